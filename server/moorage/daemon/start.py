@@ -314,6 +314,7 @@ async def _lead(
     runners = await _open_runners(config, stores, core, prepared, stack)
     agents = _agents(config, stores, runners)
     core.history.agents = agents.now
+    core.history.path = config.data_dir / "history.jsonl"
     requests = _requests(config, stores, core, runners, agents, stack)
     commit_loop = await _run_core(config, stores, core, runners, requests, trust)
     # What was loaded stays. Without this, collections that look through ten thousand documents
