@@ -6,7 +6,7 @@ from moorage.daemon.news.map_news import pause_seconds
 
 
 @pytest.mark.parametrize(
-    ("watching", "seconds"), [(1, 0.1), (10, 0.1), (50, 0.5), (100, 1.0), (5_000, 1.0)]
+    ("watching", "seconds"), [(1, 0.1), (5, 0.1), (25, 0.5), (50, 1.0), (5_000, 1.0)]
 )
 def test_many_wait_longer_for_news_than_few(watching: int, seconds: float) -> None:
     assert pause_seconds(watching) == seconds

@@ -25,7 +25,7 @@ from moorage.records.rights import Caller, Right
 TOPIC: Final = "map"
 PAUSE_SECONDS: Final = 0.1
 """Between two news, to few; to many, `PAUSE_EACH_SECONDS` for each that watches."""
-PAUSE_EACH_SECONDS: Final = 0.01
+PAUSE_EACH_SECONDS: Final = 0.02
 PAUSE_SECONDS_MAX: Final = 1.0
 REMAKE_SECONDS: Final = 1.0
 """Between two maps, where the inventory changes."""
