@@ -289,7 +289,7 @@ def views(page: Any, console: str, subjects: Subjects) -> Iterator[str]:
     yield "dialog"
     shown(page, f"{console}/queue")
     page.get_by_role("table", name="Queue").get_by_role("link").first.click()
-    page.get_by_text("Binding").wait_for()
+    page.get_by_role("heading", name="Funnel").wait_for()
     yield "queue"
     shown(page, f"{console}/whatif")
     for kind, fields in CHANGES:

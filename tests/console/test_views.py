@@ -169,7 +169,8 @@ def test_why_lists_decisions_and_opens_one_with_its_fleet(page: Any, served: Any
     assert granted.ok
     panel = by(page, "complementary", f"Decision {served.leases[0]}")
     by(panel, "button", "Score the nodes as they were").click()
-    by(panel, "region", "Scores of the best nodes").get_by_text(": score 0, 8 GPUs").wait_for()
+    scores = by(panel, "table", "Scores of the best nodes")
+    scores.get_by_role("cell", name=re.compile(r"^8 GPUs, .* cores and .* GiB$")).first.wait_for()
     page.goto(f"{served.console}/why/{served.refused}")
     panel = by(page, "complementary", f"Decision {served.refused}")
     panel.get_by_role("link", name="Open in the playground").click()

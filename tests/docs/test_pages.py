@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CELL_WORDS_MAX = 25
 SHOWN = {"toctree", "text"}
 """Blocks that are read only."""
 ELSEWHERE = {
@@ -58,6 +59,34 @@ def test_the_quick_starts_of_the_readme_run_twice(reader, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_what_is_played_elsewhere_is(name: str) -> None:
     assert name.rpartition("/")[2] in (ROOT / ELSEWHERE[name]).read_text()
+
+
+def pages() -> list[Path]:
+    found = [*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("clients/*/README.md")]
+    return sorted([*found, *DOCS.rglob("*.md")])
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_no_cell_of_a_table_is_a_paragraph(page: Path) -> None:
+    rows = re.findall(r"^\|(.+)\|$", re.sub(BLOCK, "", page.read_text()), re.MULTILINE)
+    cells = [cell for row in rows for cell in re.split(r"(?<!\\)\|", row)]
+    assert [cell for cell in cells if len(cell.split()) > CELL_WORDS_MAX] == []
+
+
+def tasks() -> list[str]:
+    how_to = DOCS / "how-to"
+    return sorted(
+        each.name for each in how_to.glob("*.md") if each.stem not in {"index", "operate"}
+    )
+
+
+@pytest.mark.parametrize("name", tasks())
+def test_a_task_says_what_can_go_wrong(name: str) -> None:
+    text = (DOCS / "how-to" / name).read_text()
+    assert "\n## What can go wrong\n" in text
+    title, purpose = text.split("\n\n")[:2]
+    assert title.startswith("# ")
+    assert purpose[0] not in "#`|-", "the first paragraph says what it is for"
 
 
 def test_what_looks_like_what(alike) -> None:

@@ -171,3 +171,29 @@ def test_scores_are_printed_where_a_policy_wants_them(capsys, monkeypatch):
         "b/m1: score 5, 4 GPUs, 64 cores and 256 GiB free",
         "b/m0: score 4, 8 GPUs, 64 cores and 256 GiB free",
     ]
+
+
+def test_a_score_of_named_terms_is_their_sum_and_says_them(capsys, monkeypatch):
+    def by_terms(view, _):
+        return {"first": np.arange(len(view)) * 2.0, "busy": -np.arange(len(view)), "base": 1}
+
+    fleet = site()
+    best = place(data(fleet, Demand(gpus=1)), by_terms)
+    assert best == {"cluster_id": "b", "node_id": "m1", "gpus": ["0"]}
+    monkeypatch.setattr(choice._Printed, "nodes", 0)  # As it was, once this test has ended.
+    print_scores(2)
+    place(data(fleet, Demand(gpus=1)), by_terms)
+    assert capsys.readouterr().out.splitlines() == [
+        "6 nodes fit; the best by score:",
+        "b/m1: score 5 (first 10, busy -5, base 1), 4 GPUs, 64 cores and 256 GiB free",
+        "b/m0: score 4 (first 8, busy -4, base 1), 8 GPUs, 64 cores and 256 GiB free",
+    ]
+    place(data(fleet, Demand(gpus=1)), by_row)
+    assert "(" not in capsys.readouterr().out
+
+
+def test_terms_are_one_number_per_node_or_one_for_all():
+    with pytest.raises(ValueError, match=r"one score per node \(6\), got shape \(2,\) of 'odd'"):
+        place(data(site(), Demand(gpus=1)), lambda view, _: {"odd": np.arange(2)})
+    with pytest.raises(ValueError, match="no terms"):
+        place(data(site(), Demand(gpus=1)), lambda view, _: {})

@@ -412,6 +412,7 @@ async def _lead(
     runners = await _open_runners(config, stores, core, prepared, stack)
     agents = _agents(config, stores, runners)
     core.history.agents = agents.now
+    core.history.path = config.data_dir / "history.jsonl"
     stamp: Callable[[], Shared] | None = None
     if trust.election is not None:
         stamp = partial(_stamp, stores.ledger)

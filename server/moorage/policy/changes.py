@@ -23,13 +23,14 @@ from moorage.policy.choice import (
     read_demand,
     read_scores,
     show_scores,
+    sum_terms,
 )
 from moorage.policy.inventory import gang_groups
 from moorage.policy.view import FleetView
 
-Score = Callable[[FleetView, Demand], npt.ArrayLike]
-"""Returns one finite number per node, the higher the better; what it says of nodes where the
-demand does not fit is not looked at."""
+Score = Callable[[FleetView, Demand], npt.ArrayLike | Mapping[str, npt.ArrayLike]]
+"""Returns one finite number per node, the higher the better, or named terms whose sum is that;
+what it says of nodes where the demand does not fit is not looked at."""
 Gang = Literal["pack", "spread"]
 
 _CLOSE: Final[tuple[Literal["nvlink", "numa"], ...]] = ("nvlink", "numa")
@@ -78,7 +79,8 @@ def place(
         if error.__traceback__ is None or error.__traceback__.tb_next is not None:
             raise  # Of the score itself.
         raise TypeError(f"{error}; a score is called with the fleet and the demand") from None
-    scores = fitting_scores(fleet, demand, found)
+    total = sum_terms(fleet, found) if isinstance(found, Mapping) else found
+    scores = fitting_scores(fleet, demand, total)
     rows = (best_rows if gang == "pack" else spread_rows)(fleet, demand, scores)
     return propose(
         fleet, demand, rows, (lambda row: close_gpus(fleet, row, demand)) if close else None

@@ -79,10 +79,39 @@ class _Printed:
     """The number of best nodes to print."""
 
     nodes = 0
+    terms: Mapping[str, npt.NDArray[np.float64]] = {}
+    """What the scores of the choice under way are the sum of, where their policy named it."""
+
+
+def sum_terms(fleet: FleetView, terms: Mapping[str, npt.ArrayLike]) -> npt.NDArray[np.float64]:
+    """Return the sum of named terms, and remember them for `show_scores`.
+
+    Args:
+        fleet: The view that they were made from.
+        terms: One number per node each, or one for all nodes.
+
+    Raises:
+        ValueError: There are none, or one has another length.
+
+    """
+    if not terms:
+        raise ValueError("a score has no terms: name at least one")
+    columns = {}
+    for name, given in terms.items():
+        column = np.asarray(given, np.float64)
+        if column.shape not in {(), (len(fleet),)}:
+            raise ValueError(
+                f"expected one score per node ({len(fleet)}), got shape {column.shape} of {name!r}"
+            )
+        columns[name] = np.broadcast_to(column, (len(fleet),))
+    _Printed.terms = columns
+    total: npt.NDArray[np.float64] = np.sum(list(columns.values()), axis=0)
+    return total
 
 
 def show_scores(fleet: FleetView, scores: npt.NDArray[Any]) -> None:
     """Print the best nodes where `print_scores` was called. Those below 0 do not fit."""
+    terms, _Printed.terms = _Printed.terms, {}
     if not _Printed.nodes:
         return
     fitting = np.flatnonzero(scores >= 0)
@@ -92,7 +121,9 @@ def show_scores(fleet: FleetView, scores: npt.NDArray[Any]) -> None:
         gpus, cores = fleet.gpu_free[row].sum() / GPU_MILLI, fleet.cpu_free[row] / 1000
         free = f"{gpus:g} GPUs, {cores:g} cores and {fleet.memory_free[row] / 1024:.0f} GiB free"
         name = "/".join(fleet.node_ids[row])
-        print(f"{name}: score {float(scores[row]):.6g}, {free}")  # noqa: T201  # Likewise.
+        parts = ", ".join(f"{each} {column[row]:.6g}" for each, column in terms.items())
+        score = f"{scores[row]:.6g}" + (f" ({parts})" if parts else "")
+        print(f"{name}: score {score}, {free}")  # noqa: T201  # Likewise.
 
 
 def read_scores(fleet: FleetView, scores: npt.ArrayLike) -> npt.NDArray[Any]:

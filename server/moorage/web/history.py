@@ -26,7 +26,7 @@ def history_routes(services: WebServices) -> HttpRouter:
     async def history(request: Request, minutes: int = MINUTES_MAX, step: int = 5) -> Response:
         """Answer how it stands, and the last minutes in points of `step` minutes each.
 
-        It begins with the server's start and is at most a day long.
+        It is at most a day long, and goes on over a restart of the server.
         """
         for name, given, most in (("minutes", minutes, MINUTES_MAX), ("step", step, STEP_MAX)):
             if not 1 <= given <= most:

@@ -1,6 +1,9 @@
 """The last day in numbers: right, bounded, and no tenant sees what another one holds."""
 
+import asyncio
+import json
 import time
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,6 +18,7 @@ from moorage.daemon.observability import history
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.observability.durations import DurationMetrics, quantile
 from moorage.daemon.observability.history import HistoryRing
+from moorage.daemon.observability.history_file import HistoryFile
 from moorage.model import (
     Ask,
     Cluster,
@@ -174,3 +178,64 @@ def test_a_cluster_without_a_node_in_service_is_named_with_its_reason() -> None:
     apply(it.allocator.state, Cordoned(ClusterId("c"), NodeId("n"), 1.0, Tenant("ops"), "fans"))
     (out,) = it.ring.answer(ALL, 60, 1).now.clusters_out
     assert (out.cluster_id, out.nodes, out.reason) == ("c", 1, "cordoned by ops: fans")
+
+
+async def started(path: Path) -> Watched:
+    """Return one that has taken its first sample, with what the file had before."""
+    it = Watched()
+    it.ring.path = path
+    begun = time.time()
+    running = asyncio.create_task(it.ring.run())
+    async with asyncio.timeout(10):
+        while not stored_since(path, begun):  # noqa: ASYNC110  # No news says that it is written.
+            await asyncio.sleep(0.01)  # As above.
+    running.cancel()
+    return it
+
+
+def stored_since(path: Path, at: float) -> bool:
+    lines = path.read_text().splitlines() if path.exists() else []
+    try:
+        return bool(lines) and json.loads(lines[-1])["now"]["at"] >= at
+    except ValueError:
+        return False  # It is being written.
+
+
+async def test_a_day_goes_on_over_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    await started(path)
+    assert path.stat().st_mode & 0o077 == 0
+    told = (await started(path)).ring.answer(ALL, 60, 1)
+    assert len(told.at) == 2
+    assert told.models["A100"].total == [4000, 4000]
+
+
+async def test_of_a_file_counts_what_is_of_the_last_day_and_whole(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    await started(path)
+    line = path.read_text()
+    document = json.loads(line)
+    document["now"]["at"] -= 25 * 3600
+    fewer = json.loads(line)
+    fewer["counts"]["grants"].pop()
+    path.write_text("\n".join([json.dumps(document), json.dumps(fewer), line.strip(), line[:99]]))
+    assert len((await started(path)).ring.answer(ALL, 1440, 1).at) == 2
+
+
+async def test_without_a_disk_the_day_begins_with_the_process(tmp_path: Path) -> None:
+    it = Watched()
+    it.ring.path = tmp_path / "none" / "history.jsonl"
+    running = asyncio.create_task(it.ring.run())
+    async with asyncio.timeout(10):
+        while not it.ring.answer(ALL, 60, 1).at:  # noqa: ASYNC110  # No news says so.
+            await asyncio.sleep(0.01)  # As above.
+    running.cancel()
+
+
+def test_a_file_is_bounded(tmp_path: Path) -> None:
+    file = HistoryFile(tmp_path / "history.jsonl", int, 3)
+    assert file.read() == []
+    for each in range(20):
+        file.append(each)
+    assert len((tmp_path / "history.jsonl").read_text().split()) <= 6
+    assert file.read() == [17, 18, 19]

@@ -1,4 +1,4 @@
-// Small charts over time, as SVG: lines with ticks, a legend with the last value, and a table behind.
+// Small charts over time, as SVG, with a legend and a table.
 import { clockTick, duration, moment } from "./format.js";
 import { Grid, Scroll, html } from "./ui.js";
 
@@ -9,6 +9,7 @@ const RIGHT = 8;
 const TOP = 10;
 const BOTTOM = 20;
 const ROWS_MAX = 12;
+const GAP = 900;
 const ROUND = [120, 600, 1200, 3600, 7200, 14400, 28800, 43200, 86400, 172800, 604800];
 const STEPS = [60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600];
 
@@ -16,7 +17,7 @@ const STEPS = [60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600];
 export function rounded(most) {
 	if (!(most > 0)) return 1;
 	const power = 10 ** Math.floor(Math.log10(most));
-	return [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => each >= most * 0.999) || most;
+	return [1, 2, 4, 5, 10].map((each) => each * power).find((each) => each >= most * 0.999) || most;
 }
 
 /** Times of ticks, at full hours or minutes of here. */
@@ -28,19 +29,18 @@ export function ticks(from, to, most = 5, steps = STEPS) {
 	return found;
 }
 
-/** A line that is interrupted where nothing is known. */
-function path(values, x, y) {
+/** A line, interrupted where nothing is known; `apart`: Whether a point is far from the last. */
+function path(values, x, y, apart) {
 	let drawn = "";
 	values.forEach((value, n) => {
 		if (value === null || value === undefined) return;
-		const joined = n && values[n - 1] !== null;
-		drawn += `${joined ? "L" : "M"}${x(n).toFixed(1)},${y(value).toFixed(1)}${joined || (n + 1 < values.length && values[n + 1] !== null) ? "" : "h.1"}`;
+		const joined = n && values[n - 1] !== null && !apart(n);
+		drawn += `${joined ? "L" : "M"}${x(n).toFixed(1)},${y(value).toFixed(1)}${joined || (n + 1 < values.length && values[n + 1] !== null && !apart(n + 1)) ? "" : "h.1"}`;
 	});
 	return drawn;
 }
 
-/** A chart: `said` puts a value into words, `most` is the top of the axis where it is known; `axis` says what it goes
- * along where that is no time. */
+/** A chart: `said` puts a value into words, `most` is the top of the axis; `axis`: what it goes along, if not time. */
 export function Chart({ title, at, series, said, most, href, axis }) {
 	const all = series.flatMap((each) => each.values).filter((each) => each !== null && each !== undefined);
 	const largest = Math.max(0, ...all);
@@ -62,7 +62,7 @@ export function Chart({ title, at, series, said, most, href, axis }) {
 				return px > WIDE - 30 ? null : html`<text x=${px} y=${HIGH - 5} text-anchor="middle">${clockTick(each)}</text><line class="grid" x1=${px} x2=${px} y1=${HIGH - BOTTOM} y2=${HIGH - BOTTOM + 3} />`;
 			})}
 			<text x=${WIDE - RIGHT} y=${HIGH - 5} text-anchor="end">${axis ? axis(to) : "now"}</text>
-			${series.map((each) => html`<path class=${"line " + each.key} d=${path(each.values, x, y)} />`)}
+			${series.map((each) => html`<path class=${"line " + each.key} d=${path(each.values, x, y, (n) => !axis && at[n] - at[n - 1] > GAP)} />`)}
 		</svg>
 		<ul class="keys" aria-label=${`Legend of ${title}`}>${series.map((each) => html`<li><span class=${"dot " + each.key} aria-hidden="true"></span>${each.name} <b>${text(last(each.values))}</b></li>`)}</ul>
 		<details><summary>The figures</summary><${Scroll} label=${title}><${Grid} label=${title} heads=${[axis ? "demanded" : "time", ...series.map((each) => each.name)]}

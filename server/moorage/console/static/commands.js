@@ -45,7 +45,7 @@ export function CommandBar() {
 		document.getElementById("view")?.focus();
 	};
 	return html`<form role="search" class="bar" onSubmit=${run}>
-		<input ref=${field} id="bar" type="search" aria-label="Command bar" placeholder="/ a view, an id, a policy, cluster/node"
+		<input ref=${field} id="bar" type="search" aria-label="Command bar" placeholder="/ view, id, policy or node"
 			value=${text} autocomplete="off" spellcheck="false"
 			onInput=${typed(setText)}
 			onKeyDown=${(e) => e.key === "Escape" && field.current?.blur()} />

@@ -1,4 +1,4 @@
-// A text area for Python with colours, numbers and times of lines, and what is wrong at its line.
+// A text area for Python: colours, times, and what is wrong at its line.
 import { useRef } from "preact/hooks";
 import { html } from "./ui.js";
 

@@ -5,7 +5,7 @@ import { Id, Place, Policy, html } from "./ui.js";
 const lease = (data) => html`<${Id} of=${data.id} />`;
 const place = (data) => html`<${Place} ...${data} />`;
 
-/** What an event says of a lease, of its workload, or by itself: the rest of its sentence. */
+/** What an event says: the rest of its sentence. */
 const OF_LEASES = {
 	granted: (d) => `was granted to ${d.tenant} on ${placesBrief(d.placement)}.`,
 	renewed: (d) => `was renewed until ${when(d.expires_at)}.`,

@@ -17,6 +17,7 @@ export const EXAMPLES = [
 	["the fullest node, GPUs of one NVLink group", placing("-fleet.free_gpu_milli()", ", close=True")],
 	["gangs over many racks", placing("-fleet.free_gpu_milli()", ', gang="spread"')],
 	["small requests packed, large ones spread", placing("fleet.free_gpu_milli() * (1 if demand.gpus >= 4 else -1)")],
+	["a score of named terms, which Why shows", placing('{"packed": -fleet.free_gpu_milli(), "cores left": fleet.cpu_free / 100}')],
 	["prints what it sees", placing("-fleet.free_gpu_milli()", "", `        fleet = input_data["fleet"]
         print("nodes with a free GPU:", int((fleet.free_gpu_milli() >= 1000).sum()))
 `)],

@@ -1,4 +1,4 @@
-// Rows that keep their place: pages of a list of the server, refreshed where they stand.
+// Rows that keep their place: pages of a list of the server.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { count } from "./format.js";
 import { useSignal } from "./signal.js";
@@ -96,7 +96,7 @@ export function ListingTable({ label, listing, heads, cells, address, keyed, cur
 		</p>
 		${rows.length === 0
 			? html`<${Empty}>${empty}<//>`
-			: html`<${Scroll} label=${label}><table aria-label=${label}>
+			: html`<${Scroll} label=${label}><table aria-label=${label} class="rows">
 					<thead><tr>${picking ? html`<td><input type="checkbox" aria-label="Select all that are shown" disabled=${!can.length} checked=${can.length > 0 && can.every((each) => picking.picked.has(each))} onChange=${(e) => picking.pick(can, e.target.checked)} /></td>` : null}
 						${heads.map((each) => (Array.isArray(each) ? html`<${Head} name=${each[0]} orders=${each.slice(1)} sort=${sort} order=${order} />` : html`<th scope="col">${each}</th>`))}</tr></thead>
 					<tbody>${rows.map((row) => {
@@ -105,7 +105,7 @@ export function ListingTable({ label, listing, heads, cells, address, keyed, cur
 						return html`<tr key=${name} class=${(row.gone && !row.moved ? "gone " : "") + (name === current ? "current" : "")}>
 							${picking ? html`<td><input type="checkbox" aria-label=${`Select ${name}`} disabled=${row.gone || !!picking.why(row)} title=${picking.why(row)} checked=${picking.picked.has(name)} onChange=${(e) => picking.pick([name], e.target.checked)} /></td>` : null}
 							<th scope="row"><a class="row" href=${address(row)} aria-current=${name === current ? "true" : undefined}>${first}</a>${row.gone ? html` <span class="note">${row.moved ? "no longer on these pages" : "gone"}</span>` : null}</th>
-							${others.map((each, at) => html`<td>${each}</td>`)}
+							${others.map((each, at) => html`<td data-head=${[heads[at + 1]].flat()[0]}>${each}</td>`)}
 						</tr>`;
 					})}</tbody>
 				</table><//>`}

@@ -1,5 +1,5 @@
-// The server's own metrics, and what of them calls for an operator: as the alert rules of the deployment say it.
-import { duration } from "./format.js";
+// The server's own metrics, and what of them calls for an operator.
+import { count, duration } from "./format.js";
 import { to } from "./router.js";
 import { http, may } from "./session.js";
 
@@ -41,10 +41,10 @@ export function alarms(all, history) {
 		[Math.max(0, ...commit) > COMMIT_SECONDS, "Commits are slow.", `One of a hundred took ${duration(Math.max(0, ...commit))}: look at the disk.`, operations],
 		[late > LOOP_SECONDS, "The server stood still.", `It was ${duration(late)} late within the last minutes.`, operations],
 		[of("policies_circuit_open"), "Policies are not asked for a while.", `${of("policies_circuit_open")} overran their time again and again.`, { href: to("policies"), link: "Policies" }],
-		[now.failing, "Workloads fail.", `${now.failing} of ${now.leases} leases.`, { href: to("leases") + "?state=failing", link: "See them" }],
+		[now.failing, "Workloads fail.", `${count(now.failing)} of ${count(now.leases)} leases.`, { href: to("leases") + "?state=failing", link: "See them" }],
 		[now.agents?.lost, "Agents are lost.", `Not heard of for too long: ${now.agents?.first.filter((each) => each.lost).slice(0, 3).map((each) => `${each.cluster_id}/${each.node_id}`).join(", ")}${now.agents?.lost > 3 ? " and others" : ""}.`, { href: "#agents", link: "Which" }],
 		[now.clusters_out?.length, "Whole clusters take nothing new.", now.clusters_out?.map((each) => each.cluster_id).join(", "), { href: "#agents", link: "Why" }],
-		[now.nodes_unavailable, "Nodes take nothing new.", `${now.nodes_unavailable} of ${now.nodes} are cordoned, drained or not heard of.`, { href: to("fleet"), link: "Fleet" }],
+		[now.nodes_unavailable, "Nodes take nothing new.", `${count(now.nodes_unavailable)} of ${count(now.nodes)} are cordoned, drained or not heard of.`, { href: to("fleet"), link: "Fleet" }],
 		[all && total(all, "prometheus_up") === 0, "Prometheus does not answer.", "Policies see old metrics.", operations],
 		[of("audit_lost_total") + of("log_lines_dropped_total"), "Logs have gaps.", `${of("audit_lost_total")} entries of the audit log and ${of("log_lines_dropped_total")} lines are lost.`, operations],
 	];

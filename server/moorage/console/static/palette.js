@@ -1,9 +1,9 @@
-// Colours of names: models, tenants, policies. States have colours of their own (style.css, `s-`).
+// Colours of names; states have their own (style.css, `s-`).
 
 /** How many there are; what comes later begins again, and its name stands beside it anyway. */
 export const KEYS = 8;
 
-/** The class of each name's colour: the same in all views that know the same names. */
+/** The class of each name's colour. */
 export const keyed = (names) => new Map([...new Set(names)].sort().map((name, at) => [name, `k${at % KEYS}`]));
 
 /** What a class of colour is in the theme of now, as a canvas takes it. */

@@ -1,4 +1,4 @@
-// Leases over time on a canvas: a line for each node, with its devices side by side, or for each tenant.
+// Leases over time on a canvas: a line for each node or tenant.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ticks } from "./charts.js";
 import { clockTick, count, gpus, heldMilli, placesBrief, some, until, when, zone } from "./format.js";

@@ -1,4 +1,4 @@
-// What all views are made of: states of loading, raw JSON, commands to copy, actions, dialogs.
+// What all views are made of.
 import htm from "htm";
 import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
@@ -221,7 +221,7 @@ export const Choice = ({ label, value, set, options }) => html`<label>${label} <
 /** Text as it was written. */
 export const Text = ({ label, text }) => html`<pre class="output" tabindex="0" role="region" aria-label=${label}>${text}</pre>`;
 
-/** What `children` makes of what is loaded; until then that it is loading, or why not. */
+/** What `children` makes of what is loaded. */
 export const Loaded = ({ found, what, children }) =>
 	html`<${Refused} error=${found.error} />${found.value !== undefined ? children(found.value) : found.error || found.idle ? null : html`<${Loading} what=${what} />`}`;
 

@@ -24,7 +24,9 @@ from moorage.records.rights import Caller, Right
 
 TOPIC: Final = "map"
 PAUSE_SECONDS: Final = 0.1
-"""Between two news."""
+"""Between two news, to few; to many, `PAUSE_EACH_SECONDS` for each that watches."""
+PAUSE_EACH_SECONDS: Final = 0.02
+PAUSE_SECONDS_MAX: Final = 1.0
 REMAKE_SECONDS: Final = 1.0
 """Between two maps, where the inventory changes."""
 FACTS_MAX: Final = 100_000
@@ -103,7 +105,7 @@ class MapNews:
                 if late and (shown.is_outdated or self._too_many):
                     shown, made_at = await self._made(settle), time.monotonic()
                 await self._tell(shown)
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(pause_seconds(len(self._watching)))
             self._facts.clear()
 
     async def _made(self, settle: Callable[[], Awaitable[object]]) -> FleetMap:
@@ -152,6 +154,11 @@ class MapNews:
                 if session in self._watching:
                     self._watching[session].is_current = True
                     self._push(session, frame)
+
+
+def pause_seconds(watching: int) -> float:
+    """Return how long news wait for more: with many that watch, the cost of a second is bounded."""
+    return min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS, PAUSE_EACH_SECONDS * watching))
 
 
 def packed_text(snapshot: dict[str, Any]) -> str:

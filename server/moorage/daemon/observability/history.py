@@ -1,7 +1,7 @@
 """The last day in numbers, a sample a minute, for `GET /history` and the console's first view.
 
 A grant costs nothing here: a sample reads the state and what `counters` and `durations` count
-anyway. It is in memory and begins with the process; for longer times there is Prometheus.
+anyway. A file has the same samples for the next start; for longer times there is Prometheus.
 """
 
 import asyncio
@@ -9,18 +9,21 @@ import heapq
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import structlog
 from msgspec import convert
 from msgspec.structs import replace
 
 from moorage.core.state.state import State
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.observability.durations import OTHER, DurationMetrics, quantile
+from moorage.daemon.observability.history_file import HistoryFile
 from moorage.model import ClusterId
 from moorage.records.history import (
     AgentsNow,
@@ -39,9 +42,12 @@ from moorage.records.rights import Caller, Right
 
 __all__ = ["HistoryRing"]
 
+log = structlog.get_logger("moored")
+
 SAMPLE_SECONDS: Final = 60.0
 SAMPLES_MAX: Final = 24 * 60
 """A day."""
+DAY_SECONDS: Final = SAMPLES_MAX * SAMPLE_SECONDS
 SERIES_MAX: Final = 20
 """Models, tenants and codes with a series of their own in a sample; the others are `other`."""
 OLDEST_MAX: Final = 5
@@ -87,6 +93,7 @@ class HistoryRing:
 
     Attributes:
         agents: Returns how agents are; the daemon sets it once it knows them.
+        path: Of the file that has the samples for the next start; None: they end with the process.
 
     """
 
@@ -104,6 +111,7 @@ class HistoryRing:
         self._sessions = sessions
         self._events = events
         self.agents: Callable[[], AgentsNow] = AgentsNow
+        self.path: Path | None = None
         self._ending: dict[str, EndingSoon] = {}
         self._ending_at = 0.0
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES_MAX)
@@ -114,14 +122,21 @@ class HistoryRing:
         """What was put together since the last sample, by who may see it, minutes and step."""
 
     async def run(self) -> None:
-        """Take a sample at once, then one a minute. Runs until cancelled."""
+        """Take a sample at once, then one a minute, and store each. Runs until cancelled."""
         loop = asyncio.get_running_loop()
+        file = None if self.path is None else HistoryFile(self.path, _Sample, SAMPLES_MAX)
+        if file is not None:
+            with _noting():
+                self._resume(await asyncio.to_thread(file.read), time.time())
         due = loop.time()
         while True:
             begun = loop.time()
             if begun >= due:
                 due = begun + SAMPLE_SECONDS
                 self.take(time.time())
+                if file is not None:
+                    with _noting():
+                        await asyncio.to_thread(file.append, self._samples[-1])
             before = loop.time()
             await asyncio.sleep(LOOK_SECONDS)
             self._late = max(self._late, loop.time() - before - LOOK_SECONDS)
@@ -138,6 +153,13 @@ class HistoryRing:
         self._before, self._late = now, 0.0
         self._taken += 1
         self._answers.clear()
+
+    def _resume(self, samples: Iterable[_Sample], at: float) -> None:
+        """Go on from samples of the process before, as far as they are of the last day."""
+        for each in samples:
+            if at - DAY_SECONDS < each.now.at <= at and _alike(each.counts, self._before):
+                self._samples.append(each)
+                self._taken += 1
 
     def answer(self, caller: Caller, minutes: int, step: int) -> History:
         """Return the history, as a caller may see it.
@@ -322,6 +344,23 @@ class HistoryRing:
             all_free = whole == (fleet.gpu_total[there] > 0).sum(1)
             np.add.at(empty, model[all_free], 1)
         return largest.tolist(), empty.tolist()
+
+
+@contextmanager
+def _noting() -> Iterator[None]:
+    """Go on without the file where the disk refuses."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("history_not_stored", error=str(error))
+
+
+def _alike(one: _Counts, other: _Counts) -> bool:
+    """Return whether both count in the same buckets: another release may have others."""
+    return all(
+        len(getattr(one, name)) == len(getattr(other, name))
+        for name in ("grants", "evaluations", "commits")
+    )
 
 
 def _difference(before: _Counts, now: _Counts) -> _Counts:

@@ -1,4 +1,4 @@
-// The fleet as columns: a snapshot, then numbered deltas. A gap asks for a snapshot; nothing is guessed.
+// The fleet as columns: a snapshot, then numbered deltas.
 import { signal } from "../signal.js";
 import { listen, revision, watch } from "../socket.js";
 

@@ -1,4 +1,4 @@
-// The fleet as an ARIA treegrid: clusters, racks, nodes, slots; the same as the map, for the keyboard.
+// The fleet as an ARIA treegrid, for the keyboard.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { count, time } from "../format.js";
 import { html } from "../ui.js";

@@ -59,7 +59,7 @@ function Reservations() {
 			${it.next ? html`<p class="note">The first 100.</p>` : null}<${Raw} value=${it} />`)}<//><//>`;
 }
 
-/** How much is used and free, by model and in all, and how scattered what is free lies. */
+/** How much is used and free, and how scattered. */
 function Numbers({ it }) {
 	const none = { nodes: 0, gpus: 0, milli: 0, free: 0, whole: 0, empty: 0, most: 0 };
 	const [all, rows] = [{ ...none }, new Map()];
@@ -99,7 +99,7 @@ function Numbers({ it }) {
 
 const SCATTERED = 3;
 
-/** The nodes whose free GPUs lie in the most pieces: parts of shared ones, and runs of free ones between others. */
+/** The nodes whose free GPUs lie in the most pieces. */
 function scattered(it) {
 	const found = [];
 	for (let n = 0; n < it.ids.length; n++) {

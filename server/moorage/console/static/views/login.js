@@ -1,4 +1,4 @@
-// Log in: the token goes once to the server, which answers with a cookie that scripts cannot read.
+// Log in: the token is exchanged for a cookie that scripts cannot read.
 import { useState } from "preact/hooks";
 import { logIn, signIn } from "../session.js";
 import { Refused, html, typed } from "../ui.js";

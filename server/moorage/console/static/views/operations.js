@@ -1,4 +1,4 @@
-// Operations: readiness, the last hour in charts, what happens now in sentences, and all metrics.
+// Operations: readiness, the last hour, events and metrics.
 import { useEffect, useState } from "preact/hooks";
 import { Chart, quantiles } from "../charts.js";
 import { sentence } from "../events.js";

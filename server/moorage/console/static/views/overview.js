@@ -1,4 +1,4 @@
-// Overview: how full it is, who waits, what is refused and fails, over the last day; each number leads on.
+// Overview: how it stands, and the last day; each number leads on.
 import { Chart, Share, quantiles } from "../charts.js";
 import { sentence } from "../events.js";
 import { count, duration, gpus, moment, percent, placesBrief, shape, some, span, tenths, time, until, when } from "../format.js";
@@ -17,7 +17,7 @@ const HOUR = 3600;
 const SHOWN = 5;
 
 /** The first point of the last hour. */
-const hourAgo = ({ minutes }) => Math.max(0, minutes.findLastIndex((_, n) => sum(minutes.slice(n)) >= 60));
+const hourAgo = ({ at, now }) => Math.max(0, at.findIndex((each) => each > now.at - HOUR));
 
 const sum = (values) => values.reduce((all, each) => all + each, 0);
 
@@ -57,10 +57,10 @@ function Numbers({ it }) {
 	const minutes = Math.max(1, sum(it.minutes.slice(from)));
 	return html`<ul class="tiles" aria-label="Numbers">
 		<${Tile} href=${to("fleet")} name="GPUs in use" value=${percent(total ? used / total : 0)} text=${`${gpus(used)} of ${gpus(total)}`} />
-		<${Tile} href=${to("fleet")} name="GPUs free" value=${gpus(total - used - out)} text=${out ? `${gpus(out)} out of service` : "all in service"} />
+		<${Tile} href=${to("fleet")} name="GPUs free" value=${gpus(total - used - out)} text=${out ? `${gpus(out)} more out of service` : "on nodes in service"} />
 		<${Tile} href=${to("queue")} name="Waiting" value=${count(now.waiting)} text=${now.waiting ? `longest ${span(now.longest_wait_seconds)}` : "no one"} />
 		<${Tile} href=${to("leases")} name="Leases" value=${count(now.leases)} text=${`${count(Math.round(granted / minutes))} granted a minute`} />
-		<${Tile} href=${to("why") + "?state=refused"} name="Refused" value=${count(refused)} text=${minutes >= 60 ? "in the last hour" : `in ${minutes} min`} />
+		<${Tile} href=${to("why") + "?state=refused"} name="Refused" value=${count(refused)} text=${it.at[0] < now.at - HOUR ? "in the last hour" : `in ${minutes} min`} />
 		<${Tile} href=${to("leases") + "?state=failing"} name="Failing workloads" value=${count(now.failing)} text="now" />
 		${machines(now.agents) ? html`<${Tile} href="#agents" name="Agents lost" value=${count(now.agents.lost)} text=${`of ${count(machines(now.agents))}, ${count(now.agents.connected)} connected`} />` : null}
 		<${Tile} href=${to("fleet")} name="Out of service" value=${count(now.nodes_unavailable)} text=${`of ${count(now.nodes)} nodes`} />
@@ -92,7 +92,7 @@ function Waiting({ rows: oldest }) {
 	}, [oldest.map((each) => each.request).join()], REASONS_MS);
 	return html`<${Section} title="Waits longest"><${Loaded} found=${found} what="who waits">${(rows) => (!rows.length ? html`<${Empty}>No request waits.<//>`
 		: html`<${Grid} wordy label="Waits longest" heads=${["request", "tenant", "waits", "wants, and why it waits"]} rows=${rows.map((each) => [html`<${Id} of=${each.request} view="queue" />`, each.tenant,
-			until(each.since), html`<b>${shape(each.resources)}</b>: ${each.reason}`])} />`)}<//><//>`;
+			html`<span class="nowrap">${until(each.since)}</span>`, html`<b>${shape(each.resources)}</b>: ${each.reason}`])} />`)}<//><//>`;
 }
 
 /** What ends next. */
@@ -142,7 +142,7 @@ function Charts({ it }) {
 	const rate = (values) => values.map((each, n) => each / it.minutes[n]);
 	const codes = Object.entries(it.refusals).slice(0, 6);
 	const begun = at.at(-1) - at[0] < 23 * HOUR ? `since ${moment(at[0])}` : "the last 24 hours";
-	return html`<${Section} title="The last day"><p class="note">One point each 5 minutes, ${begun}. The server keeps a day, since its start.</p><div class="charts">
+	return html`<${Section} title="The last day"><p class="note">A point every 5 minutes, ${begun}. The server stores one day.</p><div class="charts">
 		<${Chart} title="Fleet in use" at=${at} href=${to("fleet")} most=${1} said=${percent} series=${[{ name: "all", key: "ink", values: used.map((each, n) => (total[n] ? each / total[n] : 0)) },
 			...models.slice(0, 6).map(([name, each]) => ({ name, key: hues.get(name), values: each.used.map((milli, n) => (each.total[n] ? milli / each.total[n] : 0)) }))]} />
 		<${Chart} title="GPUs held by tenant" at=${at} href=${to("leases")} said=${gpus} series=${tenants.map(([name, values]) => ({ name, key: owners.get(name) || "k7", values }))} />

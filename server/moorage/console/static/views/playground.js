@@ -1,6 +1,6 @@
-// Playground: a policy on the left, what it is tried on and what it did on the right; it runs in the same jail.
+// Playground: a policy, what it is tried on, and what it did.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { count, places } from "../format.js";
+import { count, duration, places } from "../format.js";
 import { Backtest, Backtested, Upload } from "../curve.js";
 import { Editor } from "../editor.js";
 import { EXAMPLES } from "../examples.js";
@@ -128,7 +128,7 @@ function parsed(text, what) {
 
 function Results({ it }) {
 	const results = it.results || [];
-	const seconds = (s) => (s === undefined ? "" : `${(s * 1000).toFixed(1)} ms`);
+	const seconds = (s) => (s === undefined ? "" : duration(s));
 	const used = new Map();
 	for (const each of results) {
 		for (const share of each.placement || []) {

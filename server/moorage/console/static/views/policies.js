@@ -1,4 +1,4 @@
-// Policies: versions, what aliases mean and who said so, canaries, shadows; activate and roll back
+// Policies: versions, aliases, canaries, shadows; activate and roll back
 // behind a difference.
 import { useEffect, useState } from "preact/hooks";
 import { Difference } from "../difference.js";
@@ -79,7 +79,7 @@ function Version({ uri, aliases, changed }) {
 		<${Copies} words=${["moorage", "policy", "show", uri]} value=${it} />`}<//>`;
 }
 
-/** What the fleet would hold under a version, from empty, while more and more is asked for. */
+/** What the fleet would hold under a version, from empty. */
 function Backtests({ uri }) {
 	const [found, run] = useAnswer();
 	return html`<${Section} title="Backtest"><${Backtest} busy=${found.busy} run=${(trace) => run(() => http("POST", "/console/playground/backtest", { policy_rule_uri: uri, fleet: "live", trace }))} />

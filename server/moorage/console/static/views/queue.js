@@ -30,12 +30,13 @@ function useWhys(rows) {
 /** The lease that ends first of those that a request waits for. */
 function holder(why) {
 	const [first, ...more] = [...(why?.waits_for || [])].sort((a, b) => a.expires_at - b.expires_at);
+	if (why && !first && why.verdict !== "not_you") return html`. <a href=${to("leases") + "?sort=expires_at"}>What ends first</a>`;
 	return first ? html`. <span class="note">Held by ${first.lease ? html`<${Id} of=${first.lease} />` : "another tenant"} on ${first.node_id} until ${when(first.expires_at)}${more.length ? ` and ${some(more.length, "other")}` : ""}</span>` : "";
 }
 
 export function Queue({ rest, query }) {
 	const cluster = query.get("cluster") || "";
-	const listing = useListing({ op: "queue", ...(cluster ? { cluster } : {}) }, "waiting", (row) => row.request, 3000);
+	const listing = useListing({ op: "queue", ...(cluster ? { cluster } : {}) }, "waiting", (row) => row.request, 10000);
 	const now = Date.now() / 1000;
 	const whys = useWhys(listing.rows);
 	const shown = listing.rows ? { ...listing, rows: [...listing.rows].sort((a, b) => a.position - b.position) } : listing;

@@ -1,4 +1,4 @@
-// A decision on one screen: the funnel of nodes, verdicts by kind of node, what binds, what would change it.
+// A decision on one screen: funnel, verdicts, what binds, what would change it.
 import { count, places, shape, some, time, until, when } from "../format.js";
 import { to } from "../router.js";
 import { Empty, Facts, Grid, History, Id, Place, Policy, Section, State, html } from "../ui.js";
@@ -58,7 +58,7 @@ function funnel(why) {
 	return chosen ? [...steps, ["chosen", chosen]] : steps;
 }
 
-/** In a few words why a request waits: how many of the nodes that it needs are free, of how many that could take it. */
+/** In a few words why a request waits. */
 export function waitingWords(why, resources) {
 	const steps = funnel(why);
 	const verdict = why.verdict === "not_you" ? "a quota is in the way" : "";
@@ -84,7 +84,7 @@ export function turn(row, why) {
 	}
 	if (!row.resources) return "no estimate: only its policy knows what it needs";
 	if (row.lease?.retry_at > now) return `no estimate: it pauses until ${time(row.lease.retry_at)} after a failure`;
-	return `no estimate: it does not come free before ${when(row.deadline)}, when it gives up`;
+	return `no estimate: not with the 500 leases that end next, or not before ${when(row.deadline)}, when it gives up`;
 }
 
 /** The leases that a request waits for. */

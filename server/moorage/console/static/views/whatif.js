@@ -1,4 +1,4 @@
-// What-if: what a request would be answered, and what would become of others, if something changed.
+// What-if: what would come of changes and of a request.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { count, percent, places } from "../format.js";
 import { fleet, follow } from "../map/model.js";
@@ -14,7 +14,7 @@ const PROJECT = { name: "project", label: "Project" };
 const account = ({ tenant, project }) => (project ? { tenant, project } : { tenant });
 const named = ({ tenant, project }) => (project ? `${tenant}/${project}` : tenant);
 
-/** The kinds of changes: `list` of the message they are in, the fields of one, what the message and the command say. */
+/** The kinds of changes: their list in the message, their fields, what message and command say. */
 const KINDS = [
 	{
 		name: "Add nodes", list: "add_nodes",
@@ -141,7 +141,7 @@ export function WhatIf({ query }) {
 		<div><${Loaded} found=${answer} what="what would happen">${(it) => html`<${Told} it=${it.told} spread=${it.spread} waits=${waits} />`}<//></div></div>`;
 }
 
-/** How many GPUs are used, and how many free ones lie on partly taken nodes, before and after. `it`: The map. */
+/** How full and how scattered the fleet is before and after. `it`: The map. */
 async function spread(it, changes, told) {
 	const nodes = new Map(it.ids.map((id, n) => [`${it.clusters[it.cluster[n]]}/${id}`, [it.free[n], it.first[n + 1] - it.first[n]]]));
 	const measured = () => [...nodes.values()].reduce((sum, [free, all]) => ({ all: sum.all + all, free: sum.free + free, partly: sum.partly + (free < all ? free : 0) }), { all: 0, free: 0, partly: 0 });

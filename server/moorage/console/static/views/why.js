@@ -1,4 +1,4 @@
-// Why: the last decisions, and one of them on one screen; it opens in the playground with the fleet as it was.
+// Why: the last decisions, and one of them on one screen.
 import { brief, places, shape, until, when } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
 import { go, to } from "../router.js";
@@ -9,6 +9,7 @@ import { Reasons } from "./reasons.js";
 
 const UNSERVED_MAX = 25;
 const PRINTING = "\n\nfrom moorage.policy import print_scores\n\nprint_scores()\n";
+const SCORED = /^(\S+): score (\S+)(?: \((.*)\))?, (.*) free$/;
 const STATES = ["", "granted", "queued", "refused", "requeued", "ended"];
 
 const reasoned = (row) => html`<b>${shape(row.resources)}</b>: ${row.reason || row.code}`;
@@ -39,7 +40,7 @@ export function Why({ rest, query }) {
 		</div>`;
 }
 
-/** Those who did not get what they asked for, newest first: most come to Why because of one of them. */
+/** Those who did not get what they asked for, newest first. */
 export function Unserved({ title = "Refused and waiting", most = UNSERVED_MAX }) {
 	const all = most === UNSERVED_MAX;
 	const found = useLoaded(async () => {
@@ -47,7 +48,7 @@ export function Unserved({ title = "Refused and waiting", most = UNSERVED_MAX })
 		const { waiting } = all ? await ask({ op: "queue", limit: 100 }) : { waiting: [] };
 		const waits = waiting.map((each) => ({ ...each, at: each.since, state: "waiting", reason: `for ${until(each.since)}, at position ${each.position}` }));
 		return [...decisions, ...waits].sort((a, b) => b.at - a.at).slice(0, most);
-	}, [], 15000);
+	}, [], 60000);
 	return html`<${Section} title=${title}><${Loaded} found=${found} what="refusals">${(rows) => (!rows.length ? html`<${Empty}>No request was refused of late${all ? ", and none waits" : ""}.<//>`
 		: html`<${Scroll} label=${title} few><${Grid} wordy label=${title} heads=${["request", "when", "state", "wanted, and why"]} rows=${rows.map((row) => [html`<a class="row" href=${to("why", row.request)}>${brief(row.request)}</a>`,
 			html`<span class="nowrap">${when(row.at)}</span>`, html`<${State} state=${row.state} />`, reasoned(row)])} /><//>`)}<//><//>`;
@@ -89,5 +90,15 @@ function Scores({ id }) {
 	const [found, run] = useAnswer();
 	const lacks = may("policy") ? undefined : missing("policy");
 	return html`<${Section} title="Scores"><p class="buttons"><button type="button" disabled=${found.busy || lacks} title=${lacks} onClick=${() => run(() => replayed(id, "", PRINTING))}>Score the nodes as they were</button></p>
-		<${Loaded} found=${found} what="the scores">${({ prints }) => (prints.length ? html`<${Text} label="Scores of the best nodes" text=${prints.join("\n")} />` : html`<${Empty}>It chooses without scores.<//>`)}<//><//>`;
+		<${Loaded} found=${found} what="the scores">${({ prints }) => (prints.length ? html`<${Scored} prints=${prints} />` : html`<${Empty}>It chooses without scores.<//>`)}<//><//>`;
+}
+
+/** What `print_scores` printed: a column for each term that the policy names. */
+function Scored({ prints }) {
+	const lines = prints.join("\n").split("\n");
+	const rows = lines.map((line) => SCORED.exec(line)).filter(Boolean);
+	const terms = (row) => (row[3] || "").split(", ").filter(Boolean);
+	const other = lines.filter((line) => line && !SCORED.test(line)).join("\n");
+	return html`${rows.length ? html`<${Grid} label="Scores of the best nodes" heads=${["node", "score", ...terms(rows[0]).map((each) => each.replace(/ \S+$/, "")), "free"]}
+		rows=${rows.map((row) => [row[1], row[2], ...terms(row).map((each) => each.split(" ").at(-1)), row[4]])} />` : null}${other ? html`<${Text} label="What else it printed" text=${other} />` : null}`;
 }
