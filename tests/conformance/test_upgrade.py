@@ -148,7 +148,15 @@ def spoil_checkpoints(folder: Path) -> None:
     without("ledger.mark")(folder)
 
 
+def spoil_log(folder: Path) -> None:
+    for name in ("ledger.db-wal", "catalog.db-wal"):
+        content = bytearray((folder / name).read_bytes())
+        content[100] ^= 1
+        (folder / name).write_bytes(content)
+
+
 HARMLESS = [
+    spoil_log,
     without("ledger.mark"),
     without("ledger.mark", "ledger.fencing", "ledger.db-shm"),
     without("catalog.mark"),

@@ -3,13 +3,14 @@
 import random
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from moorage.commands import ledger_care
 from moorage.core.state.facts import Fact, Granted, Renewed
-from moorage.ledger.base import LedgerCorrupt
+from moorage.ledger.base import LedgerCorrupt, LedgerError
 from moorage.ledger.repairing import rebuild, salvage
 from moorage.ledger.stored import StoredLedger
 from moorage.ledger.walk import walk
@@ -211,6 +212,71 @@ async def test_a_ledger_that_does_not_say_what_it_is_loses_nothing(path: Path, s
     assert walk(path).findings
     assert repaired(path) == []
     assert (await read_back(path))[0] == facts
+
+
+async def test_without_the_page_that_says_what_it_is_all_facts_stay(path: Path):
+    facts = await written(path)
+    change(path, "PRAGMA journal_mode=DELETE")
+    blank_root(path, "meta")
+    assert any("does not say what it is" in each for each in walk(path).findings)
+    assert repaired(path) == []
+    assert (await read_back(path))[0] == facts
+
+
+def blank_root(path: Path, table: str) -> None:
+    """Write zeros over the first page of a table."""
+    with closing(sqlite3.connect(path)) as connection:
+        roots = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+        (page,) = connection.execute(roots, (table,)).fetchone()
+    content = bytearray(path.read_bytes())
+    size = int.from_bytes(content[16:18])
+    content[(page - 1) * size : page * size] = bytes(size)
+    path.write_bytes(content)
+
+
+def invert_byte(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 0xFF
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("place", [0, 20, 40, 4_200, 60_000, 200_000])
+async def test_what_lies_behind_a_damaged_place_of_the_log_stays(path: Path, place: int):
+    """SQLite reads nothing from there on; here that is every fact but those of before."""
+    facts = await written(path)
+    invert_byte(path.with_name("ledger.db-wal"), place)
+    with pytest.raises(LedgerCorrupt):
+        await StoredLedger(SqliteFacts(path)).open()
+    assert repaired(path) == []
+    assert (await read_back(path))[0] == facts
+
+
+@pytest.mark.parametrize("name", ["catalog.db", "old.db"])
+@pytest.mark.parametrize("foreign", [False, True])
+async def test_a_ledger_under_another_name_is_not_made_empty(path: Path, name: str, foreign: bool):
+    facts = await written(path)
+    moved = path.with_name(name)
+    for end in ("", "-wal"):
+        path.with_name(path.name + end).rename(moved.with_name(moved.name + end))
+    if foreign:
+        change(path, "CREATE TABLE songs(title TEXT)")
+    for accepted in (False, True):
+        with pytest.raises(LedgerError, match=f"{moved.name} beside it is one. Nothing was chang"):
+            ledger_care.repair(path.parent, accept_loss=accepted)
+    for end in ("", "-wal"):
+        moved.with_name(moved.name + end).rename(path.with_name(path.name + end))
+    assert (await read_back(path))[0] == facts
+
+
+async def test_a_ledger_of_which_only_the_numbers_are_left_is_missed(path: Path):
+    await written(path)
+    for file in path.parent.iterdir():
+        if file.name.startswith("ledger.db") or file.name == "ledger.mark":
+            file.unlink()
+    with pytest.raises(LedgerCorrupt, match=r"numbers up to [0-9]+ were given"):
+        await StoredLedger(SqliteFacts(path)).open()
+    assert "every lease" in repaired(path)[0]
+    assert (await read_back(path))[1] >= COMMITS
 
 
 @pytest.mark.parametrize("name", ["ledger.db", "ledger.mark", "ledger.fencing"])

@@ -14,6 +14,7 @@ from moorage.ledger import repairing, walk
 from moorage.ledger.base import LedgerError, translated
 from moorage.protocol.faults import ServiceError
 from moorage.storage.base import StorageError
+from moorage.storage.sqlite.facts import is_ledger
 from moorage.storage.sqlite.lock import WriterLock
 
 LEDGER = "ledger.db"
@@ -51,7 +52,8 @@ def verify(data: Path) -> LedgerFindings:
     """Look at everything; the daemon may be running.
 
     Raises:
-        LedgerError: There is no ledger, or a newer release wrote it or the catalog.
+        LedgerError: There is no ledger, or it has another name, or a newer release wrote it or
+            the catalog.
         OSError: A file cannot be read at all.
 
     """
@@ -59,9 +61,27 @@ def verify(data: Path) -> LedgerFindings:
         found = LedgerFindings(walk.walk(data / LEDGER), catalog.walk(data / CATALOG))
     except ServiceError as no:
         raise LedgerError(no.reason) from no
+    if not found.ledger.rows and found.ledger.findings:
+        _refuse_misplaced(data)
     if found.ledger.rows and not found.catalog.mark.exists and not (data / CATALOG).exists():
         found.catalog.say(f"{CATALOG} is missing, with all its records: a server makes both.")
     return found
+
+
+def _refuse_misplaced(data: Path) -> None:
+    """Refuse where the ledger has another name: a repair would make an empty one.
+
+    Raises:
+        LedgerError: It has.
+
+    """
+    for file in sorted(data.iterdir()):
+        if file.name != LEDGER and file.suffix != ".new" and is_ledger(file):
+            raise LedgerError(
+                f"{data / LEDGER} is no ledger, and {file.name} beside it is one. Nothing was "
+                f"changed. Give {file.name} and what begins with its name the name {LEDGER} again, "
+                "or move it elsewhere."
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ def rebuild(ledger: Path, found: LedgerWalk, left: Salvage) -> None:
 
     def fill(new: FactTables) -> None:
         if left.rows:
-            with facts.looking(ledger) as old:
+            with facts.deep_looking(ledger, found.mark) as old:
                 _copy(old, new, found, left.rows)
         _fill(new, found, left)
 

@@ -48,9 +48,15 @@ from moorage.ledger.contents import ContentChange, changes_of
 from moorage.ledger.inspection import without_checkpoint
 from moorage.storage.base import Checkpoint, FactRow, StorageCorrupt, run
 from moorage.storage.sqlite.fact_tables import FactTables
-from moorage.storage.sqlite.facts import is_unmade, looking, missing, place_of, read_marks
+from moorage.storage.sqlite.facts import (
+    deep_looking,
+    is_unmade,
+    missing,
+    place_of,
+    read_marks,
+)
 from moorage.storage.sqlite.fencing import fencing_path
-from moorage.storage.sqlite.files import UNREADABLE, log_damage
+from moorage.storage.sqlite.files import UNREADABLE, log_damage, log_lost
 from moorage.storage.sqlite.marks import Found
 
 _WINDOW: Final = 1_000
@@ -124,7 +130,7 @@ def walk(ledger: Path) -> LedgerWalk:
 
     """
     mark, fencing = read_marks(ledger)
-    if not ledger.exists() and not mark.exists:
+    if not ledger.exists() and not mark.exists and not fencing.first:
         raise LedgerError(f"{ledger}: there is no ledger; expected a daemon's data directory.")
     found = LedgerWalk(mark=mark, fencing=fencing)
     for each in (found.mark, found.fencing):
@@ -134,7 +140,7 @@ def walk(ledger: Path) -> LedgerWalk:
         found.unread = True
         found.say(f"{ledger.name} is missing, with all its facts.")
         return found
-    with _survived(ledger, found), translated(), looking(ledger) as tables:
+    with _survived(ledger, found), translated(), deep_looking(ledger, mark) as tables:
         _look_at(tables, ledger, found)
     if 0 < found.fencing.first < found.fencing_seen:
         found.say(
@@ -155,16 +161,21 @@ def _survived(ledger: Path, found: LedgerWalk) -> Iterator[None]:
 
 
 def _look_at(tables: FactTables, ledger: Path, found: LedgerWalk) -> None:
+    if where := log_lost(ledger):
+        found.say(where)
     if _is_new(tables, ledger, found):
         if found.mark.first:
             found.unread = True
             found.say(f"{ledger.name} is empty; {run(1, found.mark.first)} should be there.")
+        elif found.fencing.first and not found.mark.exists:
+            found.unread = True
+            found.say(f"{ledger.name} is empty; fencing numbers were given out.")
         return
     with _survived(ledger, found):
         if lacking := missing(tables, found.mark, new=False):
             found.say(f"{ledger.name}: {lacking}.")
-            if where := log_damage(ledger):
-                found.say(where)
+            if (also := log_damage(ledger)) and also != where:
+                found.say(also)
     with _survived(ledger, found):
         for line in tables.findings(FINDINGS_MAX):
             found.say(f"{ledger.name}: {line}.")
@@ -193,7 +204,10 @@ def _is_new(tables: FactTables, ledger: Path, found: LedgerWalk) -> bool:
         return is_unmade(tables, ledger, found.mark)
     except StorageCorrupt as no:
         found.say(f"{ledger.name}: {no.finding}.")
-        return False
+    except UNREADABLE as no:  # The facts lie in other pages.
+        found.unread = True
+        found.say(f"{ledger.name} does not say what it is: {no}.")
+    return False
 
 
 def _pruned(tables: FactTables, ledger: Path, found: LedgerWalk) -> int:

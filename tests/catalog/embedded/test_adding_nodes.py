@@ -1,6 +1,8 @@
 """Machines that join a cluster, at one time too: all of them are in it."""
 
 import asyncio
+import threading
+from typing import ClassVar
 
 import pytest
 
@@ -32,6 +34,22 @@ async def test_machines_that_join_at_one_time_are_all_there(clusters):
     document = await clusters.get("farm")
     assert sorted(node["id"] for node in document["nodes"]["nodeData"]) == sorted(names)
     assert (document["nodes"]["count"], document["vcpus"]["count"]) == (16, 16 * 8)
+
+
+class Noting(dict):
+    """A document that notes which threads look at it."""
+
+    threads: ClassVar[set[int]] = set()
+
+    def get(self, *words):
+        self.threads.add(threading.get_ident())
+        return super().get(*words)
+
+
+async def test_however_many_join_the_loop_reads_none_of_them(clusters):
+    await clusters.add_nodes("farm", farm(Noting(machine("a"))))
+    assert Noting.threads
+    assert threading.get_ident() not in Noting.threads
 
 
 async def test_what_else_a_cluster_says_stays_and_a_node_becomes_what_is_said_of_it(clusters):

@@ -77,13 +77,13 @@ class EmbeddedClusters:
         self, cluster_id: str, document: Document, owner: str = ""
     ) -> tuple[Document, bool]:
         """See `ClusterDocuments.add_nodes`."""
-        added = read_cluster_document({"id": cluster_id, **document})
-        if added.id != cluster_id:
-            raise ServiceError.wrong_field("id", f"{cluster_id}, or none")
-        check_names(added.cluster)
         known = {self._memory.owner(cluster_id), owner}
 
         def work(database: Database) -> tuple[DocumentEntry, CheckedCluster, bool]:
+            added = read_cluster_document({"id": cluster_id, **document})
+            if added.id != cluster_id:
+                raise ServiceError.wrong_field("id", f"{cluster_id}, or none")
+            check_names(added.cluster)
             row = database.get("cluster", cluster_id)
             own = owner if row is None else owner_of(row)
             if own not in known:

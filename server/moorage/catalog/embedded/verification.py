@@ -15,7 +15,7 @@ from moorage.catalog.embedded.store import StoredRow
 from moorage.protocol.faults import ServiceError
 from moorage.storage.base import RecordRow, StorageError
 from moorage.storage.sqlite import records
-from moorage.storage.sqlite.files import UNREADABLE, log_damage
+from moorage.storage.sqlite.files import UNREADABLE, log_damage, log_lost
 from moorage.storage.sqlite.marks import Found, read_mark
 from moorage.storage.sqlite.records import RecordTables
 
@@ -64,7 +64,7 @@ def walk(path: Path) -> CatalogWalk:
     if found.mark.doubt:
         found.say(f"{found.mark.doubt}.")
     try:
-        with records.looking(path) as tables:
+        with records.deep_looking(path, found.mark) as tables:
             _look_at(tables, path, found)
     except StorageError as no:
         raise unavailable(no) from no
@@ -74,13 +74,15 @@ def walk(path: Path) -> CatalogWalk:
 
 
 def _look_at(tables: RecordTables, path: Path, found: CatalogWalk) -> None:
+    if where := log_lost(path):
+        found.say(where)
     version = tables.refuse_format(records.place_of(path))
     changes = tables.commits() if version else 0
     found.missing = max(found.mark.first - changes, 0)
     if found.missing:
         found.say(f"{path.name} has seen {changes} changes of {found.mark.first}.")
-        if where := log_damage(path):
-            found.say(where)
+        if (also := log_damage(path)) and also != where:
+            found.say(also)
     if not version:
         return
     for look in (_check, _look_at_records, _count):  # One that fails takes no other with it.

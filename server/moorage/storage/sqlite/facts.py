@@ -29,6 +29,7 @@ from moorage.storage.sqlite.fact_tables import (
 from moorage.storage.sqlite.fencing import LABEL as FENCING
 from moorage.storage.sqlite.fencing import Fencing, fencing_path
 from moorage.storage.sqlite.files import (
+    UNREADABLE,
     connect,
     connect_to_look,
     log_lost,
@@ -39,6 +40,7 @@ from moorage.storage.sqlite.files import (
 )
 from moorage.storage.sqlite.lock import WriterLock
 from moorage.storage.sqlite.marks import DurableMark, Found, Reserve, read_mark
+from moorage.storage.sqlite.salvage import readable
 
 LABEL: Final = "ledger"
 """Of the mark that says how far the ledger has come: seq and chain of its last durable fact."""
@@ -244,6 +246,36 @@ def looking(ledger: Path) -> Iterator[FactTables]:
         yield FactTables(connection)
 
 
+def is_ledger(file: Path) -> bool:
+    """Return whether a file is a database that says it is a ledger."""
+    if not file.is_file():
+        return False
+    with contextlib.suppress(*UNREADABLE), looking(file) as tables:
+        try:
+            return not tables.is_new(file.name)
+        except ForeignDatabaseError:
+            return False
+        except StorageError:  # One of a newer release.
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def deep_looking(ledger: Path, mark: Found) -> Iterator[FactTables]:
+    """Read as `looking`, and also what lies behind the place where its log is damaged.
+
+    Raises:
+        sqlite3.Error: SQLite cannot read it.
+
+    """
+    lacking = True
+    with contextlib.suppress(*UNREADABLE, StorageError), looking(ledger) as tables:
+        new = is_unmade(tables, ledger, mark)
+        lacking = bool(mark.first if new else missing(tables, mark, new=False))
+    with readable(ledger, lacking=lacking) as found, looking(found) as tables:
+        yield tables
+
+
 def look(ledger: Path) -> Found:
     """Return a ledger's mark, once all is there that it speaks of. Changes nothing.
 
@@ -262,6 +294,12 @@ def look(ledger: Path) -> Found:
                 place,
                 f"{found.doubt}, and nothing else says how many facts it must have: "
                 f"it has {0 if new else tables.last_seq()}",
+            )
+        if new and not found.exists and (given := read_mark(fencing_path(ledger), FENCING).first):
+            raise StorageCorrupt(
+                place,
+                f"it is empty and {mark_path(ledger).name} is missing, and fencing numbers up to "
+                f"{given} were given out or reserved",
             )
         lacking = missing(tables, found, new=new)
     # After a power cut the mark may be a second behind; a log that is damaged shows by itself.

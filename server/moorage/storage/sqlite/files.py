@@ -16,8 +16,8 @@ UNREADABLE: Final = (sqlite3.Error, ValueError, TypeError)
 """Raised by reading what is damaged: text that is not UTF-8, or no number where each is one."""
 BUSY_SECONDS: Final = 5.0
 _LOG_MAGIC: Final = 0x377F0682
-_LOG_HEADER_BYTES: Final = 32
-_LOG_FRAME_BYTES: Final = 24
+LOG_HEADER_BYTES: Final = 32
+LOG_FRAME_BYTES: Final = 24
 """Of the header of each frame of SQLite's write-ahead log (fileformat2.html, section 4.1)."""
 
 
@@ -169,26 +169,26 @@ def _read_log(database: Path) -> tuple[str, int]:
     except FileNotFoundError:
         return f"{database.name}-wal is not there.", 0
     name = f"{database.name}-wal"
-    if len(content) < _LOG_HEADER_BYTES:
+    if len(content) < LOG_HEADER_BYTES:
         return (f"{name} is empty." if not content else f"{name} was cut in its header."), 0
     magic, _, page_bytes, _ = struct.unpack(">4I", content[:16])
     word_pair = struct.Struct(">2I" if magic & 1 else "<2I")
-    sums = _log_sums(word_pair, content[:24], (0, 0))
+    sums = log_sums(word_pair, content[:24], (0, 0))
     if magic & ~1 != _LOG_MAGIC or struct.pack(">2I", *sums) != content[24:32]:
         # It is written and synced by itself, before the first frame.
         where = (
-            f"{name}: its header, the first {_LOG_HEADER_BYTES} bytes, does not match its checksum."
+            f"{name}: its header, the first {LOG_HEADER_BYTES} bytes, does not match its checksum."
         )
-        return where, 2 if len(content) > _LOG_HEADER_BYTES else 0
-    frame_bytes = _LOG_FRAME_BYTES + page_bytes
-    for start in range(_LOG_HEADER_BYTES, len(content), frame_bytes):
+        return where, 2 if len(content) > LOG_HEADER_BYTES else 0
+    frame_bytes = LOG_FRAME_BYTES + page_bytes
+    for start in range(LOG_HEADER_BYTES, len(content), frame_bytes):
         frame = content[start : start + frame_bytes]
         ours = frame[8:16] == content[16:24] or content[16:24] in content[start + frame_bytes :]
         if not ours and len(frame) == frame_bytes:
             return "", 0  # An earlier round begins here.
-        sums = _log_sums(word_pair, frame[:8] + frame[_LOG_FRAME_BYTES:], sums)
+        sums = log_sums(word_pair, frame[:8] + frame[LOG_FRAME_BYTES:], sums)
         if len(frame) < frame_bytes or struct.pack(">2I", *sums) != frame[16:24]:
-            number = (start - _LOG_HEADER_BYTES) // frame_bytes + 1
+            number = (start - LOG_HEADER_BYTES) // frame_bytes + 1
             commits = sum(
                 content[at + 8 : at + 16] == content[16:24]
                 and content[at + 4 : at + 8] != b"\0" * 4
@@ -201,7 +201,7 @@ def _read_log(database: Path) -> tuple[str, int]:
     return f"{name} is whole as far as it goes: it was cut where a frame ends.", 0
 
 
-def _log_sums(word_pair: struct.Struct, content: bytes, sums: tuple[int, int]) -> tuple[int, int]:
+def log_sums(word_pair: struct.Struct, content: bytes, sums: tuple[int, int]) -> tuple[int, int]:
     """Return SQLite's checksum of a log, continued over some more of it."""
     first, second = sums
     content = content[: len(content) - len(content) % word_pair.size]

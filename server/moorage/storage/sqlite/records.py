@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from moorage.storage.base import RecordRow, RecordTable, RecordTally, StorageCorrupt, StorageError
 from moorage.storage.formats import Format
 from moorage.storage.sqlite.files import (
+    UNREADABLE,
     check_pages,
     connect_to_look,
     log_lost,
@@ -24,6 +25,7 @@ from moorage.storage.sqlite.files import (
     writer_of,
 )
 from moorage.storage.sqlite.marks import DurableMark, Found, read_mark
+from moorage.storage.sqlite.salvage import readable
 from moorage.storage.statements import read_statements
 
 FORMAT: Final = Format(1, {})
@@ -273,6 +275,22 @@ def looking(path: Path) -> Iterator[RecordTables]:
     with closing(connect_to_look(path)) as connection:
         connection.execute("BEGIN")
         yield RecordTables(connection)
+
+
+@contextlib.contextmanager
+def deep_looking(path: Path, mark: Found) -> Iterator[RecordTables]:
+    """Read as `looking`, and also what lies behind the place where its log is damaged.
+
+    Raises:
+        sqlite3.Error: SQLite cannot read it.
+
+    """
+    lacking = True
+    with contextlib.suppress(*UNREADABLE, StorageError), looking(path) as tables:
+        changes = tables.commits() if tables.refuse_format(place_of(path)) else 0
+        lacking = changes < mark.first
+    with readable(path, lacking=lacking) as found, looking(found) as tables:
+        yield tables
 
 
 def look(path: Path) -> Found:
