@@ -268,6 +268,34 @@ async def test_services_models_and_containers_are_pods(fresh_plane, monkeypatch)
     assert fresh_plane.all("Pod") == []
 
 
+AWAY = """
+apiVersion: v1
+kind: Config
+clusters: [{name: a, cluster: {server: "http://127.0.0.1:9"}}]
+users: [{name: a, user: {token: x}}]
+contexts: [{name: a, context: {cluster: a, user: a}}]
+current-context: a
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        pytest.param("ray", r"Ray at 127\.0\.0\.1:9 is not reached", marks=pytest.mark.ray),
+        pytest.param("k8s", r"127\.0\.0\.1:9", marks=pytest.mark.kubernetes),
+    ],
+)
+async def test_a_start_ends_in_time_where_nothing_answers(name, said, monkeypatch, tmp_path):
+    (tmp_path / "config").write_text(AWAY)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    engine = ResourceEngine(default_runners())
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        with pytest.raises(TimeoutError, match=f"not ready within 2 s: .*{said}"):
+            await engine.acquire("a", process(), name, timeout=2)
+    assert await engine.monitor() == {}
+
+
 SCRIPT = """
 import asyncio, sys
 from moorage.resources import InstanceResourceSpec, ProcessResourceSpec, ResourceEngine

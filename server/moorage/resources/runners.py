@@ -66,6 +66,8 @@ API_PROBE_SECONDS: Final = 0.5
 """Between two looks at whether a model's service answers."""
 API_SECONDS_MAX: Final = 2.0
 """Of one look."""
+LEFT_SECONDS_MAX: Final = 2.0
+"""How long a backend may take to say whether a start that failed left anything."""
 CHAT_BYTES_MAX: Final = 16 * 1024 * 1024
 """One answer of a model; a longer one is not read to its end."""
 _DOWN_FROM: Final = 500
@@ -427,9 +429,10 @@ class _CaredForRunner(ModelRunner):
             self._count(-1)
             raise
         except Exception:
-            with contextlib.suppress(BackendError):
-                if not await self.backend.discover():
-                    self._count(-1)
+            with contextlib.suppress(BackendError, TimeoutError):
+                async with asyncio.timeout(LEFT_SECONDS_MAX):
+                    if not await self.backend.discover():
+                        self._count(-1)
             raise
         self._started.add(resource)
         return resource

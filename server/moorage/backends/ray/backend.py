@@ -132,6 +132,8 @@ class RayBackend:
                 await finished(self._undone(order.id))
                 if isinstance(error, TimeoutError):
                     reason = f"it was not ready within {order.timeout_seconds:g} s"
+                    if trouble := self.connection.trouble:
+                        reason += f": Ray at {self.connection.address} is not reached: {trouble}"
                     raise TimeoutError(reason) from None
                 raise
         report = _report(order.id, answer)

@@ -25,6 +25,8 @@ SILENCE_SECONDS_MAX: Final = 15.0
 """So long Ray may not answer; then the process is ended and another one started."""
 PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 5.0)
 """Before it is started again; the last one repeats."""
+WAITING_SECONDS: Final = 0.05
+"""Between two looks whether the process has found the cluster."""
 READ_BYTES: Final = 1 << 16
 WORDS_MAX: Final = 500
 """Characters shown of the last log line of a process that ended."""
@@ -104,7 +106,7 @@ class RayConnection:
         """
         self.open()
         connecting = min(CONNECT_SECONDS_MAX, seconds or CONNECT_SECONDS_MAX)
-        if not self._up.is_set() and not await asyncio.to_thread(self._wait, connecting):
+        if not await self._wait(connecting):
             raise RayUnreachableError(f"Ray at {self.address} is not reached: {self.trouble}")
         number = next(self._numbers)
         future: Future[Any] = Future()
@@ -150,14 +152,15 @@ class RayConnection:
             self._thread, self._trouble = None, ""
         self._closing.clear()
 
-    def _wait(self, seconds: float) -> bool:
+    async def _wait(self, seconds: float) -> bool:
         """Wait until the cluster is found, or a try to find it has failed."""
         deadline = time.monotonic() + seconds
         failures = self._failures
-        while not self._up.wait(0.05):
+        while not self._up.is_set():
             failed = self._failures > failures
             if self._closing.is_set() or failed or time.monotonic() > deadline:
                 return False
+            await asyncio.sleep(WAITING_SECONDS)  # A thread's event wakes no event loop.
         return True
 
     def _write(self, message: Mapping[str, Any]) -> None:

@@ -88,6 +88,7 @@ class WorkloadRuns:
         self._locks = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._where: dict[str, str] = {}
         self._running: set[str] = set()
+        self._ordered: set[str] = set()
         self._nodes: dict[str, list[str]] = {}
         self._ends: set[asyncio.Task[None]] = set()
 
@@ -237,11 +238,17 @@ class WorkloadRuns:
             last = self._last_sign(cluster.workloads, order, trouble)
             if isinstance(error, BackendError):
                 self._say(WorkloadReport(order.id, Phase.STARTING, detail=str(error)))
-            await self._undone(order.id, gave_up=isinstance(error, asyncio.CancelledError))
+            if order.placement or order.id in self._ordered:
+                await self._undone(order.id, gave_up=isinstance(error, asyncio.CancelledError))
+            else:  # Its name is new, and nothing was sent: there is nothing to wait for.
+                self.told.pop(order.id, None)
+                self._where.pop(order.id, None)
             if isinstance(error, TimeoutError):
                 reason = f"it was not ready within {order.timeout_seconds:g} s"
                 raise TimeoutError(f"{reason}: {last}") from None
             raise
+        finally:
+            self._ordered.discard(order.id)
 
     def _last_sign(self, cluster: ClusterWorkloads, order: Order, trouble: Sequence[str]) -> str:
         """Return the last news of a start that took too long, and the place to look at."""
@@ -268,6 +275,7 @@ class WorkloadRuns:
                     WorkloadReport(name, Phase.STARTING, detail=f"ordered at {known.cluster_id}")
                 )
             await self._patiently_listed(known, trouble)
+            self._ordered.add(name)
             pods, gang = known.pods(name), len(order.placement) > 1
             there = _is_whole(pods)
             if order.resumed and pods and not there:
