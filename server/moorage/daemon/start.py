@@ -311,8 +311,8 @@ async def _lead(
     config, measures, tasks, trust = outset.config, outset.measures, outset.tasks, outset.trust
     stores = await _open_stores(outset, ledger, entrance, prepared.allocator, stack)
     core = _core(stores, entrance, prepared, measures, tasks)
-    runners = await _open_runners(config, stores, core, prepared, stack)
-    agents = _agents(config, stores, runners)
+    runners = await _open_runners(config, stores, core, prepared, trust, stack)
+    agents = _agents(config, stores, runners, trust.epoch)
     core.history.agents = agents.now
     requests = _requests(config, stores, core, runners, agents, stack)
     commit_loop = await _run_core(config, stores, core, runners, requests, trust)
@@ -445,7 +445,12 @@ async def _prepare(config: Config, stack: AsyncExitStack) -> Prepared:
 
 
 async def _open_runners(
-    config: Config, stores: Stores, core: Core, prepared: Prepared, stack: AsyncExitStack
+    config: Config,
+    stores: Stores,
+    core: Core,
+    prepared: Prepared,
+    trust: Trust,
+    stack: AsyncExitStack,
 ) -> Runners:
     state, sandbox = stores.allocator.state, prepared.sandbox
     prepared.reader.catalog = stores.catalog
@@ -469,6 +474,7 @@ async def _open_runners(
         core.inbox.post,
         core.tasks,
         core.watchers.workload,
+        trust.check,
         config.stop_seconds_max,
     )
     stack.push_async_callback(workloads.close)
@@ -476,13 +482,13 @@ async def _open_runners(
     return Runners(sandbox, workloads, backends, prepared.rates)
 
 
-def _agents(config: Config, stores: Stores, runners: Runners) -> AgentRoster:
+def _agents(config: Config, stores: Stores, runners: Runners, epoch: int) -> AgentRoster:
     fleet = runners.backends.get("local")
     if not isinstance(fleet, FleetBackend):
         fleet = None
     catalog, audit, lost_seconds = stores.catalog, stores.audit.note, config.agent_lost_seconds
     roster = AgentRoster(
-        stores.agents, fleet, catalog.clusters, lost_seconds, audit, catalog.metrics
+        stores.agents, fleet, catalog.clusters, lost_seconds, audit, catalog.metrics, epoch
     )
     roster.open()
     return roster
