@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,6 +29,8 @@ import typer
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
+from benchmarks.faults.database import free_port
+from benchmarks.faults.proxy import Proxy
 from moorage.testing.daemon_process import child, serve_variables
 from moorage_client.services import Services
 from moorage_policies import catalog as shipped
@@ -55,49 +56,6 @@ Figures = dict[str, Any]
 Message = dict[str, Any]
 
 
-class Proxy:
-    """Passes bytes on to a port, unless it is partitioned."""
-
-    def __init__(self, target: int) -> None:
-        self._target = target
-        self._passes = asyncio.Event()
-        self._passes.set()
-        self._server: asyncio.Server | None = None
-        self._pumps: set[asyncio.Task[None]] = set()
-        self.port = 0
-
-    async def open(self) -> None:
-        """Listen on a free port."""
-        self._server = await asyncio.start_server(self._take, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def partition(self, seconds: float) -> None:
-        """Pass nothing on for a while."""
-        self._passes.clear()
-        await asyncio.sleep(seconds)
-        self._passes.set()
-
-    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await self._passes.wait()
-            there = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:
-            writer.close()
-            return
-        for source, target in ((reader, there[1]), (there[0], writer)):
-            pump = asyncio.create_task(self._pump(source, target))
-            self._pumps.add(pump)
-            pump.add_done_callback(self._pumps.discard)
-
-    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while piece := await source.read(65_536):
-                await self._passes.wait()
-                target.write(piece)
-                await target.drain()
-        target.close()
-
-
 class FaultWorld:
     """The processes, and what the clients have seen.
 
@@ -116,8 +74,8 @@ class FaultWorld:
         self.joining: list[float] = []
         self.leases: dict[str, tuple[int, asyncio.Task[tuple[str, int | None, str]]]] = {}
         self.refusals: Counter[str] = Counter()
-        self.port = _free_port()
-        self.http_port = _free_port()
+        self.port = free_port()
+        self.http_port = free_port()
 
     def _run(self, name: str, command: list[str], **environment: str) -> None:
         stack = ExitStack()
@@ -368,11 +326,6 @@ def _marked(folder: Path) -> list[int]:
 
 def _say(text: str) -> None:
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def main(

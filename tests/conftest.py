@@ -9,18 +9,19 @@ import re
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import tarfile
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from benchmarks.faults.database import PostgresServer, find_programs, running_postgres
 
 # One commit draws the same examples wherever it is tested, and no clock decides. Other examples:
 # pytest --hypothesis-profile=wander
@@ -259,85 +260,15 @@ def _no_workload_outlives_the_tests(tmp_path_factory: pytest.TempPathFactory) ->
                 os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
-class PostgresServer:
-    """A PostgreSQL of these tests, where each `database()` is a new one."""
-
-    def __init__(self, folder: Path, programs: Path) -> None:
-        self.folder, self._programs, self._made = folder, programs, 0
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-
-    def as_user(self) -> list[str]:
-        """Return what has a program run as another user than root, which none of these may be."""
-        user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
-        return user if os.getuid() == 0 else []
-
-    def run(self, program: str, *arguments: str) -> None:
-        """Run one of its programs."""
-        command = [*self.as_user(), str(self._programs / program), *arguments]
-        with (self.folder / "programs.log").open("ab") as log:  # No pipe: it would stay open.
-            subprocess.run(
-                command, check=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=120
-            )
-
-    def url(self, database: str, user: str = "moorage") -> str:
-        return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
-
-    def execute(
-        self, statement: str, database: str = "postgres", values: Sequence[object] = ()
-    ) -> list[tuple[Any, ...]]:
-        import psycopg  # noqa: PLC0415  # An extra.
-
-        with psycopg.connect(self.url(database), autocommit=True) as connection:
-            cursor = connection.execute(statement, values)
-            return cursor.fetchall() if cursor.description else []
-
-    def database(self) -> str:
-        """Make a database and return its address."""
-        self._made += 1
-        self.execute(f"CREATE DATABASE d{self._made}")
-        return self.url(f"d{self._made}")
-
-
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A real PostgreSQL, started once per run."""
     pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not found:
+    programs = find_programs()
+    if programs is None:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
-    with tempfile.TemporaryDirectory(
-        prefix="moorage-pg-", dir="/tmp"
-    ) as place:  # Its user must get in, and a socket's path is short.
-        folder = Path(place)
-        if os.getuid() == 0:
-            shutil.chown(folder, "postgres", "postgres")
-        folder.chmod(0o755)
-        server, data = PostgresServer(folder, found[-1].parent), str(folder / "data")
-        options = [
-            "--no-locale",
-            "-E",
-            "UTF8",
-            "--no-sync",
-            "--no-instructions",
-            "-A",
-            "trust",
-            "-U",
-            "moorage",
-        ]
-        server.run("initdb", "-D", data, *options)
-        with (folder / "data" / "postgresql.conf").open("a") as file:
-            # No test cuts the power; a kill of processes loses nothing without a sync.
-            file.write(
-                f"listen_addresses='127.0.0.1'\nport={server.port}\nfsync=off\n"
-                f"full_page_writes=off\nunix_socket_directories='{folder}'\nshared_buffers=64MB\n"
-            )
-        server.run("pg_ctl", "-D", data, "-l", str(folder / "log"), "-w", "start")
-        try:
-            yield server
-        finally:
-            server.run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
+    with running_postgres(programs) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

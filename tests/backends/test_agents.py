@@ -49,10 +49,12 @@ class World:
         self.host = AgentHost(self.agents, folder, self.heard.append)
         self.link: AgentLink | None = None
         self.port = 0
+        self.epoch = 1
+        """Of the server."""
 
     async def take(self, connection: ServerConnection) -> None:
         link = self.link = AgentLink(
-            AgentSocket(connection), partial(self.fleet.tell, self.machine)
+            AgentSocket(connection), partial(self.fleet.tell, self.machine), self.epoch
         )
         self.machine.hear(link)
         attaching = asyncio.ensure_future(self.fleet.attach(self.machine, link))
@@ -65,7 +67,7 @@ class World:
 
         async def live() -> None:
             async with connect(f"ws://127.0.0.1:{self.port}") as connection:
-                await self.host.serve(AgentSocket(connection), 0.05)
+                await self.host.serve(AgentSocket(connection), 0.05, self.epoch)
 
         living = asyncio.create_task(live())
         await until(lambda: self.machine.link)
@@ -107,6 +109,24 @@ async def test_an_older_order_is_refused_also_by_the_next_agent(world: World) ->
     with pytest.raises(BackendError, match="older"):
         await again._start(wire.StartOrder.of(order(fencing=4)))
     assert (await world.fleet.start(order(fencing=5))).phase is Phase.READY
+
+
+async def test_orders_of_a_deposed_server_start_and_stop_nothing(world: World) -> None:
+    await world.fleet.start(order("a", fencing=3))
+    deposed = world.link
+    assert deposed is not None
+    async with connect(f"ws://127.0.0.1:{world.port}") as connection:
+        # Another server leads, and the one before has not noticed.
+        await until(lambda: world.link is not deposed)
+        following = asyncio.create_task(world.host.serve(AgentSocket(connection), 0.05, 2))
+        await until(lambda: world.host._epoch == 2)
+        for late in (wire.StartOrder.of(order("b", fencing=4)), wire.StopOrder("a", 0.0)):
+            with pytest.raises(BackendError, match="with epoch 1, and one with 2 led since"):
+                await deposed.call(late)
+        following.cancel()
+        with suppress(asyncio.CancelledError):
+            await following
+    assert list(world.there) == ["a"]
 
 
 async def test_a_start_goes_on_while_there_is_no_connection(world: World) -> None:

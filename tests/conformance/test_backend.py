@@ -237,12 +237,12 @@ class AgentBackend(FleetBackend):
             url, host = f"ws://127.0.0.1:{port}", AgentHost(LocalBackend(root), root)
             try:
                 async with connect(url) as connection:
-                    await host.serve(AgentSocket(connection), 1.0)
+                    await host.serve(AgentSocket(connection), 1.0, 0)
             finally:
                 await host.close()
 
     async def take(self, machine: AgentMachine, connection: ServerConnection) -> None:
-        link = AgentLink(AgentSocket(connection), partial(self.tell, machine))
+        link = AgentLink(AgentSocket(connection), partial(self.tell, machine), 0)
         attaching = asyncio.ensure_future(self.attach(machine, link))
         attaching.add_done_callback(lambda _: self.note_attached())
         await link.run()

@@ -167,7 +167,12 @@ class _Agent:
         data = self._options.data
         backend = LocalBackend(self._folder, hidden=data)
         host = AgentHost(
-            backend, data, self._deadline.heard, self._options.address, backend.measured
+            backend,
+            data,
+            self._deadline.heard,
+            self._options.address,
+            backend.measured,
+            self._known.get("epoch", 0),
         )
         main = asyncio.current_task()
         assert main is not None
@@ -278,7 +283,7 @@ class _Agent:
                     if self._deadline.passed:  # What was begun may begin elsewhere by now.
                         await host.cancel_starts()
                     self._deadline.agreed(sent_at)
-                    await host.serve(socket, welcome.beat_seconds)
+                    await host.serve(socket, welcome.beat_seconds, welcome.epoch)
                     self._addresses.lost(at, ConnectionFailed(at.shown, "the server went away"))
                 case wire.AgentFarewell(reason, final):
                     raise _Refused(reason, final=final)
@@ -309,7 +314,11 @@ class _Agent:
     def _welcomed(self, welcome: wire.AgentWelcome) -> None:
         if welcome.epoch < self._known.get("epoch", 0):
             reason = f"the server's epoch, {welcome.epoch}, is older than {self._known['epoch']}"
-            raise _Refused(f"{reason}, that of another server; it takes no orders", final=False)
+            reason += (
+                ", that of another server; it takes no orders. Where the database was replaced "
+            )
+            reason += f"by an older copy of it, take epoch out of {self._file}"
+            raise _Refused(reason, final=False)
         self._note(epoch=welcome.epoch, **({"key": welcome.key} if welcome.key else {}))
         place = {"cluster_id": welcome.cluster_id, "node_id": welcome.node_id}
         log.info("agent_connected", **place)

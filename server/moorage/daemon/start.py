@@ -359,7 +359,7 @@ async def _read(
     agents = AgentStore(outset.storage.agents())
     stores = Stores(ledger, allocator, no_tokens, agents, entrance.audit, catalog)
     core = _core(stores, entrance, replace(prepared, inbox=reads), outset.measures, tasks)
-    workloads = WorkloadControl({}, reads.post, tasks, core.watchers.workload)
+    workloads = WorkloadControl({}, reads.post, tasks, core.watchers.workload, outset.trust.check)
     runners = Runners(prepared.sandbox, workloads, {}, prepared.rates)
     roster = AgentRoster(
         agents,
@@ -368,6 +368,7 @@ async def _read(
         config.agent_lost_seconds,
         stores.audit.note,
         catalog.metrics,
+        outset.trust.epoch,
     )
     requests = _requests(config, stores, core, runners, roster, stack, standby.stamp)
     stack.enter_context(
@@ -409,8 +410,8 @@ async def _lead(
     config, measures, tasks, trust = outset.config, outset.measures, outset.tasks, outset.trust
     stores = await _open_stores(outset, ledger, entrance, prepared.allocator, stack)
     core = _core(stores, entrance, prepared, measures, tasks)
-    runners = await _open_runners(config, stores, core, prepared, stack)
-    agents = _agents(config, stores, runners)
+    runners = await _open_runners(config, stores, core, prepared, trust, stack)
+    agents = _agents(config, stores, runners, trust.epoch)
     core.history.agents = agents.now
     core.history.path = config.data_dir / "history.jsonl"
     stamp: Callable[[], Shared] | None = None
@@ -564,6 +565,7 @@ async def _open_runners(
     stores: Stores[LedgerHistory],
     core: Core,
     prepared: Prepared,
+    trust: Trust,
     stack: AsyncExitStack,
 ) -> Runners:
     state, sandbox = stores.allocator.state, prepared.sandbox
@@ -588,6 +590,7 @@ async def _open_runners(
         core.inbox.post,
         core.tasks,
         core.watchers.workload,
+        trust.check,
         config.stop_seconds_max,
     )
     stack.push_async_callback(workloads.close)
@@ -595,13 +598,15 @@ async def _open_runners(
     return Runners(sandbox, workloads, backends, prepared.rates)
 
 
-def _agents(config: Config, stores: Stores[LedgerHistory], runners: Runners) -> AgentRoster:
+def _agents(
+    config: Config, stores: Stores[LedgerHistory], runners: Runners, epoch: int
+) -> AgentRoster:
     fleet = runners.backends.get("local")
     if not isinstance(fleet, FleetBackend):
         fleet = None
     catalog, audit, lost_seconds = stores.catalog, stores.audit.note, config.agent_lost_seconds
     roster = AgentRoster(
-        stores.agents, fleet, catalog.clusters, lost_seconds, audit, catalog.metrics
+        stores.agents, fleet, catalog.clusters, lost_seconds, audit, catalog.metrics, epoch
     )
     roster.open()
     return roster

@@ -45,6 +45,11 @@ class Trust:
         self._until = math.inf  # One that stands by says nothing that could be wrong.
         self._over = False
 
+    @property
+    def epoch(self) -> int:
+        """Of this server, which leads; 0: no other one can take its place."""
+        return 0 if self.election is None else self.election.epoch
+
     def begin(self) -> None:
         """Note that this server leads: from now on it needs signs of life."""
         if self.election is not None:

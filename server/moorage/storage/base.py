@@ -137,6 +137,11 @@ class Election(Protocol):
         """Whether another server stood by at the last beat."""
         ...
 
+    @property
+    def epoch(self) -> int:
+        """Of this server since it leads; grows with each change of the leader."""
+        ...
+
     def beat(self) -> bool:
         """Say that this server leads and lives; return whether an operator wants it to resign.
 

@@ -101,6 +101,25 @@ async def test_the_end_of_a_token_expels_and_a_new_one_beside_others_does_not(
     following.cancel()
 
 
+async def test_a_store_that_cannot_be_read_expels_none(tmp_path: Path, store: TokenStore) -> None:
+    """The database may be restarting; sessions that were let in go on."""
+    create(tmp_path, "first")
+    tokens = Tokens({}, store=store)
+    expelled = asyncio.Event()
+    following = asyncio.ensure_future(tokens.follow(expelled.set))
+    await asyncio.sleep(0)
+    revoke(tmp_path, "first")
+    path = tmp_path / "tokens.db"
+    whole = path.read_bytes()
+    path.write_bytes(b"garbage " * 1000)
+    await asyncio.sleep(FOLLOW_SECONDS * 1.5)  # One look has passed, and nothing is to happen.
+    assert not expelled.is_set()
+    path.write_bytes(whole)
+    async with asyncio.timeout(30):
+        await expelled.wait()
+    following.cancel()
+
+
 def test_only_digests_are_stored_for_the_owner_alone(tmp_path: Path) -> None:
     made = create(tmp_path, "ci")
     (path,) = tmp_path.iterdir()

@@ -46,7 +46,7 @@ class Owner:
         self.ended = asyncio.Event()
         self.tasks = Tasks()
         self.room = WorkloadControl(
-            {"local": self.backend}, self._hear, self.tasks, lambda _seen: None
+            {"local": self.backend}, self._hear, self.tasks, lambda _seen: None, lambda: None
         )
         spec = {"command": ["sh", "-c", "echo oh; exit 7"]}
         place = (Share(ClusterId("c"), NodeId("n")),)
@@ -120,7 +120,7 @@ class Silent:
         self.go = folder / "go"
         self.backend = CountingBackend(folder)
         self.room = WorkloadControl(
-            {"local": self.backend}, lambda _event: None, Tasks(), lambda _seen: None
+            {"local": self.backend}, lambda _event: None, Tasks(), lambda _seen: None, lambda: None
         )
         script = f"while [ ! -e {self.go} ]; do sleep 0.05; done; echo more"
         spec = {"command": ["sh", "-c", script]}

@@ -21,6 +21,7 @@ from moorage.core.turns.events import (
 )
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.control import WorkloadControl
+from moorage.ledger.base import LedgerFailed
 from moorage.model import (
     ClusterId,
     Lease,
@@ -54,7 +55,14 @@ class House:
         self.progress: list[WorkloadReport] = []
         self.tasks = Tasks()
         backends = {"memory": backend or MemoryBackend()}
-        self.room = WorkloadControl(backends, self._hear, self.tasks, self.progress.append)
+        self.leads = True
+        self.room = WorkloadControl(
+            backends, self._hear, self.tasks, self.progress.append, self._check
+        )
+
+    def _check(self) -> None:
+        if not self.leads:
+            raise LedgerFailed("this server does not lead any more")
 
     def _hear(self, event: Event) -> None:
         self.events.append(event)
@@ -89,6 +97,23 @@ async def house() -> AsyncIterator[House]:
     yield house
     await house.room.close()
     assert not house.tasks.broken.done()
+
+
+async def test_a_deposed_server_starts_and_stops_nothing():
+    """Also where an order waited for another one while the server was deposed."""
+    backend = MemoryBackend()
+    house = House(backend)
+    await house.room.open([])
+    first, second = lease("first", 1), lease("second", 2)
+    house.room.start(first)
+    await house.heard(WorkloadStarted)
+    house.room.start(second)
+    house.room.stop(first)
+    house.leads = False  # Before any of the two has begun.
+    with pytest.raises(LedgerFailed):
+        await house.tasks.broken
+    assert [each.id for each in await backend.discover()] == ["first"]
+    await house.room.close()
 
 
 async def test_a_look_says_at_once_that_a_workload_is_ready_and_its_start_says_nothing_more(house):
@@ -156,7 +181,7 @@ class SlowBackend(MemoryBackend):
 async def test_a_backend_that_does_not_answer_keeps_no_start_waiting():
     backend, tasks = SlowBackend(), Tasks()
     await backend.start(Order("orphan", MemoryResourceSpec()))
-    room = WorkloadControl({"memory": backend}, [].append, tasks, [].append)
+    room = WorkloadControl({"memory": backend}, [].append, tasks, [].append, lambda: None)
     async with asyncio.timeout(60):
         await room.open([])
         backend.let.set()
@@ -318,7 +343,7 @@ async def test_the_operator_and_the_notice_bound_how_long_a_workload_takes_to_en
 
     tasks, events = Tasks(), []
     backend = Noting()
-    room = WorkloadControl({"memory": backend}, events.append, tasks, [].append, 60.0)
+    room = WorkloadControl({"memory": backend}, events.append, tasks, [].append, lambda: None, 60.0)
     held = lease("first", 1, stop_seconds=0.01)
     notice = Notice(RequestId("other"), 1.0, "preempted")
     short = replace(held, notice=notice, terms=LeaseTerms(60.0, notice_seconds=3.0))

@@ -46,7 +46,7 @@ def test_other_characters_of_a_password_are_taken(password: str):
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("statement_timeout", "1"),
+        ("statement_timeout", "1000"),
         ("idle_session_timeout", "200"),
         ("client_min_messages", "error"),
     ],

@@ -21,7 +21,6 @@ from moorage.storage.base import (
     AuditEnd,
     RecordRow,
     StorageError,
-    StorageFailed,
     StorageLocked,
     TokenRow,
 )
@@ -83,25 +82,6 @@ async def test_a_deposed_server_stores_nothing_and_says_so(postgres, address: st
     assert postgres.execute("SELECT max(seq) FROM moorage.fact", name) == [(2,)]
     with pytest.raises(LedgerFailed):
         await ledger.close()
-
-
-async def test_a_deposed_server_changes_no_record_and_no_checkpoint(postgres, address: str):
-    storage = PostgresStorage(address)
-    facts, records = storage.facts(), storage.records()
-    facts.open()
-    records.open()
-    row = RecordRow("a", b"{}", b"", 1)
-    records.transact(lambda table: table.put("cluster", row), durable=True)
-    postgres.execute("UPDATE moorage.epoch SET epoch = epoch + 1", address.rpartition("/")[2])
-    with pytest.raises(StorageFailed, match="another server"):
-        records.transact(lambda table: table.remove("cluster", "a"), durable=True)
-    with pytest.raises(StorageFailed, match="another server"):
-        facts.commit([], 0, [lambda table: table.insert_part(1, 1, b"x")])
-    with pytest.raises(StorageFailed, match="another server"):
-        facts.upkeep()
-    records.close()
-    facts.end_writing(clean=False)
-    facts.close()
 
 
 @pytest.mark.parametrize("purpose", ["lock", "ledger"])

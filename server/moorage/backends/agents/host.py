@@ -48,6 +48,7 @@ class AgentHost:
         address: Where members of a gang on other machines find this one; empty: by the address
             with which it reaches the server.
         measure: Looks at the machine, in a thread; None: the server does not learn of it.
+        epoch: The latest of which a server has given orders here.
 
     """
 
@@ -58,11 +59,13 @@ class AgentHost:
         on_heard: Callable[[float], None] = lambda _: None,
         address: str = "",
         measure: Callable[[], Measurement] | None = None,
+        epoch: int = 0,
     ) -> None:
         self._backend = backend
         self._on_heard = on_heard
         self._address = address
         self._measure = measure
+        self._epoch = epoch
         self._file = folder / "fences.json"
         self._fences: dict[str, int] = workload_store.read(self._file) or {}
         self._starts: dict[str, asyncio.Task[WorkloadReport]] = {}
@@ -80,16 +83,25 @@ class AgentHost:
 
         backend.listen(hear)
 
-    async def serve(self, socket: AgentSocket, beat_seconds: float) -> None:
-        """Carry out the orders of a connection until it is gone."""
+    async def serve(self, socket: AgentSocket, beat_seconds: float, epoch: int) -> None:
+        """Carry out the orders of a connection until it is gone.
+
+        Args:
+            socket: The connection.
+            beat_seconds: The pause between two beats.
+            epoch: Of the server, as in its welcome: orders of an earlier one are refused from now
+                on, also those that came before and have not begun.
+
+        """
         self._socket = socket
+        self._epoch = max(self._epoch, epoch)
         beating = [asyncio.create_task(self._beat(beat_seconds))]
         beating.append(asyncio.create_task(self._report_metrics(beat_seconds)))
         try:
             while (frame := await socket.receive()) is not None:
                 match wire.decode_instruction(frame):
-                    case wire.AgentCall(number, order):
-                        task = self._spawn(self._carry_out(socket, number, order))
+                    case wire.AgentCall(number, order) as call:
+                        task = self._spawn(self._carry_out(socket, call))
                         self._calls[number] = order, task
                     case wire.AgentCancel(number):
                         self._cancel(number)
@@ -115,10 +127,12 @@ class AgentHost:
         elif task is not None:
             task.cancel()
 
-    async def _carry_out(self, socket: AgentSocket, number: int, order: wire.AnyOrder) -> None:
+    async def _carry_out(self, socket: AgentSocket, call: wire.AgentCall) -> None:
         report: wire.AgentDone | wire.AgentFailure
+        number = call.id
         try:
-            value = wire.encode(await self._done(order, socket))
+            self._refuse_earlier(call.epoch)
+            value = wire.encode(await self._done(call.order, socket))
             report = wire.AgentDone(number, msgspec.Raw(value))
         except asyncio.CancelledError:
             report = wire.AgentFailure(number, "failed", "it was given up")
@@ -128,6 +142,11 @@ class AgentHost:
             if socket is self._socket:
                 self._calls.pop(number, None)
         await self._send(socket, report)
+
+    def _refuse_earlier(self, epoch: int) -> None:
+        if epoch < self._epoch:
+            reason = f"this order is of a server with epoch {epoch}, and one with {self._epoch} led"
+            raise BackendError(f"{reason} since; nothing was done")
 
     async def _done(self, order: wire.AnyOrder, socket: AgentSocket) -> Any:
         match order:

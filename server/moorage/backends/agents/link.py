@@ -45,6 +45,7 @@ class AgentLink:
     Args:
         socket: The connection.
         on_news: Called with each report that no call is for.
+        epoch: Of this server, which each of its orders has.
 
     Attributes:
         heard_at: When the last frame came, on the monotonic clock.
@@ -53,12 +54,15 @@ class AgentLink:
 
     """
 
-    def __init__(self, socket: AgentSocket, on_news: Callable[[WorkloadReport], None]) -> None:
+    def __init__(
+        self, socket: AgentSocket, on_news: Callable[[WorkloadReport], None], epoch: int
+    ) -> None:
         self.heard_at = time.monotonic()
         self.metrics: AgentMetrics | None = None
         self.measured_at = 0.0
         self._socket = socket
         self._on_news = on_news
+        self._epoch = epoch
         self._ids = itertools.count(1)
         self._calls: dict[int, tuple[AnyOrder, asyncio.Future[msgspec.Raw]]] = {}
         self._gone = False
@@ -117,7 +121,7 @@ class AgentLink:
         report = asyncio.get_running_loop().create_future()
         self._calls[number] = order, report
         try:
-            await self._socket.send(encode(AgentCall(number, order)))
+            await self._socket.send(encode(AgentCall(number, order, self._epoch)))
             return await asyncio.shield(report)
         except asyncio.CancelledError:
             await self._socket.send(encode(AgentCancel(number)))

@@ -350,10 +350,18 @@ AnyOrder = BackendOrder | FileOrder | StartOrder | MeetOrder
 
 
 class AgentCall(_Frame):
-    """An order, and the id that its report names."""
+    """An order.
+
+    Args:
+        id: What its report names.
+        order: What to do.
+        epoch: Of the server that gives it, as in the welcome; an agent refuses an earlier one.
+
+    """
 
     id: int
     order: AnyOrder
+    epoch: int = 0
 
 
 class AgentCancel(_Frame):

@@ -124,6 +124,8 @@ class Tokens:
         while True:
             await asyncio.sleep(FOLLOW_SECONDS)
             now = self._ended()
+            if self._failure:  # What cannot be read has not ended: the database is restarting, say.
+                continue
             if now != before or (self._issuer is not None and self._issuer.ended()):
                 expel()
             before = now

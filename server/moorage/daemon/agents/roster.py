@@ -38,8 +38,6 @@ from moorage.records.rights import SERVER_ITSELF, Caller
 
 __all__ = ["AgentRoster"]
 
-EPOCH: Final = 0
-"""Of this server: there is one."""
 HELLO_SECONDS_MAX: Final = 10.0
 """How long an agent may take to say who it is."""
 ANSWER_SECONDS_MAX: Final = 3.0
@@ -73,6 +71,7 @@ class AgentRoster:
         lost_seconds: How long a machine may be unheard of before it counts as lost.
         audit: Takes entries of the audit log.
         metrics: Documents of what clusters are doing.
+        epoch: Of this server; 0: no other one can take its place.
 
     """
 
@@ -84,8 +83,10 @@ class AgentRoster:
         lost_seconds: float,
         audit: Callable[[AuditEntry], None],
         metrics: Metrics,
+        epoch: int,
     ) -> None:
         self._store = store
+        self._epoch = epoch
         self._fleet = fleet
         self._clusters = clusters
         self._lost_seconds = lost_seconds
@@ -144,11 +145,11 @@ class AgentRoster:
                 self._audit(
                     AuditEntry(time.time(), "agent.joined", "moored", remote=address, about=about)
                 )
-            link = AgentLink(socket, partial(fleet.tell, machine))
+            link = AgentLink(socket, partial(fleet.tell, machine), self._epoch)
             machine.hear(link)  # First: what it says from now on holds from its hello on.
             come = self._store.note_connection
             await asyncio.to_thread(come, machine.place, *shown, time.time())
-            welcome = wire.AgentWelcome(*machine.place, key, EPOCH, self._beat_seconds)
+            welcome = wire.AgentWelcome(*machine.place, key, self._epoch, self._beat_seconds)
             await socket.send(wire.encode(welcome))
             await self._take_part(fleet, machine, link, hello)
         except AgentStoreError as error:

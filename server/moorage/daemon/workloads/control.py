@@ -94,6 +94,8 @@ class WorkloadControl:
         post: Posts an event to the core.
         tasks: Run the orders.
         progress: Told how far workloads are.
+        check: Called before each order to a backend; raises where this server does not lead any
+            more, which an order may have waited for.
         stop_seconds_max: The most that any has between SIGTERM and SIGKILL.
 
     """
@@ -104,6 +106,7 @@ class WorkloadControl:
         post: Callable[[Event], None],
         tasks: Tasks,
         progress: Callable[[WorkloadReport], None],
+        check: Callable[[], None],
         stop_seconds_max: float = STOP_SECONDS_MAX,
     ) -> None:
         self._backends = backends
@@ -111,6 +114,7 @@ class WorkloadControl:
         self._post = post
         self._tasks = tasks
         self._progress = progress
+        self._check = check
         self._orders = OrderChains(tasks)
         self._running: dict[str, Lease] = {}
         self._ends: dict[str, WorkloadReport] = {}
@@ -275,6 +279,7 @@ class WorkloadControl:
 
     async def _carry_out(self, order: _Order, lease: Lease) -> None:
         """Carry out an order; a defect in it ends its lease, not the daemon."""
+        self._check()
         backend = self.backend(lease)
         try:
             await order(backend, lease)
@@ -395,6 +400,7 @@ class WorkloadControl:
     ) -> None:
         """Stop a workload, however long that takes: a defect here may leave it running, too."""
         for pause in itertools.chain(RETRY_SECONDS, itertools.repeat(RETRY_SECONDS[-1])):
+            self._check()
             try:
                 await backend.stop(
                     name,

@@ -241,7 +241,7 @@ class WorkloadRuns:
             if order.placement or order.id in self._ordered:
                 await self._undone(order.id, gave_up=isinstance(error, asyncio.CancelledError))
             else:  # Its name is new, and nothing was sent: there is nothing to wait for.
-                self.told.pop(order.id, None)
+                self.reports.pop(order.id, None)
                 self._where.pop(order.id, None)
             if isinstance(error, TimeoutError):
                 reason = f"it was not ready within {order.timeout_seconds:g} s"

@@ -1,0 +1,259 @@
+"""`python -m benchmarks.faults`: two servers on one PostgreSQL, faults, and a checked history.
+
+Without `--url` it starts all of it on this machine. With it the servers are yours, and so are the
+faults: commands of yours, each of which has another server lead.
+"""
+
+import asyncio
+import itertools
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.table import Table
+
+from benchmarks.faults.database import find_programs, running_postgres
+from benchmarks.faults.history import longest_pause, quantile, violations
+from benchmarks.faults.load import Load, Target
+from benchmarks.faults.servers import CLUSTER, POLICY, Pair, Seat
+from moorage.commands import display
+from moorage.commands.errors import command_errors
+from moorage.commands.options import JsonFlag
+from moorage.lab.errors import CommandError
+
+ANSWERS_BETWEEN: Final = 30
+"""Answers before a fault and after it."""
+SHOWN: Final = 5
+"""Violations of a law that are printed."""
+
+Nemesis = Callable[[Pair, Seat, Callable[[], Awaitable[None]]], Awaitable[None]]
+NEMESES: Final[dict[str, tuple[Nemesis, bool]]] = {
+    "killed": (Pair.kill, True),
+    "frozen": (Pair.freeze, True),
+    "partitioned": (Pair.partition, True),
+    "planned": (Pair.resign, True),
+    "sessions ended": (Pair.end_sessions, True),
+    "database restarted": (Pair.restart_database, False),
+    "standby promoted": (Pair.promote_standby, False),
+    "clients cut off": (Pair.cut_off_clients, False),
+}
+"""What befalls the server that leads, and whether another one then leads, and the old one ends."""
+
+
+class Run:
+    """One run: its history, and when its faults were.
+
+    Args:
+        load: The clients.
+
+    """
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self._faults: list[tuple[str, float, float]] = []
+
+    async def befall(self, name: str, fault: Callable[[], Awaitable[object]]) -> None:
+        """Have something happen, and note when."""
+        begun = time.monotonic()
+        await fault()
+        ended = time.monotonic()
+        self._faults.append((name, begun, ended))
+        _say(f"{name}: {ended - begun:.2f} s, {len(self.load.history.grants)} grants")
+
+    def report(self, seed: int) -> dict[str, Any]:
+        """Return what was tried and found."""
+        history = self.load.history
+        times = [each.answered_at for each in history.answers()]
+        pauses: dict[str, list[float]] = {}
+        for name, begun, ended in self._faults:
+            pauses.setdefault(name, []).append(longest_pause(times, begun, ended))
+        return {
+            "seed": seed,
+            "grants": len(history.first_grants()),
+            "requests_repeated": len(history.grants) - len(history.first_grants()),
+            "releases": len(history.releases),
+            "servers_that_led": len({each.server for each in history.answers()} - {""}),
+            "grants_in_the_ledger": len(history.committed),
+            "pauses": {name: _quantiles(each) for name, each in pauses.items()},
+            "violations": violations(history),
+        }
+
+
+def _quantiles(seconds: Sequence[float]) -> dict[str, float]:
+    return {
+        "times": len(seconds),
+        "p50_seconds": round(quantile(seconds, 0.5), 3),
+        "p99_seconds": round(quantile(seconds, 0.99), 3),
+        "max_seconds": round(max(seconds), 3),
+    }
+
+
+async def play(folder: Path, counts: Mapping[str, int], clients: int, seed: int) -> dict[str, Any]:
+    """Play faults in an order drawn by lot, on a pair of our own.
+
+    Raises:
+        CommandError: The servers do not come up again.
+
+    """
+    programs = find_programs()
+    if programs is None:
+        raise CommandError("PostgreSQL is not installed: apt-get install postgresql")
+    draw = random.Random(seed)
+    faults = [name for name, count in counts.items() for _ in range(count)]
+    draw.shuffle(faults)
+    with running_postgres(programs) as postgres:
+        postgres.add_standby()
+        pair = Pair(folder, postgres, draw)
+        async with pair.running():
+            target = Target(pair.urls, POLICY, (CLUSTER,), 1, pair.name_server, alone=True)
+            run = Run(Load(target, clients, seed))
+
+            async def work() -> None:
+                for name in faults:
+                    await _befall(run, pair, name, draw)
+                await run.load.answers(ANSWERS_BETWEEN)
+
+            await run.load.during(work)
+        run.load.history.committed = await pair.committed()
+    return run.report(seed)
+
+
+async def _befall(run: Run, pair: Pair, name: str, draw: random.Random) -> None:
+    """Have one fault befall the server that leads, and wait until what ended is there again."""
+    leader, _ = await pair.roles()
+    await run.load.answers(ANSWERS_BETWEEN)
+    await asyncio.sleep(draw.random())
+    generation, label = leader.generation, leader.label
+    nemesis, deposes = NEMESES[name]
+    settle = (
+        partial(run.load.answers, 1, label)
+        if deposes
+        else partial(run.load.answers, ANSWERS_BETWEEN)
+    )
+    await run.befall(name, partial(nemesis, pair, leader, settle))
+    if deposes:
+        await leader.follows(generation)
+
+
+async def play_elsewhere(
+    target: Target, clients: int, faults: Sequence[str], seed: int
+) -> dict[str, Any]:
+    """Play commands as faults, on servers that are there.
+
+    Raises:
+        CommandError: A command failed.
+
+    """
+    rounds = itertools.count()
+    number = next(rounds)
+    # A server may lead again after another fault; it is another process by then.
+    target = replace(target, name_server=lambda url: f"{url} in round {number}")
+    run = Run(Load(target, clients, seed))
+
+    async def fault(command: str) -> None:
+        nonlocal number
+        process = await asyncio.create_subprocess_shell(command, stdout=sys.stderr)
+        if await process.wait():
+            raise CommandError(f"{command!r} ended with {process.returncode}")
+        await run.load.answers(ANSWERS_BETWEEN)
+        number = next(rounds)
+
+    async def work() -> None:
+        for command in faults:
+            await run.load.answers(ANSWERS_BETWEEN)
+            await run.befall(command, partial(fault, command))
+        await run.load.answers(ANSWERS_BETWEEN)
+
+    await run.load.during(work)
+    return run.report(seed)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+
+def _tables(report: Mapping[str, Any]) -> list[Table]:
+    """Return what was tried, and what was found."""
+    about = ", ".join(
+        f"{value} {name.replace('_', ' ')}"
+        for name, value in report.items()
+        if isinstance(value, int) and name != "seed"
+    )
+    faults = Table(title=f"seed {report['seed']}: {about}")
+    faults.add_column("fault")
+    for heading in ("times", "p50 s", "p99 s", "max s"):
+        faults.add_column(heading, justify="right")
+    for name, row in report["pauses"].items():
+        faults.add_row(name, *map(str, row.values()))
+    laws = Table(caption="the pauses are those between two answers at a client")
+    laws.add_column("law")
+    laws.add_column("violations", justify="right")
+    for name, found in report["violations"].items():
+        laws.add_row(name, str(len(found)))
+    return [faults, laws]
+
+
+def main(  # One an option.
+    kills: Annotated[int, typer.Option(min=0, help="kill -9 of the server that leads.")] = 10,
+    frozen: Annotated[int, typer.Option(min=0, help="SIGSTOP for longer than its time.")] = 5,
+    partitions: Annotated[
+        int, typer.Option(min=0, help="One way between it and the database.")
+    ] = 5,
+    planned: Annotated[int, typer.Option(min=0, help="`moored lead --resign`, or SIGTERM.")] = 5,
+    ended: Annotated[int, typer.Option(min=0, help="`pg_terminate_backend` of its sessions.")] = 2,
+    restarts: Annotated[int, typer.Option(min=0, help="Of the database, at once.")] = 2,
+    promoted: Annotated[int, typer.Option(min=0, help="The database's primary is lost.")] = 2,
+    cut_off: Annotated[int, typer.Option(min=0, help="One way between it and clients.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of the order of faults, and of what clients do.")] = 7,
+    clients: Annotated[int, typer.Option(min=1, help="How many.")] = 6,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Your own servers, `ws://a:8765,ws://b:8765`; then --fault is needed."),
+    ] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(help="Repeatable: a shell command that has another of your servers lead."),
+    ] = None,
+    policy: Annotated[str, typer.Option(help="With --url: what is asked.")] = POLICY,
+    gpus: Annotated[int, typer.Option(min=1, help="With --url: of each lease.")] = 1,
+    as_json: JsonFlag = False,
+) -> None:
+    """Have servers fail under load, and hold all that clients were answered against the laws.
+
+    The exit code is 1 where one of them is broken.
+    """
+    with command_errors():
+        if (url is None) != (not fault):
+            raise CommandError("--url and --fault belong together")
+        if url is not None:
+            target = Target(url, policy, (), gpus, str, alone=False)
+            report = asyncio.run(play_elsewhere(target, clients, fault or (), seed))
+        else:
+            counts = dict(
+                zip(
+                    NEMESES,
+                    (kills, frozen, partitions, planned, ended, restarts, promoted, cut_off),
+                    strict=True,
+                )
+            )
+            with tempfile.TemporaryDirectory(prefix="moorage-faults-") as folder:
+                report = asyncio.run(play(Path(folder), counts, clients, seed))
+    if as_json:
+        display.print_json(report)
+    else:
+        display.show(*_tables(report))
+    broken = {name: found for name, found in report["violations"].items() if found}
+    for name, found in broken.items():
+        _say(f"{name}: {'; '.join(found[:SHOWN])}")
+    raise typer.Exit(int(bool(broken)))
+
+
+if __name__ == "__main__":
+    typer.run(main)

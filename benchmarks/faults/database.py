@@ -1,0 +1,182 @@
+"""A PostgreSQL of its own, on a free port of this machine, in which no test cuts the power."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+PROGRAMS: Final = "/usr/lib/postgresql"
+_INITDB: Final = [
+    "--no-locale",
+    "-E",
+    "UTF8",
+    "--no-sync",
+    "--no-instructions",
+    "-A",
+    "trust",
+    "-U",
+    "moorage",
+]
+
+
+def find_programs() -> Path | None:
+    """Return the folder of Debian's newest PostgreSQL; None: it is not installed."""
+    found = sorted(Path(PROGRAMS).glob("*/bin/initdb"))
+    return found[-1].parent if found else None
+
+
+def free_port() -> int:
+    """Return a port of loopback on which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+class PostgresServer:
+    """A PostgreSQL in a folder, where each `database()` is a new one.
+
+    Args:
+        folder: Its user must get in, and the path of a socket is short.
+        programs: Of PostgreSQL.
+
+    Attributes:
+        folder: As above.
+        port: Of loopback.
+
+    """
+
+    def __init__(self, folder: Path, programs: Path) -> None:
+        self.folder, self._programs, self._made = folder, programs, 0
+        self.port, self._standby_port = free_port(), 0
+        self._data, self._standby, self._standbys = "data", "", 0
+        self._lost = "", 0
+
+    def as_user(self) -> list[str]:
+        """Return what has a program run as another user than root, which none of these may be."""
+        user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
+        return user if os.getuid() == 0 else []
+
+    def run(self, program: str, *arguments: str) -> None:
+        """Run one of its programs."""
+        command = [*self.as_user(), str(self._programs / program), *arguments]
+        with (self.folder / "programs.log").open("ab") as log:  # No pipe: it would stay open.
+            subprocess.run(  # noqa: S603  # Our own.
+                command, check=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=120
+            )
+
+    def url(self, database: str, user: str = "moorage", port: int = 0) -> str:
+        """Return the address of a database, also by way of another port."""
+        return f"postgresql://{user}@127.0.0.1:{port or self.port}/{database}"
+
+    def execute(
+        self, statement: str, database: str = "postgres", values: Sequence[object] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Run one statement, and return its rows."""
+        import psycopg  # noqa: PLC0415  # An extra.
+
+        with psycopg.connect(self.url(database), autocommit=True) as connection:
+            cursor = connection.execute(statement.encode(), values)
+            return cursor.fetchall() if cursor.description else []
+
+    def database(self) -> str:
+        """Make a database and return its address."""
+        self._made += 1
+        self.execute(f"CREATE DATABASE d{self._made}")
+        return self.url(f"d{self._made}")
+
+    def start(self) -> None:
+        """Make the files, and start."""
+        self.run("initdb", "-D", str(self.folder / self._data), *_INITDB)
+        with (self.folder / self._data / "postgresql.conf").open("a") as file:
+            # A kill of processes loses nothing without a sync.
+            file.write(
+                f"listen_addresses='127.0.0.1'\nport={self.port}\nfsync=off\n"
+                f"full_page_writes=off\nunix_socket_directories='{self.folder}'\n"
+                "shared_buffers=64MB\n"
+            )
+        self._control(self._data, "start")
+
+    def add_standby(self) -> None:
+        """Start a second one, which each commit waits for from now on."""
+        self._standbys += 1
+        name = f"standby{self._standbys}"
+        data = self.folder / name
+        source = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "moorage", "-D", str(data)]
+        copied = ["-R", "-X", "stream", "-c", "fast", "-C", "-S", name, "--no-sync"]
+        self.run("pg_basebackup", *source, *copied)
+        self._standby, self._standby_port = name, free_port()
+        followed = data / "postgresql.auto.conf"
+        named = f"application_name={name} user=moorage"
+        followed.write_text(followed.read_text().replace("user=moorage", named))
+        with (data / "postgresql.conf").open("a") as file:
+            file.write(f"port={self._standby_port}\n")
+        self._control(name, "start")
+        self._wait_for_standbys(name)
+
+    def promote(self) -> None:
+        """Lose the primary, and have the standby take its place; it has no standby of its own."""
+        self._control(self._data, "stop", "-m", "immediate")
+        self._control(self._standby, "promote")
+        self._lost = self._data, self.port
+        self._data, self.port, self._standby = self._standby, self._standby_port, ""
+        self._wait_for_standbys("")
+
+    @contextlib.contextmanager
+    def without_standby(self) -> Iterator[None]:
+        """Have commits wait until the end of the block."""
+        self._control(self._standby, "stop", "-m", "immediate")
+        try:
+            yield
+        finally:
+            self._control(self._standby, "start")
+
+    @contextlib.contextmanager
+    def revived(self) -> Iterator["PostgresServer"]:
+        """Start the primary that was lost, as it was, until the end of the block."""
+        lost = PostgresServer(self.folder, self._programs)
+        lost._data, lost.port = self._lost
+        lost._control(lost._data, "start")
+        try:
+            yield lost
+        finally:
+            lost.stop()
+
+    def _wait_for_standbys(self, names: str) -> None:
+        self.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+        self.execute("SELECT pg_reload_conf()")
+
+    def restart(self) -> None:
+        """Stop as after a crash, and start again."""
+        self._control(self._data, "restart", "-m", "immediate")
+
+    def stop(self) -> None:
+        """Stop all of it at once."""
+        for each in filter(None, (self._standby, self._data)):
+            self._control(each, "stop", "-m", "immediate")
+
+    def _control(self, data: str, verb: str, *options: str) -> None:
+        folder = self.folder / data
+        log = ["-l", f"{folder}.log"] if verb != "stop" else []
+        self.run("pg_ctl", "-D", str(folder), *log, *options, "-w", verb)
+
+
+@contextlib.contextmanager
+def running_postgres(programs: Path) -> Iterator[PostgresServer]:
+    """Run a PostgreSQL until the block ends."""
+    with tempfile.TemporaryDirectory(
+        prefix="moorage-pg-", dir="/tmp"
+    ) as place:  # The path of its socket is short.
+        folder = Path(place)
+        if os.getuid() == 0:
+            shutil.chown(folder, "postgres", "postgres")
+        folder.chmod(0o755)
+        server = PostgresServer(folder, programs)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()

@@ -1,0 +1,216 @@
+"""What clients were answered, and the laws that it must keep. Pure: tests give it broken ones.
+
+All times are of one monotonic clock: that of the process in which the clients run.
+"""
+
+import itertools
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+Gpu = tuple[str, str, str]
+
+
+class Grant(NamedTuple):
+    """A lease that was granted to a client.
+
+    Args:
+        key: Idempotency key of the request.
+        lease: Its id.
+        fencing: Its number.
+        gpus: Cluster, node and number of each of its GPUs.
+        server: The process that answered; empty where that is not known.
+        asked_at: When the request was first sent.
+        answered_at: When its answer was there.
+
+    """
+
+    key: str
+    lease: str
+    fencing: int
+    gpus: tuple[Gpu, ...]
+    server: str
+    asked_at: float
+    answered_at: float
+
+
+class Release(NamedTuple):
+    """A release that was answered; its fields are as those of `Grant`."""
+
+    lease: str
+    server: str
+    asked_at: float
+    answered_at: float
+
+
+@dataclass
+class History:
+    """What all clients of a run did and saw, and what the last server has.
+
+    Args:
+        asked: Keys of all requests that were sent, and when.
+        grants: In the order of the answers; a request that is sent again has several.
+        released_at: When the release of a lease was first sent.
+        releases: Those that were answered.
+        refusals: What was refused although it must not be, in words.
+        leases: What the last server has: the fencing number of each lease.
+        waiting: Requests that wait there.
+        committed: Fencing numbers of grants in the order in which they were committed.
+
+    """
+
+    asked: dict[str, float] = field(default_factory=dict)
+    grants: list[Grant] = field(default_factory=list)
+    released_at: dict[str, float] = field(default_factory=dict)
+    releases: list[Release] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    leases: dict[str, int] = field(default_factory=dict)
+    waiting: list[str] = field(default_factory=list)
+    committed: list[int] = field(default_factory=list)
+
+    def first_grants(self) -> list[Grant]:
+        """Return the first answer about each lease."""
+        first: dict[str, Grant] = {}
+        for each in self.grants:
+            first.setdefault(each.lease, each)
+        return list(first.values())
+
+    def answers(self) -> list[Grant | Release]:
+        """Return all answers, in the order in which they came."""
+        return sorted([*self.grants, *self.releases], key=lambda each: each.answered_at)
+
+
+def longest_pause(times: Sequence[float], begin: float, end: float) -> float:
+    """Return the longest time without an answer between two moments.
+
+    It begins with the last answer before the first moment, and ends with the first one after the
+    second: so a client sees a takeover.
+
+    Args:
+        times: Of all answers, in order.
+        begin: The first moment.
+        end: The second one.
+
+    """
+    first = max(0, bisect_right(times, begin) - 1)
+    among = times[first : bisect_left(times, end) + 1]
+    return max((after - before for before, after in itertools.pairwise(among)), default=0.0)
+
+
+def gpus_in_two_leases(history: History) -> list[str]:
+    """Find GPUs that two clients could rely on at one time."""
+    found = []
+    spans: defaultdict[Gpu, list[tuple[float, float, str]]] = defaultdict(list)
+    for each in history.first_grants():
+        end = history.released_at.get(each.lease, float("inf"))
+        for gpu in each.gpus:
+            spans[gpu].append((each.answered_at, end, each.lease))
+    for gpu, those in spans.items():
+        for (_, end, before), (begin, _, after) in itertools.pairwise(sorted(those)):
+            if end > begin:
+                found.append(f"{'/'.join(gpu)} is in {before} and in {after}")
+    return found
+
+
+def lost_leases(history: History) -> list[str]:
+    """Find acknowledged leases that are not there although no client released them."""
+    return [
+        f"{each.lease} with number {each.fencing} is {history.leases.get(each.lease, 'not there')}"
+        for each in history.first_grants()
+        if each.lease not in history.released_at and history.leases.get(each.lease) != each.fencing
+    ] + history.refusals
+
+
+def undone_releases(history: History) -> list[str]:
+    """Find leases that are there although their release was acknowledged."""
+    return [each.lease for each in history.releases if each.lease in history.leases]
+
+
+def unanswered_leases(history: History) -> list[str]:
+    """Find leases that no client knows of, although all have their answers."""
+    return sorted(history.leases.keys() - {each.lease for each in history.grants})
+
+
+def fencing_out_of_order(history: History) -> list[str]:
+    """Find numbers that came twice, or that are not above all those answered before the request."""
+    first = history.first_grants()
+    found = []
+    by_number: dict[int, str] = {}
+    for each in first:
+        other = by_number.setdefault(each.fencing, each.lease)
+        if other != each.lease:
+            found.append(f"{other} and {each.lease} have the number {each.fencing}")
+    highest, answered = 0, iter(sorted(first, key=lambda each: each.answered_at))
+    before = next(answered, None)
+    for each in sorted(first, key=lambda each: each.asked_at):
+        while before is not None and before.answered_at < each.asked_at:
+            highest = max(highest, before.fencing)
+            before = next(answered, None)
+        if each.fencing < highest:
+            found.append(f"{each.lease} has {each.fencing}, and {highest} was answered before it")
+    return found
+
+
+def commits_out_of_order(history: History) -> list[str]:
+    """Find numbers that do not grow from one grant in the ledger to the next."""
+    return [
+        f"{after} was committed after {before}"
+        for before, after in itertools.pairwise(history.committed)
+        if after <= before
+    ]
+
+
+def forgotten_requests(history: History) -> list[str]:
+    """Find requests that were never answered, and such as wait though no client does."""
+    answered = {each.key for each in history.grants}
+    return [key for key in history.asked if key not in answered] + history.waiting
+
+
+def leases_beside_keys(history: History) -> list[str]:
+    """Find idempotency keys with two leases, and leases with two keys."""
+    pairs = {(each.key, each.lease) for each in history.grants}
+    return [*_repeated(key for key, _ in pairs), *_repeated(lease for _, lease in pairs)]
+
+
+def answers_of_the_deposed(history: History) -> list[str]:
+    """Find processes that acknowledged what was sent when a later one had answered already."""
+    answers = [each for each in history.answers() if each.server]
+    begun: dict[str, float] = {}
+    for each in answers:
+        begun.setdefault(each.server, each.answered_at)
+    followers = dict(itertools.pairwise(begun))
+    return [
+        f"{each.server} answered about {each.lease} after {follower} led"
+        for each in answers
+        if (follower := followers.get(each.server)) and begun[follower] < each.asked_at
+    ]
+
+
+LAWS: Final[dict[str, Callable[[History], list[str]]]] = {
+    "GPUs in two leases": gpus_in_two_leases,
+    "acknowledged leases lost": lost_leases,
+    "releases undone": undone_releases,
+    "leases without an answer": unanswered_leases,
+    "fencing numbers not above those before": fencing_out_of_order,
+    "fencing numbers not in the order of commits": commits_out_of_order,
+    "requests forgotten": forgotten_requests,
+    "keys with two leases": leases_beside_keys,
+    "answers of a deposed server": answers_of_the_deposed,
+}
+
+
+def violations(history: History) -> dict[str, list[str]]:
+    """Return by law what breaks it."""
+    return {name: law(history) for name, law in LAWS.items()}
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the smallest value that so large a share of all does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * round(share * 100) // 100) - 1)]
+
+
+def _repeated(values: Iterable[str]) -> list[str]:
+    return [each for each, times in Counter(values).items() if times > 1]

@@ -1,0 +1,203 @@
+"""Clients that ask for leases and release them, through whatever happens; they write a history."""
+
+import asyncio
+import contextlib
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.faults.history import Grant, History, Release
+from moorage.lab.errors import CommandError
+from moorage.records.leases import Lease
+from moorage_client import Client
+from moorage_client.errors import ConnectionFailed, MoorageError, RequestRefused, Timeout
+
+HELD_MAX: Final = 2
+"""Leases of one client. A fleet of fewer GPUs than clients have leases makes some wait."""
+TTL_SECONDS: Final = 900.0
+WAIT_SECONDS: Final = 600.0
+REPEATED: Final = 0.2
+"""Share of the requests that are sent once more after their answer."""
+RECONNECT_SECONDS: Final = 60.0
+ANSWER_SECONDS_MAX: Final = 60.0
+"""Without an answer for so long, something is forgotten or lost."""
+
+
+class Stalled(Exception):  # noqa: N818  # It names what happened.
+    """No client is answered any more."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the clients ask, and for what.
+
+    Args:
+        urls: Of the servers, separated by commas.
+        policy: Name and tag.
+        clusters: Ids of the clusters to choose from; empty: all.
+        gpus: Of each lease.
+        name_server: Returns the process that has an address at the moment.
+        alone: There are no other clients.
+
+    """
+
+    urls: str
+    policy: str
+    clusters: tuple[str, ...]
+    gpus: int
+    name_server: Callable[[str], str]
+    alone: bool
+
+
+class Load:
+    """Some clients, each a task.
+
+    Args:
+        target: Whom they ask.
+        clients: How many.
+        seed: Of what they draw.
+
+    Attributes:
+        history: What they saw.
+
+    """
+
+    def __init__(self, target: Target, clients: int, seed: int) -> None:
+        self.history = History()
+        self._target = target
+        self._clients = clients
+        self._seed = seed
+        self._over = asyncio.Event()
+        self._held: list[Lease] = []
+        """Of clients that have ended."""
+        self._answered = asyncio.Condition()
+        self._answers: Counter[str] = Counter()
+
+    async def during(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Have all of them ask while some work is done, and then see what the server has.
+
+        Each client ends with one lease at most, which is released when it was seen. Where they are
+        answered no more, the work ends.
+
+        Raises:
+            CommandError: A client was refused.
+
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                clients = [tasks.create_task(self._play(each)) for each in range(self._clients)]
+                with contextlib.suppress(Stalled):
+                    await work()
+                self._over.set()
+                _, stalled = await asyncio.wait(clients, timeout=ANSWER_SECONDS_MAX)
+                for each in stalled:  # Its request counts as forgotten.
+                    each.cancel()
+        except* MoorageError as refused:
+            raise CommandError(str(refused.exceptions[0])) from None
+        async with Client(self._target.urls, reconnect_seconds=RECONNECT_SECONDS) as client:
+            await self._look(client)
+            for lease in self._held:
+                with contextlib.suppress(MoorageError):  # Then it ends by its time.
+                    await client.release(lease.id, lease.token)
+
+    async def answers(self, more: int, of_other_than: str = "") -> None:
+        """Wait for some more answers, of processes other than this one.
+
+        Raises:
+            Stalled: They do not come.
+
+        """
+
+        def count() -> int:
+            return self._answers.total() - sum(self._answers[each] for each in {"", of_other_than})
+
+        enough = count() + more
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS_MAX), self._answered:
+                await self._answered.wait_for(lambda: count() >= enough)
+        except TimeoutError:
+            raise Stalled from None
+
+    async def _look(self, client: Client) -> None:
+        """Write down what the server that leads has in the end."""
+        known = {each.lease for each in self.history.grants}
+        async for lease in client.leases():
+            if self._target.alone or lease.id in known:
+                self.history.leases[lease.id] = lease.fencing
+        if self._target.alone:
+            self.history.waiting = [str(each["request"]) async for each in client.queue()]
+
+    async def _play(self, number: int) -> None:
+        draw = random.Random(f"{self._seed}/{number}")
+        held: list[Lease] = []
+        client = Client(self._target.urls, reconnect_seconds=RECONNECT_SECONDS)
+        async with client:
+            for turn in itertools.count():
+                if self._over.is_set():
+                    break
+                key = f"{self._seed}-{number}-{turn}-{time.time_ns()}"
+                held.append(await self._ask(client, key))
+                if draw.random() < REPEATED:
+                    await self._ask(client, key)
+                if len(held) >= HELD_MAX:
+                    await self._release(client, held.pop(0))
+            while len(held) > 1:
+                await self._release(client, held.pop())
+        self._held += held
+
+    async def _ask(self, client: Client, key: str) -> Lease:
+        terms = {"ttl_seconds": TTL_SECONDS, "wait_seconds": WAIT_SECONDS, "idempotency_key": key}
+        begun = time.monotonic()
+        self.history.asked.setdefault(key, begun)
+        while True:
+            before = client.url
+            with contextlib.suppress(ConnectionFailed, Timeout):  # Its user asks again.
+                answer = await client.ask(
+                    self._target.policy,
+                    clusters=self._target.clusters or None,
+                    resources={"gpus": self._target.gpus},
+                    lease=terms,
+                )
+                break
+        lease = answer.lease
+        assert lease is not None
+        gpus = tuple(
+            (share.cluster_id, share.node_id, str(gpu))
+            for share in lease.placement
+            for gpu in share.gpus
+        )
+        server = self._server(before, client.url)
+        now = time.monotonic()
+        self.history.grants.append(Grant(key, lease.id, lease.fencing, gpus, server, begun, now))
+        await self._tell(server)
+        return lease
+
+    async def _release(self, client: Client, lease: Lease) -> None:
+        begun = time.monotonic()
+        self.history.released_at[lease.id] = begun
+        while True:
+            before = client.url
+            try:
+                await client.release(lease.id, lease.token)
+            except (ConnectionFailed, Timeout):
+                continue
+            except RequestRefused as refused:
+                self.history.refusals.append(f"the release of {lease.id}: {refused}")
+                return
+            break
+        server = self._server(before, client.url)
+        self.history.releases.append(Release(lease.id, server, begun, time.monotonic()))
+        await self._tell(server)
+
+    def _server(self, before: str, after: str) -> str:
+        """Return which process answered, if the client had one address all the time."""
+        return self._target.name_server(after) if before == after else ""
+
+    async def _tell(self, server: str) -> None:
+        self._answers[server] += 1
+        async with self._answered:
+            self._answered.notify_all()

@@ -1,0 +1,335 @@
+"""Two servers on one PostgreSQL, behind proxies, each started again when it ends; and the faults.
+
+A server reaches the database through a proxy of its own, and clients reach the server through
+another one.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from benchmarks.faults.database import PostgresServer
+from benchmarks.faults.proxy import WAYS, Proxy
+from moorage.lab.errors import CommandError
+from moorage.storage.base import LEAD_SECONDS
+from moorage.testing.daemon_process import serve_command, serve_variables, tail
+from moorage_policies import catalog as shipped
+
+NODES: Final = 2
+GPUS_A_NODE: Final = 4
+CLUSTER: Final = "faults"
+POLICY: Final = "first_fit:1.0-stable"
+RESTART_SECONDS: Final = 0.3
+"""Between the end of a server and its next start, as a supervisor waits."""
+LOOK_SECONDS: Final = 0.02
+SETTLE_SECONDS_MAX: Final = 90.0
+"""For a server to lead, to end, or to be there again."""
+CUT_OFF_SECONDS: Final = (0.5, 2.5)
+"""How long clients do not reach the server that leads."""
+
+
+class Seat:
+    """A place for a server, with its addresses, which outlast the process.
+
+    Args:
+        name: Of its folder and log.
+        folder: Where these are.
+        storage: Returns the address of the database behind a port.
+
+    Attributes:
+        process: The one that runs.
+        generation: How many have become ready here.
+        http: Where its HTTP services are.
+        clients: The proxy in front of it.
+        database: The proxy between it and the database.
+
+    """
+
+    def __init__(
+        self, name: str, folder: Path, database_port: int, storage: Callable[[int], str]
+    ) -> None:
+        self.name = name
+        self.process: asyncio.subprocess.Process | None = None
+        self.generation = 0
+        self.clients, self.database = Proxy(0), Proxy(database_port)
+        self.log = folder / f"{name}.log"
+        self._folder = folder / name
+        self._storage = storage
+        self.http = ""
+        self._is_ready = asyncio.Condition()
+
+    @property
+    def label(self) -> str:
+        """The process that is here."""
+        return f"{self.name}{self.generation}"
+
+    @property
+    def url(self) -> str:
+        """Where clients reach it."""
+        return f"ws://127.0.0.1:{self.clients.port}"
+
+    async def run(self) -> None:
+        """Have a server here, one after another, until cancelled."""
+        await self.clients.open()
+        await self.database.open()
+        variables = {
+            **serve_variables(),
+            "MOORAGE_STORAGE": self._storage(self.database.port),
+            "MOORAGE_ADVERTISE_URL": self.url,
+        }
+        try:
+            while True:
+                await self._serve(variables)
+                await asyncio.sleep(RESTART_SECONDS)
+        finally:
+            await self._stop()
+            await self.clients.close()
+            await self.database.close()
+
+    async def _serve(self, variables: dict[str, str]) -> None:
+        with self.log.open("a") as errors:
+            self.process = process = await asyncio.create_subprocess_exec(
+                *serve_command(self._folder),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                env=variables,
+            )
+        assert process.stdout is not None
+        if line := await process.stdout.readline():
+            ready: dict[str, Any] = json.loads(line)
+            self.clients.target = int(ready["ws"].rpartition(":")[2])
+            self.http = ready["http"]
+            async with self._is_ready:
+                self.generation += 1
+                self._is_ready.notify_all()
+        await process.wait()
+
+    async def _stop(self) -> None:
+        process = self.process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), SETTLE_SECONDS_MAX)
+        except TimeoutError:
+            process.kill()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send its process a signal, if it runs."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(number)
+
+    async def follows(self, generation: int) -> None:
+        """Wait until a later process than that one is ready here.
+
+        Raises:
+            CommandError: None comes, or the old one does not end.
+
+        """
+        async with self._is_ready:
+            try:
+                async with asyncio.timeout(SETTLE_SECONDS_MAX):
+                    await self._is_ready.wait_for(lambda: self.generation > generation)
+            except TimeoutError:
+                reason = f"server {self.name}{generation} is not followed by another one"
+                raise CommandError(f"{reason}:\n{tail(self.log)}") from None
+
+    async def leads(self, http: httpx.AsyncClient) -> bool:
+        """Return whether its process says that it leads."""
+        try:
+            return (await http.get(f"{self.http}/readyz", timeout=1)).is_success
+        except httpx.HTTPError:
+            return False
+
+
+class Pair:
+    """Two seats, a database, and what befalls them.
+
+    Args:
+        folder: Of the servers.
+        postgres: The database; it runs.
+        draw: Draws what is left open.
+
+    Attributes:
+        seats: As above.
+
+    """
+
+    def __init__(self, folder: Path, postgres: PostgresServer, draw: random.Random) -> None:
+        name = postgres.database().rpartition("/")[2]
+        self._postgres, self._draw, self._name = postgres, draw, name
+
+        def storage(port: int) -> str:
+            return postgres.url(name, port=port)
+
+        self._storage = storage
+        self.seats = [Seat(each, folder, postgres.port, storage) for each in "ab"]
+
+    @property
+    def address(self) -> str:
+        """Of the database itself."""
+        return self._storage(self._postgres.port)
+
+    @property
+    def urls(self) -> str:
+        """Of both, for clients."""
+        return ",".join(each.url for each in self.seats)
+
+    def name_server(self, url: str) -> str:
+        """Return which process has an address; empty: it is none of ours."""
+        return next((each.label for each in self.seats if each.url == url), "")
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run both servers until the block ends."""
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            for seat in self.seats:
+                tasks.append(asyncio.create_task(seat.run()))
+                await seat.follows(0)
+            leader, _ = await self.roles()
+            await self._fill(leader)
+            yield
+        finally:
+            for each in tasks:
+                each.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _fill(self, leader: Seat) -> None:
+        models = [{"modelName": "A100", "memory": 81_920}] * GPUS_A_NODE
+        gpus = {"count": GPUS_A_NODE, "gpus": models}
+        rows = [
+            {"id": f"n{number}", "gpus": gpus, "vcpus": {"count": 64}, "memory": 262_144}
+            for number in range(NODES)
+        ]
+        cluster = {"id": CLUSTER, "nodes": {"count": NODES, "nodeData": rows}}
+        async with httpx.AsyncClient(base_url=leader.http, trust_env=False) as http:
+            (await http.post("/clusters", json=cluster)).raise_for_status()
+            (await http.post("/policy", json=shipped.document("first_fit"))).raise_for_status()
+
+    async def roles(self) -> tuple[Seat, Seat]:
+        """Wait until one leads and the other one stands by; return them.
+
+        Raises:
+            CommandError: That does not come about.
+
+        """
+        a, b = self.seats
+        end = time.monotonic() + SETTLE_SECONDS_MAX
+        async with httpx.AsyncClient(trust_env=False) as http:
+            while time.monotonic() < end:
+                leading = [each for each in self.seats if await each.leads(http)]
+                if len(leading) == 1 and await self._stands_by(b if leading == [a] else a):
+                    return (a, b) if leading == [a] else (b, a)
+                await asyncio.sleep(LOOK_SECONDS)
+        raise CommandError(f"no server leads beside a standby:\n{tail(a.log)}\n{tail(b.log)}")
+
+    async def _stands_by(self, seat: Seat) -> bool:
+        query = "SELECT count(*) FROM moorage.standby WHERE ws = %s"
+        recent = f"{query} AND at > clock_timestamp() - interval '2 seconds'"
+        rows = await asyncio.to_thread(self._postgres.execute, recent, self._name, (seat.url,))
+        return rows == [(1,)]
+
+    async def kill(self, leader: Seat, settle: Callable[[], Awaitable[None]]) -> None:
+        """Kill the server that leads: SIGKILL."""
+        leader.signal(signal.SIGKILL)
+        await settle()
+
+    async def freeze(self, leader: Seat, settle: Callable[[], Awaitable[None]]) -> None:
+        """Stop it for longer than it may lead without a sign of life, and let it go on."""
+        leader.signal(signal.SIGSTOP)
+        await settle()
+        await asyncio.sleep(self._draw.uniform(0, LEAD_SECONDS))
+        leader.signal(signal.SIGCONT)
+
+    async def partition(self, leader: Seat, settle: Callable[[], Awaitable[None]]) -> None:
+        """Hold back what goes one way between it and the database, and let that through later."""
+        leader.database.cut(self._draw.choice(WAYS))
+        try:
+            await settle()
+        finally:
+            leader.database.heal()
+
+    async def end_sessions(self, leader: Seat, settle: Callable[[], Awaitable[None]]) -> None:
+        """Have the database end all its sessions."""
+        assert leader.process is not None
+        await asyncio.to_thread(
+            self._postgres.execute,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ %s",
+            "postgres",
+            (f"^moored .* {leader.process.pid}$",),
+        )
+        await settle()
+
+    async def restart_database(self, leader: Seat, settle: Callable[[], Awaitable[None]]) -> None:
+        """Restart PostgreSQL as after a crash."""
+        del leader
+        await asyncio.to_thread(self._postgres.restart)
+        await settle()
+
+    async def promote_standby(self, leader: Seat, settle: Callable[[], Awaitable[None]]) -> None:
+        """Lose PostgreSQL's primary; its address is then that of its standby."""
+        del leader
+        await asyncio.to_thread(self._postgres.promote)
+        for each in self.seats:
+            each.database.target = self._postgres.port
+        await settle()
+        await asyncio.to_thread(self._postgres.add_standby)
+
+    async def cut_off_clients(self, leader: Seat, settle: Callable[[], Awaitable[None]]) -> None:
+        """Hold back for a while what goes one way between it and its clients."""
+        await leader.clients.partition(
+            self._draw.uniform(*CUT_OFF_SECONDS), self._draw.choice(WAYS)
+        )
+        await settle()
+
+    async def resign(self, leader: Seat, settle: Callable[[], Awaitable[None]]) -> None:
+        """Have it hand over: by `moored lead --resign`, or by SIGTERM."""
+        if self._draw.random() < 1 / 2:
+            leader.signal(signal.SIGTERM)
+        else:
+            from moorage.storage.postgres.leadership import (  # noqa: PLC0415  # An extra.
+                ask_to_resign,
+            )
+
+            await asyncio.to_thread(ask_to_resign, self.address)
+        await settle()
+
+    async def committed(self) -> list[int]:
+        """Return the fencing numbers of all grants in the ledger, which must be whole."""
+        return await asyncio.to_thread(read_committed, self.address)
+
+
+def read_committed(address: str) -> list[int]:
+    """Return the fencing numbers of grants in the order of their commits; no server may run.
+
+    Raises:
+        LedgerCorrupt: The ledger is not whole.
+        StorageError: It cannot be read.
+
+    """
+    from moorage.core.state.facts import Granted  # noqa: PLC0415  # With the extra.
+    from moorage.ledger.codec import unseal  # noqa: PLC0415  # As above.
+    from moorage.ledger.inspection import check_linked  # noqa: PLC0415  # As above.
+    from moorage.storage.postgres.contents import reading  # noqa: PLC0415  # An extra.
+
+    numbers = []
+    with reading(address) as contents:
+        after = contents.facts.pruned_seq()
+        chain = contents.facts.chain_of(after)
+        for rows in contents.fact_pages():
+            check_linked(rows, after, chain, [], contents.place)
+            after, chain = rows[-1].seq, rows[-1].chain
+            facts = [unseal(row, contents.place).fact for row in rows]
+            numbers += [each.lease.fencing for each in facts if isinstance(each, Granted)]
+    return numbers

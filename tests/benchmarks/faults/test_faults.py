@@ -1,0 +1,60 @@
+"""A short run of the faults: what clients were answered stays true."""
+
+import asyncio
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.heavy, pytest.mark.postgres]
+pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
+
+from benchmarks.faults.__main__ import NEMESES  # noqa: E402  # After the skip.
+from benchmarks.faults.servers import Pair  # noqa: E402  # As above.
+
+COUNTS = (
+    "--kills 2 --frozen 1 --partitions 1 --planned 1 --ended 1 --restarts 1 --promoted 1 "
+    "--cut-off 1"
+)
+
+
+async def report(*words: str) -> dict[str, Any]:
+    """Run the command, and return what it found: nothing that breaks a law."""
+    command = [sys.executable, "-m", "benchmarks.faults", "--json", *words]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+    async with asyncio.timeout(600):
+        output, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    found: dict[str, Any] = json.loads(output)
+    assert [each for each in found["violations"].values() if each] == []
+    return found
+
+
+async def test_no_law_is_broken_by_a_fault():
+    found = await report(*COUNTS.split())
+    assert found["pauses"].keys() == NEMESES.keys()
+    assert found["grants_in_the_ledger"] >= found["grants"] > 0
+    assert found["servers_that_led"] >= 7
+
+
+async def test_ones_own_servers_take_ones_own_faults(postgres, tmp_path: Path):
+    pair = Pair(tmp_path, postgres, random.Random(1))
+    async with asyncio.timeout(300), pair.running():
+        leader, _ = await pair.roles()
+        assert leader.process is not None
+        fault = f"kill -9 {leader.process.pid}"
+        found = await report("--url", pair.urls, "--fault", fault)
+    assert found["pauses"][fault]["times"] == 1
+    assert found["servers_that_led"] >= 2
+
+
+async def test_own_servers_and_faults_belong_together():
+    command = [sys.executable, "-m", "benchmarks.faults", "--url", "ws://127.0.0.1:1"]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert "--url and --fault belong together" in errors.decode()

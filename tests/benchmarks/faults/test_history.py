@@ -1,0 +1,173 @@
+"""Each law of a history is broken by some history, and by that law alone it is found."""
+
+from collections.abc import Callable
+
+import pytest
+
+from benchmarks.faults.history import (
+    LAWS,
+    Grant,
+    History,
+    Release,
+    longest_pause,
+    quantile,
+    violations,
+)
+
+GPUS = [("east", "n", str(number)) for number in range(3)]
+
+
+def whole() -> History:
+    """Return what two servers may do: `a` grants two, `b` repeats one and grants another."""
+    history = History(
+        asked={"k1": 0.0, "k2": 2.0, "k3": 6.0},
+        grants=[
+            Grant("k1", "l1", 1, (GPUS[0],), "a", 0.0, 1.0),
+            Grant("k2", "l2", 2, (GPUS[1],), "a", 2.0, 3.0),
+            Grant("k2", "l2", 2, (GPUS[1],), "b", 4.0, 5.0),
+            Grant("k3", "l3", 9, (GPUS[0],), "b", 6.0, 8.0),
+        ],
+        released_at={"l1": 6.5},
+        releases=[Release("l1", "b", 6.5, 7.0)],
+        leases={"l2": 2, "l3": 9},
+        committed=[1, 2, 9],
+    )
+    assert not any(violations(history).values())
+    return history
+
+
+def change(history: History, number: int, **fields: object) -> None:
+    history.grants[number] = history.grants[number]._replace(**fields)
+
+
+def grant_twice(history: History) -> None:
+    change(history, 3, gpus=(GPUS[2], GPUS[1]))
+
+
+def grant_before_the_release(history: History) -> None:
+    change(history, 3, asked_at=5.5, answered_at=6.4)
+
+
+def lose(history: History) -> None:
+    del history.leases["l2"]
+
+
+def change_a_number(history: History) -> None:
+    history.leases["l2"] = 3
+
+
+def refuse_a_release(history: History) -> None:
+    history.refusals.append("the release of l1: no such lease")
+
+
+def undo_a_release(history: History) -> None:
+    history.leases["l1"] = 1
+
+
+def grant_unseen(history: History) -> None:
+    history.leases["l4"] = 10
+
+
+def go_back(history: History) -> None:
+    change(history, 3, fencing=0)
+    history.leases["l3"] = 0
+
+
+def repeat_a_number(history: History) -> None:
+    change(history, 3, fencing=2)
+    history.leases["l3"] = 2
+
+
+def commit_in_another_order(history: History) -> None:
+    history.committed = [1, 9, 2]
+
+
+def commit_twice(history: History) -> None:
+    history.committed.append(9)
+
+
+def forget(history: History) -> None:
+    history.asked["k4"] = 1.0
+
+
+def let_wait(history: History) -> None:
+    history.waiting.append("r1")
+
+
+def give_one_key_two_leases(history: History) -> None:
+    change(history, 3, key="k2")
+    del history.asked["k3"]
+
+
+def give_two_keys_one_lease(history: History) -> None:
+    change(history, 2, key="k4")
+
+
+def answer_when_deposed(history: History) -> None:
+    change(history, 3, server="a")
+    history.releases[0] = history.releases[0]._replace(server="a")
+
+
+DEFECTS: list[tuple[str, Callable[[History], None]]] = [
+    ("GPUs in two leases", grant_twice),
+    ("GPUs in two leases", grant_before_the_release),
+    ("acknowledged leases lost", lose),
+    ("acknowledged leases lost", change_a_number),
+    ("acknowledged leases lost", refuse_a_release),
+    ("releases undone", undo_a_release),
+    ("leases without an answer", grant_unseen),
+    ("fencing numbers not above those before", go_back),
+    ("fencing numbers not above those before", repeat_a_number),
+    ("fencing numbers not in the order of commits", commit_in_another_order),
+    ("fencing numbers not in the order of commits", commit_twice),
+    ("requests forgotten", forget),
+    ("requests forgotten", let_wait),
+    ("keys with two leases", give_one_key_two_leases),
+    ("keys with two leases", give_two_keys_one_lease),
+    ("answers of a deposed server", answer_when_deposed),
+]
+
+
+@pytest.mark.parametrize(("law", "defect"), DEFECTS)
+def test_a_defect_is_found_by_its_law_alone(law: str, defect: Callable[[History], None]):
+    history = whole()
+    defect(history)
+    assert [name for name, found in violations(history).items() if found] == [law]
+
+
+def test_each_law_has_a_defect():
+    assert {law for law, _ in DEFECTS} == LAWS.keys()
+
+
+def test_what_was_on_its_way_may_overtake():
+    """Two requests that overlap may be granted in either order, and by either server."""
+    history = whole()
+    change(history, 3, fencing=3, asked_at=2.5)
+    history.leases["l3"] = 3
+    history.committed = [1, 2, 3]
+    change(history, 1, fencing=2, answered_at=5.5)
+    assert not any(violations(history).values())
+    history = whole()
+    history.grants.append(Grant("k5", "l5", 10, (GPUS[2],), "a", 4.5, 9.0))
+    history.leases["l5"] = 10
+    history.committed.append(10)
+    assert not any(violations(history).values())
+
+
+def test_an_answer_of_an_unknown_server_breaks_no_law():
+    history = whole()
+    change(history, 3, server="")
+    assert not any(violations(history).values())
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "pause"), [(1.5, 1.6, 4.0), (1.0, 6.0, 4.0), (5.0, 5.5, 1.0), (9.0, 10.0, 0)]
+)
+def test_a_pause_lasts_from_the_last_answer_to_the_next(begin: float, end: float, pause: float):
+    assert longest_pause([0.0, 1.0, 5.0, 6.0], begin, end) == pause
+
+
+def test_quantiles_are_values_that_were_there():
+    values = [float(each) for each in range(100, 0, -1)]
+    assert [quantile(values, each) for each in (0.5, 0.99, 1.0)] == [50.0, 99.0, 100.0]
+    assert quantile([3.0], 0.99) == 3.0

@@ -1,0 +1,90 @@
+"""A primary that is lost, one that comes back, and commits whose answer never comes."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.faults.database import PostgresServer, find_programs, running_postgres
+from moorage.core.state.facts import Fact, Renewed
+from moorage.ledger.base import LedgerFailed
+from moorage.ledger.stored import StoredLedger
+from moorage.model import RequestId
+
+pytestmark = [pytest.mark.heavy, pytest.mark.postgres]
+pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
+
+from moorage.storage.postgres.storage import PostgresStorage  # noqa: E402  # After the skip.
+
+NOW = 1_763_647_000.125
+WAITING = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+END_WAITING = f"SELECT pg_terminate_backend(pid) {WAITING}"
+
+
+def numbered(first: int, last: int) -> list[Fact]:
+    return [Renewed(RequestId(f"r-{number}"), float(number)) for number in range(first, last + 1)]
+
+
+@pytest.fixture
+def replicated() -> Iterator[PostgresServer]:
+    """A primary with a synchronous standby."""
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    with running_postgres(programs) as server:
+        server.add_standby()
+        yield server
+
+
+async def end_waiting(server: PostgresServer, waiting: "asyncio.Future[object]") -> None:
+    """End sessions that wait for a standby, once there are any."""
+    while not await asyncio.to_thread(server.execute, END_WAITING):
+        assert not waiting.done()
+
+
+async def test_an_old_primary_that_comes_back_takes_no_writer(replicated: PostgresServer):
+    """It has the old epoch, and would let one in; without its standby it acknowledges nothing."""
+    address = replicated.database()
+    name, old = address.rpartition("/")[2], replicated.port
+    ledger = StoredLedger(PostgresStorage(address).facts())
+    await ledger.open()
+    assert await ledger.append(numbered(1, 2), NOW) == 2
+    await asyncio.to_thread(replicated.promote)
+    with pytest.raises(LedgerFailed):
+        await ledger.append(numbered(3, 3), NOW)
+    with pytest.raises(LedgerFailed):
+        await ledger.close()
+    new = StoredLedger(PostgresStorage(replicated.url(name)).facts())
+    await new.open()
+    assert [entry.fact for entry in await new.read()] == numbered(1, 2)
+    assert await new.append(numbered(3, 3), NOW) == 3
+    with replicated.revived() as before:
+        assert before.port == old
+        misled = StoredLedger(PostgresStorage(address).facts())
+        opening = asyncio.ensure_future(misled.open())
+        await end_waiting(before, opening)
+        with pytest.raises(LedgerFailed):
+            await opening
+    assert [entry.fact for entry in await new.read()] == numbered(1, 3)
+    await new.close()
+
+
+async def test_a_connection_that_breaks_amid_a_commit_ends_the_server(replicated: PostgresServer):
+    """The facts are there, and the server that wrote them must not take them for lost."""
+    address = replicated.database()
+    ledger = StoredLedger(PostgresStorage(address).facts())
+    await ledger.open()
+    with replicated.without_standby():
+        appending = asyncio.ensure_future(ledger.append(numbered(1, 1), NOW))
+        await end_waiting(replicated, appending)
+        with pytest.raises(LedgerFailed, match=r"terminating connection|closed"):
+            await appending
+        with pytest.raises(LedgerFailed):
+            await ledger.append(numbered(1, 1), NOW)
+        with pytest.raises(LedgerFailed):
+            await ledger.close()
+    after = StoredLedger(PostgresStorage(address).facts())
+    await after.open()
+    assert [entry.fact for entry in await after.read()] == numbered(1, 1)
+    assert await after.append(numbered(2, 2), NOW) == 2
+    await after.close()
