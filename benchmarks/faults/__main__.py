@@ -22,7 +22,7 @@ from rich.table import Table
 from benchmarks.faults.database import find_programs, running_postgres
 from benchmarks.faults.history import longest_pause, quantile, violations
 from benchmarks.faults.load import Load, Target
-from benchmarks.faults.servers import CLUSTER, POLICY, Pair, Seat
+from benchmarks.faults.servers import CLUSTER, POLICY, ServerPair, ServerSeat
 from moorage.commands import display
 from moorage.commands.errors import command_errors
 from moorage.commands.options import JsonFlag
@@ -33,21 +33,21 @@ ANSWERS_BETWEEN: Final = 30
 SHOWN: Final = 5
 """Violations of a law that are printed."""
 
-Nemesis = Callable[[Pair, Seat, Callable[[], Awaitable[None]]], Awaitable[None]]
+Nemesis = Callable[[ServerPair, ServerSeat, Callable[[], Awaitable[None]]], Awaitable[None]]
 NEMESES: Final[dict[str, tuple[Nemesis, bool]]] = {
-    "killed": (Pair.kill, True),
-    "frozen": (Pair.freeze, True),
-    "partitioned": (Pair.partition, True),
-    "planned": (Pair.resign, True),
-    "sessions ended": (Pair.end_sessions, True),
-    "database restarted": (Pair.restart_database, False),
-    "standby promoted": (Pair.promote_standby, False),
-    "clients cut off": (Pair.cut_off_clients, False),
+    "killed": (ServerPair.kill, True),
+    "frozen": (ServerPair.freeze, True),
+    "partitioned": (ServerPair.partition, True),
+    "planned": (ServerPair.resign, True),
+    "sessions ended": (ServerPair.end_sessions, True),
+    "database restarted": (ServerPair.restart_database, False),
+    "standby promoted": (ServerPair.promote_standby, False),
+    "clients cut off": (ServerPair.cut_off_clients, False),
 }
 """What befalls the server that leads, and whether another one then leads, and the old one ends."""
 
 
-class Run:
+class FaultRun:
     """One run: its history, and when its faults were.
 
     Args:
@@ -110,10 +110,10 @@ async def play(folder: Path, counts: Mapping[str, int], clients: int, seed: int)
     draw.shuffle(faults)
     with running_postgres(programs) as postgres:
         postgres.add_standby()
-        pair = Pair(folder, postgres, draw)
+        pair = ServerPair(folder, postgres, draw)
         async with pair.running():
             target = Target(pair.urls, POLICY, (CLUSTER,), 1, pair.name_server, alone=True)
-            run = Run(Load(target, clients, seed))
+            run = FaultRun(Load(target, clients, seed))
 
             async def work() -> None:
                 for name in faults:
@@ -125,7 +125,7 @@ async def play(folder: Path, counts: Mapping[str, int], clients: int, seed: int)
     return run.report(seed)
 
 
-async def _befall(run: Run, pair: Pair, name: str, draw: random.Random) -> None:
+async def _befall(run: FaultRun, pair: ServerPair, name: str, draw: random.Random) -> None:
     """Have one fault befall the server that leads, and wait until what ended is there again."""
     leader, _ = await pair.roles()
     await run.load.answers(ANSWERS_BETWEEN)
@@ -155,7 +155,7 @@ async def play_elsewhere(
     number = next(rounds)
     # A server may lead again after another fault; it is another process by then.
     target = replace(target, name_server=lambda url: f"{url} in round {number}")
-    run = Run(Load(target, clients, seed))
+    run = FaultRun(Load(target, clients, seed))
 
     async def fault(command: str) -> None:
         nonlocal number

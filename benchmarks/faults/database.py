@@ -61,7 +61,7 @@ class PostgresServer:
         return user if os.getuid() == 0 else []
 
     def run(self, program: str, *arguments: str) -> None:
-        """Run one of its programs."""
+        """FaultRun one of its programs."""
         command = [*self.as_user(), str(self._programs / program), *arguments]
         with (self.folder / "programs.log").open("ab") as log:  # No pipe: it would stay open.
             subprocess.run(  # noqa: S603  # Our own.
@@ -75,7 +75,7 @@ class PostgresServer:
     def execute(
         self, statement: str, database: str = "postgres", values: Sequence[object] = ()
     ) -> list[tuple[Any, ...]]:
-        """Run one statement, and return its rows."""
+        """FaultRun one statement, and return its rows."""
         import psycopg  # noqa: PLC0415  # An extra.
 
         with psycopg.connect(self.url(database), autocommit=True) as connection:
@@ -166,7 +166,7 @@ class PostgresServer:
 
 @contextlib.contextmanager
 def running_postgres(programs: Path) -> Iterator[PostgresServer]:
-    """Run a PostgreSQL until the block ends."""
+    """FaultRun a PostgreSQL until the block ends."""
     with tempfile.TemporaryDirectory(
         prefix="moorage-pg-", dir="/tmp"
     ) as place:  # The path of its socket is short.

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 Gpu = tuple[str, str, str]
 
 
-class Grant(NamedTuple):
+class AcknowledgedGrant(NamedTuple):
     """A lease that was granted to a client.
 
     Args:
@@ -36,8 +36,8 @@ class Grant(NamedTuple):
     answered_at: float
 
 
-class Release(NamedTuple):
-    """A release that was answered; its fields are as those of `Grant`."""
+class AcknowledgedRelease(NamedTuple):
+    """A release that was answered; its fields are as those of `AcknowledgedGrant`."""
 
     lease: str
     server: str
@@ -46,7 +46,7 @@ class Release(NamedTuple):
 
 
 @dataclass
-class History:
+class FaultHistory:
     """What all clients of a run did and saw, and what the last server has.
 
     Args:
@@ -62,22 +62,22 @@ class History:
     """
 
     asked: dict[str, float] = field(default_factory=dict)
-    grants: list[Grant] = field(default_factory=list)
+    grants: list[AcknowledgedGrant] = field(default_factory=list)
     released_at: dict[str, float] = field(default_factory=dict)
-    releases: list[Release] = field(default_factory=list)
+    releases: list[AcknowledgedRelease] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     leases: dict[str, int] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)
 
-    def first_grants(self) -> list[Grant]:
+    def first_grants(self) -> list[AcknowledgedGrant]:
         """Return the first answer about each lease."""
-        first: dict[str, Grant] = {}
+        first: dict[str, AcknowledgedGrant] = {}
         for each in self.grants:
             first.setdefault(each.lease, each)
         return list(first.values())
 
-    def answers(self) -> list[Grant | Release]:
+    def answers(self) -> list[AcknowledgedGrant | AcknowledgedRelease]:
         """Return all answers, in the order in which they came."""
         return sorted([*self.grants, *self.releases], key=lambda each: each.answered_at)
 
@@ -99,7 +99,7 @@ def longest_pause(times: Sequence[float], begin: float, end: float) -> float:
     return max((after - before for before, after in itertools.pairwise(among)), default=0.0)
 
 
-def gpus_in_two_leases(history: History) -> list[str]:
+def gpus_in_two_leases(history: FaultHistory) -> list[str]:
     """Find GPUs that two clients could rely on at one time."""
     found = []
     spans: defaultdict[Gpu, list[tuple[float, float, str]]] = defaultdict(list)
@@ -114,7 +114,7 @@ def gpus_in_two_leases(history: History) -> list[str]:
     return found
 
 
-def lost_leases(history: History) -> list[str]:
+def lost_leases(history: FaultHistory) -> list[str]:
     """Find acknowledged leases that are not there although no client released them."""
     return [
         f"{each.lease} with number {each.fencing} is {history.leases.get(each.lease, 'not there')}"
@@ -123,17 +123,17 @@ def lost_leases(history: History) -> list[str]:
     ] + history.refusals
 
 
-def undone_releases(history: History) -> list[str]:
+def undone_releases(history: FaultHistory) -> list[str]:
     """Find leases that are there although their release was acknowledged."""
     return [each.lease for each in history.releases if each.lease in history.leases]
 
 
-def unanswered_leases(history: History) -> list[str]:
+def unanswered_leases(history: FaultHistory) -> list[str]:
     """Find leases that no client knows of, although all have their answers."""
     return sorted(history.leases.keys() - {each.lease for each in history.grants})
 
 
-def fencing_out_of_order(history: History) -> list[str]:
+def fencing_out_of_order(history: FaultHistory) -> list[str]:
     """Find numbers that came twice, or that are not above all those answered before the request."""
     first = history.first_grants()
     found = []
@@ -153,7 +153,7 @@ def fencing_out_of_order(history: History) -> list[str]:
     return found
 
 
-def commits_out_of_order(history: History) -> list[str]:
+def commits_out_of_order(history: FaultHistory) -> list[str]:
     """Find numbers that do not grow from one grant in the ledger to the next."""
     return [
         f"{after} was committed after {before}"
@@ -162,19 +162,19 @@ def commits_out_of_order(history: History) -> list[str]:
     ]
 
 
-def forgotten_requests(history: History) -> list[str]:
+def forgotten_requests(history: FaultHistory) -> list[str]:
     """Find requests that were never answered, and such as wait though no client does."""
     answered = {each.key for each in history.grants}
     return [key for key in history.asked if key not in answered] + history.waiting
 
 
-def leases_beside_keys(history: History) -> list[str]:
+def leases_beside_keys(history: FaultHistory) -> list[str]:
     """Find idempotency keys with two leases, and leases with two keys."""
     pairs = {(each.key, each.lease) for each in history.grants}
     return [*_repeated(key for key, _ in pairs), *_repeated(lease for _, lease in pairs)]
 
 
-def answers_of_the_deposed(history: History) -> list[str]:
+def answers_of_the_deposed(history: FaultHistory) -> list[str]:
     """Find processes that acknowledged what was sent when a later one had answered already."""
     answers = [each for each in history.answers() if each.server]
     begun: dict[str, float] = {}
@@ -188,7 +188,7 @@ def answers_of_the_deposed(history: History) -> list[str]:
     ]
 
 
-LAWS: Final[dict[str, Callable[[History], list[str]]]] = {
+LAWS: Final[dict[str, Callable[[FaultHistory], list[str]]]] = {
     "GPUs in two leases": gpus_in_two_leases,
     "acknowledged leases lost": lost_leases,
     "releases undone": undone_releases,
@@ -201,7 +201,7 @@ LAWS: Final[dict[str, Callable[[History], list[str]]]] = {
 }
 
 
-def violations(history: History) -> dict[str, list[str]]:
+def violations(history: FaultHistory) -> dict[str, list[str]]:
     """Return by law what breaks it."""
     return {name: law(history) for name, law in LAWS.items()}
 

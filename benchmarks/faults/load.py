@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.faults.history import Grant, History, Release
+from benchmarks.faults.history import AcknowledgedGrant, AcknowledgedRelease, FaultHistory
 from moorage.lab.errors import CommandError
 from moorage.records.leases import Lease
 from moorage_client import Client
@@ -27,7 +27,7 @@ ANSWER_SECONDS_MAX: Final = 60.0
 """Without an answer for so long, something is forgotten or lost."""
 
 
-class Stalled(Exception):  # noqa: N818  # It names what happened.
+class LoadStalled(Exception):  # noqa: N818  # It names what happened.
     """No client is answered any more."""
 
 
@@ -67,7 +67,7 @@ class Load:
     """
 
     def __init__(self, target: Target, clients: int, seed: int) -> None:
-        self.history = History()
+        self.history = FaultHistory()
         self._target = target
         self._clients = clients
         self._seed = seed
@@ -90,7 +90,7 @@ class Load:
         try:
             async with asyncio.TaskGroup() as tasks:
                 clients = [tasks.create_task(self._play(each)) for each in range(self._clients)]
-                with contextlib.suppress(Stalled):
+                with contextlib.suppress(LoadStalled):
                     await work()
                 self._over.set()
                 _, stalled = await asyncio.wait(clients, timeout=ANSWER_SECONDS_MAX)
@@ -108,7 +108,7 @@ class Load:
         """Wait for some more answers, of processes other than this one.
 
         Raises:
-            Stalled: They do not come.
+            LoadStalled: They do not come.
 
         """
 
@@ -120,7 +120,7 @@ class Load:
             async with asyncio.timeout(ANSWER_SECONDS_MAX), self._answered:
                 await self._answered.wait_for(lambda: count() >= enough)
         except TimeoutError:
-            raise Stalled from None
+            raise LoadStalled from None
 
     async def _look(self, client: Client) -> None:
         """Write down what the server that leads has in the end."""
@@ -172,7 +172,9 @@ class Load:
         )
         server = self._server(before, client.url)
         now = time.monotonic()
-        self.history.grants.append(Grant(key, lease.id, lease.fencing, gpus, server, begun, now))
+        self.history.grants.append(
+            AcknowledgedGrant(key, lease.id, lease.fencing, gpus, server, begun, now)
+        )
         await self._tell(server)
         return lease
 
@@ -190,7 +192,7 @@ class Load:
                 return
             break
         server = self._server(before, client.url)
-        self.history.releases.append(Release(lease.id, server, begun, time.monotonic()))
+        self.history.releases.append(AcknowledgedRelease(lease.id, server, begun, time.monotonic()))
         await self._tell(server)
 
     def _server(self, before: str, after: str) -> str:

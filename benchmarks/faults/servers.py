@@ -36,7 +36,7 @@ CUT_OFF_SECONDS: Final = (0.5, 2.5)
 """How long clients do not reach the server that leads."""
 
 
-class Seat:
+class ServerSeat:
     """A place for a server, with its addresses, which outlast the process.
 
     Args:
@@ -152,7 +152,7 @@ class Seat:
             return False
 
 
-class Pair:
+class ServerPair:
     """Two seats, a database, and what befalls them.
 
     Args:
@@ -173,7 +173,7 @@ class Pair:
             return postgres.url(name, port=port)
 
         self._storage = storage
-        self.seats = [Seat(each, folder, postgres.port, storage) for each in "ab"]
+        self.seats = [ServerSeat(each, folder, postgres.port, storage) for each in "ab"]
 
     @property
     def address(self) -> str:
@@ -191,7 +191,7 @@ class Pair:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run both servers until the block ends."""
+        """FaultRun both servers until the block ends."""
         tasks: list[asyncio.Task[None]] = []
         try:
             for seat in self.seats:
@@ -205,7 +205,7 @@ class Pair:
                 each.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _fill(self, leader: Seat) -> None:
+    async def _fill(self, leader: ServerSeat) -> None:
         models = [{"modelName": "A100", "memory": 81_920}] * GPUS_A_NODE
         gpus = {"count": GPUS_A_NODE, "gpus": models}
         rows = [
@@ -217,7 +217,7 @@ class Pair:
             (await http.post("/clusters", json=cluster)).raise_for_status()
             (await http.post("/policy", json=shipped.document("first_fit"))).raise_for_status()
 
-    async def roles(self) -> tuple[Seat, Seat]:
+    async def roles(self) -> tuple[ServerSeat, ServerSeat]:
         """Wait until one leads and the other one stands by; return them.
 
         Raises:
@@ -234,25 +234,25 @@ class Pair:
                 await asyncio.sleep(LOOK_SECONDS)
         raise CommandError(f"no server leads beside a standby:\n{tail(a.log)}\n{tail(b.log)}")
 
-    async def _stands_by(self, seat: Seat) -> bool:
+    async def _stands_by(self, seat: ServerSeat) -> bool:
         query = "SELECT count(*) FROM moorage.standby WHERE ws = %s"
         recent = f"{query} AND at > clock_timestamp() - interval '2 seconds'"
         rows = await asyncio.to_thread(self._postgres.execute, recent, self._name, (seat.url,))
         return rows == [(1,)]
 
-    async def kill(self, leader: Seat, settle: Callable[[], Awaitable[None]]) -> None:
+    async def kill(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
         """Kill the server that leads: SIGKILL."""
         leader.signal(signal.SIGKILL)
         await settle()
 
-    async def freeze(self, leader: Seat, settle: Callable[[], Awaitable[None]]) -> None:
+    async def freeze(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
         """Stop it for longer than it may lead without a sign of life, and let it go on."""
         leader.signal(signal.SIGSTOP)
         await settle()
         await asyncio.sleep(self._draw.uniform(0, LEAD_SECONDS))
         leader.signal(signal.SIGCONT)
 
-    async def partition(self, leader: Seat, settle: Callable[[], Awaitable[None]]) -> None:
+    async def partition(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
         """Hold back what goes one way between it and the database, and let that through later."""
         leader.database.cut(self._draw.choice(WAYS))
         try:
@@ -260,7 +260,7 @@ class Pair:
         finally:
             leader.database.heal()
 
-    async def end_sessions(self, leader: Seat, settle: Callable[[], Awaitable[None]]) -> None:
+    async def end_sessions(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
         """Have the database end all its sessions."""
         assert leader.process is not None
         await asyncio.to_thread(
@@ -271,13 +271,17 @@ class Pair:
         )
         await settle()
 
-    async def restart_database(self, leader: Seat, settle: Callable[[], Awaitable[None]]) -> None:
+    async def restart_database(
+        self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]
+    ) -> None:
         """Restart PostgreSQL as after a crash."""
         del leader
         await asyncio.to_thread(self._postgres.restart)
         await settle()
 
-    async def promote_standby(self, leader: Seat, settle: Callable[[], Awaitable[None]]) -> None:
+    async def promote_standby(
+        self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]
+    ) -> None:
         """Lose PostgreSQL's primary; its address is then that of its standby."""
         del leader
         await asyncio.to_thread(self._postgres.promote)
@@ -286,14 +290,16 @@ class Pair:
         await settle()
         await asyncio.to_thread(self._postgres.add_standby)
 
-    async def cut_off_clients(self, leader: Seat, settle: Callable[[], Awaitable[None]]) -> None:
+    async def cut_off_clients(
+        self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]
+    ) -> None:
         """Hold back for a while what goes one way between it and its clients."""
         await leader.clients.partition(
             self._draw.uniform(*CUT_OFF_SECONDS), self._draw.choice(WAYS)
         )
         await settle()
 
-    async def resign(self, leader: Seat, settle: Callable[[], Awaitable[None]]) -> None:
+    async def resign(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
         """Have it hand over: by `moored lead --resign`, or by SIGTERM."""
         if self._draw.random() < 1 / 2:
             leader.signal(signal.SIGTERM)

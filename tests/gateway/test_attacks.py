@@ -301,9 +301,7 @@ async def test_frames_that_are_tiny_are_read_in_turn(port, frame):
     attackers = [await port.attacker() for _ in range(4)]
     attacked = tuple(port.gateway._connections)
     tiny = attackers[0].frame(*frame)
-    floods = [
-        asyncio.create_task(each.write(tiny * (256 * 1024 // len(tiny)))) for each in attackers
-    ]
+    floods = [asyncio.create_task(each.write(tiny * (MIB // len(tiny)))) for each in attackers]
     other = await port.client()
     waited = False
     for number in range(20):

@@ -368,7 +368,6 @@ async def _read(
         config.agent_lost_seconds,
         stores.audit.note,
         catalog.metrics,
-        outset.trust.epoch,
     )
     requests = _requests(config, stores, core, runners, roster, stack, standby.stamp)
     stack.enter_context(
@@ -606,9 +605,9 @@ def _agents(
         fleet = None
     catalog, audit, lost_seconds = stores.catalog, stores.audit.note, config.agent_lost_seconds
     roster = AgentRoster(
-        stores.agents, fleet, catalog.clusters, lost_seconds, audit, catalog.metrics, epoch
+        stores.agents, fleet, catalog.clusters, lost_seconds, audit, catalog.metrics
     )
-    roster.open()
+    roster.open(epoch)
     return roster
 
 

@@ -24,8 +24,8 @@ class AgentDoor(Protocol):
     The gateway carries their frames, and knows nothing of them.
     """
 
-    def admits(self, secret: str | None) -> bool:
-        """Return whether a token or key is worth a handshake."""
+    def admits(self, secret: str | None) -> bool | None:
+        """Return whether a token or key is worth a handshake; None: that cannot be read now."""
 
     async def serve(self, secret: str, address: str, socket: AgentSocket) -> None:
         """Serve an agent until the connection is gone."""

@@ -96,9 +96,11 @@ class Doorman:
         bearer, readable = self._bearer(request)
         # Under one name for both doors, a proxy passes on `/ws` before it.
         if request.path.endswith(AGENT_PATH) and self.agents is not None:
-            connection.is_agent = readable and self.agents.admits(bearer)
-            connection.bearer = bearer
-            return None if connection.is_agent else self._unauthorized(connection)
+            admitted = self.agents.admits(bearer) if readable else False
+            if admitted is None:
+                return self._unverifiable(connection)
+            connection.is_agent, connection.bearer = admitted, bearer
+            return None if admitted else self._unauthorized(connection)
         waiting = self._pending(bearer) if readable else None
         if waiting is not None:
             return self._let_in_later(connection, request, bearer, waiting)
@@ -114,10 +116,7 @@ class Doorman:
         """Decide about a token after a request to its issuer for the keys."""
         if await waiting:
             return self._let_in(connection, request, bearer, readable=True)
-        text = "The token's issuer does not answer; try again later.\n"
-        answer = connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, text)
-        answer.headers["Retry-After"] = "5"
-        return answer
+        return self._unverifiable(connection)
 
     def _let_in(
         self, connection: GatewayConnection, request: Request, bearer: str | None, *, readable: bool
@@ -147,6 +146,12 @@ class Doorman:
             http.HTTPStatus.UNAUTHORIZED, "Send a valid token: `Authorization: Bearer <token>`.\n"
         )
         answer.headers["WWW-Authenticate"] = "Bearer"
+        return answer
+
+    def _unverifiable(self, connection: GatewayConnection) -> Response:
+        text = "The token cannot be verified now; try again later.\n"
+        answer = connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, text)
+        answer.headers["Retry-After"] = "5"
         return answer
 
     def _bearer(self, request: Request) -> tuple[str | None, bool]:

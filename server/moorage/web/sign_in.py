@@ -54,11 +54,11 @@ async def wait_for_issuer(
     """Wait for the signing keys of a token's issuer, if they are not known yet.
 
     Raises:
-        ServiceError: `unavailable`: it does not answer.
+        ServiceError: `unavailable`: it does not answer, or tokens cannot be read.
 
     """
     waiting = pending(token)
     if waiting is not None and not await waiting:
         raise ServiceError(
-            Code.UNAVAILABLE, "the token's issuer does not answer; try again in a moment"
+            Code.UNAVAILABLE, "the token cannot be verified now; try again in a moment"
         )

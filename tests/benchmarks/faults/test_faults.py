@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.postgres]
 pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
 
 from benchmarks.faults.__main__ import NEMESES  # noqa: E402  # After the skip.
-from benchmarks.faults.servers import Pair  # noqa: E402  # As above.
+from benchmarks.faults.servers import ServerPair  # noqa: E402  # As above.
 
 COUNTS = (
     "--kills 2 --frozen 1 --partitions 1 --planned 1 --ended 1 --restarts 1 --promoted 1 "
@@ -22,7 +22,7 @@ COUNTS = (
 
 
 async def report(*words: str) -> dict[str, Any]:
-    """Run the command, and return what it found: nothing that breaks a law."""
+    """FaultRun the command, and return what it found: nothing that breaks a law."""
     command = [sys.executable, "-m", "benchmarks.faults", "--json", *words]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
@@ -42,7 +42,7 @@ async def test_no_law_is_broken_by_a_fault():
 
 
 async def test_ones_own_servers_take_ones_own_faults(postgres, tmp_path: Path):
-    pair = Pair(tmp_path, postgres, random.Random(1))
+    pair = ServerPair(tmp_path, postgres, random.Random(1))
     async with asyncio.timeout(300), pair.running():
         leader, _ = await pair.roles()
         assert leader.process is not None

@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.faults.history import (
     LAWS,
-    Grant,
-    History,
-    Release,
+    AcknowledgedGrant,
+    AcknowledgedRelease,
+    FaultHistory,
     longest_pause,
     quantile,
     violations,
@@ -17,18 +17,18 @@ from benchmarks.faults.history import (
 GPUS = [("east", "n", str(number)) for number in range(3)]
 
 
-def whole() -> History:
+def whole() -> FaultHistory:
     """Return what two servers may do: `a` grants two, `b` repeats one and grants another."""
-    history = History(
+    history = FaultHistory(
         asked={"k1": 0.0, "k2": 2.0, "k3": 6.0},
         grants=[
-            Grant("k1", "l1", 1, (GPUS[0],), "a", 0.0, 1.0),
-            Grant("k2", "l2", 2, (GPUS[1],), "a", 2.0, 3.0),
-            Grant("k2", "l2", 2, (GPUS[1],), "b", 4.0, 5.0),
-            Grant("k3", "l3", 9, (GPUS[0],), "b", 6.0, 8.0),
+            AcknowledgedGrant("k1", "l1", 1, (GPUS[0],), "a", 0.0, 1.0),
+            AcknowledgedGrant("k2", "l2", 2, (GPUS[1],), "a", 2.0, 3.0),
+            AcknowledgedGrant("k2", "l2", 2, (GPUS[1],), "b", 4.0, 5.0),
+            AcknowledgedGrant("k3", "l3", 9, (GPUS[0],), "b", 6.0, 8.0),
         ],
         released_at={"l1": 6.5},
-        releases=[Release("l1", "b", 6.5, 7.0)],
+        releases=[AcknowledgedRelease("l1", "b", 6.5, 7.0)],
         leases={"l2": 2, "l3": 9},
         committed=[1, 2, 9],
     )
@@ -36,79 +36,79 @@ def whole() -> History:
     return history
 
 
-def change(history: History, number: int, **fields: object) -> None:
+def change(history: FaultHistory, number: int, **fields: object) -> None:
     history.grants[number] = history.grants[number]._replace(**fields)
 
 
-def grant_twice(history: History) -> None:
+def grant_twice(history: FaultHistory) -> None:
     change(history, 3, gpus=(GPUS[2], GPUS[1]))
 
 
-def grant_before_the_release(history: History) -> None:
+def grant_before_the_release(history: FaultHistory) -> None:
     change(history, 3, asked_at=5.5, answered_at=6.4)
 
 
-def lose(history: History) -> None:
+def lose(history: FaultHistory) -> None:
     del history.leases["l2"]
 
 
-def change_a_number(history: History) -> None:
+def change_a_number(history: FaultHistory) -> None:
     history.leases["l2"] = 3
 
 
-def refuse_a_release(history: History) -> None:
+def refuse_a_release(history: FaultHistory) -> None:
     history.refusals.append("the release of l1: no such lease")
 
 
-def undo_a_release(history: History) -> None:
+def undo_a_release(history: FaultHistory) -> None:
     history.leases["l1"] = 1
 
 
-def grant_unseen(history: History) -> None:
+def grant_unseen(history: FaultHistory) -> None:
     history.leases["l4"] = 10
 
 
-def go_back(history: History) -> None:
+def go_back(history: FaultHistory) -> None:
     change(history, 3, fencing=0)
     history.leases["l3"] = 0
 
 
-def repeat_a_number(history: History) -> None:
+def repeat_a_number(history: FaultHistory) -> None:
     change(history, 3, fencing=2)
     history.leases["l3"] = 2
 
 
-def commit_in_another_order(history: History) -> None:
+def commit_in_another_order(history: FaultHistory) -> None:
     history.committed = [1, 9, 2]
 
 
-def commit_twice(history: History) -> None:
+def commit_twice(history: FaultHistory) -> None:
     history.committed.append(9)
 
 
-def forget(history: History) -> None:
+def forget(history: FaultHistory) -> None:
     history.asked["k4"] = 1.0
 
 
-def let_wait(history: History) -> None:
+def let_wait(history: FaultHistory) -> None:
     history.waiting.append("r1")
 
 
-def give_one_key_two_leases(history: History) -> None:
+def give_one_key_two_leases(history: FaultHistory) -> None:
     change(history, 3, key="k2")
     del history.asked["k3"]
 
 
-def give_two_keys_one_lease(history: History) -> None:
+def give_two_keys_one_lease(history: FaultHistory) -> None:
     change(history, 2, key="k4")
 
 
-def answer_when_deposed(history: History) -> None:
+def answer_when_deposed(history: FaultHistory) -> None:
     change(history, 3, server="a")
     history.releases[0] = history.releases[0]._replace(server="a")
 
 
-DEFECTS: list[tuple[str, Callable[[History], None]]] = [
+DEFECTS: list[tuple[str, Callable[[FaultHistory], None]]] = [
     ("GPUs in two leases", grant_twice),
     ("GPUs in two leases", grant_before_the_release),
     ("acknowledged leases lost", lose),
@@ -129,7 +129,7 @@ DEFECTS: list[tuple[str, Callable[[History], None]]] = [
 
 
 @pytest.mark.parametrize(("law", "defect"), DEFECTS)
-def test_a_defect_is_found_by_its_law_alone(law: str, defect: Callable[[History], None]):
+def test_a_defect_is_found_by_its_law_alone(law: str, defect: Callable[[FaultHistory], None]):
     history = whole()
     defect(history)
     assert [name for name, found in violations(history).items() if found] == [law]
@@ -148,7 +148,7 @@ def test_what_was_on_its_way_may_overtake():
     change(history, 1, fencing=2, answered_at=5.5)
     assert not any(violations(history).values())
     history = whole()
-    history.grants.append(Grant("k5", "l5", 10, (GPUS[2],), "a", 4.5, 9.0))
+    history.grants.append(AcknowledgedGrant("k5", "l5", 10, (GPUS[2],), "a", 4.5, 9.0))
     history.leases["l5"] = 10
     history.committed.append(10)
     assert not any(violations(history).values())

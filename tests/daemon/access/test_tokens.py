@@ -8,7 +8,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
 import pytest
@@ -150,8 +150,15 @@ def test_a_store_that_cannot_be_read_lets_none_in(
     tokens = Tokens({}, store=store)
     assert tokens.required
     assert tokens.caller(made) is tokens.caller(None) is None
+    waiting = tokens.pending(made)
+    assert waiting is not None
+    assert asyncio.run(waiting_for(waiting)) is False, "it may be valid"
     with pytest.raises(TokenStoreError, match=r"newer release|not a database"):
         store.tokens()
+
+
+async def waiting_for(waiting: Awaitable[bool]) -> bool:
+    return await waiting
 
 
 def test_concurrent_creators_lose_no_token(tmp_path: Path, store: TokenStore) -> None:

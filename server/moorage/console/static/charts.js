@@ -29,7 +29,7 @@ export function ticks(from, to, most = 5, steps = STEPS) {
 	return found;
 }
 
-/** A line, interrupted where nothing is known; `apart`: Whether a point is far from the last. */
+/** A line with gaps; `apart`: Whether a point is far from the last. */
 function path(values, x, y, apart) {
 	let drawn = "";
 	values.forEach((value, n) => {
@@ -40,7 +40,7 @@ function path(values, x, y, apart) {
 	return drawn;
 }
 
-/** A chart: `said` puts a value into words, `most` is the top of the axis; `axis`: what it goes along, if not time. */
+/** A chart: `said` words a value, `most` tops the axis; `axis`: of what, if not time. */
 export function Chart({ title, at, series, said, most, href, axis }) {
 	const all = series.flatMap((each) => each.values).filter((each) => each !== null && each !== undefined);
 	const largest = Math.max(0, ...all);

@@ -17,7 +17,7 @@ export function clockTick(seconds) {
 	const at = new Date(seconds * 1000);
 	return at.getHours() || at.getMinutes() ? tickClock.format(at) : tickDay.format(at);
 }
-/** A date and time in one short line, without the year where it is this one. `seconds`: Since the epoch. */
+/** A short date and time, without this year. `seconds`: Since the epoch. */
 export function when(seconds) {
 	const at = new Date(seconds * 1000);
 	const near = at.getFullYear() === new Date().getFullYear();

@@ -1,6 +1,6 @@
 // Colours of names; states have their own (style.css, `s-`).
 
-/** How many there are; what comes later begins again, and its name stands beside it anyway. */
+/** How many there are; later ones begin again, with their names beside. */
 export const KEYS = 8;
 
 /** The class of each name's colour. */

@@ -160,7 +160,7 @@ const MARKS = { active: "●", granted: "●", starting: "◐", warm: "◍", fai
 /** A state, as a mark and a word. */
 export const State = ({ state }) => html`<span class=${"state " + state}><span aria-hidden="true">${MARKS[state] || "·"}</span> ${state}</span>`;
 
-/** Load something, and again `every` so many ms, when `needs` change or the connection is a new one. */
+/** Load something, again `every` ms, and when `needs` or the connection change. */
 export function useLoaded(load, needs, every = 0) {
 	const [state, setState] = useState({ value: undefined, error: null });
 	const [turn, setTurn] = useState(0);

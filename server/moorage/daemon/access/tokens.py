@@ -105,8 +105,11 @@ class Tokens:
     def pending(self, bearer: str | None) -> Awaitable[bool] | None:
         """Return an awaitable, after which `caller` knows a token; None: it knows it now or never.
 
-        Its result: whether the issuer answered.
+        Its result: whether the token can be verified now. It cannot be if its issuer does not
+        answer, or the store of named tokens cannot be read: a database that restarts, say.
         """
+        if bearer and self._named() is None and digest(bearer) not in self._callers:
+            return _unverifiable()
         return None if self._issuer is None or not bearer else self._issuer.pending(bearer)
 
     def expires_at(self, bearer: str) -> float | None:
@@ -149,3 +152,7 @@ class Tokens:
             return None
         self._failure = ""
         return found
+
+
+async def _unverifiable() -> bool:
+    return False

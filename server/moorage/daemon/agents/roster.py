@@ -71,7 +71,6 @@ class AgentRoster:
         lost_seconds: How long a machine may be unheard of before it counts as lost.
         audit: Takes entries of the audit log.
         metrics: Documents of what clusters are doing.
-        epoch: Of this server; 0: no other one can take its place.
 
     """
 
@@ -83,10 +82,9 @@ class AgentRoster:
         lost_seconds: float,
         audit: Callable[[AuditEntry], None],
         metrics: Metrics,
-        epoch: int,
     ) -> None:
         self._store = store
-        self._epoch = epoch
+        self._epoch = 0
         self._fleet = fleet
         self._clusters = clusters
         self._lost_seconds = lost_seconds
@@ -98,13 +96,17 @@ class AgentRoster:
         self._coming: set[Place] = set()
         self._changing = asyncio.Lock()  # Nodes of a document are read, changed and put back.
 
-    def open(self) -> None:
+    def open(self, epoch: int) -> None:
         """Make known which machines have agents, before leases are looked at.
+
+        Args:
+            epoch: Of this server; 0: no other one can take its place.
 
         Raises:
             AgentStoreError: The store cannot be read.
 
         """
+        self._epoch = epoch
         records = self._store.agents()
         if self._fleet is not None and records:
             self._store.note_disconnection(None, time.time())
@@ -121,13 +123,13 @@ class AgentRoster:
         lost = sum(each.lost for each in absent)
         return AgentsNow(len(machines) - len(absent), len(absent), lost, first)
 
-    def admits(self, secret: str | None) -> bool:
-        """Return whether a token or key is worth a handshake."""
+    def admits(self, secret: str | None) -> bool | None:
+        """Return whether a token or key is worth a handshake; None: that cannot be read now."""
         try:
             return secret is not None and self._store.find(secret, time.time()) is not None
         except AgentStoreError as error:
             log.error("agent_store_failed", reason=str(error))  # noqa: TRY400  # It has no more to say.
-            return False
+            return None
 
     async def serve(self, secret: str, address: str, socket: AgentSocket) -> None:
         """Serve an agent's machine as a part of the fleet until the connection is gone."""

@@ -3,7 +3,7 @@ import { count, places, shape, some, time, until, when } from "../format.js";
 import { to } from "../router.js";
 import { Empty, Facts, Grid, History, Id, Place, Policy, Section, State, html } from "../ui.js";
 
-/** Why a node cannot take a demand, in the order in which it is looked at: name, words, never. */
+/** Why a node cannot take a demand, first reason first: name, words, never. */
 const MISFITS = [
 	["labels", "have other labels than asked for", true],
 	["gpu_model", "have too few GPUs of the accepted models", true],

@@ -14,7 +14,7 @@ const PROJECT = { name: "project", label: "Project" };
 const account = ({ tenant, project }) => (project ? { tenant, project } : { tenant });
 const named = ({ tenant, project }) => (project ? `${tenant}/${project}` : tenant);
 
-/** The kinds of changes: their list in the message, their fields, what message and command say. */
+/** The kinds of changes: their list in the message, fields, and command. */
 const KINDS = [
 	{
 		name: "Add nodes", list: "add_nodes",

@@ -77,7 +77,7 @@ function Compare({ id }) {
 		<${Loaded} found=${found} what="its answer">${({ uri, it }) => html`<p>${uri}: <${State} state=${it.ok ? "granted" : "refused"} /> ${it.ok ? places(it.placement) : it.reason}</p>`}<//><//>`;
 }
 
-/** Decide a request once more on the fleet as it was; `uri` is the version that decides, or the same one. */
+/** Decide a request again on the fleet as it was; `uri`: By which version. */
 async function replayed(id, uri, more = "") {
 	const then = await ask({ op: "decision_fleet", request: id });
 	const { adhoc, id: of, policy_rule_uri, ...request } = then.request;
