@@ -17,6 +17,8 @@ from moorage.commands import display
 from moorage.records.findings import DoctorFinding
 from moorage.testing.daemon_process import child, daemon
 
+pytestmark = pytest.mark.heavy  # Daemons.
+
 FREE_PORTS = {"MOORAGE_PORT": "0", "MOORAGE_HTTP_PORT": "0"}
 OPENB = Path(__file__).parents[3] / "shared" / "data" / "openb"
 
@@ -42,7 +44,6 @@ def test_demo_shows_placement_lease_and_reason():
     assert "It can never fit" in shown
 
 
-@pytest.mark.heavy
 def test_the_demo_does_not_follow_the_operators_own_settings():
     told = json.loads(
         moored(
@@ -58,7 +59,6 @@ def test_the_demo_does_not_follow_the_operators_own_settings():
     assert told["first_lease_seconds"] > 0
 
 
-@pytest.mark.heavy
 def test_a_command_that_is_stopped_takes_its_daemon_along(tmp_path):
     nodes, pods = tmp_path / "nodes.csv", tmp_path / "pods.csv"
     nodes.write_text("sn,cpu_milli,memory_mib,gpu,model\na,8000,8192,8,T4\n")
@@ -117,7 +117,6 @@ def test_doctor_shows_brackets_as_they_are(capsys):
     assert all(detail in shown for detail in [*details, "[x]"])
 
 
-@pytest.mark.heavy
 def test_doctor_knows_a_healthy_server_from_another_that_has_its_port():
     with daemon() as running, socket.create_server(("127.0.0.1", 0)) as other:
         ports = [str(urlsplit(url).port) for url in (running.ws, running.http)]
@@ -140,7 +139,6 @@ def test_a_log_in_a_file_has_no_colours(tmp_path):
         assert "\x1b" not in running.log.read_text()
 
 
-@pytest.mark.heavy
 def test_the_command_line_says_which_port_and_which_option():
     with daemon(environment={"MOORAGE_TOKENS": "ann:sesame"}) as running:
         wrong = running.http.replace("http", "ws")
@@ -169,7 +167,6 @@ def trace(tmp_path) -> tuple[str, ...]:
     return ("--nodes", str(nodes), "--pods", str(pods))
 
 
-@pytest.mark.heavy
 def test_replay_answers_every_request_of_a_trace(trace):
     told = json.loads(moored("replay", *trace, "--policy", "best_fit", "--json").stdout)
     (run,) = told["runs"]
@@ -178,7 +175,6 @@ def test_replay_answers_every_request_of_a_trace(trace):
     assert run["refusals"] == {"no_capacity": 2}
 
 
-@pytest.mark.heavy
 def test_replay_shows_what_any_terminal_can_print(trace):
     words = ("--limit", "3", "--connections", "2")
     shown = moored("replay", *trace, *words, PYTHONIOENCODING="ascii")
@@ -206,7 +202,6 @@ def test_bench_knows_its_names():
 
 
 @pytest.mark.trace
-@pytest.mark.heavy
 @pytest.mark.skipif(not OPENB.exists(), reason=f"the production traces are not at {OPENB}")
 def test_openb_default_comes_out_as_published():
     words = ["--nodes", str(OPENB / "nodes.csv"), "--pods", str(OPENB / "pods_default.csv")]
@@ -218,7 +213,6 @@ def test_openb_default_comes_out_as_published():
     assert told["allocation_percent"] >= 95.9
 
 
-@pytest.mark.heavy
 def test_bench_figures_are_ratios(tmp_path):
     nodes, pods = tmp_path / "nodes.csv", tmp_path / "pods.csv"
     rows = "".join(f"n{number},64000,262144,8,T4\n" for number in range(150))

@@ -8,6 +8,8 @@ from served import Server, cluster, policy, serving
 
 from moorage_policies import catalog
 
+pytestmark = pytest.mark.heavy  # Daemons.
+
 FIRST = catalog.document("first_fit")
 TERMS = {"ttl_seconds": 600}
 PRINTS = """
@@ -39,7 +41,6 @@ def refused(server: Server, path: str = "", **body) -> tuple[int, dict]:
     return answer.status_code, answer.json()["error"]
 
 
-@pytest.mark.heavy
 def test_a_policy_is_tried_on_the_fleet_as_it_is_and_nothing_changes(server):
     held = server.ask(resources={"gpus": 3}, lease=TERMS)["lease"]
     two = {"resources": {"gpus": 2}}
@@ -67,7 +68,6 @@ def test_a_policy_is_tried_on_the_fleet_as_it_is_and_nothing_changes(server):
     server.release(held)
 
 
-@pytest.mark.heavy
 def test_what_it_prints_returns_and_is_refused_for_is_told(server):
     named = {"resources": {"gpus": 1}, "inputs": {"name": "one"}}
     told = play(server, code=code(PRINTS), requests=[named, named, {"inputs": {}}])
@@ -79,7 +79,6 @@ def test_what_it_prints_returns_and_is_refused_for_is_told(server):
     assert any(line["line"] == 5 and line["hits"] for line in told["lines"])
 
 
-@pytest.mark.heavy
 def test_a_fleet_may_be_uploaded(server):
     documents = [cluster("mine", nodes=1, gpus=2, model="H")]
     wanted = {"resources": {"gpus": 2, "models": ["H"]}}
@@ -89,7 +88,6 @@ def test_a_fleet_may_be_uploaded(server):
     assert [each["ok"] for each in told["results"]] == [True, False]
 
 
-@pytest.mark.heavy
 def test_a_decision_opens_with_the_fleet_as_it_was(server):
     before = server.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
     asked = server.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
@@ -103,7 +101,6 @@ def test_a_decision_opens_with_the_fleet_as_it_was(server):
     assert [each["ok"] for each in now["results"]] == [True, True]
 
 
-@pytest.mark.heavy
 def test_a_backtest_has_a_curve(server):
     rows = ["name,cpu_milli,memory_mib,num_gpu,gpu_milli"]
     rows += [f"p{n},1000,1024,1,1000" for n in range(20)]

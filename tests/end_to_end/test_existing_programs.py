@@ -13,6 +13,8 @@ from websockets.sync.client import connect
 from moorage.testing.daemon_process import daemon
 from moorage_client.services import ClusterClient, GlobalClusterMetricsClient, Services
 
+pytestmark = pytest.mark.heavy  # Daemons.
+
 POLICY = """
 import json, logging, requests, redis
 from typing import Dict

@@ -17,6 +17,8 @@ from served import Server, cluster, until
 
 from moorage.testing.daemon_process import serve_command
 
+pytestmark = pytest.mark.heavy  # Daemons.
+
 PAGE = 4_096
 """The smallest buffer that a pipe may have."""
 VARIABLES = {**os.environ, "MOORAGE_LOG_LEVEL": "debug"}

@@ -14,6 +14,8 @@ from websockets.sync.client import connect
 
 from moorage.testing.daemon_process import daemon
 
+pytestmark = pytest.mark.heavy  # Daemons.
+
 FIRST = '[tokens]\nann = ["old", "kept"]\nbob = "open"\n'
 WITHOUT_OLD = '[tokens]\nann = ["kept", "fresh"]\nbob = "open"\n'
 
@@ -43,7 +45,6 @@ def lines(server, event):
     return [line for line in read if line.get("event") == event]
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("asked", [True, False])
 def test_sessions_of_a_removed_token_end_and_no_others(tmp_path, asked):
     with (
@@ -87,7 +88,6 @@ def known(server, token):
     return server.http.get("/policy", headers=headers).status_code == 200
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("text", "setting", "said"),
     [

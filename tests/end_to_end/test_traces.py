@@ -12,6 +12,8 @@ from served import FIRST_FIT, Server, ask_message, here, serving, until
 
 from moorage_client.blocking import BlockingClient
 
+pytestmark = pytest.mark.heavy  # Daemons.
+
 PARTS = ["admission", "policy", "commit", "start"]
 TRACE, PARENT = "ab" * 16, "cd" * 8
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
@@ -100,7 +102,6 @@ def check_order(spans: dict, parts: list[str]) -> None:
     assert len({attributes(each)["moorage.request"] for each in spans.values()}) == 1
 
 
-@pytest.mark.heavy
 def test_a_request_over_each_door_is_one_trace() -> None:
     with receiving() as receiver, traced(receiver.url) as server:
         provision = {"backend": "local", "spec": SLEEP}
@@ -132,7 +133,6 @@ def test_a_request_over_each_door_is_one_trace() -> None:
         assert server.metric("moorage_spans_dropped_total") == 0
 
 
-@pytest.mark.heavy
 def test_the_client_sends_its_active_span() -> None:
     with receiving() as receiver, traced(receiver.url, OTEL_SERVICE_NAME="gpus") as server:
         trace = pytest.importorskip("opentelemetry.sdk.trace")
@@ -149,7 +149,6 @@ def test_the_client_sends_its_active_span() -> None:
         assert receiver.services == {"gpus"}
 
 
-@pytest.mark.heavy
 def test_a_receiver_that_takes_nothing_costs_spans_and_nothing_else() -> None:
     taken = threading.Event()
 
