@@ -94,12 +94,12 @@ class Doors:
         web.name_websocket_port(self.port)
 
     def give_way(self) -> None:
-        """Have HTTP say that another server is to be asked, where there may be one."""
+        """Answer over HTTP that another server is the one to ask, if there may be one."""
         if self._standby is not None:
             self.show(self._standby)
 
     def show(self, services: WebServices | StandbyServices) -> None:
-        """Have HTTP, where it is open, reach these from now on."""
+        """Route HTTP, if it is open, to these services from now on."""
         if self._web is not None:
             self._web.change(services)
 
@@ -110,7 +110,7 @@ class Doors:
             await self._web.close()
 
     def seat(self) -> Seat:
-        """Return how clients reach this server, as others name it to them."""
+        """Return the addresses of this server, as other servers name them to clients."""
         config, s = self._config, "" if self._config.tls_cert is None else "s"
         ws = config.advertise_url or f"ws{s}://{_reachable(config.host)}:{self.port}"
         shown = urlsplit(ws).hostname or ""
@@ -201,7 +201,7 @@ def _issuer(config: Config, tasks: Tasks) -> tuple[IssuerTokens | None, SignInFl
 
 
 def sign_in(config: Config) -> dict[str, str]:
-    """Return what clients need to sign in; without an id for them, they cannot."""
+    """Return the values that clients need to sign in; without an id for them, they cannot."""
     return {
         "issuer": config.oidc_issuer,
         "client_id": config.oidc_client_id,
@@ -225,7 +225,7 @@ def _reachable(host: str) -> str:
 
 @contextmanager
 def naming(advice: str) -> Iterator[None]:
-    """Have an error of the system say which setting mends it."""
+    """Add the setting that mends an error of the system to its message."""
     try:
         yield
     except OSError as error:

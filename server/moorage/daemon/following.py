@@ -1,4 +1,4 @@
-"""What a server that stands by answers of itself, from facts of the leader that it applied.
+"""The followed state of a standby: facts of the leader, applied, and answers from them.
 
 `daemon.start` makes one while another server leads.
 """

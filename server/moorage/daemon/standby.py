@@ -1,4 +1,4 @@
-"""A server that stands by: it answers what it knows, and else who leads, until it leads itself.
+"""A server that stands by: answers reads, names the leader for all else, until it leads itself.
 
 `daemon.start` makes one where several servers may use one database.
 """
@@ -50,14 +50,14 @@ log = structlog.get_logger("moored")
 
 
 class Reading(NamedTuple):
-    """What answers of itself while another server leads."""
+    """The parts that answer reads while another server leads."""
 
     following: Follower
     router: Router
 
 
 class Standby:
-    """Waits for its turn; see `gateway.deliver.Deliver` and `AgentDoor` for what it answers.
+    """Waits for its turn; see `gateway.deliver.Deliver` and `AgentDoor` for its answers.
 
     Args:
         election: Decides who leads.
@@ -112,7 +112,7 @@ class Standby:
         self._finding = finding
 
     def refusal(self, why: str = "needs the server that leads") -> ServiceError:
-        """Return what all requests are answered that need the leader."""
+        """Return the refusal of requests that need the leader."""
         leader = self._election.leader
         where = "none leads at the moment; try again" if leader is None else leader.seat.ws
         reason = f"This server stands by, and this request {why}: {where}."
@@ -128,7 +128,7 @@ class Standby:
         return self.refusal("is not answered of old facts; ask the server that leads")
 
     def stamp(self) -> Shared:
-        """Return as of what an answer is."""
+        """Return the revision and the time of an answer."""
         if self.reading is None:
             return {}
         following, leader = self.reading.following, self._election.leader
@@ -145,7 +145,7 @@ class Standby:
         return False, {"role": "standby", **self._addresses(), **known}
 
     def reads(self) -> StandbyReads:
-        """Return what HTTP says with its answers."""
+        """Return the state of reads, for HTTP."""
         return StandbyReads(refusal=self.refusal, doubt=self.doubt, headers=self._headers)
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
@@ -160,7 +160,7 @@ class Standby:
         ]
 
     def read(self, reading: Reading | None) -> None:
-        """Have what can be read answered from now on, or no more."""
+        """Answer reads from these parts from now on; None: no more."""
         self.reading = reading
         if reading is not None:
             for session, caller in self._sessions.items():
@@ -188,7 +188,7 @@ class Standby:
     def request(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
     ) -> Taking:
-        """Answer what is known here, or who leads."""
+        """Answer a request from here, or name the leader."""
         reading = self.reading
         no = self.doubt() if isinstance(message, _READS) else self.refusal()
         if reading is None or no is not None:
@@ -219,7 +219,7 @@ class Standby:
         return secret is not None
 
     async def serve(self, secret: str, address: str, socket: AgentSocket) -> None:
-        """Have an agent try another server."""
+        """Send an agent to another server."""
 
 
 def role_gauges(role: str) -> Iterable[Metric]:

@@ -1,4 +1,4 @@
-"""Starting a daemon, in phases: each builds its parts whole, of what the phases before it built.
+"""Starts a daemon in phases: each builds its parts whole, from those of the phases before it.
 
 `daemon.main` starts one. What is opened is closed in the reverse order: when the daemon stops, or
 when its start fails.
@@ -102,7 +102,7 @@ log = structlog.get_logger("moored")
 
 @dataclass(frozen=True, slots=True)
 class Outset:
-    """What there is before anything is loaded."""
+    """The parts that exist before anything is loaded."""
 
     config: Config
     measures: Measures
@@ -113,7 +113,7 @@ class Outset:
 
 @dataclass(slots=True)
 class Prepared:
-    """What takes time to start, and needs nothing of what is stored: a standby has it ready.
+    """The parts that take time to start and read nothing stored: a standby has them ready.
 
     Args:
         allocator: The core, empty.
@@ -134,7 +134,7 @@ class Prepared:
 
 
 class OpenLedger(NamedTuple):
-    """The ledger, and what it had."""
+    """The ledger, and its contents."""
 
     ledger: Ledger
     recovery: Recovery
@@ -142,7 +142,7 @@ class OpenLedger(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stores(Generic[L_co]):
-    """What is stored, open, and the core as the ledger has it: one written here, or followed."""
+    """The stores, open, and the core with the ledger's state: written here, or followed."""
 
     ledger: L_co
     allocator: Allocator
@@ -154,7 +154,7 @@ class Stores(Generic[L_co]):
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """What the other parts post to, run on and count with."""
+    """The parts to which all others post, on which they run, and with which they count."""
 
     inbox: Inbox
     tasks: Tasks
@@ -173,7 +173,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Runners:
-    """What runs the code of others."""
+    """The parts that run others' code."""
 
     sandbox: Sandbox
     workloads: WorkloadControl
@@ -183,7 +183,7 @@ class Runners:
 
 @dataclass(frozen=True, slots=True)
 class RequestParts:
-    """What answers requests."""
+    """The parts that answer requests."""
 
     finder: Finder
     publishing: Publishing
@@ -204,7 +204,7 @@ class Stopped(Exception):  # noqa: N818  # It names what happened, like asyncio.
 
 @dataclass(slots=True)
 class Waiting:
-    """What a server needs that may have to stand by.
+    """The needs of a server that may have to stand by.
 
     Args:
         announce: Called with the doors, which are open, where another server leads.
@@ -313,7 +313,7 @@ async def _stand_by(
 async def _read_on(
     outset: Outset, entrance: Entrance, prepared: Prepared, standby: Standby
 ) -> None:
-    """Have a server that stands by answer from what the leader stores, until cancelled."""
+    """Answer reads from the leader's stored facts while standing by, until cancelled."""
     while not standby.leads:
         try:
             async with AsyncExitStack() as stack:
@@ -396,7 +396,7 @@ async def _read(
 
 
 async def _nothing() -> None:
-    """Settle: what is followed is durable."""
+    """Return at once: followed facts are durable."""
 
 
 async def _lead(
@@ -452,7 +452,7 @@ async def _lead(
 
 
 def _stamp(ledger: Ledger) -> Shared:
-    """Return what an answer says that leaves now."""
+    """Return the revision and the time of an answer that leaves now."""
     return {"revision": ledger.last_seq}
 
 
@@ -711,7 +711,7 @@ def _requests(
 
 
 def _traces(config: Config, measures: Measures, stack: AsyncExitStack) -> RequestTraces | None:
-    """Return what follows requests; None if neither spans nor lines of the log are wanted."""
+    """Return the tracer of requests; None if neither spans nor lines of the log are wanted."""
     if not config.traces:
         return RequestTraces(None) if config.log_level == "debug" else None
     try:
@@ -736,7 +736,7 @@ async def _run_core(
     requests: RequestParts,
     trust: Trust,
 ) -> CommitLoop:
-    """Have the core stepped from now on, up to date with the world before anybody may ask."""
+    """Run the core from now on; it is up to date before the first request."""
     allocator, inbox, tasks = stores.allocator, core.inbox, core.tasks
     effects = EffectCarrier(
         requests.replies,

@@ -110,7 +110,7 @@ def _end(began: float) -> float:
 
 @contextmanager
 def beating(election: Election) -> Iterator[None]:
-    """Say signs of life in a thread while the event loop loads what there is."""
+    """Give signs of life in a thread while the event loop loads the stores."""
     over = threading.Event()
 
     def beat() -> None:

@@ -1,4 +1,4 @@
-"""What a store is for the ledger, the catalog and tokens: its interface, its rows and its errors.
+"""The interface of a store for ledger, catalog and tokens: its rows and its errors.
 
 All of it is synchronous. What writes is called by one thread, which its user owns: the ledger's
 writer, the catalog's thread.
@@ -57,7 +57,7 @@ class StorageLocked(StorageError):  # noqa: N818  # It names what happened, like
 
 
 class StorageCorrupt(StorageError):  # noqa: N818  # As StorageLocked.
-    """What is in the database is not what was written.
+    """The contents of the database are not those written.
 
     Args:
         place: The database, as its owner calls it.
@@ -279,7 +279,7 @@ class Facts(Protocol):
 
 
 class OpenedFacts(NamedTuple):
-    """What a store of facts says when it is opened.
+    """The result of opening a store of facts.
 
     Args:
         fencing: Fencing numbers up to this one may have been given out.
@@ -296,7 +296,7 @@ class FactReading(Protocol):
 
     @property
     def place(self) -> str:
-        """What the ledger is called in messages."""
+        """Its name in messages."""
         ...
 
     def reading(self) -> AbstractContextManager[Facts]:
@@ -309,7 +309,7 @@ class FactReading(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what is open, and of the lock."""
+        """Close all connections, and release the lock."""
         ...
 
 
@@ -331,7 +331,7 @@ class FactStore(FactReading, Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether the disk is full: nothing new may be promised, what is promised can end."""
+        """Whether the disk is full: no new grants are possible, granted leases can end."""
         ...
 
     def open(self) -> OpenedFacts:
@@ -348,7 +348,7 @@ class FactStore(FactReading, Protocol):
     def commit(
         self, rows: Sequence[FactRow], fencing: int, works: Sequence[Callable[[Facts], object]]
     ) -> list[object]:
-        """Have facts and other changes durable when this returns: all of them or none.
+        """Commit facts and other changes: all of them are durable when this returns, or none is.
 
         Args:
             rows: Facts, in order.
@@ -366,7 +366,7 @@ class FactStore(FactReading, Protocol):
         ...
 
     def upkeep(self) -> float | None:
-        """Do what is due by time; return in how many seconds there is more, None: never.
+        """Do due upkeep; return the seconds until more is due, None: never.
 
         Called by the writing thread, after each commit and then while it waits.
 
@@ -391,7 +391,7 @@ class RecordRow(NamedTuple):
 
 
 class RecordTally(NamedTuple):
-    """What there should be of a kind of records, and what there is."""
+    """The noted and the counted number of records of a kind."""
 
     records: int
     checksums: int
@@ -439,7 +439,7 @@ class RecordTable(Protocol):
         ...
 
     def count(self, kind: str) -> int:
-        """Return how many records of a kind there are, by counting them."""
+        """Return the number of records of a kind, by counting them."""
         ...
 
     def usage(self) -> dict[str, tuple[int, int]]:
@@ -447,7 +447,7 @@ class RecordTable(Protocol):
         ...
 
     def marks(self) -> dict[str, object]:
-        """Return by kind what is another value after each change, without reading the records."""
+        """Return by kind a value that differs after each change, without reading the records."""
         ...
 
     def checksums(self, kind: str) -> dict[str, int]:
@@ -455,11 +455,11 @@ class RecordTable(Protocol):
         ...
 
     def tallies(self) -> dict[str, RecordTally]:
-        """Return by kind what there should be, and what there is."""
+        """Return by kind the noted and the counted number."""
         ...
 
     def take_tally(self, kind: str) -> None:
-        """Let what is there of a kind be what there should be."""
+        """Note the counted number of a kind."""
         ...
 
 
@@ -468,7 +468,7 @@ class RecordStore(Protocol):
 
     @property
     def place(self) -> str:
-        """What the catalog is called in messages."""
+        """Its name in messages."""
         ...
 
     def open(self) -> list[str]:
@@ -497,7 +497,7 @@ class RecordStore(Protocol):
         ...
 
     def upkeep(self) -> float | None:
-        """Do what is due by time; return in how many seconds there is more, None: never."""
+        """Do due upkeep; return the seconds until more is due, None: never."""
         ...
 
     def close(self) -> None:
@@ -522,11 +522,11 @@ class TokenRows(Protocol):
 
     @property
     def place(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         ...
 
     def version(self) -> object:
-        """Return what is another value after each change; None: there are no tokens yet."""
+        """Return a value that differs after each change; None: there are no tokens yet."""
         ...
 
     def rows(self) -> list[TokenRow]:
@@ -551,11 +551,11 @@ class AgentRows(Protocol):
 
     @property
     def place(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         ...
 
     def version(self) -> object:
-        """Return what is another value after each change; None: there are none yet."""
+        """Return a value that differs after each change; None: there are none yet."""
         ...
 
     def rows(self) -> dict[str, bytes]:
@@ -584,7 +584,7 @@ class AuditRows(Protocol):
 
     @property
     def place(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         ...
 
     def append(
@@ -598,7 +598,7 @@ class AuditRows(Protocol):
         ...
 
     def end(self) -> AuditEnd:
-        """Return where it ends."""
+        """Return its end."""
         ...
 
     def prune(self, before: float, bytes_max: int) -> None:
@@ -619,7 +619,7 @@ def changed_rows(
 
 
 class Followed(NamedTuple):
-    """What a server reads of a database that another one writes; nothing can be written to it."""
+    """The database of another server's writes, for reading; nothing can be written to it."""
 
     facts: FollowedFacts
     records: RecordStore
@@ -649,11 +649,11 @@ class Storage(Protocol):
         ...
 
     def election(self) -> Election | None:
-        """Return what decides which server writes; None if a second one is refused."""
+        """Return the election of the server that writes; None if a second server is refused."""
         ...
 
     def followed(self) -> Followed | None:
-        """Return what can be read beside the server that writes; None where there is one server."""
+        """Return a reader beside the server that writes; None if there is only one server."""
         ...
 
     def has_records(self) -> bool:

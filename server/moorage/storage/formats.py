@@ -1,4 +1,4 @@
-"""The number of a database's format: no release reads what it does not know."""
+"""The number of a database's format: a release refuses formats that it does not know."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +37,6 @@ class Format:
         return ""
 
     def migration(self, found: int) -> Iterator[str]:
-        """Return what makes a database of the current format of an older one."""
+        """Return the statements that bring an older database to the current format."""
         for number in range(found, self.current):
             yield from self.steps[number]

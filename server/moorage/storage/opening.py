@@ -8,7 +8,7 @@ from moorage.storage.sqlite.storage import SqliteStorage
 
 
 def open_storage(address: str, folder: Path) -> Storage:
-    """Return where a server has what it must not lose.
+    """Return the storage of a server.
 
     Args:
         address: Of a PostgreSQL database; empty: the folder.

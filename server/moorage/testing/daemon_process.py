@@ -34,7 +34,7 @@ STDERR_LINES_SHOWN: Final = 20
 
 
 class ServerError(CommandError):
-    """A server of `moorage.testing` did not start, stop or do what it was given."""
+    """A server of `moorage.testing` did not start, stop, or carry out its order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _end_workloads(data: Path) -> None:
 
 
 def serve_command(data: Path) -> list[str]:
-    """Return what starts a daemon over a folder, on free loopback ports."""
+    """Return the command that starts a daemon over a folder, on free loopback ports."""
     ports = ["--port", "0", "--http-port", "0", "--data", str(data)]
     return [sys.executable, "-P", "-m", "moorage", "serve", *ports]
 

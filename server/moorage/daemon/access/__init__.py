@@ -1,1 +1,1 @@
-"""Who may connect and what they may do: tokens, logins, tickets, rights; and tokens of leases."""
+"""Access: tokens, logins, tickets and rights; and the tokens of leases."""

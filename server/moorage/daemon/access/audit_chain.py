@@ -53,7 +53,7 @@ def checked(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> Chain
 
 
 class Sealed(msgspec.Struct):
-    """What the chain needs of a line."""
+    """The fields of a line that the chain reads."""
 
     number: int
     prev: str

@@ -59,7 +59,7 @@ class AuditFiles:
         """File and size after the last line that `_end` is about."""
 
     def append(self, entries: Sequence[AuditEntry], now: float) -> None:
-        """Write entries behind all that are there, and delete what is too old or too much.
+        """Append entries, and delete lines that are too old or too many.
 
         Raises:
             OSError: They cannot be written; then none of them is there.

@@ -35,7 +35,7 @@ log = structlog.get_logger("moored")
 def open_lines(
     folder: Path, keep_days: int, keep_mib: int, rows: AuditRows | None
 ) -> AuditFiles | AuditTable:
-    """Return what appends to the log, in a database or in files of a data folder."""
+    """Return the log's store: a table of the database, or files of a data folder."""
     bounds = keep_days * 86_400.0, keep_mib << 20
     return AuditFiles(folder, *bounds) if rows is None else AuditTable(rows, *bounds)
 
@@ -109,7 +109,7 @@ class AuditLog:
         self.note(AuditEntry(time.time(), f"server.{what}", "moored", about=about, seq=seq))
 
     def note_refusal(self, caller: Caller, remote: str, what: str, reason: str) -> None:
-        """Take note of what a caller had no right to do."""
+        """Note a refusal for lack of a right."""
         self.note(
             AuditEntry(
                 time.time(),
@@ -145,7 +145,7 @@ class AuditLog:
             self._hurry.set()
 
     def close(self) -> None:
-        """Write what is left, for a bounded time, and end the thread."""
+        """Write pending entries, for a bounded time, and end the thread."""
         if self._thread is not None:
             self._closing.set()
             self._hurry.set()
@@ -166,7 +166,7 @@ class AuditLog:
         self._written()
 
     def _written(self) -> bool:
-        """Write what was taken; return whether that could be."""
+        """Write pending entries; return whether that was possible."""
         now, unsaid, waiters = time.time(), self._unsaid, len(self._waiters)
         entries = self._pending[:]
         taken = len(entries)
@@ -185,7 +185,7 @@ class AuditLog:
         return True
 
     def _let_go(self, count: int) -> None:
-        """Have the first waiters go on."""
+        """Wake the first waiters."""
         for waiter in self._waiters[:count]:
             with suppress(RuntimeError):  # Its loop is gone, and who waited with it.
                 waiter.get_loop().call_soon_threadsafe(_end_wait, waiter)

@@ -15,7 +15,7 @@ log = structlog.get_logger("moored")
 
 
 async def recover(audit: AuditLog, trail: AuditTrail, ledger: Ledger) -> None:
-    """Note what the ledger has and the log lacks, then that the server started.
+    """Note facts of the ledger that the log lacks, then the start of the server.
 
     Args:
         audit: Nothing was noted yet of what this server does.

@@ -35,7 +35,7 @@ class AuditTable:
         self._pruned_at = 0.0
 
     def append(self, entries: Sequence[AuditEntry], now: float) -> None:
-        """Write entries behind all that are there, and delete what is too old or too much.
+        """Append entries, and delete lines that are too old or too many.
 
         Raises:
             StorageError: They cannot be written.

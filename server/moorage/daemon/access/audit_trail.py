@@ -1,4 +1,4 @@
-"""From what the core did to entries of the audit log. The commit loop's effects call it."""
+"""Turns the core's facts into entries of the audit log. The commit loop's effects call it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from time import time
@@ -176,7 +176,7 @@ class AuditTrail:
 
 
 def _places(placement: Placement) -> list[list[Any]]:
-    """Return where a lease is: cluster, node, GPUs and thousandths of each of them."""
+    """Return the placement of a lease: cluster, node, GPUs and thousandths of each of them."""
     return [
         [share.cluster_id, share.node_id, list(share.gpus), share.gpu_milli] for share in placement
     ]

@@ -1,4 +1,4 @@
-"""Who may connect: tokens of the settings, named tokens and those of an OpenID Connect issuer.
+"""Verifies tokens: of the settings, named ones, and those of an OpenID Connect issuer.
 
 They may change while we serve. Both doors ask it. `token_refresh` changes those of the settings,
 `token_store` has the named ones, `oidc` verifies the issuer's.

@@ -51,7 +51,7 @@ log = structlog.get_logger("moored")
 
 
 async def recalled(question: Recall, ledger: LedgerHistory) -> Response:
-    """Tell the story of a lease or request as the ledger has it.
+    """Return the story of a lease or request from the ledger.
 
     A fact that cannot be read is this question's trouble, and no other's.
     """
@@ -68,7 +68,7 @@ async def recalled(question: Recall, ledger: LedgerHistory) -> Response:
 def answer(  # One case per fact.
     question: Recall, entries: Sequence[LedgerEntry], since: float | None
 ) -> Response:
-    """Tell the story of a lease or request.
+    """Return the story of a lease or request from its entries.
 
     Args:
         question: The inquiry, and for which tenant.

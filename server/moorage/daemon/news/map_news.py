@@ -157,7 +157,7 @@ class MapNews:
 
 
 def pause_seconds(watching: int) -> float:
-    """Return how long news wait for more: with many that watch, the cost of a second is bounded."""
+    """Return the pause before the next news: many watchers cost a bounded share of a second."""
     return min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS, PAUSE_EACH_SECONDS * watching))
 
 

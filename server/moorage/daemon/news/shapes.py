@@ -126,7 +126,7 @@ class ShapeCounts:
         self._sizes, self._empty = kinds[:, 0], kinds[:, 1]
 
     def _gathered(self, eligible: Ints) -> Ints:
-        """Return how often it would fit among the nodes of each class: int64 `[classes]`.
+        """Return the count that would fit among the nodes of each class: int64 `[classes]`.
 
         Whole nodes are made free first, and what is left over lies on one more.
         """

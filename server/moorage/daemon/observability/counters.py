@@ -45,7 +45,7 @@ class Measures:
 
     @contextmanager
     def watching(self, *gauges: Callable[[], Iterable[Metric]]) -> Iterator[None]:
-        """Have gauges read for a while."""
+        """Read these gauges with the metrics, until the end of the block."""
         watched = [_Gauges(each) for each in gauges]
         for each in watched:
             self.registry.register(each)

@@ -90,6 +90,6 @@ class Router:
         return None
 
     async def _noted(self, answer: bytes) -> bytes:
-        """Return an answer once what the audit log has of it is written."""
+        """Return an answer once its entry of the audit log is written."""
         await self._audit.written()
         return answer

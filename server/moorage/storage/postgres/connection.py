@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: what they are called, how their sessions are set, what errors mean."""
+"""Connections to PostgreSQL: their names, the settings of their sessions, their errors."""
 
 import contextlib
 import os
@@ -79,7 +79,7 @@ def has_password(address: str) -> bool:
 
 
 def without_password(address: str) -> str:
-    """Return an address as PostgreSQL's own programs take it, without what is secret in it.
+    """Return an address in the form of PostgreSQL's own programs, without its secrets.
 
     Raises:
         StorageError: It is no address of a database.
@@ -90,7 +90,7 @@ def without_password(address: str) -> str:
 
 
 def name_of(purpose: str) -> str:
-    """Return what the database calls a session of this process."""
+    """Return the name that the database shows for a session of this process."""
     return f"moored {purpose} {socket.gethostname()} {os.getpid()}"[:63]
 
 

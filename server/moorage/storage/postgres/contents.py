@@ -27,7 +27,7 @@ _PAGE_LINES: Final = 1_000
 
 @contextlib.contextmanager
 def reading(address: str) -> Iterator[Contents]:
-    """Give what is in a database, and keep servers out meanwhile.
+    """Yield the contents of a database, and keep servers out meanwhile.
 
     Raises:
         StorageLocked: A server uses it.

@@ -1,4 +1,4 @@
-"""What of a database is not fit to be the storage of a server: `moored doctor` shows it."""
+"""Findings of `moored doctor` that make a database unfit as the storage of a server."""
 
 import time
 from contextlib import closing
@@ -15,7 +15,7 @@ _LOSES: Final = {"off", "local"}
 
 
 def examine(address: str) -> list[DoctorFinding]:
-    """Return what there is to say of a database; never raises for what is merely broken."""
+    """Return the findings about a database; never raises if it is merely broken."""
     try:
         with closing(connect(address, "doctor")) as connection, translated(place_of(address)):
             check_server(connection, place_of(address))

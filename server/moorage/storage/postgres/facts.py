@@ -62,7 +62,7 @@ class PostgresFactTables:
         return None if row is None else int(row[0])
 
     def lost(self) -> list[tuple[int, int]]:
-        """See `Facts.lost`. A database is not repaired without what it lost."""
+        """See `Facts.lost`. A database is not repaired without its lost facts."""
         return []
 
     def page(
@@ -203,7 +203,7 @@ class PostgresFacts:
         return results
 
     def _reserve(self, writer: Connection, number: int) -> None:
-        """Have a fencing number reserved apart from the facts, some thousand at a time."""
+        """Reserve a fencing number apart from the facts, some thousand at a time."""
         if number > self._fencing:
             reserved = number + FENCING_BLOCK
             done = writer.execute(SQL["set_fencing"], (self._leadership.epoch, reserved))

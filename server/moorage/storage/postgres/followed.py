@@ -1,4 +1,4 @@
-"""What a server that stands by reads beside the one that writes. It needs no leadership."""
+"""Reads the database of another server's writes for a standby. It needs no leadership."""
 
 import contextlib
 import threading

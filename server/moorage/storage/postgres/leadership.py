@@ -207,7 +207,7 @@ class Leadership:
             self._leave()
 
     def _lost(self, error: psycopg.Error) -> StorageFailed:
-        """Return what a lost lock means: another server leads since, or the database failed."""
+        """Return the error of a lost lock: another server leads since, or the database failed."""
         with (
             contextlib.suppress(psycopg.Error, StorageError),
             contextlib.closing(connect(self._address, "look")) as connection,
@@ -225,7 +225,7 @@ class Leadership:
                 self._connection = None
 
     def fail(self, reason: str) -> None:
-        """Have nothing written any more: whether a commit is there is unknown."""
+        """Stop all writes: it is unknown whether the last commit is there."""
         self._failure = self._failure or reason
 
     def check_failure(self) -> None:
@@ -256,7 +256,7 @@ class Leadership:
                 self._looked_at = now
 
     def deposed(self) -> Deposed:
-        """Return what is raised where another server took over."""
+        """Return the error for a takeover by another server."""
         self.is_deposed = True
         return Deposed(
             f"{self.place} is written by another server since (this one had epoch {self.epoch}): "
@@ -333,7 +333,7 @@ def look_around(address: str) -> tuple[Leader | None, list[Seat]]:
 
 
 def ask_to_resign(address: str) -> bool:
-    """Have the leader let another server lead; return whether there is one.
+    """Ask the leader to let another server lead; return whether there is one.
 
     Raises:
         StorageError: The database cannot be written.
@@ -344,7 +344,7 @@ def ask_to_resign(address: str) -> bool:
 
 
 def check_server(connection: Connection, place: str) -> None:
-    """Refuse a server that cannot keep what it is given.
+    """Refuse a server that cannot keep commits safe.
 
     Raises:
         StorageError: It is a standby or behind a pooler, or of another encoding.

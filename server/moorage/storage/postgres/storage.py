@@ -37,7 +37,7 @@ class PostgresStorage:
 
     @property
     def place(self) -> str:
-        """What the database is called in messages."""
+        """Its name in messages."""
         return self._leadership.place
 
     def facts(self) -> PostgresFacts:

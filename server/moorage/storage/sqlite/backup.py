@@ -106,7 +106,7 @@ def _sync(file: Path) -> None:
 
 
 def copy_folder(data: Path, target: Path, *, fencing_skip: int = 0) -> int:
-    """Copy what a server must not lose, while it may be running.
+    """Copy the files of a server that matter, while it may be running.
 
     Each file is of one moment, and none of an earlier one than what it must explain. The ledger
     is first: what its leases and waiting requests name was in the catalog before, so a later

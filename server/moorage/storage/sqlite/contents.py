@@ -31,7 +31,7 @@ from moorage.storage.sqlite.tokens import SqliteTokens
 
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[Contents]:
-    """Give what is in a data folder, and keep servers out meanwhile.
+    """Yield the contents of a data folder, and keep servers out meanwhile.
 
     Raises:
         StorageLocked: A server runs on it.

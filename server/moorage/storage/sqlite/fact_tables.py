@@ -35,7 +35,7 @@ class ForeignDatabaseError(StorageError):
 
 
 class FactTables:
-    """`storage.base.Facts`, and what a damaged file needs on top of it.
+    """`storage.base.Facts`, and the extra calls for a damaged file.
 
     Args:
         connection: To the file.
@@ -73,7 +73,7 @@ class FactTables:
         return None if row is None else row[0]
 
     def findings(self, findings_max: int) -> Iterator[str]:
-        """Yield what SQLite finds wrong with the file."""
+        """Yield SQLite's findings about the file."""
         return check_pages(self._connection, findings_max)
 
     def last_seq(self) -> int:
@@ -162,7 +162,7 @@ class FactTables:
         return len(oldest) == PRUNED_PER_STEP
 
     def _used_bytes(self) -> int:
-        """Return what the file holds, less what it has free for new facts."""
+        """Return the size of the file, less its free pages."""
         pages, free, size = (
             self._execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("page_count", "freelist_count", "page_size")

@@ -1,4 +1,4 @@
-"""The ledger in one SQLite file, and what lies beside it: what the daemon uses by default.
+"""The ledger in one SQLite file, with its marks beside it: the default of the daemon.
 
 Three parties share the file: the writing thread, one reading connection for questions and for
 recovery, and no other process, which `storage.sqlite.lock.WriterLock` sees to.
@@ -52,12 +52,12 @@ def place_of(path: Path) -> str:
 
 
 def mark_path(ledger: Path) -> Path:
-    """Return where it is written down how far a ledger has come."""
+    """Return the path of the mark of a ledger's progress."""
     return ledger.with_suffix(".mark")
 
 
 class _Writing(NamedTuple):
-    """What only the writing thread uses."""
+    """The state of the writing thread."""
 
     connection: sqlite3.Connection
     mark: DurableMark
@@ -224,7 +224,7 @@ def _transact(
 
 
 def read_marks(ledger: Path) -> tuple[Found, Found]:
-    """Return what is written beside a ledger: how far it had come, and what numbers are reserved.
+    """Return the marks beside a ledger: its progress, and its reserved numbers.
 
     Raises:
         OSError: A file is there and cannot be read.
@@ -326,7 +326,7 @@ def is_unmade(tables: FactTables, ledger: Path, found: Found) -> bool:
 
 
 def missing(tables: FactTables, found: Found, *, new: bool) -> str:
-    """Return what is missing in a ledger; empty if nothing is."""
+    """Return the missing part of a ledger, in words; empty if nothing is missing."""
     last_seq = 0 if new else tables.last_seq()
     if last_seq < found.first:
         one = last_seq + 1 == found.first

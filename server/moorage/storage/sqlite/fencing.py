@@ -14,7 +14,7 @@ LABEL: Final = "fencing"
 
 
 def fencing_path(ledger: Path) -> Path:
-    """Return where the numbers of a ledger are reserved."""
+    """Return the path of a ledger's reserved numbers."""
     return ledger.with_suffix(".fencing")
 
 
@@ -44,7 +44,7 @@ class Fencing:
         return self._used
 
     def reserve(self, number: int) -> None:
-        """Have a number, and those before it, reserved when this returns."""
+        """Reserve a number and those before it, durably."""
         if number > self._reserved:
             self._reserved = number + FENCING_BLOCK
             self._mark.write_both(self._reserved, 0)

@@ -66,7 +66,7 @@ def connect_to_look(path: Path) -> sqlite3.Connection:
 
 
 def keep_log(connection: sqlite3.Connection, place: str) -> None:
-    """Have a write-ahead log.
+    """Switch the write-ahead log on.
 
     Raises:
         StorageError: There can be none.
@@ -100,7 +100,7 @@ def writer_of(connection: sqlite3.Connection) -> str:
 
 
 def check_pages(connection: sqlite3.Connection, findings_max: int) -> Iterator[str]:
-    """Yield what SQLite finds wrong with a database."""
+    """Yield SQLite's findings about a database."""
     for (line,) in connection.execute(f"PRAGMA integrity_check({findings_max})"):
         if line != "ok":
             yield str(line)
@@ -122,7 +122,7 @@ def owner_only(path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """See to it that the names in a directory outlive a power cut."""
+    """Make the names in a directory outlive a power cut."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -144,7 +144,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def log_damage(database: Path) -> str:
-    """Return where a write-ahead log of SQLite ends before its time, in words.
+    """Return the place where a write-ahead log of SQLite ends before its time, in words.
 
     SQLite itself reads up to there and says nothing. Frames of an earlier round, which have other
     salts, are no damage: they were brought over into the database before.
@@ -153,7 +153,7 @@ def log_damage(database: Path) -> str:
 
 
 def log_lost(database: Path) -> str:
-    """Return where a log is damaged so that durable commits are lost; empty if none are.
+    """Return the damage in a log that loses durable commits; empty if there is none.
 
     The frames of the one that was under way at a crash may be there or not, in any order. Each
     commit before that one was synced before the next began.
@@ -163,7 +163,7 @@ def log_lost(database: Path) -> str:
 
 
 def _read_log(database: Path) -> tuple[str, int]:
-    """Return where a log ends, and how many commits there seem to be from there on."""
+    """Return the place where a log ends, and the number of commits behind it."""
     try:
         content = database.with_name(database.name + "-wal").read_bytes()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What lies beside the databases, so that no loss goes unnoticed and what is promised can end.
+"""Files beside the databases that reveal every loss, and room so that leases can end.
 
 SQLite reads a write-ahead log up to the first frame that is damaged and says nothing of the rest.
 So how far a database had come is written down a second time, in a small file of its own.
@@ -29,7 +29,7 @@ _SUM: Final = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a mark says.
+    """The contents of a mark.
 
     Args:
         exists: There is a file.
@@ -53,7 +53,7 @@ class Found:
 
 
 def read_mark(path: Path, label: str) -> Found:
-    """Return what a mark says; never raises for damage.
+    """Return the contents of a mark; never raises for damage.
 
     Raises:
         OSError: The file is there and cannot be read.
@@ -121,7 +121,7 @@ class DurableMark:
         self.unsynced = True
 
     def sync(self) -> None:
-        """Wait until what was written is on the disk."""
+        """Wait until written data is on the disk."""
         if self.unsynced:
             os.fdatasync(self._descriptor)
             self.unsynced = False
@@ -149,7 +149,7 @@ class DurableMark:
 
 
 class Reserve:
-    """Room on the disk that is given up when there is no other: what is promised can still end.
+    """Room on the disk for when there is no other: granted leases can still end.
 
     Args:
         path: A file of that size, which is there while all is well.

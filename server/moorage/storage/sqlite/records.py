@@ -42,12 +42,12 @@ def place_of(path: Path) -> str:
 
 
 def mark_path(path: Path) -> Path:
-    """Return where it is written down how many changes a catalog has seen."""
+    """Return the path of the mark of a catalog's changes."""
     return path.with_suffix(".mark")
 
 
 class RecordTables:
-    """`storage.base.RecordTable`, and what a damaged file needs on top of it.
+    """`storage.base.RecordTable`, and the extra calls for a damaged file.
 
     Args:
         connection: To the file.
@@ -130,7 +130,7 @@ class RecordTables:
         return int(self._execute("PRAGMA user_version").fetchone()[0])
 
     def commits(self) -> int:
-        """Return how many durable changes there were."""
+        """Return the number of durable changes."""
         return int(self._execute(SQL["commits"]).fetchone()[0])
 
     def refuse_format(self, place: str) -> int:
@@ -146,7 +146,7 @@ class RecordTables:
         return found
 
     def findings(self, findings_max: int) -> Iterator[str]:
-        """Yield what SQLite finds wrong with the file."""
+        """Yield SQLite's findings about the file."""
         return check_pages(self._connection, findings_max)
 
     def last_number(self) -> int:

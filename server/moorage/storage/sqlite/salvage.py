@@ -1,4 +1,4 @@
-"""What a write-ahead log still holds behind the place where it is damaged.
+"""Frames of a write-ahead log that are readable behind the place of its damage.
 
 SQLite reads up to there. Each frame brings one page, and its checksum goes on from the one before:
 so those behind show whether they are whole, too. `verify` and `repair` read a copy that has them.
