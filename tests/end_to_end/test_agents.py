@@ -223,7 +223,7 @@ def test_a_lease_moves_once_its_lost_machine_has_ended_it(
     with served(tmp_path, MOORAGE_AGENT_LOST_SECONDS="12") as fleet:
         boxes = {each: fleet.agent(each, fleet.token(), "--unheard-seconds", "2") for each in "ab"}
         lease = fleet.ask(command, on_failure="requeue", attempts_max=2)
-        until(lambda: fleet.state(lease) == "active")
+        until(lambda: fleet.state(lease) == "active" and seen.exists())
         there = lease["placement"][0]["node_id"]
         other = "b" if there == "a" else "a"
         boxes[there].send_signal(signaled)
