@@ -240,16 +240,18 @@ async def test_an_actor_that_is_killed_takes_its_processes_with_it(backend, ray_
     assert again.phase is Phase.FAILED, "what ended is not started a second time"
 
 
-async def test_the_process_that_speaks_to_ray_may_be_killed_or_hang(backend, ray_world):
+async def test_the_process_that_speaks_to_ray_may_be_killed_or_hang(backend, ray_world, tmp_path):
     reports = []
     backend.listen(reports.append)
     await backend.start(Order("a", FOREVER, (share(ray_world, 0, "1"),)))
-    dies = ProcessResourceSpec(command=["sh", "-c", "sleep 4; exit 3"])
-    await backend.start(Order("b", dies))
+    order = tmp_path / "end"
+    command = f"until [ -e {order} ]; do sleep 0.1; done; exit 3"
+    await backend.start(Order("b", ProcessResourceSpec(command=["sh", "-c", command])))
     driver = backend.connection.pid
     os.kill(driver, signal.SIGKILL)
     await asyncio.to_thread(until, lambda: backend.connection.pid not in {None, driver})
     assert (await backend.status("a")).phase is Phase.READY
+    order.touch()
     await asyncio.to_thread(until, lambda: any(each.phase.over for each in reports))
     ends = [(each.id, each.exit_code) for each in reports if each.phase.over]
     assert set(ends) == {("b", 3)}, "the next driver may say it again"
