@@ -60,5 +60,7 @@ async def wait_for_issuer(
     waiting = pending(token)
     if waiting is not None and not await waiting:
         raise ServiceError(
-            Code.UNAVAILABLE, "the token cannot be verified now; try again in a moment"
+            Code.UNAVAILABLE,
+            "the token cannot be verified now, since its issuer, or the database with the tokens, "
+            "does not answer; try again in a moment",
         )
