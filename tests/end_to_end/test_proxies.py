@@ -183,7 +183,8 @@ def serve(name: str, running: Running, folder: Path, edit: Edit = str) -> Iterat
             command.split(), cwd=folder, env={**os.environ, **own}, stdout=log, stderr=log
         )
     try:
-        until(lambda: child.poll() is not None or listens(port))
+        # Another program may have taken the port meanwhile: this one has our certificate.
+        until(lambda: child.poll() is not None or is_ours(site))
         assert child.poll() is None, (folder / "log").read_text()
         yield site
     finally:
@@ -198,9 +199,10 @@ def free_port() -> int:
         return port
 
 
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def is_ours(site: Site) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return site.status(certified=True) == 200
+    return False
 
 
 def test_both_doors_under_one_name(proxy: str, running: Running, tmp_path: Path) -> None:
