@@ -123,9 +123,9 @@ def test_the_command_filters_and_refuses_what_it_cannot_read(tmp_path: Path) -> 
     assert (broken.returncode, "not as it was written" in broken.stderr) == (1, True)
 
 
-def test_twenty_kills_lose_no_entry_of_what_was_acknowledged(tmp_path: Path) -> None:
+def test_kills_lose_no_entry_of_what_was_acknowledged(tmp_path: Path) -> None:
     granted, released, published = list[str](), list[str](), list[str]()
-    for number in range(20):
+    for number in range(6):
         with killed(tmp_path) as server:
             if not number:
                 server.fill(cluster("east"))

@@ -206,10 +206,10 @@ def test_bench_knows_its_names():
 def test_openb_default_comes_out_as_published():
     words = ["--nodes", str(OPENB / "nodes.csv"), "--pods", str(OPENB / "pods_default.csv")]
     done = moored(
-        "replay", *words, "--policy", "expected_fill", "--seeds", "5", "--json", timeout=900
+        "replay", *words, "--policy", "expected_fill", "--seeds", "2", "--json", timeout=900
     )
     told = json.loads(done.stdout)
-    assert told["answered"] == told["requests"] > 50_000
+    assert told["answered"] == told["requests"] > 20_000
     assert told["allocation_percent"] >= 95.9
 
 
