@@ -194,7 +194,7 @@ export class MoorageClient {
     if (came.as_of) {
       // Of a standby, and maybe old: the server that writes is asked.
       const error = { code: "not_leader", reason: "is a standby", leader: came.leader || null };
-      void this.follow(socket, asked, { ...came, success: false, message: error.reason, error } as FailureMessage);
+      void this.follow(socket, pending, { ...came, success: false, message: error.reason, error } as FailureMessage);
     } else if (came.success) {
       this.dialer.settle();
       pending.resolve(came as never);
