@@ -12,7 +12,7 @@ import pytest
 from moorage.backends.registry import kinds
 from moorage.setting_kinds import declared
 
-TREES = ("server", "policies", "clients", "tests", "tools", "docs")
+TREES = ("server", "policies", "clients", "benchmarks", "tests", "tools", "docs")
 # What names Ray, AWS or Kubernetes for other reasons than their backends: policy workers, libraries
 # that stand on their own, a benchmark, and what `moorage fleet import` reads.
 OTHER_USES = re.compile(
