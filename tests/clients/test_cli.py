@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 
-from moorage_client.cli import program, publishing
+from moorage.records.requests import Resources
+from moorage_client.cli import looking, program, publishing
 from moorage_client.cli.output import explain_failure, fields
 from moorage_client.cli.sentences import _MISFITS
 from moorage_client.cli.session import CommandSession
@@ -499,6 +501,18 @@ def test_ask_says_so_where_it_never_is_ready(shell, harbour):
 def test_nothing_is_waited_for_where_nothing_starts(shell, harbour):
     assert shell("ask", "first:1-x", "--lease", "--until", "active").returncode == 2
     assert harbour.heard == []
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ('{"cpu_milli": 100, "gpu_milli": 1000}', "CPU (milli) 100"),
+        ('{"gpus": 2, "gpu_milli": 1000}', "GPUs 2"),
+        ('{"gpus": 1, "gpu_milli": 500}', "GPUs 1, GPU share (milli) 500"),
+    ],
+)
+def test_a_share_is_named_where_it_is_a_part_of_a_gpu(document, words):
+    assert looking._wants(msgspec.json.decode(document, type=Resources)) == words
 
 
 def test_history_is_what_ended_or_was_refused_and_why(shell, harbour):

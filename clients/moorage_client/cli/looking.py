@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from msgspec import to_builtins
 
+from moorage.model import GPU_MILLI
 from moorage.records.replies import (
     ClusterCapacity,
     DecisionRow,
@@ -370,4 +371,7 @@ def _of(some: int, nodes: int | str) -> str:
 
 
 def _wants(resources: Resources | None) -> str:
-    return in_words(to_builtins(resources) if resources else {})
+    wanted = to_builtins(resources) if resources else {}
+    if wanted.get("gpu_milli") == GPU_MILLI:  # Whole ones, or none: that needs no word.
+        del wanted["gpu_milli"]
+    return in_words(wanted)

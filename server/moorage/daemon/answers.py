@@ -37,7 +37,7 @@ def encode(
         version: The version of the policy that was asked, where the request named an alias.
         workload: What its backend last said of the workload of a lease, where that starts or runs.
         token: The token of a lease; empty where it is not known.
-        stamp: As of which fact it is, and when.
+        stamp: The last fact that it knows, and the time.
 
     Returns:
         JSON text.

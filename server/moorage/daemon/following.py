@@ -34,7 +34,7 @@ CATALOG_SECONDS: Final = 0.25
 RETRY_SECONDS: Final = 0.5
 """Between two tries to reach the database."""
 AGE_SECONDS_MAX: Final = 30.0
-"""How old an answer may be; an older one the leader is to be asked for."""
+"""The greatest age of an answer; for a newer one, clients ask the leader."""
 WAIT_SECONDS_MAX: Final = 5.0
 """How long a question waits for the facts that it is to know of."""
 log = structlog.get_logger("moored")

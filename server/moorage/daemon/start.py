@@ -355,7 +355,7 @@ async def _read(
     following = Follower(ledger, allocator, catalog.following, at)
     tasks, reads = Tasks(), Reads(allocator, ledger, lambda: requests.replies)
     stack.push_async_callback(tasks.close)
-    no_tokens = LeaseTokens(b"")  # Only who is granted a lease is told one.
+    no_tokens = LeaseTokens(b"")  # A standby grants nothing.
     agents = AgentStore(outset.storage.agents())
     stores = Stores(ledger, allocator, no_tokens, agents, entrance.audit, catalog)
     core = _core(stores, entrance, replace(prepared, inbox=reads), outset.measures, tasks)

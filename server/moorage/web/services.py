@@ -213,7 +213,7 @@ class StandbyReads:
     Args:
         refusal: See `StandbyServices`.
         doubt: Returns why it does not answer of itself; None where it does.
-        headers: Returns what all its answers say of how old they are.
+        headers: Returns the headers of all its answers: revision, time, leader.
 
     """
 

@@ -35,7 +35,7 @@ def is_read(method: str, path: str) -> bool:
 
 
 class Dated:
-    """Has each answer say how old it is.
+    """Adds the age to each answer.
 
     Args:
         app: The application.

@@ -71,7 +71,7 @@ class Followers:
         progress: Tells clients.
         traces: Makes spans and lines of the log; None: neither is wanted.
         stamp: Returns as of which fact an answer is that leaves now; None: none says so.
-        is_follower: Answers are as of when they were asked for: facts come meanwhile.
+        is_follower: An answer has the revision of its request: facts come meanwhile.
 
     """
 
