@@ -10,6 +10,7 @@ import contextlib
 import select
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import Any, Final
 
 from websockets.asyncio.server import ServerConnection
@@ -86,6 +87,12 @@ class GatewayConnection(ServerConnection):
         self.is_agent = False
         self.on_writable: Callable[[bool], None] = _ignore
         self.on_lost: Callable[[], None] = _nothing
+
+    @cached_property
+    def remote(self) -> str:
+        """Address and port of the client."""
+        address = self.remote_address
+        return f"{address[0]}:{address[1]}" if address else ""
 
     @property
     def open(self) -> bool:

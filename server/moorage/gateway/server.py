@@ -293,8 +293,7 @@ class Gateway:
     def remote(self, session: SessionId) -> str:
         """Return the address that a session comes from; "" where it is gone."""
         found = self._sessions.get(session)
-        address = None if found is None else found.connection.remote_address
-        return f"{address[0]}:{address[1]}" if address else ""
+        return "" if found is None else found.connection.remote
 
     def expel(self) -> None:
         """Close all sessions whose token or login is over, or means another caller (4401)."""
