@@ -6,7 +6,12 @@ import { ConnectionLost } from "./sockets.ts";
 export type Redirection = "elsewhere" | "later";
 
 const PAUSES_MS = [50, 100, 200, 400, 800, 1_600, 3_000];
-const PAUSES_MS_OF_SEVERAL = [50, 100, ...Array<number>(10).fill(200), 400, 800, 1_600, 3_000];
+const PAUSES_MS_OF_SEVERAL = [
+  ...Array<number>(6).fill(50),
+  ...Array<number>(4).fill(100),
+  ...Array<number>(8).fill(200),
+  ...[400, 800, 1_600, 3_000],
+];
 
 /** Wait before another attempt, longer each time. */
 export function pause(attempt: number, several: boolean): Promise<void> {

@@ -95,7 +95,7 @@ class CommitLoop:
         self._committed = asyncio.Event()
         self._idle = asyncio.Event()
         self._work = asyncio.Event()
-        self._handed = self._checkpointed = ledger.last_seq
+        self._handed, self._checkpointed = ledger.last_seq, ledger.checkpoint_seq
         self._checkpoints: list[asyncio.Task[None]] = []
         self._wanted = False
         """A checkpoint, with the next commit."""

@@ -202,6 +202,11 @@ class Ledger(LedgerHistory, Protocol):
     """A ledger that this process writes; there is one writer."""
 
     @property
+    def checkpoint_seq(self) -> int:
+        """The fact as of which the newest checkpoint is; 0 where there is none."""
+        ...
+
+    @property
     def is_full(self) -> bool:
         """Whether the disk is full: nothing new may be promised, what is promised can end."""
         ...

@@ -64,6 +64,12 @@ class MemoryLedger:
         return self._storage.rows[-1].seq if self._storage.rows else 0
 
     @property
+    def checkpoint_seq(self) -> int:
+        """See `Ledger.checkpoint_seq`."""
+        checkpoints = self._storage.checkpoints
+        return checkpoints[-1][0] if checkpoints else 0
+
+    @property
     def is_full(self) -> bool:
         """See `Ledger.is_full`."""
         return False
@@ -99,8 +105,7 @@ class MemoryLedger:
     async def checkpoint(self, seq: int, facts: Sequence[Fact]) -> None:
         """See `Ledger.checkpoint`."""
         self._check_open()
-        checkpoints = self._storage.checkpoints
-        oldest = checkpoints[-1][0] if checkpoints else 0
+        checkpoints, oldest = self._storage.checkpoints, self.checkpoint_seq
         if not oldest <= seq <= self.last_seq:
             raise LedgerError(
                 f"a checkpoint of {_PLACE} as of fact {seq} is impossible; it must lie between "

@@ -63,6 +63,11 @@ class StoredLedger(StoredHistory):
         return self._durable_seq
 
     @property
+    def checkpoint_seq(self) -> int:
+        """See `Ledger.checkpoint_seq`."""
+        return self._checkpoint_seq
+
+    @property
     def is_full(self) -> bool:
         """See `Ledger.is_full`."""
         return self._store.is_full
