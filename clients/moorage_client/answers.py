@@ -12,6 +12,7 @@ from msgspec.structs import astuple
 
 from moorage.model import like_dataclasses
 from moorage.protocol.replies import ErrorObject, Reply
+from moorage.records.json_values import JsonObject
 from moorage.records.leases import Lease, Workload
 from moorage.records.reading import read_record
 from moorage_client.errors import ProtocolViolated, RequestRefused, refusal
@@ -107,7 +108,7 @@ def _start(document: Any) -> str:
         return "what is too large to be shown"
 
 
-def read_object(value: Any) -> dict[str, Any]:
+def read_object(value: Any) -> JsonObject:
     """Return a JSON object.
 
     Raises:

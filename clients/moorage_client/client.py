@@ -10,6 +10,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from moorage.records.fields import TTL_SECONDS
+from moorage.records.json_values import JsonObject
 from moorage_client.lazy import LazyModule
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ class Client:
 
     async def acquire(
         self,
-        message: dict[str, Any],
+        message: JsonObject,
         seconds_max: float | None,
         on_progress: Callable[[Document], None] | None = None,
     ) -> HeldLease:
@@ -344,7 +345,7 @@ class Client:
             self.url, answers.read_flushed, await self.call({"op": "flush", "cluster": cluster})
         )
 
-    async def cordon(self, cluster: str, node: str = "", reason: str = "") -> dict[str, Any]:
+    async def cordon(self, cluster: str, node: str = "", reason: str = "") -> JsonObject:
         """Let nothing new be placed on a node, or on a whole cluster, until `uncordon`.
 
         Returns:
@@ -360,7 +361,7 @@ class Client:
 
     async def drain(
         self, cluster: str, node: str = "", reason: str = "", *, seconds: float | None = None
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """As `cordon`, and end or move what runs there; call it again to see what is left.
 
         Warm leases end, and leases with `on_failure: requeue` start elsewhere. All other
@@ -371,12 +372,12 @@ class Client:
             self.url, answers.read_object, await self.call(message | {"seconds": seconds})
         )
 
-    async def uncordon(self, cluster: str, node: str = "") -> dict[str, Any]:
+    async def uncordon(self, cluster: str, node: str = "") -> JsonObject:
         """Undo `cordon` or `drain` of this node, or of the whole cluster."""
         message = {"op": "uncordon", "cluster": cluster, "node": node}
         return answers.read_from(self.url, answers.read_object, await self.call(message))
 
-    async def forget(self, cluster: str, node: str) -> dict[str, Any]:
+    async def forget(self, cluster: str, node: str) -> JsonObject:
         """Give up a machine whose agent is not connected and will not come back.
 
         Its leases end as if their workloads had failed, and its node leaves the cluster.
@@ -389,7 +390,7 @@ class Client:
         message = {"op": "forget", "cluster": cluster, "node": node}
         return answers.read_from(self.url, answers.read_object, await self.call(message))
 
-    async def status(self, subject: str) -> dict[str, Any]:
+    async def status(self, subject: str) -> JsonObject:
         """Return the lease or the waiter with this id, as the server tells it.
 
         Raises:
@@ -401,7 +402,7 @@ class Client:
             return answers.read_lease(reply.lease).document()
         return answers.read_from(self.url, answers.read_object, reply.data)
 
-    async def why(self, subject: str, *, nodes: bool = False) -> dict[str, Any]:
+    async def why(self, subject: str, *, nodes: bool = False) -> JsonObject:
         """Return why this request or lease was answered so; `nodes`: and what each node lacks.
 
         Raises:
@@ -411,7 +412,7 @@ class Client:
         message = {"op": "why", "request": subject} | ({"nodes": True} if nodes else {})
         return answers.read_from(self.url, answers.read_object, await self.call(message))
 
-    async def cancel(self, request: str) -> dict[str, Any]:
+    async def cancel(self, request: str) -> JsonObject:
         """Give up a place in the queue; return the waiter as it ended.
 
         Raises:
@@ -428,13 +429,13 @@ class Client:
             self.url, self.call, ("leases", "leases"), answers.read_lease, {"filters": filters}
         )
 
-    def queue(self, **filters: Any) -> Listing[dict[str, Any]]:
+    def queue(self, **filters: Any) -> Listing[JsonObject]:
         """Return the requests that wait, in the order in which they are served."""
         return listing.pages(
             self.url, self.call, ("queue", "waiting"), answers.read_object, {"filters": filters}
         )
 
-    def fleet(self, cluster: str | None = None) -> Listing[dict[str, Any]]:
+    def fleet(self, cluster: str | None = None) -> Listing[JsonObject]:
         """Return the clusters with their totals, or the nodes of one cluster."""
         if cluster is None:
             return listing.pages(
@@ -496,7 +497,7 @@ class Client:
 
     async def _asked(
         self,
-        message: dict[str, Any],
+        message: JsonObject,
         seconds_max: float | None,
         on_progress: Callable[[Document], None] | None,
     ) -> tuple[Answer, bool]:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.answers import read_as, read_from, read_object
 from moorage_client.errors import MoorageError
 
@@ -59,10 +60,10 @@ class Listing(Generic[T]):
 
 def pages(
     url: str,
-    call: Callable[[dict[str, Any]], Awaitable[Any]],
+    call: Callable[[JsonObject], Awaitable[Any]],
     names: tuple[str, str],
     read: Callable[[Any], T],
-    fields: Mapping[str, Any],
+    fields: Mapping[str, JsonValue],
 ) -> Listing[T]:
     """Return what an operation lists.
 

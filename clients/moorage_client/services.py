@@ -18,6 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 from moorage.model import Code
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.addresses import Addresses
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.endpoint import HTTP_URL_DEFAULT, Endpoint, read_token, setting
@@ -59,7 +60,7 @@ ANSWER_BYTES_MAX: Final = 160 * 1024 * 1024
 _REDIRECTIONS: Final = 3
 _PIECE_BYTES: Final = 1 << 16
 
-Rows = list[dict[str, Any]]
+Rows = list[JsonObject]
 
 _CODES: Final[Mapping[int, Code]] = {
     400: Code.BAD_MESSAGE,
@@ -74,7 +75,7 @@ _CODES: Final[Mapping[int, Code]] = {
     503: Code.UNAVAILABLE,
 }
 
-Document = Mapping[str, Any]
+Document = Mapping[str, JsonValue]
 
 _IDEMPOTENT: Final = frozenset({"GET", "PUT"})
 
@@ -125,7 +126,7 @@ class ClusterClient:
         except Exception as err:  # noqa: BLE001  # Documented: every error becomes a message.
             return False, f"Error occurred: {err}"
 
-    def execute_query(self, query: Mapping[str, Any]) -> tuple[bool, Any]:
+    def execute_query(self, query: Mapping[str, JsonValue]) -> tuple[bool, Any]:
         """Return `(True, documents)` of the clusters that match, or `(False, message)`."""
         try:
             response = _send("POST", f"{self.base_url}/clusters/query", json={"query": query})
@@ -170,7 +171,7 @@ class GlobalClusterMetricsClient:
         url = f"{self.base_url}/cluster/{quote(cluster_id, safe='')}"
         return self._handle_response(_send("GET", url))
 
-    def query_clusters(self, query_params: Mapping[str, Any] | None = None) -> Any:
+    def query_clusters(self, query_params: Mapping[str, JsonValue] | None = None) -> Any:
         """Return the metrics documents that match a Mongo-style filter, as in a policy; None: all.
 
         A service that takes none gets URL parameters, as documented.
@@ -249,12 +250,12 @@ class Services:
 
         What may not be as its author thinks is in `warnings` then.
         """
-        registered = self._enveloped("POST", "/policy", document, kind=dict[str, Any])
+        registered = self._enveloped("POST", "/policy", document, kind=JsonObject)
         return str(self._understood(str, registered.get("policy_rule_uri")))
 
     def policy(self, uri: str) -> Any:
         """Return the PolicyRule document of a policy."""
-        return self._enveloped("GET", f"/policy/{quote(uri, safe='')}", kind=dict[str, Any])
+        return self._enveloped("GET", f"/policy/{quote(uri, safe='')}", kind=JsonObject)
 
     def policy_history(self, uri: str) -> Any:
         """Return who changed a policy and when: `at`, `who`, `what`, `digest`, `fields`."""
@@ -284,7 +285,7 @@ class Services:
 
     def alias(self, alias: str) -> Any:
         """Return an alias: the version it means, its canary, its shadow and its history."""
-        return self._enveloped("GET", _alias(alias), kind=dict[str, Any])
+        return self._enveloped("GET", _alias(alias), kind=JsonObject)
 
     def activate_policy(self, alias: str, policy_rule_uri: str, *, force: bool = False) -> Any:
         """Let an alias mean a version from now on; return the alias.
@@ -295,17 +296,17 @@ class Services:
             force: Also a version that fails as the alias's shadow.
 
         """
-        body: dict[str, Any] = {"policy_rule_uri": policy_rule_uri}
+        body: JsonObject = {"policy_rule_uri": policy_rule_uri}
         body |= {"force": True} if force else {}  # Earlier servers do not know the field.
-        return self._enveloped("POST", _alias(alias, "/activate"), body, kind=dict[str, Any])
+        return self._enveloped("POST", _alias(alias, "/activate"), body, kind=JsonObject)
 
     def roll_back_policy(self, alias: str) -> Any:
         """Let an alias mean what it meant before; return the alias."""
-        return self._enveloped("POST", _alias(alias, "/rollback"), {}, kind=dict[str, Any])
+        return self._enveloped("POST", _alias(alias, "/rollback"), {}, kind=JsonObject)
 
     def delete_alias(self, alias: str) -> Any:
         """Delete an alias and return it as it was; the versions stay."""
-        return self._enveloped("DELETE", _alias(alias), kind=dict[str, Any])
+        return self._enveloped("DELETE", _alias(alias), kind=JsonObject)
 
     def start_canary(
         self,
@@ -327,28 +328,28 @@ class Services:
 
         """
         body = {"policy_rule_uri": policy_rule_uri, "percent": percent, "by": by, "seed": seed}
-        return self._enveloped("POST", _alias(alias, "/canary"), body, kind=dict[str, Any])
+        return self._enveloped("POST", _alias(alias, "/canary"), body, kind=JsonObject)
 
     def stop_canary(self, alias: str) -> Any:
         """Send all requests of an alias to its active version again; return the alias."""
-        return self._enveloped("DELETE", _alias(alias, "/canary"), kind=dict[str, Any])
+        return self._enveloped("DELETE", _alias(alias, "/canary"), kind=JsonObject)
 
     def canary_report(self, alias: str) -> Any:
         """Return how the active version and the candidate do."""
-        return self._enveloped("GET", _alias(alias, "/canary"), kind=dict[str, Any])
+        return self._enveloped("GET", _alias(alias, "/canary"), kind=JsonObject)
 
     def start_shadow(self, alias: str, policy_rule_uri: str) -> Any:
         """Run a candidate beside the active version, without effect; return the alias."""
         body = {"policy_rule_uri": policy_rule_uri}
-        return self._enveloped("POST", _alias(alias, "/shadow"), body, kind=dict[str, Any])
+        return self._enveloped("POST", _alias(alias, "/shadow"), body, kind=JsonObject)
 
     def stop_shadow(self, alias: str) -> Any:
         """Ask the candidate no more; return the alias."""
-        return self._enveloped("DELETE", _alias(alias, "/shadow"), kind=dict[str, Any])
+        return self._enveloped("DELETE", _alias(alias, "/shadow"), kind=JsonObject)
 
     def shadow_report(self, alias: str) -> Any:
         """Return how the candidate differs from the active version, and what it would cost."""
-        return self._enveloped("GET", _alias(alias, "/shadow"), kind=dict[str, Any])
+        return self._enveloped("GET", _alias(alias, "/shadow"), kind=JsonObject)
 
     def clusters(self, query: Document | None = None) -> Any:
         """Return the cluster documents that match a Mongo-style filter; None: all."""
@@ -357,7 +358,7 @@ class Services:
 
     def create_cluster(self, document: Document) -> Any:
         """Register a cluster; return the document as stored. It must not exist yet."""
-        return self._understood(dict[str, Any], self._call("POST", "/clusters", document))
+        return self._understood(JsonObject, self._call("POST", "/clusters", document))
 
     def replace_cluster(self, document: Document) -> Any:
         """Replace the document of the cluster `document["id"]`; return it as stored.
@@ -368,7 +369,7 @@ class Services:
         stored = {name for found in self.clusters({"id": document["id"]}) for name in found}
         gone = sorted(name for name in stored - document.keys() if "." not in name)
         change = {**document, "$unset": gone} if gone else document
-        return self._understood(dict[str, Any], self._call("PUT", path, change))
+        return self._understood(JsonObject, self._call("PUT", path, change))
 
     def add_nodes(self, document: Document) -> Any:
         """Put the nodes of a document into the cluster `document["id"]`; return that as stored.
@@ -377,12 +378,12 @@ class Services:
         Where there is none, it becomes the document.
         """
         path = f"/clusters/{quote(str(document['id']), safe='')}/nodes"
-        return self._understood(dict[str, Any], self._call("POST", path, document))
+        return self._understood(JsonObject, self._call("POST", path, document))
 
     def delete_cluster(self, cluster_id: str) -> Any:
         """Take a cluster out of the inventory; return its document. Leases on it stand."""
         path = f"/clusters/{quote(cluster_id, safe='')}"
-        return self._understood(dict[str, Any], self._call("DELETE", path))
+        return self._understood(JsonObject, self._call("DELETE", path))
 
     def put_cluster(self, document: Document) -> Any:
         """Register a cluster, or replace its document; return the document as stored."""
@@ -544,9 +545,9 @@ def _refusal(reply: Any, code: Code, reason: str) -> RequestRefused:
 
     Beside that, a server of ours says in `details` what else there is to say.
     """
-    body: dict[str, Any] = reply if isinstance(reply, dict) else {}
+    body: JsonObject = reply if isinstance(reply, dict) else {}
     error, details = body.get("error"), body.get("details")
-    fields: dict[str, Any] = dict(details) if isinstance(details, dict) else {}
+    fields: JsonObject = dict(details) if isinstance(details, dict) else {}
     fields |= error if isinstance(error, dict) else {"reason": error}
     return refusal(
         str(fields.pop("code", code)),

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from moorage.model import LeaseTerms
 from moorage.records.fields import TTL_SECONDS, TTL_SECONDS_MAX, WAIT_SECONDS_MAX
+from moorage.records.json_values import JsonObject
 from moorage_client.answers import Answer, Lease, read_lease
 from moorage_client.cli import completing
 from moorage_client.cli.exits import TokenMissing
@@ -133,7 +134,7 @@ _TtlMin = Annotated[
 _Project = Annotated[str, typer.Option(help="Whose quota it counts for", rich_help_panel=_LEASE)]
 
 
-def requirement(text: str) -> dict[str, Any]:
+def requirement(text: str) -> JsonObject:
     """Return one of `where` from a label, written as `kubectl get -l` takes it.
 
     Raises:
@@ -397,7 +398,7 @@ def cancel(
         fields(ended)
 
 
-def _apart(apart: str) -> dict[str, Any]:
+def _apart(apart: str) -> JsonObject:
     group, _, topology = apart.partition("=")
     topology = topology or "node"
     if topology not in {"node", "rack", "zone"}:
@@ -405,11 +406,11 @@ def _apart(apart: str) -> dict[str, Any]:
     return {"anti_affinity": {"group": group, "topology": topology}} if group else {}
 
 
-def _shorter(ttl_min: float) -> dict[str, Any]:
+def _shorter(ttl_min: float) -> JsonObject:
     return {"ttl_seconds_min": ttl_min} if ttl_min else {}
 
 
-def _gives_way(preemptible: bool, runtime_min: float, notice: float) -> dict[str, Any]:
+def _gives_way(preemptible: bool, runtime_min: float, notice: float) -> JsonObject:
     """Return the terms on which a lease gives way to others; none if it does not."""
     for option, given in (("--runtime-min", runtime_min), ("--notice", notice)):
         if given and not preemptible:
@@ -424,7 +425,7 @@ def _terms(
     ttl: float | None,
     wait: float | None,
     priority: int | None,
-    more: dict[str, Any],
+    more: JsonObject,
     key: str | None,
     project: str,
     provision: str | None,
@@ -492,9 +493,9 @@ def _show(session: CommandSession, answer: Answer, stored: bool) -> None:
         fields(answer.reasons)
 
 
-def _envelope(answer: Answer) -> dict[str, Any]:
+def _envelope(answer: Answer) -> JsonObject:
     """Return the answer as the protocol's success reply."""
-    document: dict[str, Any] = {"success": True, "data": answer.data}
+    document: JsonObject = {"success": True, "data": answer.data}
     if answer.lease is not None:
         document["lease"] = {**answer.lease.document(), "token": answer.lease.token}
     if answer.warnings:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import typer
 
+from moorage.records.json_values import JsonObject
 from moorage_client.cli.output import counted
 
 SECONDS_MAX: Final = 1.5
@@ -104,9 +105,9 @@ def _completed(incomplete: str, work: Callable[[], Coroutine[Any, Any, Names]]) 
     return sorted(each for each in found if each[0].startswith(incomplete))[:SHOWN_MAX]
 
 
-def _given(context: typer.Context) -> dict[str, Any]:
+def _given(context: typer.Context) -> JsonObject:
     """Return the shared options as they stand so far, before and after the command's name."""
-    given: dict[str, Any] = {}
+    given: JsonObject = {}
     each: Any = context
     while each is not None:
         given = {**{k: v for k, v in each.params.items() if v is not None}, **given}

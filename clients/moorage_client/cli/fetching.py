@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import typer
 
+from moorage.records.json_values import JsonObject
 from moorage.records.replies import FilePart, RunFileList
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.output import note
@@ -60,7 +61,7 @@ async def fetch(client: Any, lease: str, token: str, folder: Path) -> bool:
     return not left_out
 
 
-async def _file(client: Any, message: dict[str, Any], path: str, folder: Path) -> None:
+async def _file(client: Any, message: JsonObject, path: str, folder: Path) -> None:
     parts = path.split("/")
     if any(each in {"", ".", ".."} or "\0" in each for each in parts):
         raise UnreadableError(f"{path!r} would leave the folder")

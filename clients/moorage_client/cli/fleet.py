@@ -12,6 +12,7 @@ import typer
 from msgspec import Struct
 
 from moorage.model import Code
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.replies import NodeCapacity
 from moorage_client.answers import read_as
 from moorage_client.cli import completing
@@ -140,16 +141,16 @@ def _watch(
         raise typer.BadParameter(str(error)) from error
 
 
-def _known(services: Any, documents: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _known(services: Any, documents: Sequence[Mapping[str, JsonValue]]) -> dict[str, JsonObject]:
     wanted = [document["id"] for document in documents]
-    found: list[dict[str, Any]] = services.clusters({"id": {"$in": wanted}})
+    found: list[JsonObject] = services.clusters({"id": {"$in": wanted}})
     stored = read_as(list[_Stored], found)
     return {each.id: document for each, document in zip(stored, found, strict=True)}
 
 
 def _merged(
-    known: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]
-) -> Mapping[str, Any]:
+    known: Mapping[str, Mapping[str, JsonValue]], document: Mapping[str, JsonValue]
+) -> Mapping[str, JsonValue]:
     from moorage_client.inventory import merged  # noqa: PLC0415  # Slow to import.
 
     old = known.get(document["id"])
@@ -158,14 +159,14 @@ def _merged(
 
 def _register(
     services: Any,
-    known: Mapping[str, Mapping[str, Any]],
-    documents: Sequence[Mapping[str, Any]],
+    known: Mapping[str, Mapping[str, JsonValue]],
+    documents: Sequence[Mapping[str, JsonValue]],
     *,
     replace: bool,
     merge: bool,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Store the documents one by one, and return what became of each."""
-    done: list[dict[str, Any]] = []
+    done: list[JsonObject] = []
     try:
         for document in documents:
             if merge:  # At the server: others may add machines to it at this time.
@@ -185,14 +186,14 @@ def _register(
     return done
 
 
-def _row(document: Mapping[str, Any], action: str) -> dict[str, Any]:
+def _row(document: Mapping[str, JsonValue], action: str) -> JsonObject:
     stored = read_as(_Stored, document)
     totals = {"nodes": stored.nodes, "gpus": stored.gpus, "vcpus": stored.vcpus}
     counts = {name: 0 if group is None else group.count for name, group in totals.items()}
     return {"cluster_id": stored.id, "action": action, **counts, "memory_mib": stored.memory or 0}
 
 
-def _report(session: CommandSession, rows: list[dict[str, Any]]) -> None:
+def _report(session: CommandSession, rows: list[JsonObject]) -> None:
     if session.json:
         print_json({"clusters": rows})
         return
@@ -320,7 +321,7 @@ async def _node(client: Any, place: str) -> tuple[str, str]:
     return cluster, begin[0] if node not in names and len(begin) == 1 else node
 
 
-def _out_of_service(session: CommandSession, done: Mapping[str, Any]) -> None:
+def _out_of_service(session: CommandSession, done: Mapping[str, JsonValue]) -> None:
     if session.json:
         print_json(done)
         return

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import IO, Any, Final
 
 from moorage.model import Code
+from moorage.records.json_values import JsonObject
 from moorage_client.cli.output import counted, note
 from moorage_client.cli.session import CommandSession
 from moorage_client.errors import ConnectionFailed, RequestRefused, Timeout, refusal
@@ -47,7 +48,7 @@ def follow(
             name, line = lines.get()
             if not line:
                 raise refusal(Code.INTERNAL, f"{name} is no longer followed; see above")
-            said: dict[str, Any] = json.loads(line)
+            said: JsonObject = json.loads(line)
             latest[name] = said.get("document") or {
                 **(latest.get(name) or _known(services, [name]).get(name) or {"id": name}),
                 "unavailable": said["stale"],

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from moorage.records.json_values import JsonObject
 from moorage.records.replies import ClusterCapacity, NodeCapacity
 from moorage_client.answers import read_as
 from moorage_client.cli.completing import clusters as complete_clusters
@@ -65,7 +66,7 @@ def gpus(
     full.
     """
 
-    async def work(client: Any) -> list[dict[str, Any]]:
+    async def work(client: Any) -> list[JsonObject]:
         named = [cluster] if cluster else await _clusters(client)
         limit = asyncio.Semaphore(AT_ONCE)
 
@@ -95,7 +96,7 @@ async def _clusters(client: Any) -> list[str]:
     return [row.cluster_id for row in rows if row.gpus]
 
 
-def _rows(found: Iterable[tuple[str, Sequence[NodeCapacity]]], wanted: str) -> list[dict[str, Any]]:
+def _rows(found: Iterable[tuple[str, Sequence[NodeCapacity]]], wanted: str) -> list[JsonObject]:
     models: dict[str, _Model] = {}
     for cluster, nodes in found:
         for node in nodes:
@@ -115,7 +116,7 @@ def _rows(found: Iterable[tuple[str, Sequence[NodeCapacity]]], wanted: str) -> l
     ]
 
 
-def _cells(row: dict[str, Any], *, wide: bool) -> list[Any]:
+def _cells(row: JsonObject, *, wide: bool) -> list[Any]:
     cells = [row["model"], row["free"], row["total"], *row["fits"].values()]
     cells.append(f"{row['part_milli_free'] / WHOLE:g}")
     return [*cells, ", ".join(row["clusters"])] if wide else cells

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from moorage.model import Code
+from moorage.records.json_values import JsonObject
 from moorage_client.cli.output import (
     console,
     local_time,
@@ -43,13 +44,13 @@ WatchFlag = Annotated[
 
 def shown(
     session: CommandSession,
-    fetch: Callable[[Any], Awaitable[list[dict[str, Any]]]],
+    fetch: Callable[[Any], Awaitable[list[JsonObject]]],
     columns: Sequence[str],
-    cells: Callable[[list[dict[str, Any]]], Sequence[Sequence[Any]]],
+    cells: Callable[[list[JsonObject]], Sequence[Sequence[Any]]],
     *,
     empty: str,
     watch: bool,
-    notes: Callable[[list[dict[str, Any]]], Sequence[str]] = lambda _: (),
+    notes: Callable[[list[JsonObject]], Sequence[str]] = lambda _: (),
 ) -> None:
     """Show a listing.
 
@@ -68,7 +69,7 @@ def shown(
         _watched(session, fetch, view)
         return
 
-    async def work(client: Any) -> list[dict[str, Any]]:
+    async def work(client: Any) -> list[JsonObject]:
         return await fetch(client)
 
     rows = session.run(work)
@@ -83,8 +84,8 @@ def shown(
 @dataclass
 class _View:
     columns: Sequence[str]
-    cells: Callable[[list[dict[str, Any]]], Sequence[Sequence[Any]]]
-    notes: Callable[[list[dict[str, Any]]], Sequence[str]]
+    cells: Callable[[list[JsonObject]], Sequence[Sequence[Any]]]
+    notes: Callable[[list[JsonObject]], Sequence[str]]
     empty: str
     last: Any = field(default=None)
     """What was shown last."""
@@ -92,7 +93,7 @@ class _View:
 
 def _watched(
     session: CommandSession,
-    fetch: Callable[[Any], Awaitable[list[dict[str, Any]]]],
+    fetch: Callable[[Any], Awaitable[list[JsonObject]]],
     view: _View,
 ) -> None:
     terminal = sys.stdout.isatty() and not session.json
@@ -118,8 +119,8 @@ def _watched(
 
 async def _follow(
     client: Any,
-    fetch: Callable[[Any], Awaitable[list[dict[str, Any]]]],
-    show: Callable[[list[dict[str, Any]]], None],
+    fetch: Callable[[Any], Awaitable[list[JsonObject]]],
+    show: Callable[[list[JsonObject]], None],
 ) -> None:
     news = await client.begin_watch("leases", "fleet")
     try:
@@ -142,7 +143,7 @@ class _Drawn:
         self._live.start()
         self.began = False
 
-    def rows(self, rows: list[dict[str, Any]]) -> None:
+    def rows(self, rows: list[JsonObject]) -> None:
         """Draw these rows."""
         self.began = True
         self._view.last = rows
@@ -174,7 +175,7 @@ class _Printed:
         self._as_json = as_json
         self.began = False
 
-    def rows(self, rows: list[dict[str, Any]]) -> None:
+    def rows(self, rows: list[JsonObject]) -> None:
         """Print these rows, if they are other ones."""
         view, self.began = self._view, True
         if rows == view.last:

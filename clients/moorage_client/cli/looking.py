@@ -12,6 +12,7 @@ import typer
 from msgspec import to_builtins
 
 from moorage.model import GPU_MILLI
+from moorage.records.json_values import JsonObject
 from moorage.records.replies import (
     ClusterCapacity,
     DecisionRow,
@@ -55,7 +56,7 @@ def leases(
     """List your leases."""
     filters = {name: v for name, v in (("state", state), ("cluster", cluster)) if v}
 
-    async def work(client: Any) -> list[dict[str, Any]]:
+    async def work(client: Any) -> list[JsonObject]:
         found = [lease.document() for lease in await client.leases(**filters).all()]
         if cluster and not found:  # Leases outlive a cluster; else its name is wrong.
             await anext(aiter(client.fleet(cluster)), None)
@@ -137,9 +138,9 @@ def history(
     wanted = {Became.ENDED, Became.REFUSED} if state is None else {state}
     filters = {} if state is None else {"filters": {"state": state.value}}
 
-    async def work(client: Any) -> list[dict[str, Any]]:
+    async def work(client: Any) -> list[JsonObject]:
         listed = pages(client.url, client.call, ("decisions", "decisions"), read_object, filters)
-        found: list[dict[str, Any]] = []
+        found: list[JsonObject] = []
         async for row in listed:
             if row.get("state") in wanted:
                 found.append(row)
@@ -171,7 +172,7 @@ def history(
 def queue(session: CommandSession, watch: WatchFlag = False) -> None:
     """List your waiting requests, in the order in which they are served."""
 
-    async def work(client: Any) -> list[dict[str, Any]]:
+    async def work(client: Any) -> list[JsonObject]:
         waiting = await client.queue().all()
         pairs = zip(read_as(list[QueuedWaiter], waiting), waiting, strict=True)
         return [document for _, document in sorted(pairs, key=lambda pair: pair[0].position)]
@@ -222,8 +223,8 @@ def fleet(
 ) -> None:
     """List the clusters with what is free in them, or the nodes of one cluster."""
 
-    async def work(client: Any) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = await client.fleet(cluster or None).all()
+    async def work(client: Any) -> list[JsonObject]:
+        rows: list[JsonObject] = await client.fleet(cluster or None).all()
         return rows
 
     if cluster:
@@ -248,7 +249,7 @@ def fleet(
         )
 
 
-def _node_cells(rows: list[dict[str, Any]]) -> list[list[Any]]:
+def _node_cells(rows: list[JsonObject]) -> list[list[Any]]:
     return [
         [
             short_name(node.node_id),
@@ -269,7 +270,7 @@ def node_state(node: NodeCapacity) -> str:
     return re.split(r":| by | since |;", node.unavailable or "")[0] or "ready"
 
 
-def _node_notes(rows: list[dict[str, Any]]) -> list[str]:
+def _node_notes(rows: list[JsonObject]) -> list[str]:
     said: list[str] = []
     for node in read_as(list[NodeCapacity], rows):
         if node.duplicate_of:
@@ -280,7 +281,7 @@ def _node_notes(rows: list[dict[str, Any]]) -> list[str]:
     return said
 
 
-def _cluster_cells(rows: list[dict[str, Any]]) -> list[list[Any]]:
+def _cluster_cells(rows: list[JsonObject]) -> list[list[Any]]:
     return [
         [
             row.cluster_id,
@@ -295,7 +296,7 @@ def _cluster_cells(rows: list[dict[str, Any]]) -> list[list[Any]]:
     ]
 
 
-def _cluster_notes(rows: list[dict[str, Any]]) -> list[str]:
+def _cluster_notes(rows: list[JsonObject]) -> list[str]:
     return [
         f"{row.cluster_id}: {_of(row.nodes_unavailable, row.nodes)} nothing new;"
         f" why: moorage fleet {row.cluster_id}"
@@ -327,7 +328,7 @@ def watch(
     session.run(work)
 
 
-def _about(session: CommandSession, document: dict[str, Any]) -> None:
+def _about(session: CommandSession, document: JsonObject) -> None:
     if session.json:
         print_json(document)
     else:
@@ -340,7 +341,7 @@ def _about(session: CommandSession, document: dict[str, Any]) -> None:
         _about_workload(whole, workload)
 
 
-def _about_workload(lease: dict[str, Any], document: dict[str, Any]) -> None:
+def _about_workload(lease: JsonObject, document: JsonObject) -> None:
     """Print the state of a lease and its workload, and the output of its last failure."""
     workload = read_as(Workload, document)
     shown = {name: getattr(workload, name) for name in ("backend", "phase", "detail", "endpoint")}

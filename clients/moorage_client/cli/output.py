@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from moorage.model import Code, Placement
 from moorage.records.fields import shown_name
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.exits import TokenMissing
 from moorage_client.cli.sentences import detail, said, sentence
@@ -251,7 +252,7 @@ def rendered(shown: Any) -> str:
     return text
 
 
-def fields(document: Mapping[str, Any]) -> None:
+def fields(document: Mapping[str, JsonValue]) -> None:
     """Print a document as `name: value` lines, without empty values; nested values as JSON."""
     shown = {name: _value(name, value) for name, value in document.items() if name != "lease"}
     width = max(map(len, shown), default=0)
@@ -361,10 +362,10 @@ def local_time(at: float) -> str:
     return when.isoformat(sep=" ", timespec="seconds")
 
 
-def failure_document(error: MoorageError) -> dict[str, Any]:
+def failure_document(error: MoorageError) -> JsonObject:
     """Return an error in the shape of the protocol's failure reply."""
     if isinstance(error, RequestRefused):
-        fields: dict[str, Any] = {**error.details, "code": error.code, "reason": error.reason}
+        fields: JsonObject = {**error.details, "code": error.code, "reason": error.reason}
         fields |= {"field": error.field} if error.field else {}
         fields |= {"expected": error.expected} if error.expected else {}
         document = {"success": False, "message": error.reason, "error": fields}
@@ -372,7 +373,7 @@ def failure_document(error: MoorageError) -> dict[str, Any]:
     return failure(_code(error), _message(error))
 
 
-def failure(code: str, message: str) -> dict[str, Any]:
+def failure(code: str, message: str) -> JsonObject:
     """Return a failure that did not come from the server, in the same shape."""
     error = {"code": code, "reason": message}
     return {"success": False, "message": message, "error": error}

@@ -15,6 +15,7 @@ import typer
 from msgspec import Struct
 
 from moorage.model import Code
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.policies import PolicyHistoryEntry, PolicyOutput
 from moorage_client.answers import read_as
 from moorage_client.cli import completing
@@ -113,7 +114,7 @@ def push(
 def list_policies(session: CommandSession) -> None:
     """List the registered policies."""
     with session.services() as services:
-        found: list[dict[str, Any]] = services.policies()
+        found: list[JsonObject] = services.policies()
     if session.json:
         print_json(found)
         return
@@ -141,7 +142,7 @@ def show(
             changed = _changed(services, uri)
             print_json(document | ({"changed_by_management": changed} if changed else {}))
             return
-        changes: list[dict[str, Any]] = services.policy_history(uri)
+        changes: list[JsonObject] = services.policy_history(uri)
     if session.json:
         print_json(changes)
         return
@@ -161,7 +162,7 @@ def show(
     )
 
 
-def _changed(services: Any, uri: str) -> dict[str, Any]:
+def _changed(services: Any, uri: str) -> JsonObject:
     """Return the changes by `management`; nothing if a server stores policies and runs none."""
     try:
         return read_as(PolicyOutput, services.policy_logs(uri)).changed or {}
@@ -194,7 +195,7 @@ def delete(
         say(f"{uri} is removed")
 
 
-def document_of(path: Path) -> dict[str, Any]:
+def document_of(path: Path) -> JsonObject:
     """Return the PolicyRule document that a path or a name stands for, without options."""
     if not path.exists() and re.fullmatch(r"[\w-]+", str(path)):
         return run("shipped", {"name": str(path)})
@@ -226,7 +227,7 @@ def _json(path: Path) -> Any:
 
 def _identity(
     path: Path,
-    document: Mapping[str, Any],
+    document: Mapping[str, JsonValue],
     uri: str | None,
     name: str | None,
     version: str | None,

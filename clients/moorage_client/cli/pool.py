@@ -11,6 +11,7 @@ import typer
 from msgspec import Struct
 
 from moorage.model import Code
+from moorage.records.json_values import JsonObject
 from moorage_client.answers import read_as
 from moorage_client.cli.output import local_time, note, print_json, say, table
 from moorage_client.cli.server_program import become_server, check_installed
@@ -93,7 +94,7 @@ def serve(
         for kind in list(counts)
         if kind.startswith(_SLOTS_PER)
     }
-    config: dict[str, Any] = {
+    config: JsonObject = {
         "resources": counts,
         "slots_per": slots | _amounts(slots_per, "--slots-per"),
         "oversubscribe": _amounts(oversubscribe, "--oversubscribe"),
@@ -225,7 +226,7 @@ def _gpu_ids() -> list[str]:
     return [str(each["id"]) for each in devices]
 
 
-def _members(text: str) -> list[dict[str, Any]]:
+def _members(text: str) -> list[JsonObject]:
     found = _WANTED.fullmatch(text)
     if found is None:
         raise typer.BadParameter(f"{text!r}: expected TYPE, TYPE=COUNT or TYPE=COUNTxSLOTS")

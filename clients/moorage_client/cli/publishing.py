@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 import typer
 from msgspec import UNSET
 
+from moorage.records.json_values import JsonObject
 from moorage.records.policies import (
     AliasDocument,
     CanaryOutcomes,
@@ -75,7 +76,7 @@ def activate(
 def _try_first(session: CommandSession, services: Any, uri: str, done: str) -> None:
     """Refuse a version that is not sound; the server refuses an unknown one later."""
     try:
-        document = read_as(dict[str, Any], services.policy(uri))
+        document = read_as(JsonObject, services.policy(uri))
     except NotFound:
         return
     if isinstance(document.get("code"), str):
@@ -226,7 +227,7 @@ def _one_of(uri: str, report: bool, stop: bool) -> None:
         raise typer.BadParameter("name a candidate, or give --report or --stop")
 
 
-def _differences(session: CommandSession, document: dict[str, Any]) -> None:
+def _differences(session: CommandSession, document: JsonObject) -> None:
     if session.json:
         print_json(document)
         return
@@ -271,7 +272,7 @@ def _answer(side: ComparedAnswer) -> str:
     return "; ".join(f"{p.cluster_id}/{p.node_id} gpus {','.join(p.gpus)}" for p in side.placement)
 
 
-def _changed(session: CommandSession, document: dict[str, Any]) -> None:
+def _changed(session: CommandSession, document: JsonObject) -> None:
     if session.json:
         print_json(document)
         return
@@ -281,7 +282,7 @@ def _changed(session: CommandSession, document: dict[str, Any]) -> None:
     say(f"{alias.alias} -> {alias.policy_rule_uri}{others}")
 
 
-def _list(session: CommandSession, found: list[dict[str, Any]]) -> None:
+def _list(session: CommandSession, found: list[JsonObject]) -> None:
     if session.json:
         print_json(found)
         return
@@ -302,7 +303,7 @@ def _list(session: CommandSession, found: list[dict[str, Any]]) -> None:
     )
 
 
-def _show(session: CommandSession, alias: dict[str, Any]) -> None:
+def _show(session: CommandSession, alias: JsonObject) -> None:
     if session.json:
         print_json(alias)
         return
@@ -318,7 +319,7 @@ def _canary(canary: CanaryShare | None) -> str:
     return f"{canary.version} {canary.percent:g} % by {canary.by}" if canary else ""
 
 
-def _report(session: CommandSession, document: dict[str, Any]) -> None:
+def _report(session: CommandSession, document: JsonObject) -> None:
     if session.json:
         print_json(document)
         return

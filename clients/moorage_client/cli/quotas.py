@@ -9,6 +9,7 @@ import typer
 
 from moorage.model import GPU_MILLI, RESOURCES
 from moorage.records.fields import shown_name
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.answers import read_object
 from moorage_client.cli.output import note, print_json, say, table
 from moorage_client.cli.session import CommandSession
@@ -88,12 +89,12 @@ def remove_quota(session: CommandSession, who: Annotated[str, WHO]) -> None:
         note(f"It had no quota{''.join(f' (did you mean {each}?)' for each in near)}.")
 
 
-async def _all(client: Any) -> list[dict[str, Any]]:
+async def _all(client: Any) -> list[JsonObject]:
     listing = pages(client.url, client.call, ("quotas", "quotas"), read_object, {})
     return await listing.all()
 
 
-def _changed(session: CommandSession, change: dict[str, Any]) -> None:
+def _changed(session: CommandSession, change: JsonObject) -> None:
     row = session.run(lambda client: client.call(change))
     if session.json:
         print_json(row)
@@ -106,10 +107,10 @@ def _changed(session: CommandSession, change: dict[str, Any]) -> None:
     say(f"{_who(row)}: holds {', '.join(limits)}" if limits else f"{_who(row)}: no limit")
 
 
-def _limits(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _limits(row: Mapping[str, JsonValue]) -> dict[str, Mapping[str, JsonValue]]:
     """Return the limits to show of each resource; of `*`, those of each tenant."""
     if "resources" in row:
-        found: dict[str, Mapping[str, Any]] = row["resources"]
+        found: dict[str, Mapping[str, JsonValue]] = row["resources"]
         return found
     nominal = row["quota"]["nominal"] if row["quota"] else {}
     return {
@@ -118,12 +119,12 @@ def _limits(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def _parts(who: str) -> dict[str, Any]:
+def _parts(who: str) -> JsonObject:
     tenant, slash, project = who.partition("/")
     return {"tenant": tenant, **({"project": project} if slash else {})}
 
 
-def _who(row: Mapping[str, Any]) -> str:
+def _who(row: Mapping[str, JsonValue]) -> str:
     project = row["project"]
     return str(row["tenant"]) if project is None else f"{row['tenant']}/{project}"
 

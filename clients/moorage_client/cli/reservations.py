@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.answers import read_object
 from moorage_client.cli import completing
 from moorage_client.cli.asking import requirement
@@ -55,7 +56,7 @@ def _utc(at: float) -> str:
 def list_reservations(session: CommandSession) -> None:
     """Show what is reserved, for whom and when."""
 
-    async def work(client: Any) -> list[dict[str, Any]]:
+    async def work(client: Any) -> list[JsonObject]:
         listing = pages(client.url, client.call, ("reservations", "reservations"), read_object, {})
         return await listing.all()
 
@@ -109,7 +110,7 @@ def add(  # Each is an option of the command.
 ) -> None:
     """Keep GPUs for a tenant, with their part of the node, from one time to another."""
     now = time.time()
-    resources: dict[str, Any] = {"gpus": gpus, "nodes": nodes, "models": model or []}
+    resources: JsonObject = {"gpus": gpus, "nodes": nodes, "models": model or []}
     resources["where"] = [requirement(each) for each in label or ()]
     row = session.run(
         lambda client: client.call(
@@ -138,7 +139,7 @@ def cancel(
     _show(session, row)
 
 
-def _show(session: CommandSession, row: Mapping[str, Any], *, dry_run: bool = False) -> None:
+def _show(session: CommandSession, row: Mapping[str, JsonValue], *, dry_run: bool = False) -> None:
     if session.json:
         print_json(row)
         return
@@ -147,10 +148,10 @@ def _show(session: CommandSession, row: Mapping[str, Any], *, dry_run: bool = Fa
     say(f"{name}  {row['tenant']}: {_nodes(row)}, {span}")
 
 
-def _nodes(row: Mapping[str, Any]) -> str:
+def _nodes(row: Mapping[str, JsonValue]) -> str:
     return ", ".join(map(_node, row["nodes"]))
 
 
-def _node(row: Mapping[str, Any]) -> str:
+def _node(row: Mapping[str, JsonValue]) -> str:
     devices = "" if row["whole"] else f"[{','.join(row['gpus'])}]"
     return f"{row['cluster_id']}/{row['node_id']}{devices}"

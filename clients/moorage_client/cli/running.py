@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from moorage.model import Code
 from moorage.records.fields import ATTEMPTS_MAX, TTL_SECONDS, StartNumber
+from moorage.records.json_values import JsonObject
 from moorage.records.replies import ExecutionAnswer, OutputPart
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.asking import (
@@ -114,7 +115,7 @@ def run(
     if out is not None and (image is not None or workdir is not None):
         raise typer.BadParameter("--out is for processes in a folder of their own")
     fetched = None if out is None else check_folder(out)
-    spec: dict[str, Any] = {"command": command, "environment": _variables(env or [])}
+    spec: JsonObject = {"command": command, "environment": _variables(env or [])}
     folder = "" if out is not None else str((workdir or Path.cwd()).absolute())
     resources = {
         "gpus": gpus,
@@ -134,7 +135,7 @@ def run(
     write = output.extend if session.json else write_bytes
 
     async def held(client: Any, choice: _Choice) -> tuple[str, int]:
-        provision: dict[str, Any] = {
+        provision: JsonObject = {
             "backend": choice.backend,
             "spec": spec | _place(choice.backend, image, folder),
         }
@@ -214,7 +215,7 @@ def _another(choice: _Choice, refused: RequestRefused, policy: str, backend: str
     return None
 
 
-def _place(backend: str, image: str | None, folder: str) -> dict[str, Any]:
+def _place(backend: str, image: str | None, folder: str) -> JsonObject:
     """Return the place of a command: a container, or a folder of this machine.
 
     Raises:
@@ -233,7 +234,7 @@ async def _hold(
     client: Any,
     write: Callable[[bytes], object],
     policy: str,
-    request: dict[str, Any],
+    request: JsonObject,
     out: Path | None,
 ) -> tuple[str, int]:
     """Hold a lease until its workload ends; return the lease's id, and the exit code.

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from moorage.records.json_values import JsonValue
 from moorage_client.cli.output import OutputFormat, as_yaml, note
 from moorage_client.endpoint import setting, split_addresses
 
@@ -101,7 +102,7 @@ def _check_scheme(option: str, url: str | None, *schemes: str) -> None:
             raise typer.BadParameter(f"{option}: expected {schemes[0]}://HOST:PORT, got {each!r}")
 
 
-def _refuse_blanks(context: typer.Context, options: Mapping[str, Any]) -> None:
+def _refuse_blanks(context: typer.Context, options: Mapping[str, JsonValue]) -> None:
     """Refuse a blank in a list of names: of a script, whose variable is empty."""
     for each in context.command.params:
         given = options.get(each.name or "") if each.param_type_name == "option" else None

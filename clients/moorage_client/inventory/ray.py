@@ -16,6 +16,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
+from moorage.records.json_values import JsonValue
 from moorage_client.endpoint import Endpoint, checked_token, setting
 from moorage_client.inventory.documents import (
     MIB,
@@ -114,7 +115,7 @@ def is_ray_node(value: Any) -> bool:
 
 
 def _node(
-    source: str, place: str, node: Mapping[str, Any], measured: Mapping[str, Any]
+    source: str, place: str, node: Mapping[str, JsonValue], measured: Mapping[str, JsonValue]
 ) -> Document:
     key = "node_id" if "node_id" in node else "NodeID"
     name = node.get(key)
@@ -147,7 +148,7 @@ def _node(
 
 
 def _devices(
-    count: int, resources: Mapping[str, Any], measured: Mapping[str, Any]
+    count: int, resources: Mapping[str, JsonValue], measured: Mapping[str, JsonValue]
 ) -> list[Document]:
     """Return as many devices as Ray schedules on, with the measured properties."""
     named = (found[1] for key in resources if (found := _MODEL.fullmatch(key)))
@@ -189,7 +190,7 @@ def _token() -> str:
         return ""
 
 
-def _get(source: str, url: str) -> Mapping[str, Any]:
+def _get(source: str, url: str) -> Mapping[str, JsonValue]:
     """Return the `data` of a reply of the dashboard."""
     # Slow to import: all who read any inventory would wait.
     import requests  # noqa: PLC0415  # See above.
@@ -219,5 +220,5 @@ def _get(source: str, url: str) -> Mapping[str, Any]:
         if response.status_code == HTTPStatus.UNAUTHORIZED:
             got += "; put the cluster's token into RAY_AUTH_TOKEN"
         raise InventoryError(source, "", f"Ray's answer to GET {url}, not: {got}")
-    data: Mapping[str, Any] = reply["data"]
+    data: Mapping[str, JsonValue] = reply["data"]
     return data

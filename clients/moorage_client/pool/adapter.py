@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import moorage.slots
 from moorage.launch import reason_of
 from moorage.model import Code
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots import InvalidRequest, Outcome, SlotsError
 from moorage.slots.views import in_yaml
 from moorage_client.answers import UnreadableError, read_as
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 
 @in_yaml
-class Checkout(dict[str, list[dict[str, Any]]]):
+class Checkout(dict[str, list[JsonObject]]):
     """What was checked out, `{type: [{"id", "slots"}]}`; a plain dict in every other respect.
 
     Args:
@@ -38,7 +39,7 @@ class Checkout(dict[str, list[dict[str, Any]]]):
 
     __slots__ = ("transaction",)
 
-    def __init__(self, resources: Mapping[str, list[dict[str, Any]]], transaction: str) -> None:
+    def __init__(self, resources: Mapping[str, list[JsonObject]], transaction: str) -> None:
         super().__init__(resources)
         self.transaction = transaction
 
@@ -78,7 +79,7 @@ class ResourcePoolAdapter:
         """Return how many instances there are; as `ResourcePool.count`."""
         return self._read(int, self._call("POST", "/count", type).get("count"))
 
-    def accommodates(self, request: Sequence[Mapping[str, Any]]) -> Outcome:
+    def accommodates(self, request: Sequence[Mapping[str, JsonValue]]) -> Outcome:
         """Determine whether it could ever fit; as `ResourcePool.accommodates`."""
         answer = self._call("POST", "/accommodates", list(request))
         ok = self._read(bool, answer.get("ok"))
@@ -87,7 +88,7 @@ class ResourcePoolAdapter:
 
     def checkout(
         self,
-        request: Sequence[Mapping[str, Any]],
+        request: Sequence[Mapping[str, JsonValue]],
         *,
         pid: int | None = None,
         ttl_seconds: float | None = None,
@@ -115,10 +116,10 @@ class ResourcePoolAdapter:
             "ttl_seconds": ttl_seconds,
         }
         answer = self._call("POST", "/checkout", body)
-        resources = self._read(dict[str, list[dict[str, Any]]], answer.get("resources"))
+        resources = self._read(dict[str, list[JsonObject]], answer.get("resources"))
         return Checkout(resources, self._read(str, answer.get("transaction")))
 
-    def checkin(self, resources: Mapping[str, Any] | str) -> None:
+    def checkin(self, resources: Mapping[str, JsonValue] | str) -> None:
         """Give back what `checkout` returned, or a transaction by its id: all of it.
 
         Raises:
@@ -144,11 +145,11 @@ class ResourcePoolAdapter:
         body = {"transaction": transaction, "ttl_seconds": ttl_seconds}
         return self._read(float, self._call("POST", "/renew", body).get("expires_at"))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return what is free, all that there is, and who holds what (`holdings`)."""
         return self._call("GET", "/state")
 
-    def _call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    def _call(self, method: str, path: str, body: Any = None) -> JsonObject:
         try:
             content = None if method == "GET" else json.dumps(body, allow_nan=False)
         except (TypeError, ValueError) as error:

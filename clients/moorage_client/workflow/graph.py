@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
+from moorage.records.json_values import JsonObject
 from moorage_client.workflow.errors import GraphError
 from moorage_client.workflow.requirements import finite
 
@@ -161,8 +162,8 @@ class DAG:
         self._successors: _Successors = {name: {} for name in names}
         for name, each in zip(names, successors, strict=True):
             self._successors[name] = dict.fromkeys((names[number] for number in each), Edge())
-        self._payloads: dict[str, Any] = {}
-        self._metadata: dict[str, Any] = {}
+        self._payloads: JsonObject = {}
+        self._metadata: JsonObject = {}
         self._shape: Shape | None = Shape.of(self._successors)
 
     @classmethod

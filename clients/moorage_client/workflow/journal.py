@@ -30,6 +30,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Final, Self
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.workflow.errors import JournalError
 from moorage_client.workflow.graph import Shape
 
@@ -59,7 +60,7 @@ class _History:
     graph: str = ""
     nodes: dict[str, _Node] = field(default_factory=dict)
 
-    def tell(self, line: Mapping[str, Any]) -> None:
+    def tell(self, line: Mapping[str, JsonValue]) -> None:
         """Take note of one line."""
         if line["event"] == "run":
             self.run, self.graph = line["id"], line["graph"]
@@ -142,7 +143,7 @@ class RunJournal:
         self._writer.join()
         os.close(self._file)
 
-    def begin(self, shape: Shape) -> dict[str, Any]:
+    def begin(self, shape: Shape) -> JsonObject:
         """Begin or go on with a graph; return what has completed, with its results.
 
         Raises:

@@ -22,6 +22,7 @@ from typing import Any, Final, Self, Unpack
 
 from moorage.model import Code, Demand, LeaseTerms
 from moorage.records.fields import TTL_SECONDS
+from moorage.records.json_values import JsonObject
 from moorage_client.asking import Request, request_message
 from moorage_client.client import Client
 from moorage_client.errors import LeaseLost, MoorageError, RequestRefused
@@ -340,7 +341,7 @@ class LeasedPool:
                 return _Held(lease, key, _counts(claim.requirements))
 
     async def _recall(
-        self, message: dict[str, Any], node_name: str, key: str, journal: RunJournal
+        self, message: JsonObject, node_name: str, key: str, journal: RunJournal
     ) -> None:
         """Leave the queue after a cancelled ask; give back a lease that came meanwhile."""
         try:

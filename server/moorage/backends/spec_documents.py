@@ -16,6 +16,7 @@ from moorage.backends.specs import (
     SpecError,
     memory_bytes,
 )
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["SPECS", "document_from_spec", "pool_key", "spec_from_document"]
 
@@ -28,7 +29,7 @@ SPECS: Final[Mapping[str, type[BaseResourceSpec]]] = {
 
 
 def spec_from_document(
-    document: Mapping[str, Any],
+    document: Mapping[str, JsonValue],
     category: str,
     own: Mapping[str, type[BaseResourceSpec]] = MappingProxyType({}),
 ) -> BaseResourceSpec:
@@ -59,14 +60,14 @@ def spec_from_document(
         raise SpecError(f"spec.{error.path}", error.expected) from error
 
 
-def document_from_spec(spec: BaseResourceSpec) -> dict[str, Any]:
+def document_from_spec(spec: BaseResourceSpec) -> JsonObject:
     """Return a spec as JSON that says as little as will do: equal specs have equal documents."""
     return {"category": spec.category, **_given(spec)}
 
 
-def _given(part: Any) -> dict[str, Any]:
+def _given(part: Any) -> JsonObject:
     """Return the fields that differ from their defaults."""
-    given: dict[str, Any] = {}
+    given: JsonObject = {}
     for each in dataclasses.fields(part):
         value, made = getattr(part, each.name), each.default_factory
         if value == (each.default if made is dataclasses.MISSING else made()):

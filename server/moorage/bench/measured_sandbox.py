@@ -26,9 +26,10 @@ from moorage.model import (
     Tenant,
 )
 from moorage.policy import Fleet, FleetView
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host.sandbox import Document, Limits, PolicyCode, Sandbox, SandboxReport
 
-Figures = dict[str, Any]
+Figures = JsonObject
 Delivered = tuple[Proposed | ConsultFailed, float]
 """An event, and the seconds from the consultation to it."""
 
@@ -93,7 +94,7 @@ class MeasuredSandbox:
         self._sandbox = Sandbox(
             fleet=self._fleet, services=registry, deliver=self._deliver, limits=limits
         )
-        scope: dict[str, Any] = {}
+        scope: JsonObject = {}
         exec(_SOURCE, scope)  # noqa: S102  # Our own text, above.
         self._policy = scope["AIOSv1PolicyRule"]("", {"cluster_client": registry}, {})
         self._codes: dict[str, PolicyCode] = {}
@@ -108,7 +109,9 @@ class MeasuredSandbox:
     async def __aexit__(self, *error: object) -> None:
         await self._sandbox.close()
 
-    def begin(self, inputs: Mapping[str, Any], name: str = "rule") -> "asyncio.Future[Delivered]":
+    def begin(
+        self, inputs: Mapping[str, JsonValue], name: str = "rule"
+    ) -> "asyncio.Future[Delivered]":
         """Consult the policy under a policy's name; return the future of its result."""
         self._number += 1
         code = self._codes.get(name)
@@ -140,7 +143,7 @@ class MeasuredSandbox:
         for cluster_id in cluster_ids:
             self._sandbox.documents_changed(cluster_id)
 
-    async def ask(self, inputs: Mapping[str, Any]) -> float:
+    async def ask(self, inputs: Mapping[str, JsonValue]) -> float:
         """Consult the policy and return the seconds from the consultation to its delivery."""
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
             event, taken = await self.begin(inputs)
@@ -148,7 +151,7 @@ class MeasuredSandbox:
             raise CommandError(f"the policy of the benchmark failed: {event.refusal.reason}")
         return taken
 
-    def in_process(self, inputs: Mapping[str, Any]) -> float:
+    def in_process(self, inputs: Mapping[str, JsonValue]) -> float:
         """Evaluate the policy in this process on the same input and return the seconds it took."""
         started = time.perf_counter()
         view = FleetView(self._fleet, _DEMAND)

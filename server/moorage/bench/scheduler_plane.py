@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 
 from moorage.lab.errors import CommandError
+from moorage.records.json_values import JsonObject
 
 PROGRAMS: Final = ("etcd", "kube-apiserver", "kube-scheduler")
 READY_SECONDS_MAX: Final = 120.0
@@ -115,7 +116,7 @@ class SchedulerPlane:
         with self._program("kube-scheduler", ["--config=scheduler.yaml", "--secure-port=0"]):
             yield
 
-    def create(self, path: str, objects: Iterable[dict[str, Any]]) -> None:
+    def create(self, path: str, objects: Iterable[JsonObject]) -> None:
         """Create objects.
 
         Raises:
@@ -124,7 +125,7 @@ class SchedulerPlane:
         """
         client = self._client()
 
-        def post(thing: dict[str, Any]) -> None:
+        def post(thing: JsonObject) -> None:
             answer = client.post(path, json=thing)
             if answer.is_error:
                 raise CommandError(f"POST {path}: {answer.status_code}: {answer.text[:500]}")
@@ -133,9 +134,9 @@ class SchedulerPlane:
             for _ in pool.map(post, objects):
                 pass
 
-    def pods(self) -> list[dict[str, Any]]:
+    def pods(self) -> list[JsonObject]:
         """Return all pods."""
-        items: list[dict[str, Any]] = self._client().get("/api/v1/pods").json()["items"]
+        items: list[JsonObject] = self._client().get("/api/v1/pods").json()["items"]
         return items
 
     def until_bound(self, count: int) -> None:
@@ -153,7 +154,7 @@ class SchedulerPlane:
             self._http = httpx.Client(**self.client_options())
         return self._http
 
-    def client_options(self) -> dict[str, Any]:
+    def client_options(self) -> JsonObject:
         """Return the arguments for a client of the API server."""
         return {
             "base_url": self._url,

@@ -8,7 +8,7 @@ noted on the event loop and handed over with the next query.
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from moorage.catalog.embedded.records import DocumentEntry
 from moorage.catalog.limits import CLUSTERS_MAX
@@ -25,6 +25,7 @@ from moorage.query import (
     restricted,
     text_at,
 )
+from moorage.records.json_values import JsonValue
 
 __all__ = ["DocumentSearch", "refusal_of"]
 
@@ -96,7 +97,7 @@ class DocumentSearch:
         return [ClusterId(name) for name in await self.run(work)]
 
     async def alike(
-        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
+        self, like: str | Mapping[str, JsonValue], weights: Mapping[str, float] | None
     ) -> list[ClusterId]:
         """Return all clusters, the most alike first; see `ClusterSearch.alike`."""
         found = await self.run(lambda: nearest(self._indexes[0], like, weights))

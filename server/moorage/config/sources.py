@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from moorage.backends.registry import BrokenKind, kinds
 from moorage.config.kinds import STORAGE, TOKENS, URL
+from moorage.records.json_values import JsonValue
 from moorage.setting_kinds import PREFIX, Setting
 
 CONFIG_FILE: Final = "MOORAGE_CONFIG"
@@ -111,7 +112,7 @@ def settings_file(environ: Mapping[str, str], named: Path | None = None) -> Path
     return named or (Path(environ[CONFIG_FILE]) if environ.get(CONFIG_FILE) else None)
 
 
-def from_flags(known: Mapping[str, Setting], overrides: Mapping[str, Any]) -> Given:
+def from_flags(known: Mapping[str, Setting], overrides: Mapping[str, JsonValue]) -> Given:
     """Return the settings of flags; None means that a flag is not there.
 
     Raises:

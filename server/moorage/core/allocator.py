@@ -8,7 +8,7 @@ import math
 from collections import ChainMap
 from collections.abc import Iterable, MutableMapping
 from dataclasses import fields
-from typing import Any, assert_never
+from typing import assert_never
 
 from moorage.core.fit.feasibility import Feasibility
 from moorage.core.fit.reservations import AdvanceReservations
@@ -67,6 +67,7 @@ from moorage.model import (
     RequestId,
     Tenant,
 )
+from moorage.records.json_values import JsonObject
 
 
 class Allocator:
@@ -302,7 +303,7 @@ class Allocator:
                 self._asks.waited_enough(request)
 
     def _inquired(self, inquiry: Inquired) -> None:
-        known: MutableMapping[str, dict[str, Any]] = self._turn.decisions
+        known: MutableMapping[str, JsonObject] = self._turn.decisions
         waiter = self.state.waiting.get(RequestId(inquiry.subject))
         if waiter is not None and waiter.lease is None:
             last = self._asks.in_the_way(waiter.ask)  # Its last answer may be outdated.

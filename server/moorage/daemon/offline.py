@@ -8,20 +8,21 @@ import asyncio
 import contextlib
 import os
 import signal
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from moorage import launch
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 
 OUTCOME_BYTES_MAX: Final = 16 << 20
 ERROR_CHARACTERS_MAX: Final = 2_000
 _KEPT_VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "HOME")
 
 
-async def offline(command: str, job: bytes, seconds: float) -> dict[str, Any]:
+async def offline(command: str, job: bytes, seconds: float) -> JsonObject:
     """Run a job in a program of its own, and return its outcome.
 
     Args:
@@ -57,7 +58,7 @@ async def offline(command: str, job: bytes, seconds: float) -> dict[str, Any]:
     if len(told) > OUTCOME_BYTES_MAX:
         raise ServiceError(Code.TOO_LARGE, "its outcome is too large; try less")
     try:
-        outcome: dict[str, Any] = msgspec.json.decode(told, type=dict[str, Any])
+        outcome: JsonObject = msgspec.json.decode(told, type=JsonObject)
     except msgspec.DecodeError as error:
         text = errors.decode("utf-8", "replace")[-ERROR_CHARACTERS_MAX:]
         raise ServiceError(Code.UNAVAILABLE, f"it could not be tried here: {text}") from error

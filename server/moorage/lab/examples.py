@@ -8,7 +8,9 @@ without GPUs has no metrics, as any has none until a client posts them.
 
 from typing import Any, Final
 
-Document = dict[str, Any]
+from moorage.records.json_values import JsonObject
+
+Document = JsonObject
 
 FILLING: Final = 60
 """Ordinary requests at the end: more than there is room for."""

@@ -12,6 +12,8 @@ import time
 from types import FrameType
 from typing import Any, Final
 
+from moorage.records.json_values import JsonObject
+
 ROOT: Final = "/policy/"
 OURS: Final = ROOT + "function.py"
 BUDGET_SECONDS: Final = 1.0
@@ -26,7 +28,7 @@ class _BudgetSpentError(BaseException):
 class AIOSv1PolicyRule:
     """The policy under test, line by line."""
 
-    def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:
+    def __init__(self, rule_id: str, settings: JsonObject, parameters: JsonObject) -> None:
         subject = importlib.import_module("rule_under_test")  # It is there, in the cell.
         self._policy: Any = subject.AIOSv1PolicyRule(rule_id, settings, parameters)
         self._lines: dict[tuple[str, int], list[float]] = {}
@@ -34,7 +36,7 @@ class AIOSv1PolicyRule:
         self._since = self._end = 0.0
         self._evaluations = 0
 
-    def eval(self, parameters: dict[str, Any], input_data: Any, context: dict[str, Any]) -> Any:
+    def eval(self, parameters: JsonObject, input_data: Any, context: JsonObject) -> Any:
         """Evaluate the policy under test and return its value."""
         self._evaluations += 1
         self._since = time.perf_counter()
@@ -48,7 +50,7 @@ class AIOSv1PolicyRule:
             sys.settrace(None)
             self._move(None)
 
-    def management(self, action: str, data: Any) -> dict[str, Any]:
+    def management(self, action: str, data: Any) -> JsonObject:
         """Return the lines that took longest, longest first."""
         del action, data
         lines = sorted(self._lines.items(), key=lambda item: -item[1][1])[:LINES_MAX]

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from moorage.extras import install_command
 from moorage.lab.errors import CommandError
+from moorage.records.json_values import JsonObject
 
 KINDS: Final = (".png", ".svg")
 SECONDS_PER_DAY: Final = 86_400.0
@@ -22,7 +23,7 @@ DASHES: Final = ("-", "--", ":", "-.")
 """Of the lines; the next one where the colours begin again."""
 LABEL_GAP: Final = 0.05
 """Between the labels of two lines at least, as a share of the panel's height."""
-_METADATA: Final[Mapping[str, dict[str, Any]]] = {
+_METADATA: Final[Mapping[str, JsonObject]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None, "Creator": None},
 }

@@ -31,6 +31,7 @@ from moorage.model import Ask, Code, RequestId, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Limits, PolicyFault
 from moorage.sandbox.wire.frames import ENTRY
@@ -359,8 +360,8 @@ def ask_of(record: PolicyRecord, request: Document, number: int, seed: int) -> A
     if message.filter is not None or message.search is not None:
         raise CommandError(f"request {number}: name `clusters`; filters and searches need a server")
     inputs = message.inputs
-    parameters: Mapping[str, Any] = message.parameters or {}
-    settings: Mapping[str, Any] = message.settings or {}
+    parameters: Mapping[str, JsonValue] = message.parameters or {}
+    settings: Mapping[str, JsonValue] = message.settings or {}
     if record.schemas is not None and number >= 0:
         inputs = record.schemas.given(inputs)
         parameters, settings = record.schemas.overrides(parameters, settings)

@@ -47,11 +47,12 @@ from moorage.daemon.policies.finder import code_of
 from moorage.daemon.publishing.vetting import vet
 from moorage.daemon.requests.services import CatalogReader
 from moorage.model import Ask, Code, Lease, RequestId, SessionId, Tenant
+from moorage.records.json_values import JsonObject
 from moorage.sandbox.host.contract import HostServices, Mode
 from moorage.sandbox.host.sandbox import Limits, PolicyCode, Sandbox
 from moorage.storage.sqlite.storage import SqliteStorage
 
-Document = dict[str, Any]
+Document = JsonObject
 
 SESSION: Final = SessionId("rehearsal")
 

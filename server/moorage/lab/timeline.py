@@ -60,6 +60,7 @@ from moorage.lab.errors import CommandError
 from moorage.ledger.base import LedgerEntry, LedgerError
 from moorage.ledger.stored import StoredLedger
 from moorage.model import Ask, Demand, Lease, LeaseTerms, PolicyRef, RequestId, Tenant
+from moorage.records.json_values import JsonObject
 from moorage.storage.base import StorageError
 from moorage.storage.sqlite.facts import SqliteFacts, copy_ledger
 
@@ -93,11 +94,11 @@ class Timeline:
 
     """
 
-    source: dict[str, Any]
+    source: JsonObject
     inventory: list[tuple[float, Event]]
     asks: list[tuple[float, Ask]]
     pods: Sequence[trace.TracePod]
-    documents: tuple[dict[str, Any], ...] = ()
+    documents: tuple[JsonObject, ...] = ()
     notes: tuple[str, ...] = ()
     measured_from: float = 0.0
 
@@ -150,7 +151,7 @@ def of_trace(
             asks.append((0.0, _ask(number, pod, seed, FOR_EVER_SECONDS, wait_seconds)))
     document = trace.cluster_document(machines, names=trace.permuted_names(machines, seed))
     seen = ClusterSeen(read_cluster_document(document).cluster)
-    source: dict[str, Any] = {
+    source: JsonObject = {
         "trace": {"nodes": _digest(nodes), "pods": _digest(pods)},
         "arrive": None if timed or churn else arrive,
         "seed": seed,

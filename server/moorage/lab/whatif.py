@@ -32,6 +32,7 @@ from moorage.lab.rehearsal import SESSION, Document, Rehearsal
 from moorage.ledger.codec import unseal
 from moorage.model import Ask, Cluster, ClusterId, Lease, Node, NodeId, PolicyRef, RequestId, Tenant
 from moorage.protocol.changes import AddedNodes, Change, CordonMode
+from moorage.records.json_values import JsonObject
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Limits
@@ -234,7 +235,7 @@ def _grown(allocator: Allocator, documents: CopiedDocuments, added: AddedNodes) 
         described["id"] = str(described["id"])
         nodes = {"nodeData": [described], "count": 1}
         model = read_cluster_document({"id": cluster.id, "nodes": nodes}).cluster.nodes[0]
-    bare: dict[str, Any] = {"identity": (), "duplicate_of": "", "unavailable": ""}
+    bare: JsonObject = {"identity": (), "duplicate_of": "", "unavailable": ""}
     more: list[Node] = []
     number = 0
     while len(more) < added.count:
@@ -334,5 +335,5 @@ class _Outcome:
         return Tenant("") if found is None else found.tenant
 
     def _placement(self, lease: Lease) -> list[Document]:
-        placed: list[dict[str, Any]] = msgspec.to_builtins(lease.placement)
+        placed: list[JsonObject] = msgspec.to_builtins(lease.placement)
         return placed

@@ -48,9 +48,10 @@ from moorage.core.state.facts import (
 )
 from moorage.ledger.base import FactUnknown, FactUnwritable, LedgerCorrupt, LedgerEntry
 from moorage.model import DEVICE
+from moorage.records.json_values import JsonObject
 from moorage.storage.base import FactRow
 
-Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+Upgrade = Callable[[JsonObject], JsonObject]
 """Turns the JSON object of one version into that of the next."""
 
 
@@ -104,12 +105,12 @@ KINDS: Final = (
 )
 
 
-def _same(record: dict[str, Any]) -> dict[str, Any]:
+def _same(record: JsonObject) -> JsonObject:
     """Return a record to which only fields with defaults were added."""
     return record
 
 
-def _with_devices(record: dict[str, Any]) -> dict[str, Any]:
+def _with_devices(record: JsonObject) -> JsonObject:
     """Return a cluster with the UUIDs of devices that the first version of the fact implies.
 
     Its `identity` has the UUIDs of all devices in their order, and those that have instances.

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from moorage.model import GPU_MILLI, Cluster, Demand, DeviceId, Gpu, Node
+from moorage.records.json_values import JsonObject
 
 CHANGES_MAX: Final = 65_536
 """Changes remembered for `changed_since`; a reader further behind must look at all."""
@@ -284,14 +285,14 @@ class NodeInventory:
             return None
         return list(dict.fromkeys(self._splices[layout - self._splices_base :]))
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> JsonObject:
         """All of it as plain values and bytes, for a replica to `restore`.
 
         Columns travel in the narrowest type that holds them: at a million devices that is a fifth.
         """
         # Most nodes name their devices alike.
         kinds = {ids: kind for kind, ids in enumerate(dict.fromkeys(self.gpu_ids))}
-        columns: dict[str, Any] = {
+        columns: JsonObject = {
             name: _packed(getattr(self, name)) for name in (*_NODE_COLUMNS, *_GPU_COLUMNS)
         }
         return {
@@ -306,7 +307,7 @@ class NodeInventory:
             **columns,
         }
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
+    def restore(self, snapshot: JsonObject) -> None:
         """Become the replica of the fleet that `snapshot` was taken of."""
         rows, width = len(snapshot["node_ids"]), snapshot["width"]
         for name in _NODE_COLUMNS:

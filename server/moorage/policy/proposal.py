@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.model import GPU_MILLI, ClusterId, Demand, NodeId, Share
+from moorage.records.json_values import JsonValue
 
 SHARES_MAX: Final = 1024
 """Nodes in one proposal."""
@@ -174,7 +175,7 @@ def _gpus(value: Any, field: str) -> tuple[str, ...]:
     return gpus
 
 
-def _amount(value: Mapping[str, Any], key: str, default: int, path: str) -> int:
+def _amount(value: Mapping[str, JsonValue], key: str, default: int, path: str) -> int:
     amount = value.get(key)
     if amount is None:
         return default

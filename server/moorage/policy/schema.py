@@ -21,6 +21,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
 
+from moorage.records.json_values import JsonObject, JsonValue
+
 __all__ = ["Schema", "SchemaError", "SchemaPattern"]
 
 VALUES_MAX: Final = 20_000
@@ -202,7 +204,7 @@ class Schema:
 
     _entries: Mapping[str, FieldSchema]
     required: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    defaults: Mapping[str, JsonValue] = field(default_factory=JsonObject)
     null_is_value: bool = False
     others: FieldSchema | bool = True
 
@@ -217,7 +219,9 @@ class Schema:
             return True
         return all(name in known for name in (*self.required, *self.defaults))
 
-    def check(self, value: Any, path: str, *, known: Collection[str] = ()) -> Mapping[str, Any]:
+    def check(
+        self, value: Any, path: str, *, known: Collection[str] = ()
+    ) -> Mapping[str, JsonValue]:
         """Check an object.
 
         Args:
@@ -259,14 +263,16 @@ class Schema:
         except SchemaError as error:
             raise error.within(path) from None
 
-    def checked(self, value: Any, budget: Budget, known: Collection[str] = ()) -> Mapping[str, Any]:
+    def checked(
+        self, value: Any, budget: Budget, known: Collection[str] = ()
+    ) -> Mapping[str, JsonValue]:
         """As `check`, of a part of a larger value; the path of an error starts at this part."""
         if not isinstance(value, Mapping):
             raise SchemaError("", "an object", f"found {shown(value)}")
-        given = cast("Mapping[str, Any]", value)
+        given = cast("Mapping[str, JsonValue]", value)
         budget.spend(len(self._entries))  # Also what is left out is looked for.
         self._demand(given, known)
-        changed: dict[str, Any] = {}
+        changed: JsonObject = {}
         unset: list[str] = []
         name = ""
         try:
@@ -288,7 +294,7 @@ class Schema:
             return given
         return {name: each for name, each in given.items() if name not in unset} | changed
 
-    def _check_other(self, name: str, found: Any, changed: dict[str, Any], budget: Budget) -> None:
+    def _check_other(self, name: str, found: Any, changed: JsonObject, budget: Budget) -> None:
         if not isinstance(self.others, FieldSchema):
             names = cut(", ".join(self._entries)) or "no field"
             raise SchemaError("", f"no field of this name, only {names}", f"found {shown(found)}")
@@ -296,12 +302,12 @@ class Schema:
         if completed is not found:
             changed[name] = completed
 
-    def _demand(self, given: Mapping[str, Any], known: Collection[str]) -> None:
+    def _demand(self, given: Mapping[str, JsonValue], known: Collection[str]) -> None:
         for name in self.required:
             if name not in known and self._left_out(name, given):
                 raise SchemaError(name, self._entries[name].expected, "it is missing")
 
-    def _left_out(self, name: str, given: Mapping[str, Any]) -> bool:
+    def _left_out(self, name: str, given: Mapping[str, JsonValue]) -> bool:
         if name not in given:
             return True
         is_value = self.null_is_value or "any" in self._entries[name].kinds

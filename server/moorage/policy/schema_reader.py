@@ -28,6 +28,7 @@ from moorage.policy.schema import (
     shown,
     under,
 )
+from moorage.records.json_values import JsonValue
 
 __all__ = ["read_schema"]
 
@@ -222,7 +223,7 @@ class _Reader:
             entry = self.attempt(partial(self._with_default, entry, known, path), entry)
         return entry
 
-    def _kinds(self, given: Mapping[str, Any], path: str) -> tuple[str, ...]:
+    def _kinds(self, given: Mapping[str, JsonValue], path: str) -> tuple[str, ...]:
         def read() -> tuple[str, ...]:
             kind = given.get("type", NO_VALUE)
             if kind is NO_VALUE and (self._json or "enum" in given or "choices" in given):
@@ -252,7 +253,7 @@ class _Reader:
         self._note(SchemaError(under(path, key), expected, f"it is for {' or '.join(suits)}"))
         return False
 
-    def _pattern(self, given: Mapping[str, Any], path: str) -> SchemaPattern | None:
+    def _pattern(self, given: Mapping[str, JsonValue], path: str) -> SchemaPattern | None:
         def read() -> SchemaPattern:
             text, place = given["pattern"], under(path, "pattern")
             if not isinstance(text, str) or not 0 < len(text) <= PATTERN_CHARS_MAX:
@@ -268,7 +269,7 @@ class _Reader:
         return found
 
     def _sizes(
-        self, given: Mapping[str, Any], kind: str, kinds: Collection[str], path: str
+        self, given: Mapping[str, JsonValue], kind: str, kinds: Collection[str], path: str
     ) -> Sizes | None:
         if kind not in kinds and "any" not in kinds:
             return None
@@ -294,7 +295,7 @@ class _Reader:
         sizes: Sizes | None = self.attempt(read, None)
         return sizes
 
-    def _range(self, given: Mapping[str, Any], path: str) -> Range | None:
+    def _range(self, given: Mapping[str, JsonValue], path: str) -> Range | None:
         def limit(*keys: str) -> float | None:
             for key in keys:
                 value = given.get(key, NO_VALUE)
@@ -317,7 +318,7 @@ class _Reader:
         found: Range | None = self.attempt(read, None)
         return found
 
-    def _properties(self, given: Mapping[str, Any], path: str, depth: int) -> Schema | None:
+    def _properties(self, given: Mapping[str, JsonValue], path: str, depth: int) -> Schema | None:
         demanded = self.attempt(partial(_demanded, given, path), ())
         others = given.get("additionalProperties", True)
         if not isinstance(others, bool):
@@ -333,7 +334,7 @@ class _Reader:
         )
         return found
 
-    def _items(self, given: Mapping[str, Any], path: str, depth: int) -> FieldSchema | None:
+    def _items(self, given: Mapping[str, JsonValue], path: str, depth: int) -> FieldSchema | None:
         if "items" not in given:
             return None
         path = under(path, "items")
@@ -351,7 +352,9 @@ class _Reader:
             self._note(SchemaError(under(path, "required"), "none here", found))
         return entry
 
-    def _with_default(self, entry: FieldSchema, given: Mapping[str, Any], path: str) -> FieldSchema:
+    def _with_default(
+        self, entry: FieldSchema, given: Mapping[str, JsonValue], path: str
+    ) -> FieldSchema:
         path = under(path, "default")
         if given["default"] is None and "null" not in entry.kinds and "any" not in entry.kinds:
             return entry  # No default, as authors write it.
@@ -376,7 +379,7 @@ def _unknown_kind(kind: Any, path: str) -> SchemaError:
     return SchemaError(path, f"one of {names}", found)
 
 
-def _demanded(given: Mapping[str, Any], path: str) -> tuple[str, ...]:
+def _demanded(given: Mapping[str, JsonValue], path: str) -> tuple[str, ...]:
     """Return the fields within an object that must be there, as JSON Schema lists them."""
     value = given.get("required", False)
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
@@ -388,7 +391,7 @@ def _demanded(given: Mapping[str, Any], path: str) -> tuple[str, ...]:
 
 
 def _choices(
-    given: Mapping[str, Any], kinds: Collection[str], path: str
+    given: Mapping[str, JsonValue], kinds: Collection[str], path: str
 ) -> frozenset[tuple[type, Any]] | None:
     key = next((each for each in ("choices", "enum", "const") if each in given), None)
     if key is None:
@@ -413,7 +416,7 @@ def _may_be(value: Any, kind: str) -> bool:
     return fits and (kind in {"boolean", "any"} or not isinstance(value, bool))
 
 
-def _in_words(entry: FieldSchema, given: Mapping[str, Any], path: str) -> str:
+def _in_words(entry: FieldSchema, given: Mapping[str, JsonValue], path: str) -> str:
     nouns = " or ".join(_NOUNS[kind] for kind in entry.kinds)
     text = " ".join((nouns, *_constraints(entry, given)))
     description = given.get("description", "")
@@ -422,7 +425,7 @@ def _in_words(entry: FieldSchema, given: Mapping[str, Any], path: str) -> str:
     return f"{text} ({cut(description)})" if description.strip() else text
 
 
-def _constraints(entry: FieldSchema, given: Mapping[str, Any]) -> Iterator[str]:
+def _constraints(entry: FieldSchema, given: Mapping[str, JsonValue]) -> Iterator[str]:
     span = entry.range or Range()
     low, high = span.low, span.high
     if low is not None and high is not None:

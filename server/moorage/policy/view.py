@@ -12,6 +12,7 @@ import numpy as np
 from moorage.model import Demand
 from moorage.policy.fleet import Fleet, Misfit
 from moorage.policy.inventory import Bools, Ints
+from moorage.records.json_values import JsonObject
 
 __all__ = ["FleetView"]
 
@@ -148,7 +149,7 @@ class FleetView:
         """Return the first constraint that keeps the demand off node `row`."""
         return Misfit(int(self._fleet.misfits(self._need(demand), slice(row, row + 1))[0]))
 
-    def placement(self, row: int, columns: Sequence[int] | None = None) -> dict[str, Any]:
+    def placement(self, row: int, columns: Sequence[int] | None = None) -> JsonObject:
         """Return the proposal "node `row`, these devices" in the documented output format.
 
         Args:

@@ -14,6 +14,7 @@ from itertools import count
 from secrets import token_hex
 from typing import Any, Final
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots import Allocation, InvalidCheckin, InvalidRequest, ResourcePool
 
 __all__ = ["HOLDINGS_MAX", "TTL_SECONDS_MAX", "Busy", "Holdings", "PoolHolding"]
@@ -50,7 +51,7 @@ class PoolHolding:
     expires_at: float | None = None
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """Return it as `GET /state` shows it."""
         return {
             "transaction": self.transaction,
@@ -123,7 +124,7 @@ class Holdings:
             self._expire_in(holding, self._ttl_seconds if ttl_seconds is None else ttl_seconds)
         return holding
 
-    def checkin(self, transaction: str | None, resources: Mapping[str, Any] | None) -> None:
+    def checkin(self, transaction: str | None, resources: Mapping[str, JsonValue] | None) -> None:
         """End a checkout: the one that is named, or else the oldest that is just this.
 
         Raises:
@@ -152,7 +153,9 @@ class Holdings:
             self._watches[pid].transactions.clear()
             self._unwatch(pid)
 
-    def _find(self, transaction: str | None, resources: Mapping[str, Any] | None) -> PoolHolding:
+    def _find(
+        self, transaction: str | None, resources: Mapping[str, JsonValue] | None
+    ) -> PoolHolding:
         if transaction is not None:
             named = self._holdings.get(transaction)
             if named is None or resources not in (None, named.allocation):

@@ -22,6 +22,7 @@ from moorage.model import Code
 from moorage.protocol import json_bounds as bounds
 from moorage.protocol.errors import BadMessage
 from moorage.records import fields as f
+from moorage.records.json_values import JsonObject
 
 QUOTED_CHARS_MAX: Final = 64
 """Characters of a client's own words that a failure reply repeats."""
@@ -384,7 +385,7 @@ def _too_large(frame: str, most: int, of: str) -> BadMessage:
     return BadMessage(Code.TOO_LARGE, reason, expected=expected, id=message_id(frame))
 
 
-def _unencodable(raw: dict[str, Any]) -> str:
+def _unencodable(raw: JsonObject) -> str:
     """Return the path of the first value that cannot be carried any further, or of its field."""
     field = next((name for name, value in raw.items() if not _is_packable(value)), "(message)")
     todo: list[tuple[str, Any]] = [(_short(field), raw.get(field))]

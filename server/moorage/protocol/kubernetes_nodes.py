@@ -21,6 +21,7 @@ from moorage.protocol.cluster_documents import (
     machine_key,
     node_document,
 )
+from moorage.records.json_values import JsonValue
 
 MODEL_LABELS: Final = (
     "nvidia.com/gpu.product",
@@ -168,7 +169,7 @@ class NodeReading:
             provider_id=self.text("spec.providerID"),
         )
 
-    def _group(self, path: str) -> Mapping[str, Any]:
+    def _group(self, path: str) -> Mapping[str, JsonValue]:
         value = self.at(path)
         if value is None:
             return {}

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.records.json_values import JsonObject
+
 __all__ = ["PART_BYTES_MAX", "decode_in_parts", "encode_in_parts", "is_large"]
 
 PART_BYTES_MAX: Final = 64 * 1024
@@ -95,9 +97,9 @@ def _pieces(value: Any) -> Iterator[bytes]:
         yield msgspec.json.encode(value)
 
 
-def _fields(value: dict[str, Any]) -> Iterator[bytes]:
+def _fields(value: JsonObject) -> Iterator[bytes]:
     """Yield an object's members without the braces around them; small ones together."""
-    some: dict[str, Any] = {}
+    some: JsonObject = {}
     comma, left = b"", VALUES_MAX
     for name, each in value.items():
         left -= _cost(each, VALUES_MAX)

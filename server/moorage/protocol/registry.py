@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, Protocol
 
 from msgspec import Meta, Struct
 
+from moorage.records.json_values import JsonObject
+
 __all__ = [
     "Activation",
     "BlockDocuments",
@@ -20,7 +22,7 @@ __all__ = [
     "PolicyDocuments",
 ]
 
-Document = dict[str, Any]
+Document = JsonObject
 """A JSON object. What a catalog returns belongs to the catalog: read it, never write to it."""
 
 BlockKind = Literal["block", "block_metrics"]

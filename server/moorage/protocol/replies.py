@@ -16,6 +16,7 @@ from msgspec import UNSET, Struct, field
 from moorage.model import Code
 from moorage.protocol.errors import BadMessage, BadReply
 from moorage.records.fields import ESSENTIAL
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.leases import Lease
 from moorage.records.reading import read_record
 
@@ -59,12 +60,12 @@ class Reply(Struct, frozen=True, omit_defaults=True):
     success: Annotated[bool, ESSENTIAL]
     data: Any = UNSET
     message: str = ""
-    details: dict[str, Any] = field(default_factory=dict, name="error")
+    details: JsonObject = field(default_factory=dict, name="error")
     id: MessageId = None
     request: str = ""
     lease: Lease | None = None
     warnings: tuple[str, ...] = ()
-    reasons: Mapping[str, Any] | None = None
+    reasons: Mapping[str, JsonValue] | None = None
     policy_rule_uri: str = ""
     revision: int = 0
     as_of: float = 0.0
@@ -95,7 +96,7 @@ class Shared(TypedDict, total=False):
     request: str
     lease: Lease | None
     warnings: tuple[str, ...]
-    reasons: Mapping[str, Any] | None
+    reasons: Mapping[str, JsonValue] | None
     policy_rule_uri: str
     revision: int
     as_of: float
@@ -136,7 +137,7 @@ def failure(
     *,
     field: str = "",
     expected: str = "",
-    details: Mapping[str, Any] | None = None,
+    details: Mapping[str, JsonValue] | None = None,
     **shared: Unpack[Shared],
 ) -> bytes:
     """Write a failure reply: `message` for existing clients, `error` for machines.
@@ -150,7 +151,7 @@ def failure(
         **shared: Further fields; a lease that exists all the same is there to be released.
 
     """
-    error: dict[str, Any] = {**(details or {}), "code": code, "reason": reason}
+    error: JsonObject = {**(details or {}), "code": code, "reason": reason}
     for name, value in (("field", field), ("expected", expected)):
         if value:
             error[name] = value

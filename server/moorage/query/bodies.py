@@ -15,6 +15,7 @@ from moorage.query.limits import RETURN_MAX, WEIGHTS_MAX
 from moorage.query.parse import Parser
 from moorage.query.shapes import an_object, known, one_of
 from moorage.query.values import number_in
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = [
     "COMPANIONS",
@@ -86,9 +87,9 @@ class Search:
     filter: Filter | None = None
     limit: int = RETURN_MAX
     policy_rule_uri: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    like: str | Mapping[str, Any] = ""
+    settings: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    parameters: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    like: str | Mapping[str, JsonValue] = ""
     weights: Mapping[str, float] | None = None
 
 
@@ -166,7 +167,7 @@ def parse_search(body: Any, at: str = "") -> Search:
     )
 
 
-def _opened(body: Any, at: str) -> tuple[dict[str, Any], str]:
+def _opened(body: Any, at: str) -> tuple[JsonObject, str]:
     """Return the content of the envelope and its place; or the bare body."""
     given = an_object(body, at)
     if "body" not in given:
@@ -201,7 +202,7 @@ def _filter(body: Any, at: str) -> Filter:
     return Filter(match_type, condition, companions)
 
 
-def _match_type(given: Mapping[str, Any], at: str) -> MatchType:
+def _match_type(given: Mapping[str, JsonValue], at: str) -> MatchType:
     if "matchType" not in given:
         raise missing(under(at, "matchType"), "one of " + ", ".join(SEARCHED))
     value, place = given["matchType"], under(at, "matchType")
@@ -216,7 +217,7 @@ def _searched_by(queries: Any) -> dict[str, MatchType]:
     return {"matchType": able[0]} if kinds and able else {}
 
 
-def _limit(parameters: Mapping[str, Any], at: str) -> int:
+def _limit(parameters: Mapping[str, JsonValue], at: str) -> int:
     value = parameters.get("return")
     if value is None:
         return RETURN_MAX
@@ -226,7 +227,7 @@ def _limit(parameters: Mapping[str, Any], at: str) -> int:
     return int(number)
 
 
-def _like(parameters: Mapping[str, Any], at: str) -> str | Mapping[str, Any]:
+def _like(parameters: Mapping[str, JsonValue], at: str) -> str | Mapping[str, JsonValue]:
     place, expected = (
         under(at, "like"),
         "an id, or a part of a document, to be ranked by likeness to",
@@ -239,7 +240,7 @@ def _like(parameters: Mapping[str, Any], at: str) -> str | Mapping[str, Any]:
     return like
 
 
-def _weights(parameters: Mapping[str, Any], at: str) -> Mapping[str, float] | None:
+def _weights(parameters: Mapping[str, JsonValue], at: str) -> Mapping[str, float] | None:
     given = parameters.get("weights")
     if given is None:
         return None

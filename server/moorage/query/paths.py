@@ -15,6 +15,7 @@ from typing import Any, Final, assert_never
 
 from moorage.query.conditions import Fold, FoldName, Path, Source
 from moorage.query.values import is_number
+from moorage.records.json_values import JsonObject
 
 __all__ = ["Reader", "reader"]
 
@@ -101,7 +102,7 @@ def _found(document: Any, steps: Sequence[_Step]) -> list[Any]:
     return levels[-1]
 
 
-def _follow(node: dict[str, Any], keys: Iterable[tuple[str, int]], levels: list[list[Any]]) -> None:
+def _follow(node: JsonObject, keys: Iterable[tuple[str, int]], levels: list[list[Any]]) -> None:
     # The first that is there and no more: one thing under two spellings would be added up twice.
     for key, after in keys:
         if key in node:

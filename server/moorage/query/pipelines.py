@@ -17,10 +17,11 @@ from moorage.query.parse import Parser
 from moorage.query.paths import reader
 from moorage.query.shapes import a_list, an_object, known, one_of
 from moorage.query.values import is_number, number_in
+from moorage.records.json_values import JsonValue
 
 __all__ = ["Pipeline", "parse_page", "parse_pipeline"]
 
-Document = Mapping[str, Any]
+Document = Mapping[str, JsonValue]
 Stage = Callable[[list[Document]], list[Document]]
 _Expression = Callable[[Document], Any]
 

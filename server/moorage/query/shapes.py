@@ -7,11 +7,12 @@ from moorage.model import Code
 from moorage.query.errors import QueryError, missing, too_long, under, wrong
 from moorage.query.limits import PATTERN_CHARS_MAX
 from moorage.query.values import number_in
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["a_list", "a_number", "a_text", "an_object", "known", "one_of", "only"]
 
 
-def an_object(value: Any, place: str, expected: str = "an object") -> dict[str, Any]:
+def an_object(value: Any, place: str, expected: str = "an object") -> JsonObject:
     """Return an object."""
     if not isinstance(value, dict):
         raise wrong(value, expected, place or "body")
@@ -56,14 +57,14 @@ def one_of(value: Any, place: str, names: Sequence[str]) -> str:
     return value
 
 
-def known(given: Mapping[str, Any], keys: Sequence[str], at: str) -> None:
+def known(given: Mapping[str, JsonValue], keys: Sequence[str], at: str) -> None:
     """Check that an object has no other keys."""
     for key in given:
         if key not in keys:
             raise QueryError(under(at, key), "only " + ", ".join(keys), "is not known here")
 
 
-def only(given: Mapping[str, Any], keys: Sequence[str], at: str) -> None:
+def only(given: Mapping[str, JsonValue], keys: Sequence[str], at: str) -> None:
     """Check that an object has these keys and no other."""
     known(given, keys, at)
     for key in keys:

@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from moorage.records.json_values import JsonObject
+
 __all__ = ["AuditEntry"]
 
 
@@ -33,7 +35,7 @@ class AuditEntry(msgspec.Struct, gc=False, omit_defaults=True):
     role: str = ""
     token: str = ""
     remote: str = ""
-    about: dict[str, Any] = {}  # msgspec copies it.
+    about: JsonObject = {}  # msgspec copies it.
     before: Any = None
     after: Any = None
     why: str = ""

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import inspect
 
 from moorage.records.fields import ESSENTIAL
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["read_record"]
 
@@ -69,8 +70,10 @@ def _completed(document: Any, kind: inspect.Type) -> Any:
     return document
 
 
-def _with_fields(document: Mapping[str, Any], fields: tuple[inspect.Field, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _with_fields(
+    document: Mapping[str, JsonValue], fields: tuple[inspect.Field, ...]
+) -> JsonObject:
+    found: JsonObject = {}
     for field in fields:
         name, kind = field.encode_name, field.type
         if name in document:

@@ -3,13 +3,14 @@
 `messages` is the only one that reads them; the fields themselves are in `fields`.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 from moorage import model
 from moorage.records import fields as f
+from moorage.records.json_values import JsonObject
 
 
 class LabelRequirement(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -77,7 +78,7 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         return model.Demand(**asdict(self) | {"where": self.requirements()})
 
 
-def resources_of(demand: model.Demand) -> dict[str, Any]:
+def resources_of(demand: model.Demand) -> JsonObject:
     """Return a demand as the `resources` it came from, with all of its fields."""
     return asdict(demand) | {"where": [each._asdict() for each in demand.where]}
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from moorage.records.json_values import JsonValue
 from moorage.slices.actors.pool import ResourcePoolManager
 from moorage.slices.cluster import addresses, alive_nodes, request_bundles
 from moorage.slices.errors import (
@@ -191,8 +192,8 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
     def execute_on_each_slice(
         self,
         remote_fn: Callable[..., Any],
-        env: Mapping[str, Any] | None = None,
-        runtime_env: Mapping[str, Any] | None = None,
+        env: Mapping[str, JsonValue] | None = None,
+        runtime_env: Mapping[str, JsonValue] | None = None,
         *,
         timeout: float | None = None,
     ) -> list[list[Any]]:
@@ -211,8 +212,8 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
     def execute_on_each_host_flat(
         self,
         remote_fn: Callable[..., Any],
-        env: Mapping[str, Any] | None = None,
-        runtime_env: Mapping[str, Any] | None = None,
+        env: Mapping[str, JsonValue] | None = None,
+        runtime_env: Mapping[str, JsonValue] | None = None,
         *,
         timeout: float | None = None,
     ) -> list[Any]:
@@ -223,8 +224,8 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
     def schedule_on_each_host(
         self,
         remote_fn: Callable[..., Any],
-        env: Mapping[str, Any] | None = None,
-        runtime_env: Mapping[str, Any] | None = None,
+        env: Mapping[str, JsonValue] | None = None,
+        runtime_env: Mapping[str, JsonValue] | None = None,
         *,
         timeout: float | None = None,
     ) -> list[Any]:
@@ -235,7 +236,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         self,
         fn: Callable[..., Any],
         *args: Any,
-        env: Mapping[str, Any] | None = None,
+        env: Mapping[str, JsonValue] | None = None,
         timeout: float | None = None,
         **kwargs: Any,
     ) -> list[list[Any]]:
@@ -260,10 +261,10 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         self,
         function: Callable[..., Any],
         args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: Mapping[str, JsonValue] | None = None,
         *,
-        env: Mapping[str, Any] | Callable[[int, int], Mapping[str, Any]] | None = None,
-        runtime_env: Mapping[str, Any] | None = None,
+        env: Mapping[str, JsonValue] | Callable[[int, int], Mapping[str, JsonValue]] | None = None,
+        runtime_env: Mapping[str, JsonValue] | None = None,
         timeout: float | None = None,
         hosts_max: int | None = None,
     ) -> list[list[HostCall]]:

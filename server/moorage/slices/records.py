@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from moorage.records.json_values import JsonObject
+
 __all__ = ["ActorPoolMember", "DegradedSlice", "HostInfo", "MultisliceInfo", "SliceInfo"]
 
 ActorInfoT = TypeVar("ActorInfoT")
@@ -41,7 +43,7 @@ class SliceInfo:
     ip_address: str
     num_accelerators_per_host: int
     node_ids: list[str] | None = None
-    host_infos: list[dict[str, Any]] | None = None
+    host_infos: list[JsonObject] | None = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from moorage.records.json_values import JsonObject
 from moorage.slices.actors.slice import SliceActor
 from moorage.slices.cluster import SLICE_LABEL, alive_nodes, remove_groups, request_bundles
 from moorage.slices.lazy_ray import ray
@@ -48,7 +49,7 @@ class Reservation:
 
         """
         bundles = shape.bundles()
-        placing: dict[str, Any] = {"topology_strategy": shape.topology()}
+        placing: JsonObject = {"topology_strategy": shape.topology()}
         if without:
             other = {SLICE_LABEL: f"!in({','.join(sorted(without))})"}
             placing = {"bundle_label_selector": [other] * len(bundles)}

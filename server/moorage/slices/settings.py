@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
+from moorage.records.json_values import JsonObject
+
 __all__ = ["HEALTH_CHECK_TIMEOUT_S", "NAMES", "SLICE_ACTOR_START_TIMEOUT_S", "SliceSettings"]
 
 HEALTH_CHECK_TIMEOUT_S: Final = 60
@@ -84,7 +86,7 @@ class SliceSettings:
             ValueError: A value is not what its setting takes; the message names the variable.
 
         """
-        found: dict[str, Any] = {}
+        found: JsonObject = {}
         for each in fields(cls):
             suffix = NAMES[each.name]
             documented = suffix if suffix == "COORD_PORT" else f"EFORMER_{suffix}"

@@ -8,6 +8,7 @@ asks for.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from moorage.records.json_values import JsonValue
 from moorage.slots.errors import InvalidSpecification
 from moorage.slots.pool import ResourcePool, cpus_here
 from moorage.slots.specification import Document, counted, documents, parse_specification
@@ -19,7 +20,7 @@ Hook = Callable[[Any, Document], None]
 
 
 def make_resource_pool(
-    config: Mapping[str, Any] | object | None = None, hooks: Iterable[Hook] | None = None
+    config: Mapping[str, JsonValue] | object | None = None, hooks: Iterable[Hook] | None = None
 ) -> ResourcePool:
     """Make the pool of this machine.
 
@@ -91,7 +92,7 @@ def _by_type(config: Any, key: str) -> Iterable[tuple[str, Any]]:
     return given.items()
 
 
-def _known(kind: str, resources: Mapping[str, Any]) -> str:
+def _known(kind: str, resources: Mapping[str, JsonValue]) -> str:
     for name in (kind, f"{kind}s"):
         if name in resources:
             return name

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots.amounts import Amount, Slots, plain, total
 from moorage.slots.errors import InvalidRequest
 from moorage.slots.requests import MEMBERS_MAX, parse_request
@@ -28,7 +29,7 @@ class NodeRequest:
     """
 
     def __init__(
-        self, resources: Sequence[Mapping[str, Any]] = (), exclusive: bool = False
+        self, resources: Sequence[Mapping[str, JsonValue]] = (), exclusive: bool = False
     ) -> None:
         self.members = parse_request(resources)
         self.exclusive = exclusive
@@ -49,7 +50,7 @@ class NodeRequest:
         return plain(total(m.slots for m in self.members if type in (None, m.type)))
 
     @property
-    def resources(self) -> list[dict[str, Any]]:
+    def resources(self) -> list[JsonObject]:
         """The members as documents, with whatever else they said; a copy."""
         return [
             {**copy.deepcopy(dict(each.extra)), "type": each.type, "slots": plain(each.slots)}

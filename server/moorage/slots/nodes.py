@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Any, NamedTuple
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots.amounts import NONE, Amount, Slots, exact, plain, total
 from moorage.slots.errors import (
     EmptyResourcePoolError,
@@ -47,7 +48,7 @@ from moorage.slots.specification import (
 
 __all__ = ["NodeAllocation", "NodeRequest", "NodeResourcePool"]
 
-NodeAllocation = dict[str, Any]
+NodeAllocation = JsonObject
 """`{"metadata": {"allocation", "nodes", "exclusive"}, "resources": {type: [{node, id, slots}]}}`"""
 
 
@@ -56,7 +57,7 @@ class _Node:
 
     __slots__ = ("additional_properties", "closed", "id", "idle", "now", "users")
 
-    def __init__(self, name: str, document: Mapping[str, Any], at: str) -> None:
+    def __init__(self, name: str, document: Mapping[str, JsonValue], at: str) -> None:
         resources = parse_resources(document.get("resources", {}), f"{at}.resources")
         self.id = name
         self.now, self.idle = Inventory.of(resources), Inventory.of(resources)
@@ -109,7 +110,7 @@ class NodeResourcePool:
     """
 
     def __init__(
-        self, pool: Mapping[str, Any] | None = None, *, allow_multinode: bool = True
+        self, pool: Mapping[str, JsonValue] | None = None, *, allow_multinode: bool = True
     ) -> None:
         self._lock = threading.RLock()
         self.additional_properties: Document = {}
@@ -129,7 +130,7 @@ class NodeResourcePool:
         vars(self).update(state)
         keep_number(max(self._outstanding, default=0))
 
-    def fill(self, pool: Mapping[str, Any]) -> None:
+    def fill(self, pool: Mapping[str, JsonValue]) -> None:
         """Make this the pool that is described; whatever was checked out is forgotten.
 
         Args:
@@ -180,7 +181,7 @@ class NodeResourcePool:
             self._nodes = {}
             self._outstanding = {}
 
-    def add_node(self, node: Mapping[str, Any]) -> None:
+    def add_node(self, node: Mapping[str, JsonValue]) -> None:
         """Add a node, `{"id", "resources", "additional_properties"}`, behind the others.
 
         Raises:
@@ -459,7 +460,7 @@ class NodeResourcePool:
                 share.node.closed = share.exclusive
             return self._hand_out(placed)
 
-    def checkin(self, resources: Mapping[str, Any]) -> None:
+    def checkin(self, resources: Mapping[str, JsonValue]) -> None:
         """Take back the slots of a checkout: all of them, or nothing.
 
         Args:

@@ -22,6 +22,7 @@ from typing import Any, Final, Literal
 
 import yaml
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots.amounts import ONE, SLOTS_MAX, Amount, exact, plain
 from moorage.slots.errors import InvalidSpecification, SchemaMissingKeyError
 
@@ -43,7 +44,7 @@ __all__ = [
     "written",
 ]
 
-Document = dict[str, Any]
+Document = JsonObject
 Format = Literal["yaml", "json"]
 
 INSTANCES_MAX: Final = 1_000_000
@@ -115,7 +116,7 @@ def parse_specification(document: Any) -> Specification:
     return Specification(parse_resources(found, at), properties_of(body))
 
 
-def unwrapped(document: Any) -> Mapping[str, Any]:
+def unwrapped(document: Any) -> Mapping[str, JsonValue]:
     """Return a description without its outer key."""
     if isinstance(document, Mapping) and OUTER_KEY in document:
         only_keys(document, {OUTER_KEY}, "the document")
@@ -123,7 +124,7 @@ def unwrapped(document: Any) -> Mapping[str, Any]:
     return _mapping(document, "pool")
 
 
-def properties_of(body: Mapping[str, Any]) -> Document:
+def properties_of(body: Mapping[str, JsonValue]) -> Document:
     """Return a copy of the additional properties of a pool or node."""
     return dict(_mapping(body.get("additional_properties") or {}, "additional_properties"))
 
@@ -202,7 +203,7 @@ def written(pool: Document, form: Format) -> str:
     return yaml.safe_dump(document, default_flow_style=False)
 
 
-def only_keys(document: Mapping[str, Any], allowed: set[str], at: str) -> None:
+def only_keys(document: Mapping[str, JsonValue], allowed: set[str], at: str) -> None:
     """Refuse a description that has other keys than these: a typo would go unnoticed.
 
     Raises:

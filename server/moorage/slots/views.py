@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import yaml
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots.errors import InvalidSpecification
 
 __all__ = ["FreeResources", "ResourceOwner", "Totals", "in_yaml", "refuse_totals"]
@@ -20,7 +21,7 @@ _TOTALS: Final = (
     "clear() and what is written into resources change the pool"
 )
 _T = TypeVar("_T", bound=type)
-_Document = dict[str, Any]
+_Document = JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class ResourceOwner:
 
     rows: Callable[[str], list[_Document]]
     write_slots: Callable[[str, str, Any], None]
-    write: Callable[[Mapping[str, Any]], None]
+    write: Callable[[Mapping[str, JsonValue]], None]
 
 
 def in_yaml(kind: _T) -> _T:
@@ -74,7 +75,7 @@ class _Written:
 
 
 @in_yaml
-class _Row(_Written, dict[str, Any]):
+class _Row(_Written, JsonObject):
     """One instance."""
 
     def __init__(self, document: _Document, rows: "_Rows") -> None:
@@ -143,7 +144,7 @@ class _Rows(list[Any]):
 
 
 @in_yaml
-class FreeResources(_Written, dict[str, Any]):
+class FreeResources(_Written, JsonObject):
     """The free slots, by type: `{type: [{"id", "slots"}]}`.
 
     Args:

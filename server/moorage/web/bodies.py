@@ -29,6 +29,7 @@ from moorage.protocol.json_bounds import (
 )
 from moorage.protocol.large_json import decode_in_parts, encode_in_parts, is_large
 from moorage.query import QueryError, parse_page
+from moorage.records.json_values import JsonObject
 from moorage.records.rights import Caller
 
 __all__ = [
@@ -285,7 +286,7 @@ def succeeded(data: Any, status: int = 200) -> Response:
     return json_response({"success": True, "data": data}, status)
 
 
-async def read_document(request: Request, bodies: BodyReader) -> dict[str, Any]:
+async def read_document(request: Request, bodies: BodyReader) -> JsonObject:
     """Return a body that must be a JSON object.
 
     Raises:
@@ -302,14 +303,14 @@ async def read_document(request: Request, bodies: BodyReader) -> dict[str, Any]:
     return value
 
 
-def query_in_url(request: Request) -> dict[str, Any]:
+def query_in_url(request: Request) -> JsonObject:
     """Return the filter that the URL's parameters say: a field each, and its value or values.
 
     Raises:
         ServiceError: A value is an operator. HTTP libraries write `{"$in": [...]}` as `$in`.
 
     """
-    query: dict[str, Any] = {}
+    query: JsonObject = {}
     for field in request.query_params:
         values = request.query_params.getlist(field)
         if any(_OPERATOR.fullmatch(value) for value in values):
@@ -325,17 +326,17 @@ def pipeline_of(body: Any) -> Any:
     return body["pipeline"] if isinstance(body, dict) and "pipeline" in body else body
 
 
-def query_of(body: dict[str, Any]) -> dict[str, Any]:
+def query_of(body: JsonObject) -> JsonObject:
     """Return the filter, which documents show bare and the implementation wraps."""
     if "query" in body and body.keys() <= {"query", "options"}:
-        query: dict[str, Any] = body["query"]
+        query: JsonObject = body["query"]
         return query
     return body
 
 
 async def find(
-    body: dict[str, Any], query: Callable[[dict[str, Any]], Awaitable[list[dict[str, Any]]]]
-) -> list[dict[str, Any]]:
+    body: JsonObject, query: Callable[[JsonObject], Awaitable[list[JsonObject]]]
+) -> list[JsonObject]:
     """Return the documents that a filter finds, sorted and cut by the `options` beside it.
 
     Raises:
@@ -365,7 +366,7 @@ def who_of(request: Request) -> Tenant:
     return caller_of(request).tenant
 
 
-def read_as(body: dict[str, Any], kind: type[T]) -> T:
+def read_as(body: JsonObject, kind: type[T]) -> T:
     """Return a body as its type; an error says a field's own description.
 
     Raises:
@@ -398,12 +399,12 @@ def failure(fault: ServiceError, path: str) -> Response:
             other service as `{"success": false, "message", "error": {...}}`.
 
     """
-    error: dict[str, Any] = {**fault.details, "code": fault.code, "reason": fault.reason}
+    error: JsonObject = {**fault.details, "code": fault.code, "reason": fault.reason}
     if fault.field:
         error["field"] = fault.field
     if fault.expected:
         error["expected"] = fault.expected
-    content: dict[str, Any] = {"success": False, "message": fault.reason, "error": error}
+    content: JsonObject = {"success": False, "message": fault.reason, "error": error}
     if is_of_clusters(path):
         content["error"], content["details"] = fault.reason, error
     response = json_response(content, fault.status)

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 from moorage.web.bodies import BodyReader, find, read_document, succeeded, who_of
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import (
@@ -37,10 +38,10 @@ def executor_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
         return succeeded(await services.execute(executor, body, who_of(request)))
 
     @router.post(
-        "/executor/{executor}/create-infra", summary="Not needed here", **operation(dict[str, Any])
+        "/executor/{executor}/create-infra", summary="Not needed here", **operation(JsonObject)
     )
     @router.delete(
-        "/executor/{executor}/remove-infra", summary="Not needed here", **operation(dict[str, Any])
+        "/executor/{executor}/remove-infra", summary="Not needed here", **operation(JsonObject)
     )
     async def infrastructure(executor: str) -> Response:
         """Refuse: executors of this server run in its own sandbox."""

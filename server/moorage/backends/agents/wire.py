@@ -6,7 +6,7 @@ each in an `AgentCall`. The agent reports. Both sides import this module: `link`
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ from moorage.backends.base import (
 from moorage.backends.spec_documents import document_from_spec, spec_from_document
 from moorage.backends.specs import SpecError
 from moorage.model import DeviceId, Placement
+from moorage.records.json_values import JsonObject
 
 __all__ = [
     "VERSION",
@@ -89,7 +90,7 @@ class AgentHello(_Frame):
     version: int
     release: str
     agent: str
-    node: dict[str, Any]
+    node: JsonObject
     unheard_seconds: float
     busy: dict[str, str]
 
@@ -241,7 +242,7 @@ class DiscoverOrder(_Frame):
 class StartOrder(_WorkloadOrder):
     """See `Backend.start`; all but `spec` is as in the `Order`."""
 
-    spec: dict[str, Any]
+    spec: JsonObject
     placement: Placement
     environment: dict[str, str]
     timeout_seconds: float | None
@@ -296,7 +297,7 @@ class ProbeOrder(_WorkloadOrder):
 class ControlOrder(_WorkloadOrder):
     """See `Backend.control`."""
 
-    limits: dict[str, Any]
+    limits: JsonObject
 
 
 class ResetOrder(_WorkloadOrder):

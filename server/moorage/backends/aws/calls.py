@@ -22,6 +22,7 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 
 from moorage.backends.base import BackendError
+from moorage.records.json_values import JsonObject
 
 __all__ = ["AwsCalls", "AwsError", "Meaning", "UnreachableError"]
 
@@ -148,7 +149,7 @@ class AwsCalls:
             raise AwsError(f"AWS is not configured well here: {error}", "Configuration") from error
         return name
 
-    def call(self, name: str, region: str, **arguments: Any) -> dict[str, Any]:
+    def call(self, name: str, region: str, **arguments: Any) -> JsonObject:
         """Make one call of EC2; boto3 repeats it where that helps.
 
         Raises:
@@ -158,14 +159,14 @@ class AwsCalls:
         """
         return self._call(name, region, TRIES_MAX, arguments)
 
-    def launch(self, region: str, **arguments: Any) -> dict[str, Any]:
+    def launch(self, region: str, **arguments: Any) -> JsonObject:
         """Call RunInstances once, not repeated by boto3.
 
         AWS sends a lack of capacity as HTTP 500, and boto3 takes that for trouble that passes.
         """
         return self._call("run_instances", region, 1, arguments)
 
-    def manage(self, name: str, region: str, **arguments: Any) -> dict[str, Any]:
+    def manage(self, name: str, region: str, **arguments: Any) -> JsonObject:
         """Make one call of Systems Manager, which runs commands on instances.
 
         Raises:
@@ -175,17 +176,17 @@ class AwsCalls:
         """
         return self._call(name, region, TRIES_MAX, arguments, "ssm")
 
-    def pages(self, name: str, region: str, **arguments: Any) -> Iterator[dict[str, Any]]:
+    def pages(self, name: str, region: str, **arguments: Any) -> Iterator[JsonObject]:
         """Make a call of EC2 whose answer comes in pages."""
         yield from self._pages("ec2", name, region, arguments)
 
-    def price_pages(self, **arguments: Any) -> Iterator[dict[str, Any]]:
+    def price_pages(self, **arguments: Any) -> Iterator[JsonObject]:
         """Ask the price list."""
         yield from self._pages("pricing", "get_products", PRICING_REGION, arguments)
 
     def _pages(
-        self, service: str, name: str, region: str, arguments: dict[str, Any]
-    ) -> Iterator[dict[str, Any]]:
+        self, service: str, name: str, region: str, arguments: JsonObject
+    ) -> Iterator[JsonObject]:
         try:
             yield from (
                 self._client(service, region, TRIES_MAX).get_paginator(name).paginate(**arguments)
@@ -194,11 +195,11 @@ class AwsCalls:
             raise _error_of(error, name, region) from error
 
     def _call(
-        self, name: str, region: str, tries: int, arguments: dict[str, Any], service: str = "ec2"
-    ) -> dict[str, Any]:
+        self, name: str, region: str, tries: int, arguments: JsonObject, service: str = "ec2"
+    ) -> JsonObject:
         try:
             client = self._client(service, region, tries)
-            answer: dict[str, Any] = getattr(client, name)(**arguments)
+            answer: JsonObject = getattr(client, name)(**arguments)
         except _ERRORS as error:
             raise _error_of(error, name, region) from error
         return answer

@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.aws.calls import AwsCalls, AwsError
 from moorage.backends.base import LOG_TAIL_LINES, Phase, WorkloadReport
+from moorage.records.json_values import JsonObject
 
 __all__ = ["CONTAINER", "READY", "SERVER", "WORKLOAD", "Ec2Instance", "Instances"]
 
@@ -251,7 +252,7 @@ class Instances:
             return [each for each, _ in self._launched.values()]
 
 
-def parse(page: dict[str, Any], region: str) -> list[Ec2Instance]:
+def parse(page: JsonObject, region: str) -> list[Ec2Instance]:
     """Return the instances of an answer of DescribeInstances or RunInstances."""
     reservations = page.get("Reservations", [page])
     return [
@@ -259,7 +260,7 @@ def parse(page: dict[str, Any], region: str) -> list[Ec2Instance]:
     ]
 
 
-def _parse(document: dict[str, Any], region: str) -> Ec2Instance:
+def _parse(document: JsonObject, region: str) -> Ec2Instance:
     tags = {each["Key"]: each["Value"] for each in document.get("Tags", [])}
     reason = document.get("StateReason", {})
     return Ec2Instance(

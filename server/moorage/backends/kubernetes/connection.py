@@ -25,6 +25,7 @@ from moorage.backends.kubernetes.errors import (
     RefusedError,
 )
 from moorage.backends.kubernetes.objects import ApiStatus
+from moorage.records.json_values import JsonObject
 
 IN_CLUSTER: Final = "in-cluster"
 """The context of the cluster that this runs in a pod of: the pod's account logs in."""
@@ -108,7 +109,7 @@ class ClusterConnection:
         """
         return msgspec.json.decode(await self._send(method, path, query, body))
 
-    async def _send(self, method: str, path: str, query: dict[str, Any], body: Any) -> bytes:
+    async def _send(self, method: str, path: str, query: JsonObject, body: Any) -> bytes:
         bound = aiohttp.ClientTimeout(CALL_SECONDS_MAX, sock_connect=CONNECT_SECONDS_MAX)
         async with self._answer(method, path, query, body, bound) as response:
             content: bytes = await response.read()
@@ -189,7 +190,7 @@ class ClusterConnection:
         self,
         method: str,
         path: str,
-        query: dict[str, Any],
+        query: JsonObject,
         body: Any,
         bound: aiohttp.ClientTimeout,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -234,7 +235,7 @@ class ClusterConnection:
         self,
         method: str,
         path: str,
-        query: dict[str, Any],
+        query: JsonObject,
         body: Any,
         bound: aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:

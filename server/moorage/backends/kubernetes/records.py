@@ -19,6 +19,7 @@ from moorage.backends.kubernetes.objects import (
 )
 from moorage.protocol.cluster_documents import MIB, Document, device
 from moorage.protocol.kubernetes_nodes import WHOLE_DEVICES, NodeReading, mig_profile, quantity
+from moorage.records.json_values import JsonValue
 
 SERVER_LABEL: Final = "moorage.dev/server"
 """On pods and claims that a server made: its name. All others are not the server's."""
@@ -86,7 +87,7 @@ class ClaimRecord:
     devices: tuple[DeviceName, ...]
 
 
-def node_record(item: Mapping[str, Any]) -> NodeRecord:
+def node_record(item: Mapping[str, JsonValue]) -> NodeRecord:
     """Return the record of a Node.
 
     Raises:
@@ -217,7 +218,7 @@ def _device(driver: str, pool: str, found: ApiDevice) -> Document | None:
 
 
 def _first_of(
-    values: Mapping[str, Any], names: tuple[str, ...], kind: Any, otherwise: _T
+    values: Mapping[str, JsonValue], names: tuple[str, ...], kind: Any, otherwise: _T
 ) -> _T | Any:
     return next((values[name] for name in names if isinstance(values.get(name), kind)), otherwise)
 

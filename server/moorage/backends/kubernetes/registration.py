@@ -20,6 +20,7 @@ from moorage.backends.kubernetes.identity import server_name
 from moorage.backends.registry import Inventory
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 from moorage.records.rights import SERVER_ITSELF
 
 log = structlog.get_logger("moored")
@@ -44,7 +45,7 @@ class FollowedClusters:
         self._inventory = inventory
         self._stale = dict.fromkeys(contexts, _UNREAD)
         self._registered: dict[str, bool] = {}
-        self._unregistered: dict[str, Any] = {}
+        self._unregistered: JsonObject = {}
         self._drifts: dict[str, dict[Any, Drift]] = {}
 
     def start(self) -> None:
@@ -141,7 +142,7 @@ class FollowedClusters:
                 (log.info if over else log.warning)(
                     "drift", lease=each.lease, cluster=cluster_id, finding=finding
                 )
-                news: dict[str, Any] = {
+                news: JsonObject = {
                     "id": each.lease,
                     "cluster_id": cluster_id,
                     "node_id": each.node,

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from moorage.backends.base import LOG_BYTES_MAX, BackendError, Log, UnsupportedSpecError
 from moorage.backends.local.container_plans import ContainerPlan, is_shell
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["ContainerApi", "Events", "Seen"]
 
@@ -88,7 +89,7 @@ class ContainerApi:
             self._api: Any = self._docker.APIClient(
                 base_url=f"unix://{place}", version="auto", timeout=ANSWER_SECONDS_MAX
             )
-            self._version: Mapping[str, Any] = self._api.version()
+            self._version: Mapping[str, JsonValue] = self._api.version()
         parts = self._version.get("Components") or [{}]
         self._podman = str(parts[0].get("Name", "")).startswith("Podman")
 
@@ -200,7 +201,7 @@ class ContainerApi:
 
     def _create_podman(self, plan: ContainerPlan) -> None:
         """Create a container with devices of the Container Device Interface at Podman's own API."""
-        limits: dict[str, Any] = _limits(plan.cpu_count, plan.memory_bytes)
+        limits: JsonObject = _limits(plan.cpu_count, plan.memory_bytes)
         self._libpod(
             "containers/create",
             {
@@ -409,7 +410,7 @@ class ContainerApi:
             wanted = {"label": [f"{label}={value}"], "type": ["container"]}
             return Events(self._api.events(filters=wanted, decode=True))
 
-    def _libpod(self, path: str, body: Mapping[str, Any]) -> None:
+    def _libpod(self, path: str, body: Mapping[str, JsonValue]) -> None:
         url = f"{self._api.base_url}{_LIBPOD}/{path}"
         self._api._raise_for_status(self._api.post(url, json=body, timeout=ANSWER_SECONDS_MAX))  # noqa: SLF001  # It turns statuses into the SDK's errors.
 
@@ -468,9 +469,9 @@ class _MissingError(BackendError):
     """There is no such container, image or command."""
 
 
-def _limits(cpu_count: float | None, memory_bytes: int | None) -> dict[str, Any]:
+def _limits(cpu_count: float | None, memory_bytes: int | None) -> JsonObject:
     """Return limits as the runtimes of containers take them."""
-    limits: dict[str, Any] = {}
+    limits: JsonObject = {}
     if memory_bytes is not None:
         limits["memory"] = {"limit": memory_bytes, "swap": memory_bytes}
     if cpu_count is not None:

@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import (
     LOG_TAIL_LINES,
@@ -59,6 +59,7 @@ from moorage.backends.local.deadline import HEARD
 from moorage.backends.local.devices import DeviceBinding, Devices
 from moorage.backends.local.workloads import LocalWorkloads
 from moorage.backends.specs import ContainerResourceSpec, Readiness
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["CATEGORIES", "Containers"]
 
@@ -152,7 +153,7 @@ class Containers(LocalWorkloads):
 
     def _limit(
         self, workload: str, memory_bytes: int | None, grant: DeviceBinding | None
-    ) -> Mapping[str, Any]:
+    ) -> Mapping[str, JsonValue]:
         """Change limits at the container engine; see `LocalWorkloads`."""
         cpu_count = None if grant is None else grant.cpu_count
         self._api().update(self._name(workload), cpu_count, memory_bytes)
@@ -263,7 +264,7 @@ class Containers(LocalWorkloads):
         grant = self._devices.take(order)
         folder = self._store.folder(order.id)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        noted: dict[str, Any] = {"id": order.id, "attempt": order.attempt}
+        noted: JsonObject = {"id": order.id, "attempt": order.attempt}
         noted |= {"category": spec.category, "devices": grant.rows}
         if spec.readiness is not None:
             noted |= {"probe": asdict(spec.readiness), "host": reachable_host(spec)}
@@ -300,7 +301,7 @@ class Containers(LocalWorkloads):
         return news
 
     async def _answers(
-        self, workload: str, order: Mapping[str, Any], probe: Readiness | None
+        self, workload: str, order: Mapping[str, JsonValue], probe: Readiness | None
     ) -> bool:
         """Look whether a container runs, and ask it whether it is ready; see `LocalWorkloads`."""
         seen = await asyncio.to_thread(lambda: self._api().inspect(self._name(workload)))

@@ -31,7 +31,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from numbers import Real
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, unquote
 
 from moorage.backends.base import (
@@ -43,6 +43,7 @@ from moorage.backends.base import (
     UnsupportedSpecError,
     WorkloadReport,
 )
+from moorage.records.json_values import JsonObject, JsonValue
 
 ENDED_MAX: Final = 200
 """Folders of stopped workloads, one per start, that stay for their output; and as many of
@@ -101,7 +102,7 @@ class WorkloadStore:
         name = unquote(folder.name)
         return name if self.folder(name) == folder else None
 
-    def order(self, workload: str) -> dict[str, Any] | None:
+    def order(self, workload: str) -> JsonObject | None:
         """Return the order of a workload; None if there is none, or it is lost."""
         return _sound(self.folder(workload))
 
@@ -130,7 +131,7 @@ class WorkloadStore:
             if order is not None:
                 yield str(order["id"])
 
-    def devices(self) -> dict[str, dict[str, Any]]:
+    def devices(self) -> dict[str, JsonObject]:
         """Return the devices of all workloads that were begun and not stopped, by name."""
         held = {}
         for name in self.names():
@@ -294,7 +295,7 @@ def _piece(folder: Path, offset: int, attempt: int, *, over: bool) -> Log | None
     return Log.of(data, start, over=over and end >= size, exit_code=code)
 
 
-def read(path: Path, folder: int | None = None) -> dict[str, Any] | None:
+def read(path: Path, folder: int | None = None) -> JsonObject | None:
     """Return a file of JSON, or None where there is none, or none that is whole.
 
     Args:
@@ -334,7 +335,7 @@ def _opened(path: Path, folder: int | None = None) -> int | None:
     return None
 
 
-def _sound(folder: Path) -> dict[str, Any] | None:
+def _sound(folder: Path) -> JsonObject | None:
     """Return the order in a folder; None where there is none that was written for it."""
     order = read(folder / "order.json")
     if order is None:
@@ -360,7 +361,7 @@ def _remove(place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
 
 
-def write(path: Path, document: Mapping[str, Any]) -> None:
+def write(path: Path, document: Mapping[str, JsonValue]) -> None:
     """Write a file whole or not at all, to last."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
@@ -405,7 +406,7 @@ def tail(folder: Path) -> tuple[str, ...]:
     return tuple(lines[-LOG_TAIL_LINES:])
 
 
-def _ended(workload: str, ended: Mapping[str, Any], lines: tuple[str, ...]) -> WorkloadReport:
+def _ended(workload: str, ended: Mapping[str, JsonValue], lines: tuple[str, ...]) -> WorkloadReport:
     code, detail = ended["code"], ended["detail"]
     if not ended.get("started", True):
         code = None  # It is a shell's word for that: see `log`.

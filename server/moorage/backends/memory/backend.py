@@ -25,6 +25,7 @@ from moorage.backends.base import (
 )
 from moorage.backends.spec_documents import SPECS
 from moorage.backends.specs import BaseResourceSpec, MemoryResourceSpec
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["MemoryBackend"]
 
@@ -38,7 +39,7 @@ class _Entry:
     spec: MemoryResourceSpec
     workload: WorkloadReport
     fail_stops: int
-    limits: dict[str, Any] = field(default_factory=dict[str, Any])
+    limits: JsonObject = field(default_factory=JsonObject)
     faults: list[threading.Timer] = field(default_factory=list[threading.Timer])
 
 
@@ -135,7 +136,7 @@ class MemoryBackend:
         ready = entry is not None and entry.workload.phase is Phase.READY
         return entry.workload if entry is not None and ready else None
 
-    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+    async def control(self, workload: str, limits: Mapping[str, JsonValue]) -> None:
         """Note new limits of a workload; see `Backend.control`."""
         entry = self._entry(workload)
         if unknown := limits.keys() - _LIMITS:

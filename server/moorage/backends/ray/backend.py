@@ -34,6 +34,7 @@ from moorage.backends.ray.connection import RayConnection, WorkloadFailedError
 from moorage.backends.ray.records import Records
 from moorage.backends.ray.specs import RayJobResourceSpec
 from moorage.backends.specs import BaseResourceSpec
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["RayBackend"]
 
@@ -102,9 +103,9 @@ class RayBackend:
             known[name] = _gone(name)
         return list(known.values())
 
-    async def _discovered(self) -> dict[str, Any]:
+    async def _discovered(self) -> JsonObject:
         shapes = self._records.shapes()
-        found: dict[str, Any] = await self.connection.call(
+        found: JsonObject = await self.connection.call(
             "discover", ANSWER_SECONDS_MAX, shapes=shapes
         )
         return found
@@ -198,7 +199,7 @@ class RayBackend:
         del workload
         return None
 
-    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+    async def control(self, workload: str, limits: Mapping[str, JsonValue]) -> None:
         """Refuse: an actor's share of Ray cannot change; see `Backend.control`."""
         await self.status(workload)
         if limits:
@@ -269,14 +270,14 @@ class RayBackend:
 
     # The cluster -------------------------------------------------------------------------------
 
-    async def observe(self) -> dict[str, Any]:
+    async def observe(self) -> JsonObject:
         """Return the capacity of the cluster and its use; see `inventory`.
 
         Raises:
             BackendError: Ray does not answer.
 
         """
-        seen: dict[str, Any] = await self.connection.call("observe", ANSWER_SECONDS_MAX)
+        seen: JsonObject = await self.connection.call("observe", ANSWER_SECONDS_MAX)
         self._nodes = frozenset(str(each["id"]) for each in seen["nodes"])
         return seen
 
@@ -286,7 +287,7 @@ class RayBackend:
 
     # News --------------------------------------------------------------------------------------
 
-    def _ended(self, workload: str, report: Mapping[str, Any]) -> None:
+    def _ended(self, workload: str, report: Mapping[str, JsonValue]) -> None:
         self._tell(_report(workload, report))
 
     def _reconnected(self) -> None:
@@ -334,7 +335,7 @@ class RayBackend:
             self._listener(workload)
 
 
-def _report(workload: str, seen: Mapping[str, Any]) -> WorkloadReport:
+def _report(workload: str, seen: Mapping[str, JsonValue]) -> WorkloadReport:
     return WorkloadReport(
         workload,
         Phase(seen["phase"]),
@@ -345,7 +346,7 @@ def _report(workload: str, seen: Mapping[str, Any]) -> WorkloadReport:
     )
 
 
-def _archived(piece: Mapping[str, Any], offset: int) -> Log:
+def _archived(piece: Mapping[str, JsonValue], offset: int) -> Log:
     """Return a part of the stored output of a stopped workload."""
     data, first = base64.b64decode(piece["data"]), int(piece["start"])
     size = first + len(data)
@@ -359,6 +360,6 @@ def _gone(workload: str) -> WorkloadReport:
     return WorkloadReport(workload, Phase.FAILED, detail=_GONE)
 
 
-def _where(plans: Sequence[Mapping[str, Any]]) -> str:
+def _where(plans: Sequence[Mapping[str, JsonValue]]) -> str:
     nodes = ", ".join(each["node"] for each in plans if each["node"])
     return f"requested from Ray on {nodes}" if nodes else "requested from Ray"

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from moorage.backends.base import BackendError, UnknownWorkloadError
 from moorage.launch import command
+from moorage.records.json_values import JsonValue
 
 __all__ = ["RayConnection", "RayUnreachableError", "WorkloadFailedError"]
 
@@ -61,7 +62,7 @@ class RayConnection:
         namespace: str,
         folder: Path,
         connected: Callable[[], None],
-        ended: Callable[[str, Mapping[str, Any]], None],
+        ended: Callable[[str, Mapping[str, JsonValue]], None],
     ) -> None:
         self.address = address
         self._server = server
@@ -163,7 +164,7 @@ class RayConnection:
             await asyncio.sleep(WAITING_SECONDS)  # A thread's event wakes no event loop.
         return True
 
-    def _write(self, message: Mapping[str, Any]) -> None:
+    def _write(self, message: Mapping[str, JsonValue]) -> None:
         line = json.dumps(message).encode() + b"\n"
         with self._lock:
             process = self._process
@@ -256,7 +257,7 @@ class RayConnection:
             return next((f": {each[:WORDS_MAX]}" for each in reversed(lines) if each.strip()), "")
         return ""
 
-    def _answered(self, message: Mapping[str, Any]) -> None:
+    def _answered(self, message: Mapping[str, JsonValue]) -> None:
         with self._lock:
             future = self._waiting.pop(message["id"], None)
         if future is not None and not future.done():

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -13,6 +13,7 @@ from moorage.backends.ray.inventory import UNREACHABLE, bundles, document
 from moorage.backends.registry import Inventory
 from moorage.protocol.cluster_documents import Document
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 from moorage.records.rights import SERVER_ITSELF
 
 log = structlog.get_logger("moored")
@@ -47,7 +48,7 @@ class RayFollower:
         self._failed = asyncio.Event()
         self._answered = time.monotonic()
         self._last: Document = {}
-        self._seen: dict[str, Any] | None = None
+        self._seen: JsonObject | None = None
         self._requested: list[dict[str, float]] | None = None  # The last request to Ray is unknown.
 
     async def run(self) -> None:
@@ -119,7 +120,7 @@ class RayFollower:
         self._last = written
         return ""
 
-    async def _request(self, seen: dict[str, Any]) -> str:
+    async def _request(self, seen: JsonObject) -> str:
         """Request room for waiting requests from Ray's autoscaler; return the fault."""
         wanted = bundles(
             [

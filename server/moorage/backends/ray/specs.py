@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moorage.backends.specs import BaseResourceSpec, ProcessResourceSpec
+from moorage.records.json_values import JsonObject
 
 __all__ = ["RayActorResourceSpec", "RayJobResourceSpec"]
 
@@ -24,8 +25,8 @@ class RayActorResourceSpec(BaseResourceSpec):
 
     actor_cls_path: str = ""
     init_args: list[Any] = field(default_factory=list[Any])
-    init_kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
-    ray_actor_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    init_kwargs: JsonObject = field(default_factory=JsonObject)
+    ray_actor_options: JsonObject = field(default_factory=JsonObject)
 
     @property
     def title(self) -> str:

@@ -22,6 +22,7 @@ from moorage.catalog.limits import GPUS_PER_NODE_MAX, NODES_PER_CLUSTER_MAX
 from moorage.catalog.values import Document
 from moorage.model import DEVICE, Cluster, ClusterId, Code, DeviceId, Gpu, Node, NodeId
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["CheckedCluster", "check_names", "cluster_model", "is_live", "read_cluster_document"]
 
@@ -104,7 +105,7 @@ def check_names(cluster: Cluster) -> None:
                 raise WrongField(field, _SAFE).under(f"nodes.nodeData[{number}]").fault()
 
 
-def is_live(document: Mapping[str, Any]) -> bool:
+def is_live(document: Mapping[str, JsonValue]) -> bool:
     """Return whether the cluster may be a candidate, by its `status`."""
     status = document.get("status")
     return status is None or (isinstance(status, str) and status.lower() in LIVE_STATUSES)
@@ -178,7 +179,9 @@ def _node(entry: Any, why_not: str) -> Node:
     )
 
 
-def _told_apart(group: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[DeviceId, ...]]:
+def _told_apart(
+    group: Mapping[str, JsonValue],
+) -> tuple[Mapping[str, JsonValue], tuple[DeviceId, ...]]:
     """Return the devices of a node as those of its kind are, and what tells them from these."""
     devices = group.get("gpus")
     listed = devices if isinstance(devices, list) else ()
@@ -211,7 +214,7 @@ def _keys(devices: Sequence[DeviceId]) -> dict[str, None]:
     return dict.fromkeys(f"{DEVICE}{uuid.lower()}" for each in devices for uuid in each if uuid)
 
 
-def _gpus(group: Mapping[str, Any]) -> tuple[Gpu, ...]:
+def _gpus(group: Mapping[str, JsonValue]) -> tuple[Gpu, ...]:
     """Return the devices of a node; nodes of one kind share theirs."""
     if not group:
         return ()
@@ -227,7 +230,7 @@ def _kind(encoded: bytes) -> tuple[Gpu, ...]:
     return _read_gpus(msgspec.json.decode(encoded))
 
 
-def _read_gpus(group: Mapping[str, Any]) -> tuple[Gpu, ...]:
+def _read_gpus(group: Mapping[str, JsonValue]) -> tuple[Gpu, ...]:
     count = _whole(group, "count", "gpus.count")
     devices = group.get("gpus")
     if devices is not None and not isinstance(devices, list):
@@ -250,7 +253,7 @@ def _read_gpus(group: Mapping[str, Any]) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def _counted_gpus(group: Mapping[str, Any], count: int) -> tuple[Gpu, ...]:
+def _counted_gpus(group: Mapping[str, JsonValue], count: int) -> tuple[Gpu, ...]:
     """Return the devices of a node that only counts them: `memory` is that of all together."""
     names = group.get("modelNames") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -290,7 +293,7 @@ def _claim(name: str, seen: set[str], what: str) -> None:
 # Fields ----------------------------------------------------------------------------------------
 
 
-def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _object(holder: Mapping[str, JsonValue], key: str) -> Mapping[str, JsonValue]:
     value = holder.get(key)
     if value is None:
         return {}
@@ -313,7 +316,7 @@ def _number(value: Any) -> float | int | None:
     return value if math.isfinite(value) and 0 <= value <= AMOUNT_MAX else None
 
 
-def _amount(holder: Mapping[str, Any], key: str, path: str) -> float | int:
+def _amount(holder: Mapping[str, JsonValue], key: str, path: str) -> float | int:
     value = holder.get(key)
     if value is None:
         return 0
@@ -323,7 +326,7 @@ def _amount(holder: Mapping[str, Any], key: str, path: str) -> float | int:
     return number
 
 
-def _whole(holder: Mapping[str, Any], key: str, path: str) -> int:
+def _whole(holder: Mapping[str, JsonValue], key: str, path: str) -> int:
     value = holder.get(key)
     if value is None:
         return 0
@@ -333,7 +336,7 @@ def _whole(holder: Mapping[str, Any], key: str, path: str) -> int:
     return int(number)
 
 
-def _text(holder: Mapping[str, Any], key: str) -> str:
+def _text(holder: Mapping[str, JsonValue], key: str) -> str:
     value = holder.get(key)
     if value is None:
         return ""
@@ -365,7 +368,7 @@ def _label(value: Any, path: str) -> str:
 def _with_aggregates(given: Document) -> Document:
     """Return a copy with the totals over `nodes.nodeData` where the document has none."""
     nodes = _object(given, "nodes")
-    entries: Sequence[Mapping[str, Any]] = nodes.get("nodeData") or ()
+    entries: Sequence[Mapping[str, JsonValue]] = nodes.get("nodeData") or ()
     if not entries:
         return given
     document = {**given}
@@ -392,13 +395,13 @@ _GROUPS: Final = {
 }
 
 
-def _set_total(totals: dict[str, Any], key: str, values: Sequence[Any]) -> None:
+def _set_total(totals: JsonObject, key: str, values: Sequence[Any]) -> None:
     numbers = [number for value in values if (number := _number(value)) is not None]
     if numbers:
         totals[key] = sum(numbers)
 
 
-def _group_value(node: Mapping[str, Any], group: str, key: str) -> Any:
+def _group_value(node: Mapping[str, JsonValue], group: str, key: str) -> Any:
     values = node.get(group)
     if not isinstance(values, dict):
         return None

@@ -29,6 +29,7 @@ from moorage.model import Code
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest, decode_allocation
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["EXAMPLES_FILE", "NO_OUTPUT", "Example", "read_examples", "unlike"]
 
@@ -78,10 +79,10 @@ class Example:
     name: str
     request: AllocationRequest | None
     fleet: Sequence[CheckedCluster]
-    metrics: Mapping[str, Any]
+    metrics: Mapping[str, JsonValue]
     input_data: Any
-    parameters: Mapping[str, Any]
-    settings: Mapping[str, Any]
+    parameters: Mapping[str, JsonValue]
+    settings: Mapping[str, JsonValue]
     output: Any
 
     @property
@@ -90,7 +91,9 @@ class Example:
         return f"{self.place} “{self.name}”" if self.name else self.place
 
 
-def read_examples(document: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple[Example, ...]:
+def read_examples(
+    document: Mapping[str, JsonValue], files: Mapping[str, bytes]
+) -> tuple[Example, ...]:
     """Return the examples of a policy.
 
     Args:
@@ -159,7 +162,7 @@ def _example(given: Any, place: str, uri: str) -> Example:
     )
 
 
-def _object(given: Mapping[str, Any], key: str, place: str) -> Mapping[str, Any]:
+def _object(given: Mapping[str, JsonValue], key: str, place: str) -> Mapping[str, JsonValue]:
     value = given.get(key, {})
     if not isinstance(value, dict):
         raise _wrong(f"{place}.{key}", "an object", _shown(value))
@@ -195,10 +198,10 @@ def _fleet(given: Any, place: str) -> tuple[CheckedCluster, ...]:
     return tuple(fleet)
 
 
-def _metrics(given: Any, place: str) -> Mapping[str, Any]:
+def _metrics(given: Any, place: str) -> Mapping[str, JsonValue]:
     if not isinstance(given, list):
         raise _wrong(place, "a list of metrics documents", _shown(given))
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for number, each in enumerate(given):
         try:
             cluster_id, document = read_metrics_document(each)

@@ -14,6 +14,7 @@ from moorage.catalog.limits import NODES_PER_CLUSTER_MAX
 from moorage.catalog.values import Document
 from moorage.model import ClusterId
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonValue
 
 __all__ = ["aggregate", "read_metrics_document"]
 
@@ -64,7 +65,7 @@ def read_metrics_document(given: Any) -> tuple[ClusterId, Document]:
     return cluster_id, document
 
 
-def aggregate(trees: Sequence[Mapping[str, Any]]) -> Document:
+def aggregate(trees: Sequence[Mapping[str, JsonValue]]) -> Document:
     """Return the cluster's groups, added up over its nodes and nested as theirs are.
 
     Sums; averages for `averageUtil`, `avg…` and `load…`; the largest `maxDisk`, the smallest
@@ -73,7 +74,7 @@ def aggregate(trees: Sequence[Mapping[str, Any]]) -> Document:
     return _merge(trees, 0)
 
 
-def _merge(groups: Sequence[Mapping[str, Any]], depth: int) -> Document:
+def _merge(groups: Sequence[Mapping[str, JsonValue]], depth: int) -> Document:
     merged: Document = {}
     for key in dict.fromkeys(key for group in groups for key in group if key not in _NOT_ADDED):
         values = [group[key] for group in groups if key in group]
@@ -107,7 +108,7 @@ def _total(key: str, numbers: Sequence[float]) -> float:
     return min(numbers) if key == "minDisk" else sum(numbers)
 
 
-def _with_both_loads(tree: Mapping[str, Any]) -> Document:
+def _with_both_loads(tree: Mapping[str, JsonValue]) -> Document:
     """Return a copy whose `vcpu` has every load average under `load5m` and `load_5m`."""
     copy = {**tree}
     vcpu = tree.get("vcpu")

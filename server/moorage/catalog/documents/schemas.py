@@ -17,6 +17,7 @@ from moorage.policy.schema import Schema, SchemaError, SchemaPattern
 from moorage.policy.schema_reader import read_schema
 from moorage.protocol.faults import ServiceError
 from moorage.query import QueryError, expression
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["PolicySchemas", "read_schemas"]
 
@@ -27,7 +28,7 @@ PART_MAX: Final = 256
 NO_ANSWER: Final = frozenset({"error", "declined"})
 """With one of these fields, and no cluster, a policy says no: such an answer is no placement, and
 so not what the output schema is about."""
-_NOTHING: Final[Mapping[str, Any]] = {}
+_NOTHING: Final[Mapping[str, JsonValue]] = {}
 _COMMANDS_FIELD: Final = "management_commands_schema"
 
 
@@ -54,8 +55,8 @@ class PolicySchemas:
     settings: Schema | None = None
     parameters: Schema | None = None
     commands: Mapping[str, Schema | None] | None = None
-    settings_completed: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    parameters_completed: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    settings_completed: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    parameters_completed: Mapping[str, JsonValue] = field(default_factory=JsonObject)
 
     def given(self, inputs: Any) -> Any:
         """Return the inputs of a request with their defaults, or raise `bad_message`."""
@@ -90,8 +91,8 @@ class PolicySchemas:
             yield part
 
     def overrides(
-        self, parameters: Mapping[str, Any], settings: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        self, parameters: Mapping[str, JsonValue], settings: Mapping[str, JsonValue]
+    ) -> tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]:
         """Return a caller's overrides of the defaults, or raise `bad_message`."""
         return (
             self._checked(self.parameters, parameters, "parameters", self.parameters_completed),
@@ -152,7 +153,11 @@ class PolicySchemas:
         return self._checked(self.commands[action], {} if data is None else data, "data")
 
     def _checked(
-        self, schema: Schema | None, value: Any, path: str, known: Mapping[str, Any] = _NOTHING
+        self,
+        schema: Schema | None,
+        value: Any,
+        path: str,
+        known: Mapping[str, JsonValue] = _NOTHING,
     ) -> Any:
         if schema is None or (value == {} and schema.takes_nothing(known)):
             return value
@@ -171,7 +176,7 @@ class PolicySchemas:
             ) from error
 
 
-def read_schemas(document: Mapping[str, Any]) -> tuple[PolicySchemas | None, tuple[str, ...]]:
+def read_schemas(document: Mapping[str, JsonValue]) -> tuple[PolicySchemas | None, tuple[str, ...]]:
     """Return the schemas of a PolicyRule document, None if it has none, and warnings.
 
     Warnings are of what cannot be read, and so is not enforced, and of defaults of the document
@@ -204,10 +209,10 @@ def read_schemas(document: Mapping[str, Any]) -> tuple[PolicySchemas | None, tup
 
 
 def _completed(
-    schema: Schema | None, document: Mapping[str, Any], field: str, warnings: list[str]
-) -> Mapping[str, Any]:
+    schema: Schema | None, document: Mapping[str, JsonValue], field: str, warnings: list[str]
+) -> Mapping[str, JsonValue]:
     """Return a document's defaults with those of the schema; required values may come later."""
-    given: Mapping[str, Any] = document.get(field) or {}
+    given: Mapping[str, JsonValue] = document.get(field) or {}
     try:
         return given if schema is None else schema.check(given, field, known=schema.required)
     except SchemaError as error:
@@ -215,7 +220,9 @@ def _completed(
         return given
 
 
-def _schema(document: Mapping[str, Any], name: str, notes: list[SchemaError]) -> Schema | None:
+def _schema(
+    document: Mapping[str, JsonValue], name: str, notes: list[SchemaError]
+) -> Schema | None:
     schema, new = read_schema(document.get(name), name, _pattern)
     notes += new
     return schema

@@ -10,6 +10,7 @@ from typing import Any, Final
 from moorage.catalog.documents.encoding import index_of
 from moorage.catalog.values import Document
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonValue
 
 __all__ = ["apply_change"]
 
@@ -64,7 +65,7 @@ def apply_change(document: Document, change: Any) -> Document:
     return result
 
 
-def _all_set(document: Document, values: Mapping[str, Any], operator: str) -> Document:
+def _all_set(document: Document, values: Mapping[str, JsonValue], operator: str) -> Document:
     paths = {path: _parts(path, operator) for path in values}
     changed = {**document, **{path: values[path] for path in paths if len(paths[path]) == 1}}
     for path, parts in paths.items():

@@ -16,6 +16,7 @@ from moorage.catalog.embedded.store import Database, DocumentStore, StoredRow
 from moorage.core.state.refusals import nearest_or_known
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 
 __all__ = [
     "DEFAULT_NAME",
@@ -182,7 +183,7 @@ class Alias(Struct, frozen=True, omit_defaults=True):
         """Return it with some fields changed, and that in its history."""
         return replace(self, **fields, history=(*self.history, change)[-HISTORY_MAX:])
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """Return it for readers."""
         latest = next((c for c in reversed(self.history) if c.version == self.version), None)
         return {

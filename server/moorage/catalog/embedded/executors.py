@@ -5,7 +5,7 @@ as it is given. The one named `DEFAULT_EXECUTOR` is always there.
 """
 
 import re
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -16,6 +16,7 @@ from moorage.catalog.filters import compile_filter
 from moorage.catalog.values import Document
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 
 __all__ = ["DEFAULT_EXECUTOR", "Executors"]
 
@@ -111,5 +112,5 @@ def _found(database: Database, name: str) -> Document:
     return document
 
 
-def _default() -> dict[str, Any]:
+def _default() -> JsonObject:
     return {"executor_id": DEFAULT_EXECUTOR, "description": "the sandbox of this server"}

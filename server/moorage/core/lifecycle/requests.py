@@ -38,6 +38,7 @@ from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.core.turns.turn import TurnWriter
 from moorage.model import Ask, Code, Lease, Nodes, Placement, RequestId, Tenant
 from moorage.policy import ProposalError, ProposedShare, parse_proposal
+from moorage.records.json_values import JsonObject
 
 WAITING_MAX: Final = 100_000
 """Asks in the queue; the next one is answered `busy`."""
@@ -381,10 +382,10 @@ class Requests:
         if lease.provision is not None:
             self._turn.emit(Start(lease))
 
-    def _reasons(self, pending: Pending) -> dict[str, Any]:
+    def _reasons(self, pending: Pending) -> JsonObject:
         """Return the reasons for the answer, for `explain` and `why`."""
         ask = pending.ask
-        reasons: dict[str, Any] = {
+        reasons: JsonObject = {
             "policy_rule_uri": ask.policy.uri,
             "consultations": pending.consultations,
             "waited_seconds": round(self._turn.now - pending.since, 6),

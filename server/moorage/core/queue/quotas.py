@@ -18,6 +18,7 @@ from moorage.core.turns.effects import Information
 from moorage.core.turns.events import QuotaAsked
 from moorage.core.turns.turn import TurnWriter
 from moorage.model import RESOURCES, Ask, Lease, Placement, Quota
+from moorage.records.json_values import JsonObject
 from moorage.records.replies import QuotaTerms
 from moorage.records.requests import QuotaAmounts
 
@@ -94,7 +95,7 @@ class Quotas:
         return None
 
 
-def row(accounts: Any, account: Account) -> dict[str, Any]:
+def row(accounts: Any, account: Account) -> JsonObject:
     """Return a quota and its use as JSON values."""
     tenant, project = account
     quota = accounts.quota(account)

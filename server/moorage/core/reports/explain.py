@@ -25,6 +25,7 @@ from moorage.core.state.waiters import Seniority, Waiter
 from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
 from moorage.core.turns.events import Inquired
 from moorage.model import ClusterId, Code, Lease, LeaseState, NodeId, RequestId, Share
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.replies import AwaitedLease, ClusterCapacity, NodeCapacity
 from moorage.records.requests import resources_of
@@ -79,7 +80,7 @@ def answer(  # noqa: C901  # One case per question.
     inquiry: Inquired,
     state: State,
     queue: WaitingQueue,
-    decisions: Mapping[str, dict[str, Any]],
+    decisions: Mapping[str, JsonObject],
     feasibility: Feasibility,
     now: float,
 ) -> Response | None:
@@ -184,7 +185,7 @@ def _ordered(lease: Lease, name: str) -> Any:
             return getattr(lease, name)
 
 
-def _by_start(row: Mapping[str, Any]) -> tuple[float, str]:
+def _by_start(row: Mapping[str, JsonValue]) -> tuple[float, str]:
     return row["starts_at"], row["reservation"]
 
 
@@ -250,7 +251,7 @@ def _status(inquiry: Inquired, state: State) -> Response | None:
 def _why(
     inquiry: Inquired,
     state: State,
-    decisions: Mapping[str, dict[str, Any]],
+    decisions: Mapping[str, JsonObject],
     feasibility: Feasibility,
 ) -> Response | None:
     request = RequestId(inquiry.subject)
@@ -283,7 +284,7 @@ def _why(
     return Information({"request": request, **record})
 
 
-def _remembered(decisions: Mapping[str, dict[str, Any]], request: RequestId) -> dict[str, Any]:
+def _remembered(decisions: Mapping[str, JsonObject], request: RequestId) -> JsonObject:
     """Return a decision record; that of a grant is put into words only here."""
     record = dict(decisions.get(request, {}))
     granted: Lease | None = record.pop("granted", None)
@@ -299,7 +300,7 @@ def _awaited(inquiry: Inquired, lease: Lease, share: Share) -> AwaitedLease:
 
 
 def _add_nodes(
-    record: dict[str, Any], inquiry: Inquired, question: Any, feasibility: Feasibility
+    record: JsonObject, inquiry: Inquired, question: Any, feasibility: Feasibility
 ) -> Refusal | None:
     """Add what each candidate node says to the request now; null where that is not known."""
     record |= {"node_verdicts": None, "next": None}
@@ -333,7 +334,7 @@ def _drift(lease: Lease, state: State) -> Iterable[str]:
             yield f"GPU {listed} of {place} is gone from the inventory, or in foreign use"
 
 
-def outcome(given: Advice | Information | Refusal) -> dict[str, Any]:
+def outcome(given: Advice | Information | Refusal) -> JsonObject:
     """Return the outcome of a request, from its answer, for its decision record."""
     if isinstance(given, Refusal):
         return {"state": "refused", **refusal_object(given)}
@@ -349,7 +350,7 @@ def granted_reason(lease: Lease) -> str:
     return f"{lease.policy.uri} proposed {where}; it fitted and was granted."
 
 
-def refusal_object(refusal: Refusal) -> dict[str, Any]:
+def refusal_object(refusal: Refusal) -> JsonObject:
     """Return a refusal as JSON values, without its empty parts.
 
     The value of a policy that declined is left out: the client got it once, it may be a
@@ -365,7 +366,7 @@ def refusal_object(refusal: Refusal) -> dict[str, Any]:
     return {name: part for name, part in parts.items() if part} | details
 
 
-def waiter_row(waiter: Waiter) -> dict[str, Any]:
+def waiter_row(waiter: Waiter) -> JsonObject:
     """Return a waiter as JSON values."""
     ask = waiter.ask
     row = {
@@ -440,7 +441,7 @@ def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
     return page(inquiry, "nodes", rows(), lambda row: row.node_id)
 
 
-def _seniority(row: dict[str, Any]) -> Seniority:
+def _seniority(row: JsonObject) -> Seniority:
     """Return the key that orders the pages of the queue."""
     return Seniority(-row["priority"], row["since"], row["request"])
 

@@ -5,7 +5,6 @@ A closed union of frozen records, as `events` and `effects` are. A new behaviour
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -24,6 +23,7 @@ from moorage.model import (
     RequestId,
     Tenant,
 )
+from moorage.records.json_values import JsonObject, JsonValue
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
@@ -41,7 +41,7 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     reason: str
     field: str = ""
     expected: str = ""
-    details: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    details: Mapping[str, JsonValue] = msgspec.field(default_factory=JsonObject)
 
 
 class ClusterSet(msgspec.Struct, frozen=True, gc=False):

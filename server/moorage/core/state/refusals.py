@@ -15,6 +15,7 @@ from moorage.core.state.facts import Refusal
 from moorage.model import GPU_MILLI, Code, Lease, RequestId
 from moorage.policy import ProposalError
 from moorage.records.fields import shown_name
+from moorage.records.json_values import JsonValue
 
 _NOT_NOW: Final = {"verdict": "not_now"}
 PASSING: Final = frozenset(
@@ -158,7 +159,7 @@ def key_of_another(key: str, first: RequestId) -> Refusal:
     return Refusal(Code.IDEMPOTENCY_MISMATCH, reason, "lease.idempotency_key", expected)
 
 
-def never_fits(why: str, details: Mapping[str, Any]) -> Refusal:
+def never_fits(why: str, details: Mapping[str, JsonValue]) -> Refusal:
     """Not even an empty fleet has room."""
     return Refusal(
         Code.NEVER_FITS,
@@ -169,7 +170,7 @@ def never_fits(why: str, details: Mapping[str, Any]) -> Refusal:
     )
 
 
-def no_capacity(why: str, details: Mapping[str, Any]) -> Refusal:
+def no_capacity(why: str, details: Mapping[str, JsonValue]) -> Refusal:
     """There is no room now."""
     return Refusal(
         Code.NO_CAPACITY,
@@ -294,7 +295,7 @@ def taken_and_seen(stale: Refusal) -> Refusal:
     return Refusal(Code.POLICY_UNSOUND, reason, "gpus", "free ones", stale.details)
 
 
-def not_free(node: str, details: Mapping[str, Any]) -> Refusal:
+def not_free(node: str, details: Mapping[str, JsonValue]) -> Refusal:
     """The proposed devices were taken meanwhile."""
     reason = f"{node} cannot take it: what the policy named is not free."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW | dict(details))
@@ -311,7 +312,7 @@ def kept_for_head() -> Refusal:
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW)
 
 
-def others_were_faster(times: int, details: Mapping[str, Any]) -> Refusal:
+def others_were_faster(times: int, details: Mapping[str, JsonValue]) -> Refusal:
     """Others took the proposed devices, again and again."""
     reason = f"Others were faster {counted(times, 'time')} in a row; try again."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW | dict(details))
@@ -348,7 +349,7 @@ def cancelled() -> Refusal:
 
 
 def waited(
-    seconds: float, last: Refusal | None, details: Mapping[str, Any], *, patient: bool
+    seconds: float, last: Refusal | None, details: Mapping[str, JsonValue], *, patient: bool
 ) -> Refusal:
     """The wait is over."""
     code = Code.WAIT_TIMEOUT if patient else Code.NO_CAPACITY

@@ -17,6 +17,7 @@ from moorage.model import (
     SessionId,
     Tenant,
 )
+from moorage.records.json_values import JsonValue
 
 
 class Address(msgspec.Struct, frozen=True, gc=False):
@@ -30,7 +31,7 @@ class Advice(msgspec.Struct, frozen=True, gc=False):
     """The proposal of a policy as advice; nothing is held."""
 
     data: Any
-    reasons: Mapping[str, Any] | None = None
+    reasons: Mapping[str, JsonValue] | None = None
 
 
 class LeaseNews(msgspec.Struct, frozen=True, gc=False):
@@ -38,7 +39,7 @@ class LeaseNews(msgspec.Struct, frozen=True, gc=False):
 
     lease: Lease
     data: Any = None
-    reasons: Mapping[str, Any] | None = None
+    reasons: Mapping[str, JsonValue] | None = None
     owner: bool = True
     """Whether the receiver gets the token."""
     ttl_max_seconds: float | None = None

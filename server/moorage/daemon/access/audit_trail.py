@@ -25,6 +25,7 @@ from moorage.daemon.access.audit_log import AuditLog
 from moorage.ledger.base import LedgerEntry
 from moorage.model import Code, Lease, Placement, Quota, RequestId, Tenant
 from moorage.records.audit import AuditEntry
+from moorage.records.json_values import JsonObject
 from moorage.records.rights import Caller
 
 __all__ = ["AuditTrail"]
@@ -108,7 +109,7 @@ class AuditTrail:
         entry: AuditEntry | None = None
         match fact:
             case Granted(lease):
-                about: dict[str, Any] = {"lease": lease.id}
+                about: JsonObject = {"lease": lease.id}
                 places = _places(lease.placement)
                 uri, asker = lease.policy.uri, self._asker(lease.id)
                 entry = self._by(
@@ -153,7 +154,7 @@ class AuditTrail:
         lease = self._lease(name)
         if lease is None:
             return self._by(to, at, what, _SERVER, {"lease": name}, why=why)
-        about: dict[str, Any] = {"lease": name, "tenant": lease.tenant}
+        about: JsonObject = {"lease": name, "tenant": lease.tenant}
         return self._by(to, at, what, _SERVER, about, _places(lease.placement), why=why)
 
     def _by(
@@ -162,7 +163,7 @@ class AuditTrail:
         at: float,
         what: str,
         who: str,
-        about: dict[str, Any],
+        about: JsonObject,
         before: Any = None,
         after: Any = None,
         why: str = "",

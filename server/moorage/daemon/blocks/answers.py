@@ -11,6 +11,7 @@ import msgspec
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 
 Nodes = Mapping[str, Sequence[str]]
 """The healthy nodes of a cluster, and the ids of the devices of each."""
@@ -48,7 +49,7 @@ def selected(value: Any, offered: Container[str], at: str) -> list[str]:
     return found
 
 
-def score_data(value: Any, nodes: Nodes, at: str) -> dict[str, Any]:
+def score_data(value: Any, nodes: Nodes, at: str) -> JsonObject:
     """Return the `selection_score_data` that a resourceAllocator's `dry_run` returned.
 
     Args:

@@ -12,6 +12,7 @@ import numpy as np
 
 from moorage.model import GPU_MILLI, Demand
 from moorage.policy import Fleet
+from moorage.records.json_values import JsonObject, JsonValue
 
 
 def nodes_of(fleet: Fleet, cluster_id: str) -> dict[str, tuple[str, ...]]:
@@ -20,7 +21,7 @@ def nodes_of(fleet: Fleet, cluster_id: str) -> dict[str, tuple[str, ...]]:
     return {fleet.node_ids[row][1]: fleet.gpu_ids[row] for row in range(rows.start, rows.stop)}
 
 
-def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> dict[str, Any]:
+def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> JsonObject:
     """Score a cluster by the node of it that has most left, and name that node.
 
     The score of a node is the scarcest of its resources: the smallest of the free parts of its
@@ -68,7 +69,7 @@ def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> dict[str, A
     return {"score": float(scores[best]), "node_info": info}
 
 
-def best(scores: Iterable[tuple[str, Mapping[str, Any]]]) -> str | None:
+def best(scores: Iterable[tuple[str, Mapping[str, JsonValue]]]) -> str | None:
     """Return the cluster with the highest score above 0, the first of equals; None without any.
 
     Args:

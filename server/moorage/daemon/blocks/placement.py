@@ -26,6 +26,7 @@ from moorage.protocol import replies
 from moorage.protocol.block_documents import bare_block
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import BlockRequest
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host.sandbox import Sandbox
 
 Mode = Literal["dry_run", "select_clusters"]
@@ -100,7 +101,9 @@ class BlockPlacement:
         all_warnings = [*warnings, *outcome.warnings]
         return encode(Information(outcome.result), message_id=message.id, warnings=all_warnings)
 
-    async def place(self, tenant: Tenant, block: Mapping[str, Any], mode: Mode) -> BlockOutcome:
+    async def place(
+        self, tenant: Tenant, block: Mapping[str, JsonValue], mode: Mode
+    ) -> BlockOutcome:
         """Find the place of a block.
 
         Args:
@@ -135,7 +138,9 @@ class BlockPlacement:
         finally:
             self._turns.release()
 
-    async def _place(self, tenant: Tenant, block: Mapping[str, Any], mode: Mode) -> BlockOutcome:
+    async def _place(
+        self, tenant: Tenant, block: Mapping[str, JsonValue], mode: Mode
+    ) -> BlockOutcome:
         block = bare_block(block)
         spec = read_block(block)
         warnings: list[str] = []

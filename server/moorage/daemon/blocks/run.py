@@ -18,6 +18,7 @@ from moorage.daemon.policies.finder import code_of, place_of
 from moorage.model import Code, Tenant
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 from moorage.sandbox.wire.limits import ANSWER_BYTES_MAX, INPUT_BYTES_MAX
 
@@ -57,7 +58,7 @@ class Candidate:
     name: str
     packed: bytes
     nodes: answers.Nodes = field(default_factory=dict[str, Sequence[str]])
-    score_data: dict[str, Any] = field(default_factory=dict[str, Any])
+    score_data: JsonObject = field(default_factory=JsonObject)
 
     @property
     def parts(self) -> _Parts:
@@ -89,7 +90,7 @@ class BlockRun:
         self,
         sandbox: Sandbox,
         tenant: Tenant,
-        block: Mapping[str, Any],
+        block: Mapping[str, JsonValue],
         spec: BlockSpec,
         records: Mapping[str, PolicyRecord],
     ) -> None:
@@ -160,7 +161,7 @@ class BlockRun:
                     self.left_out.setdefault(each.name, late)
         return [each for each in candidates if each.score_data]
 
-    async def _score(self, cluster: Candidate, fleet: Callable[[], Fleet]) -> dict[str, Any]:
+    async def _score(self, cluster: Candidate, fleet: Callable[[], Fleet]) -> JsonObject:
         if not self._scorer.uri:
             await asyncio.sleep(0)  # Others have their turn between two clusters.
             return defaults.dry_run(fleet(), cluster.name, self._demand)
@@ -209,7 +210,7 @@ class BlockRun:
             return self._entry(by_name[name]) | added
         return value if isinstance(value, dict) else self._entry(by_name[name])
 
-    def _entry(self, cluster: Candidate) -> dict[str, Any]:
+    def _entry(self, cluster: Candidate) -> JsonObject:
         return {
             "id": cluster.name,
             "cluster": cluster.document,
@@ -242,7 +243,7 @@ class BlockRun:
         )
 
     async def _evaluate(
-        self, spec: PolicySpec, given: Mapping[str, Any], size: int, *, answered: int = 0
+        self, spec: PolicySpec, given: Mapping[str, JsonValue], size: int, *, answered: int = 0
     ) -> Any:
         """Run a named policy.
 
@@ -279,7 +280,7 @@ class BlockRun:
             ) from fault
 
 
-async def _opened(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+async def _opened(given: Mapping[str, JsonValue], names: Collection[str]) -> JsonObject:
     """Unpack the documents in some fields, for a schema that says something of these."""
     return {name: await _plain(each) if name in names else each for name, each in given.items()}
 

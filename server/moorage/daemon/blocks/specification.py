@@ -12,6 +12,7 @@ import msgspec
 
 from moorage.model import Code, Demand
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.requests import Resources
 
 Role = Literal["clusterAllocator", "resourceAllocator"]
@@ -39,8 +40,8 @@ class PolicySpec:
     role: Role
     at: str
     uri: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    parameters: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    settings: Mapping[str, JsonValue] = field(default_factory=JsonObject)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,11 @@ class BlockSpec:
 
     cluster_allocator: PolicySpec
     resource_allocator: PolicySpec
-    filter: tuple[dict[str, Any], str] | None = None
+    filter: tuple[JsonObject, str] | None = None
     demand: Demand | None = None
 
 
-def read_block(block: Mapping[str, Any]) -> BlockSpec:
+def read_block(block: Mapping[str, JsonValue]) -> BlockSpec:
     """Return the placement part of a block document.
 
     Args:
@@ -136,7 +137,7 @@ def _policy(role: Role, given: Any, at: str) -> PolicySpec:
     )
 
 
-def _object(value: Any, at: str) -> dict[str, Any]:
+def _object(value: Any, at: str) -> JsonObject:
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -144,7 +145,7 @@ def _object(value: Any, at: str) -> dict[str, Any]:
     return value
 
 
-def _filter(spec: PolicySpec) -> tuple[dict[str, Any], str] | None:
+def _filter(spec: PolicySpec) -> tuple[JsonObject, str] | None:
     """Return the clusterAllocator's filter: a filter body, its queries alone, or an envelope."""
     given = spec.parameters.get("filter")
     if not given:

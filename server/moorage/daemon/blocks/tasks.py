@@ -15,8 +15,9 @@ import msgspec
 from moorage.daemon.blocks.placement import BlockPlacement, Mode
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 
-Document = dict[str, Any]
+Document = JsonObject
 
 TASKS_MAX: Final = 1024
 """Stored tasks; of more, the oldest finished one is forgotten. If none is finished: `busy`."""

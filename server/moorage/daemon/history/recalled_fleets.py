@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from moorage.core.state.facts import Fact, Granted, Queued
 from moorage.core.state.state import State, apply
@@ -21,6 +21,7 @@ from moorage.ledger.base import LedgerEntry, LedgerError, LedgerHistory
 from moorage.model import Ask, Code, Lease, Tenant
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 from moorage.records.rights import Caller, Right
 
 RECALLS_OF_TENANT_MAX: Final = 4
@@ -55,7 +56,7 @@ class RecalledFleets:
         self._turns = FairSemaphore()
         self._recalling: Counter[Tenant] = Counter()
 
-    async def before(self, request: str, caller: Caller) -> dict[str, Any]:
+    async def before(self, request: str, caller: Caller) -> JsonObject:
         """Return the clusters as they were when a request was decided, with the leases there.
 
         Raises:
@@ -187,7 +188,7 @@ def _subject(fact: Fact) -> Ask | Lease | None:
             return None
 
 
-def _message(subject: Ask | Lease) -> dict[str, Any]:
+def _message(subject: Ask | Lease) -> JsonObject:
     """Return the message that asks for it again, as far as it is known still."""
     ask = subject if isinstance(subject, Ask) else subject.ask
     wanted = resources(subject)

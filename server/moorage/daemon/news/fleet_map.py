@@ -31,6 +31,7 @@ from moorage.core.state.facts import (
 from moorage.core.state.state import State
 from moorage.model import GPU_MILLI, ClusterId, Lease, NodeId, RequestId, Tenant
 from moorage.policy.inventory import Ints
+from moorage.records.json_values import JsonObject
 
 STATES: Final = ("free", "held", "warm", "failing", "cordoned", "stale")
 """What a slot may be: held in any way, or what keeps it from being free."""
@@ -98,7 +99,7 @@ class FleetMap:
         self._columns = (self._idle.copy(), zero, zero.copy(), zero.copy())
         self._layout = self._described(state, counts)
 
-    def _described(self, state: State, counts: list[int]) -> dict[str, Any]:
+    def _described(self, state: State, counts: list[int]) -> JsonObject:
         """Return the part of a snapshot that changes with the inventory only."""
         fleet = state.fleet
         real = np.arange(fleet.gpu_total.shape[1]) < np.array(counts, np.int64)[:, None]
@@ -203,7 +204,7 @@ class FleetMap:
                 column[slot] = value
         return changed
 
-    def delta(self, slots: list[int], viewer: Tenant | None) -> dict[str, Any]:
+    def delta(self, slots: list[int], viewer: Tenant | None) -> JsonObject:
         """Return the content of some slots, as columns.
 
         Args:
@@ -217,7 +218,7 @@ class FleetMap:
         names = {"tenants": self._new_names} if viewer is None and self._new_names else {}
         return {"slots": slots, **dict(columns), **names}
 
-    def snapshot(self, viewer: Tenant | None) -> dict[str, Any]:
+    def snapshot(self, viewer: Tenant | None) -> JsonObject:
         """Return all that is shown as of the last `take_changed`, in what nothing changes any more.
 
         Args:

@@ -17,6 +17,7 @@ from moorage.core.state.facts import Ended, Fact, Granted, Queued, Requeued, Sta
 from moorage.core.turns.effects import Address, LeaseNews, Response
 from moorage.model import RequestId, SessionId
 from moorage.protocol.replies import MessageId, progress
+from moorage.records.json_values import JsonObject
 
 PAUSE_SECONDS: Final = 1.0
 """Between two looks at the positions in the queue."""
@@ -41,7 +42,7 @@ class _Streamed:
     """When its policy began; None: it is not consulted now."""
     deciding_told: float = 0.0
     """After how many seconds that is sent next."""
-    sent: dict[str, Any] = field(default_factory=dict[str, Any])
+    sent: JsonObject = field(default_factory=JsonObject)
 
 
 class RequestProgress:

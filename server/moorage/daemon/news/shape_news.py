@@ -12,6 +12,7 @@ from moorage.core.state.state import State
 from moorage.daemon.news.shapes import AskedShapes, ShapeCounts
 from moorage.model import Demand, SessionId, Tenant
 from moorage.protocol.replies import event
+from moorage.records.json_values import JsonObject
 from moorage.records.requests import resources_of
 from moorage.records.rights import Caller, Right
 
@@ -73,7 +74,7 @@ class ShapeNews:
             self._counts.clear()
 
     def _tell(self) -> None:
-        shown: dict[Tenant | None, list[dict[str, Any]]] = {}
+        shown: dict[Tenant | None, list[JsonObject]] = {}
         counted: dict[Demand, ShapeCounts] = {}
         frames: dict[Tenant | None, bytes] = {}
         for session, (viewer, last) in tuple(self._watching.items()):
@@ -91,8 +92,8 @@ class ShapeNews:
 
     def _shapes(
         self, viewer: Tenant | None, counted: dict[Demand, ShapeCounts]
-    ) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
+    ) -> list[JsonObject]:
+        rows: list[JsonObject] = []
         fleet = self._state.fleet  # As of now: looking at it brings it up to date.
         for demand, times in self.asked.most(viewer):
             if demand not in counted:

@@ -5,7 +5,7 @@ The daemon keeps one `ShapeCounts` for each shape that the console shows. A coun
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from moorage.model import GPU_MILLI, Demand, Tenant
 from moorage.policy import Fleet, gang_groups
 from moorage.policy.fleet import rounds
 from moorage.policy.inventory import Ints
+from moorage.records.json_values import JsonObject
 
 SHAPES_MAX: Final = 6
 """Shapes shown at one time."""
@@ -79,9 +80,9 @@ class ShapeCounts:
         self._classes: Ints = self._copies
         self._sizes: Ints = self._copies
         self._empty: Ints = self._copies
-        self._told: dict[str, Any] = {}
+        self._told: JsonObject = {}
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> JsonObject:
         """Return how often it fits, would fit, and the rest; counted again only after changes."""
         fleet = self._fleet
         same = self._layout == fleet.layout
@@ -97,7 +98,7 @@ class ShapeCounts:
         self._layout, self._version = fleet.layout, fleet.version
         return self._told
 
-    def _totals(self) -> dict[str, Any]:
+    def _totals(self) -> JsonObject:
         demand, fleet = self._demand, self._fleet
         fits = self._gangs(self._copies)
         eligible = np.where(fleet.eligible_gpus(demand), fleet.gpu_free, 0).sum(1)

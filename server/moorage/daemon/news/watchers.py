@@ -47,6 +47,7 @@ from moorage.model import Code, Lease, PolicyRef, RequestId, SessionId, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import event as news_of
 from moorage.records.history import NewsEvent
+from moorage.records.json_values import JsonObject
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.leases import WorkloadEnd
 from moorage.records.rights import Caller, Right
@@ -289,9 +290,9 @@ class _Budget:
         return dropped
 
 
-def _about_workload(workload: WorkloadReport) -> dict[str, Any]:
+def _about_workload(workload: WorkloadReport) -> JsonObject:
     """Return the progress of a workload, as the news of its lease."""
-    news: dict[str, Any] = {
+    news: JsonObject = {
         "id": workload.id,
         "phase": workload.phase,
         "detail": workload.detail,
@@ -305,7 +306,7 @@ def _about_workload(workload: WorkloadReport) -> dict[str, Any]:
 
 def _about_fleet(
     fact: ClusterSet | ClusterRemoved | Cordoned | Uncordoned,
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[str, JsonObject]:
     match fact:
         case ClusterSet(cluster):
             return "cluster_set", {"cluster_id": cluster.id, "nodes": len(cluster.nodes)}
@@ -321,7 +322,7 @@ def _about_fleet(
 
 def _about_lease(  # noqa: C901  # One case per fact.
     fact: _AboutLease,
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[str, JsonObject]:
     match fact:
         case Renewed(lease, expires_at):
             return "renewed", {"id": lease, "expires_at": expires_at}

@@ -27,6 +27,7 @@ from moorage.core.turns.events import (
 from moorage.core.turns.turn import Turn
 from moorage.model import Lease, RequestId, Tenant
 from moorage.protocol.messages import AllocationRequest
+from moorage.records.json_values import JsonObject
 
 if TYPE_CHECKING:
     from moorage.daemon.observability.otlp import Span, Spans
@@ -214,14 +215,14 @@ class RequestTraces:
         log.debug("request_answered", **followed.ids(), **attributes)
         self._end_span(followed, followed.span, attributes)
 
-    def _end_span(self, followed: _Trace, span: "Span | None", attributes: dict[str, Any]) -> None:
+    def _end_span(self, followed: _Trace, span: "Span | None", attributes: JsonObject) -> None:
         if self._spans is not None and span is not None:
             request = {"request": followed.request} if followed.request else {}
             span.set_attributes(_named(request | attributes))
             self._spans.end(span)
 
 
-def _named(attributes: dict[str, Any]) -> dict[str, Any]:
+def _named(attributes: JsonObject) -> JsonObject:
     return {f"moorage.{name}": value for name, value in attributes.items()}
 
 

@@ -17,6 +17,7 @@ from moorage.daemon.policies.finder import code_of
 from moorage.model import Cluster, Code, Tenant
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 
 EXECUTIONS_MAX: Final = 256
@@ -91,7 +92,7 @@ class PolicyExecutor:
             self._under_way -= 1
 
 
-def _object(body: Document, field: str) -> dict[str, Any]:
+def _object(body: Document, field: str) -> JsonObject:
     value = body.get(field) or {}
     if not isinstance(value, dict):
         raise ServiceError.wrong_field(field, "an object")
@@ -103,7 +104,7 @@ def _fleet_of(input_data: Any) -> Fleet | None:
     clusters = input_data.get("cluster_data") if isinstance(input_data, dict) else None
     if not isinstance(clusters, dict):
         return None
-    known: dict[str, Mapping[str, Any]] = {}
+    known: dict[str, Mapping[str, JsonValue]] = {}
     models: list[Cluster] = []
     for name, entry in clusters.items():
         if not isinstance(entry, dict) or not isinstance(entry.get("capacity"), dict):
@@ -129,7 +130,7 @@ def _set_free(fleet: Fleet, row: int, free: Any) -> None:
         return
     cpu, memory, gpus = fleet.capacity(row)
     by_id = free.get("gpus")
-    by_gpu: Mapping[str, Any] = by_id if isinstance(by_id, dict) else {}
+    by_gpu: Mapping[str, JsonValue] = by_id if isinstance(by_id, dict) else {}
     for column, gpu in enumerate(fleet.gpu_ids[row]):
         gpus[column] = _whole(by_gpu.get(gpu), gpus[column])
     fleet.set_capacity(

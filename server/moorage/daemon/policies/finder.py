@@ -20,6 +20,7 @@ from moorage.daemon.policies.searchables import Searched, searched
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.query import Filter, QueryError, Search, parse_filter, parse_search
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 from moorage.sandbox.wire.limits import INPUT_BYTES_MAX
@@ -245,11 +246,11 @@ def _under(at: str, key: str) -> str:
     return f"{at}.{key}" if at else key
 
 
-def _values(body: Document, at: str) -> tuple[Mapping[str, Any], str]:
+def _values(body: Document, at: str) -> tuple[Mapping[str, JsonValue], str]:
     """Return the content of the envelope, and its place."""
     if "body" not in body:
         return body, at
-    values: Mapping[str, Any] = body["body"]["values"]
+    values: Mapping[str, JsonValue] = body["body"]["values"]
     return values, _under(at, "body.values")
 
 

@@ -32,6 +32,7 @@ from moorage.daemon.tasks import Tasks
 from moorage.model import Ask, ClusterId, Code, NodeId, RequestId
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 from moorage.sandbox.cell.cluster_data import capacity_of
 from moorage.sandbox.wire.limits import ANSWER_BYTES_MAX
 
@@ -154,7 +155,7 @@ def _body(
 ) -> bytes:
     """Write the question, as documented, with what this server's policies get beside."""
     ask = consult.ask
-    cluster_data: dict[str, Any] = {}
+    cluster_data: JsonObject = {}
     for name, _, blob in blobs:
         entry = msgspec.msgpack.decode(blob)
         entry["metrics"] = entry["cluster_metrics"]
@@ -167,7 +168,7 @@ def _body(
     }
     if consult.reserved:
         input_data["reserved"] = [list(pair) for pair in consult.reserved]
-    question: dict[str, Any] = {
+    question: JsonObject = {
         "policy_rule_uri": ask.policy.uri,
         "input_data": input_data,
         "parameters": {**record.parameters, **ask.parameters},
@@ -186,7 +187,7 @@ def _body(
     return body
 
 
-def _resources(ask: Ask) -> dict[str, Any] | None:
+def _resources(ask: Ask) -> JsonObject | None:
     demand = ask.demand
     if demand is None:
         return None

@@ -12,6 +12,7 @@ from moorage.catalog.documents.schemas import PolicySchemas
 from moorage.core.state.facts import Refusal
 from moorage.daemon.answers import refusal_of
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host.sandbox import PolicyFault
 
 
@@ -27,8 +28,8 @@ class SchemaGuard:
         self._schemas = schemas
 
     def overrides(
-        self, parameters: Mapping[str, Any], settings: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        self, parameters: Mapping[str, JsonValue], settings: Mapping[str, JsonValue]
+    ) -> tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]:
         """See `Guard.overrides`."""
         try:
             return self._schemas.overrides(parameters, settings)

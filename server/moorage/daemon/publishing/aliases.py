@@ -38,6 +38,7 @@ from moorage.model import Code, PolicyRef, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
 from moorage.protocol.registry import CanaryStart
+from moorage.records.json_values import JsonObject
 from moorage.records.policies import ShadowComparison
 from moorage.sandbox.host.sandbox import Sandbox
 
@@ -142,9 +143,7 @@ class Publishing:
 
     # Changes -------------------------------------------------------------------------------
 
-    async def activate(
-        self, given: str, uri: str, who: str, *, force: bool = False
-    ) -> dict[str, Any]:
+    async def activate(self, given: str, uri: str, who: str, *, force: bool = False) -> JsonObject:
         """Make a version the one that an alias means; activating it again changes nothing.
 
         Args:
@@ -162,7 +161,7 @@ class Publishing:
             self.shadows.refuse_failing(name, uri, who)
         return await self._activate(name, ref, who, "activated")
 
-    async def roll_back(self, given: str, who: str) -> dict[str, Any]:
+    async def roll_back(self, given: str, who: str) -> JsonObject:
         """Activate the version that was active before this one; twice leads back here.
 
         Raises:
@@ -185,7 +184,7 @@ class Publishing:
 
     async def _activate(
         self, name: str, ref: PolicyRef, who: str, what: What, reason: str = "", expected: str = ""
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Make the change; only from the version `expected`, where that is given."""
         uri = ref.uri
         self._sandbox.close_circuits(uri)
@@ -212,7 +211,7 @@ class Publishing:
             self._log_change(after)
         return after.document()
 
-    async def start_canary(self, given: str, start: CanaryStart, who: str) -> dict[str, Any]:
+    async def start_canary(self, given: str, start: CanaryStart, who: str) -> JsonObject:
         """Send a share of an alias's requests to another version; the counts start afresh."""
         alias = self._found(given)
         uri = start.policy_rule_uri
@@ -224,7 +223,7 @@ class Publishing:
             self._statistics_of(alias.name, version).reset()
         return after.document()
 
-    async def stop_canary(self, given: str, who: str) -> dict[str, Any]:
+    async def stop_canary(self, given: str, who: str) -> JsonObject:
         """Send all requests to the active version again."""
         alias = self._found(given)
         if alias.canary is None:
@@ -234,7 +233,7 @@ class Publishing:
         )
         return after.document()
 
-    async def start_shadow(self, given: str, uri: str, who: str) -> dict[str, Any]:
+    async def start_shadow(self, given: str, uri: str, who: str) -> JsonObject:
         """Send requests also to a candidate of any policy; start a new report."""
         alias = self._found(given)
         ref = await self._versions.require(uri, who)
@@ -243,7 +242,7 @@ class Publishing:
         after = await self._change(alias.name, who, "shadow_started", ref, shadow=uri)
         return after.document()
 
-    async def stop_shadow(self, given: str, who: str) -> dict[str, Any]:
+    async def stop_shadow(self, given: str, who: str) -> JsonObject:
         """Ask the candidate no more."""
         alias = self._found(given)
         if not alias.shadow:
@@ -263,7 +262,7 @@ class Publishing:
             raise ServiceError(Code.NOT_FOUND, reason, field="alias")
         return report
 
-    async def delete(self, given: str, who: str, *, foreign: bool = False) -> dict[str, Any]:
+    async def delete(self, given: str, who: str, *, foreign: bool = False) -> JsonObject:
         """Forget an alias; return it as it was. The versions stay.
 
         Args:
@@ -286,7 +285,7 @@ class Publishing:
         self.shadows.follow(gone.name, None)
         return gone.document()
 
-    async def delete_version(self, uri: str, who: str, *, force: bool = False) -> dict[str, Any]:
+    async def delete_version(self, uri: str, who: str, *, force: bool = False) -> JsonObject:
         """Delete a version and return its document, or refuse where an alias needs it.
 
         Args:
@@ -429,18 +428,18 @@ class Publishing:
 
     # Looking -------------------------------------------------------------------------------
 
-    def list(self) -> list[dict[str, Any]]:
+    def list(self) -> list[JsonObject]:
         """Return all aliases, by name, without their histories."""
         documents = [alias.document() for alias in self.aliases.all()]
         for document in documents:
             del document["history"]
         return documents
 
-    def show(self, given: str) -> dict[str, Any]:
+    def show(self, given: str) -> JsonObject:
         """Return an alias with its history, or raise `not_found`."""
         return self._found(given).document()
 
-    def canary_report(self, given: str, who: str) -> dict[str, Any]:
+    def canary_report(self, given: str, who: str) -> JsonObject:
         """Return the results of the versions under an alias, since the start of its canary."""
         alias = self._found(given)
         whole = alias.owned_by(who)
@@ -495,7 +494,7 @@ class Publishing:
             raise ServiceError(Code.BAD_MESSAGE, reason, field="policy_rule_uri", expected=expected)
 
 
-def _plain(change: AliasChange) -> dict[str, Any]:
+def _plain(change: AliasChange) -> JsonObject:
     return {
         "at": change.at,
         "who": change.who,

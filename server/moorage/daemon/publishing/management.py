@@ -10,6 +10,7 @@ from moorage.daemon.policies.finder import code_of
 from moorage.daemon.publishing.managed import kept_managed, read_changes
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 
 UNDO: Final = "moorage:undo"
@@ -31,7 +32,7 @@ class Management:
         self._catalog = catalog
         self._sandbox = sandbox
 
-    async def run(self, uri: str, tenant: Tenant, action: str, data: dict[str, Any]) -> Any:
+    async def run(self, uri: str, tenant: Tenant, action: str, data: JsonObject) -> Any:
         """Return the policy's value, as plain JSON values; its changes are stored.
 
         Args:
@@ -63,9 +64,7 @@ class Management:
             await self._keep(record, tenant, read_changes(packed))
         return value
 
-    async def _keep(
-        self, record: PolicyRecord, tenant: Tenant, new: dict[str, dict[str, Any]]
-    ) -> None:
+    async def _keep(self, record: PolicyRecord, tenant: Tenant, new: dict[str, JsonObject]) -> None:
         """Keep what `management` changed, for the evaluations of this version and tenant to come.
 
         Raises:
@@ -88,7 +87,7 @@ class Management:
         self._sandbox.managed.put(ref.uri, ref.digest, tenant, {})
         return old
 
-    async def logs(self, uri: str, tenant: Tenant) -> dict[str, Any]:
+    async def logs(self, uri: str, tenant: Tenant) -> JsonObject:
         """Return recent output and logs of a version, at requests of this tenant.
 
         Beside it is whether it rests for this tenant, and for how long.

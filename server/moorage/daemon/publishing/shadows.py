@@ -40,6 +40,7 @@ from moorage.daemon.tasks import Tasks
 from moorage.model import GPU_MILLI, Ask, Code, Placement, RequestId, Share, Tenant
 from moorage.policy import ProposalError, parse_proposal
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 from moorage.records.policies import ComparedVersion, ShadowComparison
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 
@@ -82,7 +83,7 @@ class Side:
             return self.refusal.code
         return "placed" if self.placement else "declined"
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> JsonObject:
         """Return it for a sample."""
         if self.refusal is not None:
             return {"error": {"code": self.refusal.code, "reason": self.refusal.reason}}
@@ -157,7 +158,7 @@ class Shadow:
         self.asked = self.dropped = self.abandoned = 0
         self.same = self.differ = self.differ_alone = 0
         self.tallies = (Tally(), Tally())
-        self.samples: deque[tuple[Tenant, dict[str, Any]]] = deque(maxlen=SAMPLES_MAX)
+        self.samples: deque[tuple[Tenant, JsonObject]] = deque(maxlen=SAMPLES_MAX)
         self.figures = self._report([], whole=False)
 
     def compare(self, request: RequestId, pair: Pair, state: State) -> None:

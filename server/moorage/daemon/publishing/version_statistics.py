@@ -7,11 +7,12 @@ fall back from a version that fails again and again.
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from statistics import median, quantiles
-from typing import Any, Final
+from typing import Final
 
 from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
 from moorage.model import Code, Tenant
+from moorage.records.json_values import JsonObject
 
 LATENCIES_MAX: Final = 1024
 """Latest latencies that percentiles are taken of."""
@@ -143,7 +144,7 @@ class VersionStatistics:
             f" {'the only tenant' if used == 1 else whose} that used it within the last hour"
         )
 
-    def report(self, *, whole: bool) -> dict[str, Any]:
+    def report(self, *, whole: bool) -> JsonObject:
         """Return it as plain JSON values.
 
         Args:

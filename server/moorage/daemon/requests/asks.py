@@ -6,7 +6,7 @@
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec import structs
 
@@ -35,6 +35,7 @@ from moorage.model import (
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
+from moorage.records.json_values import JsonValue
 
 WARNED_MAX: Final = 20
 """Unknown clusters named one by one in a warning; the rest are counted."""
@@ -132,8 +133,8 @@ class Asks:
             return reached
         candidates, avoid = reached
         inputs = message.inputs
-        parameters: Mapping[str, Any] = message.parameters or {}
-        settings: Mapping[str, Any] = message.settings or {}
+        parameters: Mapping[str, JsonValue] = message.parameters or {}
+        settings: Mapping[str, JsonValue] = message.settings or {}
         if record.schemas is not None:
             try:
                 inputs = record.schemas.given(inputs)

@@ -7,7 +7,7 @@ the addresses of sockets, `HttpCalls` those of `POST /allocate`.
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from moorage.gateway.server import Gateway
 from moorage.model import Lease, RequestId, SessionId
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import MessageId, Shared
+from moorage.records.json_values import JsonObject
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.rights import Caller
 
@@ -201,7 +202,7 @@ class Replies:
         )
         self.send(to, reply)
 
-    def resumed(self, to: Address, find: Callable[[RequestId], Lease | None]) -> dict[str, Any]:
+    def resumed(self, to: Address, find: Callable[[RequestId], Lease | None]) -> JsonObject:
         """Return the state of a session that is resumed."""
         requests = [self._open[each] for each in self._numbers[to.session]]
         positions = self._progress.positions(each.request for each in requests if each.request)

@@ -33,6 +33,7 @@ from moorage.protocol.changes import Change, read_change
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
+from moorage.records.json_values import JsonObject
 from moorage.records.rights import Caller, Right
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Limits
@@ -252,7 +253,7 @@ def _is_over(fact: Fact) -> bool:
     return isinstance(fact, Carried) and fact.lease.over
 
 
-def _encoded(job: dict[str, Any], facts: Sequence[Fact]) -> bytes:
+def _encoded(job: JsonObject, facts: Sequence[Fact]) -> bytes:
     size, rows = sum(len(each[2]) for each in job["documents"]), list[Any]()
     for number, fact in enumerate(facts, 1):
         row = seal(number, 0.0, fact, 0)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from moorage.records.json_values import JsonObject
 from moorage.sandbox.cell.missing import errors_of
 
 CallHost = Callable[[str, str, list[Any]], tuple[Any, str, int]]
@@ -25,7 +26,7 @@ class _Response:
         self.status_code = status
         self.ok = False
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> JsonObject:
         """Return the body of the service's answer."""
         return {"success": False, "error": self.text}
 
@@ -79,12 +80,12 @@ class ContextClient:
         self._ask = ask
         self._pack = pack
 
-    def read(self) -> tuple[dict[str, Any], int]:
+    def read(self) -> tuple[JsonObject, int]:
         """Return the context and its version; `({}, 0)` where there is none yet."""
         version, packed = self._ask("read", [])
         return (msgspec.msgpack.decode(packed) if packed else {}), version
 
-    def swap(self, context: dict[str, Any], version: int) -> int:
+    def swap(self, context: JsonObject, version: int) -> int:
         """Replace the context, if it is still at this version; return its new version.
 
         Raises:
@@ -114,7 +115,7 @@ class ClusterClient:
         """Return `(True, cluster document)` or `(False, message)`."""
         return self._answer("read_cluster", cluster_id)
 
-    def execute_query(self, query: dict[str, Any]) -> tuple[bool, Any]:
+    def execute_query(self, query: JsonObject) -> tuple[bool, Any]:
         """Return `(True, list of cluster documents)` or `(False, message)`."""
         return self._answer("execute_query", query)
 
@@ -156,7 +157,7 @@ class GlobalClusterMetricsClient(_MetricsClient):
         """
         return self._answer("get_cluster", cluster_id)
 
-    def query_clusters(self, query_params: dict[str, Any] | None = None) -> Any:
+    def query_clusters(self, query_params: JsonObject | None = None) -> Any:
         """Return the metrics of all clusters that match a Mongo-style filter.
 
         Raises:
@@ -181,7 +182,7 @@ class GlobalBlockMetricsClient(_MetricsClient):
         """
         return self._answer("get_block", block_id)
 
-    def query_blocks(self, query_params: dict[str, Any] | None = None) -> Any:
+    def query_blocks(self, query_params: JsonObject | None = None) -> Any:
         """Return the metrics of all blocks that match a Mongo-style filter.
 
         Raises:

@@ -16,10 +16,11 @@ from typing import Any, Final
 import msgspec
 
 from moorage.policy import Fleet
+from moorage.records.json_values import JsonObject, JsonValue
 
 LATER: Final[Any] = object()
 """Stands for a value that is made when it is first read."""
-_NO_EXTRAS: Final[dict[str, Any]] = {}
+_NO_EXTRAS: Final[JsonObject] = {}
 _UNREAD: Final = {"data": LATER, "cluster_metrics": LATER, "metrics": LATER}
 _UNREAD_EXTRAS: Final = {"capacity": LATER}
 _decode: Final = msgspec.msgpack.Decoder().decode
@@ -38,7 +39,7 @@ class _DictType(type):
         return repr(dict)
 
 
-class LazyDict(dict[str, Any], metaclass=_DictType):
+class LazyDict(JsonObject, metaclass=_DictType):
     """A dict some of whose values are made when they are first read.
 
     Attributes:
@@ -46,7 +47,7 @@ class LazyDict(dict[str, Any], metaclass=_DictType):
 
     """
 
-    extras: dict[str, Any]
+    extras: JsonObject
 
     def _make(self, keys: Sequence[str]) -> None:
         """Replace the placeholders of `keys`; there may be none."""
@@ -113,14 +114,14 @@ class LazyDict(dict[str, Any], metaclass=_DictType):
         self._fill()
         return dict.values(self)
 
-    def copy(self) -> dict[str, Any]:
+    def copy(self) -> JsonObject:
         """Return a plain dict."""
         return dict(self.items())
 
-    def __copy__(self) -> dict[str, Any]:
+    def __copy__(self) -> JsonObject:
         return self.copy()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+    def __deepcopy__(self, memo: dict[int, Any]) -> JsonObject:
         import copy  # noqa: PLC0415  # Rarely needed.
 
         return copy.deepcopy(self.copy(), memo)
@@ -161,8 +162,8 @@ class InputData(LazyDict):
 
     def __init__(
         self,
-        given: Mapping[str, Any],
-        extras: dict[str, Any],
+        given: Mapping[str, JsonValue],
+        extras: JsonObject,
         later: Callable[[str], Any] = lambda key: None,  # noqa: ARG005  # None is left to make.
     ) -> None:
         super().__init__(given)
@@ -191,7 +192,7 @@ class ClusterData(LazyDict):
 
     def __init__(
         self,
-        ids: Mapping[str, Any],
+        ids: Mapping[str, JsonValue],
         fetch: Callable[[str], bytes | None],
         fleet: Fleet,
         bytes_max: int = 4 << 20,
@@ -205,7 +206,7 @@ class ClusterData(LazyDict):
     __contains__ = dict.__contains__  # There are no extras, and it is called often.
 
     @staticmethod
-    def keys_of(ids: Sequence[str]) -> dict[str, Any]:
+    def keys_of(ids: Sequence[str]) -> JsonObject:
         """Return the argument for the constructor; worth storing, since a copy of it is quick."""
         return dict.fromkeys(ids, LATER)
 
@@ -353,9 +354,9 @@ _UNSHARED: Final = _references([{"a": [{}]}])
 """What that is where nothing else refers to any of them."""
 
 
-def capacity_of(fleet: Fleet, cluster_id: str) -> dict[str, Any]:
+def capacity_of(fleet: Fleet, cluster_id: str) -> JsonObject:
     """Return the free amounts of a cluster: node id to `{"cpu_milli", "memory_mib", "gpus"}`."""
-    capacity: dict[str, Any] = {}
+    capacity: JsonObject = {}
     for row in fleet.rows_of(cluster_id):
         cpu, memory, gpus = fleet.capacity(row)
         ids = fleet.gpu_ids[row]

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from moorage.records.json_values import JsonObject
 from moorage.sandbox.wire.limits import ANSWER_BYTES_MAX
 
 DEPTH_MAX: Final = 64
@@ -133,8 +134,8 @@ def _number(value: float) -> float:
     raise NotPlainError(f"{value} is not a number that JSON knows")
 
 
-def _convert_mapping(value: Mapping[Any, Any], depth: int, budget: list[int]) -> dict[str, Any]:
-    plain: dict[str, Any] = {}
+def _convert_mapping(value: Mapping[Any, Any], depth: int, budget: list[int]) -> JsonObject:
+    plain: JsonObject = {}
     for key, item in value.items():
         if type(key) is not str:
             key = _key(key)

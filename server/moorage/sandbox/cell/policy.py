@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.cell.imports import ROOT, PolicyImports, shown_name
 from moorage.sandbox.cell.missing import is_inert, loading
 from moorage.sandbox.cell.preload import importable
@@ -55,10 +56,10 @@ _NAMES: Final = ("rule_id", "settings", "parameters")
 _decode: Final = msgspec.msgpack.decode
 
 
-class _Watched(dict[str, Any]):
+class _Watched(JsonObject):
     """A dict that notes which of its keys were looked for in vain, by their dotted paths."""
 
-    def __init__(self, given: Mapping[str, Any], path: str, missed: dict[str, None]) -> None:
+    def __init__(self, given: Mapping[str, JsonValue], path: str, missed: dict[str, None]) -> None:
         super().__init__(
             (key, _Watched(each, f"{path}.{key}", missed) if isinstance(each, dict) else each)
             for key, each in given.items()
@@ -106,7 +107,7 @@ class Policy:
         entry: str,
         settings: bytes,
         parameters: bytes,
-        clients: Mapping[str, Any],
+        clients: Mapping[str, JsonValue],
     ) -> None:
         self._uri = uri
         self._files = {name.removeprefix("code/"): content for name, content in files.items()}
@@ -118,7 +119,7 @@ class Policy:
         self._by_name = False
         """The constructor takes the documented arguments in another order."""
         self._instances: OrderedDict[bytes, tuple[Any, bytes]] = OrderedDict()
-        self._given: dict[bytes, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._given: dict[bytes, tuple[JsonObject, JsonObject]] = {}
         """Settings and parameters that an instance was constructed with, which it may change."""
         self.faults: list[Fault] = []
         self.warnings: list[str] = []
@@ -185,7 +186,7 @@ class Policy:
                     " supply that"
                 )
 
-    def _construct(self, settings: dict[str, Any], parameters: dict[str, Any]) -> Any:
+    def _construct(self, settings: JsonObject, parameters: JsonObject) -> Any:
         with loading():
             if self._by_name:
                 return self._class(rule_id=self._uri, settings=settings, parameters=parameters)
@@ -210,7 +211,7 @@ class Policy:
             return tuple(next(rest, None) if each is _NO_VALUE else each for each in values)
         return action, data
 
-    def instance(self, overrides: bytes) -> tuple[Any, dict[str, Any]]:
+    def instance(self, overrides: bytes) -> tuple[Any, JsonObject]:
         """Return the warm policy for these overrides, and fresh merged parameters.
 
         Args:
@@ -236,7 +237,7 @@ class Policy:
             self._instances.move_to_end(overrides)
         return found[0], _decode(found[1])
 
-    def snapshot(self, overrides: bytes) -> dict[str, dict[str, Any]]:
+    def snapshot(self, overrides: bytes) -> dict[str, JsonObject]:
         """Return the values that `changed` compares, before `management` changes them in place."""
         found = self.changed(overrides, {})
         return {
@@ -245,8 +246,8 @@ class Policy:
         }
 
     def changed(
-        self, overrides: bytes, before: Mapping[str, Mapping[str, Any]]
-    ) -> dict[str, dict[str, Any]]:
+        self, overrides: bytes, before: Mapping[str, Mapping[str, JsonValue]]
+    ) -> dict[str, JsonObject]:
         """Return the settings and parameters that an instance has, was not given and had not.
 
         A policy keeps them as `self.settings` and `self.parameters`, as the documents do, or
@@ -258,7 +259,7 @@ class Policy:
             own_settings, own_parameters = _decode(overrides)
             settings |= own_settings
             parameters |= own_parameters
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, JsonObject] = {}
         for name, old, handed in zip(_KEPT, (settings, parameters), given, strict=True):
             now = getattr(policy, name, handed)
             now = now if isinstance(now, dict) else handed
@@ -274,7 +275,7 @@ class Policy:
                 found[name] = new
         return found
 
-    def forget(self, overrides: bytes, before: Mapping[str, Mapping[str, Any]]) -> None:
+    def forget(self, overrides: bytes, before: Mapping[str, Mapping[str, JsonValue]]) -> None:
         """Construct the policy for these overrides again, if `management` changed their values."""
         if self.changed(overrides, before):
             del self._instances[overrides], self._given[overrides]

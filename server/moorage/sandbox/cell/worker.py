@@ -19,6 +19,7 @@ import numpy as np
 
 from moorage.model import Demand
 from moorage.policy import Fleet, FleetView
+from moorage.records.json_values import JsonObject
 from moorage.sandbox.cell import jail, self_test
 from moorage.sandbox.cell.capture import Capture
 from moorage.sandbox.cell.clients import (
@@ -155,7 +156,7 @@ class Worker:
         self._keeping = False
         """Whether the cache is current: the host says so with evaluations alone."""
         self._demands: dict[frames.DemandFields, Demand] = {}
-        self._all_keys: tuple[int, dict[str, Any]] = (-1, {})
+        self._all_keys: tuple[int, JsonObject] = (-1, {})
         self._nonce = 0
         self._spent = ""
         """Why the host answers no more calls in this evaluation."""
@@ -289,7 +290,7 @@ class Worker:
 
     def _later(
         self, demand: Demand | None, candidates: tuple[str, ...] | None, key: str
-    ) -> ClusterData | dict[str, Any] | None:
+    ) -> ClusterData | JsonObject | None:
         """Return the part of a policy's input under a key, at its first use."""
         return self._cluster_data(candidates) if key == "cluster_data" else _resources(demand)
 
@@ -379,7 +380,7 @@ class Worker:
             self._contexts[self._tenant] = arguments[1]  # What evaluations behind this one get.
         return version, current
 
-    def _pack_context(self, context: dict[str, Any]) -> bytes:
+    def _pack_context(self, context: JsonObject) -> bytes:
         try:
             packed: bytes = _encode(to_plain(context))
         except (NotPlainError, UnicodeEncodeError) as error:
@@ -402,7 +403,7 @@ class Worker:
             )
         return plain, answer
 
-    def _context(self, context: dict[str, Any], packed: bytes) -> bytes | None:
+    def _context(self, context: JsonObject, packed: bytes) -> bytes | None:
         """Return the packed context if the policy changed it."""
         if not context and not packed:
             return None
@@ -430,7 +431,7 @@ class Worker:
         return frames.Failed(self._nonce, kind, *said)
 
 
-def brought_along(input_data: dict[str, Any], snapshot: bytes) -> FleetView:
+def brought_along(input_data: JsonObject, snapshot: bytes) -> FleetView:
     """Return the view of a fleet that came with the input of one execution."""
     fleet = Fleet()
     fleet.restore(_decode(snapshot))
@@ -442,7 +443,7 @@ def brought_along(input_data: dict[str, Any], snapshot: bytes) -> FleetView:
     return FleetView(fleet, Demand(**fields) if resources else None, None, reserved)
 
 
-def _resources(demand: Demand | None) -> dict[str, Any] | None:
+def _resources(demand: Demand | None) -> JsonObject | None:
     """Return the `resources` of a request as a policy gets them, every field filled in."""
     if demand is None:
         return None

@@ -16,6 +16,7 @@ from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Consult
 from moorage.model import PolicyRef, Tenant
 from moorage.policy import Fleet
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.wire.frames import ENTRY
 
 Mode = Literal["jail", "unsafe"]
@@ -80,8 +81,8 @@ class Guard(Protocol):
     """
 
     def overrides(
-        self, parameters: Mapping[str, Any], settings: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        self, parameters: Mapping[str, JsonValue], settings: Mapping[str, JsonValue]
+    ) -> tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]:
         """Return the caller's overrides of defaults, completed, or raise `PolicyFault`."""
 
     async def given(self, input_data: Any) -> Any:
@@ -112,8 +113,8 @@ class PolicyCode:
 
     ref: PolicyRef
     files: Mapping[str, bytes]
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    settings: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    parameters: Mapping[str, JsonValue] = field(default_factory=JsonObject)
     guard: Guard | None = field(default=None, compare=False)
     deadline_seconds: float = 0.0
     entry: str = ENTRY
@@ -217,8 +218,8 @@ class Sample:
     services: HostServices
     consult: Consult | None = None
     input_data: Any = None
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    parameters: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    settings: Mapping[str, JsonValue] = field(default_factory=JsonObject)
 
 
 @dataclass(frozen=True, slots=True)

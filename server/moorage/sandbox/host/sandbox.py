@@ -23,6 +23,7 @@ from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.model import Code, PolicyRef, RequestId, Tenant
 from moorage.policy import Fleet
 from moorage.protocol.fair_semaphore import FairSemaphore
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.contexts import ContextEntry, Key
 from moorage.sandbox.host.contract import (
@@ -384,8 +385,8 @@ class Sandbox:
         tenant: Tenant,
         input_data: Any,
         *,
-        parameters: Mapping[str, Any],
-        settings: Mapping[str, Any],
+        parameters: Mapping[str, JsonValue],
+        settings: Mapping[str, JsonValue],
         ids_only: bool = False,
         fleet: Fleet | None = None,
         proxied: bool = False,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slices.cluster import draining
 from moorage.slices.devices import METADATA_SECONDS_MAX, release_devices, taken_back
 from moorage.slices.errors import HostUnhealthyError, SlicesError, SliceTimeoutError
@@ -137,9 +138,9 @@ class DeviceHost:
         remote_fn: Callable[..., Any],
         *,
         f_args: tuple[Any, ...] = (),
-        f_kwargs: Mapping[str, Any] | None = None,
-        runtime_env: Mapping[str, Any] | None = None,
-        env: Mapping[str, Any] | None = None,
+        f_kwargs: Mapping[str, JsonValue] | None = None,
+        runtime_env: Mapping[str, JsonValue] | None = None,
+        env: Mapping[str, JsonValue] | None = None,
         num_cpus: float = 0.0,
         memory_bytes: float | None = None,
         extra_resources: Mapping[str, float] | None = None,
@@ -207,7 +208,7 @@ class DeviceHost:
             self._task = None
         return ended.result()
 
-    def _options(self, takes: Mapping[str, float]) -> dict[str, Any]:
+    def _options(self, takes: Mapping[str, float]) -> JsonObject:
         """Return the options of a task: its place and its resources."""
         strategies = ray.util.scheduling_strategies
         place = self._placement
@@ -225,11 +226,11 @@ class DeviceHost:
         return _task_options(place.resources, within)
 
     def _environment(
-        self, runtime_env: Mapping[str, Any] | None, env: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
+        self, runtime_env: Mapping[str, JsonValue] | None, env: Mapping[str, JsonValue] | None
+    ) -> JsonObject:
         """Return the runtime environment of a task, with all variables in it."""
         merged = dict(runtime_env or {})
-        own: dict[str, Any] = {"TPU_HOST_ID": self.host_id, "TPU_SLICE_NAME": self.slice_name}
+        own: JsonObject = {"TPU_HOST_ID": self.host_id, "TPU_SLICE_NAME": self.slice_name}
         if self._placement is not None:
             own |= self._placement.environment
         if self.num_devices:
@@ -250,7 +251,7 @@ class DeviceHost:
 DeviceHostActor: Final = RemoteClass(DeviceHost, num_cpus=0, max_concurrency=CALLS_MAX)
 
 
-def _task_options(resources: Mapping[str, float], strategy: Any) -> dict[str, Any]:
+def _task_options(resources: Mapping[str, float], strategy: Any) -> JsonObject:
     """Return resources as the options of a task."""
     others = {name: each for name, each in resources.items() if name not in {"CPU", "GPU"}}
     memory = others.pop("memory", 0)

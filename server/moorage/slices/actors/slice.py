@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 from uuid import uuid4
 
+from moorage.records.json_values import JsonValue
 from moorage.slices.actors.host import DeviceHostActor, HostPlacement
 from moorage.slices.actors.pool import ResourcePoolManager
 from moorage.slices.cluster import SLICE_LABEL, RayNode, alive_nodes, hosts_group_name
@@ -164,10 +165,10 @@ class Slice(ResourcePoolManager[HostInfo]):
     def run_remote_fn(
         self,
         remote_fn: Callable[..., Any],
-        runtime_env: Mapping[str, Any] | None = None,
-        env: Mapping[str, Any] | None = None,
+        runtime_env: Mapping[str, JsonValue] | None = None,
+        env: Mapping[str, JsonValue] | None = None,
         f_args: tuple[Any, ...] = (),
-        f_kwargs: Mapping[str, Any] | None = None,
+        f_kwargs: Mapping[str, JsonValue] | None = None,
     ) -> list[Any]:
         """Run a function on each host, and return a reference for each, in their order."""
         return [

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
+from moorage.records.json_values import JsonObject
 from moorage.slices.lazy_ray import ray
 
 __all__ = ["HardwareType", "RayResources", "available_cpu_cores"]
@@ -36,12 +37,12 @@ class RayResources:
     num_cpus: float = 1
     num_gpus: float = 0
     resources: dict[str, float] = field(default_factory=dict)
-    runtime_env: dict[str, Any] = field(default_factory=dict)
+    runtime_env: JsonObject = field(default_factory=dict)
     accelerator_type: str | None = None
 
-    def to_kwargs(self) -> dict[str, Any]:
+    def to_kwargs(self) -> JsonObject:
         """Return it as options of `ray.remote`."""
-        options: dict[str, Any] = {
+        options: JsonObject = {
             "num_cpus": self.num_cpus,
             "num_gpus": self.num_gpus,
             "resources": dict(self.resources),

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slices.errors import HostTaskError, InsufficientSlicesError, RayMissingError
 from moorage.slices.jobs.configs import (
     AcceleratorConfigType,
@@ -32,7 +33,7 @@ class SliceCall:
     """A function with its arguments."""
 
     def __init__(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, JsonValue]
     ) -> None:
         self.function = getattr(function, "_function", function)
         self.args = args
@@ -143,12 +144,12 @@ class SliceJob:
         every = [call for calls_of_slice in calls for call in calls_of_slice]
         cancel(every, self._settings.drain_seconds_max)
 
-    def _variables(self, index: int, host_id: int) -> dict[str, Any]:
+    def _variables(self, index: int, host_id: int) -> JsonObject:
         """Return the environment of a host, once all slices are prepared."""
         infos = self.pool.multislice_infos()
         members = self.pool.get_all_pool_members()
         config = self._config
-        own: dict[str, Any] = {}
+        own: JsonObject = {}
         if isinstance(config, TpuAcceleratorConfig):
             own["TPU_NAME"] = os.environ.get("TPU_NAME", _UNKNOWN)
             own["TPU_VERSION"] = config.tpu_version

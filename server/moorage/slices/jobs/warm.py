@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from moorage.records.json_values import JsonObject
 from moorage.slices.jobs.configs import AcceleratorConfigType
 from moorage.slices.jobs.on_slices import SliceCall, SliceJob
 from moorage.slices.settings import SliceSettings
@@ -95,7 +96,7 @@ class _WarmFunction:
         """Give the slices back."""
         self._warm.close()
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SliceCall:
+    def _call(self, args: tuple[Any, ...], kwargs: JsonObject) -> SliceCall:
         if self._before:
             return SliceCall(self._warm_function, (*self._before, args, kwargs), {})
         return SliceCall(self._warm_function, args, kwargs)
@@ -104,9 +105,7 @@ class _WarmFunction:
 class _WarmObject:
     """An object of which each host makes one to call a method of it."""
 
-    def __init__(
-        self, warm: _Warm, of: type, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def __init__(self, warm: _Warm, of: type, args: tuple[Any, ...], kwargs: JsonObject) -> None:
         self._warm = warm
         self._made = of, args, kwargs
 
@@ -115,7 +114,7 @@ class _WarmObject:
             raise AttributeError(f"{self._made[0].__name__} has no method {name!r}")
 
         def method(
-            of: type, made: tuple[Any, ...], with_: dict[str, Any], args: Any, kwargs: Any
+            of: type, made: tuple[Any, ...], with_: JsonObject, args: Any, kwargs: Any
         ) -> Any:
             return getattr(of(*made, **with_), name)(*args, **kwargs)
 

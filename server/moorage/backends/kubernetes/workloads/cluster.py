@@ -41,6 +41,7 @@ from moorage.backends.kubernetes.workloads.states import (
     view,
 )
 from moorage.protocol.cluster_documents import Document
+from moorage.records.json_values import JsonValue
 
 LIST_SECONDS_MAX: Final = 15.0
 """How long a question that needs all objects of a cluster waits for its first list."""
@@ -420,7 +421,7 @@ class ClusterWorkloads:
             ) from error
         names = set[str]()
         for each in found["items"]:
-            meta: Mapping[str, Any] = each["metadata"]
+            meta: Mapping[str, JsonValue] = each["metadata"]
             name = str(meta.get("annotations", {}).get(manifests.WORKLOAD, ""))
             self._objects[name].add(f"{manifests.JOBS.format(namespace)}/{meta['name']}")
             names.add(name)

@@ -25,6 +25,7 @@ from moorage.backends.kubernetes.connection import ClusterConnection
 from moorage.backends.kubernetes.errors import KubernetesError, RefusedError
 from moorage.backends.kubernetes.workloads import manifests
 from moorage.backends.kubernetes.workloads.states import PodState, exit_code
+from moorage.records.json_values import JsonObject
 
 KEPT_BYTES_MAX: Final = 4 * LOG_BYTES_MAX
 """Of one pod's output: the last of it."""
@@ -146,7 +147,7 @@ class PodOutput:
                 raise UnknownAttemptError(workload, tuple(sorted(starts)))
             raise UnknownWorkloadError(workload)
         head, _, data = place.read_bytes().partition(b"\n")
-        about: dict[str, Any] = json.loads(head)
+        about: JsonObject = json.loads(head)
         tail = _Tail(bytearray(data), about["base"])
         return tail.read(offset, over=True, code=about["exit_code"])
 

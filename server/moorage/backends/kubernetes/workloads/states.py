@@ -4,12 +4,13 @@ import enum
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from moorage.backends.base import Phase, WorkloadReport
 from moorage.backends.kubernetes.workloads import manifests
+from moorage.records.json_values import JsonObject
 
 _SIGNALS: Final = 128
 """A container's exit code for one that a signal ended is this and the signal's number."""
@@ -254,7 +255,7 @@ def _ended(containers: Collection[_Container]) -> tuple[int, str, str] | None:
 
 def claim_state(raw: msgspec.Raw) -> ClaimState | None:
     """Return the record of a claim; None of one that was not made here."""
-    claim: dict[str, Any] = msgspec.json.decode(raw)
+    claim: JsonObject = msgspec.json.decode(raw)
     meta = claim["metadata"]
     workload = meta.get("annotations", {}).get(manifests.WORKLOAD)
     if not workload:

@@ -21,6 +21,7 @@ from moorage.backends.specs import (
     VLLMModelResourceSpec,
 )
 from moorage.protocol.kubernetes_nodes import WHOLE_DEVICES
+from moorage.records.json_values import JsonObject, JsonValue
 
 CATEGORIES: Final = frozenset({"pod", "job", "service", "container", "vllm", "process"})
 PROCESS_IMAGE: Final = "ubuntu:22.04"
@@ -74,7 +75,7 @@ class PodOrder:
     mem_limit: int | str | None = None
     gpus: int = 0
     gpu_resource: str = "nvidia.com/gpu"
-    manifest: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    manifest: Mapping[str, JsonValue] = field(default_factory=JsonObject)
     readiness: Readiness | None = None
     port: int | None = None
     stop_seconds: float = 10.0
@@ -212,8 +213,8 @@ def _of_vllm(spec: VLLMModelResourceSpec) -> PodOrder:
 
 class _Resources(msgspec.Struct):
     claims: list[Any] = []
-    limits: dict[str, Any] = {}
-    requests: dict[str, Any] = {}
+    limits: JsonObject = {}
+    requests: JsonObject = {}
 
 
 class _Variable(msgspec.Struct):
@@ -240,8 +241,8 @@ class _Container(msgspec.Struct, rename="camel"):
 class _PodSpec(msgspec.Struct, rename="camel"):
     node_name: str = ""
     resources: _Resources = msgspec.field(default_factory=_Resources)
-    affinity: dict[str, dict[str, Any]] = {}
-    tolerations: list[dict[str, Any]] = []
+    affinity: dict[str, JsonObject] = {}
+    tolerations: list[JsonObject] = []
     resource_claims: list[Any] = []
     containers: list[_Container] = []
     init_containers: list[_Container] = []
@@ -260,14 +261,14 @@ class _Manifest(msgspec.Struct):
     spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
 
 
-def _checked(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(manifest: Mapping[str, JsonValue]) -> JsonObject:
     """Return a manifest without its nulls, which Kubernetes reads as missing fields.
 
     Raises:
         UnsupportedSpecError: It is none of a Pod, names a node, or wants devices.
 
     """
-    plain: dict[str, Any] = _without_nulls(manifest)
+    plain: JsonObject = _without_nulls(manifest)
     try:
         read = msgspec.convert(plain, _Manifest)
     except msgspec.ValidationError as error:

@@ -17,6 +17,7 @@ from ray.util.placement_group import PlacementGroup
 from moorage.backends.ray.driver.groups import GroupError, JobGroups
 from moorage.backends.ray.node.host import WorkloadHost
 from moorage.ray_devices import DeviceError, Holders
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["NotDoneError", "UnknownActorError", "Workloads"]
 
@@ -35,7 +36,7 @@ LOOK_SECONDS: Final = 20.0
 """How long one question waits for a workload's end; one of a killed process ends then, too."""
 EXACT_TRIES: Final = 3
 
-Report = dict[str, Any]
+Report = JsonObject
 
 
 class NotDoneError(Exception):
@@ -66,7 +67,7 @@ class _Shape:
     """Of its actors, in their order, and of all else that its job may use; empty is any."""
 
     @classmethod
-    def of(cls, shape: Mapping[str, Any]) -> "_Shape":
+    def of(cls, shape: Mapping[str, JsonValue]) -> "_Shape":
         """Return the shape that `orders.shape` has made."""
         return cls(int(shape["actors"]), tuple(shape["nodes"]))
 
@@ -102,7 +103,7 @@ class Workloads:
 
     # Looking -----------------------------------------------------------------------------------
 
-    def discover(self, shapes: Mapping[str, Mapping[str, Any]]) -> dict[str, Report]:
+    def discover(self, shapes: Mapping[str, Mapping[str, JsonValue]]) -> dict[str, Report]:
         """Return all that is here, and watch it from now on.
 
         Args:
@@ -125,7 +126,7 @@ class Workloads:
         return found
 
     def status(
-        self, workload: str, shape: Mapping[str, Any] | None, *, probe: bool = False
+        self, workload: str, shape: Mapping[str, JsonValue] | None, *, probe: bool = False
     ) -> Report:
         """Return the report of a workload; with `probe`, after its readiness check."""
         question = "probe" if probe else "report"
@@ -170,7 +171,7 @@ class Workloads:
         return given_up
 
     def start(
-        self, plans: Sequence[Mapping[str, Any]], given_up: threading.Event, *, new: bool
+        self, plans: Sequence[Mapping[str, JsonValue]], given_up: threading.Event, *, new: bool
     ) -> Report | None:
         """Start a workload, or find it, and wait until it is ready.
 
@@ -198,7 +199,7 @@ class Workloads:
     def _started(
         self,
         workload: str,
-        plans: Sequence[Mapping[str, Any]],
+        plans: Sequence[Mapping[str, JsonValue]],
         given_up: threading.Event,
         *,
         new: bool,
@@ -228,13 +229,15 @@ class Workloads:
         self._watch(workload, members, shape)
         return report
 
-    def _bound(self, plan: Mapping[str, Any], given_up: threading.Event) -> Mapping[str, Any]:
+    def _bound(
+        self, plan: Mapping[str, JsonValue], given_up: threading.Event
+    ) -> Mapping[str, JsonValue]:
         """Return the plan of a job with the placement group that was made for it."""
         if not plan["bundles"]:
             return plan
         return {**plan, "group": self._groups.make(plan, given_up).id.hex()}
 
-    def _made(self, plan: Mapping[str, Any]) -> _Member:
+    def _made(self, plan: Mapping[str, JsonValue]) -> _Member:
         options = dict(plan["options"])
         strategies = ray.util.scheduling_strategies
         if plan["bundles"]:
@@ -259,7 +262,7 @@ class Workloads:
     def _begun(
         self,
         members: list[_Member],
-        plans: Sequence[Mapping[str, Any]],
+        plans: Sequence[Mapping[str, JsonValue]],
         given_up: threading.Event,
         *,
         found: bool,
@@ -289,7 +292,7 @@ class Workloads:
         return report
 
     def _exact(
-        self, member: _Member, plan: Mapping[str, Any], given_up: threading.Event
+        self, member: _Member, plan: Mapping[str, JsonValue], given_up: threading.Event
     ) -> tuple[_Member, Report]:
         """Start a member again, with the devices of its lease."""
         self._end([member])
@@ -306,7 +309,7 @@ class Workloads:
         return answers[-1]
 
     def _begin_answer(
-        self, member: _Member, ref: Any, plan: Mapping[str, Any], given_up: threading.Event
+        self, member: _Member, ref: Any, plan: Mapping[str, JsonValue], given_up: threading.Event
     ) -> Report:
         """Wait until a member has begun: as long as it takes, once its actor runs."""
         made = "runtime_env" in plan["options"]
@@ -599,7 +602,7 @@ def _why(report: Report) -> str:
     return f"{report.get('detail', '')}{': ' if lines else ''}{lines}"
 
 
-def _wants(options: Mapping[str, Any]) -> str:
+def _wants(options: Mapping[str, JsonValue]) -> str:
     return ", ".join(
         f"{name} {options[name]:g}" for name in ("num_gpus", "num_cpus") if name in options
     )
