@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from moorage.policy.schema import (
     KINDS,
@@ -92,7 +92,7 @@ _ANY: Final = FieldSchema()
 
 
 def read_schema(
-    document: Any, path: str, compile_pattern: Callable[[str, str], SchemaPattern]
+    document: JsonValue, path: str, compile_pattern: Callable[[str, str], SchemaPattern]
 ) -> tuple[Schema | None, tuple[SchemaError, ...]]:
     """Return a schema, and the errors of parts that cannot be read and are not enforced.
 
@@ -113,7 +113,7 @@ def read_schema(
     return schema, tuple(reader.notes)
 
 
-def _is_json_schema(document: Any) -> bool:
+def _is_json_schema(document: JsonValue) -> bool:
     """Return which dialect it is: the other one has an object for each field, whatever its name."""
     if not isinstance(document, dict):
         return False
@@ -139,7 +139,7 @@ class _Reader:
         self._patterns = 0
         self.notes: list[SchemaError] = []
 
-    def attempt(self, read: Callable[[], Any], otherwise: Any) -> Any:
+    def attempt(self, read: Callable[[], JsonValue], otherwise: JsonValue) -> JsonValue:
         """Return the result of `read`, or note its error and return `otherwise`."""
         try:
             return read()
@@ -154,7 +154,7 @@ class _Reader:
             path = error.path.partition(".")[0]
             self.notes.append(SchemaError(path, "what is described above", "there is more"))
 
-    def whole(self, document: Any, path: str) -> Schema | None:
+    def whole(self, document: JsonValue, path: str) -> Schema | None:
         if not self._json:
             return self.fields(document, path, 1)
         entry = self.entry(document, path, 1)
@@ -169,7 +169,7 @@ class _Reader:
 
     def fields(
         self,
-        document: Any,
+        document: JsonValue,
         path: str,
         depth: int,
         demanded: Collection[str] = (),
@@ -196,7 +196,7 @@ class _Reader:
             others=others,
         )
 
-    def entry(self, given: Any, path: str, depth: int) -> FieldSchema:
+    def entry(self, given: JsonValue, path: str, depth: int) -> FieldSchema:
         self._entries += 1
         if self._entries > ENTRIES_MAX:
             raise SchemaError(path, f"at most {ENTRIES_MAX} entries in all", "this is one more")
@@ -370,7 +370,7 @@ class _Reader:
         return replace(entry, default=completed, expected=text)
 
 
-def _unknown_kind(kind: Any, path: str) -> SchemaError:
+def _unknown_kind(kind: JsonValue, path: str) -> SchemaError:
     names = ", ".join(KINDS)
     if kind is NO_VALUE:
         return SchemaError(path, f"one of {names}", "it is missing")
@@ -392,7 +392,7 @@ def _demanded(given: Mapping[str, JsonValue], path: str) -> tuple[str, ...]:
 
 def _choices(
     given: Mapping[str, JsonValue], kinds: Collection[str], path: str
-) -> frozenset[tuple[type, Any]] | None:
+) -> frozenset[tuple[type, JsonValue]] | None:
     key = next((each for each in ("choices", "enum", "const") if each in given), None)
     if key is None:
         return None
@@ -411,7 +411,7 @@ def _choices(
     return frozenset(comparable(each) for each in listed)
 
 
-def _may_be(value: Any, kind: str) -> bool:
+def _may_be(value: JsonValue, kind: str) -> bool:
     fits = isinstance(value, KINDS[kind])
     return fits and (kind in {"boolean", "any"} or not isinstance(value, bool))
 

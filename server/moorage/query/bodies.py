@@ -6,7 +6,7 @@ an allocation request and for the search service's endpoints.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
 from moorage.model import Code
 from moorage.query.conditions import EVERYTHING, Condition
@@ -93,7 +93,7 @@ class Search:
     weights: Mapping[str, float] | None = None
 
 
-def parse_filter(body: Any, at: str = "") -> Filter:
+def parse_filter(body: JsonValue, at: str = "") -> Filter:
     """Return the filter that a body says.
 
     Args:
@@ -109,7 +109,7 @@ def parse_filter(body: Any, at: str = "") -> Filter:
     return _filter(given, at)
 
 
-def parse_search(body: Any, at: str = "") -> Search:
+def parse_search(body: JsonValue, at: str = "") -> Search:
     """Return the similarity search that a body says.
 
     Args:
@@ -167,7 +167,7 @@ def parse_search(body: Any, at: str = "") -> Search:
     )
 
 
-def _opened(body: Any, at: str) -> tuple[JsonObject, str]:
+def _opened(body: JsonValue, at: str) -> tuple[JsonObject, str]:
     """Return the content of the envelope and its place; or the bare body."""
     given = an_object(body, at)
     if "body" not in given:
@@ -181,7 +181,7 @@ def _opened(body: Any, at: str) -> tuple[JsonObject, str]:
     return an_object(inner["values"], at), at
 
 
-def _filter(body: Any, at: str) -> Filter:
+def _filter(body: JsonValue, at: str) -> Filter:
     given = an_object(body, at, "a filter (an object)")
     known(given, ("matchType", "filter"), at)
     match_type = _match_type({**_searched_by(given.get("filter")), **given}, at)
@@ -210,7 +210,7 @@ def _match_type(given: Mapping[str, JsonValue], at: str) -> MatchType:
     return cast("MatchType", value if known_kind else one_of(value, place, SEARCHED))
 
 
-def _searched_by(queries: Any) -> dict[str, MatchType]:
+def _searched_by(queries: JsonValue) -> dict[str, MatchType]:
     """Return the `matchType` of a filter without one: the kind that its queries are of or for."""
     kinds = [name.removesuffix("Query") for name in queries] if isinstance(queries, dict) else []
     able = [kind for kind, more in COMPANIONS.items() if {*kinds} <= {kind, *more}]
@@ -258,6 +258,6 @@ def _weights(parameters: Mapping[str, JsonValue], at: str) -> Mapping[str, float
     return weights
 
 
-def _or_empty(value: Any) -> Any:
+def _or_empty(value: JsonValue) -> JsonValue:
     """Return an empty object for null, which documented samples send for unused fields."""
     return {} if value is None else value

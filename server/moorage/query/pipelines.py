@@ -6,7 +6,7 @@ ones of Mongo; nothing in them runs code, joins or writes.
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from moorage.model import Code
 from moorage.query.conditions import Fold, Path
@@ -23,7 +23,7 @@ __all__ = ["Pipeline", "parse_page", "parse_pipeline"]
 
 Document = Mapping[str, JsonValue]
 Stage = Callable[[list[Document]], list[Document]]
-_Expression = Callable[[Document], Any]
+_Expression = Callable[[Document], JsonValue]
 
 _FOLDS: Final = ("$sum", "$avg", "$min", "$max", "$first", "$last", "$push", "$addToSet", "$count")
 _STAGES: Final = (
@@ -77,7 +77,7 @@ class _TooManyError(Exception):
     """A stage makes more documents, or lists, than allowed; it stays in this module."""
 
 
-def parse_pipeline(stages: Any, at: str = "pipeline") -> Pipeline:
+def parse_pipeline(stages: JsonValue, at: str = "pipeline") -> Pipeline:
     """Return the pipeline that a list of stages says.
 
     Args:
@@ -103,7 +103,7 @@ def parse_pipeline(stages: Any, at: str = "pipeline") -> Pipeline:
     return Pipeline(read, at)
 
 
-def parse_page(options: Any, at: str = "options") -> Pipeline:
+def parse_page(options: JsonValue, at: str = "options") -> Pipeline:
     """Return the pipeline of a query's `options`, for the documents that it finds.
 
     Args:
@@ -125,7 +125,7 @@ def parse_page(options: Any, at: str = "options") -> Pipeline:
     return Pipeline(stages, at)
 
 
-def _stage(parser: Parser, name: str, value: Any, at: str) -> Stage:
+def _stage(parser: Parser, name: str, value: JsonValue, at: str) -> Stage:
     if name == "$match":
         test = predicate(parser.mongo(value, at))
         return lambda rows: [row for row in rows if test(row)]
@@ -149,7 +149,7 @@ def _stage(parser: Parser, name: str, value: Any, at: str) -> Stage:
     return (lambda rows: rows[:limit]) if name == "$limit" else (lambda rows: rows[limit:])
 
 
-def _unwound(parser: Parser, value: Any, at: str) -> Stage:
+def _unwound(parser: Parser, value: JsonValue, at: str) -> Stage:
     keep_empty = False
     if isinstance(value, dict):
         known(value, ("path", "preserveNullAndEmptyArrays"), at)
@@ -174,12 +174,12 @@ def _unwound(parser: Parser, value: Any, at: str) -> Stage:
     return stage
 
 
-def _grouped(parser: Parser, value: Any, at: str) -> Stage:
+def _grouped(parser: Parser, value: JsonValue, at: str) -> Stage:
     given = an_object(value, at, "an object with _id and the fields to make")
     if "_id" not in given:
         raise missing(under(at, "_id"), "what to group by: $path, an object of them, or null")
     key = _expression(parser, given["_id"], under(at, "_id"))
-    made: dict[str, Callable[[list[Document]], Any]] = {}
+    made: dict[str, Callable[[list[Document]], JsonValue]] = {}
     for name, each in given.items():
         if name == "_id":
             continue
@@ -194,7 +194,7 @@ def _grouped(parser: Parser, value: Any, at: str) -> Stage:
         made[name] = _fold(how, _expression(parser, what, under(place, how)))
 
     def stage(rows: list[Document]) -> list[Document]:
-        groups: dict[str, tuple[Any, list[Document]]] = {}
+        groups: dict[str, tuple[JsonValue, list[Document]]] = {}
         for row in rows:
             value = key(row)
             # As text, objects and lists are keys too; the order of the first of each stays.
@@ -208,7 +208,7 @@ def _grouped(parser: Parser, value: Any, at: str) -> Stage:
     return stage
 
 
-def _fold(how: str, read: _Expression) -> Callable[[list[Document]], Any]:
+def _fold(how: str, read: _Expression) -> Callable[[list[Document]], JsonValue]:
     """Return one field of a group; `$sum` and the like look into lists, as folds do everywhere."""
     if how == "$count":
         return len
@@ -217,7 +217,7 @@ def _fold(how: str, read: _Expression) -> Callable[[list[Document]], Any]:
         return lambda rows: read(rows[place])
     if how in {"$push", "$addToSet"}:
 
-        def listed(rows: list[Document]) -> list[Any]:
+        def listed(rows: list[Document]) -> list[JsonValue]:
             if len(rows) > VALUES_MAX:
                 raise _TooManyError
             values = [value for row in rows if (value := read(row)) is not None]
@@ -229,8 +229,8 @@ def _fold(how: str, read: _Expression) -> Callable[[list[Document]], Any]:
         return listed
     folded = reader(Fold(how[1:], Path("values")))  # type: ignore[arg-type]  # Four folds are left.
 
-    def number(rows: list[Document]) -> Any:
-        values: list[Any] = []
+    def number(rows: list[Document]) -> JsonValue:
+        values: list[JsonValue] = []
         for row in rows:
             value = read(row)
             values += value if isinstance(value, list) else [value]
@@ -240,7 +240,7 @@ def _fold(how: str, read: _Expression) -> Callable[[list[Document]], Any]:
     return number
 
 
-def _projected(parser: Parser, value: Any, at: str) -> Stage:
+def _projected(parser: Parser, value: JsonValue, at: str) -> Stage:
     given = an_object(value, at, "an object of fields, each 1 or $path; _id may be 0")
     reads: list[tuple[list[str], _Expression]] = []
     for name, each in given.items():
@@ -269,7 +269,7 @@ def _projected(parser: Parser, value: Any, at: str) -> Stage:
     return stage
 
 
-def _sorted(parser: Parser, value: Any, at: str) -> Stage:
+def _sorted(parser: Parser, value: JsonValue, at: str) -> Stage:
     given = an_object(value, at, "an object of paths, each 1 or -1")
     keys: list[tuple[_Expression, bool]] = []
     for name, each in given.items():
@@ -287,7 +287,7 @@ def _sorted(parser: Parser, value: Any, at: str) -> Stage:
     return stage
 
 
-def _rank(value: Any) -> tuple[int, float, str]:
+def _rank(value: JsonValue) -> tuple[int, float, str]:
     """Order what cannot be compared: nothing, numbers, texts, all else."""
     if value is None:
         return 0, 0.0, ""
@@ -296,12 +296,12 @@ def _rank(value: Any) -> tuple[int, float, str]:
     return (2, 0.0, value) if isinstance(value, str) else (3, 0.0, str(value))
 
 
-def _expression(parser: Parser, value: Any, at: str, depth: int = 0) -> _Expression:
+def _expression(parser: Parser, value: JsonValue, at: str, depth: int = 0) -> _Expression:
     """Return a reader of a value: of `$path`, a constant, or an object of these."""
     if isinstance(value, str) and value.startswith("$"):
         read = reader(Path(_path(parser, value, at)))
 
-        def found(row: Document) -> Any:
+        def found(row: Document) -> JsonValue:
             values = read(row)
             return values[0] if len(values) == 1 else values or None
 
@@ -321,13 +321,13 @@ def _expression(parser: Parser, value: Any, at: str, depth: int = 0) -> _Express
     return lambda _: value
 
 
-def _path(parser: Parser, value: Any, at: str) -> str:
+def _path(parser: Parser, value: JsonValue, at: str) -> str:
     if not isinstance(value, str) or not value.startswith("$") or value.startswith("$$"):
         raise wrong(value, "a path with a $ before it", at)
     return parser.path(value[1:], at).text
 
 
-def _placed(document: Document, parts: Sequence[str], value: Any) -> Document:
+def _placed(document: Document, parts: Sequence[str], value: JsonValue) -> Document:
     """Return a copy of a document with a value at a path; objects on the way are made."""
     head, rest = parts[0], parts[1:]
     if not rest:

@@ -1,10 +1,8 @@
 """An entry of the audit log: who did what, from where, and what came of it."""
 
-from typing import Any
-
 import msgspec
 
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["AuditEntry"]
 
@@ -36,8 +34,8 @@ class AuditEntry(msgspec.Struct, gc=False, omit_defaults=True):
     token: str = ""
     remote: str = ""
     about: JsonObject = {}  # msgspec copies it.
-    before: Any = None
-    after: Any = None
+    before: JsonValue = None
+    after: JsonValue = None
     why: str = ""
     seq: int = 0
     recovered: bool = False

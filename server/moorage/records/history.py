@@ -1,10 +1,9 @@
 """The last day of a server in numbers, as `GET /history` answers it and the console draws it."""
 
-from typing import Any
-
 from msgspec import Struct, field
 
 from moorage.records.fields import Seconds
+from moorage.records.json_values import JsonValue
 from moorage.records.requests import Resources
 
 __all__ = [
@@ -101,7 +100,7 @@ class NewsEvent(Struct):
     at: Seconds
     topic: str
     event: str
-    data: Any
+    data: JsonValue
 
 
 class HistoryNow(Struct):

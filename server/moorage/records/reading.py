@@ -6,7 +6,7 @@ and a code that is newer than this client is left out. What is of the wrong kind
 
 from collections.abc import Hashable, Mapping
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -18,7 +18,7 @@ __all__ = ["read_record"]
 
 T = TypeVar("T")
 
-_EMPTY: Final[Mapping[type[inspect.Type], Any]] = {
+_EMPTY: Final[Mapping[type[inspect.Type], object]] = {
     inspect.StrType: "",
     inspect.BoolType: False,
     inspect.IntType: 0,
@@ -30,7 +30,7 @@ _EMPTY: Final[Mapping[type[inspect.Type], Any]] = {
 """What there is where nothing is said; of an object, or of one of some words, none is empty."""
 
 
-def read_record(kind: type[T], document: Any) -> T:
+def read_record(kind: type[T], document: JsonValue) -> T:
     """Return a document as a record, or whatever else a type can say.
 
     Raises:
@@ -40,7 +40,7 @@ def read_record(kind: type[T], document: Any) -> T:
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError:
-        described: Any = kind  # Types can be hashed; mypy does not know.
+        described: JsonValue = kind  # Types can be hashed; mypy does not know.
         return msgspec.convert(_completed(document, _described(described)), kind)
 
 
@@ -49,7 +49,7 @@ def _described(kind: Hashable) -> inspect.Type:
     return inspect.type_info(kind)
 
 
-def _completed(document: Any, kind: inspect.Type) -> Any:
+def _completed(document: JsonValue, kind: inspect.Type) -> JsonValue:
     """Return a document with the fields that its kind needs, and without those it refuses."""
     match kind:
         case inspect.Metadata(type=inner):

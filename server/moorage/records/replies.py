@@ -3,13 +3,13 @@
 Objects may have more fields later. `protocol.replies` has what all replies share.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from moorage.model import Code, Share
 from moorage.records.fields import ESSENTIAL, ExitCode, Next, Seconds, StartNumber, values
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.requests import QuotaAmounts, Resources
 
@@ -26,8 +26,8 @@ class RequestChange(Struct):
     """One change of a request that would make it fit."""
 
     field: str
-    asked: Any
-    fits: Any
+    asked: JsonValue
+    fits: JsonValue
 
 
 class LargestNode(Struct):
@@ -346,7 +346,7 @@ class WhatIfAnswer(Struct):
     state: Literal["granted", "waiting", "advised", "refused"]
     request: str
     placement: list[Share] | UnsetType = UNSET
-    data: Any = UNSET
+    data: JsonValue = UNSET
     code: Code | UnsetType = UNSET
     reason: str | UnsetType = UNSET
     position: int | UnsetType = UNSET

@@ -8,7 +8,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -29,7 +29,7 @@ from moorage.protocol.json_bounds import (
 )
 from moorage.protocol.large_json import decode_in_parts, encode_in_parts, is_large
 from moorage.query import QueryError, parse_page
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.rights import Caller
 
 __all__ = [
@@ -160,7 +160,7 @@ class BodyReader:
     def _fits(self, tenant: str) -> bool:
         return self._held[tenant] <= TENANT_BYTES_MAX and self._held.total() <= BODIES_BYTES_MAX
 
-    async def read_json(self, request: Request) -> Any:
+    async def read_json(self, request: Request) -> JsonValue:
         """Return the JSON value of the body; large ones are decoded in a thread, one by one.
 
         Raises:
@@ -184,7 +184,7 @@ def _values_max(body: bytes) -> int:
     return VALUES_MIN + len(body) // BYTES_PER_VALUE
 
 
-def _checked(body: bytes) -> Any:
+def _checked(body: bytes) -> JsonValue:
     """Decode a large body, unless it would become much larger, or take very long."""
     if is_deeper(body, LEVELS_MAX):
         reason = f"the body is no JSON: more than {LEVELS_MAX} arrays and objects within another"
@@ -212,7 +212,7 @@ def _too_large_inside(expected: str) -> ServiceError:
     return ServiceError(Code.TOO_LARGE, reason, expected=expected)
 
 
-def _decoded(body: bytes, decode: Callable[[bytes], Any]) -> Any:
+def _decoded(body: bytes, decode: Callable[[bytes], JsonValue]) -> JsonValue:
     try:
         value = decode(body)
         if isinstance(value, dict):
@@ -256,7 +256,7 @@ class _InParts(Response):
 
     media_type = "application/json"
 
-    def __init__(self, content: Any, status: int) -> None:
+    def __init__(self, content: JsonValue, status: int) -> None:
         super().__init__(status_code=status)
         del self.headers["content-length"]
         self._parts = encode_in_parts(content)
@@ -274,14 +274,14 @@ class _InParts(Response):
             await send({"type": "http.response.body", "body": part, "more_body": more})
 
 
-def json_response(content: Any, status: int = 200) -> Response:
+def json_response(content: JsonValue, status: int = 200) -> Response:
     """Return a JSON answer."""
     if is_large(content):
         return _InParts(content, status)
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-def succeeded(data: Any, status: int = 200) -> Response:
+def succeeded(data: JsonValue, status: int = 200) -> Response:
     """Return an answer in the envelope of the documented services."""
     return json_response({"success": True, "data": data}, status)
 
@@ -321,7 +321,7 @@ def query_in_url(request: Request) -> JsonObject:
     return query
 
 
-def pipeline_of(body: Any) -> Any:
+def pipeline_of(body: JsonValue) -> JsonValue:
     """Return the stages of a body, bare or under `pipeline`."""
     return body["pipeline"] if isinstance(body, dict) and "pipeline" in body else body
 

@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from starlette.requests import Request
@@ -107,19 +107,27 @@ class HttpRouter:
         self.endpoints: list[HttpEndpoint] = []
         self._tags = tag
 
-    def get(self, path: str, *, summary: str, **described: Any) -> Callable[[Handler], Handler]:
+    def get(
+        self, path: str, *, summary: str, **described: JsonValue
+    ) -> Callable[[Handler], Handler]:
         """Decorate the function that answers GET; `described` is what `schemas.operation` makes."""
         return self._adding("GET", path, summary, described)
 
-    def post(self, path: str, *, summary: str, **described: Any) -> Callable[[Handler], Handler]:
+    def post(
+        self, path: str, *, summary: str, **described: JsonValue
+    ) -> Callable[[Handler], Handler]:
         """Decorate the function that answers POST; as `get`."""
         return self._adding("POST", path, summary, described)
 
-    def put(self, path: str, *, summary: str, **described: Any) -> Callable[[Handler], Handler]:
+    def put(
+        self, path: str, *, summary: str, **described: JsonValue
+    ) -> Callable[[Handler], Handler]:
         """Decorate the function that answers PUT; as `get`."""
         return self._adding("PUT", path, summary, described)
 
-    def delete(self, path: str, *, summary: str, **described: Any) -> Callable[[Handler], Handler]:
+    def delete(
+        self, path: str, *, summary: str, **described: JsonValue
+    ) -> Callable[[Handler], Handler]:
         """Decorate the function that answers DELETE; as `get`."""
         return self._adding("DELETE", path, summary, described)
 

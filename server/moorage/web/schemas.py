@@ -7,7 +7,7 @@ so their types say what is read of them and let all else pass.
 
 import inspect
 from functools import cache
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
@@ -18,7 +18,7 @@ from moorage.protocol.messages import AllocationRequest
 from moorage.protocol.registry import Activation, CanaryStart
 from moorage.protocol.specification import explain
 from moorage.records.history import History
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.policies import OF_POLICIES
 from moorage.records.replies import QuotaPage, QuotaState
 from moorage.records.requests import QuotaChange
@@ -86,7 +86,7 @@ class NodeDocument(WebType):
 class NodesDocument(WebType):
     """The nodes of a cluster."""
 
-    count: Any = None
+    count: JsonValue = None
     node_data: list[NodeDocument] | None = None
 
 
@@ -130,7 +130,7 @@ class BlockMetricsDocument(WebType):
     """Metrics of a block."""
 
     block_id: str
-    instances: list[Any] = []
+    instances: list[JsonValue] = []
 
 
 class ExecutorDocument(WebType, rename=None):
@@ -155,14 +155,14 @@ class PolicyDocument(WebType, rename=None):
     code_type: str | None = None
     description: str | None = None
     metadata: JsonObject | None = None
-    tags: str | list[Any] | None = None
-    policy_input_schema: Any = None
-    policy_output_schema: Any = None
-    policy_settings_schema: Any = None
-    policy_parameters_schema: Any = None
+    tags: str | list[JsonValue] | None = None
+    policy_input_schema: JsonValue = None
+    policy_output_schema: JsonValue = None
+    policy_settings_schema: JsonValue = None
+    policy_parameters_schema: JsonValue = None
     policy_settings: JsonObject | None = None
     policy_parameters: JsonObject | None = None
-    management_commands_schema: Any = None
+    management_commands_schema: JsonValue = None
     functionality_data: JsonObject | None = None
     resource_estimates: JsonObject | None = None
     digest: str | None = None
@@ -175,7 +175,7 @@ class DocumentChange(WebType):
     """Fields and their new values, by name or dotted path; what is not named stays."""
 
     set: JsonObject | UnsetType = field(default=UNSET, name="$set")
-    unset: Any = field(default=UNSET, name="$unset")
+    unset: JsonValue = field(default=UNSET, name="$unset")
     inc: JsonObject | UnsetType = field(default=UNSET, name="$inc")
     push: JsonObject | UnsetType = field(default=UNSET, name="$push")
 
@@ -231,7 +231,7 @@ class QueryEnvelope(WebType):
     """A filter or a search in its envelope, as `body.values`."""
 
     body: QueryValues
-    header: Any = None
+    header: JsonValue = None
 
 
 class BlockPlacementRequest(WebType):
@@ -242,8 +242,8 @@ class BlockPlacementRequest(WebType):
     """
 
     input: JsonObject | UnsetType = UNSET
-    policies: JsonObject | list[Any] | None = None
-    policy_rules_spec: JsonObject | list[Any] | None = None
+    policies: JsonObject | list[JsonValue] | None = None
+    policy_rules_spec: JsonObject | list[JsonValue] | None = None
 
 
 class VersionChoice(WebType, rename=None):
@@ -263,7 +263,7 @@ class ExecutionRequest(WebType, rename=None):
     """A policy of this server, and what it is evaluated on."""
 
     policy_rule_uri: str
-    input_data: Any
+    input_data: JsonValue
     parameters: JsonObject | None = None
     settings: JsonObject | None = None
 
@@ -328,7 +328,7 @@ class AllocationAnswer(WebType, rename=None):
     """What the WebSocket answers."""
 
     success: Yes
-    data: Any
+    data: JsonValue
     id: Name | None = None
     request: str = ""
     lease: JsonObject | None = None
@@ -355,7 +355,7 @@ class TaskReport(WebType, rename=None):
 
     task_id: str
     status: Literal["pending", "completed", "failed"]
-    result: Any = None
+    result: JsonValue = None
     error: FailureError | None = None
     warnings: list[str] = []
 
@@ -364,8 +364,8 @@ class TaskReport(WebType, rename=None):
 
 
 def operation(
-    answer: Any,
-    body: Any = None,
+    answer: object,
+    body: object = None,
     *,
     statuses: tuple[int, ...] = (200,),
     bare: bool = False,
@@ -444,7 +444,7 @@ def components() -> JsonObject:
 
 
 @cache
-def _schema(kind: Any) -> JsonObject:
+def _schema(kind: object) -> JsonObject:
     (schema,), _ = msgspec.json.schema_components((kind,), ref_template=_REFERENCE)
     return schema
 

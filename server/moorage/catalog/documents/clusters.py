@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -58,7 +58,7 @@ class CheckedCluster:
     live: bool
 
 
-def read_cluster_document(given: Any) -> CheckedCluster:
+def read_cluster_document(given: JsonValue) -> CheckedCluster:
     """Check a cluster document and fill in the aggregates that it omits.
 
     Args:
@@ -111,7 +111,7 @@ def is_live(document: Mapping[str, JsonValue]) -> bool:
     return status is None or (isinstance(status, str) and status.lower() in LIVE_STATUSES)
 
 
-def cluster_model(document: Any) -> Cluster:
+def cluster_model(document: JsonValue) -> Cluster:
     """Return the part of a cluster document that placement depends on.
 
     Memory is read in MB as the documents have it and taken for MiB, never converted.
@@ -157,7 +157,7 @@ def _nodes(document: Document) -> list[Node]:
     return nodes
 
 
-def _node(entry: Any, why_not: str) -> Node:
+def _node(entry: JsonValue, why_not: str) -> Node:
     if not isinstance(entry, dict):
         raise WrongField("", _OBJECT)
     cores = _amount(_object(entry, "vcpus"), "count", "vcpus.count")
@@ -190,7 +190,7 @@ def _told_apart(
     found: list[DeviceId] = []
     known: set[str] = set()
     whole: set[str] = set()
-    alike: list[Any] = []
+    alike: list[JsonValue] = []
     for index, device in enumerate(listed):
         if not isinstance(device, dict):
             return group, ()  # Told where it is, where devices are read.
@@ -264,7 +264,7 @@ def _counted_gpus(group: Mapping[str, JsonValue], count: int) -> tuple[Gpu, ...]
     return tuple(Gpu(str(index), names[index], memory) for index in range(count))
 
 
-def _gpu(device: Any, index: int) -> Gpu:
+def _gpu(device: JsonValue, index: int) -> Gpu:
     if not isinstance(device, dict):
         raise WrongField("", _OBJECT)
     given = device.get("id", device.get("gpu_id"))
@@ -302,7 +302,7 @@ def _object(holder: Mapping[str, JsonValue], key: str) -> Mapping[str, JsonValue
     return value
 
 
-def _number(value: Any) -> float | int | None:
+def _number(value: JsonValue) -> float | int | None:
     """Return a number within bounds, also one given as text (their database casts it); or None."""
     if type(value) is int:  # Nearly all of millions that a large fleet has.
         return value if 0 <= value <= AMOUNT_MAX else None
@@ -345,7 +345,7 @@ def _text(holder: Mapping[str, JsonValue], key: str) -> str:
     return value
 
 
-def _name(value: Any, path: str) -> str:
+def _name(value: JsonValue, path: str) -> str:
     """Return an id or group name; whole numbers are names too (GPU ids are indices)."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -354,7 +354,7 @@ def _name(value: Any, path: str) -> str:
     raise WrongField(path, f"a text of 1 to {NAME_CHARS_MAX} characters")
 
 
-def _label(value: Any, path: str) -> str:
+def _label(value: JsonValue, path: str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (str, int, float)):
@@ -395,13 +395,13 @@ _GROUPS: Final = {
 }
 
 
-def _set_total(totals: JsonObject, key: str, values: Sequence[Any]) -> None:
+def _set_total(totals: JsonObject, key: str, values: Sequence[JsonValue]) -> None:
     numbers = [number for value in values if (number := _number(value)) is not None]
     if numbers:
         totals[key] = sum(numbers)
 
 
-def _group_value(node: Mapping[str, JsonValue], group: str, key: str) -> Any:
+def _group_value(node: Mapping[str, JsonValue], group: str, key: str) -> JsonValue:
     values = node.get(group)
     if not isinstance(values, dict):
         return None

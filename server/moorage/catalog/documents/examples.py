@@ -18,7 +18,7 @@ In the place of both, `input_data` is what `eval` gets, for policies that rank o
 import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -80,10 +80,10 @@ class Example:
     request: AllocationRequest | None
     fleet: Sequence[CheckedCluster]
     metrics: Mapping[str, JsonValue]
-    input_data: Any
+    input_data: JsonValue
     parameters: Mapping[str, JsonValue]
     settings: Mapping[str, JsonValue]
-    output: Any
+    output: JsonValue
 
     @property
     def title(self) -> str:
@@ -105,7 +105,7 @@ def read_examples(
 
     """
     metadata = document.get("metadata") or {}
-    found: list[tuple[str, Any]] = []
+    found: list[tuple[str, JsonValue]] = []
     if metadata.get("examples") is not None:
         found += _listed(metadata["examples"], _DOCUMENT)
     if EXAMPLES_FILE in files:
@@ -124,13 +124,13 @@ def read_examples(
     return tuple(_example(given, place, uri) for place, given in found)
 
 
-def _listed(given: Any, place: str) -> list[tuple[str, Any]]:
+def _listed(given: JsonValue, place: str) -> list[tuple[str, JsonValue]]:
     if not isinstance(given, list):
         raise _wrong(place, "a list of examples {request, fleet, output}", _shown(given))
     return [(f"{place}[{number}]", each) for number, each in enumerate(given)]
 
 
-def _example(given: Any, place: str, uri: str) -> Example:
+def _example(given: JsonValue, place: str, uri: str) -> Example:
     if not isinstance(given, dict):
         raise _wrong(place, "an object {request, fleet, output}", _shown(given))
     if not is_packable(given):
@@ -169,7 +169,7 @@ def _object(given: Mapping[str, JsonValue], key: str, place: str) -> Mapping[str
     return value
 
 
-def _request(given: Any, place: str, uri: str) -> AllocationRequest:
+def _request(given: JsonValue, place: str, uri: str) -> AllocationRequest:
     if not isinstance(given, dict):
         raise _wrong(place, "an object {inputs, resources, parameters, settings}", _shown(given))
     for key in given.keys() - _REQUEST_KEYS:
@@ -183,7 +183,7 @@ def _request(given: Any, place: str, uri: str) -> AllocationRequest:
         raise _inside(place, error.reason, field, error.expected) from error
 
 
-def _fleet(given: Any, place: str) -> tuple[CheckedCluster, ...]:
+def _fleet(given: JsonValue, place: str) -> tuple[CheckedCluster, ...]:
     if not isinstance(given, list) or not given:
         raise _wrong(place, "a list of cluster documents, not empty", _shown(given))
     fleet: list[CheckedCluster] = []
@@ -198,7 +198,7 @@ def _fleet(given: Any, place: str) -> tuple[CheckedCluster, ...]:
     return tuple(fleet)
 
 
-def _metrics(given: Any, place: str) -> Mapping[str, JsonValue]:
+def _metrics(given: JsonValue, place: str) -> Mapping[str, JsonValue]:
     if not isinstance(given, list):
         raise _wrong(place, "a list of metrics documents", _shown(given))
     found: JsonObject = {}
@@ -215,7 +215,7 @@ def _metrics(given: Any, place: str) -> Mapping[str, JsonValue]:
 # Comparing -------------------------------------------------------------------------------------
 
 
-def unlike(expected: Any, answer: Any, path: str = "output") -> str:
+def unlike(expected: JsonValue, answer: JsonValue, path: str = "output") -> str:
     """Return the difference of an answer from an example's expectation, in words; empty for none.
 
     An object must have what the expected one names, and may have more; a list must be the same
@@ -236,13 +236,13 @@ def unlike(expected: Any, answer: Any, path: str = "output") -> str:
     return f"expected {path} to be {_shown(expected)}; it is {_shown(answer)}"
 
 
-def _same(expected: Any, answer: Any, *, gpus: bool) -> bool:
+def _same(expected: JsonValue, answer: JsonValue, *, gpus: bool) -> bool:
     if isinstance(expected, bool) or isinstance(answer, bool):
         return expected is answer
     return expected == answer or (gpus and str(expected) == str(answer))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: JsonValue) -> str:
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}…"
 

@@ -7,7 +7,7 @@ that of docs/reference/allocation-server.md, "Metrics documents"; totals are mad
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from moorage.catalog.documents.encoding import cluster_id_of
 from moorage.catalog.limits import NODES_PER_CLUSTER_MAX
@@ -26,7 +26,7 @@ _LOAD: Final = re.compile(r"load_?(\d+m)")
 _NOT_ADDED: Final = frozenset({"id", "nodeId", "gpu_id", "timestamp"})
 
 
-def read_metrics_document(given: Any) -> tuple[ClusterId, Document]:
+def read_metrics_document(given: JsonValue) -> tuple[ClusterId, Document]:
     """Check a metrics document and complete it.
 
     Args:

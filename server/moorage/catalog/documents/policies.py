@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -98,7 +98,7 @@ _NEARLY: Final = 0.85
 _DIGESTED: Final = tuple(field for field in _POLICY_FIELDS if field.endswith("_schema"))
 
 
-def complete_policy_document(given: Any) -> Document:
+def complete_policy_document(given: JsonValue) -> Document:
     """Return a checked copy of a PolicyRule document with its identity filled in.
 
     A URL in `code` loses its credentials: readers of documents would read them, too.

@@ -8,7 +8,7 @@ is `policy.schema`. What a policy returned is hostile, so it is checked here, ou
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -58,11 +58,11 @@ class PolicySchemas:
     settings_completed: Mapping[str, JsonValue] = field(default_factory=JsonObject)
     parameters_completed: Mapping[str, JsonValue] = field(default_factory=JsonObject)
 
-    def given(self, inputs: Any) -> Any:
+    def given(self, inputs: JsonValue) -> JsonValue:
         """Return the inputs of a request with their defaults, or raise `bad_message`."""
         return self._checked(self.inputs, inputs, "inputs")
 
-    def completed_input(self, input_data: Any) -> Any:
+    def completed_input(self, input_data: JsonValue) -> JsonValue:
         """Return the argument of `eval`, with the defaults, for calls that are no requests here.
 
         What another server has executed brings the `inputs` of its request. What a block or a
@@ -81,7 +81,7 @@ class PolicySchemas:
             return {**input_data, "inputs": given}
         return self._checked(self.inputs, input_data, "input_data")
 
-    def asked_parts(self, values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    def asked_parts(self, values: Sequence[JsonValue]) -> Iterator[Sequence[JsonValue]]:
         """Do the same for a list, some elements at a time: each part is a check of its own."""
         for first in range(0, len(values), PART_MAX):
             part = values[first : first + PART_MAX]
@@ -110,7 +110,7 @@ class PolicySchemas:
         inputs = self.given(ask.inputs)
         return replace(ask, inputs=inputs, parameters=parameters, settings=settings)
 
-    def judge(self, value: Any) -> None:
+    def judge(self, value: JsonValue) -> None:
         """Check the value that the policy returned.
 
         Raises:
@@ -133,7 +133,7 @@ class PolicySchemas:
                 details={"policy_rule_uri": self.uri},
             ) from error
 
-    def command(self, action: str, data: Any) -> Any:
+    def command(self, action: str, data: JsonValue) -> JsonValue:
         """Return the data of a management command with its defaults.
 
         Raises:
@@ -155,10 +155,10 @@ class PolicySchemas:
     def _checked(
         self,
         schema: Schema | None,
-        value: Any,
+        value: JsonValue,
         path: str,
         known: Mapping[str, JsonValue] = _NOTHING,
-    ) -> Any:
+    ) -> JsonValue:
         if schema is None or (value == {} and schema.takes_nothing(known)):
             return value
         with self._refusals():
@@ -236,7 +236,7 @@ def _pattern(text: str, path: str) -> SchemaPattern:
         raise SchemaError(path, error.expected, found) from error
 
 
-def _commands(given: Any, notes: list[SchemaError]) -> Mapping[str, Schema | None] | None:
+def _commands(given: JsonValue, notes: list[SchemaError]) -> Mapping[str, Schema | None] | None:
     """Return the commands; None, and a note, if they cannot be understood."""
     if not given:
         return None
@@ -262,7 +262,7 @@ def _commands(given: Any, notes: list[SchemaError]) -> Mapping[str, Schema | Non
     return commands
 
 
-def _says_no(value: Any) -> bool:
+def _says_no(value: JsonValue) -> bool:
     return isinstance(value, dict) and "cluster_id" not in value and bool(NO_ANSWER & value.keys())
 
 

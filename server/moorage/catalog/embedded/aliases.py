@@ -6,7 +6,7 @@ at all. `catalog.embedded.memory` resolves with it, `daemon.publishing.aliases` 
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
@@ -179,7 +179,7 @@ class Alias(Struct, frozen=True, omit_defaults=True):
             if found == standing
         ]
 
-    def changed(self, change: AliasChange, **fields: Any) -> "Alias":
+    def changed(self, change: AliasChange, **fields: object) -> "Alias":
         """Return it with some fields changed, and that in its history."""
         return replace(self, **fields, history=(*self.history, change)[-HISTORY_MAX:])
 

@@ -6,7 +6,7 @@ starts or stops any. Source: docs/reference/allocation-server.md,
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.encoding import cluster_id_of, snapshot
@@ -148,7 +148,7 @@ class EmbeddedBlocks:
         entries = self._kept[kind]
         return answered([entries[name] for name in await search(condition) if name in entries])
 
-    async def aggregate_metrics(self, stages: Any) -> list[Document]:
+    async def aggregate_metrics(self, stages: JsonValue) -> list[Document]:
         """See `Blocks.aggregate_metrics`."""
         entries = self._kept["block_metrics"]
         taken = [entries[name].document for name in sorted(entries)]

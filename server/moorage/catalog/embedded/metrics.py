@@ -3,8 +3,6 @@
 They are observations: the next ones replace them, so they need not outlive a power cut.
 """
 
-from typing import Any
-
 from moorage.catalog.documents.encoding import snapshot
 from moorage.catalog.documents.metrics import read_metrics_document
 from moorage.catalog.embedded.memory import Memory
@@ -20,6 +18,7 @@ from moorage.catalog.embedded.records import (
 from moorage.catalog.embedded.store import Database, DocumentStore
 from moorage.catalog.filters import parse_filter
 from moorage.catalog.values import Document
+from moorage.records.json_values import JsonValue
 
 __all__ = ["EmbeddedMetrics"]
 
@@ -82,7 +81,7 @@ class EmbeddedMetrics:
         found = await self._memory.index.metrics(parse_filter(query))
         return answered([entries[name] for name in found if name in entries])
 
-    async def aggregate(self, stages: Any) -> list[Document]:
+    async def aggregate(self, stages: JsonValue) -> list[Document]:
         """See `Metrics.aggregate`."""
         entries = self._memory.metrics
         taken = [entries[name].document for name in sorted(entries)]

@@ -6,7 +6,7 @@ in the store's thread within a transaction and raise to undo it.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ from moorage.core.state.refusals import closest_policies, nearest_or_known
 from moorage.model import Cluster, ClusterId, Code, PolicyRef
 from moorage.protocol.faults import ServiceError
 from moorage.query import QueryError, parse_pipeline
+from moorage.records.json_values import JsonValue
 
 __all__ = [
     "READERS",
@@ -181,7 +182,7 @@ def _policy(row: StoredRow) -> PolicyEntry:
     )
 
 
-READERS: Final[dict[Kind, Callable[[StoredRow], Any]]] = {
+READERS: Final[dict[Kind, Callable[[StoredRow], object]]] = {
     "cluster": _cluster,
     "metrics": _metrics,
     "policy": _policy,
@@ -351,7 +352,7 @@ def refuse_differences(uri: str, fields: Sequence[str]) -> None:
         )
 
 
-def aggregated(stages: Any, documents: Sequence[Document]) -> list[Document]:
+def aggregated(stages: JsonValue, documents: Sequence[Document]) -> list[Document]:
     """Return the result of a pipeline over documents, or refuse an answer of that size.
 
     Raises:

@@ -7,7 +7,7 @@ few compared with what they run on, and one question serves every search that wa
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from moorage.catalog.allowances import SPENT, Allowance
 from moorage.catalog.documents.encoding import pack
@@ -24,6 +24,7 @@ from moorage.catalog.mirrored.http import (
 from moorage.catalog.values import Document
 from moorage.model import ClusterId, Code
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonValue
 
 __all__ = ["BlockMetricsMirror"]
 
@@ -121,7 +122,7 @@ class BlockMetricsMirror:
         entries: dict[str, DocumentEntry] = {}
         left_out: dict[str, str] = {}
         for number, raw in enumerate(documents_of(reply)):
-            document: Any = None
+            document: JsonValue = None
             try:
                 document = document_of(bytes(raw))
                 check_depth(document)

@@ -3,13 +3,12 @@
 The block documents lie here all the same; only their metrics are read from the service.
 """
 
-from typing import Any
-
 from moorage.catalog.embedded.blocks import EmbeddedBlocks
 from moorage.catalog.filters import parse_filter
 from moorage.catalog.mirrored.block_metrics import BlockMetricsMirror
 from moorage.catalog.mirrored.refusals import Refused, changed_at
 from moorage.catalog.values import BlockKind, Document
+from moorage.records.json_values import JsonValue
 
 __all__ = ["MirroredBlocks"]
 
@@ -55,7 +54,7 @@ class MirroredBlocks:
             await self._refuse()
         return await self._kept.delete(kind, block_id)
 
-    async def aggregate_metrics(self, stages: Any) -> list[Document]:
+    async def aggregate_metrics(self, stages: JsonValue) -> list[Document]:
         """See `Blocks.aggregate_metrics`."""
         await self._mirror.require()
         return await self._kept.aggregate_metrics(stages)

@@ -7,7 +7,6 @@ that they are changed at their service, not here.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.encoding import cluster_id_of
@@ -97,7 +96,7 @@ class MirroredMetrics:
             return [] if entry is None else [entry.document]
         return await self._mirror.service.matching(query or {})
 
-    async def aggregate(self, stages: Any) -> list[Document]:
+    async def aggregate(self, stages: JsonValue) -> list[Document]:
         """See `Metrics.aggregate`."""
         documents = await self._mirror.service.matching({})
         return await self._memory.index.run(lambda: aggregated(stages, documents))

@@ -8,7 +8,7 @@ where the documents say MB; DCGM's numbers stand as they are. No I/O.
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from moorage.catalog.documents.metrics import aggregate
 from moorage.catalog.values import Document
@@ -189,7 +189,7 @@ def compose(
     return composed
 
 
-def _marks(trees: Iterable[Mapping[str, JsonValue]]) -> list[tuple[Any, ...]]:
+def _marks(trees: Iterable[Mapping[str, JsonValue]]) -> list[tuple[JsonValue, ...]]:
     """Return a mark that tells two rounds apart: values change only with the time of measuring."""
     return [(tree.get("id"), tree.get("timestamp"), tree.get("stale")) for tree in trees]
 

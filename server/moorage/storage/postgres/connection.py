@@ -5,15 +5,15 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from moorage.records.json_values import JsonObject
-from moorage.storage.base import StorageError, StorageFailed
+from moorage.storage.base import SqlRow, StorageError, StorageFailed
 
-Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
+Connection: TypeAlias = "psycopg.Connection[SqlRow]"
 CONNECT_SECONDS_MAX: Final = 10
 _KEEPALIVE: Final = {
     "keepalives_idle": 5,
