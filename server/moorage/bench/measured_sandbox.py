@@ -6,7 +6,7 @@ Used by `sandbox_costs` and `sandbox_hogs`.
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import msgspec
 
@@ -58,7 +58,7 @@ class _Registry:
         self._documents = {name: {"id": name, "nodes": {"count": nodes}} for name in names}
         self._packed = {n: msgspec.msgpack.encode(each) for n, each in self._documents.items()}
 
-    async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+    async def call(self, client: str, method: str, arguments: tuple[JsonValue, ...]) -> JsonValue:
         raise CommandError(f"a policy called {client}.{method}{arguments}")
 
     def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
@@ -68,7 +68,7 @@ class _Registry:
     def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
         raise CommandError(f"a policy read the documents of {list(cluster_ids)}")
 
-    def read_cluster(self, cluster_id: str) -> tuple[bool, Any]:
+    def read_cluster(self, cluster_id: str) -> tuple[bool, JsonValue]:
         return True, self._documents[cluster_id]
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
@@ -157,7 +157,7 @@ class _Agent:
         self._folder = options.data / "local"
         self._deadline = HeardFile(self._folder, options.unheard_seconds)
 
-    def _note(self, **known: Any) -> None:
+    def _note(self, **known: object) -> None:
         after = self._known | known
         if after != self._known:  # A full disk keeps no agent away that has joined.
             workload_store.write(self._file, after)

@@ -10,14 +10,14 @@ import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from moorage.commands.errors import load_config, refuse_option
 from moorage.commands.options import DataOption, FileOption, JsonFlag, read_duration
 from moorage.config.settings import Config
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 
 if TYPE_CHECKING:
     from moorage.storage.base import AuditRows
@@ -154,7 +154,7 @@ def _line(entry: JsonObject) -> str:
     return f"{at} {who} {entry['what']} {about}{change}{why}"
 
 
-def _text(value: Any) -> str:
+def _text(value: JsonValue) -> str:
     """Return a value without characters that would move a terminal's cursor."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return "".join(each if each.isprintable() else "?" for each in text)

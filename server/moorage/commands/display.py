@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -51,7 +50,7 @@ def _show_rows(console: Console, table: Table) -> None:
     console.print(*filter(None, (table.title, made, table.caption)), sep="\n")
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print a JSON document."""
     sys.stdout.write(json.dumps(msgspec.to_builtins(value), indent=2) + "\n")
 

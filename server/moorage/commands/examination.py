@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.registry import Examination, kinds
 from moorage.config.settings import Config
@@ -25,6 +25,7 @@ from moorage.ledger.stored import StoredLedger
 from moorage.model import ClusterId
 from moorage.policy import Fleet
 from moorage.records.findings import DoctorFinding
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host.sandbox import JailError, Sandbox
 from moorage.sandbox.wire.limits import Limits
 from moorage.storage.base import StorageError
@@ -69,7 +70,7 @@ def _advised(finding: DoctorFinding, advice: str) -> DoctorFinding:
 class _NoServices:
     """Nothing is asked during the self-test."""
 
-    async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+    async def call(self, client: str, method: str, arguments: tuple[JsonValue, ...]) -> JsonValue:
         """Refuse."""
         raise AssertionError((client, method, arguments))
 
@@ -78,7 +79,7 @@ class _NoServices:
         del client, method, ids
         return {}
 
-    def documents(self, cluster_ids: Any) -> list[Any]:
+    def documents(self, cluster_ids: JsonValue) -> list[JsonValue]:
         """Return none."""
         del cluster_ids
         return []

@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.registry import BrokenKind, kinds
 from moorage.config.kinds import STORAGE, TOKENS, URL
@@ -103,7 +103,7 @@ class ConfigError(Exception):
         self.expected = expected
 
 
-Given = dict[str, tuple[str, Any]]
+Given = dict[str, tuple[str, object]]
 """By setting: where a value came from, and the value as it was written there."""
 
 
@@ -205,7 +205,7 @@ def _unknown(name: str, known: Iterable[str]) -> str:
     return f"there is no such setting; the nearest is {nearest}"
 
 
-def read(setting: Setting, source: str, value: Any) -> Any:
+def read(setting: Setting, source: str, value: object) -> object:
     """Return the value of a setting as `Config` holds it.
 
     Raises:

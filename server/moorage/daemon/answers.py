@@ -1,7 +1,6 @@
 """From the core's answers to the replies of the wire: the one place where the two meet."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -12,6 +11,7 @@ from moorage.model import Lease
 from moorage.protocol import replies
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import MessageId
+from moorage.records.json_values import JsonValue
 from moorage.records.leases import EMPTY
 from moorage.records.leases import Lease as LeaseAnswer
 
@@ -98,6 +98,6 @@ def lease_answer(
     return replace(answer, workload=known)
 
 
-def placement(lease: Lease) -> Any:
+def placement(lease: Lease) -> JsonValue:
     """Return the placement of a lease as a policy would have proposed it."""
     return lease.placement[0] if len(lease.placement) == 1 else lease.placement

@@ -6,9 +6,9 @@ then for ordinary things until the site is full, which is when a careless policy
 without GPUs has no metrics, as any has none until a client posts them.
 """
 
-from typing import Any, Final
+from typing import Final
 
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 
 Document = JsonObject
 
@@ -83,7 +83,7 @@ def requests() -> list[Document]:
 
 
 def _cluster(
-    name: str, nodes: int, cpus: int, memory: int, gpus: list[Document], **more: Any
+    name: str, nodes: int, cpus: int, memory: int, gpus: list[Document], **more: JsonValue
 ) -> Document:
     rows = [
         {

@@ -9,11 +9,12 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from moorage.catalog.documents.clusters import read_cluster_document
+from moorage.catalog.values import PolicyRecord
 from moorage.core.state.facts import Granted, Refusal
 from moorage.core.state.state import apply
 from moorage.core.turns.effects import LeaseNews
@@ -133,7 +134,7 @@ def _result(decision: Decision) -> Document:
             return answer | {"ok": True, "placement": []}
 
 
-async def _lines(job: PlaygroundJob, record: Any) -> list[Document]:
+async def _lines(job: PlaygroundJob, record: PolicyRecord) -> list[Document]:
     """Return the time of each line of the policy, on its first requests and an empty fleet."""
     tried = policy_test.PolicyTestJob(job.policy, mode=job.mode, clusters=job.documents)
     profile = await policy_test.profile(tried, record, job.requests)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 import msgspec
 
@@ -31,7 +31,7 @@ from moorage.model import Ask, Code, RequestId, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.faults import ServiceError
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Limits, PolicyFault
 from moorage.sandbox.wire.frames import ENTRY
@@ -120,7 +120,7 @@ class Tried:
     request: Document
     outcome: str
     detail: str
-    values: tuple[Any, ...]
+    values: tuple[JsonValue, ...]
     seconds: float
     traceback: tuple[str, ...] = ()
     printed: str = ""
@@ -150,7 +150,7 @@ class PolicyTestReport:
     requests: list[Tried] = field(default_factory=list[Tried])
     p50_seconds: float = 0.0
     max_seconds: float = 0.0
-    profile: Any = None
+    profile: JsonObject | None = None
     printed: str = ""
     hash_seeds: list[int] = field(default_factory=lambda: [HASH_SEEDS[0]])
 
@@ -257,7 +257,7 @@ def _fault(tried: Tried) -> str:
     return f"{tried.outcome}: {tried.detail}" if tried.outcome in _AT_FAULT else ""
 
 
-def _likewise(numbers: Sequence[Any]) -> str:
+def _likewise(numbers: Sequence[object]) -> str:
     more = len(numbers) - 1
     return f" ({more} more request{'s' * (more > 1)} likewise)" if more else ""
 
@@ -504,7 +504,9 @@ def _is_unexplained(tried: Tried) -> bool:
     return tried.outcome == "advice" and "resources" in tried.request and not value
 
 
-async def profile(job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[Document]) -> Any:
+async def profile(
+    job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[Document]
+) -> JsonObject | None:
     """Evaluate once more with every line timed; None if the policy did not let that happen."""
     source = (resources.files("moorage.lab") / _PROFILER).read_bytes()
     code = code_of(record)
@@ -525,6 +527,6 @@ async def profile(job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[Doc
     return found if found["lines"] else None
 
 
-def _short(value: Any) -> str:
+def _short(value: JsonValue) -> str:
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= VALUE_CHARACTERS_MAX else f"{text[:VALUE_CHARACTERS_MAX]}…"

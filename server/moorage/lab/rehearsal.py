@@ -14,7 +14,7 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self, assert_never
+from typing import Final, Self, assert_never
 
 from moorage.catalog.documents.clusters import read_cluster_document
 from moorage.catalog.opening import open_catalog
@@ -47,7 +47,7 @@ from moorage.daemon.policies.finder import code_of
 from moorage.daemon.publishing.vetting import vet
 from moorage.daemon.requests.services import CatalogReader
 from moorage.model import Ask, Code, Lease, RequestId, SessionId, Tenant
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host.contract import HostServices, Mode
 from moorage.sandbox.host.sandbox import Limits, PolicyCode, Sandbox
 from moorage.storage.sqlite.storage import SqliteStorage
@@ -71,7 +71,7 @@ class Decision:
 
     ask: Ask
     answer: Response | None = None
-    values: tuple[Any, ...] = ()
+    values: tuple[JsonValue, ...] = ()
     seconds: float = 0.0
 
 
@@ -194,7 +194,7 @@ class Rehearsal:
         """Evaluate this in the place of the policy that was uploaded under its URI."""
         self._codes[code.ref.uri] = code
 
-    async def evaluate(self, uri: str, tenant: Tenant, input_data: Any) -> Any:
+    async def evaluate(self, uri: str, tenant: Tenant, input_data: JsonValue) -> JsonValue:
         """Evaluate a policy on plain input, as rankings and blocks do.
 
         Raises:
@@ -204,7 +204,7 @@ class Rehearsal:
         code = self._codes[uri]
         return await self._sandbox.evaluate(code, tenant, input_data, parameters={}, settings={})
 
-    async def manage(self, uri: str, tenant: Tenant, action: str) -> Any:
+    async def manage(self, uri: str, tenant: Tenant, action: str) -> JsonValue:
         """Run a policy's `management`.
 
         Raises:

@@ -13,10 +13,10 @@ and candidates are not. Those that were refused at once, and advice, left nothin
 import asyncio
 import hashlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 from msgspec import structs
 
@@ -240,7 +240,7 @@ def _copy(source: Path, copy: Path) -> None:
         raise CommandError(str(error)) from error
 
 
-async def _entries(ledger: StoredLedger) -> Any:
+async def _entries(ledger: StoredLedger) -> AsyncIterator[LedgerEntry]:
     last = 0
     while page := await ledger.read(after=last):
         for entry in page:

@@ -7,7 +7,7 @@ what is granted here, and every workload that has to stop has stopped at once.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -32,7 +32,7 @@ from moorage.lab.rehearsal import SESSION, Document, Rehearsal
 from moorage.ledger.codec import unseal
 from moorage.model import Ask, Cluster, ClusterId, Lease, Node, NodeId, PolicyRef, RequestId, Tenant
 from moorage.protocol.changes import AddedNodes, Change, CordonMode
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Limits
@@ -176,7 +176,9 @@ class CopiedDocuments:
     def __init__(self, packed: Sequence[tuple[str, int, bytes]]) -> None:
         self._packed = {name: contract.Document(name, each, blob) for name, each, blob in packed}
 
-    async def call(self, client: str, method: contract.Method, arguments: tuple[Any, ...]) -> Any:
+    async def call(
+        self, client: str, method: contract.Method, arguments: tuple[JsonValue, ...]
+    ) -> JsonValue:
         """Answer an injected client: about one cluster; see `HostServices`."""
         del client
         found = self._packed.get(str(arguments[0]))
@@ -216,9 +218,9 @@ class CopiedDocuments:
             blob = msgspec.msgpack.encode(content)
             self._packed[cluster] = contract.Document(cluster, old.version + 1, blob)
 
-    def _nodes(self, cluster: str) -> tuple[Any, list[Document]]:
+    def _nodes(self, cluster: str) -> tuple[JsonObject | None, list[Document]]:
         known = self._packed.get(cluster)
-        content = None if known is None else msgspec.msgpack.decode(known.blob)
+        content: JsonObject | None = None if known is None else msgspec.msgpack.decode(known.blob)
         listed = ((content or {}).get("data", {}).get("nodes") or {}).get("nodeData")
         return content, listed if isinstance(listed, list) else []
 

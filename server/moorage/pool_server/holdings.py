@@ -8,11 +8,11 @@ import asyncio
 import os
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from secrets import token_hex
-from typing import Any, Final
+from typing import Final
 
 from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots import Allocation, InvalidCheckin, InvalidRequest, ResourcePool
@@ -94,11 +94,11 @@ class Holdings:
         # After a restart the old transactions have no holder: they do not meet new ones by chance.
         self._names = (f"{prefix}-{number}" for prefix in [token_hex(4)] for number in count(1))
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[PoolHolding]:
         return iter(self._holdings.values())
 
     def checkout(
-        self, request: Any, pid: int | None = None, ttl_seconds: float | None = None
+        self, request: JsonValue, pid: int | None = None, ttl_seconds: float | None = None
     ) -> PoolHolding:
         """Check out, for a process, for a time, or both.
 

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from moorage.protocol.cluster_documents import (
     MIB,
@@ -75,7 +75,7 @@ class WrongNodeError(ValueError):
         self.expected = expected
 
 
-def quantity(given: Any) -> float | None:
+def quantity(given: JsonValue) -> float | None:
     """Return a quantity of the API, e.g. `63920m` or `528222604Ki`; None if it is none."""
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
         return given
@@ -100,9 +100,9 @@ class NodeReading:
 
     """
 
-    item: Any
+    item: JsonValue
 
-    def at(self, path: str) -> Any:
+    def at(self, path: str) -> JsonValue:
         """Return what lies at a path; None if nothing does."""
         value = self.item
         for key in path.split("."):

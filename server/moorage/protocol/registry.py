@@ -4,11 +4,11 @@ An operation is declared here, served by its endpoint, and done by the catalog's
 documents. Every refusal is a `protocol.faults.ServiceError`.
 """
 
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta, Struct
 
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = [
     "Activation",
@@ -127,7 +127,7 @@ class Metrics(Protocol):
     async def query(self, query: Document | None = None) -> list[Document]:
         """Return the metrics documents that match a filter, by cluster id; None: all."""
 
-    async def aggregate(self, stages: Any) -> list[Document]:
+    async def aggregate(self, stages: JsonValue) -> list[Document]:
         """Return what an aggregation pipeline makes of all metrics documents.
 
         Args:
@@ -180,7 +180,7 @@ class BlockDocuments(Protocol):
     async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
         """Return the documents that match a filter, by id; None: all."""
 
-    async def aggregate_metrics(self, stages: Any) -> list[Document]:
+    async def aggregate_metrics(self, stages: JsonValue) -> list[Document]:
         """Return what a pipeline makes of all metrics of blocks, as `Metrics.aggregate` does."""
 
 

@@ -8,7 +8,7 @@ existing clients look for.
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, TypedDict, Unpack
+from typing import Annotated, Final, TypedDict, Unpack
 
 import msgspec
 from msgspec import UNSET, Struct, field
@@ -58,7 +58,7 @@ class Reply(Struct, frozen=True, omit_defaults=True):
     """
 
     success: Annotated[bool, ESSENTIAL]
-    data: Any = UNSET
+    data: JsonValue = UNSET
     message: str = ""
     details: JsonObject = field(default_factory=dict, name="error")
     id: MessageId = None
@@ -84,7 +84,7 @@ class Event(Struct, frozen=True):
     """A pushed message; `id` is that of the request whose progress it tells."""
 
     event: Annotated[str, ESSENTIAL]
-    data: Any = None
+    data: JsonValue = None
     topic: str = ""
     id: str | int | None = None
 
@@ -103,7 +103,7 @@ class Shared(TypedDict, total=False):
     leader: str
 
 
-def success(data: Any, **shared: Unpack[Shared]) -> bytes:
+def success(data: JsonValue, **shared: Unpack[Shared]) -> bytes:
     """Write a success reply.
 
     Args:
@@ -178,7 +178,7 @@ def failure_from(error: BadMessage) -> bytes:
     )
 
 
-def raw(data: Any) -> bytes:
+def raw(data: JsonValue) -> bytes:
     """Write the success reply to a block-level request: the result without envelope."""
     try:
         text = _encode(data)
@@ -191,18 +191,18 @@ def raw(data: Any) -> bytes:
     return text
 
 
-def event(name: str, data: Any, topic: str = "") -> bytes:
+def event(name: str, data: JsonValue, topic: str = "") -> bytes:
     """Write a pushed message: news of a topic for a session that watches it."""
     return _encode({"event": name, **({"topic": topic} if topic else {}), "data": data})
 
 
-def progress(id: str | int | None, data: Any) -> bytes:  # noqa: A002  # The wire's name.
+def progress(id: str | int | None, data: JsonValue) -> bytes:  # noqa: A002  # The wire's name.
     """Write a pushed message: how far a request with `stream` is."""
     named = {} if id is None else {"id": id}
     return _encode({"event": "progress", **named, "data": data})
 
 
-def _check_finite(value: Any) -> None:
+def _check_finite(value: JsonValue) -> None:
     """Raise ValueError where a float is no number."""
     todo = [value]
     while todo:

@@ -17,7 +17,7 @@ from moorage.protocol import messages as m
 from moorage.protocol.messages import AllocationRequest, BlockRequest, Status, Why
 from moorage.records import replies
 from moorage.records.fields import Sparse
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.leases import Lease as LeaseAnswer
 
 __all__ = ["MESSAGES", "asyncapi", "documents", "explain", "schemas"]
@@ -30,7 +30,7 @@ MESSAGES: Final[dict[str, type[messages.Message]]] = {
 }
 """What a client may send, by the name of the operation."""
 _PLACEMENT: Final = (Share, list[Share])
-ANSWERS: Final[dict[type[m.Message], tuple[Any, ...]]] = {
+ANSWERS: Final[dict[type[m.Message], tuple[JsonValue, ...]]] = {
     m.AllocationRequest: (Any,),
     m.BlockRequest: (Any,),
     m.Release: _PLACEMENT,
@@ -261,7 +261,7 @@ def documents() -> dict[str, JsonObject]:
 def _within(schema: JsonObject) -> list[str]:
     """Return the names of all schemas that a schema refers to, themselves or through others."""
     known, found = schemas(), set[str]()
-    todo: list[Any] = [schema]
+    todo: list[JsonValue] = [schema]
     while todo:
         part = todo.pop()
         if isinstance(part, list):

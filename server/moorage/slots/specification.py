@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import yaml
 
@@ -90,7 +90,7 @@ class Specification:
     additional_properties: Document
 
 
-def parse_specification(document: Any) -> Specification:
+def parse_specification(document: JsonValue) -> Specification:
     """Read the description of a flat pool, in any of the layouts.
 
     Raises:
@@ -116,7 +116,7 @@ def parse_specification(document: Any) -> Specification:
     return Specification(parse_resources(found, at), properties_of(body))
 
 
-def unwrapped(document: Any) -> Mapping[str, JsonValue]:
+def unwrapped(document: JsonValue) -> Mapping[str, JsonValue]:
     """Return a description without its outer key."""
     if isinstance(document, Mapping) and OUTER_KEY in document:
         only_keys(document, {OUTER_KEY}, "the document")
@@ -129,7 +129,7 @@ def properties_of(body: Mapping[str, JsonValue]) -> Document:
     return dict(_mapping(body.get("additional_properties") or {}, "additional_properties"))
 
 
-def parse_resources(document: Any, at: str) -> dict[str, tuple[Instance, ...]]:
+def parse_resources(document: JsonValue, at: str) -> dict[str, tuple[Instance, ...]]:
     """Read instances by type.
 
     Args:
@@ -160,7 +160,7 @@ def parse_resources(document: Any, at: str) -> dict[str, tuple[Instance, ...]]:
     return resources
 
 
-def counted(count: Any, at: str) -> tuple[Instance, ...]:
+def counted(count: JsonValue, at: str) -> tuple[Instance, ...]:
     """Return that many instances of one slot, with the ids "0", "1" and so on."""
     if type(count) is not int or not 0 <= count <= INSTANCES_MAX:
         raise InvalidSpecification(f"{at}: expected a count from 0 to {INSTANCES_MAX}")
@@ -216,7 +216,7 @@ def only_keys(document: Mapping[str, JsonValue], allowed: set[str], at: str) -> 
         )
 
 
-def _instance(document: Any, at: str) -> Instance:
+def _instance(document: JsonValue, at: str) -> Instance:
     row = _mapping(document, at)
     extra = _extra(row, at)
     name = row.get("id")
@@ -231,7 +231,7 @@ def _instance(document: Any, at: str) -> Instance:
     return Instance(str(name), slots, part_of, extra)
 
 
-def _extra(row: Mapping[Any, Any], at: str) -> Document:
+def _extra(row: Mapping[JsonValue, JsonValue], at: str) -> Document:
     """Return the other keys of an instance; what JSON cannot say is refused, and so are typos."""
     extra: Document = {key: value for key, value in row.items() if key not in _OF_INSTANCES}
     for key in extra:
@@ -246,7 +246,7 @@ def _extra(row: Mapping[Any, Any], at: str) -> Document:
         ) from error
 
 
-def _part_of(document: Any, at: str) -> tuple[str, str] | None:
+def _part_of(document: JsonValue, at: str) -> tuple[str, str] | None:
     if document is None:
         return None
     whole = _mapping(document, at)
@@ -273,12 +273,12 @@ def _check_parts(resources: Mapping[str, tuple[Instance, ...]], at: str) -> None
             )
 
 
-def _local(document: Any) -> Any:
+def _local(document: JsonValue) -> JsonValue:
     """Return ctest's resources; its own files have a list of just one machine there."""
     return document[0] if isinstance(document, list) and len(document) == 1 else document
 
 
-def _mapping(document: Any, at: str) -> Mapping[Any, Any]:
+def _mapping(document: JsonValue, at: str) -> Mapping[JsonValue, JsonValue]:
     if not isinstance(document, Mapping):
         raise InvalidSpecification(f"{at}: expected an object, found {type(document).__name__}")
     return document
@@ -292,5 +292,5 @@ def _unique(ids: Iterable[str], at: str) -> None:
         seen.add(each)
 
 
-def _list(keys: Iterable[Any]) -> str:
+def _list(keys: Iterable[JsonValue]) -> str:
     return ", ".join(repr(key) for key in keys) or "nothing"

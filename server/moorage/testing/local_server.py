@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 
@@ -60,7 +60,7 @@ class Server(Running):
             document = catalog.document(policy) if isinstance(policy, str) else policy
         return str(self._post("/policy", document, token)["data"]["policy_rule_uri"])
 
-    def _post(self, path: str, document: Document, token: str) -> Any:
+    def _post(self, path: str, document: Document, token: str) -> JsonValue:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         answer = httpx.post(
             self.http + path,

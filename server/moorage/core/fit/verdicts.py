@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from moorage.policy import NEVER, Fleet, Misfit
 from moorage.policy.inventory import Ints
 from moorage.policy.matching import CLUSTER_KEY, NODE_KEY, label_values
 from moorage.records.fields import shown_name
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 
 Verdict = Literal["never", "not_now", "not_you"]
 NAMES_MAX: Final = 20
@@ -167,12 +167,12 @@ def _most(
     return _change(name, getattr(demand, name), values[low])
 
 
-def _with(demand: Demand, name: str, value: Any) -> Demand:
+def _with(demand: Demand, name: str, value: JsonValue) -> Demand:
     changed: JsonObject = {name: value}
     return replace(demand, **changed)
 
 
-def _change(name: str, now: Any, fits: Any) -> JsonObject:
+def _change(name: str, now: JsonValue, fits: JsonValue) -> JsonObject:
     return {"field": f"resources.{name}", "asked": now, "fits": fits}
 
 
@@ -207,7 +207,7 @@ def unmet_labels(fleet: Fleet, demand: Demand, candidates: _Bools) -> str:
     return ""
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: JsonValue) -> JsonValue:
     return " or ".join(value[:NAMES_MAX]) if isinstance(value, list) else value
 
 
@@ -288,7 +288,9 @@ def _devices(fleet: Fleet, demand: Demand, rows: npt.NDArray[np.intp], misfit: M
     return most
 
 
-def _node_row(fleet: Fleet, row: int, misfit: Misfit, has: Any, needs: Any) -> JsonObject:
+def _node_row(
+    fleet: Fleet, row: int, misfit: Misfit, has: JsonValue, needs: JsonValue
+) -> JsonObject:
     cluster, node = fleet.node_ids[row]
     verdict = "fits" if misfit is Misfit.FITS else "not_now" if misfit > NEVER else "never"
     lacks = int(needs) - int(has)

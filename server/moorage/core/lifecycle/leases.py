@@ -8,7 +8,7 @@ The allocator is the only caller.
 
 import json
 from hashlib import sha256
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -51,13 +51,14 @@ from moorage.model import (
     RequestId,
     Tenant,
 )
+from moorage.records.json_values import JsonValue
 
 _DEMANDED: Final = tuple(
     each.name for each in msgspec.structs.fields(Demand) if each.name != "where"
 )
 
 
-def _demanded(demand: Demand) -> list[Any]:
+def _demanded(demand: Demand) -> list[JsonValue]:
     """Return the fields of a demand; without `where`, as digests of earlier releases have them."""
     fields = [getattr(demand, name) for name in _DEMANDED]
     return [*fields, demand.where] if demand.where else fields

@@ -5,7 +5,7 @@ for again, queued or refused. The allocator is the only caller.
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -38,7 +38,7 @@ from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.core.turns.turn import TurnWriter
 from moorage.model import Ask, Code, Lease, Nodes, Placement, RequestId, Tenant
 from moorage.policy import ProposalError, ProposedShare, parse_proposal
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 
 WAITING_MAX: Final = 100_000
 """Asks in the queue; the next one is answered `busy`."""
@@ -250,7 +250,7 @@ class Requests:
         self._turn.wakes = True  # What was reserved for it is for the others now.
         return True
 
-    def _proposed(self, pending: Pending, value: Any, exclusions: Exclusions) -> None:
+    def _proposed(self, pending: Pending, value: JsonValue, exclusions: Exclusions) -> None:
         ask = pending.ask
         value = with_reasons(ask, value, self._state.fleet, self._state.clusters)
         try:
@@ -269,7 +269,7 @@ class Requests:
         self,
         pending: Pending,
         wishes: tuple[ProposedShare, ...],
-        value: Any,
+        value: JsonValue,
         exclusions: Exclusions,
     ) -> None:
         """Grant the proposal of a policy, consult the policy again, or refuse with the reason."""
@@ -309,7 +309,7 @@ class Requests:
             refusal = refusals.others_were_faster(CONSULTS_MAX, conflict.details)
             self._wait_or_refuse(pending, refusal, exclusions, -1)  # It fits, so nothing stands.
 
-    def _declined(self, pending: Pending, value: Any, exclusions: Exclusions) -> None:
+    def _declined(self, pending: Pending, value: JsonValue, exclusions: Exclusions) -> None:
         """The policy returned a value that names no cluster: it is passed on and grants nothing."""
         ask = pending.ask
         if self._insist(pending, exclusions):
@@ -345,7 +345,7 @@ class Requests:
             return False
         return self._fits(ask, exclusions)
 
-    def _accept(self, pending: Pending, placement: Placement, value: Any) -> None:
+    def _accept(self, pending: Pending, placement: Placement, value: JsonValue) -> None:
         ask = pending.ask
         if ask.terms is None or ask.dry_run:
             self._answer(pending, Advice(value, self._reasons(pending) if ask.explain else None))
@@ -369,7 +369,11 @@ class Requests:
         return warm is not None
 
     def _grant(
-        self, pending: Pending, placement: Placement, value: Any = None, warm: Lease | None = None
+        self,
+        pending: Pending,
+        placement: Placement,
+        value: JsonValue = None,
+        warm: Lease | None = None,
     ) -> None:
         ask = pending.ask
         if ask.id in self._state.waiting:

@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, get_args
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import UNSET
 
 from moorage.core.fit import reservations
-from moorage.core.fit.feasibility import Feasibility
+from moorage.core.fit.feasibility import Candidates, Feasibility
 from moorage.core.queue import quotas
 from moorage.core.queue.order import WaitingQueue
 from moorage.core.reports import forecast
 from moorage.core.state import refusals
+from moorage.core.state.accounts import Column
 from moorage.core.state.facts import Refusal
 from moorage.core.state.state import State
 from moorage.core.state.waiters import Seniority, Waiter
 from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
 from moorage.core.turns.events import Inquired
-from moorage.model import ClusterId, Code, Lease, LeaseState, NodeId, RequestId, Share
+from moorage.model import ClusterId, Code, Demand, Lease, LeaseState, NodeId, RequestId, Share
 from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.replies import AwaitedLease, ClusterCapacity, NodeCapacity
@@ -166,7 +166,7 @@ def _sorted_leases(inquiry: Inquired, pool: Iterable[Lease]) -> Response:
     return Information({"leases": rows, "next": following, "total": total})
 
 
-def _ordered(lease: Lease, name: str) -> Any:
+def _ordered(lease: Lease, name: str) -> JsonValue:
     """Return by what leases are ordered; of texts the beginning, as a cursor is short."""
     match name:
         case "gpus":
@@ -300,7 +300,10 @@ def _awaited(inquiry: Inquired, lease: Lease, share: Share) -> AwaitedLease:
 
 
 def _add_nodes(
-    record: JsonObject, inquiry: Inquired, question: Any, feasibility: Feasibility
+    record: JsonObject,
+    inquiry: Inquired,
+    question: tuple[Demand | None, Candidates] | None,
+    feasibility: Feasibility,
 ) -> Refusal | None:
     """Add what each candidate node says to the request now; null where that is not known."""
     record |= {"node_verdicts": None, "next": None}
@@ -391,7 +394,7 @@ def waiter_document(waiter: Waiter, state: str) -> Information:
 def _clusters(state: State) -> Iterable[ClusterCapacity]:
     fleet = state.fleet
 
-    def sums(column: npt.NDArray[Any]) -> list[int]:
+    def sums(column: Column) -> list[int]:
         totals = np.zeros(len(fleet.cluster_ids), np.int64)
         np.add.at(totals, fleet.cluster, column)
         return totals.tolist()
@@ -449,8 +452,8 @@ def _seniority(row: JsonObject) -> Seniority:
 def page(
     inquiry: Inquired,
     name: str,
-    rows: Iterable[Any],
-    key: Callable[[Any], Any],
+    rows: Iterable[JsonValue],
+    key: Callable[[JsonValue], JsonValue],
 ) -> Response:
     """Return one page of `rows`, which ascend by `key`, and the key after which the next starts.
 
@@ -458,7 +461,7 @@ def page(
     """
     # The cluster chose what is listed, but for leases: of those it is where they are.
     wanted = {k: v for k, v in inquiry.filters.items() if k != "cluster" or name == "leases"}
-    shown: list[Any] = []
+    shown: list[JsonValue] = []
     for row in rows:
         try:
             if inquiry.after and not key(row) > _cursor(key(row), inquiry.after):
@@ -475,7 +478,7 @@ def page(
     return Information({name: shown, "next": None})
 
 
-def _cursor(like: Any, after: str) -> Any:
+def _cursor(like: JsonValue, after: str) -> JsonValue:
     """Read what `next` of the page before said; raise what says that it said no such thing."""
     if isinstance(like, str):
         return after
@@ -487,7 +490,7 @@ def _cursor(like: Any, after: str) -> Any:
     return tuple(found)
 
 
-def _matches(row: Any, key: str, value: Any) -> bool:
+def _matches(row: JsonValue, key: str, value: JsonValue) -> bool:
     if key in {"cluster", "cluster_id", "node_id"} and isinstance(row, LeaseAnswer):
         at = "node_id" if key == "node_id" else "cluster_id"
         return any(getattr(share, at) == value for share in row.placement)

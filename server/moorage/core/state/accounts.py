@@ -6,7 +6,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ same whether it is added up once or a thousand times, here or in a replay."""
 _HALVING: Final = np.array([2.0 ** (-step / STEPS) for step in range(STEPS)])
 
 Numbers = npt.NDArray[np.int64]
+Column: TypeAlias = npt.NDArray[Any]
+"""One value per row: numbers of one type, or booleans."""
 
 
 class Past(NamedTuple):
@@ -92,7 +94,7 @@ class Accounts:
         self._numbers: dict[Account, int] = {}
         self._names: list[Account] = []
         self._groups: dict[Tenant | None, int] = {}
-        self._columns: dict[str, npt.NDArray[Any]] = {
+        self._columns: dict[str, Column] = {
             "held": np.zeros((16, len(RESOURCES)), np.int64),
             "nominal": np.zeros((16, len(RESOURCES)), np.int64),
             "borrow": np.zeros((16, len(RESOURCES)), np.int64),
@@ -116,7 +118,7 @@ class Accounts:
         """What leases of a tenant and project took since the columns were last read. Most servers
         never read them: no quota is set, and no request waits for a fair share."""
 
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+    def __getitem__(self, name: str) -> Column:
         """Return a column."""
         if self._uncounted:
             self._count()
@@ -348,7 +350,9 @@ class Accounts:
         )
         return room
 
-    def over(self, numbers: Numbers, wanted: Iterable[Numbers], reserved: Numbers) -> Any:
+    def over(
+        self, numbers: Numbers, wanted: Iterable[Numbers], reserved: Numbers
+    ) -> npt.NDArray[np.bool_]:
         """Return the accounts without room for the wanted amounts: bool `[accounts]`.
 
         Args:

@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import chain, islice, takewhile
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -318,7 +318,7 @@ def others_were_faster(times: int, details: Mapping[str, JsonValue]) -> Refusal:
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW | dict(details))
 
 
-def declined(value: Any) -> Refusal:
+def declined(value: JsonValue) -> Refusal:
     """The policy found no placement."""
     why = "its answer is empty"
     if value is None:

@@ -4,7 +4,7 @@ A closed union of frozen records. Time is never read here: `step` is given `now`
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -36,7 +36,7 @@ class Proposed(msgspec.Struct, frozen=True, gc=False):
 
     request: RequestId
     consultation: int
-    value: Any
+    value: JsonValue
 
 
 class ConsultFailed(msgspec.Struct, frozen=True, gc=False):

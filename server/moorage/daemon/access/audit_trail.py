@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from time import time
-from typing import Any
 
 from moorage.core.state.facts import (
     Cordoned,
@@ -25,7 +24,7 @@ from moorage.daemon.access.audit_log import AuditLog
 from moorage.ledger.base import LedgerEntry
 from moorage.model import Code, Lease, Placement, Quota, RequestId, Tenant
 from moorage.records.audit import AuditEntry
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.rights import Caller
 
 __all__ = ["AuditTrail"]
@@ -164,8 +163,8 @@ class AuditTrail:
         what: str,
         who: str,
         about: JsonObject,
-        before: Any = None,
-        after: Any = None,
+        before: JsonValue = None,
+        after: JsonValue = None,
         why: str = "",
     ) -> AuditEntry:
         """Return an entry of the one who awaits an answer `to`, or where none does, of `who`."""
@@ -176,7 +175,7 @@ class AuditTrail:
         return AuditEntry(at, what, caller.tenant, role, token, remote, about, before, after, why)
 
 
-def _places(placement: Placement) -> list[list[Any]]:
+def _places(placement: Placement) -> list[list[JsonValue]]:
     """Return the placement of a lease: cluster, node, GPUs and thousandths of each of them."""
     return [
         [share.cluster_id, share.node_id, list(share.gpus), share.gpu_milli] for share in placement

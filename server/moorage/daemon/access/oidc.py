@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import jwt
 import structlog
@@ -191,11 +191,11 @@ class OidcTokens:
         return Caller(Tenant(tenant), highest, f"oidc:{subject}"), ""
 
 
-def _claim(claims: Mapping[str, JsonValue], name: str) -> Any:
+def _claim(claims: Mapping[str, JsonValue], name: str) -> JsonValue:
     """Return a claim by its name, else by the path that its name is; None: there is none."""
     if name in claims:
         return claims[name]
-    found: Any = claims
+    found: JsonValue = claims
     for part in name.split("."):
         found = found.get(part) if isinstance(found, dict) else None
     return found

@@ -6,7 +6,6 @@ read the fleet as the allocator knows it: what leases hold is not free.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -88,6 +87,6 @@ def _rows(fleet: Fleet, cluster_id: str) -> slice:
     return slice(bisect_left(fleet.cluster, number), bisect_right(fleet.cluster, number))
 
 
-def _part(free: Any, total: Any) -> Any:
+def _part(free: JsonValue, total: JsonValue) -> JsonValue:
     """Return which part of each total is free; 1 where there is nothing to be had."""
     return np.where(total > 0, np.clip(free, 0, None) / np.maximum(total, 1), 1.0)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.ports import Catalog
@@ -51,7 +51,7 @@ class BlockOutcome:
 
     """
 
-    result: Any
+    result: JsonValue
     warnings: list[str]
 
 

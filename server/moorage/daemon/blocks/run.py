@@ -7,7 +7,7 @@ they return goes through `answers`. Documents stay packed from the catalog to th
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -66,7 +66,7 @@ class Candidate:
         return _parts(self.packed)
 
     @property
-    def document(self) -> Any:
+    def document(self) -> JsonValue:
         """The cluster document."""
         return msgspec.msgpack.decode(self.parts.data)
 
@@ -104,7 +104,7 @@ class BlockRun:
         self._records = records
         self.left_out: dict[str, ServiceError] = {}
 
-    async def select(self, found: Sequence[Candidate]) -> tuple[Any, list[Candidate]]:
+    async def select(self, found: Sequence[Candidate]) -> tuple[JsonValue, list[Candidate]]:
         """Let the clusterAllocator narrow the clusters.
 
         Returns:
@@ -124,7 +124,7 @@ class BlockRun:
         names = answers.selected(value, by_name, self._allocator.at)
         return value, [by_name[name] for name in names]
 
-    def selection(self, value: Any, candidates: Sequence[Candidate]) -> Any:
+    def selection(self, value: JsonValue, candidates: Sequence[Candidate]) -> JsonValue:
         """Return the result of the selection, `{"clusters": [documents], …}`."""
         if sum(len(each.packed) for each in candidates) > INPUT_BYTES_MAX:
             raise _too_large(self._allocator.at)
@@ -177,7 +177,7 @@ class BlockRun:
         value = await self._evaluate(self._scorer, given, size)
         return answers.score_data(value, cluster.nodes, self._scorer.at)
 
-    async def choose(self, scored: Sequence[Candidate]) -> Any:
+    async def choose(self, scored: Sequence[Candidate]) -> JsonValue:
         """Let the clusterAllocator choose a cluster; return its entry."""
         by_name = {each.name: each for each in scored}
         if not self._allocator.uri:
@@ -244,7 +244,7 @@ class BlockRun:
 
     async def _evaluate(
         self, spec: PolicySpec, given: Mapping[str, JsonValue], size: int, *, answered: int = 0
-    ) -> Any:
+    ) -> JsonValue:
         """Run a named policy.
 
         Args:
@@ -285,7 +285,7 @@ async def _opened(given: Mapping[str, JsonValue], names: Collection[str]) -> Jso
     return {name: await _plain(each) if name in names else each for name, each in given.items()}
 
 
-async def _plain(value: Any) -> Any:
+async def _plain(value: JsonValue) -> JsonValue:
     """Return a value with its packed parts unpacked; others have their turn in between."""
     match value:
         case msgspec.Raw():

@@ -6,7 +6,7 @@ every refusal is a `ServiceError` that names the place in the document.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -88,7 +88,7 @@ def _unnamed(role: Role) -> PolicySpec:
     return PolicySpec(role, f"input.policies.{role}")
 
 
-def _named(section: Any, at: str) -> Iterator[tuple[Role, Any, str]]:
+def _named(section: JsonValue, at: str) -> Iterator[tuple[Role, JsonValue, str]]:
     """Yield the entries of a section for the two roles that place a block, with their places.
 
     Stored blocks have an object by role; block specifications have a list in which each policy
@@ -114,7 +114,7 @@ def _named(section: Any, at: str) -> Iterator[tuple[Role, Any, str]]:
             yield role, given, where
 
 
-def _policy(role: Role, given: Any, at: str) -> PolicySpec:
+def _policy(role: Role, given: JsonValue, at: str) -> PolicySpec:
     if not isinstance(given, dict):
         raise ServiceError.wrong_field(at, "an object with policyRuleURI, parameters and settings")
     if given.get("codePath"):
@@ -137,7 +137,7 @@ def _policy(role: Role, given: Any, at: str) -> PolicySpec:
     )
 
 
-def _object(value: Any, at: str) -> JsonObject:
+def _object(value: JsonValue, at: str) -> JsonObject:
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -163,7 +163,7 @@ def _filter(spec: PolicySpec) -> tuple[JsonObject, str] | None:
     return given, at
 
 
-def _demand(given: Any) -> Demand | None:
+def _demand(given: JsonValue) -> Demand | None:
     if given is None:
         return None
     at = "input.resources"

@@ -8,14 +8,14 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from moorage.daemon.blocks.placement import BlockPlacement, Mode
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 
 Document = JsonObject
 
@@ -48,19 +48,19 @@ class BlockServices:
     """
 
     def __init__(
-        self, blocks: BlockPlacement, spawn: Callable[[Coroutine[Any, Any, None]], object]
+        self, blocks: BlockPlacement, spawn: Callable[[Coroutine[object, object, None]], object]
     ) -> None:
         self._blocks = blocks
         self._spawn = spawn
         self._tasks: OrderedDict[str, _Task] = OrderedDict()
         self._bytes = 0
 
-    async def select_clusters(self, body: Document, tenant: str) -> Any:
+    async def select_clusters(self, body: Document, tenant: str) -> JsonValue:
         """Answer `POST /blockActions/selectClusters`: the bare result."""
         block = _block(body, "select_clusters")
         return (await self._blocks.place(Tenant(tenant), block, "select_clusters")).result
 
-    async def dry_run(self, body: Document, tenant: str) -> tuple[Any, list[str]]:
+    async def dry_run(self, body: Document, tenant: str) -> tuple[JsonValue, list[str]]:
         """Answer `POST /blockActions/dryRun`: the result, and warnings beside it."""
         outcome = await self._blocks.place(Tenant(tenant), _block(body, "dry_run"), "dry_run")
         return outcome.result, outcome.warnings

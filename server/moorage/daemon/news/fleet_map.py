@@ -6,7 +6,7 @@ made of may have been ahead of them.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from moorage.core.state.facts import (
 from moorage.core.state.state import State
 from moorage.model import GPU_MILLI, ClusterId, Lease, NodeId, RequestId, Tenant
 from moorage.policy.inventory import Ints
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 
 STATES: Final = ("free", "held", "warm", "failing", "cordoned", "stale")
 """What a slot may be: held in any way, or what keeps it from being free."""
@@ -168,7 +168,7 @@ class FleetMap:
                 if row is not None and gpu in ids:
                     yield self._starts[row] + ids.index(gpu), share.gpu_milli
 
-    def _change(self, request: RequestId, **changed: Any) -> None:
+    def _change(self, request: RequestId, **changed: JsonValue) -> None:
         held = self._held.get(request)
         if held is not None:
             self._held[request] = held._replace(**changed)

@@ -10,14 +10,14 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import WorkloadReport
 from moorage.core.state.facts import Ended, Fact, Granted, Queued, Requeued, Started
 from moorage.core.turns.effects import Address, LeaseNews, Response
 from moorage.model import RequestId, SessionId
 from moorage.protocol.replies import MessageId, progress
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 
 PAUSE_SECONDS: Final = 1.0
 """Between two looks at the positions in the queue."""
@@ -172,7 +172,7 @@ class RequestProgress:
                 streamed.deciding_told = seconds + min(seconds, DECIDING_SECONDS_MAX)
                 self._tell(request, "deciding", seconds=round(seconds, 1))
 
-    def _tell(self, request: RequestId, state: str, **more: Any) -> None:
+    def _tell(self, request: RequestId, state: str, **more: JsonValue) -> None:
         streamed = self._streamed.get(request)
         if streamed is None:
             return

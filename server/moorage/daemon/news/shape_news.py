@@ -6,7 +6,7 @@ The counts are those of `shapes`.
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from moorage.core.state.state import State
 from moorage.daemon.news.shapes import AskedShapes, ShapeCounts
@@ -47,7 +47,7 @@ class ShapeNews:
         self._push = push
         self._reads_on = reads_on
         self._revision = revision
-        self._watching: dict[SessionId, tuple[Tenant | None, Any]] = {}
+        self._watching: dict[SessionId, tuple[Tenant | None, list[JsonObject] | None]] = {}
         self._counts: dict[Demand, ShapeCounts] = {}
         self._wanted = asyncio.Event()
 

@@ -8,7 +8,7 @@ what it missed; nothing here waits for a watcher.
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
@@ -47,7 +47,7 @@ from moorage.model import Code, Lease, PolicyRef, RequestId, SessionId, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import event as news_of
 from moorage.records.history import NewsEvent
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.leases import WorkloadEnd
 from moorage.records.rights import Caller, Right
@@ -172,7 +172,7 @@ class Watchers:
         if isinstance(event, Asked) and event.ask.demand is not None:
             self._shapes.asked.note(event.ask.tenant, event.ask.demand)
 
-    def tell(self, topic: str, name: str, data: Any, tenant: Tenant | None = None) -> None:
+    def tell(self, topic: str, name: str, data: JsonValue, tenant: Tenant | None = None) -> None:
         """Pass on news.
 
         Args:

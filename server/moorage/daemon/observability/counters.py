@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,7 +13,7 @@ from moorage.core.turns.effects import Effect, Respond
 from moorage.core.turns.events import Asked, Event
 from moorage.core.turns.turn import Turn
 
-_COUNTED: Final[tuple[type[Any], ...]] = (Granted, Renewed, Requeued, Warmed, Ended, Dequeued)
+_COUNTED: Final[tuple[type, ...]] = (Granted, Renewed, Requeued, Warmed, Ended, Dequeued)
 
 
 class Measures:

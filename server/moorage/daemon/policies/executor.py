@@ -6,7 +6,7 @@ find the columns of `input_data["fleet"]` too, made for this one execution.
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.clusters import cluster_model
@@ -38,7 +38,7 @@ class PolicyExecutor:
         self._sandbox = sandbox
         self._under_way = 0
 
-    async def execute(self, executor: str, body: Document, tenant: str) -> Any:
+    async def execute(self, executor: str, body: Document, tenant: str) -> JsonValue:
         """Evaluate a policy on the input of the request; return its value.
 
         Args:
@@ -99,7 +99,7 @@ def _object(body: Document, field: str) -> JsonObject:
     return value
 
 
-def _fleet_of(input_data: Any) -> Fleet | None:
+def _fleet_of(input_data: JsonValue) -> Fleet | None:
     """Return the fleet that `cluster_data` describes; None if it says nothing of capacity."""
     clusters = input_data.get("cluster_data") if isinstance(input_data, dict) else None
     if not isinstance(clusters, dict):
@@ -124,7 +124,7 @@ def _fleet_of(input_data: Any) -> Fleet | None:
     return fleet
 
 
-def _set_free(fleet: Fleet, row: int, free: Any) -> None:
+def _set_free(fleet: Fleet, row: int, free: JsonValue) -> None:
     """Take over the caller's free amounts of a node; amounts that are left out are all free."""
     if not isinstance(free, dict):
         return
@@ -138,6 +138,6 @@ def _set_free(fleet: Fleet, row: int, free: Any) -> None:
     )
 
 
-def _whole(value: Any, most: int) -> int:
+def _whole(value: JsonValue, most: int) -> int:
     """Return an amount that is free: a whole number up to all that there is."""
     return min(value, most) if isinstance(value, int) and not isinstance(value, bool) else most

@@ -7,7 +7,7 @@ endpoints answer. Finding is the catalog's, ranking by a policy the sandbox's; t
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.policies import entry_name
@@ -211,7 +211,7 @@ def place_of(no: Refusal, at: str) -> str:
     return f"{at}.{no.field}" if overrides else no.field
 
 
-async def _parsed(parse: Callable[[Any, str], T], body: Document, at: str) -> T:
+async def _parsed(parse: Callable[[JsonValue, str], T], body: Document, at: str) -> T:
     try:
         # Patterns become tables while they are parsed, which may take milliseconds.
         return await asyncio.to_thread(parse, body, at)
@@ -219,7 +219,7 @@ async def _parsed(parse: Callable[[Any, str], T], body: Document, at: str) -> T:
         raise refusal_of(error) from error
 
 
-def _chosen(value: Any, offered: Sequence[str], uri: str, field: str) -> dict[str, Document]:
+def _chosen(value: JsonValue, offered: Sequence[str], uri: str, field: str) -> dict[str, Document]:
     """Return the ids that a ranking policy answered, each once, or refuse its answer."""
     known = frozenset(offered)
     chosen: dict[str, Document] = {}

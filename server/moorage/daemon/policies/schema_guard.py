@@ -6,7 +6,6 @@ not know each other, so their two kinds of "no" meet here.
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
 
 from moorage.catalog.documents.schemas import PolicySchemas
 from moorage.core.state.facts import Refusal
@@ -36,12 +35,12 @@ class SchemaGuard:
         except ServiceError as error:
             raise PolicyFault(refusal_of(error)) from error
 
-    async def given(self, input_data: Any) -> Any:
+    async def given(self, input_data: JsonValue) -> JsonValue:
         """See `Guard.given`; others have their turn between two parts of a long list."""
         try:
             if not isinstance(input_data, list) or self._schemas.inputs is None:
                 return self._schemas.completed_input(input_data)
-            completed: list[Any] = []
+            completed: list[JsonValue] = []
             for part in self._schemas.asked_parts(input_data):
                 completed += part
                 await asyncio.sleep(0)
@@ -49,14 +48,14 @@ class SchemaGuard:
             raise PolicyFault(refusal_of(error)) from error
         return completed
 
-    def command(self, action: str, data: Any) -> Any:
+    def command(self, action: str, data: JsonValue) -> JsonValue:
         """See `Guard.command`."""
         try:
             return self._schemas.command(action, data)
         except ServiceError as error:
             raise PolicyFault(refusal_of(error)) from error
 
-    def judge(self, value: Any) -> Refusal | None:
+    def judge(self, value: JsonValue) -> Refusal | None:
         """See `Guard.judge`."""
         try:
             self._schemas.judge(value)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
@@ -308,7 +308,7 @@ class Publishing:
         what: What,
         named: PolicyRef | str,
         reason: str = "",
-        **fields: Any,
+        **fields: object,
     ) -> Alias:
         """Make a change with a version that was loaded, or that is only named."""
         ref = named if isinstance(named, PolicyRef) else None

@@ -1,6 +1,6 @@
 """Operations of authors on a policy at work: calls of `management`, and printed output."""
 
-from typing import Any, Final
+from typing import Final
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.embedded.records import not_found
@@ -10,7 +10,7 @@ from moorage.daemon.policies.finder import code_of
 from moorage.daemon.publishing.managed import kept_managed, read_changes
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 
 UNDO: Final = "moorage:undo"
@@ -32,7 +32,7 @@ class Management:
         self._catalog = catalog
         self._sandbox = sandbox
 
-    async def run(self, uri: str, tenant: Tenant, action: str, data: JsonObject) -> Any:
+    async def run(self, uri: str, tenant: Tenant, action: str, data: JsonObject) -> JsonValue:
         """Return the policy's value, as plain JSON values; its changes are stored.
 
         Args:
@@ -80,7 +80,7 @@ class Management:
         await self._catalog.contexts.save([entry], durable=True)
         self._sandbox.managed.put(record.ref.uri, record.ref.digest, tenant, changes)
 
-    async def _undo(self, record: PolicyRecord, tenant: Tenant) -> Any:
+    async def _undo(self, record: PolicyRecord, tenant: Tenant) -> JsonValue:
         """Return to the policy's document; return the changes undone."""
         ref, old = record.ref, self._sandbox.managed.of(record.ref, tenant)
         await self._catalog.contexts.save([kept_managed(ref, tenant, {})], durable=True)

@@ -6,7 +6,7 @@ jail. It has no variables of this process, runs behind all that serves, and ends
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -93,7 +93,7 @@ class Playground:
             return {name: each for name, each in found.items() if name != "digest"}
         raise ServiceError.wrong_field("code", "code as text, or a `policy_rule_uri` instead")
 
-    async def _fleet(self, wanted: Any, caller: Caller) -> Fleet:
+    async def _fleet(self, wanted: JsonValue, caller: Caller) -> Fleet:
         match wanted:
             case "live":
                 documents = await self._catalog.clusters.query({})

@@ -16,7 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import UNSET
@@ -40,7 +40,7 @@ from moorage.daemon.tasks import Tasks
 from moorage.model import GPU_MILLI, Ask, Code, Placement, RequestId, Share, Tenant
 from moorage.policy import ProposalError, parse_proposal
 from moorage.protocol.faults import ServiceError
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.policies import ComparedVersion, ShadowComparison
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 
@@ -72,7 +72,7 @@ class Side:
     """
 
     seconds: float
-    value: Any = None
+    value: JsonValue = None
     refusal: Refusal | None = None
     placement: Placement = ()
 
@@ -196,7 +196,7 @@ class Shadow:
         if (self.same + self.differ) % MANY == 0:
             self.figures = self._report([], whole=False)
 
-    def _report(self, samples: list[Any], *, whole: bool) -> ShadowComparison:
+    def _report(self, samples: list[JsonValue], *, whole: bool) -> ShadowComparison:
         """Return all, or what everybody may see of all requests."""
         active, candidate = self.tallies
         cost = {"refused": active.kinds["placed"] - candidate.kinds["placed"]}
@@ -352,7 +352,7 @@ class Shadows:
                 shadow.abandoned += 1
 
     async def _hear(
-        self, shadow: Shadow, key: Key, pair: Pair, answer: "asyncio.Future[Any]"
+        self, shadow: Shadow, key: Key, pair: Pair, answer: "asyncio.Future[JsonValue]"
     ) -> None:
         try:
             value = await answer
@@ -418,7 +418,7 @@ def _compare(ask: Ask, side: Side, state: State) -> None:
         side.placement = shares if len(shares) == len(proposals) else ()
 
 
-def _gist(side: Side) -> Any:
+def _gist(side: Side) -> JsonValue:
     """Return the part that must be equal for two answers to be the same."""
     if side.refusal is not None:
         return side.refusal.code

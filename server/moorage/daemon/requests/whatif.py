@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import structs
@@ -33,7 +33,7 @@ from moorage.protocol.changes import Change, read_change
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.rights import Caller, Right
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Limits
@@ -254,7 +254,7 @@ def _is_over(fact: Fact) -> bool:
 
 
 def _encoded(job: JsonObject, facts: Sequence[Fact]) -> bytes:
-    size, rows = sum(len(each[2]) for each in job["documents"]), list[Any]()
+    size, rows = sum(len(each[2]) for each in job["documents"]), list[JsonValue]()
     for number, fact in enumerate(facts, 1):
         row = seal(number, 0.0, fact, 0)
         rows.append(row)

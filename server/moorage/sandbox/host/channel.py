@@ -8,12 +8,13 @@ shape. Nothing here trusts the other end: the first byte that does not fit kills
 import asyncio
 import time
 from collections import Counter, deque
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
 import msgspec
 
 from moorage.core.state.facts import Refusal
 from moorage.model import Code, Tenant
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host import answers, priority
 from moorage.sandbox.host.cell_sync import CellSync, World
 from moorage.sandbox.host.contexts import Contexts
@@ -65,7 +66,7 @@ class Owner(Protocol):
     def loaded(self, cell: "Cell", work: Work, frame: frames.PolicyLoaded) -> None:
         """A policy was loaded, or not."""
 
-    def answered(self, cell: "Cell", work: Work, frame: frames.Result, value: Any) -> None:
+    def answered(self, cell: "Cell", work: Work, frame: frames.Result, value: JsonValue) -> None:
         """The head of the pipe has a value."""
 
     def failed(self, cell: "Cell", work: Work, frame: frames.Failed) -> None:
@@ -496,7 +497,11 @@ class Cell(asyncio.Protocol):
         return max(limits.calls_seconds, head.deadline_seconds(limits))
 
     def _answer_later(
-        self, head: Work, services: HostServices, frame: frames.Call, arguments: tuple[Any, ...]
+        self,
+        head: Work,
+        services: HostServices,
+        frame: frames.Call,
+        arguments: tuple[JsonValue, ...],
     ) -> None:
         head.called_at = time.monotonic()
         head.call = asyncio.get_running_loop().create_task(
@@ -504,7 +509,11 @@ class Cell(asyncio.Protocol):
         )
 
     async def _serve(
-        self, head: Work, services: HostServices, frame: frames.Call, arguments: tuple[Any, ...]
+        self,
+        head: Work,
+        services: HostServices,
+        frame: frames.Call,
+        arguments: tuple[JsonValue, ...],
     ) -> None:
         """Answer one call. The head's clock stands still meanwhile."""
         try:

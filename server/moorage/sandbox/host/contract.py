@@ -10,7 +10,7 @@ The daemon imports these through `moorage.sandbox.host.sandbox`. Errors of the p
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Consult
@@ -85,13 +85,13 @@ class Guard(Protocol):
     ) -> tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]:
         """Return the caller's overrides of defaults, completed, or raise `PolicyFault`."""
 
-    async def given(self, input_data: Any) -> Any:
+    async def given(self, input_data: JsonValue) -> JsonValue:
         """Return the argument of a plain call of `eval`, completed, or raise `PolicyFault`."""
 
-    def command(self, action: str, data: Any) -> Any:
+    def command(self, action: str, data: JsonValue) -> JsonValue:
         """Return the data of a management command, completed, or raise `PolicyFault`."""
 
-    def judge(self, value: Any) -> Refusal | None:
+    def judge(self, value: JsonValue) -> Refusal | None:
         """Return why what `eval` returned is refused, or None."""
 
 
@@ -169,7 +169,9 @@ class Meter(Protocol):
 class HostServices(Protocol):
     """The services behind a cell's calls; implemented by the daemon over the catalog."""
 
-    async def call(self, client: str, method: Method, arguments: tuple[Any, ...]) -> Any:
+    async def call(
+        self, client: str, method: Method, arguments: tuple[JsonValue, ...]
+    ) -> JsonValue:
         """Answer an injected client with plain JSON data.
 
         Args:
@@ -217,7 +219,7 @@ class Sample:
     fleet: Fleet
     services: HostServices
     consult: Consult | None = None
-    input_data: Any = None
+    input_data: JsonValue = None
     parameters: Mapping[str, JsonValue] = field(default_factory=JsonObject)
     settings: Mapping[str, JsonValue] = field(default_factory=JsonObject)
 
@@ -226,7 +228,7 @@ class Sample:
 class SampleOutcome:
     """The outcome of a sample: the value that `eval` returned, or the reason why there is none."""
 
-    value: Any = None
+    value: JsonValue = None
     refusal: Refusal | None = None
 
 

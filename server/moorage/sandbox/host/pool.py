@@ -9,11 +9,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from moorage.core.state.facts import Refusal
 from moorage.model import Code, PolicyRef, Tenant
 from moorage.policy import Fleet
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host import work as outcomes
 from moorage.sandbox.host.cell_sync import World
 from moorage.sandbox.host.channel import Cell
@@ -423,7 +424,7 @@ class CellPool(CellsAndDeaths):
         else:
             self._after_answer(cell)
 
-    def answered(self, cell: Cell, work: Work, frame: frames.Result, value: Any) -> None:
+    def answered(self, cell: Cell, work: Work, frame: frames.Result, value: JsonValue) -> None:
         """As in `Owner`."""
         self.counters["evaluations"] += 1
         if frame.output:

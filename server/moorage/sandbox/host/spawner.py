@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.contract import JailError, Mode
@@ -138,7 +138,7 @@ class Spawner:
         if self._zygote is not None:
             await self._zygote.close()
 
-    def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def run(self, coroutine: Coroutine[object, object, None]) -> None:
         """Run a task that ends with the sandbox at the latest."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
 import msgspec
 from msgspec.structs import astuple
@@ -108,7 +108,7 @@ class Work(msgspec.Struct, eq=False):
     tenant: str
     consult: Consult | None = None
     action: str = ""
-    data: Any = None
+    data: JsonValue = None
     input_data: bytes = b""
     overrides: bytes = b""
     ids_only: bool = False
@@ -122,7 +122,7 @@ class Work(msgspec.Struct, eq=False):
     avoided: str = ""
     lost_workers: int = 0
     snapshot_bytes: int = 0
-    future: asyncio.Future[Any] | None = None
+    future: asyncio.Future[JsonValue] | None = None
     submitted_at: float = 0.0
     fleet_version: int = 0
     nonce: int = 0
@@ -178,7 +178,7 @@ class Work(msgspec.Struct, eq=False):
             self.future.set_exception(PolicyFault(refusal))
         return None
 
-    def succeeded(self, value: Any) -> Proposed | None:
+    def succeeded(self, value: JsonValue) -> Proposed | None:
         """Return the event of a success; futures are resolved here instead."""
         if self.consult is not None and self.future is None:
             return Proposed(self.consult.ask.id, self.consult.consultation, value)

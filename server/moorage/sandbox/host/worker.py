@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.contract import Mode
@@ -30,7 +29,7 @@ class _Transport(asyncio.Transport):
         self._sent_bytes = 0
         self.given_bytes = 0
 
-    def write(self, data: Any) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         """As in asyncio."""
         self._sent_bytes += len(data)
         self._send(relay.Give(self._number, bytes(data)))

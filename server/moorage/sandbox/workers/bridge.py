@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -166,7 +166,7 @@ class _RunningAgent:
         self._actor.push.remote(self._pushes, bodies)
         self._pushes += 1
 
-    async def serve(self, say: Any) -> str:
+    async def serve(self, say: Callable[[relay.FromAgent], None]) -> str:
         """Carry messages of the agent until it is lost, and return the reason."""
         while True:
             pull = asyncio.ensure_future(_outcome(self._actor.pull.remote()))
@@ -189,7 +189,7 @@ class _RunningAgent:
                 ray.kill(self._actor)
 
 
-async def _outcome(reference: Any) -> Any:
+async def _outcome(reference: Any) -> list[bytes]:
     return await reference
 
 
