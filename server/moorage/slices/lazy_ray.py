@@ -2,11 +2,17 @@
 
 import importlib
 import importlib.util
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from moorage.slices.errors import RayMissingError
 
-__all__ = ["RemoteClass", "ray"]
+__all__ = ["RayValue", "RemoteClass", "UserFunction", "ray"]
+
+RayValue: TypeAlias = Any
+"""What Ray gives and takes without a type: actors, references, groups, arguments and results."""
+UserFunction: TypeAlias = Callable[..., RayValue]
+"""A function that runs on hosts."""
 
 if TYPE_CHECKING:
     import ray
@@ -15,7 +21,7 @@ else:
     class _Ray:
         """Stands for the module until something of it is used."""
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> RayValue:
             if importlib.util.find_spec("ray") is None:
                 raise RayMissingError
             return getattr(importlib.import_module("ray"), name)
@@ -32,15 +38,15 @@ class RemoteClass:
 
     """
 
-    def __init__(self, of: type, **options: Any) -> None:
+    def __init__(self, of: type, **options: RayValue) -> None:
         self._of = of
         self._options = options
         self.__doc__ = of.__doc__
 
-    def options(self, **options: Any) -> Any:
+    def options(self, **options: RayValue) -> RayValue:
         """Return the class with other options, as Ray's `options` does."""
         return ray.remote(**self._options)(self._of).options(**options)
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    def remote(self, *args: RayValue, **kwargs: RayValue) -> RayValue:
         """Start an actor, and return its handle."""
         return ray.remote(**self._options)(self._of).remote(*args, **kwargs)

@@ -3,9 +3,8 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-from moorage.records.json_values import JsonValue
 from moorage.slices.actors.pool import ResourcePoolManager
 from moorage.slices.cluster import addresses, alive_nodes, request_bundles
 from moorage.slices.errors import (
@@ -15,7 +14,7 @@ from moorage.slices.errors import (
     SlicesError,
     SliceTimeoutError,
 )
-from moorage.slices.lazy_ray import ray
+from moorage.slices.lazy_ray import RayValue, UserFunction, ray
 from moorage.slices.leases import LeasedHosts
 from moorage.slices.records import ActorPoolMember, DegradedSlice, MultisliceInfo, SliceInfo
 from moorage.slices.reservations import Reservation, Reservations
@@ -88,7 +87,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         """Return the name of a slice in messages."""
         return actor_info.slice_name
 
-    def create_actor(self) -> Any:
+    def create_actor(self) -> RayValue:
         """Start an actor for one more slice, and return its handle; draining ends it, too."""
         self._reservations.append(Reservation.open(self._shape, self._settings))
         return self._reservations[-1].actor
@@ -191,12 +190,12 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
 
     def execute_on_each_slice(
         self,
-        remote_fn: Callable[..., Any],
-        env: Mapping[str, JsonValue] | None = None,
-        runtime_env: Mapping[str, JsonValue] | None = None,
+        remote_fn: UserFunction,
+        env: Mapping[str, RayValue] | None = None,
+        runtime_env: Mapping[str, RayValue] | None = None,
         *,
         timeout: float | None = None,
-    ) -> list[list[Any]]:
+    ) -> list[list[RayValue]]:
         """Run a function on all hosts, and return references: for each slice those of its hosts.
 
         Args:
@@ -211,35 +210,35 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
 
     def execute_on_each_host_flat(
         self,
-        remote_fn: Callable[..., Any],
-        env: Mapping[str, JsonValue] | None = None,
-        runtime_env: Mapping[str, JsonValue] | None = None,
+        remote_fn: UserFunction,
+        env: Mapping[str, RayValue] | None = None,
+        runtime_env: Mapping[str, RayValue] | None = None,
         *,
         timeout: float | None = None,
-    ) -> list[Any]:
+    ) -> list[RayValue]:
         """Run a function on all hosts, and return one list of references; see above."""
         nested = self.execute_on_each_slice(remote_fn, env, runtime_env, timeout=timeout)
         return [ref for refs in nested for ref in refs]
 
     def schedule_on_each_host(
         self,
-        remote_fn: Callable[..., Any],
-        env: Mapping[str, JsonValue] | None = None,
-        runtime_env: Mapping[str, JsonValue] | None = None,
+        remote_fn: UserFunction,
+        env: Mapping[str, RayValue] | None = None,
+        runtime_env: Mapping[str, RayValue] | None = None,
         *,
         timeout: float | None = None,
-    ) -> list[Any]:
+    ) -> list[RayValue]:
         """Prepare all hosts, start a function there, and return one list of references."""
         return self.execute_on_each_host_flat(remote_fn, env, runtime_env, timeout=timeout)
 
     def execute_on_each_host(
         self,
-        fn: Callable[..., Any],
-        *args: Any,
-        env: Mapping[str, JsonValue] | None = None,
+        fn: UserFunction,
+        *args: RayValue,
+        env: Mapping[str, RayValue] | None = None,
         timeout: float | None = None,
-        **kwargs: Any,
-    ) -> list[list[Any]]:
+        **kwargs: RayValue,
+    ) -> list[list[RayValue]]:
         """Run a function on all hosts, and return the results: for each slice those of its hosts.
 
         Args:
@@ -259,12 +258,12 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
 
     def start_on_hosts(
         self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, JsonValue] | None = None,
+        function: UserFunction,
+        args: tuple[RayValue, ...] = (),
+        kwargs: Mapping[str, RayValue] | None = None,
         *,
-        env: Mapping[str, JsonValue] | Callable[[int, int], Mapping[str, JsonValue]] | None = None,
-        runtime_env: Mapping[str, JsonValue] | None = None,
+        env: Mapping[str, RayValue] | Callable[[int, int], Mapping[str, RayValue]] | None = None,
+        runtime_env: Mapping[str, RayValue] | None = None,
         timeout: float | None = None,
         hosts_max: int | None = None,
     ) -> list[list[HostCall]]:
@@ -314,7 +313,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         if reserved:
             request_bundles([])
 
-    def _hosts(self) -> list[list[Any]]:
+    def _hosts(self) -> list[list[RayValue]]:
         """Prepare all slices, and return the actors of their hosts.
 
         Ray notices the loss of a node later than this may start: then there is a second attempt.
@@ -445,7 +444,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         infos = [member.actor_info for member in self._actor_pool]
         return [{info.slice_name: 1} for info in infos for _ in range(info.num_hosts)]
 
-    def _answers(self, calls: list[Any], seconds: float) -> list[Any]:
+    def _answers(self, calls: list[RayValue], seconds: float) -> list[RayValue]:
         """Return the answers of the slices.
 
         Raises:

@@ -4,12 +4,11 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from moorage.records.json_values import JsonObject
 from moorage.slices.actors.slice import SliceActor
 from moorage.slices.cluster import SLICE_LABEL, alive_nodes, remove_groups, request_bundles
-from moorage.slices.lazy_ray import ray
+from moorage.slices.lazy_ray import RayValue, ray
 from moorage.slices.leases import LeasedHosts, SliceLease
 from moorage.slices.records import ActorPoolMember, SliceInfo
 from moorage.slices.settings import SliceSettings
@@ -27,9 +26,9 @@ logger: Final = logging.getLogger("ray")
 class Reservation:
     """The placement group of one slice, and the slice's actor in it."""
 
-    group: Any
-    actor: Any
-    answer: Any
+    group: RayValue
+    actor: RayValue
+    answer: RayValue
     member: ActorPoolMember[SliceInfo] | None = None
     start: Deadline | None = None
     lease: SliceLease | None = None
@@ -49,7 +48,7 @@ class Reservation:
 
         """
         bundles = shape.bundles()
-        placing: JsonObject = {"topology_strategy": shape.topology()}
+        placing: dict[str, RayValue] = {"topology_strategy": shape.topology()}
         if without:
             other = {SLICE_LABEL: f"!in({','.join(sorted(without))})"}
             placing = {"bundle_label_selector": [other] * len(bundles)}
@@ -80,7 +79,7 @@ class Reservation:
 
     @classmethod
     def _within(
-        cls, group: Any, shape: Shape, settings: SliceSettings, environment: Mapping[str, str]
+        cls, group: RayValue, shape: Shape, settings: SliceSettings, environment: Mapping[str, str]
     ) -> "Reservation":
         within = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, 0)
         made = SliceActor.options(scheduling_strategy=within)
@@ -135,7 +134,7 @@ class Reservations:
         self._settings = settings
         self._held = held
         self._open: list[Reservation] = []
-        self.trouble: Any = None
+        self.trouble: RayValue = None
         """Why a slice last failed to start."""
 
     @property
@@ -222,7 +221,7 @@ class Reservations:
             time.sleep(_PAUSE_SECONDS)  # It would fail again and again, and faster.
             self._again(each, answer)
 
-    def _again(self, each: Reservation, why: Any) -> None:
+    def _again(self, each: Reservation, why: object) -> None:
         logger.warning("A slice of %s did not start: %s", self._shape.name, why)
         self.trouble = why
         each.close()

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from moorage.records.json_values import JsonObject
-
 __all__ = ["HEALTH_CHECK_TIMEOUT_S", "NAMES", "SLICE_ACTOR_START_TIMEOUT_S", "SliceSettings"]
 
 HEALTH_CHECK_TIMEOUT_S: Final = 60
@@ -86,7 +84,7 @@ class SliceSettings:
             ValueError: A value is not what its setting takes; the message names the variable.
 
         """
-        found: JsonObject = {}
+        found: dict[str, Any] = {}
         for each in fields(cls):
             suffix = NAMES[each.name]
             documented = suffix if suffix == "COORD_PORT" else f"EFORMER_{suffix}"
@@ -97,7 +95,7 @@ class SliceSettings:
         return cls(**found)
 
 
-def _read(name: str, text: str, kind: Any) -> Any:
+def _read(name: str, text: str, kind: object) -> bool | float:
     """Return one value of the environment, as its setting has it."""
     if kind is bool:
         if text.strip().lower() not in _YES | _NO:

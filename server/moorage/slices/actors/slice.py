@@ -5,12 +5,11 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
-from moorage.records.json_values import JsonValue
 from moorage.slices.actors.host import DeviceHostActor, HostPlacement
 from moorage.slices.actors.pool import ResourcePoolManager
 from moorage.slices.cluster import SLICE_LABEL, RayNode, alive_nodes, hosts_group_name
@@ -20,7 +19,7 @@ from moorage.slices.errors import (
     SlicesError,
     SliceTimeoutError,
 )
-from moorage.slices.lazy_ray import RemoteClass, ray
+from moorage.slices.lazy_ray import RayValue, RemoteClass, UserFunction, ray
 from moorage.slices.records import ActorPoolMember, DegradedSlice, HostInfo, SliceInfo
 from moorage.slices.settings import SliceSettings
 from moorage.slices.shapes import CHIPS_ASSUMED, GpuSlices, Shape, TpuSlices
@@ -51,7 +50,7 @@ class Slice(ResourcePoolManager[HostInfo]):
     def __init__(
         self,
         shape: Shape | None = None,
-        group: Any = None,
+        group: RayValue = None,
         settings: SliceSettings | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -63,7 +62,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         self._info: SliceInfo | None = None
         self._degraded: SliceDegraded | None = None
         self._hosts: list[tuple[RayNode, HostPlacement]] = []
-        self._host_placement_group: Any = None
+        self._host_placement_group: RayValue = None
         self._changing = threading.RLock()
         try:
             self._info = self._found()
@@ -145,7 +144,7 @@ class Slice(ResourcePoolManager[HostInfo]):
 
     def ensure_host_pool(
         self, desired_hosts: int | None = None, seconds: float | None = None
-    ) -> list[Any]:
+    ) -> list[RayValue]:
         """Start a healthy actor on each host; return their handles, in the order of the hosts.
 
         Args:
@@ -164,12 +163,12 @@ class Slice(ResourcePoolManager[HostInfo]):
 
     def run_remote_fn(
         self,
-        remote_fn: Callable[..., Any],
-        runtime_env: Mapping[str, JsonValue] | None = None,
-        env: Mapping[str, JsonValue] | None = None,
-        f_args: tuple[Any, ...] = (),
-        f_kwargs: Mapping[str, JsonValue] | None = None,
-    ) -> list[Any]:
+        remote_fn: UserFunction,
+        runtime_env: Mapping[str, RayValue] | None = None,
+        env: Mapping[str, RayValue] | None = None,
+        f_args: tuple[RayValue, ...] = (),
+        f_kwargs: Mapping[str, RayValue] | None = None,
+    ) -> list[RayValue]:
         """Run a function on each host, and return a reference for each, in their order."""
         return [
             host.run_remote_fn.remote(
@@ -186,7 +185,7 @@ class Slice(ResourcePoolManager[HostInfo]):
             ray.util.remove_placement_group(self._host_placement_group)
             self._host_placement_group = None
 
-    def create_actor(self) -> Any:
+    def create_actor(self) -> RayValue:
         """Start an actor on the first host that has none, and return its handle."""
         self.prepare_hosts()
         return self._start_host(self._unmanned(len(self._hosts))[0])
@@ -195,7 +194,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         manned = {member.actor_info.host_id for member in self._actor_pool}
         return [host_id for host_id in range(wanted) if host_id not in manned]
 
-    def _start_host(self, host_id: int) -> Any:
+    def _start_host(self, host_id: int) -> RayValue:
         node, place = self._hosts[host_id]
         name = self.get_info().slice_name
         within = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
@@ -211,7 +210,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         """Start an actor on each host that has none, until all of them are healthy."""
         deadline = Deadline(self._settings.host_health_seconds_max)
         missing = self._unmanned(desired_num_actors)
-        why: Any = "did not start"
+        why: object = "did not start"
         while missing:
             actors = {host_id: self._start_host(host_id) for host_id in missing}
             infos = [actor.get_info.remote() for actor in actors.values()]
@@ -258,7 +257,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         chips = chips if self._shape.chips_per_host is None else self._shape.chips_per_host
         return SliceInfo(name, hosts, here.ip, chips)
 
-    def _reserved(self, info: SliceInfo, seconds: float) -> tuple[Any, dict[str, float]]:
+    def _reserved(self, info: SliceInfo, seconds: float) -> tuple[RayValue, dict[str, float]]:
         """Return the placement group of all hosts, and the resources of a task on each."""
         if isinstance(self._shape, GpuSlices):
             return self._group, {"GPU": self._shape.gpus_per_host, **self._shape.host_resources}
@@ -277,7 +276,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         self._host_placement_group = group
         return group, resources
 
-    def _learn_hosts(self, info: SliceInfo, group: Any, resources: dict[str, float]) -> None:
+    def _learn_hosts(self, info: SliceInfo, group: RayValue, resources: dict[str, float]) -> None:
         """Note the hosts of a placement group: by the worker's number, then the first host."""
         nodes = alive_nodes()
         placed = ray.util.placement_group_table(group)["bundles_to_node_id"]
@@ -314,7 +313,7 @@ def _order(node: RayNode, first: str, bundle: int) -> tuple[float, bool, int]:
     return (int(worker) if worker.isdigit() else math.inf, node.node_id != first, bundle)
 
 
-def _asked(name: str) -> Any:
+def _asked(name: str) -> RayValue:
     """Return a value from Ray's TPU library about this machine; it may call a metadata server."""
     from ray.util import tpu  # noqa: PLC0415  # An extra.
 

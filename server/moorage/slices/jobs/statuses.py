@@ -1,10 +1,9 @@
 """Statuses of a job: a result, or an error and its kind."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from moorage.slices.errors import HostTaskError, HostUnhealthyError
-from moorage.slices.lazy_ray import ray
+from moorage.slices.lazy_ray import RayValue, ray
 
 __all__ = [
     "JobError",
@@ -39,7 +38,7 @@ class JobStatus:
 class JobSucceeded(JobStatus):
     """All tasks returned."""
 
-    result: Any
+    result: RayValue
 
 
 @dataclass
