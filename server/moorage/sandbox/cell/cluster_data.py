@@ -52,11 +52,11 @@ class LazyDict(JsonObject, metaclass=_DictType):
     def _make(self, keys: Sequence[str]) -> None:
         """Replace the placeholders of `keys`; there may be none."""
 
-    def _make_extra(self, key: str) -> Any:
+    def _make_extra(self, key: str) -> JsonValue:
         """Return the value of an extra; there may be none to make."""
         return self.extras[key]
 
-    def __missing__(self, key: str) -> Any:
+    def __missing__(self, key: str) -> JsonValue:
         value = self.extras[key]
         if value is LATER:
             value = self.extras[key] = self._make_extra(key)
@@ -70,24 +70,24 @@ class LazyDict(JsonObject, metaclass=_DictType):
         if missing:
             self._make(missing)
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> JsonValue:
         value = dict.__getitem__(self, key)
         if value is LATER:
             self._make([key])
             value = dict.__getitem__(self, key)
         return value
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: JsonValue = None) -> JsonValue:
         """As in dict."""
         return self[key] if key in self else default  # noqa: SIM401  # This is that `get`.
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
+    def setdefault(self, key: str, default: JsonValue = None) -> JsonValue:
         """As in dict."""
         if key not in self:
             self[key] = default
         return self[key]
 
-    def pop(self, key: str, *default: Any) -> Any:
+    def pop(self, key: str, *default: JsonValue) -> JsonValue:
         """As in dict."""
         if dict.__contains__(self, key):
             self[key]
@@ -96,7 +96,7 @@ class LazyDict(JsonObject, metaclass=_DictType):
             del self.extras[key]
         return dict.pop(self, key, *default)
 
-    def popitem(self) -> tuple[str, Any]:
+    def popitem(self) -> tuple[str, JsonValue]:
         """As in dict."""
         self._fill()
         return dict.popitem(self)
@@ -104,12 +104,12 @@ class LazyDict(JsonObject, metaclass=_DictType):
     def __iter__(self) -> Iterator[str]:
         return dict.__iter__(self)
 
-    def items(self) -> Any:
+    def items(self) -> JsonValue:
         """As in dict; everything missing is fetched at once."""
         self._fill()
         return dict.items(self)
 
-    def values(self) -> Any:
+    def values(self) -> JsonValue:
         """As in dict; everything missing is fetched at once."""
         self._fill()
         return dict.values(self)
@@ -121,12 +121,12 @@ class LazyDict(JsonObject, metaclass=_DictType):
     def __copy__(self) -> JsonObject:
         return self.copy()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> JsonObject:
+    def __deepcopy__(self, memo: dict[int, object]) -> JsonObject:
         import copy  # noqa: PLC0415  # Rarely needed.
 
         return copy.deepcopy(self.copy(), memo)
 
-    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, _protocol: object) -> tuple[object, ...]:
         return (dict, (self.copy(),))
 
     def __or__(self, other: Any) -> Any:
@@ -164,7 +164,7 @@ class InputData(LazyDict):
         self,
         given: Mapping[str, JsonValue],
         extras: JsonObject,
-        later: Callable[[str], Any] = lambda key: None,  # noqa: ARG005  # None is left to make.
+        later: Callable[[str], JsonValue] = lambda key: None,  # noqa: ARG005  # None is left to make.
     ) -> None:
         super().__init__(given)
         self.extras = extras
@@ -174,7 +174,7 @@ class InputData(LazyDict):
         for key in keys:
             dict.__setitem__(self, key, self._later(key))
 
-    def _make_extra(self, key: str) -> Any:
+    def _make_extra(self, key: str) -> JsonValue:
         return self._later(key)
 
 
@@ -210,11 +210,11 @@ class ClusterData(LazyDict):
         """Return the argument for the constructor; worth storing, since a copy of it is quick."""
         return dict.fromkeys(ids, LATER)
 
-    def items(self) -> Any:
+    def items(self) -> JsonValue:
         """As in dict; each is made in its turn."""
         return _Items(self)
 
-    def values(self) -> Any:
+    def values(self) -> JsonValue:
         """As in dict; each is made in its turn."""
         return _Values(self)
 
@@ -226,17 +226,17 @@ class ClusterData(LazyDict):
             dict.__setitem__(self, key, ClusterEntry(key, blob, self._decoded, self._fleet))
 
 
-class _Items(ItemsView[str, Any]):
+class _Items(ItemsView[str, JsonValue]):
     _mapping: ClusterData
 
-    def __reversed__(self) -> Iterator[tuple[str, Any]]:
+    def __reversed__(self) -> Iterator[tuple[str, JsonValue]]:
         return ((key, self._mapping[key]) for key in reversed(self._mapping))
 
 
-class _Values(ValuesView[Any]):
+class _Values(ValuesView[JsonValue]):
     _mapping: ClusterData
 
-    def __reversed__(self) -> Iterator[Any]:
+    def __reversed__(self) -> Iterator[JsonValue]:
         return (self._mapping[key] for key in reversed(self._mapping))
 
 
@@ -268,7 +268,7 @@ class ClusterEntry(LazyDict):
                 dict.__setitem__(self, key, document[key])
         self._decoded.add(self, len(self._blob))
 
-    def _make_extra(self, key: str) -> Any:
+    def _make_extra(self, key: str) -> JsonValue:
         del key  # There is one.
         return capacity_of(self._fleet, self._cluster_id)
 
@@ -325,7 +325,7 @@ class _Decoded:
         self._bytes += size
 
 
-def unpacked(packed: bytes) -> Any:
+def unpacked(packed: bytes) -> JsonValue:
     """Return the unpacked value.
 
     That makes many containers and no cycles: the collector would only walk them.
@@ -339,7 +339,7 @@ def unpacked(packed: bytes) -> Any:
         gc.enable()
 
 
-def _references(parts: list[Any]) -> int:
+def _references(parts: list[JsonValue]) -> int:
     """Return the most references that there are to a list or dict within others."""
     most, pending = 0, [each for each in parts if type(each) is dict or type(each) is list]
     while pending:

@@ -13,7 +13,7 @@ import re
 import sys
 import traceback
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from itertools import islice
 from typing import Any, Final
@@ -66,7 +66,7 @@ class _Watched(JsonObject):
         )
         self._path, self._missed = path, missed
 
-    def __missing__(self, key: str) -> Any:
+    def __missing__(self, key: str) -> JsonValue:
         self._missed[f"{self._path}.{key}"] = None
         raise KeyError(key)
 
@@ -76,7 +76,7 @@ class _Watched(JsonObject):
             self._missed[f"{self._path}.{key}"] = None
         return found
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: JsonValue = None) -> JsonValue:
         return self[key] if key in self else default  # noqa: SIM401  # This is that `get`.
 
 
@@ -192,7 +192,7 @@ class Policy:
                 return self._class(rule_id=self._uri, settings=settings, parameters=parameters)
             return self._class(self._uri, settings, parameters)
 
-    def management_arguments(self, action: str, data: Any) -> tuple[Any, ...]:
+    def management_arguments(self, action: str, data: JsonValue) -> tuple[JsonValue, ...]:
         """Return the arguments for `management`, by its definition."""
         given = {"action": action, "data": data}
         method = inspect.signature(self._class.management)
@@ -317,7 +317,9 @@ class Policy:
                 continue
             self._inspect_method(name, method, count, names)
 
-    def _inspect_method(self, name: str, method: Any, count: int, names: str) -> None:
+    def _inspect_method(
+        self, name: str, method: Callable[..., object], count: int, names: str
+    ) -> None:
         code = getattr(method, "__code__", None)
         line = code.co_firstlineno if code else 0
         wrong = ""
@@ -361,7 +363,7 @@ class Policy:
             self.faults.append(Fault(message, file, line, column, text))
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: JsonValue) -> JsonValue:
     try:
         return deepcopy(value)
     except BaseException:  # noqa: BLE001  # A policy may keep anything there, such as a lock.
