@@ -21,7 +21,7 @@ import codecs
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Protocol, assert_never, runtime_checkable
+from typing import Final, Protocol, assert_never, runtime_checkable
 
 from moorage.backends.specs import BaseResourceSpec
 from moorage.model import DeviceId, Placement
@@ -403,7 +403,7 @@ class Backend(Protocol):
 
         """
 
-    async def reset(self, workload: str) -> Any:
+    async def reset(self, workload: str) -> JsonValue:
         """Make a used workload as new, for the next user.
 
         Raises:

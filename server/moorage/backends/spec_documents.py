@@ -102,7 +102,7 @@ def pool_key(spec: BaseResourceSpec, backend: str) -> str:
     return f"{spec.category}:{spec.title}|{backend}|{digest}"
 
 
-def _level(value: Any) -> Any:
+def _level(value: JsonValue) -> JsonValue:
     """Return a value with every whole number written as one: 1.0 is 1."""
     if isinstance(value, dict):
         return {name: _level(each) for name, each in value.items()}
@@ -111,7 +111,7 @@ def _level(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: JsonValue) -> JsonValue:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     return repr(value)

@@ -68,7 +68,7 @@ class FactKind:
 
     name: str
     version: int
-    record: type[Any]
+    record: type
 
 
 KINDS: Final = (
@@ -169,7 +169,7 @@ class Codec:
                         f"{kind.name} has version {kind.version} but no upgrade from {version}"
                     )
 
-    def encode(self, fact: Any) -> tuple[FactKind, bytes]:
+    def encode(self, fact: object) -> tuple[FactKind, bytes]:
         """Return the kind and the JSON of a fact.
 
         It is decoded again at once: what would not come back is refused while the request that
@@ -221,7 +221,7 @@ class Codec:
         except (msgspec.MsgspecError, RecursionError, LookupError, TypeError) as no:
             raise LedgerCorrupt(place, f"{where} is no {kind!r} of version {version}: {no}") from no
 
-    def pack(self, facts: Iterable[Any]) -> bytes:
+    def pack(self, facts: Iterable[object]) -> bytes:
         """Return facts as lines of JSON that carry their kinds and versions.
 
         Raises:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import msgspec
 import structlog
@@ -108,7 +108,7 @@ class AgentMachine:
         text = f"the machine {self.place[1]} is not heard of since {since:%Y-%m-%d %H:%M:%S} UTC"
         return f"{text}, and has ended what ran there" if self.idle else text
 
-    def note(self, **changes: Any) -> None:
+    def note(self, **changes: object) -> None:
         """Change attributes, and wake all who wait for a change."""
         for name, value in changes.items():
             setattr(self, name, value)
@@ -474,7 +474,7 @@ class FleetBackend:
         order = wire.ControlOrder(workload, dict(limits))
         await asyncio.gather(*(each.look(order, type(None)) for each in machines))
 
-    async def reset(self, workload: str) -> Any:
+    async def reset(self, workload: str) -> JsonValue:
         """Make a used workload as new; see `Backend.reset`."""
         machines = self._machines_of(workload)
         if not machines:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from moorage.backends.aws import catalogue, commands, containers, orders
 from moorage.backends.aws.calls import AwsCalls, AwsError, Meaning
@@ -385,7 +385,7 @@ class AwsBackend:
             names = ", ".join(sorted(limits))
             raise UnsupportedSpecError(f"the backend aws has no limit named {names}")
 
-    async def reset(self, workload: str) -> Any:
+    async def reset(self, workload: str) -> JsonValue:
         """Refuse: only a new machine undoes the changes of a user."""
         await self._refused(workload, "an instance cannot be reset; end it and start another")
 

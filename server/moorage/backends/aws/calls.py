@@ -7,7 +7,7 @@ kept here. So do the region and, for private endpoints, `AWS_ENDPOINT_URL`.
 import threading
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import boto3
 from botocore.config import Config
@@ -22,10 +22,12 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 
 from moorage.backends.base import BackendError
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["AwsCalls", "AwsError", "Meaning", "UnreachableError"]
 
+Client: TypeAlias = Any
+"""A client of boto3, which makes the classes of its clients at run time."""
 CONNECT_SECONDS_MAX: Final = 5.0
 READ_SECONDS_MAX: Final = 20.0
 """Of one try of one call. `RunInstances` with one instance answers within a few."""
@@ -132,7 +134,7 @@ class AwsCalls:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._session: boto3.session.Session | None = None
-        self._clients: dict[tuple[str, str, int], Any] = {}
+        self._clients: dict[tuple[str, str, int], Client] = {}
 
     @property
     def region(self) -> str | None:
@@ -149,7 +151,7 @@ class AwsCalls:
             raise AwsError(f"AWS is not configured well here: {error}", "Configuration") from error
         return name
 
-    def call(self, name: str, region: str, **arguments: Any) -> JsonObject:
+    def call(self, name: str, region: str, **arguments: JsonValue) -> JsonObject:
         """Make one call of EC2; boto3 repeats it where that helps.
 
         Raises:
@@ -159,14 +161,14 @@ class AwsCalls:
         """
         return self._call(name, region, TRIES_MAX, arguments)
 
-    def launch(self, region: str, **arguments: Any) -> JsonObject:
+    def launch(self, region: str, **arguments: JsonValue) -> JsonObject:
         """Call RunInstances once, not repeated by boto3.
 
         AWS sends a lack of capacity as HTTP 500, and boto3 takes that for trouble that passes.
         """
         return self._call("run_instances", region, 1, arguments)
 
-    def manage(self, name: str, region: str, **arguments: Any) -> JsonObject:
+    def manage(self, name: str, region: str, **arguments: JsonValue) -> JsonObject:
         """Make one call of Systems Manager, which runs commands on instances.
 
         Raises:
@@ -176,11 +178,11 @@ class AwsCalls:
         """
         return self._call(name, region, TRIES_MAX, arguments, "ssm")
 
-    def pages(self, name: str, region: str, **arguments: Any) -> Iterator[JsonObject]:
+    def pages(self, name: str, region: str, **arguments: JsonValue) -> Iterator[JsonObject]:
         """Make a call of EC2 whose answer comes in pages."""
         yield from self._pages("ec2", name, region, arguments)
 
-    def price_pages(self, **arguments: Any) -> Iterator[JsonObject]:
+    def price_pages(self, **arguments: JsonValue) -> Iterator[JsonObject]:
         """Ask the price list."""
         yield from self._pages("pricing", "get_products", PRICING_REGION, arguments)
 
@@ -204,7 +206,7 @@ class AwsCalls:
             raise _error_of(error, name, region) from error
         return answer
 
-    def _client(self, service: str, region: str, tries: int) -> Any:
+    def _client(self, service: str, region: str, tries: int) -> Client:
         """Return a client. They may be shared between threads; making them may not be."""
         key = (service, region, tries)
         with self._lock:

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from moorage.backends.base import (
     CommandExecution,
@@ -120,7 +120,7 @@ class KubernetesBackend:
             names = ", ".join(sorted(limits))
             raise UnsupportedSpecError(f"the backend kubernetes has no limit named {names}")
 
-    async def reset(self, workload: str) -> Any:
+    async def reset(self, workload: str) -> JsonValue:
         """Refuse: only a new container undoes the changes of a user."""
         await self._refused(workload, "a pod cannot be reset; end it and start another")
 
@@ -165,7 +165,7 @@ class KubernetesBackend:
             self._runs = WorkloadRuns(*self._arguments)
         return self._runs
 
-    async def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+    async def _run(self, work: Coroutine[object, object, _T]) -> _T:
         return await self._thread.run(work)
 
     def _tell(self, workload: WorkloadReport) -> None:

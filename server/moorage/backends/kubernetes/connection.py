@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import aiohttp
 import msgspec
@@ -25,7 +25,7 @@ from moorage.backends.kubernetes.errors import (
     RefusedError,
 )
 from moorage.backends.kubernetes.objects import ApiStatus
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 
 IN_CLUSTER: Final = "in-cluster"
 """The context of the cluster that this runs in a pod of: the pod's account logs in."""
@@ -89,7 +89,7 @@ class ClusterConnection:
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
-    async def read(self, path: str, **query: Any) -> bytes:
+    async def read(self, path: str, **query: JsonValue) -> bytes:
         """Return the body of a GET.
 
         Raises:
@@ -99,7 +99,9 @@ class ClusterConnection:
         """
         return await self._send("GET", path, query, None)
 
-    async def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
+    async def call(
+        self, method: str, path: str, body: JsonValue = None, **query: JsonValue
+    ) -> JsonValue:
         """Make any call with JSON, and return the JSON that it answers; a PATCH is merged.
 
         Raises:
@@ -109,7 +111,7 @@ class ClusterConnection:
         """
         return msgspec.json.decode(await self._send(method, path, query, body))
 
-    async def _send(self, method: str, path: str, query: JsonObject, body: Any) -> bytes:
+    async def _send(self, method: str, path: str, query: JsonObject, body: JsonValue) -> bytes:
         bound = aiohttp.ClientTimeout(CALL_SECONDS_MAX, sock_connect=CONNECT_SECONDS_MAX)
         async with self._answer(method, path, query, body, bound) as response:
             content: bytes = await response.read()
@@ -117,7 +119,7 @@ class ClusterConnection:
 
     @contextlib.asynccontextmanager
     async def stream(
-        self, path: str, silence_seconds: float = SILENCE_SECONDS_MAX, **query: Any
+        self, path: str, silence_seconds: float = SILENCE_SECONDS_MAX, **query: JsonValue
     ) -> AsyncIterator[aiohttp.StreamReader]:
         """Open a GET whose lines come as they happen; reading raises as `read` does.
 
@@ -191,7 +193,7 @@ class ClusterConnection:
         method: str,
         path: str,
         query: JsonObject,
-        body: Any,
+        body: JsonValue,
         bound: aiohttp.ClientTimeout,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         try:
@@ -236,7 +238,7 @@ class ClusterConnection:
         method: str,
         path: str,
         query: JsonObject,
-        body: Any,
+        body: JsonValue,
         bound: aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:
         headers = {"Accept": "application/json"}

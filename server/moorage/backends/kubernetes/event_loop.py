@@ -5,7 +5,7 @@ import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from moorage.backends.completion import finished
 
@@ -23,7 +23,7 @@ class EventLoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+    async def run(self, work: Coroutine[object, object, _T]) -> _T:
         """Run `work` to its end; cancelled, it is cancelled, and waited for all the same."""
         done: concurrent.futures.Future[_T] = concurrent.futures.Future()
         tasks: list[asyncio.Task[_T]] = []

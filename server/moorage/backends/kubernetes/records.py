@@ -6,7 +6,7 @@ builds the cluster document from them. A function returns None if the object doe
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from moorage.backends.kubernetes.objects import (
     ApiContainer,
@@ -218,8 +218,11 @@ def _device(driver: str, pool: str, found: ApiDevice) -> Document | None:
 
 
 def _first_of(
-    values: Mapping[str, JsonValue], names: tuple[str, ...], kind: Any, otherwise: _T
-) -> _T | Any:
+    values: Mapping[str, JsonValue],
+    names: tuple[str, ...],
+    kind: type | tuple[type, ...],
+    otherwise: _T,
+) -> _T | JsonValue:
     return next((values[name] for name in names if isinstance(values.get(name), kind)), otherwise)
 
 

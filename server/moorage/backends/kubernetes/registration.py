@@ -7,7 +7,7 @@ stays registered and says why nothing can start there: its leases stand, and non
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -19,6 +19,7 @@ from moorage.backends.kubernetes.following import ClusterFollower, ClusterSource
 from moorage.backends.kubernetes.identity import server_name
 from moorage.backends.registry import Inventory
 from moorage.model import Code
+from moorage.protocol.cluster_documents import Document
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject
 from moorage.records.rights import SERVER_ITSELF
@@ -46,7 +47,7 @@ class FollowedClusters:
         self._stale = dict.fromkeys(contexts, _UNREAD)
         self._registered: dict[str, bool] = {}
         self._unregistered: JsonObject = {}
-        self._drifts: dict[str, dict[Any, Drift]] = {}
+        self._drifts: dict[str, dict[object, Drift]] = {}
 
     def start(self) -> None:
         """Follow them from now on.
@@ -104,7 +105,7 @@ class FollowedClusters:
                     held.setdefault(share.node_id, set()).update(share.gpus)
         return held
 
-    async def _register(self, cluster_id: str, document: Any, stale: str) -> None:
+    async def _register(self, cluster_id: str, document: JsonObject | None, stale: str) -> None:
         if document is not None:
             await self._put(cluster_id, document | {"unavailable": stale})
         elif self._registered.get(cluster_id) != bool(stale):
@@ -113,7 +114,7 @@ class FollowedClusters:
         self._registered[cluster_id] = bool(stale)
         self._note(cluster_id, stale)
 
-    async def _put(self, cluster_id: str, document: Any) -> None:
+    async def _put(self, cluster_id: str, document: JsonObject) -> None:
         """Change a cluster's document; fields that others added stay."""
         clusters = self._inventory.documents
         try:
@@ -130,7 +131,7 @@ class FollowedClusters:
         elif before and not stale:
             log.info("cluster", cluster=cluster_id, finding="known as it is")
 
-    def _tell_drift(self, cluster_id: str, machines: Any) -> None:
+    def _tell_drift(self, cluster_id: str, machines: Mapping[str, Document]) -> None:
         found = drifts(self._inventory.state.leases.values(), cluster_id, machines)
         now = {(each.lease, each.node, each.kind): each for each in found}
         before = self._drifts.get(cluster_id, {})

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
@@ -160,7 +160,7 @@ class LocalBackend:
         with _plain():
             await self._part(workload).control(workload, limits)
 
-    async def reset(self, workload: str) -> Any:
+    async def reset(self, workload: str) -> JsonValue:
         """Make a used workload as new; see `Backend.reset`."""
         with _plain():
             await self._part(workload).reset(workload)

@@ -132,7 +132,7 @@ def confine(way: str, hidden: str, work: str, *, signals: bool) -> None:
         os.close(ruleset)
 
 
-def system_call(number: int, *arguments: "Any") -> int:
+def system_call(number: int, *arguments: "object") -> int:
     """Make a system call; OSError says why not."""
     widened = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     return _checked(libc.syscall(ctypes.c_long(number), *widened))

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from moorage.backends.base import LOG_BYTES_MAX, BackendError, Log, UnsupportedSpecError
@@ -82,8 +83,10 @@ class ContainerApi:
     """
 
     def __init__(self, place: Path) -> None:
-        self._docker: Any = importlib.import_module("docker")  # An extra, so only where used.
-        self._requests: Any = importlib.import_module("requests")
+        self._docker: ModuleType = importlib.import_module(
+            "docker"
+        )  # An extra, so only where used.
+        self._requests: ModuleType = importlib.import_module("requests")
         self.place = place
         with self._errors("connect"):
             self._api: Any = self._docker.APIClient(

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from moorage.backends.local.gpus import nvml_here
@@ -83,7 +84,7 @@ def _disk(folder: Path) -> dict[str, float]:
     return {"freeMem": usage.free // _MIB, "usedMem": usage.used // _MIB}
 
 
-def _gpus(nvml: Any, held: Collection[str]) -> tuple[list[dict[str, float]], dict[str, str]]:
+def _gpus(nvml: ModuleType, held: Collection[str]) -> tuple[list[dict[str, float]], dict[str, str]]:
     rows: list[dict[str, float]] = []
     busy: dict[str, str] = {}
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -99,7 +100,7 @@ def _gpus(nvml: Any, held: Collection[str]) -> tuple[list[dict[str, float]], dic
     return rows, busy
 
 
-def _gpu(nvml: Any, handle: Any) -> dict[str, float]:
+def _gpu(nvml: ModuleType, handle: object) -> dict[str, float]:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     row: dict[str, float] = {
         "usedMem": memory.used // _MIB,
@@ -118,7 +119,7 @@ def _gpu(nvml: Any, handle: Any) -> dict[str, float]:
     return row
 
 
-def _instances(nvml: Any, handle: Any) -> Iterator[Any]:
+def _instances(nvml: ModuleType, handle: object) -> Iterator[object]:
     with suppress(nvml.NVMLError):
         for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             with suppress(nvml.NVMLError_NotFound):  # Numbers have gaps.

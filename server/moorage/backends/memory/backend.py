@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import (
     BackendError,
@@ -144,7 +144,7 @@ class MemoryBackend:
             raise UnsupportedSpecError(f"the backend memory has no limit named {names}")
         entry.limits.update(limits)
 
-    async def reset(self, workload: str) -> Any:
+    async def reset(self, workload: str) -> JsonValue:
         """Reset a workload; see `Backend.reset`."""
         spec = self._entry(workload).spec
         if not spec.resettable:

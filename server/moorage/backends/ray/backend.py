@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import (
     LOG_BYTES_MAX,
@@ -206,7 +206,7 @@ class RayBackend:
             names = ", ".join(sorted(limits))
             raise UnsupportedSpecError(f"the backend ray has no limit named {names}")
 
-    async def reset(self, workload: str) -> Any:
+    async def reset(self, workload: str) -> JsonValue:
         """Refuse: nothing on Ray says how; see `Backend.reset`."""
         await self.status(workload)
         raise UnsupportedSpecError("the backend ray resets nothing; end it and start another")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import BackendError, UnknownWorkloadError
 from moorage.launch import command
@@ -72,7 +72,7 @@ class RayConnection:
         self._ended = ended
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, Future[Any]] = {}
+        self._waiting: dict[int, Future[JsonValue]] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._up = threading.Event()
         self._closing = threading.Event()
@@ -91,7 +91,7 @@ class RayConnection:
         with self._lock:
             return self._process.pid if self._process is not None else None
 
-    async def call(self, name: str, seconds: float | None, /, **arguments: Any) -> Any:
+    async def call(self, name: str, seconds: float | None, /, **arguments: JsonValue) -> JsonValue:
         """Call the process.
 
         Args:
@@ -110,7 +110,7 @@ class RayConnection:
         if not await self._wait(connecting):
             raise RayUnreachableError(f"Ray at {self.address} is not reached: {self.trouble}")
         number = next(self._numbers)
-        future: Future[Any] = Future()
+        future: Future[JsonValue] = Future()
         with self._lock:
             if self._process is None:  # It has just ended.
                 raise RayUnreachableError(f"Ray at {self.address} is not reached: {self.trouble}")

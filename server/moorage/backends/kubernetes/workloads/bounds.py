@@ -6,12 +6,13 @@ sidecars run beside the containers, other init containers run one after another 
 
 import math
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import UnsupportedSpecError
 from moorage.model import Share
 from moorage.protocol.cluster_documents import MIB, Document
 from moorage.protocol.kubernetes_nodes import quantity
+from moorage.records.json_values import JsonValue
 
 NO_DEVICES: Final = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
 """Of a container without devices: it wins over what the image and `envFrom` say, which NVIDIA's
@@ -130,7 +131,7 @@ def _wanted(container: Document, name: str) -> int | None:
     return max(found)
 
 
-def _read(given: Any, kind: str, name: str) -> float:
+def _read(given: JsonValue, kind: str, name: str) -> float:
     amount = quantity(str(given) if isinstance(given, float) else given)
     if amount is None:
         raise UnsupportedSpecError(f"manifest.spec: resources.{kind}.{name}: expected a quantity")

@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -262,7 +262,7 @@ class ClusterWorkloads:
             return {}
         return said
 
-    async def _found(self, objects: StartObjects, trouble: list[str]) -> Any:
+    async def _found(self, objects: StartObjects, trouble: list[str]) -> JsonValue:
         """Return the first pod of a start, which was there already."""
         path = f"{objects.pods_path}/{objects.pods[0]['metadata']['name']}"
         try:
@@ -272,7 +272,7 @@ class ClusterWorkloads:
 
     async def _all_made(
         self, workload: str, objects: Collection[tuple[str, Document]], trouble: list[str]
-    ) -> list[Any]:
+    ) -> list[JsonValue]:
         made = (self._made(workload, path, thing, trouble) for path, thing in objects)
         answers = await asyncio.gather(*made, return_exceptions=True)
         for each in answers:
@@ -280,7 +280,9 @@ class ClusterWorkloads:
                 raise each
         return answers
 
-    async def _made(self, workload: str, path: str, thing: Document, trouble: list[str]) -> Any:
+    async def _made(
+        self, workload: str, path: str, thing: Document, trouble: list[str]
+    ) -> JsonValue:
         """Make an object; None if it was there."""
         its, name = self._objects[workload], f"{path}/{thing['metadata']['name']}"
         known = name in its

@@ -12,7 +12,7 @@ import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import (
     LOG_BYTES_MAX,
@@ -25,7 +25,7 @@ from moorage.backends.kubernetes.connection import ClusterConnection
 from moorage.backends.kubernetes.errors import KubernetesError, RefusedError
 from moorage.backends.kubernetes.workloads import manifests
 from moorage.backends.kubernetes.workloads.states import PodState, exit_code
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 
 KEPT_BYTES_MAX: Final = 4 * LOG_BYTES_MAX
 """Of one pod's output: the last of it."""
@@ -175,7 +175,7 @@ class PodOutput:
         with contextlib.suppress(KubernetesError):
             await self._pour(pod, tail, tail.end, follow="true")
 
-    async def _pour(self, pod: PodState, tail: _Tail, skipped: int, **query: Any) -> None:
+    async def _pour(self, pod: PodState, tail: _Tail, skipped: int, **query: JsonValue) -> None:
         path = f"{manifests.PODS.format(pod.namespace)}/{pod.name}/log"
         try:
             async with self._connection.stream(

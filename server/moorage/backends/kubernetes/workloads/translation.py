@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -212,7 +212,7 @@ def _of_vllm(spec: VLLMModelResourceSpec) -> PodOrder:
 
 
 class _Resources(msgspec.Struct):
-    claims: list[Any] = []
+    claims: list[JsonValue] = []
     limits: JsonObject = {}
     requests: JsonObject = {}
 
@@ -243,7 +243,7 @@ class _PodSpec(msgspec.Struct, rename="camel"):
     resources: _Resources = msgspec.field(default_factory=_Resources)
     affinity: dict[str, JsonObject] = {}
     tolerations: list[JsonObject] = []
-    resource_claims: list[Any] = []
+    resource_claims: list[JsonValue] = []
     containers: list[_Container] = []
     init_containers: list[_Container] = []
     ephemeral_containers: list[_Container] = []
@@ -300,7 +300,7 @@ def _check_resources(field_name: str, given: _Resources) -> None:
         _refuse_devices(f"{field_name}: claims")
 
 
-def _check_metadata(path: str, value: Any) -> None:
+def _check_metadata(path: str, value: JsonValue) -> None:
     """Refuse reserved names in the labels and annotations of a pod, or of a template in it."""
     if isinstance(value, list):
         for number, each in enumerate(value):
@@ -323,7 +323,7 @@ def _check_names(field_name: str, names: Iterable[str]) -> None:
             _refuse_devices(f"{field_name}.{name}")
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: JsonValue) -> JsonValue:
     if isinstance(value, Mapping):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
     if isinstance(value, list):

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Final
 
 import ray
 
@@ -49,7 +49,7 @@ class Driver:
         self._writing = threading.Lock()
         self._client = ray.util.client.ray.is_connected()  # type: ignore[no-untyped-call]  # Ray has no types for it.
         self._workloads = Workloads(server, namespace, self._ended)
-        self._calls: Mapping[str, Callable[..., Any]] = {
+        self._calls: Mapping[str, Callable[..., JsonValue]] = {
             "discover": self._workloads.discover,
             "status": self._workloads.status,
             "start": self._workloads.start,
@@ -117,7 +117,7 @@ class Driver:
         seen = self._over_there(observation.observe, self._server)
         return {**seen, "ours": sorted({*ours, *self._workloads.actor_ids()})}
 
-    def _over_there(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    def _over_there(self, work: Callable[..., JsonValue], *arguments: JsonValue) -> JsonValue:
         """Do work that a client of `ray://` may not do, in a task on the cluster."""
         if not self._client:
             return work(*arguments)

@@ -8,13 +8,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from moorage.ray_devices import DeviceHolder, Holders
+from moorage.ray_devices import DeviceHolder, Holders, RayHandle
 from moorage.records.json_values import JsonValue
 
 __all__ = ["GroupError", "JobGroups"]
@@ -145,7 +145,7 @@ class JobGroups:
 def _has(group: PlacementGroup, index: int, bundle: Mapping[str, JsonValue]) -> bool:
     """Look whether a bundle has the devices of the lease: Ray says so within it alone."""
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
-    holder: Any = (
+    holder: RayHandle = (
         ray.remote(DeviceHolder)
         .options(
             num_cpus=0,

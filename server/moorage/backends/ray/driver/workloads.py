@@ -9,14 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import ray
 from ray.util.placement_group import PlacementGroup
 
 from moorage.backends.ray.driver.groups import GroupError, JobGroups
 from moorage.backends.ray.node.host import WorkloadHost
-from moorage.ray_devices import DeviceError, Holders
+from moorage.ray_devices import DeviceError, Holders, RayHandle
 from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["NotDoneError", "UnknownActorError", "Workloads"]
@@ -55,7 +55,7 @@ class _Member:
     start: tuple[str, str]
     """Fencing number and attempt."""
     index: int
-    handle: Any
+    handle: RayHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Workloads:
         self._lock = threading.Lock()
         self._names: dict[str, threading.RLock] = {}
         self._given_up: dict[str, list[threading.Event]] = {}
-        self._watched: dict[str, dict[Any, _Member]] = {}
+        self._watched: dict[str, dict[RayHandle, _Member]] = {}
         self._ends: dict[str, dict[int, Report]] = {}
         self._shapes: dict[str, _Shape] = {}
         self._dead = frozenset[str]()
@@ -309,7 +309,11 @@ class Workloads:
         return answers[-1]
 
     def _begin_answer(
-        self, member: _Member, ref: Any, plan: Mapping[str, JsonValue], given_up: threading.Event
+        self,
+        member: _Member,
+        ref: RayHandle,
+        plan: Mapping[str, JsonValue],
+        given_up: threading.Event,
     ) -> Report:
         """Wait until a member has begun: as long as it takes, once its actor runs."""
         made = "runtime_env" in plan["options"]
@@ -366,10 +370,10 @@ class Workloads:
         outputs: dict[int, tuple[bytes, int, int | None]] = {}
         alive = [(each, each.handle.about.remote()) for each in members]
         refs = [ref for _, ref in alive]
-        answered = set[Any]()
+        answered = set[RayHandle]()
         if refs:
             answered.update(ray.wait(refs, num_returns=len(refs), timeout=ANSWER_SECONDS_MAX)[0])
-        stopping: list[tuple[_Member, Any, float]] = []
+        stopping: list[tuple[_Member, RayHandle, float]] = []
         for member, ref in alive:
             about = None
             if ref in answered:
@@ -470,7 +474,7 @@ class Workloads:
             for ref in done:
                 self._seen(refs[ref], ref)
 
-    def _seen(self, workload: str, ref: Any) -> None:
+    def _seen(self, workload: str, ref: RayHandle) -> None:
         """Take one answer: it goes on, or it ended."""
         try:
             end: Report | None = ray.get(ref)
@@ -545,7 +549,7 @@ class Workloads:
                     return {**report, "endpoint": reports[0].get("endpoint", "")}
         return reports[0]  # All of them have succeeded.
 
-    def _ask(self, member: _Member, question: str, *args: Any) -> Any:
+    def _ask(self, member: _Member, question: str, *args: JsonValue) -> JsonValue:
         """Return the answer of a member; the reason of its loss, if only its end is left."""
         try:
             return _value(getattr(member.handle, question).remote(*args), ANSWER_SECONDS_MAX)
@@ -559,7 +563,7 @@ class Workloads:
             return _lost(error)
 
 
-def _value(ref: Any, seconds: float | None) -> Any:
+def _value(ref: RayHandle, seconds: float | None) -> JsonValue:
     return ray.get(ref, timeout=seconds)
 
 
@@ -576,7 +580,7 @@ def _gone(name: str, namespace: str, seconds: float) -> bool:
         time.sleep(0.01)  # Ray does not tell.
 
 
-def _kill(handle: Any) -> None:
+def _kill(handle: RayHandle) -> None:
     with contextlib.suppress(ray.exceptions.RayError, ValueError):
         ray.kill(handle, no_restart=True)
 

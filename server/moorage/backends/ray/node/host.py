@@ -185,7 +185,7 @@ class WorkloadHost:
             return {**self._report, "phase": "starting", "endpoint": ""}
         return self._report
 
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    async def call(self, method: str, *args: JsonValue, **kwargs: JsonValue) -> JsonValue:
         """Call a method of the user's object."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._calls, self._call, method, args, kwargs)
@@ -271,7 +271,9 @@ class WorkloadHost:
         except SystemExit as error:  # It would end the loop, and nothing else.
             raise RuntimeError(f"SystemExit: {error}") from error
 
-    def _call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, JsonValue]) -> Any:
+    def _call(
+        self, method: str, args: tuple[JsonValue, ...], kwargs: Mapping[str, JsonValue]
+    ) -> JsonValue:
         try:
             result = getattr(self._object, method)(*args, **kwargs)
         except SystemExit as error:  # As above.
@@ -282,7 +284,7 @@ class WorkloadHost:
             self._awaiting = asyncio.new_event_loop()
             threading.Thread(target=self._awaiting.run_forever, daemon=True).start()
 
-        async def awaited() -> Any:
+        async def awaited() -> JsonValue:
             return await result
 
         return asyncio.run_coroutine_threadsafe(awaited(), self._awaiting).result()
