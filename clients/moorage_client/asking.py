@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypedDict, Unpack
+from typing import Final, TypedDict, Unpack
 
 import msgspec
 
@@ -32,7 +32,7 @@ class Request(TypedDict, total=False):
 
     """
 
-    inputs: Any
+    inputs: JsonValue
     clusters: Sequence[str] | None
     filter: Document | None
     search: Document | None

@@ -6,10 +6,10 @@ program's threads, which may all share one client.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from moorage.records.fields import TTL_SECONDS
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.client import RECONNECT_SECONDS, TIMEOUT_SECONDS, Client
 from moorage_client.lazy import LazyModule
 
@@ -210,11 +210,11 @@ class BlockingClient:
         """Give up a place in the queue; see `Client.cancel`."""
         return self._run(self._open().cancel(request))
 
-    def leases(self, **filters: Any) -> list[Lease]:
+    def leases(self, **filters: JsonValue) -> list[Lease]:
         """Return the leases that equal the filters; see `Client.leases`."""
         return self._list(self._open().leases(**filters))
 
-    def queue(self, **filters: Any) -> list[JsonObject]:
+    def queue(self, **filters: JsonValue) -> list[JsonObject]:
         """Return the requests that wait; see `Client.queue`."""
         return self._list(self._open().queue(**filters))
 
@@ -237,11 +237,11 @@ class BlockingClient:
         self._news.add(news)
         return news
 
-    def manage(self, policy_rule_uri: str, action: str, data: Document | None = None) -> Any:
+    def manage(self, policy_rule_uri: str, action: str, data: Document | None = None) -> JsonValue:
         """Call the `management` of a policy; see `Client.manage`."""
         return self._run(self._open().manage(policy_rule_uri, action, data))
 
-    def call(self, message: Document, *, idempotent: bool = True) -> Any:
+    def call(self, message: Document, *, idempotent: bool = True) -> JsonValue:
         """Send any message of the protocol; see `Client.call`."""
         return self._run(self._open().call(message, idempotent=idempotent))
 
@@ -255,7 +255,7 @@ class BlockingClient:
             )
         return self._client
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run(self, work: Coroutine[object, object, T]) -> T:
         thread = self._thread
         if thread is None:
             work.close()

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from moorage.records.fields import TTL_SECONDS
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.lazy import LazyModule
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Client:
         self,
         policy_rule_uri: str,
         *,
-        inputs: Any = None,
+        inputs: JsonValue = None,
         clusters: Sequence[str] | None = None,
         filter: Document | None = None,  # noqa: A002  # The wire's name.
         search: Document | None = None,
@@ -423,13 +423,13 @@ class Client:
             self.url, answers.read_object, await self.call({"op": "cancel", "request": request})
         )
 
-    def leases(self, **filters: Any) -> Listing[Lease]:
+    def leases(self, **filters: JsonValue) -> Listing[Lease]:
         """Return the leases whose fields equal the filters, e.g. `state="active"`."""
         return listing.pages(
             self.url, self.call, ("leases", "leases"), answers.read_lease, {"filters": filters}
         )
 
-    def queue(self, **filters: Any) -> Listing[JsonObject]:
+    def queue(self, **filters: JsonValue) -> Listing[JsonObject]:
         """Return the requests that wait, in the order in which they are served."""
         return listing.pages(
             self.url, self.call, ("queue", "waiting"), answers.read_object, {"filters": filters}
@@ -466,7 +466,9 @@ class Client:
         """Begin to watch, for `BlockingClient`; arguments and errors as `watch`."""
         return await watching.Watch.begin(self._endpoints, topics, self._reconnect_seconds)
 
-    async def manage(self, policy_rule_uri: str, action: str, data: Document | None = None) -> Any:
+    async def manage(
+        self, policy_rule_uri: str, action: str, data: Document | None = None
+    ) -> JsonValue:
         """Call the `management` of a policy and return what it returned. Never repeated."""
         return await self.call(
             {
@@ -478,7 +480,7 @@ class Client:
             idempotent=False,
         )
 
-    async def call(self, message: Document, *, idempotent: bool = True) -> Any:
+    async def call(self, message: Document, *, idempotent: bool = True) -> JsonValue:
         """Send any message of the protocol and return the `data` of its reply.
 
         Args:

@@ -3,8 +3,8 @@
 The tree is drawn in the package docstring (`moorage_client/__init__.py`). Programming mistakes
 (a message that is not JSON, a lease id without its token) stay `TypeError` and `ValueError`.
 """
-# ruff: noqa: N818  # The names say what happened; that they are errors, the root of the tree says.
 
+# ruff: noqa: N818  # The names say what happened; that they are errors, the root of the tree says.
 from collections.abc import Mapping
 from typing import Any
 

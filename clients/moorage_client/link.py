@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from moorage.model import Code
 from moorage.protocol.replies import Event, Reply
@@ -251,7 +251,7 @@ class Link:
             self._spawn(self._connection.close())
             self._connection = None
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)

@@ -5,14 +5,14 @@ import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from msgspec.structs import replace
 
 from moorage.model import LeaseTerms
 from moorage.records.fields import TTL_SECONDS, TTL_SECONDS_MAX, WAIT_SECONDS_MAX
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.answers import Answer, Lease, read_lease
 from moorage_client.cli import completing
 from moorage_client.cli.exits import TokenMissing
@@ -21,6 +21,9 @@ from moorage_client.cli.session import CommandSession
 from moorage_client.cli.tokens import StateUnusable, TokenFile, state_path
 from moorage_client.errors import LeaseLost
 from moorage_client.text_files import read_text
+
+if TYPE_CHECKING:
+    from moorage_client.client import Client
 
 _RESOURCES: Final = "What must fit"
 _LEASE: Final = "Lease"
@@ -152,7 +155,7 @@ def requirement(text: str) -> JsonObject:
     return {"key": key, "operator": "NotIn" if negated else "In", "values": listed}
 
 
-def json_object(text: str | None, option: str) -> Any:
+def json_object(text: str | None, option: str) -> JsonValue:
     """Return the JSON object that an option gives as text, `@file` or `@-` (stdin).
 
     Raises:
@@ -285,7 +288,7 @@ def ask(
 
     stored = True
 
-    async def work(client: Any) -> Answer:
+    async def work(client: "Client") -> Answer:
         nonlocal stored
         answer: Answer = await client.ask(policy, lease=terms, **request)
         stored = keep(answer.lease, client.url)
@@ -298,7 +301,7 @@ def ask(
     _show(session, answer, stored)
 
 
-async def _active(client: Any, lease: Lease, *, quiet: bool) -> Lease:
+async def _active(client: "Client", lease: Lease, *, quiet: bool) -> Lease:
     """Wait until the workload of a lease is ready; return the lease as it is then.
 
     Raises:
@@ -335,7 +338,7 @@ def renew(
     """Make a lease last longer."""
     token = token_of(lease, lease_token)
 
-    async def work(client: Any) -> Lease:
+    async def work(client: "Client") -> Lease:
         renewed: Lease = await client.renew(lease, token, ttl)
         return renewed
 
@@ -358,7 +361,7 @@ def release(
     """End a lease of your tenant; a second release answers the same."""
     token = lease_token or stored_token(lease)
 
-    async def work(client: Any) -> Lease:
+    async def work(client: "Client") -> Lease:
         released: Lease = await client.release(lease, token)
         return released
 

@@ -9,12 +9,15 @@ import contextlib
 import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from moorage.records.json_values import JsonObject
 from moorage_client.cli.output import counted
+
+if TYPE_CHECKING:
+    from moorage_client.client import Client
 
 SECONDS_MAX: Final = 1.5
 """How long a user who pressed Tab waits at most."""
@@ -27,7 +30,7 @@ Names = list[tuple[str, str]]
 def leases(context: typer.Context, incomplete: str) -> Names:
     """Complete the id of a lease that has not ended."""
 
-    async def names(client: Any) -> Names:
+    async def names(client: "Client") -> Names:
         found = await client.leases().all()
         return [(lease.id, lease.state) for lease in found if lease.state != "ended"]
 
@@ -42,7 +45,7 @@ def subjects(context: typer.Context, incomplete: str) -> Names:
 def requests(context: typer.Context, incomplete: str) -> Names:
     """Complete the id of a request that waits."""
 
-    async def names(client: Any) -> Names:
+    async def names(client: "Client") -> Names:
         return [(row["request"], "waits") for row in await client.queue().all()]
 
     return _completed(incomplete, lambda: _with_client(context, names))
@@ -51,7 +54,7 @@ def requests(context: typer.Context, incomplete: str) -> Names:
 def clusters(context: typer.Context, incomplete: str) -> Names:
     """Complete the id of a cluster."""
 
-    async def names(client: Any) -> Names:
+    async def names(client: "Client") -> Names:
         rows = await client.fleet().all()
         return [(row["cluster_id"], counted(row["nodes"], "node")) for row in rows]
 
@@ -79,7 +82,7 @@ async def _policies(context: typer.Context) -> Names:
 
 
 async def _with_client(
-    context: typer.Context, names: Callable[[Any], Coroutine[Any, Any, Names]]
+    context: typer.Context, names: Callable[["Client"], Coroutine[object, object, Names]]
 ) -> Names:
     from moorage_client.client import Client  # noqa: PLC0415  # Slow to import.
 
@@ -90,7 +93,7 @@ async def _with_client(
         return await names(client)
 
 
-def _completed(incomplete: str, work: Callable[[], Coroutine[Any, Any, Names]]) -> Names:
+def _completed(incomplete: str, work: Callable[[], Coroutine[object, object, Names]]) -> Names:
     async def bounded() -> Names:
         async with asyncio.timeout(SECONDS_MAX):
             return await work()

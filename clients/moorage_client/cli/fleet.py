@@ -6,7 +6,7 @@ them back.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from msgspec import Struct
@@ -19,6 +19,10 @@ from moorage_client.cli import completing
 from moorage_client.cli.output import SHORT_CHARS, counted, note, print_json, say, short_name, table
 from moorage_client.cli.session import CommandSession
 from moorage_client.errors import MoorageError, RequestRefused, refusal
+
+if TYPE_CHECKING:
+    from moorage_client.client import Client
+    from moorage_client.services import Services
 
 _BEGINNING: Final = re.compile(rf"[0-9a-f]{{{SHORT_CHARS},39}}")
 """The beginning of a node's hash, as tables show it."""
@@ -141,7 +145,9 @@ def _watch(
         raise typer.BadParameter(str(error)) from error
 
 
-def _known(services: Any, documents: Sequence[Mapping[str, JsonValue]]) -> dict[str, JsonObject]:
+def _known(
+    services: "Services", documents: Sequence[Mapping[str, JsonValue]]
+) -> dict[str, JsonObject]:
     wanted = [document["id"] for document in documents]
     found: list[JsonObject] = services.clusters({"id": {"$in": wanted}})
     stored = read_as(list[_Stored], found)
@@ -158,7 +164,7 @@ def _merged(
 
 
 def _register(
-    services: Any,
+    services: "Services",
     known: Mapping[str, Mapping[str, JsonValue]],
     documents: Sequence[Mapping[str, JsonValue]],
     *,
@@ -230,7 +236,7 @@ def cordon(
 ) -> None:
     """Place nothing new on a node or cluster. Leases that are there stay."""
 
-    async def work(client: Any) -> Any:
+    async def work(client: "Client") -> JsonValue:
         return await client.cordon(*await _node(client, place), reason)
 
     _out_of_service(session, session.run(work))
@@ -255,7 +261,7 @@ def drain(
     left.
     """
 
-    async def work(client: Any) -> Any:
+    async def work(client: "Client") -> JsonValue:
         return await client.drain(*await _node(client, place), reason, seconds=within)
 
     _out_of_service(session, session.run(work))
@@ -264,7 +270,7 @@ def drain(
 def uncordon(session: CommandSession, place: Annotated[str, PLACE]) -> None:
     """Undo `cordon` or `drain` of this node, or of this cluster."""
 
-    async def work(client: Any) -> Any:
+    async def work(client: "Client") -> JsonValue:
         return await client.uncordon(*await _node(client, place))
 
     done = session.run(work)
@@ -287,7 +293,7 @@ def forget(
     Only where nothing runs there any more: a workload of a lease that ends so is not stopped.
     """
 
-    async def work(client: Any) -> Any:
+    async def work(client: "Client") -> JsonValue:
         return await client.forget(*await _node(client, node))
 
     _out_of_service(session, session.run(work))
@@ -311,7 +317,7 @@ def delete(
         say(f"{cluster} is deleted")
 
 
-async def _node(client: Any, place: str) -> tuple[str, str]:
+async def _node(client: "Client", place: str) -> tuple[str, str]:
     """Return cluster and node of `CLUSTER[/NODE]`; the beginning of a hash is enough for a node."""
     cluster, _, node = place.partition("/")
     if not _BEGINNING.fullmatch(node):

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Final
 
 from moorage.model import Code
 from moorage.records.json_values import JsonObject
@@ -15,6 +15,9 @@ from moorage_client.cli.session import CommandSession
 from moorage_client.errors import ConnectionFailed, RequestRefused, Timeout, refusal
 from moorage_client.inventory import Document
 from moorage_client.inventory.kubernetes_live import cluster_id_of, followed
+
+if TYPE_CHECKING:
+    from moorage_client.services import Services
 
 RETRY_SECONDS: Final = 2.0
 """Pause before a server that did not answer is tried again."""
@@ -63,11 +66,11 @@ def _read(name: str, stream: IO[bytes], lines: _Lines) -> None:
     lines.put((name, b""))
 
 
-def _known(services: Any, names: Sequence[str]) -> dict[str, Document]:
+def _known(services: "Services", names: Sequence[str]) -> dict[str, Document]:
     return {each["id"]: each for each in services.clusters({"id": {"$in": [*names]}})}
 
 
-def _register(services: Any, document: Document) -> None:
+def _register(services: "Services", document: Document) -> None:
     """Store a document; try again until the server answers."""
     noted = False
     while True:

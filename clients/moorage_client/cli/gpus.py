@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -13,6 +13,9 @@ from moorage_client.answers import read_as
 from moorage_client.cli.completing import clusters as complete_clusters
 from moorage_client.cli.live import WatchFlag, shown
 from moorage_client.cli.session import CommandSession
+
+if TYPE_CHECKING:
+    from moorage_client.client import Client
 
 SIZES: Final = (1, 2, 4, 8)
 """GPUs of one node that requests usually ask for."""
@@ -66,7 +69,7 @@ def gpus(
     full.
     """
 
-    async def work(client: Any) -> list[JsonObject]:
+    async def work(client: "Client") -> list[JsonObject]:
         named = [cluster] if cluster else await _clusters(client)
         limit = asyncio.Semaphore(AT_ONCE)
 
@@ -91,7 +94,7 @@ def gpus(
     )
 
 
-async def _clusters(client: Any) -> list[str]:
+async def _clusters(client: "Client") -> list[str]:
     rows = read_as(list[ClusterCapacity], await client.fleet().all())
     return [row.cluster_id for row in rows if row.gpus]
 
@@ -116,7 +119,7 @@ def _rows(found: Iterable[tuple[str, Sequence[NodeCapacity]]], wanted: str) -> l
     ]
 
 
-def _cells(row: JsonObject, *, wide: bool) -> list[Any]:
+def _cells(row: JsonObject, *, wide: bool) -> list[object]:
     cells = [row["model"], row["free"], row["total"], *row["fits"].values()]
     cells.append(f"{row['part_milli_free'] / WHOLE:g}")
     return [*cells, ", ".join(row["clusters"])] if wide else cells

@@ -8,8 +8,8 @@ import asyncio
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -29,6 +29,11 @@ from moorage_client.cli.output import (
 from moorage_client.cli.session import CommandSession
 from moorage_client.errors import ConnectionFailed, RequestRefused, Timeout
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from moorage_client.client import Client
+
 REFRESH_SECONDS: Final = 2.0
 """Between two looks where no news came: what ends in so long is another text by then."""
 PAUSE_SECONDS: Final = 0.25
@@ -44,9 +49,9 @@ WatchFlag = Annotated[
 
 def shown(
     session: CommandSession,
-    fetch: Callable[[Any], Awaitable[list[JsonObject]]],
+    fetch: Callable[["Client"], Awaitable[list[JsonObject]]],
     columns: Sequence[str],
-    cells: Callable[[list[JsonObject]], Sequence[Sequence[Any]]],
+    cells: Callable[[list[JsonObject]], Sequence[Sequence[object]]],
     *,
     empty: str,
     watch: bool,
@@ -69,7 +74,7 @@ def shown(
         _watched(session, fetch, view)
         return
 
-    async def work(client: Any) -> list[JsonObject]:
+    async def work(client: "Client") -> list[JsonObject]:
         return await fetch(client)
 
     rows = session.run(work)
@@ -84,16 +89,16 @@ def shown(
 @dataclass
 class _View:
     columns: Sequence[str]
-    cells: Callable[[list[JsonObject]], Sequence[Sequence[Any]]]
+    cells: Callable[[list[JsonObject]], Sequence[Sequence[object]]]
     notes: Callable[[list[JsonObject]], Sequence[str]]
     empty: str
-    last: Any = field(default=None)
+    last: list[JsonObject] | None = None
     """What was shown last."""
 
 
 def _watched(
     session: CommandSession,
-    fetch: Callable[[Any], Awaitable[list[JsonObject]]],
+    fetch: Callable[["Client"], Awaitable[list[JsonObject]]],
     view: _View,
 ) -> None:
     terminal = sys.stdout.isatty() and not session.json
@@ -118,8 +123,8 @@ def _watched(
 
 
 async def _follow(
-    client: Any,
-    fetch: Callable[[Any], Awaitable[list[JsonObject]]],
+    client: "Client",
+    fetch: Callable[["Client"], Awaitable[list[JsonObject]]],
     show: Callable[[list[JsonObject]], None],
 ) -> None:
     news = await client.begin_watch("leases", "fleet")
@@ -162,7 +167,9 @@ class _Drawn:
         from rich.text import Text  # noqa: PLC0415  # As above.
 
         view, rows = self._view, self._view.last or []
-        body: Any = made_table(view.columns, view.cells(rows)) if rows else Text(view.empty)
+        body: Table | Text = (
+            made_table(view.columns, view.cells(rows)) if rows else Text(view.empty)
+        )
         lines = [Text(plain(line), "dim") for line in (*view.notes(rows), below)]
         self._live.update(Group(body, *lines), refresh=True)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from decimal import Decimal
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from msgspec import to_builtins
@@ -39,6 +39,9 @@ from moorage_client.cli.output import (
 from moorage_client.cli.session import CommandSession
 from moorage_client.listing import pages
 
+if TYPE_CHECKING:
+    from moorage_client.client import Client
+
 HISTORY_MAX: Final = 10_000
 SubjectArgument = Annotated[
     str, typer.Argument(help="Id of a lease or request", autocompletion=completing.subjects)
@@ -56,14 +59,14 @@ def leases(
     """List your leases."""
     filters = {name: v for name, v in (("state", state), ("cluster", cluster)) if v}
 
-    async def work(client: Any) -> list[JsonObject]:
+    async def work(client: "Client") -> list[JsonObject]:
         found = [lease.document() for lease in await client.leases(**filters).all()]
         if cluster and not found:  # Leases outlive a cluster; else its name is wrong.
             await anext(aiter(client.fleet(cluster)), None)
         return found
 
-    def cells(lease: Lease) -> list[Any]:
-        shown: list[Any] = [
+    def cells(lease: Lease) -> list[object]:
+        shown: list[object] = [
             lease.id,
             lease.tenant,
             lease.state,
@@ -138,7 +141,7 @@ def history(
     wanted = {Became.ENDED, Became.REFUSED} if state is None else {state}
     filters = {} if state is None else {"filters": {"state": state.value}}
 
-    async def work(client: Any) -> list[JsonObject]:
+    async def work(client: "Client") -> list[JsonObject]:
         listed = pages(client.url, client.call, ("decisions", "decisions"), read_object, filters)
         found: list[JsonObject] = []
         async for row in listed:
@@ -172,13 +175,13 @@ def history(
 def queue(session: CommandSession, watch: WatchFlag = False) -> None:
     """List your waiting requests, in the order in which they are served."""
 
-    async def work(client: Any) -> list[JsonObject]:
+    async def work(client: "Client") -> list[JsonObject]:
         waiting = await client.queue().all()
         pairs = zip(read_as(list[QueuedWaiter], waiting), waiting, strict=True)
         return [document for _, document in sorted(pairs, key=lambda pair: pair[0].position)]
 
-    def cells(waiter: QueuedWaiter) -> list[Any]:
-        shown: list[Any] = [
+    def cells(waiter: QueuedWaiter) -> list[object]:
+        shown: list[object] = [
             waiter.position,
             waiter.request,
             waiter.tenant,
@@ -223,7 +226,7 @@ def fleet(
 ) -> None:
     """List the clusters with what is free in them, or the nodes of one cluster."""
 
-    async def work(client: Any) -> list[JsonObject]:
+    async def work(client: "Client") -> list[JsonObject]:
         rows: list[JsonObject] = await client.fleet(cluster or None).all()
         return rows
 
@@ -249,7 +252,7 @@ def fleet(
         )
 
 
-def _node_cells(rows: list[JsonObject]) -> list[list[Any]]:
+def _node_cells(rows: list[JsonObject]) -> list[list[object]]:
     return [
         [
             short_name(node.node_id),
@@ -281,7 +284,7 @@ def _node_notes(rows: list[JsonObject]) -> list[str]:
     return said
 
 
-def _cluster_cells(rows: list[JsonObject]) -> list[list[Any]]:
+def _cluster_cells(rows: list[JsonObject]) -> list[list[object]]:
     return [
         [
             row.cluster_id,
@@ -314,7 +317,7 @@ def watch(
 ) -> None:
     """Print what happens as it happens, one JSON object per line, until interrupted."""
 
-    async def work(client: Any) -> None:
+    async def work(client: "Client") -> None:
         seen = 0
         async with aclosing(client.watch(*(topics or ("policies", "leases", "fleet")))) as news:
             async for event in news:

@@ -7,11 +7,11 @@ import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.exits import Exit
 from moorage_client.cli.output import counted, note, print_json, say, table
@@ -129,7 +129,7 @@ def _documents(path: Path | None, option: str) -> list[JsonObject]:
     return found
 
 
-def _read(path: Path, option: str) -> Any:
+def _read(path: Path, option: str) -> JsonValue:
     try:
         return json.loads(read_text(path))
     except OSError as error:

@@ -9,7 +9,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from msgspec import Struct
@@ -26,6 +26,9 @@ from moorage_client.cli.session import CommandSession
 from moorage_client.cli.testing import own_names, policy_name, test_first, with_own_names
 from moorage_client.errors import RequestRefused
 from moorage_client.text_files import decode_source, read_text
+
+if TYPE_CHECKING:
+    from moorage_client.services import Services
 
 ARCHIVE_TYPES: Final = (".zip", ".tar.gz", ".tar.xz")
 """Suffixes of archives that the server reads."""
@@ -162,7 +165,7 @@ def show(
     )
 
 
-def _changed(services: Any, uri: str) -> JsonObject:
+def _changed(services: "Services", uri: str) -> JsonObject:
     """Return the changes by `management`; nothing if a server stores policies and runs none."""
     try:
         return read_as(PolicyOutput, services.policy_logs(uri)).changed or {}
@@ -216,7 +219,7 @@ def document_of(path: Path) -> JsonObject:
     return {"type": "python_class_v1", **document, **_code(path)}
 
 
-def _json(path: Path) -> Any:
+def _json(path: Path) -> JsonValue:
     try:
         return json.loads(read_text(path))
     except OSError as error:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from msgspec import Struct
@@ -17,6 +17,9 @@ from moorage_client.cli.output import local_time, note, print_json, say, table
 from moorage_client.cli.server_program import become_server, check_installed
 from moorage_client.cli.session import CommandSession
 from moorage_client.errors import refusal
+
+if TYPE_CHECKING:
+    from moorage_client.pool.adapter import ResourcePoolAdapter
 
 AddressOption = Annotated[
     str | None,
@@ -187,7 +190,7 @@ def checkin(
         say(f"{transaction} is given back.")
 
 
-def _adapter(session: CommandSession, address: str | None) -> Any:
+def _adapter(session: CommandSession, address: str | None) -> "ResourcePoolAdapter":
     from moorage_client.pool.adapter import SECONDS_MAX, ResourcePoolAdapter  # noqa: PLC0415  # Slow to import.
 
     try:
@@ -197,7 +200,7 @@ def _adapter(session: CommandSession, address: str | None) -> Any:
 
 
 @contextmanager
-def _refusals(possible: Callable[[], Any] | None = None) -> Iterator[None]:
+def _refusals(possible: Callable[[], object] | None = None) -> Iterator[None]:
     """Turn the errors of a pool into those that the command line has exit codes for."""
     from moorage.slots import InvalidCheckin, ResourceUnavailable, SlotsError  # noqa: PLC0415  # Slow to import.
 

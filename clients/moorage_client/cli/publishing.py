@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from msgspec import UNSET
@@ -24,6 +24,9 @@ from moorage_client.cli.output import fields, note, print_json, say, table
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.testing import test_first
 from moorage_client.errors import NotFound
+
+if TYPE_CHECKING:
+    from moorage_client.services import Services
 
 SAMPLES_SHOWN: Final = 10
 """Latest differences shown to a person; --json has all of the server's."""
@@ -73,7 +76,7 @@ def activate(
         _changed(session, services.activate_policy(name, uri, force=force))
 
 
-def _try_first(session: CommandSession, services: Any, uri: str, done: str) -> None:
+def _try_first(session: CommandSession, services: "Services", uri: str, done: str) -> None:
     """Refuse a version that is not sound; the server refuses an unknown one later."""
     try:
         document = read_as(JsonObject, services.policy(uri))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from difflib import get_close_matches
 from math import isfinite
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -14,6 +14,9 @@ from moorage_client.answers import read_object
 from moorage_client.cli.output import note, print_json, say, table
 from moorage_client.cli.session import CommandSession
 from moorage_client.listing import pages
+
+if TYPE_CHECKING:
+    from moorage_client.client import Client
 
 WHO: Final = typer.Argument(
     metavar="TENANT[/PROJECT]",
@@ -89,7 +92,7 @@ def remove_quota(session: CommandSession, who: Annotated[str, WHO]) -> None:
         note(f"It had no quota{''.join(f' (did you mean {each}?)' for each in near)}.")
 
 
-async def _all(client: Any) -> list[JsonObject]:
+async def _all(client: "Client") -> list[JsonObject]:
     listing = pages(client.url, client.call, ("quotas", "quotas"), read_object, {})
     return await listing.all()
 

@@ -4,7 +4,7 @@ import re
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -15,6 +15,9 @@ from moorage_client.cli.asking import requirement
 from moorage_client.cli.output import local_time, print_json, say, table
 from moorage_client.cli.session import CommandSession
 from moorage_client.listing import pages
+
+if TYPE_CHECKING:
+    from moorage_client.client import Client
 
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LATER: Final = re.compile(r"\+(\d+(?:\.\d+)?)([smhd])")
@@ -56,7 +59,7 @@ def _utc(at: float) -> str:
 def list_reservations(session: CommandSession) -> None:
     """Show what is reserved, for whom and when."""
 
-    async def work(client: Any) -> list[JsonObject]:
+    async def work(client: "Client") -> list[JsonObject]:
         listing = pages(client.url, client.call, ("reservations", "reservations"), read_object, {})
         return await listing.all()
 

@@ -8,14 +8,14 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from msgspec import Struct
 
 from moorage.model import Code
 from moorage.records.fields import ATTEMPTS_MAX, TTL_SECONDS, StartNumber
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.replies import ExecutionAnswer, OutputPart
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.asking import (
@@ -29,6 +29,9 @@ from moorage_client.cli.fetching import check_folder, fetch
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
 from moorage_client.cli.session import CommandSession
 from moorage_client.errors import LeaseLost, MoorageError, NotFound, RequestRefused, refusal
+
+if TYPE_CHECKING:
+    from moorage_client.client import Client
 
 DEFAULT_POLICY: Final = "best_fit:1.0-stable"
 DEFAULT_BACKEND: Final = "local"
@@ -134,7 +137,7 @@ def run(
     output = bytearray()
     write = output.extend if session.json else write_bytes
 
-    async def held(client: Any, choice: _Choice) -> tuple[str, int]:
+    async def held(client: "Client", choice: _Choice) -> tuple[str, int]:
         provision: JsonObject = {
             "backend": choice.backend,
             "spec": spec | _place(choice.backend, image, folder),
@@ -144,7 +147,7 @@ def run(
         whole = {**request, "provision": provision}
         return await _hold(client, write, choice.policy, whole, fetched)
 
-    async def work(client: Any) -> tuple[str, int]:
+    async def work(client: "Client") -> tuple[str, int]:
         choice = _Choice(policy or DEFAULT_POLICY, backend or DEFAULT_BACKEND)
         while True:
             try:
@@ -231,7 +234,7 @@ def _place(backend: str, image: str | None, folder: str) -> JsonObject:
 
 
 async def _hold(
-    client: Any,
+    client: "Client",
     write: Callable[[bytes], object],
     policy: str,
     request: JsonObject,
@@ -281,14 +284,14 @@ async def _hold(
     return name, code
 
 
-async def _say_why(client: Any, lease: str) -> None:
+async def _say_why(client: "Client", lease: str) -> None:
     """Say why a lease ended while its workload ran: preempted, say, and by whom."""
     with contextlib.suppress(MoorageError):  # It has ended all the same.
         if reason := (await client.status(lease)).get("reason"):
             note(f"moorage: lease {lease}: {reason}")
 
 
-async def _ended(client: Any, lease: str, reader: "_Reader") -> None:
+async def _ended(client: "Client", lease: str, reader: "_Reader") -> None:
     """Wait until nothing of a released lease is left, for a while; pass on its last words."""
     try:
         async with asyncio.timeout(END_SECONDS_MAX):
@@ -330,7 +333,7 @@ def execute(
         "environment": _variables(env or []),
     }
 
-    async def work(client: Any) -> Any:
+    async def work(client: "Client") -> JsonValue:
         return await client.call(message, idempotent=False)
 
     answer = replace(session, timeout=limit + SPARE_SECONDS).run(work)
@@ -370,7 +373,7 @@ def logs(
     output, passed = bytearray(), Passed()
     write = output.extend if session.json else passed.write
 
-    async def work(client: Any) -> None:
+    async def work(client: "Client") -> None:
         reader = _Reader(client, lease, token, write)
         reader.attempt = 0 if tail is not None else attempt or 1
         reader.offset = 0 if tail is None else -tail
@@ -399,7 +402,7 @@ class _Reader:
     """
 
     def __init__(
-        self, client: Any, lease: str, token: str | None, write: Callable[[bytes], object]
+        self, client: "Client", lease: str, token: str | None, write: Callable[[bytes], object]
     ) -> None:
         self._client = client
         self._lease = lease

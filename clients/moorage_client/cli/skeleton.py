@@ -31,11 +31,11 @@ if TYPE_CHECKING:  # For your editor; not needed where the policy runs.
 class AIOSv1PolicyRule:
     """Proposes the node with the highest score."""
 
-    def __init__(self, rule_id: str, settings: JsonObject, parameters: JsonObject) -> None:
+    def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:
         self.settings = settings
 
     def eval(
-        self, parameters: JsonObject, input_data: PolicyInput, context: JsonObject
+        self, parameters: dict[str, Any], input_data: PolicyInput, context: dict[str, Any]
     ) -> Answer:
         """Return where the request goes, or why it goes nowhere."""
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.records.json_values import JsonValue
 from moorage_client.endpoint import Endpoint, checked_token, setting
@@ -76,7 +76,7 @@ def dashboard_inventory(source: str, url: str, cluster_id: str) -> Inventory:
 
 
 def ray_inventory(
-    source: str, nodes: Sequence[Any], cluster_id: str, summary: Sequence[Any] = ()
+    source: str, nodes: Sequence[JsonValue], cluster_id: str, summary: Sequence[JsonValue] = ()
 ) -> Inventory:
     """Return the nodes of a Ray cluster as one cluster document; dead ones are left out.
 
@@ -109,7 +109,7 @@ def ray_inventory(
     return Inventory((found,), (f"{source}: left out {dead} dead nodes",) if dead else ())
 
 
-def is_ray_node(value: Any) -> bool:
+def is_ray_node(value: JsonValue) -> bool:
     """Return whether a value looks like a node as Ray prints it."""
     return isinstance(value, dict) and ("resources_total" in value or "NodeManagerAddress" in value)
 
@@ -166,7 +166,7 @@ def _devices(
     ]
 
 
-def _amount(source: str, place: str, value: Any) -> float:
+def _amount(source: str, place: str, value: JsonValue) -> float:
     """Return a number, also one that Ray's command line has made readable: `22.420 GiB`."""
     if isinstance(value, str) and (found := _HUMAN.fullmatch(value)):
         return float(found[1]) * _UNITS[found[2]]

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import moorage.slots
 from moorage.launch import reason_of
@@ -43,7 +43,7 @@ class Checkout(dict[str, list[JsonObject]]):
         super().__init__(resources)
         self.transaction = transaction
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Checkout, (dict(self), self.transaction)
 
 
@@ -92,7 +92,7 @@ class ResourcePoolAdapter:
         *,
         pid: int | None = None,
         ttl_seconds: float | None = None,
-        **kwds: Any,
+        **kwds: object,
     ) -> Checkout:
         """Check out; as `ResourcePool.checkout`.
 
@@ -127,7 +127,7 @@ class ResourcePoolAdapter:
 
         """
         if isinstance(resources, str):
-            body: Any = {"transaction": resources}
+            body: JsonValue = {"transaction": resources}
         elif isinstance(resources, Checkout):
             body = {"transaction": resources.transaction, "resources": resources}
         else:
@@ -149,7 +149,7 @@ class ResourcePoolAdapter:
         """Return what is free, all that there is, and who holds what (`holdings`)."""
         return self._call("GET", "/state")
 
-    def _call(self, method: str, path: str, body: Any = None) -> JsonObject:
+    def _call(self, method: str, path: str, body: JsonValue = None) -> JsonObject:
         try:
             content = None if method == "GET" else json.dumps(body, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -179,7 +179,7 @@ class ResourcePoolAdapter:
             raise _error_of(document)
         return document
 
-    def _read(self, kind: type[T], value: Any) -> T:
+    def _read(self, kind: type[T], value: JsonValue) -> T:
         try:
             return read_as(kind, value)
         except UnreadableError as error:
@@ -209,7 +209,7 @@ class _UnixConnection(HTTPConnection):
         self.sock.connect(str(self._address.path))
 
 
-def _error_of(document: Any) -> Exception:
+def _error_of(document: JsonValue) -> Exception:
     """Return the exception that a failure names."""
     name, message = str(document.get("error")), str(document.get("message"))
     kind = getattr(moorage.slots, name, None)

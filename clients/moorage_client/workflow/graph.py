@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from moorage.records.json_values import JsonObject
 from moorage_client.workflow.errors import GraphError
@@ -31,7 +31,9 @@ class NodeId(str):
         return str(self)
 
 
-NodeGiven = str | tuple[str, Any] | tuple[str, Any, Any]
+Payload: TypeAlias = Any
+"""An object of the user's, which the graph only carries."""
+NodeGiven = str | tuple[str, Payload] | tuple[str, Payload, Payload]
 """A node for `add_nodes`: its name, or with its payload, or with its metadata too."""
 EdgeGiven = (
     tuple[str, str] | tuple[str, str, float | None] | tuple[str, str, float | None, str | None]
@@ -168,7 +170,9 @@ class DAG:
 
     @classmethod
     def of(
-        cls, successors: Mapping[str, Mapping[str, Edge]], given: Mapping[str, tuple[Any, Any]]
+        cls,
+        successors: Mapping[str, Mapping[str, Edge]],
+        given: Mapping[str, tuple[Payload, Payload]],
     ) -> "DAG":
         """Return a graph, for the builder.
 
@@ -323,19 +327,19 @@ class DAG:
         self._known(name)
         return [NodeId(each) for each, to in self._successors.items() if name in to]
 
-    def get_payload(self, name: str) -> Any:
+    def get_payload(self, name: str) -> Payload:
         """Return the object that was attached to a node; None if none was."""
         return self._payloads.get(self._known(name))
 
-    def set_payload(self, name: str, payload: Any) -> None:
+    def set_payload(self, name: str, payload: Payload) -> None:
         """Attach an object to a node, in the place of the one that it had."""
         self._payloads[self._known(name)] = payload
 
-    def get_metadata(self, name: str) -> Any:
+    def get_metadata(self, name: str) -> Payload:
         """Return a node's labels, tags and the like; None if it has none."""
         return self._metadata.get(self._known(name))
 
-    def set_metadata(self, name: str, metadata: Any) -> None:
+    def set_metadata(self, name: str, metadata: Payload) -> None:
         """Give a node labels, tags and the like, in the place of those that it had."""
         self._metadata[self._known(name)] = metadata
 
@@ -386,7 +390,7 @@ class DAG:
         """
         return self.shape.bottom_levels(costs)
 
-    def add_node(self, name: str, payload: Any = None, metadata: Any = None) -> NodeId:
+    def add_node(self, name: str, payload: Payload = None, metadata: Payload = None) -> NodeId:
         """Add a node, and return its name; as `DAGBuilder.add_node`."""
         _add_node(self._successors, name)
         self._shape = None
@@ -499,9 +503,11 @@ class DAGBuilder:
 
     def __init__(self) -> None:
         self._successors: _Successors = {}
-        self._given: dict[str, tuple[Any, Any]] = {}
+        self._given: dict[str, tuple[Payload, Payload]] = {}
 
-    def add_node(self, name: str, payload: Any = None, metadata: Any = None) -> "DAGBuilder":
+    def add_node(
+        self, name: str, payload: Payload = None, metadata: Payload = None
+    ) -> "DAGBuilder":
         """Add a node.
 
         Args:
@@ -577,7 +583,7 @@ class DAGBuilder:
         return DAG.of(self._successors, self._given)
 
 
-def _nodes_of(nodes: Iterable[NodeGiven]) -> list[tuple[str, Any, Any]]:
+def _nodes_of(nodes: Iterable[NodeGiven]) -> list[tuple[str, Payload, Payload]]:
     """Return nodes as name, payload and metadata."""
     if isinstance(nodes, str):
         raise GraphError(f"add_nodes takes a list of nodes, not the text {nodes!r}")

@@ -33,6 +33,7 @@ from typing import Any, Final, Self
 from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.workflow.errors import JournalError
 from moorage_client.workflow.graph import Shape
+from moorage_client.workflow.growth import Result
 
 BATCH_MAX: Final = 1000
 """Lines that share one fsync."""
@@ -49,7 +50,7 @@ class _Node:
     lease: str = ""
     token: str = ""
     completed: bool = False
-    result: Any = None
+    result: Result = None
 
 
 @dataclass(slots=True)
@@ -186,7 +187,7 @@ class RunJournal:
         """Take note that a key's lease is over, or was refused."""
         return self._tell(event="released", node=node_name, key=key)
 
-    def completed(self, node_name: str, result: Any) -> Future[None]:
+    def completed(self, node_name: str, result: Result) -> Future[None]:
         """Take note that a node completed; its result is stored if it is plain JSON."""
         try:
             json.dumps(result)

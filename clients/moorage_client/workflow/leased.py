@@ -15,10 +15,10 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, wait
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Final, Self, Unpack
 
 from moorage.model import Code, Demand, LeaseTerms
 from moorage.records.fields import TTL_SECONDS
@@ -399,7 +399,7 @@ class LeasedPool:
             return
         await _released(journal, node_name, key)
 
-    def _later(self, work: Any) -> None:
+    def _later(self, work: Coroutine[object, object, None]) -> None:
         """Do something on the thread, for which `close` waits."""
         future = self._opened.submit(work)
         with self._lock:

@@ -7,6 +7,7 @@ from typing import Any
 
 from moorage.model import Placement
 from moorage.records.json_values import JsonValue
+from moorage_client.workflow.growth import Result
 from moorage_client.workflow.timeline import ResourceTimeline
 from moorage_client.workflow.tracing import ExecutionTrace
 
@@ -44,7 +45,7 @@ class NodeResult:
 
     name: str
     status: NodeStatus
-    result: Any = None
+    result: Result = None
     error: BaseException | None = None
     duration_seconds: float = 0.0
     attempts: int = 0
