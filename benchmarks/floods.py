@@ -44,7 +44,7 @@ AFTER_SECONDS_MAX: Final = 20.0
 """How long after an attack the server may take to be as it was before."""
 LOOK_AFTER_SECONDS: Final = 1.0
 BACK_FACTOR: Final = 2.0
-"""It is as before where the bystander's p99 over a second is no more than so many times that."""
+"""A flood has no effect where it multiplies the bystander's p99 of a second by at most this."""
 WARM_SECONDS: Final = 2.0
 ANSWER_SECONDS_MAX: Final = 60.0
 STARTING_SECONDS_MAX: Final = 60.0

@@ -73,7 +73,7 @@ def policies(nodes: Sequence[trace.TraceNode], pods: Sequence[trace.TracePod]) -
 
     Args:
         nodes: The fleet.
-        pods: Requests, of which so many are drawn that they ask for 1.3 times the fleet.
+        pods: Requests; they are drawn until they ask for 1.3 times the fleet.
 
     Raises:
         CommandError: A policy failed.

@@ -24,7 +24,7 @@ REPEATED: Final = 0.2
 """Share of the requests that are sent once more after their answer."""
 RECONNECT_SECONDS: Final = 60.0
 ANSWER_SECONDS_MAX: Final = 60.0
-"""Without an answer for so long, something is forgotten or lost."""
+"""A request without an answer after these seconds is forgotten or lost."""
 
 
 class LoadStalled(Exception):  # noqa: N818  # It names what happened.

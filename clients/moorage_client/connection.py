@@ -59,8 +59,8 @@ CLOSE_SECONDS_MAX: Final = 2.0
 
 QUIET_SECONDS: Final = 1.0
 LIFE_SECONDS_MAX: Final = 2.0
-"""Where another server may take over: after so much silence a server that owes a reply is pinged,
-and is given up where nothing comes for so long after that."""
+"""Where another server may take over: after this silence a server that owes a reply is pinged,
+and is given up where nothing comes for as long again."""
 
 _UNAUTHORIZED_STATUS: Final = frozenset({401, 403})
 _BUSY_STATUS: Final = frozenset({429, 500, 502, 503, 504})  # Of a server that may be back soon.

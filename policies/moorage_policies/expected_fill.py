@@ -170,7 +170,7 @@ class Values:
             self.refreshed += 1
 
     def numbers(self, rows: Ints, cpu: Ints, memory: Ints, gpus: Ints) -> Ints:
-        """Return the numbers of the states of nodes, were so much of them free.
+        """Return the numbers of the states of nodes, if these amounts of them were free.
 
         Args:
             rows: The nodes: `[states]`.

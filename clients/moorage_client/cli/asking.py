@@ -102,7 +102,7 @@ _RuntimeMin = Annotated[
         min=0,
         max=WAIT_SECONDS_MAX,
         metavar="SECONDS",
-        help="With --preemptible: not before it has lasted so long",
+        help="With --preemptible: not before it has lasted these seconds",
         rich_help_panel=_LEASE,
     ),
 ]

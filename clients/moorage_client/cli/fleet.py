@@ -250,7 +250,7 @@ def drain(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="End leases there after so long, and renew none beyond it; else they last until "
+            help="End leases there after these seconds, renew none beyond; else they last until "
             "they are released",
         ),
     ] = None,

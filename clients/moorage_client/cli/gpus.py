@@ -32,7 +32,7 @@ class _Model:
         total: Whole GPUs.
         free: Those of which nothing is held.
         part_milli: What is free of the others, in thousandths.
-        fits: How many requests for so many whole GPUs of one node fit, by `SIZES`.
+        fits: How many requests fit, by the whole GPUs of one node that they ask for (`SIZES`).
         clusters: Where they are.
 
     """

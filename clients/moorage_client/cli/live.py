@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from moorage_client.client import Client
 
 REFRESH_SECONDS: Final = 2.0
-"""Between two looks where no news came: what ends in so long is another text by then."""
+"""Between two looks where no news came: "ends in 5 s" is another text by then."""
 PAUSE_SECONDS: Final = 0.25
 """Between two looks at least: news come in bursts."""
 RETRY_SECONDS: Final = 1.0

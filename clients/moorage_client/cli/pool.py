@@ -71,15 +71,17 @@ def serve(
     ] = None,
     resource: Annotated[
         list[str] | None,
-        typer.Option("--resource", "-r", metavar="TYPE=N", help="So many of a type; repeatable"),
+        typer.Option(
+            "--resource", "-r", metavar="TYPE=N", help="Instances of a type; repeatable"
+        ),
     ] = None,
     slots_per: Annotated[
         list[str] | None,
-        typer.Option(metavar="TYPE=N", help="So many slots of each instance of a type"),
+        typer.Option(metavar="TYPE=N", help="Slots of each instance of a type"),
     ] = None,
     oversubscribe: Annotated[
         list[str] | None,
-        typer.Option(metavar="TYPE=N", help="So many times the slots of a type"),
+        typer.Option(metavar="TYPE=N", help="Factor for the slots of a type"),
     ] = None,
     ttl: Annotated[
         float,

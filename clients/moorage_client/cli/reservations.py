@@ -90,7 +90,7 @@ def add(  # Each is an option of the command.
     tenant: Annotated[str, typer.Option(help="For whom; else for yourself")] = "",
     gpus: Annotated[int, typer.Option(min=0, help="GPUs of each node; 0: whole nodes")] = 1,
     model: Annotated[list[str] | None, typer.Option(help="Accepted GPU model")] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="So many nodes")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes")] = 1,
     label: Annotated[
         list[str] | None,
         typer.Option("--where", metavar="LABEL", help="Label of the nodes, as of `moorage ask`"),
@@ -104,7 +104,7 @@ def add(  # Each is an option of the command.
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="It ends so long after its start where no lease uses it; 0: never",
+            help="Seconds after its start at which it ends if no lease uses it; 0: never",
         ),
     ] = 0.0,
     dry_run: Annotated[

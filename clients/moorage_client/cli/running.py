@@ -70,7 +70,7 @@ def run(
     cpu_milli: Annotated[int | None, typer.Option(min=0, help="Thousandths of a core")] = None,
     memory_mib: Annotated[int | None, typer.Option(min=0, help="Memory in MiB")] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="So many nodes, each with all of this: a gang")
+        int | None, typer.Option(min=1, help="Number of nodes, each with all of this: a gang")
     ] = None,
     policy: Annotated[
         str,
@@ -98,7 +98,7 @@ def run(
     requeue: Annotated[
         int,
         typer.Option(
-            min=0, max=REQUEUES_MAX, help="If it fails, start it elsewhere, so many times"
+            min=0, max=REQUEUES_MAX, help="If it fails, start it elsewhere, at most this often"
         ),
     ] = 0,
     out: Annotated[

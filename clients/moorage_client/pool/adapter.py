@@ -135,7 +135,7 @@ class ResourcePoolAdapter:
         self._call("POST", "/checkin", body)
 
     def renew(self, checkout: Checkout | str, ttl_seconds: float) -> float:
-        """Let a checkout last so many seconds from now; return when it ends, since the epoch.
+        """Let a checkout last some seconds from now; return when it ends, since the epoch.
 
         Raises:
             InvalidCheckin: It is not held (any more).

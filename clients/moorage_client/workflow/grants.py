@@ -121,7 +121,7 @@ class Pool(Protocol):
         """Call `wake` once, when something is freed that the run itself did not free.
 
         Returns:
-            False if more than so many releases happened: look again first.
+            False if there were more releases than that: look again first.
 
         """
 

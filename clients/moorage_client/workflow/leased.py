@@ -193,7 +193,7 @@ class LeasedPool:
         return 0
 
     def can_satisfy(self, requirements: ResourceRequirements) -> bool:
-        """Return whether the fleet has so much in all; a policy may still refuse it.
+        """Return whether the whole fleet has these amounts; a policy may still refuse the request.
 
         Raises:
             ResourceError: No server can grant it (a ValueError).

@@ -15,7 +15,7 @@ CPUS_MAX: Final = 65_536
 START_SECONDS_MAX: Final = 86_400.0
 """Longest time to become ready."""
 STOP_SECONDS_MAX: Final = 3_600.0
-"""Longest time between SIGTERM and SIGKILL: so long a workload may outlive its lease."""
+"""Longest time between SIGTERM and SIGKILL, by which a workload may outlive its lease."""
 PROBE_SECONDS_MIN: Final = 0.01
 PROBE_SECONDS_MAX: Final = 3_600.0
 MEMORY_BYTES_MAX: Final = 1 << 60

@@ -394,8 +394,8 @@ class MemoryResourceSpec(BaseResourceSpec):
         start_seconds: How long the start takes.
         stop_seconds: How long the stop takes.
         fail: Fails the start with this reason, half way.
-        fail_stops: So many stops fail before one succeeds.
-        die_seconds: Ends by itself so long after it was ready.
+        fail_stops: How many stops fail before one succeeds.
+        die_seconds: Ends by itself these seconds after it was ready.
         exit_code: With this, when it ends by itself.
         lose_seconds: How long after the start the gang loses its last member.
         fail_reset: Fails every reset with this reason.

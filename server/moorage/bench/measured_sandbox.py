@@ -161,7 +161,7 @@ class MeasuredSandbox:
 
 
 def fleet_of(nodes: int, nodes_per_cluster: int = NODES_PER_CLUSTER) -> Fleet:
-    """Return an empty fleet of so many nodes with eight GPUs."""
+    """Return an empty fleet of nodes with eight GPUs each."""
     gpus = tuple(Gpu(str(number), "A100", 81_920) for number in range(8))
     rows = [Node(NodeId(f"node-{row:05d}"), 128_000, 1_048_576, gpus) for row in range(nodes)]
     fleet = Fleet()

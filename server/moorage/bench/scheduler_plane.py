@@ -140,7 +140,7 @@ class SchedulerPlane:
         return items
 
     def until_bound(self, count: int) -> None:
-        """Wait until so many pods have a node."""
+        """Wait until a number of pods have a node."""
         query = {"fieldSelector": "spec.nodeName=", "limit": "1"}
 
         def bound() -> bool:

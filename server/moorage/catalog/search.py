@@ -37,7 +37,7 @@ CHANGED_MAX: Final = 4 * CLUSTERS_MAX
 """Changed documents noted between two searches; beyond it the next one indexes all again."""
 
 FEW: Final = 1000
-"""So many clusters are named to the metrics index; of more, its own answer is sought in theirs."""
+"""Clusters that a search names to the metrics index; for more, it filters the index's answer."""
 
 _News = dict[str, tuple[Document | None, Document | None]]
 """Cluster and metrics documents by id; None: there is none any more."""

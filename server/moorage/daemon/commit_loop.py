@@ -44,7 +44,7 @@ class Effects(Protocol):
     """The world outside the core, for the results of steps."""
 
     def stepped(self, event: Event, turn: Turn, seconds: float) -> None:
-        """Take note of a step that took so long, before anything of it leaves."""
+        """Take note of a step and its duration, before anything of it leaves."""
 
     def committed(self, facts: Sequence[Fact], last: int, seconds: float) -> None:
         """Take note of facts up to the `last` seq that became durable, and how long that took.

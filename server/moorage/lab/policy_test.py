@@ -46,7 +46,7 @@ PROFILE_REQUESTS: Final = 12
 BARE_REQUESTS: Final = 12
 """Asked where there are no metrics."""
 TIMEOUTS_MAX: Final = 3
-"""After so many no further request is tried: the policy has shown what it does."""
+"""Timeouts after which no further request is tried: the policy has shown what it does."""
 VALUE_CHARACTERS_MAX: Final = 300
 """Of a returned value in a finding."""
 PRINTS_SHOWN: Final = 5
@@ -206,7 +206,7 @@ async def _again(
 ) -> Sequence[Tried]:
     """Do it all again under other hash seeds, until something differs, and return the last run.
 
-    Sets have another order there, as they may on a server. The first time took so many seconds.
+    Sets have another order there, as they may on a server. `seconds` is what the first time took.
     """
 
     async def under(hash_seed: int) -> list[Tried]:

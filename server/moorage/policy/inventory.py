@@ -427,7 +427,7 @@ def _width(totals: Ints) -> int:
 
 
 def _widened(column: npt.NDArray[Any], width: int, fill: int) -> npt.NDArray[Any]:
-    """Return a GPU column of exactly so many device columns; those cut off are empty."""
+    """Return a GPU column with exactly `width` device columns; those cut off are empty."""
     rows, held = column.shape
     if held == width:
         return column

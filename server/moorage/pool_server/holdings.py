@@ -134,7 +134,7 @@ class Holdings:
         self._release(self._find(transaction, resources))
 
     def renew(self, transaction: str, ttl_seconds: float) -> PoolHolding:
-        """Let a checkout last so much longer from now.
+        """Let a checkout last some seconds from now.
 
         Raises:
             InvalidCheckin: There is no such checkout (any more).

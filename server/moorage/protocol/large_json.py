@@ -22,7 +22,7 @@ LEVELS_MAX: Final = 8
 cluster document, which are most of it, lie on the third."""
 
 VALUES_MAX: Final = 2_000
-"""What is encoded in one go: so many values, a text counting as one more for each 64 characters."""
+"""Values that are encoded in one go; a text counts as one more for each 64 characters."""
 ROWS_MAX: Final = 64
 """Members of a list that are encoded in one go, where the first of them is small."""
 

@@ -136,7 +136,7 @@ class RemoveQuota(OpMessage, frozen=True, kw_only=True, tag="remove_quota"):
 
 
 class SetQuota(OpMessage, frozen=True, kw_only=True, tag="set_quota"):
-    """Let a tenant, or one of its projects, hold so much. What is left out is as it is at first."""
+    """Set the quota of a tenant or of one of its projects. A field left out is as at first."""
 
     tenant: f.Name
     project: f.Identifier | None = None

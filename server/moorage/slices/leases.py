@@ -43,7 +43,7 @@ class LeasedHosts:
         client: Connected to the server; it renews the leases while the pool has them.
         policy: Chooses the nodes.
         cluster: Id of the Ray cluster at the server.
-        ttl_seconds: So long after this program was killed its GPUs are free.
+        ttl_seconds: How long after this program was killed its GPUs are free.
         priority: Higher goes first.
         preemptible: A slice may be taken back for a request of higher priority.
 

@@ -95,7 +95,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
     def scale_multislice(
         self, num_slices: int | Sequence[int], timeout: float | None = None
     ) -> None:
-        """Scale to so many slices. Healthy ones stay, with the tasks that run on them.
+        """Scale to a number of slices. Healthy ones stay, with the tasks that run on them.
 
         The largest size is tried first, each within its share of the time: with `n` sizes left,
         an `n`th of what is left. A size that the cluster can never hold is skipped at once; the

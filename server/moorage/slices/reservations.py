@@ -109,7 +109,7 @@ class Reservation:
         return bool(ray.util.placement_group_table(self.group).get("state") == "CREATED")
 
     def overdue(self, seconds: float) -> bool:
-        """Return whether the hosts have been there for so long, and the actor has not started."""
+        """Return whether the hosts have been there for a while, and the actor has not started."""
         if self.start is None and self.placed:
             self.start = Deadline(seconds)
         return self.start is not None and not self.start.left
@@ -143,7 +143,7 @@ class Reservations:
         return [each for each in self._open if each.member is not None]
 
     def wait(self, count: int, deadline: Deadline) -> bool:
-        """Wait until so many slices have started; those beyond are given back.
+        """Wait until a number of slices have started; those beyond are given back.
 
         Returns:
             Whether they have.

@@ -158,7 +158,7 @@ class NodeResourcePool:
             self._outstanding = {}
 
     def populate(self, nodes: int | None = None, **kwds: int) -> None:
-        """Fill the pool with equal nodes, of so many instances of each type, of one slot each.
+        """Fill the pool with equal nodes: a number of instances of each type, of one slot each.
 
         Args:
             nodes: How many there are, with the ids "0", "1" and so on; None: one, by the name of

@@ -168,7 +168,7 @@ class ResourcePool:
             self._outstanding = Outstanding()
 
     def populate(self, **kwds: int) -> None:
-        """Fill the pool with so many instances of each type, of one slot each.
+        """Fill the pool with a number of instances of each type, of one slot each.
 
         Args:
             kwds: Counts by type; `cpus` is what this process may use, and `gpus` 0, if left out.

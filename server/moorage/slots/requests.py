@@ -17,7 +17,7 @@ _KEYS: Final = ("type", "slots")
 
 
 class Member(NamedTuple):
-    """So many slots of one instance of a type.
+    """A number of slots of one instance of a type.
 
     Args:
         type: The type.

@@ -53,7 +53,7 @@ INSTANCES_MAX: Final = 1_000_000
 OUTER_KEY: Final = "resource_pool"
 _OF_INSTANCES: Final = ("id", "slots", "part_of")
 MISSPELT: Final = 0.85
-"""So much like one of these, a key is no extra one: `slot` would go unnoticed."""
+"""A key that resembles one of these is an error, not an extra key: `slot` would go unnoticed."""
 NODE_NAMES: Final = frozenset({"node", "nodes"})
 """No types: these names request nodes."""
 

@@ -82,7 +82,7 @@ TENANT_BYTES_MAX: Final = BODIES_BYTES_MAX * 3 // 4
 VALUES_MIN: Final = 65_536
 """Values that a body may have however short it is."""
 BYTES_PER_VALUE: Final = 12
-"""A body may have one value more for so many bytes: one of empty lists would become fifty times
+"""Bytes of a body for each value in it: a body of empty lists would become fifty times
 as large as it is. More are answered 413."""
 LEVELS_MAX: Final = 1_000
 """How deep arrays and objects may lie in one another; no decoder goes deeper."""

@@ -44,7 +44,7 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.put("/quotas/{tenant}", summary="Set a quota", **operation(QuotaState, QuotaChange))
     async def set_quota(tenant: str, request: Request, project: str | None = None) -> Response:
-        """Let a tenant, or with `?project=` one of its projects, hold so much from now on."""
+        """Set the quota of a tenant or, with `?project=`, of one of its projects."""
         change = await read_document(request, bodies)
         for name in change.keys() & _OF_THE_PATH:
             known = ", ".join(QuotaChange.__struct_fields__)

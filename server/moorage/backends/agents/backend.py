@@ -64,7 +64,7 @@ class AgentMachine:
     Attributes:
         heard_time: When it was last heard of, in seconds since the epoch.
         lost: Whether it has not been heard of for too long.
-        idle: Whether it has not been heard of for so long that it has ended all that ran there.
+        idle: Whether its silence has lasted until the agent must have ended all that ran there.
         gone: Whether an operator has said that it will not come back.
 
     """

@@ -125,7 +125,7 @@ class ClusterConnection:
 
         Args:
             path: What to read.
-            silence_seconds: After so long without a word, the connection counts as cut.
+            silence_seconds: Longest silence; after it the connection counts as cut.
             query: Parameters.
 
         """
@@ -214,7 +214,7 @@ class ClusterConnection:
             raise ConfigurationError(f"{self._configuration.host}: {error}") from error
 
     async def _log_in_again(self, logins: int) -> None:
-        """Log in again, once for all calls that were refused after so many logins.
+        """Log in again, once for all calls that were refused since the same login.
 
         Raises:
             ConfigurationError: What says how cannot be read.

@@ -271,7 +271,7 @@ class ContainerApi:
         return [each.get("Labels") or {} for each in found]
 
     def stop(self, name: str, seconds: float) -> None:
-        """End a container, with SIGKILL after so long. One that has ended is no error."""
+        """End a container, with SIGKILL when the time is up. One that has ended is no error."""
         with contextlib.suppress(BackendError), self._errors("go on with the container"):
             self._api.unpause(name)  # A paused one hears no signal.
         with contextlib.suppress(_MissingError), self._errors("stop the container"):

@@ -21,7 +21,7 @@ import urllib.parse
 from pathlib import Path
 
 QUIET_SECONDS = 5.0
-"""So long nothing of the label must be there: a request of the dead may still be under way."""
+"""How long no container with the label may appear: a request of the dead may be under way."""
 REAP_SECONDS_MAX = 120.0
 """How long the container engine may take, or be away; then it is given up."""
 PAUSE_SECONDS = 0.5

@@ -346,7 +346,7 @@ def _twice(
 
 
 def _cpus(count: float | None) -> list[JsonObject]:
-    """Return the members of a request for so many processors; the last one may be a share."""
+    """Return the members of a request for processors; the last one may be a share."""
     if count is None:
         return []
     if not 0 < count <= CPUS_MAX:

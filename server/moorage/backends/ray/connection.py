@@ -23,7 +23,7 @@ __all__ = ["RayConnection", "RayUnreachableError", "WorkloadFailedError"]
 CONNECT_SECONDS_MAX: Final = 60.0
 """How long the process may take to find the cluster."""
 SILENCE_SECONDS_MAX: Final = 15.0
-"""So long Ray may not answer; then the process is ended and another one started."""
+"""Longest silence of Ray; then the process is ended and another one started."""
 PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 5.0)
 """Before it is started again; the last one repeats."""
 WAITING_SECONDS: Final = 0.05

@@ -21,7 +21,7 @@ log = structlog.get_logger("moored")
 LOOK_SECONDS: Final = 2.0
 """Between two looks at what the cluster has."""
 UNREACHABLE_SECONDS: Final = 10.0
-"""So long Ray may not answer before its cluster gets no new leases."""
+"""Longest silence of Ray before its cluster gets no new leases."""
 TAG: Final = "ray"
 """The mark of documents that this module writes; one without it came from a client."""
 

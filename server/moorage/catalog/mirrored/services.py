@@ -164,7 +164,7 @@ class MetricsService:
     ) -> MetricsRead:
         """Read all metrics by GET, as documented, and take the wanted ones.
 
-        What several ids in a URL mean is written nowhere, and a URL holds only so many.
+        What several ids in a URL mean is written nowhere, and the length of a URL is bounded.
         """
         self._posts = False
         read = await self._ask(ServiceRequest("GET", "/cluster/query"), seen, wanted)

@@ -64,7 +64,7 @@ class Requests:
         requests: Those that are open.
         leases: Grants and ends leases.
         warm: Knows the warm leases that the next like request takes over.
-        quotas: Knows who may hold so much.
+        quotas: Knows the quota of each tenant and project.
         exclusions: Computes what each request may not use.
 
     """

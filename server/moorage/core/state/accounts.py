@@ -283,7 +283,7 @@ class Accounts:
     # What may be held ------------------------------------------------------------------------
 
     def set_quota(self, account: Account, quota: Quota | None) -> None:
-        """Let an account hold so much; None: what everyone may."""
+        """Set the quota of an account; None: that of everyone."""
         self._count()
         if quota is None:
             del self.quotas[account]
@@ -408,6 +408,6 @@ class Accounts:
 
 
 def _decay(steps: Numbers) -> npt.NDArray[np.float64]:
-    """Return the weight of use that is so many steps old."""
+    """Return the weight of use of an age in steps."""
     decay: npt.NDArray[np.float64] = np.ldexp(_HALVING[steps % STEPS], -(steps // STEPS))
     return decay

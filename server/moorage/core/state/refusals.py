@@ -182,7 +182,7 @@ def no_capacity(why: str, details: Mapping[str, JsonValue]) -> Refusal:
 
 
 def runs_into_reservation(refusal: Refusal, many: int, seconds: float) -> Refusal:
-    """There is room, but not for so long: another tenant has reserved it from then on."""
+    """There is room, but for less time: another tenant has reserved it from then on."""
     details = {"reserved_in_advance": many, "ttl_max_seconds": round(seconds, 3)}
     why = "It would run into a reservation; there is room for a lease of"
     reason = f"{why} {seconds:.0f} s at most (`ttl_max_seconds`)."
@@ -240,7 +240,7 @@ def over_quota(
     figures: Mapping[str, int | None],
     reserved: tuple[int, str | None],
 ) -> Refusal:
-    """The tenant or project has no quota for so much more; if it never will, waiting is no use.
+    """The request exceeds the quota of the tenant or project; if it always will, waiting is no use.
 
     Some of the room may be reserved for another request, which is named.
     """

@@ -21,7 +21,7 @@ from moorage.records.json_values import JsonObject, JsonValue
 __all__ = ["AgentMeasurements", "without_busy"]
 
 PUBLISH_SECONDS: Final = 2.0
-"""At least so long lies between two versions of a cluster's document."""
+"""Shortest time between two versions of a cluster's document."""
 STALE_SECONDS: Final = 60.0
 """From this age on a measurement no longer says how things are."""
 GPUS_MAX: Final = 64

@@ -45,9 +45,9 @@ ANSWER_SECONDS_MAX: Final = 3.0
 """How long a connected agent may take to answer when another one comes with its key."""
 BEAT_SECONDS_MAX: Final = 5.0
 BEATS_MISSED_MAX: Final = 4
-"""After so many without a word a connection is cut, so that its agent comes again."""
+"""Longest silence of a connection; then it is cut, so that its agent comes again."""
 UNHEARD_MARGIN_SECONDS: Final = 10.0
-"""So much longer than an agent's `unheard_seconds` its machine must be unheard of before leases
+"""Margin on top of an agent's `unheard_seconds`: its machine must be silent for both before leases
 start elsewhere: for the end of what runs there, and for clocks that run apart."""
 ABSENT_MAX: Final = 20
 """Agents that are not connected, by name in `now`."""

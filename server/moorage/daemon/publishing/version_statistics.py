@@ -21,9 +21,9 @@ LATELY_SECONDS: Final = 3600.0
 TENANTS_MAX: Final = 1024
 """Tenants remembered to have used a version lately; the one that did the longest ago goes."""
 MANY: Final = 20
-"""So many answers together say little of each one of them."""
+"""Above this number of answers, their mean says little of each one of them."""
 TENANTS_SUFFICIENT: Final = 3
-"""So many failing tenants, without a good answer in between, speak for all that use a version."""
+"""Failing tenants, without a good answer in between, that speak for all users of a version."""
 FAULTS: Final = frozenset(
     {
         Code.BAD_POLICY,

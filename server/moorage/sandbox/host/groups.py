@@ -21,7 +21,7 @@ from moorage.sandbox.host.contract import PolicyCode
 from moorage.sandbox.host.work import Work, moved_on
 
 HOG_OVERRUNS: Final = 2
-"""After so many overruns in a row a policy's fresh cells run at idle priority from the start, until
+"""After this number of overruns in a row a policy's fresh cells run at idle priority, until
 one of them answers: a policy that never does would otherwise burn its neighbours' time again with
 every cell."""
 HEAVY_SECONDS: Final = 30.0
@@ -29,9 +29,9 @@ HEAVY_SECONDS: Final = 30.0
 HEAVY_TENANTS_MAX: Final = 1024
 """Such tenants remembered by a group; the one whose evaluation took long the longest ago goes."""
 QUICK_ANSWERS_MIN: Final = 32
-"""After so many quick answers in a row a tenant that is alone counts as quick again."""
+"""Quick answers in a row after which a tenant that is alone counts as quick again."""
 GRANTS_PER_CELL: Final = 4
-"""After so many leases that were granted one more cell decides about them at one time."""
+"""Granted leases after which one more cell may decide at the same time."""
 GroupKey = tuple[str, str, str]
 """URI, digest, isolation key."""
 

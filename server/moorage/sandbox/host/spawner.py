@@ -32,7 +32,7 @@ PAUSE_SECONDS_MIN: Final = 0.1
 that cannot live costs a core half a second each time."""
 PAUSE_SECONDS_MAX: Final = 5.0
 PATIENCE_SECONDS: Final = 1.0
-"""A pause of at most so long is waited for where a cell is needed; a longer one is a refusal."""
+"""The longest pause that is waited for where a cell is needed; a longer one is a refusal."""
 STABLE_SECONDS: Final = 60.0
 """A zygote that dies later than this after the one before it is the first in a row again."""
 JAIL_SECONDS_MAX: Final = 10.0

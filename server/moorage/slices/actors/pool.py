@@ -60,7 +60,7 @@ class ResourcePoolManager(Generic[ActorInfoT]):
         self._dismiss(members)
 
     def _scale_actor_pool(self, desired_num_actors: int) -> None:
-        """Drop unhealthy members, then add or remove until there are so many."""
+        """Drop unhealthy members, then add or remove until the number is right."""
         self._remove_unhealthy_members_from_actor_pool()
         if len(self._actor_pool) < desired_num_actors:
             self._add_members_to_actor_pool(desired_num_actors)
@@ -99,7 +99,7 @@ class ResourcePoolManager(Generic[ActorInfoT]):
                 self._actor_pool.append(ActorPoolMember(actor, answer))
 
     def _remove_members_from_actor_pool(self, desired_num_actors: int) -> None:
-        """Dismiss the last members, beyond so many."""
+        """Dismiss the last members, beyond a number."""
         surplus = self._actor_pool[desired_num_actors:]
         del self._actor_pool[desired_num_actors:]
         self._dismiss(surplus)

@@ -200,7 +200,7 @@ class ClusterWorkloads:
         return ""
 
     async def news(self, workload: str, seconds: float) -> None:
-        """Wait until anything of a workload changed, for so long at most."""
+        """Wait until anything of a workload changed, or the time is up."""
         event = self._news[workload].event
         event.clear()
         with contextlib.suppress(TimeoutError):

@@ -33,7 +33,7 @@ KEPT_STARTS_MAX: Final = 200
 KEEP_SECONDS_MAX: Final = 5.0
 """How long the output of a pod that ended is read, before it is deleted all the same."""
 IDLE_SECONDS_MAX: Final = 60.0
-"""After so long without a reader, output is followed no more."""
+"""Without a reader for this long, output is followed no more."""
 _NOT_YET: Final = 400
 
 

@@ -48,7 +48,7 @@ STOP_SECONDS_MAX: Final = 120.0
 UNDO_SECONDS_MAX: Final = 5.0
 """How long a start that was given up waits for the end of what it made; its stop waits longer."""
 LOOK_SECONDS: Final = 1.0
-"""After so long without news, look for objects that should be gone, and check deadlines."""
+"""Without news for this long, look for objects that should be gone, and check deadlines."""
 
 
 @dataclass(slots=True)

@@ -378,7 +378,7 @@ def _advice(pod: PodState) -> str:
     if "claim" in said or "device" in said:
         return "another claim has its devices: see `kubectl get resourceclaims -A`"
     if "Insufficient" in said:
-        return "its node has not so much free: pods of others hold it, or its spec asks for more"
+        return "its node has less than that free: pods of others hold it, or its spec asks for more"
     return "see `kubectl describe pod`"
 
 

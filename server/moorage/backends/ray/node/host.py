@@ -86,7 +86,7 @@ class _Kept:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def end(self, seconds: float) -> None:
-        """End it: SIGKILL so long after SIGTERM; `gone` is set when nothing is left."""
+        """End it: SIGTERM, and SIGKILL when the time is up; `gone` is set when nothing is left."""
         self._tell(str(seconds))
 
     def _tell(self, line: str) -> None:
