@@ -100,7 +100,7 @@ def kills(
 
     Raises:
         CommandError: There were some, or it could not be played. The folder with the ledger, the
-            log and the starts is kept, and named.
+            log and the starts stays, and is named.
 
     """
     if category not in get_args(Category):

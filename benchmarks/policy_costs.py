@@ -36,7 +36,7 @@ POLICIES: Final[dict[str, tuple[str, bool, dict[str, Any]]]] = {
     "fgd_learning": ("fgd", False, {}),
     "expected_fill_learning": ("expected_fill", False, {}),
 }
-"""Figure: the policy, whether it is told what the trace's requests look like, its parameters."""
+"""Figure: the policy, whether it gets the trace's typical requests, its parameters."""
 BASELINE: Final = "fgd"
 SEED: Final = 42
 ANSWER_SECONDS_MAX: Final = 20.0

@@ -152,7 +152,7 @@ class Load:
     async def _ask(self, client: Client, key: str) -> Lease:
         terms = {"ttl_seconds": TTL_SECONDS, "wait_seconds": WAIT_SECONDS, "idempotency_key": key}
         begun = time.monotonic()
-        self.history.asked.setdefault(key, begun)
+        self.history.sent.setdefault(key, begun)
         while True:
             before = client.url
             with contextlib.suppress(ConnectionFailed, Timeout):  # Its user asks again.

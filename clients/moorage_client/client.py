@@ -202,7 +202,7 @@ class Client:
             explain=explain,
             dry_run=dry_run,
         )
-        answer, _ = await self._asked(message, timeout, on_progress)
+        answer, _ = await self._request(message, timeout, on_progress)
         return answer
 
     def lease(
@@ -275,7 +275,7 @@ class Client:
             MoorageError: As `ask`.
 
         """
-        answer, replayed = await self._asked(message, seconds_max, on_progress)
+        answer, replayed = await self._request(message, seconds_max, on_progress)
         if answer.lease is None:
             reason = f"the policy named no place to hold, but said {str(answer.data)[:500]}"
             raise errors.RuleFailed(model.Code.POLICY_DECLINED, reason, request=answer.request)
@@ -497,7 +497,7 @@ class Client:
         reply, _ = await self._link.call(message, seconds_max=self._timeout, idempotent=idempotent)
         return reply
 
-    async def _asked(
+    async def _request(
         self,
         message: JsonObject,
         seconds_max: float | None,

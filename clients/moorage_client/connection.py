@@ -320,7 +320,7 @@ class Connection:
         if isinstance(reply, Event):
             self.on_event(reply)
             return
-        if reply.as_of:  # It may be old: the server that writes is asked.
+        if reply.as_of:  # It may be old: ask the server that writes.
             reply = _of_standby(reply)
         number = "" if reply.id is None else str(reply.id)
         if future := self._waiting.get(number):

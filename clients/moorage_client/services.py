@@ -512,7 +512,7 @@ class Services:
             raise ProtocolViolated(shown, finding + session.through) from error
         found = response.ok or response.status_code == HTTPStatus.NOT_FOUND
         if found and "moorage-as-of" in response.headers:
-            # Of a standby, and maybe old: the server that writes is asked.
+            # A standby's answer may be old: ask the server that writes.
             leader = response.headers.get("moorage-leader") or None
             raise refusal(Code.NOT_LEADER, "is a standby", details={"leader_http": leader})
         if not response.ok:

@@ -38,9 +38,9 @@ def test_what_is_about_leases_and_decisions_goes_ahead_in_its_own_order():
     lost = SessionLost(SessionId("s"))
     for event in (first, renewal, second, lost, proposal):
         inbox.post(event, TENANT)
-    assert inbox.asked(TENANT) == 2
+    assert inbox.requests(TENANT) == 2
     assert taken(inbox) == [renewal, proposal, first, second, lost]
-    assert inbox.asked(TENANT) == 0
+    assert inbox.requests(TENANT) == 0
 
 
 def test_what_cancels_a_request_that_still_waits_stays_behind_it():
@@ -59,9 +59,9 @@ def test_requests_of_a_session_that_is_over_are_dropped():
     for event in (asked("a"), cancel, other, asked("c")):
         inbox.post(event, TENANT)
     inbox.leave(TO.session, TENANT)
-    assert (len(inbox), inbox.asked(TENANT)) == (3, 1)
+    assert (len(inbox), inbox.requests(TENANT)) == (3, 1)
     assert taken(inbox) == [cancel, other, SessionLost(TO.session)]
-    assert inbox.asked(TENANT) == 0
+    assert inbox.requests(TENANT) == 0
 
 
 def test_tenants_take_turns_and_keep_their_order():
@@ -82,13 +82,13 @@ def test_requests_are_counted_by_tenant():
     inbox, bob = Inbox(), Tenant("bob")
     for name in "abc":
         inbox.post(asked(name), TENANT)
-    assert (inbox.asked(TENANT), inbox.asked(bob)) == (3, 0)
+    assert (inbox.requests(TENANT), inbox.requests(bob)) == (3, 0)
     inbox.post(asked("d"), bob)
     inbox.take()
     inbox.leave(TO.session, bob)
-    assert (inbox.asked(TENANT), inbox.asked(bob)) == (2, 0)
+    assert (inbox.requests(TENANT), inbox.requests(bob)) == (2, 0)
     inbox.leave(TO.session, TENANT)
-    assert inbox.asked(TENANT) == 0
+    assert inbox.requests(TENANT) == 0
 
 
 def test_others_have_their_turn_among_many_that_go_ahead():

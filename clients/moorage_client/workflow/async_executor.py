@@ -157,7 +157,7 @@ class _AsyncRun:
         self._kinds = kinds
         self._crew = _Crew(threads_max, partial(_run_on_thread, pools, tasks), self._returned)
         self._execution = Execution(
-            settings, tasks, self._wake, kinds, self._has_space, self._told_to_stop
+            settings, tasks, self._wake, kinds, self._has_space, self._stop_on_loop
         )
         self._returns: deque[tuple[RunningNode, Result, BaseException | None]] = deque()
         self._defect: BaseException | None = None  # Of this module; tasks cannot cause one.
@@ -327,7 +327,7 @@ class _AsyncRun:
     def _has_space(self, kind: int) -> bool:
         return kind == _ON_LOOP or self._crew.has_space
 
-    def _told_to_stop(self, node: RunningNode) -> None:
+    def _stop_on_loop(self, node: RunningNode) -> None:
         self._soon(partial(self._stop_awaiting, node))
 
     def _stop_awaiting(self, node: RunningNode) -> None:

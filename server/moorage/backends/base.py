@@ -60,7 +60,7 @@ class UnknownAttemptError(UnknownWorkloadError):
 
     def __init__(self, workload: str, attempts: tuple[int, ...]) -> None:
         super().__init__(workload)
-        self.kept = attempts
+        self.attempts = attempts
 
 
 class UnknownFileError(BackendError):

@@ -83,7 +83,7 @@ def _given(part: Any) -> JsonObject:
 
 
 def pool_key(spec: BaseResourceSpec, backend: str) -> str:
-    """Return the name of the pool that resources of this spec and backend are kept in.
+    """Return the name of the pool for resources of this spec and backend.
 
     It starts with `category:title|backend`, for people, and ends with a digest of every field, so
     that specs that mean something else anywhere share nothing, and those that say the same in other

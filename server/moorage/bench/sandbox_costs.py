@@ -10,9 +10,9 @@ What two calls of an injected client add depends on what the cell has been sent
 `CLUSTERS`:
 
 * `known`: the same two clusters, which the cell has read before and which have not changed;
-* `changed`: two clusters that have both changed since the cell was last asked;
+* `changed`: two clusters that have both changed since the cell's last request;
 * `in_order`: first reads: no cluster is read twice, and they are read in the fleet's order;
-* `in_random_order`: first reads too, of clusters drawn at random; what is kept by then was sent
+* `in_random_order`: first reads too, of clusters drawn at random; what the cell has by then came
   behind earlier answers, and the cell starts with nothing;
 * `lone`: first reads of clusters outside the fleet, which nothing is sent ahead for: each call is a
   round trip, and two of them have to take twice what a bare one takes.

@@ -74,7 +74,7 @@ def programs() -> dict[str, str]:
 
 
 class SchedulerPlane:
-    """A control plane whose scheduler starts when it is told to.
+    """A control plane whose scheduler starts on demand.
 
     Args:
         folder: An empty one, for all that it writes.

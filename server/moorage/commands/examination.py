@@ -68,7 +68,7 @@ def _advised(finding: DoctorFinding, advice: str) -> DoctorFinding:
 
 
 class _NoServices:
-    """Nothing is asked during the self-test."""
+    """The self-test calls no service."""
 
     async def call(self, client: str, method: str, arguments: tuple[JsonValue, ...]) -> JsonValue:
         """Refuse."""

@@ -123,7 +123,10 @@ def repair(data: Path, *, accept_loss: bool) -> RepairReport:
             return RepairReport([], [], [])
         left = repairing.salvage(found.ledger)
         lost = [*left.said, *(f"in the catalog: {each}" for each in catalog.loss(found.catalog))]
-        stays = [*repairing.left_over(found.ledger, left).sentences(), *catalog.kept(found.catalog)]
+        stays = [
+            *repairing.left_over(found.ledger, left).sentences(),
+            *catalog.remaining(found.catalog),
+        ]
         if not accept_loss:
             return RepairReport(found.findings, lost, stays)
         copy = data / f"damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"

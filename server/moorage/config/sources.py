@@ -54,7 +54,7 @@ OTHER_NAMES: Final = frozenset(
         "MOORAGE_COORD_PORT",
     }
 )
-"""No settings: names of clients, agents and slices, and what a workload is told, are left alone,
+"""No settings: names of clients, agents and slices, and variables of workloads, are ignored,
 since a daemon often shares their environment."""
 
 _LINK: Final = re.compile(

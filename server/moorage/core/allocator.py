@@ -124,9 +124,9 @@ class Allocator:
         """The number of asks that wait for the answer of a policy."""
         return len(self.requests.undecided)
 
-    def policy_asked(self, tenant: Tenant, idempotency_key: str) -> str:
+    def policy_of(self, tenant: Tenant, idempotency_key: str) -> str:
         """Return the URI of the policy that the first request with this key went to, or ""."""
-        return self.requests.policy_asked(tenant, idempotency_key)
+        return self.requests.policy_of(tenant, idempotency_key)
 
     def replay(self, facts: Iterable[Fact], fencing: int = 0) -> None:
         """Restore the state from the ledger. Nothing is decided again.

@@ -34,7 +34,7 @@ def encode(
         message_id: The request's own `id`, echoed.
         request: The server's id of the request, for `why`; empty if there is none.
         warnings: What the caller should know beside the answer.
-        version: The version of the policy that was asked, where the request named an alias.
+        version: The version of the policy that decided, where the request named an alias.
         workload: What its backend last said of the workload of a lease, where that starts or runs.
         token: The token of a lease; empty where it is not known.
         stamp: The last fact that it knows, and the time.

@@ -158,7 +158,7 @@ class CommitLoop:
             self._commit_began = None
             self._facts_waiting -= len(facts)
             until = time.monotonic() + BATCH_SECONDS_MAX
-            for turn in turns:  # What a turn did is told before what the next one did.
+            for turn in turns:  # News of one turn go before news of the next.
                 self._effects.durable(turn.facts)
                 self._let_go(turn)
                 if time.monotonic() > until:  # A slow disk makes groups of thousands.

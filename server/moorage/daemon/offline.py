@@ -46,7 +46,7 @@ async def offline(command: str, job: bytes, seconds: float) -> JsonObject:
     )
     try:
         async with asyncio.timeout(seconds):
-            told, errors = await process.communicate(job)
+            output, errors = await process.communicate(job)
     except TimeoutError as error:
         reason = f"it was not done within {seconds:g} seconds; try less"
         raise ServiceError(Code.POLICY_TIMEOUT, reason, status=504) from error
@@ -55,10 +55,10 @@ async def offline(command: str, job: bytes, seconds: float) -> JsonObject:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-    if len(told) > OUTCOME_BYTES_MAX:
+    if len(output) > OUTCOME_BYTES_MAX:
         raise ServiceError(Code.TOO_LARGE, "its outcome is too large; try less")
     try:
-        outcome: JsonObject = msgspec.json.decode(told, type=JsonObject)
+        outcome: JsonObject = msgspec.json.decode(output, type=JsonObject)
     except msgspec.DecodeError as error:
         text = errors.decode("utf-8", "replace")[-ERROR_CHARACTERS_MAX:]
         raise ServiceError(Code.UNAVAILABLE, f"it could not be tried here: {text}") from error

@@ -198,7 +198,7 @@ async def _play(
                 await rehearsal.step(change[1])
                 change = next(changes, None)
             await rehearsal.pass_to(at)
-            decisions.append((at, await _asked(rehearsal, record, ask)))
+            decisions.append((at, await _decide(rehearsal, record, ask)))
             demanded += _gpu_milli(ask)
             if at >= line.measured_from and (number % every == 0 or number == len(line.asks) - 1):
                 fleet = rehearsal.allocator.state.fleet
@@ -209,7 +209,7 @@ async def _play(
     return run, {str(decision.ask.id): _outcome(decision.answer) for _, decision in decisions}
 
 
-async def _asked(rehearsal: Rehearsal, record: PolicyRecord, ask: Ask) -> Decision:
+async def _decide(rehearsal: Rehearsal, record: PolicyRecord, ask: Ask) -> Decision:
     """Put an ask as admission would: a policy's schemas complete it, or refuse it."""
     ask = replace(ask, policy=record.ref)
     try:

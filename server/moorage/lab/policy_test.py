@@ -453,10 +453,10 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool)
         )
     answered = [each for each in report.requests if each.outcome != "not asked"]
     if not answered:
-        report.find(f"no request could be asked: {report.requests[0].detail}. Give --requests")
+        report.find(f"no request could be sent: {report.requests[0].detail}. Give --requests")
     elif len(answered) < len(report.requests):
         left = len(report.requests) - len(answered)
-        report.notes.append(f"{left} requests do not keep to its schemas and were not asked")
+        report.notes.append(f"{left} requests do not keep to its schemas and were not sent")
     _look_at_declined(report, answered, builtin=builtin)
     seconds = [each.seconds for each in answered if each.seconds]
     if seconds:

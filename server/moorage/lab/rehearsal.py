@@ -110,7 +110,7 @@ class Rehearsal:
             limits or Limits(), cells_per_policy_max=1, circuit_overruns=0, hash_seed=hash_seed
         )
         self._codes: dict[str, PolicyCode] = {}
-        self._asked: dict[int, float] = {}
+        self._started: dict[int, float] = {}
         self._answered: dict[int, Proposed | ConsultFailed] = {}
         self._news = asyncio.Event()
         self._numbers: dict[int, RequestId] = {}
@@ -220,13 +220,13 @@ class Rehearsal:
     async def step(self, event: Event) -> None:
         """Step the core, and answer its consultations until it has no more."""
         self._carry_out(event, self.allocator.step(event, self.now))
-        while self._asked:
-            number = min(self._asked)
+        while self._started:
+            number = min(self._started)
             while number not in self._answered:
                 self._news.clear()
                 await self._news.wait()
             answer = self._answered.pop(number)
-            if self._asked.pop(number, None) is not None:
+            if self._started.pop(number, None) is not None:
                 self._carry_out(answer, self.allocator.step(answer, self.now))
 
     def _carry_out(self, event: Event, turn: Turn) -> None:
@@ -238,10 +238,10 @@ class Rehearsal:
         for effect in turn.effects:
             match effect:
                 case Consult(ask, number):
-                    self._asked[number] = time.perf_counter()
+                    self._started[number] = time.perf_counter()
                     self._consult(effect, self._codes.get(ask.policy.uri))
                 case Forget(request, number):
-                    self._asked.pop(number, None)
+                    self._started.pop(number, None)
                     self._sandbox.forget(request, number)
                 case Respond(to, answer) if to.number in self._numbers:
                     self.decisions[self._numbers.pop(to.number)].answer = answer
@@ -261,7 +261,7 @@ class Rehearsal:
 
     def _deliver(self, event: Proposed | ConsultFailed) -> None:
         decision = self.decisions.get(event.request)
-        started = self._asked.get(event.consultation)
+        started = self._started.get(event.consultation)
         if decision is not None and started is not None:
             decision.seconds = max(decision.seconds, time.perf_counter() - started)
         if decision is not None and isinstance(event, Proposed):

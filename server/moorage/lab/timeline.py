@@ -214,7 +214,7 @@ async def of_ledger(folder: Path, *, seed: int, limit: int | None) -> Timeline:
             recovery = await ledger.open()
             now = [fact for fact in recovery.facts if isinstance(fact, ClusterSet)]
             history = [entry async for entry in _entries(ledger)]
-            pruned = await ledger.kept_since() is not None
+            pruned = await ledger.history_start() is not None
         except LedgerError as error:
             raise CommandError(str(error)) from error
         finally:

@@ -388,8 +388,8 @@ def gang_groups(fleet: Any, demand: Demand) -> Ints | None:
         A group number for each node, int64 `[nodes]`; -1: it is in none. None: nothing.
 
     """
-    asked = demand.nodes > 1 and demand.topology in _TOGETHER
-    return getattr(fleet, demand.topology) if asked else None
+    together = demand.nodes > 1 and demand.topology in _TOGETHER
+    return getattr(fleet, demand.topology) if together else None
 
 
 def _numbered(names: Sequence[tuple[int, str]]) -> Ints:

@@ -44,7 +44,7 @@ class FleetView:
         fleet: The fleet, or a cell's replica of it.
         demand: The ask's `resources`, or None.
         candidates: Clusters the ask may go to, or None for all.
-        reserved: Nodes kept for others, as `(cluster_id, node_id)`.
+        reserved: Nodes reserved for others, as `(cluster_id, node_id)`.
         matching: A bit for each node, set where it has the required labels; empty: all have.
 
     Attributes:

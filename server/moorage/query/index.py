@@ -1,7 +1,7 @@
 """Documents by id, and which of them meet a condition, whose cost is that of the hits.
 
 The catalog keeps one index per kind of document. The columns are made when a query first needs
-them, kept up to date by what was put and removed since, and dropped, the least recently used
+them, updated when documents are put and removed, and dropped, the least recently used
 first, when they are too many.
 """
 

@@ -141,7 +141,7 @@ class History(Struct, kw_only=True):
         at: When each point ends.
         minutes: How many minutes each point has.
         models: GPUs by model; those beyond the largest as `other`.
-        tenants: GPU milli held by tenant; `warm` is kept for the next request. Who may not see
+        tenants: GPU milli held by tenant; `warm` waits for the next request. Who may not see
             the others has its own, and `others`.
         failing: Leases whose workload failed.
         grant: From a request to its grant.

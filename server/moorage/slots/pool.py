@@ -73,7 +73,7 @@ class ResourcePool:
         """The free slots now: `{type: [{"id", "slots"}]}`, exhausted instances included.
 
         It is a copy, and what is written into it, or in its place, is checked and changes the pool:
-        so much is free from now on. What is checked out stays so, unless its instance is no longer
+        it becomes the free slots. What is checked out stays so, unless its instance is no longer
         listed. A copy of it is a plain one.
         """
         with self._lock:

@@ -136,6 +136,6 @@ def test_what_is_counted_is_bounded_and_what_is_asked_most_stays():
         asked.note(ANN, Demand(gpus=5))
     for number in range(20_000):
         asked.note(ANN, Demand(gpus=1, cpu_milli=number))
-    assert len(asked._asked) <= 4_096
+    assert len(asked._counts) <= 4_096
     assert len(asked.most(ANN)) == SHAPES_MAX
     assert asked.most(ANN)[0][0] == Demand(gpus=5)

@@ -642,7 +642,7 @@ MUTANTS = [
     ),
     Mutant(
         "does not answer those who asked again",
-        "Requests._asked_before",
+        "Requests._answer_repeat",
         Drop("self._requests.listen(...)"),
         "every message is answered",
         0,

@@ -44,7 +44,7 @@ class AgentHost:
 
     Args:
         backend: Of this machine.
-        folder: Where the fencing numbers of the last orders are kept.
+        folder: Holds the fencing numbers of the last orders.
         on_heard: Called when the server has heard what was sent at a time of `deadline.now`.
         address: Where members of a gang on other machines find this one; empty: by the address
             with which it reaches the server.
@@ -264,7 +264,7 @@ class AgentHost:
             self._spawn(self._send(self._socket))
 
     async def _send(self, socket: AgentSocket, report: wire.Report | None = None) -> None:
-        """Send news, and then a report: what came before a call's end is told before it."""
+        """Send news, and then a report: news from before a call's end precede it."""
         async with self._sending:
             while self._news:
                 await socket.send(wire.encode(wire.AgentNews(self._news.popleft())))

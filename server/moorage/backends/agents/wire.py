@@ -155,7 +155,7 @@ class AgentFailure(_Frame):
     def of(cls, call: int, error: Exception) -> "AgentFailure":
         """Return the frame of an error of a backend."""
         kind = next((name for name, kind in _ERRORS.items() if type(error) is kind), "failed")
-        attempts = error.kept if isinstance(error, UnknownAttemptError) else ()
+        attempts = error.attempts if isinstance(error, UnknownAttemptError) else ()
         return cls(call, kind, str(error) or type(error).__name__, attempts)
 
     def error(self, workload: str) -> Exception:

@@ -1,7 +1,7 @@
 """Calls of AWS: clients, and what their errors mean, in plain words.
 
 Credentials come by boto3's own chain (environment, profile, role of the machine) and are never
-kept here. So do the region and, for private endpoints, `AWS_ENDPOINT_URL`.
+here. So do the region and, for private endpoints, `AWS_ENDPOINT_URL`.
 """
 
 import threading

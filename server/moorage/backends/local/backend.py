@@ -93,10 +93,12 @@ class LocalBackend:
         for finding in (*folders.quarantined, *boxes.quarantined):
             log.warning("backend", name=self.name, finding=finding)
         self._devices = Devices(gpus, {**folders.devices(), **boxes.devices()})
-        kept_out = Confinement() if hidden is None else find(os.fspath(hidden))
-        if hidden is not None and not kept_out.way:
-            log.warning("backend", name=self.name, finding=kept_out.detail)
-        self._processes = Processes(folders, self._devices, self._tell, kept_out, outlive=outlive)
+        confinement = Confinement() if hidden is None else find(os.fspath(hidden))
+        if hidden is not None and not confinement.way:
+            log.warning("backend", name=self.name, finding=confinement.detail)
+        self._processes = Processes(
+            folders, self._devices, self._tell, confinement, outlive=outlive
+        )
         self._containers = Containers(boxes, self._devices, self._tell, hidden, outlive=outlive)
 
     @property

@@ -371,7 +371,7 @@ class Containers(LocalWorkloads):
                 log = self._api().log(self._name(workload), offset)
                 if self._begun(folder, attempt) == begun:
                     return log
-        return self._kept_log(workload, offset, attempt)
+        return self._stored_log(workload, offset, attempt)
 
     @staticmethod
     def _begun(folder: Path, attempt: int) -> int | None:

@@ -261,7 +261,7 @@ class Processes(LocalWorkloads):
 
     async def logs(self, workload: str, offset: int, attempt: int) -> Log:
         """Read the output of a process, even a stopped one; see `Backend.logs`."""
-        return await asyncio.to_thread(self._kept_log, workload, offset, attempt)
+        return await asyncio.to_thread(self._stored_log, workload, offset, attempt)
 
     def close(self) -> None:
         """Watch no longer. The processes go on."""

@@ -211,7 +211,7 @@ class LocalWorkloads(abc.ABC):
     ) -> Mapping[str, JsonValue]:
         """Change the limits that are not None; return the values to note. Blocks."""
 
-    def _kept_log(self, workload: str, offset: int, attempt: int) -> Log:
+    def _stored_log(self, workload: str, offset: int, attempt: int) -> Log:
         """Read output that has a file here. Blocks.
 
         Raises:

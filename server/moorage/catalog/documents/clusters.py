@@ -161,7 +161,7 @@ def _node(entry: JsonValue, why_not: str) -> Node:
     if not isinstance(entry, dict):
         raise WrongField("", _OBJECT)
     cores = _amount(_object(entry, "vcpus"), "count", "vcpus.count")
-    gpus, devices = _told_apart(_object(entry, "gpus"))
+    gpus, devices = _split_ids(_object(entry, "gpus"))
     names = [f"{what} {name}" for what, key in _NAMES.items() if (name := _text(entry, key))]
     given = _object(entry, "labels")
     labels = {key: _label(value, f"labels.{key}") for key, value in given.items()}
@@ -179,7 +179,7 @@ def _node(entry: JsonValue, why_not: str) -> Node:
     )
 
 
-def _told_apart(
+def _split_ids(
     group: Mapping[str, JsonValue],
 ) -> tuple[Mapping[str, JsonValue], tuple[DeviceId, ...]]:
     """Return the devices of a node as those of its kind are, and what tells them from these."""

@@ -250,7 +250,7 @@ def _fetched(content: bytes, shown: str) -> Files:
         raise bad_code(
             f"{shown} serves no policy",
             f"a text or an archive that defines {_CLASS.decode()}; put into the document itself,"
-            " in base64, it is told what is wrong",
+            " in base64, the reply says what is wrong",
         )
     return files
 

@@ -227,11 +227,11 @@ class Aliases:
 
     def __init__(self, store: DocumentStore) -> None:
         self._store = store
-        self._kept: dict[str, Alias] = {}
+        self._by_name: dict[str, Alias] = {}
         self._meanings: dict[str, str] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._by_name)
 
     def __contains__(self, given: str) -> bool:
         """Tell whether `given` is an alias, or a bare name that means one. The hot path."""
@@ -240,7 +240,7 @@ class Aliases:
     def take_over(self, aliases: list[Alias], gone: Iterable[str] = ()) -> None:
         """Learn what the file holds, and holds no more."""
         for name in gone:
-            self._drop(self._kept[name])
+            self._drop(self._by_name[name])
         for alias in aliases:
             self._keep(alias)
 
@@ -250,11 +250,11 @@ class Aliases:
 
     def find(self, given: str) -> Alias | None:
         """Return an alias by its name, or by a bare policy name."""
-        return self._kept.get(given) or self._kept.get(f"{given}:{DEFAULT_NAME}")
+        return self._by_name.get(given) or self._by_name.get(f"{given}:{DEFAULT_NAME}")
 
     def all(self) -> list[Alias]:
         """Return all aliases, by name."""
-        return [self._kept[name] for name in sorted(self._kept)]
+        return [self._by_name[name] for name in sorted(self._by_name)]
 
     def using(self, uri: str) -> list[str]:
         """Return the aliases that send requests to a version."""
@@ -290,19 +290,19 @@ class Aliases:
         def work(database: Database) -> Alias:
             row = database.get("alias", name)
             if row is None:
-                raise unknown_alias(name, self._kept)
+                raise unknown_alias(name, self._by_name)
             database.remove("alias", name)
             return read_alias(row)
 
         return await self._store.run(work, self._drop)
 
     def _keep(self, alias: Alias) -> None:
-        self._kept[alias.name] = alias
+        self._by_name[alias.name] = alias
         for meaning in _readings(alias):
             self._meanings[meaning] = alias.version
 
     def _drop(self, alias: Alias) -> None:
-        self._kept.pop(alias.name, None)
+        self._by_name.pop(alias.name, None)
         for meaning in _readings(alias):
             self._meanings.pop(meaning, None)
 

@@ -156,7 +156,7 @@ def loss(found: CatalogWalk) -> list[str]:
     ]
 
 
-def kept(found: CatalogWalk) -> list[str]:
+def remaining(found: CatalogWalk) -> list[str]:
     """Return the number of records of each kind, each as a sentence."""
     left = Counter(row[0] for row in found.rows)
     return [f"in the catalog: {count} of kind {kind}." for kind, count in sorted(left.items())]

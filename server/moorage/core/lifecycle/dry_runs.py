@@ -57,7 +57,7 @@ class DryRuns:
             case CancelAsked() as event:
                 return self._cancel(event)
             case FlushAsked(_, tenant, cluster):
-                flushed = [lease.id for lease in self._warm.kept_for(tenant, cluster)]
+                flushed = [lease.id for lease in self._warm.warm_leases(tenant, cluster)]
                 return Information({"dry_run": True, "flushed": flushed})
             case CordonAsked() as event:
                 return self._cordon(event, now, sees_all=run.sees_all)

@@ -111,7 +111,7 @@ class LeaseLifecycle:
 
         """
         inherited = "" if warm is None else warm.workload
-        like = "" if not _kept(ask) else likeness(ask) if warm is None else warm.likeness
+        like = "" if not _stays_warm(ask) else likeness(ask) if warm is None else warm.likeness
         assert ask.terms is not None
         now, fencing = self._turn.now, self._turn.state.fencing + 1
         waiting = self._turn.state.lease(ask.id)
@@ -388,5 +388,5 @@ def _failure(lease: Lease) -> str:
     return f"attempt {outcome.attempt} of {provision.attempts_max} failed: {outcome.detail}"
 
 
-def _kept(ask: Ask) -> bool:
+def _stays_warm(ask: Ask) -> bool:
     return ask.provision is not None and ask.provision.keep_warm_seconds > 0

@@ -1,6 +1,6 @@
 """The life of an ask, from its arrival to its lease, its refusal, or its place in the queue.
 
-Policies propose; what they propose is verified against the state as it is now, and granted, asked
+Policies propose; a proposal is verified against the state as it is now, and granted, asked
 for again, queued or refused. The allocator is the only caller.
 """
 
@@ -94,7 +94,7 @@ class Requests:
 
     def take(self, to: Address, ask: Ask) -> None:
         """Take a request: answer it, or have its policy consulted."""
-        if not ask.dry_run and self._asked_before(to, ask):
+        if not ask.dry_run and self._answer_repeat(to, ask):
             return
         if (refusal := self._turned_away(ask)) is not None:
             self._turn.respond(to, refusal)
@@ -184,8 +184,8 @@ class Requests:
             return refusals.too_many_undecided(PENDING_MAX, ASKS_BYTES_MAX)
         return None if self._state.clusters else refusals.no_cluster()
 
-    def _asked_before(self, to: Address, ask: Ask) -> bool:
-        """Answer a repeated request with what became of the first one."""
+    def _answer_repeat(self, to: Address, ask: Ask) -> bool:
+        """Answer a repeated request as the first one; False: it is the first one."""
         key = ask.terms.idempotency_key if ask.terms else ""
         first = self._requests.first_with(ask.tenant, key) if key else None
         if first is None:
@@ -283,7 +283,7 @@ class Requests:
         elif isinstance(verdict, tuple) and not touches(verdict, nodes):
             self._accept(pending, verdict, value)
         elif isinstance(verdict, tuple):
-            refusal = refusals.kept_for_head()
+            refusal = refusals.reserved_for_head()
             if nodes == pending.exclusions.nodes:
                 # The policy knew; consulted again, it would say the same.
                 self._wait_or_refuse(pending, refusal, exclusions, pending.gains)

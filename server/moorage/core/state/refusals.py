@@ -306,7 +306,7 @@ def nothing_fits_in(cluster: str) -> Refusal:
     return Refusal(Code.CONFLICT, f"Nothing fits in “{cluster}” now.", details=_NOT_NOW)
 
 
-def kept_for_head() -> Refusal:
+def reserved_for_head() -> Refusal:
     """The proposed devices are reserved."""
     reason = "The nodes it proposed are reserved for others."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW)

@@ -129,7 +129,7 @@ class Decisions:
         rows: list[Row] = []
         end: LedgerPlace | None = before
         try:
-            since = await self.ledger.kept_since()
+            since = await self.ledger.history_start()
             for _ in range(WINDOWS_MAX):
                 found, end = await self._window(before, wanted)
                 room = message.limit - len(rows)

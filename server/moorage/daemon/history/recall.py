@@ -58,7 +58,7 @@ async def recalled(question: Recall, ledger: LedgerHistory) -> Response:
     """
     try:
         entries = await ledger.history(question.subject)
-        since = await ledger.kept_since()
+        since = await ledger.history_start()
     except LedgerError as error:
         log.warning("ledger", finding=str(error), subject=question.subject)
         reason = f"What the ledger holds of {question.subject} cannot be read: {error}"

@@ -152,7 +152,7 @@ class RecalledFleets:
         """Return the state after the facts that were true, and the last of them."""
         state, seq = State(), 0
         beyond = await self._ledger.read(FACTS_MAX, 1)
-        if await self._ledger.kept_since() is not None or any(map(was, beyond)):
+        if await self._ledger.history_start() is not None or any(map(was, beyond)):
             raise _lost()
         while page := await self._ledger.read(seq):
             for entry in page:

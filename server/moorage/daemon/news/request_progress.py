@@ -40,7 +40,7 @@ class _Streamed:
     """The expected time of its turn that was sent last, in seconds since the epoch."""
     deciding_since: float | None = None
     """When its policy began; None: it is not consulted now."""
-    deciding_told: float = 0.0
+    deciding_due: float = 0.0
     """After how many seconds that is sent next."""
     sent: JsonObject = field(default_factory=JsonObject)
 
@@ -108,7 +108,7 @@ class RequestProgress:
         """Take note that the policy of a request begins. On the hot path."""
         streamed = self._streamed.get(request) if self._streamed else None
         if streamed is not None:
-            streamed.deciding_since, streamed.deciding_told = time.monotonic(), PAUSE_SECONDS
+            streamed.deciding_since, streamed.deciding_due = time.monotonic(), PAUSE_SECONDS
             self._queued.set()
 
     def considered(self, request: RequestId) -> None:
@@ -167,9 +167,9 @@ class RequestProgress:
         now = time.monotonic()
         for request, streamed in self._streamed.items():
             since = streamed.deciding_since
-            if since is not None and now - since >= streamed.deciding_told:
+            if since is not None and now - since >= streamed.deciding_due:
                 seconds = now - since
-                streamed.deciding_told = seconds + min(seconds, DECIDING_SECONDS_MAX)
+                streamed.deciding_due = seconds + min(seconds, DECIDING_SECONDS_MAX)
                 self._tell(request, "deciding", seconds=round(seconds, 1))
 
     def _tell(self, request: RequestId, state: str, **more: JsonValue) -> None:

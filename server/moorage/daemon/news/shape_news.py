@@ -31,7 +31,7 @@ class ShapeNews:
         revision: Returns the number of the last durable fact.
 
     Attributes:
-        asked: Counts the demands of requests.
+        counts: Counts the demands of requests.
 
     """
 
@@ -42,7 +42,7 @@ class ShapeNews:
         reads_on: Callable[[SessionId], bool],
         revision: Callable[[], int],
     ) -> None:
-        self.asked = AskedShapes()
+        self.counts = AskedShapes()
         self._state = state
         self._push = push
         self._reads_on = reads_on
@@ -95,7 +95,7 @@ class ShapeNews:
     ) -> list[JsonObject]:
         rows: list[JsonObject] = []
         fleet = self._state.fleet  # As of now: looking at it brings it up to date.
-        for demand, times in self.asked.most(viewer):
+        for demand, times in self.counts.most(viewer):
             if demand not in counted:
                 known = self._counts.get(demand)
                 counted[demand] = known or ShapeCounts(demand, fleet)

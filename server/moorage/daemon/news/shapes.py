@@ -31,19 +31,19 @@ class AskedShapes:
     """The demands of requests, by tenant, and how often they came of late."""
 
     def __init__(self) -> None:
-        self._asked: dict[tuple[Tenant, Demand], int] = {}
+        self._counts: dict[tuple[Tenant, Demand], int] = {}
         self._total = 0
 
     def note(self, tenant: Tenant, demand: Demand) -> None:
         """Count a request. On the hot path."""
         key = (tenant, demand)
-        self._asked[key] = self._asked.get(key, 0) + 1
+        self._counts[key] = self._counts.get(key, 0) + 1
         self._total += 1
-        if self._total >= HALVED_AT or len(self._asked) > ASKED_MAX:
-            halved = {name: count // 2 for name, count in self._asked.items() if count > 1}
+        if self._total >= HALVED_AT or len(self._counts) > ASKED_MAX:
+            halved = {name: count // 2 for name, count in self._counts.items() if count > 1}
             left = sorted(halved, key=halved.__getitem__, reverse=True)[: ASKED_MAX // 2]
-            self._asked = {name: halved[name] for name in left}
-            self._total = sum(self._asked.values())
+            self._counts = {name: halved[name] for name in left}
+            self._total = sum(self._counts.values())
 
     def most(self, viewer: Tenant | None) -> list[tuple[Demand, int]]:
         """Return the shapes to show, the most frequent first, and the usual ones behind.
@@ -53,7 +53,7 @@ class AskedShapes:
 
         """
         counts: dict[Demand, int] = {}
-        for (tenant, demand), count in self._asked.items():
+        for (tenant, demand), count in self._counts.items():
             if demand.gpus and (viewer is None or tenant == viewer):
                 counts[demand] = counts.get(demand, 0) + count
         most = sorted(counts.items(), key=lambda each: each[1], reverse=True)[:SHAPES_MAX]
@@ -80,7 +80,7 @@ class ShapeCounts:
         self._classes: Ints = self._copies
         self._sizes: Ints = self._copies
         self._empty: Ints = self._copies
-        self._told: JsonObject = {}
+        self._sent: JsonObject = {}
 
     def row(self) -> JsonObject:
         """Return how often it fits, would fit, and the rest; counted again only after changes."""
@@ -94,9 +94,9 @@ class ShapeCounts:
             rows = np.array(changed, np.int64)
             self._copies[rows] = fleet.copies(self._demand, rows)
         if changed is None or changed:
-            self._told = self._totals()
+            self._sent = self._totals()
         self._layout, self._version = fleet.layout, fleet.version
-        return self._told
+        return self._sent
 
     def _totals(self) -> JsonObject:
         demand, fleet = self._demand, self._fleet

@@ -170,7 +170,7 @@ class Watchers:
     def stepped(self, event: Event) -> None:
         """Count the demand of a request. On the hot path."""
         if isinstance(event, Asked) and event.ask.demand is not None:
-            self._shapes.asked.note(event.ask.tenant, event.ask.demand)
+            self._shapes.counts.note(event.ask.tenant, event.ask.demand)
 
     def tell(self, topic: str, name: str, data: JsonValue, tenant: Tenant | None = None) -> None:
         """Pass on news.

@@ -171,19 +171,19 @@ class HistoryRing:
 
         """
         viewer = None if caller.may(Right.READ_ALL) else caller.tenant
-        asked = viewer, minutes, step
-        told = self._answers.get(asked)
-        if told is None:
+        key = viewer, minutes, step
+        answer = self._answers.get(key)
+        if answer is None:
             if len(self._answers) >= ANSWERS_MAX:
                 self._answers.clear()
-            told = self._answers[asked] = self._put_together(viewer, minutes, step)
+            answer = self._answers[key] = self._put_together(viewer, minutes, step)
         now = self._now(time.time())
         now.tenants = _seen(now.tenants, viewer)
         now.oldest = self._oldest(viewer)
         now.ending = self._ending_soon(viewer, now.at)
         now.agents = self.agents() if viewer is None else None
         now.clusters_out = self._clusters_out()
-        return replace(told, now=now, events=self._events(viewer))
+        return replace(answer, now=now, events=self._events(viewer))
 
     def _ending_soon(self, viewer: str | None, at: float) -> EndingSoon:
         if at - self._ending_at >= ENDING_SECONDS:
@@ -382,8 +382,8 @@ def _bounded(found: dict[str, int]) -> dict[str, int]:
         return found
     order = sorted(found, key=found.__getitem__, reverse=True)
     rest = sum(found[name] for name in order[SERIES_MAX - 1 :])
-    kept = {name: found[name] for name in order[: SERIES_MAX - 1]}
-    return {**kept, OTHER: kept.get(OTHER, 0) + rest}
+    shown = {name: found[name] for name in order[: SERIES_MAX - 1]}
+    return {**shown, OTHER: shown.get(OTHER, 0) + rest}
 
 
 def _seen(tenants: Mapping[str, int], viewer: str | None) -> dict[str, int]:

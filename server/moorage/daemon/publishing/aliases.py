@@ -107,7 +107,7 @@ class Publishing:
         assert alias is not None  # The caller found its name in `aliases`.
         key = message.lease.idempotency_key if message.lease is not None else ""
         if key:
-            earlier = self._allocator.policy_asked(tenant, key)
+            earlier = self._allocator.policy_of(tenant, key)
             if earlier and name_of(earlier) == name_of(alias.name):
                 return earlier
         if alias.canary is not None and self._drawn(alias.canary, tenant, key):

@@ -35,7 +35,7 @@ def read_changes(packed: bytes) -> dict[str, JsonObject]:
     return {name: changes[name] for name in ("settings", "parameters") if changes.get(name)}
 
 
-def kept_managed(ref: PolicyRef, tenant: Tenant, changes: dict[str, JsonObject]) -> ContextEntry:
+def managed_entry(ref: PolicyRef, tenant: Tenant, changes: dict[str, JsonObject]) -> ContextEntry:
     """Return changes as the disk has them; empty bytes where there are none any more.
 
     Raises:

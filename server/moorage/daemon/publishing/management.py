@@ -7,7 +7,7 @@ from moorage.catalog.embedded.records import not_found
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
 from moorage.daemon.policies.finder import code_of
-from moorage.daemon.publishing.managed import kept_managed, read_changes
+from moorage.daemon.publishing.managed import managed_entry, read_changes
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject, JsonValue
@@ -76,14 +76,14 @@ class Management:
         changes = {name: {**old.get(name, {}), **new.get(name, {})} for name in {*old, *new}}
         if record.schemas is not None:
             record.schemas.overrides(changes.get("parameters", {}), changes.get("settings", {}))
-        entry = kept_managed(record.ref, tenant, changes)
+        entry = managed_entry(record.ref, tenant, changes)
         await self._catalog.contexts.save([entry], durable=True)
         self._sandbox.managed.put(record.ref.uri, record.ref.digest, tenant, changes)
 
     async def _undo(self, record: PolicyRecord, tenant: Tenant) -> JsonValue:
         """Return to the policy's document; return the changes undone."""
         ref, old = record.ref, self._sandbox.managed.of(record.ref, tenant)
-        await self._catalog.contexts.save([kept_managed(ref, tenant, {})], durable=True)
+        await self._catalog.contexts.save([managed_entry(ref, tenant, {})], durable=True)
         self._sandbox.managed.put(ref.uri, ref.digest, tenant, {})
         return old
 

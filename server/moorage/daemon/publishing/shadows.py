@@ -107,7 +107,7 @@ class Pair:
     """One question, on its way to two answers."""
 
     ask: Ask
-    asked_at: float
+    started_at: float
     alone: bool
     active: Side | None = None
     candidate: Side | None = None
@@ -338,7 +338,7 @@ class Shadows:
             pair = shadow.pairs.get(key)
             if pair is None:
                 continue
-            seconds = time.monotonic() - pair.asked_at
+            seconds = time.monotonic() - pair.started_at
             if isinstance(event, ConsultFailed):
                 pair.active = Side(seconds, refusal=event.refusal)
             else:
@@ -356,14 +356,14 @@ class Shadows:
     ) -> None:
         try:
             value = await answer
-            pair.candidate = Side(time.monotonic() - pair.asked_at, value)
+            pair.candidate = Side(time.monotonic() - pair.started_at, value)
         except PolicyFault as fault:
             if fault.refusal.code in NOT_ASKED:
                 if shadow.pairs.pop(key, None) is not None:
                     shadow.asked -= 1
                     shadow.dropped += 1
                 return
-            pair.candidate = Side(time.monotonic() - pair.asked_at, refusal=fault.refusal)
+            pair.candidate = Side(time.monotonic() - pair.started_at, refusal=fault.refusal)
         self._finish(shadow, key, pair)
 
     def _finish(self, shadow: Shadow, key: Key, pair: Pair) -> None:

@@ -258,7 +258,7 @@ def _code(lease: Lease, log: Log) -> int | None:
 
 def _not_stored(lease: Lease, attempt: int, error: UnknownWorkloadError) -> Refusal:
     """Refuse: this start has no stored output; name those that have."""
-    attempts = error.kept if isinstance(error, UnknownAttemptError) else ()
+    attempts = error.attempts if isinstance(error, UnknownAttemptError) else ()
     others = sorted({*attempts, lease.attempt} - {attempt})
     reason = f"Of start {attempt} of lease {lease.id} no output is stored"
     listed = ", ".join(map(str, others))

@@ -113,7 +113,7 @@ class Cell(asyncio.Protocol):
         self._cpu_counted = 0.0
         self._sync: CellSync | None = None
         self._traceback: bytearray | None = None
-        self._asked_at = 0.0
+        self._where_sent_at = 0.0
 
     # What the pool asks for ----------------------------------------------------------------
 
@@ -256,11 +256,11 @@ class Cell(asyncio.Protocol):
     def _has_traceback(self, now: float) -> bool:
         """Ask it where it is; return whether it said so, or had time enough for that."""
         if self._traceback is None:
-            self._traceback, self._asked_at = bytearray(), now
+            self._traceback, self._where_sent_at = bytearray(), now
             self._process.ask_where()
         if not self._process.in_touch:
             return False  # Its worker answers in a while, or counts as lost.
-        waited = now - self._asked_at
+        waited = now - self._where_sent_at
         if self.worker:
             return waited > REMOTE_TRACEBACK_SECONDS[not self._traceback]
         return waited > (TRACEBACK_SECONDS if self._traceback else TRACEBACK_SECONDS_MAX)
@@ -325,7 +325,7 @@ class Cell(asyncio.Protocol):
         """As in asyncio.Protocol."""
         if self._traceback is not None:
             if self.worker and not self._traceback:
-                self._asked_at = time.monotonic()
+                self._where_sent_at = time.monotonic()
             self._traceback += data[: TRACEBACK_BYTES_MAX - len(self._traceback)]
             return
         try:

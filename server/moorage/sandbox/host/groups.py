@@ -118,7 +118,7 @@ class Group:
     spawning: int = 0
     wanted_by: str = ""
     """The tenant that its latest cell was made for."""
-    asked_at: float = 0.0
+    used_at: float = 0.0
     """Time of its last evaluation, by the monotonic clock."""
     fault: Refusal | None = None
     fault_until: float = 0.0
@@ -151,7 +151,7 @@ class Group:
 
     def note_use(self, work: Work) -> None:
         """Note the tenant that uses this policy: one that is alone may use every cell."""
-        self.asked_at = work.submitted_at
+        self.used_at = work.submitted_at
         if self._tenant is None:
             self._tenant = work.tenant
         elif self._tenant != work.tenant:

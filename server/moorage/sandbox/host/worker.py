@@ -51,13 +51,13 @@ class RemoteProcess:
         self.cell: asyncio.Protocol | None = None
         self._worker = worker
         self._transport = _Transport(worker.send, number)
-        self._asked = 0
+        self._pinged = 0
         self._early: list[relay.CellSaid | relay.Closed] = []
 
     @property
     def in_touch(self) -> bool:
         """As in `CellProcess`."""
-        return self._worker.heard >= self._asked
+        return self._worker.heard >= self._pinged
 
     async def join(self, cell: asyncio.Protocol) -> None:
         """As in `CellProcess`."""
@@ -85,7 +85,7 @@ class RemoteProcess:
     def ask_where(self) -> None:
         """As in `CellProcess`."""
         self._worker.send(relay.AskWhere(self.pid))
-        self._asked = self._worker.ping()
+        self._pinged = self._worker.ping()
 
     def cpu_seconds(self) -> float:
         """As in `CellProcess`: the cores that Ray gave to its worker are for cells alone."""

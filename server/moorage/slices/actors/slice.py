@@ -239,14 +239,14 @@ class Slice(ResourcePoolManager[HostInfo]):
             name = here.labels.get(self._shape.label, "") or f"gpu-{here.node_id[:8]}"
             gpus = int(self._shape.gpus_per_host)
             return SliceInfo(name, self._shape.hosts, here.ip, gpus)
-        name = here.labels.get(SLICE_LABEL) or _asked("get_current_pod_name")
+        name = here.labels.get(SLICE_LABEL) or _tpu_value("get_current_pod_name")
         if not name:
             raise SlicesError(
                 f"node {here.node_id} has no label {SLICE_LABEL}, and Ray knows no TPU pod there"
             )
         chips = int(here.resources.get("TPU", 0))
         there = [node.ip for node in alive_nodes().values() if node.resources.get(name, 0)]
-        expected = _asked("get_current_pod_worker_count") or self._shape.hosts_expected(chips)
+        expected = _tpu_value("get_current_pod_worker_count") or self._shape.hosts_expected(chips)
         hosts = int(expected or len(there) or 1)
         if 0 < len(there) < hosts:
             found = DegradedSlice(name, hosts, tuple(there))
@@ -313,7 +313,7 @@ def _order(node: RayNode, first: str, bundle: int) -> tuple[float, bool, int]:
     return (int(worker) if worker.isdigit() else math.inf, node.node_id != first, bundle)
 
 
-def _asked(name: str) -> RayValue:
+def _tpu_value(name: str) -> RayValue:
     """Return a value from Ray's TPU library about this machine; it may call a metadata server."""
     from ray.util import tpu  # noqa: PLC0415  # An extra.
 

@@ -431,7 +431,7 @@ class ClusterWorkloads:
 
     # What changed ------------------------------------------------------------------------------
 
-    def _told(self, workload: str) -> None:
+    def _wake_waiter(self, workload: str) -> None:
         if workload in self._news:
             self._news[workload].heard_at = time.monotonic()
             self._news[workload].event.set()
@@ -467,7 +467,7 @@ class ClusterWorkloads:
             self._gone(seen.workload, f"{manifests.PODS.format(seen.namespace)}/{seen.name}")
             if not self._pods_of[seen.workload]:
                 del self._pods_of[seen.workload]
-        self._told(seen.workload)
+        self._wake_waiter(seen.workload)
 
     def _claim_changed(self, key: str, old: ClaimState | None, new: ClaimState | None) -> None:
         seen = new or old
@@ -481,12 +481,12 @@ class ClusterWorkloads:
             self._gone(seen.workload, f"{manifests.CLAIMS.format(seen.namespace)}/{seen.name}")
             if not claims:
                 del self._claims_of[seen.workload]
-        self._told(seen.workload)
+        self._wake_waiter(seen.workload)
 
     def _node_changed(self, key: str, old: NodeTrouble | None, new: NodeTrouble | None) -> None:
         del old, new
         for workload in tuple(self._on_node.get(key.removeprefix("/"), ())):
-            self._told(workload)
+            self._wake_waiter(workload)
 
     def _slice_changed(self, key: str, old: SliceRecord | None, new: SliceRecord | None) -> None:
         if old is not None:

@@ -72,7 +72,7 @@ class _Tail:
 class _Follower:
     tail: _Tail
     task: asyncio.Task[None]
-    asked_at: float
+    read_at: float
 
 
 class PodOutput:
@@ -108,7 +108,7 @@ class PodOutput:
             tail = follower.tail if follower else tail
             follower = _Follower(tail, asyncio.create_task(self._follow(pod, tail)), 0.0)
             self._followers[pod.uid] = follower
-        follower.asked_at = time.monotonic()
+        follower.read_at = time.monotonic()
         return follower.tail.read(offset, over=False, code=None)
 
     async def keep(self, pod: PodState) -> tuple[str, ...]:
@@ -186,7 +186,7 @@ class PodOutput:
                     skipped -= dropped
                     tail.add(piece[dropped:])
                     follower = self._followers.get(pod.uid) if query else None
-                    if follower and time.monotonic() - follower.asked_at > IDLE_SECONDS_MAX:
+                    if follower and time.monotonic() - follower.read_at > IDLE_SECONDS_MAX:
                         del self._followers[pod.uid]
                         return
         except RefusedError as error:

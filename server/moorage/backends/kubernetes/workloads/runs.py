@@ -153,7 +153,7 @@ class WorkloadRuns:
             try:
                 return cluster.output.stored(workload, offset, attempt)
             except UnknownAttemptError as error:
-                raise UnknownAttemptError(workload, (*error.kept, pod.attempt)) from None
+                raise UnknownAttemptError(workload, (*error.attempts, pod.attempt)) from None
             except UnknownWorkloadError:
                 raise UnknownAttemptError(workload, (pod.attempt,)) from None
         try:
