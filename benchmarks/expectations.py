@@ -134,14 +134,14 @@ class _Course:
     def _step(self, event: Event, now: float) -> None:
         for _ in self._consulting.step(event, now):
             pass
-        for number, answer in self._answered():
+        for number, answer in self._answers():
             job = self._jobs[number]
             if isinstance(answer, LeaseNews) and number not in self.waits:
                 self.waits[number] = now - job.at
                 self._recent[_size(job)].append(now - job.at)
                 heapq.heappush(self._ends, (now + job.seconds, number))
 
-    def _answered(self) -> Iterator[tuple[int, Any]]:
+    def _answers(self) -> Iterator[tuple[int, Any]]:
         answers = self._consulting.answers
         while answers:
             yield answers.popitem()

@@ -112,14 +112,14 @@ class Flood:
     ) -> None:
         room = asyncio.Semaphore(window)
 
-        def answered(client: FastClient, reply: FastReply) -> None:
+        def take_reply(client: FastClient, reply: FastReply) -> None:
             if not reply.event and reply.id != UNCOUNTED:
                 self.note(reply)
                 room.release()
                 if then is not None:
                     then(client, reply)
 
-        client = await connect(self._ws, answered, self.token)
+        client = await connect(self._ws, take_reply, self.token)
         try:
             for frame in cycle(frames):
                 async with asyncio.timeout(ANSWER_SECONDS_MAX):

@@ -140,9 +140,9 @@ class _Bystander:
         return _scheduled(self._running.pid)[0]
 
     async def _connect(self) -> FastClient:
-        return await connect(self._running.ws, self._answered, "b1")
+        return await connect(self._running.ws, self._take_reply, "b1")
 
-    def _answered(self, _: FastClient, reply: FastReply) -> None:
+    def _take_reply(self, _: FastClient, reply: FastReply) -> None:
         if (wanted := self._wanted.pop(reply.id, None)) is not None and not wanted.done():
             wanted.set_result(reply)
 

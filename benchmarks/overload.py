@@ -55,7 +55,7 @@ class _Load:
             "lease": {"ttl_seconds": 600},
         }
 
-    def answered(self, client: FastClient, reply: FastReply) -> None:
+    def take_reply(self, client: FastClient, reply: FastReply) -> None:
         if not str(reply.id).startswith("a"):
             return
         if reply.lease is not None:
@@ -80,7 +80,7 @@ async def _overload(running: Running) -> dict[str, Any]:
     uri = await prepare(running)
     load = _Load(uri)
     load.holder = await connect(running.ws, ignore)
-    clients = [await connect(running.ws, load.answered) for _ in range(CONNECTIONS)]
+    clients = [await connect(running.ws, load.take_reply) for _ in range(CONNECTIONS)]
     # The peak: as fast as answers come.
     number = 0
 

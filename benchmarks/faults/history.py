@@ -142,12 +142,12 @@ def fencing_out_of_order(history: FaultHistory) -> list[str]:
         other = by_number.setdefault(each.fencing, each.lease)
         if other != each.lease:
             found.append(f"{other} and {each.lease} have the number {each.fencing}")
-    highest, answered = 0, iter(sorted(first, key=lambda each: each.answered_at))
-    before = next(answered, None)
+    highest, replies = 0, iter(sorted(first, key=lambda each: each.answered_at))
+    before = next(replies, None)
     for each in sorted(first, key=lambda each: each.sent_at):
         while before is not None and before.answered_at < each.sent_at:
             highest = max(highest, before.fencing)
-            before = next(answered, None)
+            before = next(replies, None)
         if each.fencing < highest:
             found.append(f"{each.lease} has {each.fencing}, and {highest} was answered before it")
     return found
@@ -164,8 +164,8 @@ def commits_out_of_order(history: FaultHistory) -> list[str]:
 
 def forgotten_requests(history: FaultHistory) -> list[str]:
     """Find requests that were never answered, and such as wait though no client does."""
-    answered = {each.key for each in history.grants}
-    return [key for key in history.sent if key not in answered] + history.waiting
+    granted = {each.key for each in history.grants}
+    return [key for key in history.sent if key not in granted] + history.waiting
 
 
 def leases_beside_keys(history: FaultHistory) -> list[str]:

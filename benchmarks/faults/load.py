@@ -74,7 +74,7 @@ class Load:
         self._over = asyncio.Event()
         self._held: list[Lease] = []
         """Of clients that have ended."""
-        self._answered = asyncio.Condition()
+        self._has_answered = asyncio.Condition()
         self._answers: Counter[str] = Counter()
 
     async def during(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -117,8 +117,8 @@ class Load:
 
         enough = count() + more
         try:
-            async with asyncio.timeout(ANSWER_SECONDS_MAX), self._answered:
-                await self._answered.wait_for(lambda: count() >= enough)
+            async with asyncio.timeout(ANSWER_SECONDS_MAX), self._has_answered:
+                await self._has_answered.wait_for(lambda: count() >= enough)
         except TimeoutError:
             raise LoadStalled from None
 
@@ -201,5 +201,5 @@ class Load:
 
     async def _tell(self, server: str) -> None:
         self._answers[server] += 1
-        async with self._answered:
-            self._answered.notify_all()
+        async with self._has_answered:
+            self._has_answered.notify_all()

@@ -235,7 +235,7 @@ class Link:
             del self._progress[next(iter(self._progress))]
         self._progress[number] = on_progress, last
 
-    def _heard(self, event: Event) -> None:
+    def _take_event(self, event: Event) -> None:
         number, progress = str(event.id), event.data
         if number not in self._progress or not isinstance(progress, dict):
             return
@@ -292,7 +292,7 @@ class Link:
     async def _open(self) -> Connection:
         """Open another socket, and go on with the session of the one that was lost."""
         connection = await self._dialer.dial()
-        connection.on_event = self._heard
+        connection.on_event = self._take_event
         try:
             if self._lost is not None and (
                 not self._lost.unanswered

@@ -206,9 +206,9 @@ async def _stuck() -> Figures:
             stuck = played.begin({"stuck": True})
             behind = played.begin({})
             await stuck
-            answered, _ = await behind
-            if not isinstance(answered, Proposed):
-                raise CommandError(f"the evaluation behind a stuck policy failed: {answered}")
+            outcome, _ = await behind
+            if not isinstance(outcome, Proposed):
+                raise CommandError(f"the evaluation behind a stuck policy failed: {outcome}")
             late.append(time.perf_counter() - started - STUCK_SECONDS)
     return {
         "stuck_to_answer_p50_milliseconds": 1e3 * statistics.median(late),
@@ -260,9 +260,9 @@ async def _bare() -> float:
         taken: list[float] = []
         for _ in range(EVALUATIONS):
             started = time.perf_counter()
-            echo.answered = loop.create_future()
+            echo.finished = loop.create_future()
             transport.write(bytes(_FRAME_BYTES))
-            taken.append(await echo.answered - started)
+            taken.append(await echo.finished - started)
         blocks.append(statistics.median(taken))
     transport.close()
     process.kill()
@@ -271,9 +271,9 @@ async def _bare() -> float:
 
 
 class _Echo(asyncio.Protocol):
-    answered: asyncio.Future[float]
+    finished: asyncio.Future[float]
 
     def data_received(self, data: bytes) -> None:
         if len(data) != _FRAME_BYTES:
             raise CommandError("the echo answered something else")
-        self.answered.set_result(time.perf_counter())
+        self.finished.set_result(time.perf_counter())

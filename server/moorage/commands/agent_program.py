@@ -170,7 +170,7 @@ class _Agent:
         host = AgentHost(
             backend,
             data,
-            self._deadline.heard,
+            self._deadline.note_contact,
             self._options.address,
             backend.measured,
             self._known.get("epoch", 0),

@@ -207,7 +207,7 @@ class Allocator:
             case Asked(to, ask):
                 self._asks.take(to, ask)
             case Proposed() | ConsultFailed():
-                self._asks.heard(event)
+                self._asks.take_answer(event)
             case ReleaseAsked(to, request, token_digest, tenant):
                 self._leases.release(to, request, token_digest, tenant)
             case RenewAsked(to, request, token_digest, ttl_seconds):

@@ -451,14 +451,14 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool)
             f"{report.hash_seeds[0]} and {report.hash_seeds[-1]}). "
             'Draw from input_data["seed"] alone, and sort what comes out of a set'
         )
-    answered = [each for each in report.requests if each.outcome != "not asked"]
-    if not answered:
+    sent = [each for each in report.requests if each.outcome != "not asked"]
+    if not sent:
         report.find(f"no request could be sent: {report.requests[0].detail}. Give --requests")
-    elif len(answered) < len(report.requests):
-        left = len(report.requests) - len(answered)
+    elif len(sent) < len(report.requests):
+        left = len(report.requests) - len(sent)
         report.notes.append(f"{left} requests do not keep to its schemas and were not sent")
-    _look_at_declined(report, answered, builtin=builtin)
-    seconds = [each.seconds for each in answered if each.seconds]
+    _look_at_declined(report, sent, builtin=builtin)
+    seconds = [each.seconds for each in sent if each.seconds]
     if seconds:
         report.p50_seconds, report.max_seconds = statistics.median(seconds), max(seconds)
     if report.p50_seconds > SLOW_SECONDS:

@@ -111,7 +111,7 @@ class Rehearsal:
         )
         self._codes: dict[str, PolicyCode] = {}
         self._started: dict[int, float] = {}
-        self._answered: dict[int, Proposed | ConsultFailed] = {}
+        self._answers: dict[int, Proposed | ConsultFailed] = {}
         self._news = asyncio.Event()
         self._numbers: dict[int, RequestId] = {}
         self._open = AsyncExitStack()
@@ -222,10 +222,10 @@ class Rehearsal:
         self._carry_out(event, self.allocator.step(event, self.now))
         while self._started:
             number = min(self._started)
-            while number not in self._answered:
+            while number not in self._answers:
                 self._news.clear()
                 await self._news.wait()
-            answer = self._answered.pop(number)
+            answer = self._answers.pop(number)
             if self._started.pop(number, None) is not None:
                 self._carry_out(answer, self.allocator.step(answer, self.now))
 
@@ -266,5 +266,5 @@ class Rehearsal:
             decision.seconds = max(decision.seconds, time.perf_counter() - started)
         if decision is not None and isinstance(event, Proposed):
             decision.values = (*decision.values, event.value)
-        self._answered[event.consultation] = event
+        self._answers[event.consultation] = event
         self._news.set()

@@ -86,7 +86,7 @@ class Reservation:
         actor = made.remote(shape, group, settings, environment)
         return cls(group, actor, actor.get_info.remote())
 
-    def heard(self, info: SliceInfo) -> None:
+    def note_info(self, info: SliceInfo) -> None:
         """Note that the slice has started, and on which nodes."""
         self.member = ActorPoolMember(self.actor, info)
         placed = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
@@ -216,7 +216,7 @@ class Reservations:
     def _hear(self, each: Reservation) -> None:
         (answer,) = outcomes([each.answer], _PAUSE_SECONDS)
         if isinstance(answer, SliceInfo):
-            each.heard(answer)
+            each.note_info(answer)
         else:
             time.sleep(_PAUSE_SECONDS)  # It would fail again and again, and faster.
             self._again(each, answer)

@@ -387,8 +387,8 @@ def operation(
         warnings = _schema(list[str])
         properties = {"success": _schema(Yes), "data": schema, "warnings": warnings}
         schema = {"type": "object", "properties": properties, "required": ["success", "data"]}
-    answered = {"description": "Success", "content": _json(schema)}
-    responses = dict.fromkeys(map(str, statuses), answered)
+    success = {"description": "Success", "content": _json(schema)}
+    responses = dict.fromkeys(map(str, statuses), success)
     described: JsonObject = {"responses": responses | (_refusals() if refusals else {})}
     if body is not None:
         kinds = body if isinstance(body, tuple) else (body,)

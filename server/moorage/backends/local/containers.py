@@ -97,7 +97,7 @@ class Containers(LocalWorkloads):
         # Threads of their own: commands may take an hour, and everything else has few.
         self._commands = ThreadPoolExecutor(COMMANDS_MAX, "container-command")
         self._reaper: int | None = None
-        self._heard = folders.root.parent / HEARD
+        self._contact_file = folders.root.parent / HEARD
         self._begun_here: set[str] = set()
         self._stopping: set[str] = set()
         self._reported: set[str] = set()
@@ -255,7 +255,7 @@ class Containers(LocalWorkloads):
                 workload_store.write(folder / "container.json", {"name": name})
             seen = api.inspect(name)
             if seen is not None and seen.state in {"created", "configured", "initialized"}:
-                if supervisor.unheard({"heard": self._heard}):
+                if supervisor.unheard({"heard": self._contact_file}):
                     raise BackendError(supervisor.UNHEARD)
                 api.start(name)
 
@@ -461,9 +461,9 @@ class Containers(LocalWorkloads):
             if not self._outlive:
                 root = str(self._store.root)
                 self._reaper = container_reaper.start(str(api.place), _LABEL_ROOT, root)
-            elif self._heard.exists():  # Where one is there already, this one leaves.
+            elif self._contact_file.exists():  # Where one is there already, this one leaves.
                 place = str(api.place), _LABEL_ROOT, str(self._store.root)
-                container_reaper.start(*place, os.fspath(self._heard))
+                container_reaper.start(*place, os.fspath(self._contact_file))
 
     def _hear(self, api: ContainerApi) -> None:
         """Report every end; after a silence, the missed ones."""

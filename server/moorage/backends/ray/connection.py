@@ -234,7 +234,7 @@ class RayConnection:
                 elif "ended" in message:
                     self._ended(message["ended"], message["report"])
                 elif "id" in message:
-                    self._answered(message)
+                    self._take_answer(message)
         process.kill()
         process.wait()
         self._trouble = trouble
@@ -257,7 +257,7 @@ class RayConnection:
             return next((f": {each[:WORDS_MAX]}" for each in reversed(lines) if each.strip()), "")
         return ""
 
-    def _answered(self, message: Mapping[str, JsonValue]) -> None:
+    def _take_answer(self, message: Mapping[str, JsonValue]) -> None:
         with self._lock:
             future = self._waiting.pop(message["id"], None)
         if future is not None and not future.done():

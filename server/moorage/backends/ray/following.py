@@ -46,7 +46,7 @@ class RayFollower:
         self._inventory = inventory
         self._finding = ""
         self._failed = asyncio.Event()
-        self._answered = time.monotonic()
+        self._answered_at = time.monotonic()
         self._last: Document = {}
         self._seen: JsonObject | None = None
         self._requested: list[dict[str, float]] | None = None  # The last request to Ray is unknown.
@@ -72,7 +72,7 @@ class RayFollower:
     async def look(self) -> str:
         """Look once; return the fault."""
         answer = asyncio.ensure_future(self._backend.observe())
-        left = self._answered + UNREACHABLE_SECONDS - time.monotonic()
+        left = self._answered_at + UNREACHABLE_SECONDS - time.monotonic()
         try:
             await asyncio.wait([answer], timeout=max(left, 0.0))
             if not answer.done():  # It may take longer; the outage is known by now.
@@ -80,12 +80,12 @@ class RayFollower:
             self._seen = await answer
         except BackendError as error:
             self._requested = None  # A cluster that is started again has forgotten it.
-            if time.monotonic() - self._answered < UNREACHABLE_SECONDS:
+            if time.monotonic() - self._answered_at < UNREACHABLE_SECONDS:
                 return str(error)
             return await self._away() or str(error)
         finally:
             answer.cancel()
-        self._answered = time.monotonic()
+        self._answered_at = time.monotonic()
         wrong = await self._write(document(self._cluster, self._seen))
         if self._autoscale:
             wrong = await self._request(self._seen) or wrong

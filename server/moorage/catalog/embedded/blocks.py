@@ -13,7 +13,7 @@ from moorage.catalog.documents.encoding import cluster_id_of, snapshot
 from moorage.catalog.embedded.records import (
     DocumentEntry,
     aggregated,
-    answered,
+    answer_documents,
     changed,
     entry_of,
     measured,
@@ -149,7 +149,9 @@ class EmbeddedBlocks:
         condition = parse_filter(query)
         search = self._search.clusters if kind == "block" else self._search.metrics
         entries = self._entries[kind]
-        return answered([entries[name] for name in await search(condition) if name in entries])
+        return answer_documents(
+            [entries[name] for name in await search(condition) if name in entries]
+        )
 
     async def aggregate_metrics(self, stages: JsonValue) -> list[Document]:
         """See `Blocks.aggregate_metrics`."""

@@ -9,7 +9,7 @@ from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.embedded.records import (
     DocumentEntry,
     aggregated,
-    answered,
+    answer_documents,
     changed,
     entry_of,
     remove,
@@ -79,7 +79,7 @@ class EmbeddedMetrics:
         """See `Metrics.query`."""
         entries = self._memory.metrics
         found = await self._memory.index.metrics(parse_filter(query))
-        return answered([entries[name] for name in found if name in entries])
+        return answer_documents([entries[name] for name in found if name in entries])
 
     async def aggregate(self, stages: JsonValue) -> list[Document]:
         """See `Metrics.aggregate`."""

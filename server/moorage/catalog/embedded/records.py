@@ -38,7 +38,7 @@ __all__ = [
     "PolicyEntry",
     "StoredRecords",
     "aggregated",
-    "answered",
+    "answer_documents",
     "changed",
     "check_limits",
     "entry_of",
@@ -370,7 +370,7 @@ def measured(
     found: Sequence[CatalogEntry], metrics: Mapping[str, "DocumentEntry"]
 ) -> list[Document]:
     """Return documents with the `metrics` of each, or refuse to make an answer of that size."""
-    answered([*found, *(metrics[entry.id] for entry in found if entry.id in metrics)])
+    answer_documents([*found, *(metrics[entry.id] for entry in found if entry.id in metrics)])
     return [
         # Never null: existing policies read it with `.get`.
         {**each.document, "metrics": metrics[each.id].document if each.id in metrics else {}}
@@ -378,7 +378,7 @@ def measured(
     ]
 
 
-def answered(found: Sequence[CatalogEntry]) -> list[Document]:
+def answer_documents(found: Sequence[CatalogEntry]) -> list[Document]:
     """Return the documents of a query's answer, or refuse to make one of that size."""
     if sum(entry.size for entry in found) > RESULT_BYTES_MAX:
         raise ServiceError(

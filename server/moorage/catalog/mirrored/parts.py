@@ -15,7 +15,7 @@ from moorage.catalog.documents.sources import CodeSources
 from moorage.catalog.embedded.aliases import Aliases
 from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.embedded.policies import prepare_policy
-from moorage.catalog.embedded.records import aggregated, answered, entry_of, not_found
+from moorage.catalog.embedded.records import aggregated, answer_documents, entry_of, not_found
 from moorage.catalog.filters import compile_filter, parse_filter
 from moorage.catalog.mirrored.clusters import ClusterMirror, MetricsMirror
 from moorage.catalog.mirrored.policies import PolicyMirror
@@ -56,7 +56,7 @@ class MirroredClusters:
         await self._mirror.fetch(None, Allowance())
         entries = self._memory.clusters
         found = await self._memory.index.clusters(parse_filter(query))
-        return answered([entries[name] for name in found if name in entries])
+        return answer_documents([entries[name] for name in found if name in entries])
 
 
 class MirroredMetrics:

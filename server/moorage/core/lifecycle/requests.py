@@ -222,7 +222,7 @@ class Requests:
         self.consult(pending, exclusions)
         return True
 
-    def heard(self, news: Proposed | ConsultFailed) -> None:
+    def take_answer(self, news: Proposed | ConsultFailed) -> None:
         """Take a policy's answer; one to an earlier consultation is stale."""
         pending = self._pending.get(news.request)
         if pending is None or pending.consultation != news.consultation:

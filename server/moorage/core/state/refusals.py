@@ -245,9 +245,9 @@ def over_quota(
     Some of the room may be reserved for another request, which is named.
     """
     tenant, project = account
-    whose = f"Tenant “{tenant}”"
+    owner = f"Tenant “{tenant}”"
     if project is not None:
-        whose = f"Project “{project}” of tenant “{tenant}”"
+        owner = f"Project “{project}” of tenant “{tenant}”"
     most = (figures["quota"] or 0) + (figures["borrow_max"] or 0)
     never = amount > most
     unit, name = (GPU_MILLI, "GPUs") if resource == "gpu_milli" else (1, shown_name(resource))
@@ -263,7 +263,7 @@ def over_quota(
     if reserved[0] and not never:
         left += f", and {reserved[0] / unit:.12g} are reserved for request “{reserved[1]}”"
         details |= {"kept": reserved[0], "kept_for": reserved[1]}
-    reason = f"{whose} {has}, but {may}{left}."
+    reason = f"{owner} {has}, but {may}{left}."
     return Refusal(
         Code.QUOTA_EXCEEDED,
         reason,

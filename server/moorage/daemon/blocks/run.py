@@ -119,7 +119,7 @@ class BlockRun:
             "filter_result": [each.parts.data for each in found],
             "block_data": self._block,
         }
-        value = await self._evaluate(self._allocator, given, size, answered=size)
+        value = await self._evaluate(self._allocator, given, size, returned_max=size)
         by_name = {each.name: each for each in found}
         names = answers.selected(value, by_name, self._allocator.at)
         return value, [by_name[name] for name in names]
@@ -202,7 +202,7 @@ class BlockRun:
             for each in scored
         ]
         given = {"action": "post_dry_run", "clusters": entries}
-        value = await self._evaluate(self._allocator, given, sum(sizes), answered=max(sizes))
+        value = await self._evaluate(self._allocator, given, sum(sizes), returned_max=max(sizes))
         offered = {each.name: each.nodes for each in scored}
         name = answers.chosen(value, offered, self._allocator.at)
         if max(sizes) > _ANSWERED_WHOLE_BYTES:  # What came back is the id, and what was added.
@@ -243,7 +243,7 @@ class BlockRun:
         )
 
     async def _evaluate(
-        self, spec: PolicySpec, given: Mapping[str, JsonValue], size: int, *, answered: int = 0
+        self, spec: PolicySpec, given: Mapping[str, JsonValue], size: int, *, returned_max: int = 0
     ) -> JsonValue:
         """Run a named policy.
 
@@ -251,7 +251,7 @@ class BlockRun:
             spec: Which one.
             given: Its input.
             size: Bytes of the documents in it, packed.
-            answered: Those that it may give back.
+            returned_max: Those that it may give back.
 
         """
         if size > INPUT_BYTES_MAX:  # Before they are copied, which `evaluate` does first.
@@ -266,7 +266,7 @@ class BlockRun:
                 given,
                 parameters=spec.parameters,
                 settings=spec.settings,
-                ids_only=answered > _ANSWERED_WHOLE_BYTES,
+                ids_only=returned_max > _ANSWERED_WHOLE_BYTES,
             )
         except PolicyFault as fault:
             refusal = fault.refusal

@@ -123,9 +123,11 @@ class RecalledFleets:
         """
         count, everyone = self._recalling[tenant], self._recalling.total()
         if count >= RECALLS_OF_TENANT_MAX or everyone >= RECALLS_MAX:
-            whose = "of your tenant wait" if count >= RECALLS_OF_TENANT_MAX else "wait here"
+            holder = "of your tenant wait" if count >= RECALLS_OF_TENANT_MAX else "wait here"
             most = count if count >= RECALLS_OF_TENANT_MAX else everyone
-            raise ServiceError(Code.BUSY, f"{most} past fleets {whose} to be made; ask again later")
+            raise ServiceError(
+                Code.BUSY, f"{most} past fleets {holder} to be made; ask again later"
+            )
         self._recalling[tenant] += 1
         try:
             async with self._turns.turn(tenant):

@@ -123,7 +123,7 @@ class RequestProgress:
             name = RequestId(workload.id)
             self._tell(name, "starting", phase=workload.phase, detail=workload.detail)
 
-    def answered(self, to: Address, answer: Response) -> None:
+    def note_answer(self, to: Address, answer: Response) -> None:
         """Take note of a reply: it is the last word, unless a workload starts now."""
         request = self._by_address.pop(to, None)
         if request is None:

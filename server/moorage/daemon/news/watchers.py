@@ -147,8 +147,8 @@ class Watchers:
         found = {
             each
             for watching in self._watching.values()
-            for each, whose in watching.items()
-            if whose.tenant == tenant
+            for each, viewer in watching.items()
+            if viewer.tenant == tenant
         }
         return len(found - {session})
 
@@ -210,7 +210,7 @@ class Watchers:
 
         """
         seen = (None, viewer)
-        return [each for whose, each in reversed(self._recent) if viewer is None or whose in seen]
+        return [each for tenant, each in reversed(self._recent) if viewer is None or tenant in seen]
 
     def durable(self, facts: Sequence[Fact]) -> None:
         """Pass on facts that are on the disk, to those who watch. On the hot path."""

@@ -107,7 +107,7 @@ class RequestTraces:
         self._requests[request] = followed
         self._end(followed, "admission", session=to.session, number=to.number)
 
-    def answered(self, to: Address, reply: bytes) -> None:
+    def note_answer(self, to: Address, reply: bytes) -> None:
         """Note the reply to a request."""
         followed = self._open.pop(to, None)
         if followed is not None:

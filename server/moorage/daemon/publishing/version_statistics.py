@@ -138,10 +138,10 @@ class VersionStatistics:
         """Its latest faults, with their tenants, in a sentence."""
         codes = ", ".join(f"{count} {code}" for code, count in self._codes.items())
         failing, used = len(self.failing), max(len(self.failing), len(self._used))
-        whose = f"all {used} tenants" if failing == used else f"{failing} of the {used} tenants"
+        users = f"all {used} tenants" if failing == used else f"{failing} of the {used} tenants"
         return (
             f"{self.consecutive} requests in a row failed with {self.version} ({codes}), of"
-            f" {'the only tenant' if used == 1 else whose} that used it within the last hour"
+            f" {'the only tenant' if used == 1 else users} that used it within the last hour"
         )
 
     def report(self, *, whole: bool) -> JsonObject:

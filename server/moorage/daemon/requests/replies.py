@@ -183,7 +183,7 @@ class Replies:
         self._forget(to)
         if context.complete is not None:
             context.complete(answer)
-        self._progress.answered(to, answer)
+        self._progress.note_answer(to, answer)
         if context.note is not None:
             now, waited = time.monotonic(), context.admitted_at == 0.0
             context.note(answer, None if waited else now - context.admitted_at, now)
@@ -242,7 +242,7 @@ class Replies:
     def send(self, to: Address, reply: bytes) -> None:
         """Send a finished reply."""
         if self.traces is not None:
-            self.traces.answered(to, reply)
+            self.traces.note_answer(to, reply)
         if to.session == HttpCalls.SESSION:
             self._calls.reply(to, reply)
         else:

@@ -234,7 +234,7 @@ class AllocationServices:
                 message = structs.replace(message, traceparent=traceparent)
         except BadMessage as error:
             return status_of(error.code), _unread(error)
-        return await self._answered(message, caller, warnings)
+        return await self._result(message, caller, warnings)
 
     def _refuse_operation(self, body: bytes) -> None:
         """Refuse a message of the socket, and say where it belongs.
@@ -257,9 +257,9 @@ class AllocationServices:
             message = wire.decode(msgspec.json.encode(operation))
         except BadMessage as error:
             return status_of(error.code), _unread(error)
-        return await self._answered(message, caller)
+        return await self._result(message, caller)
 
-    async def _answered(
+    async def _result(
         self, message: Request, caller: Caller, warnings: Sequence[str] = ()
     ) -> tuple[int, bytes]:
         """Return the status and the JSON of the answer to a message."""

@@ -128,11 +128,11 @@ class WorkloadControl:
         """Listen to the backends, and stop what runs and is none of these."""
         loop = asyncio.get_running_loop()
 
-        def heard(workload: WorkloadReport) -> None:  # In any thread.
+        def take_report(workload: WorkloadReport) -> None:  # In any thread.
             loop.call_soon_threadsafe(self._note_report, workload)
 
         for backend in self._backends.values():
-            backend.listen(heard)
+            backend.listen(take_report)
             try:
                 async with asyncio.timeout(DISCOVER_SECONDS_MAX):
                     await self._sweep(backend, workloads)

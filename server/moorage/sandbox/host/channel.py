@@ -66,7 +66,7 @@ class Owner(Protocol):
     def loaded(self, cell: "Cell", work: Work, frame: frames.PolicyLoaded) -> None:
         """A policy was loaded, or not."""
 
-    def answered(self, cell: "Cell", work: Work, frame: frames.Result, value: JsonValue) -> None:
+    def take_answer(self, cell: "Cell", work: Work, frame: frames.Result, value: JsonValue) -> None:
         """The head of the pipe has a value."""
 
     def failed(self, cell: "Cell", work: Work, frame: frames.Failed) -> None:
@@ -343,13 +343,13 @@ class Cell(asyncio.Protocol):
     def _take(self, frame: frames.FromCell) -> None:
         # The first two come all the time, the others seldom or once.
         if isinstance(frame, frames.Result):
-            self._result(self._head(frame, answered=True), frame)
+            self._result(self._head(frame, closes=True), frame)
         elif isinstance(frame, frames.Call):
             self._call(self._head(frame), frame)
         elif isinstance(frame, frames.Want):
             self._want(self._head(frame), frame)
         elif isinstance(frame, frames.Failed):
-            head = self._head(frame, answered=True)
+            head = self._head(frame, closes=True)
             self._pop()
             self._owner.failed(self, head, frame)
         elif isinstance(frame, frames.PolicyLoaded) and self.sent and self.sent[0].kind == "load":
@@ -363,12 +363,12 @@ class Cell(asyncio.Protocol):
         else:
             raise _out_of_turn(frame)
 
-    def _head(self, frame: _AboutTheHead, *, answered: bool = False) -> Work:
+    def _head(self, frame: _AboutTheHead, *, closes: bool = False) -> Work:
         """Return the work of a frame: the head, or the cell lies.
 
         Args:
             frame: What it said.
-            answered: This ends the head, which no load ends with.
+            closes: This ends the head, which no load ends with.
 
         """
         if not self.sent:
@@ -376,7 +376,7 @@ class Cell(asyncio.Protocol):
         head = self.sent[0]
         if frame.nonce != head.nonce:
             raise answers.BreachError("it answered a question that the server never sent")
-        if answered and head.kind == "load":
+        if closes and head.kind == "load":
             raise answers.BreachError("it answered before it was loaded")
         return head
 
@@ -388,7 +388,7 @@ class Cell(asyncio.Protocol):
         if frame.context is not None and head.chain is not None and self._sync is not None:
             self._sync.contexts.accept(head.tenant, head.chain, frame.context)
         self._pop()
-        self._owner.answered(self, head, frame, value)
+        self._owner.take_answer(self, head, frame, value)
 
     def _pop(self) -> None:
         self.count_burnt()

@@ -95,7 +95,7 @@ class CircuitBreaker:
         self._opened(OpenCircuit(work.code.ref, Tenant(work.tenant), run.overruns, seconds))
         return True
 
-    def answered(self, work: Work) -> None:
+    def note_answer(self, work: Work) -> None:
         """The policy came to an end by itself, which makes up for a part of an overrun."""
         if not self._runs:
             return

@@ -170,7 +170,7 @@ class Group:
             tenant, _ = self._heavy.popitem(last=False)
             del self._quick_answers[tenant]
 
-    def answered(self, work: Work) -> None:
+    def note_answer(self, work: Work) -> None:
         """Note an answer: after quick ones, the next may be quick, too."""
         if work.slow or work.tenant not in self._heavy:
             return

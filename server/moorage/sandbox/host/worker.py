@@ -57,7 +57,7 @@ class RemoteProcess:
     @property
     def in_touch(self) -> bool:
         """As in `CellProcess`."""
-        return self._worker.heard >= self._pinged
+        return self._worker.last_pong >= self._pinged
 
     async def join(self, cell: asyncio.Protocol) -> None:
         """As in `CellProcess`."""
@@ -119,7 +119,7 @@ class RemoteWorker(Spawner):
         name: Of this start of the agent.
         node: Where it runs, for people.
         cells_max: How many cells it may have.
-        heard: The latest ping that it has answered.
+        last_pong: The latest ping that it has answered.
 
     """
 
@@ -136,7 +136,7 @@ class RemoteWorker(Spawner):
         self.name, self.node, self.cells_max = up.worker, up.node, up.cells
         self.layers, self.probes = up.layers, up.probes
         self.orphaned = WORKER_LOST
-        self.heard = 0
+        self.last_pong = 0
         self.send = send
         self._pings = self._number = 0
         self._waiting_since = 0.0
@@ -152,7 +152,7 @@ class RemoteWorker(Spawner):
 
     def ping(self) -> int:
         """Ask for a sign of life; return the number of it."""
-        if self.heard == self._pings:
+        if self.last_pong == self._pings:
             self._waiting_since = time.monotonic()
         self._pings += 1
         self.send(relay.Ping(self._pings))
@@ -160,7 +160,7 @@ class RemoteWorker(Spawner):
 
     def silent_seconds(self, now: float) -> float:
         """Return for how long it owes a sign of life."""
-        return 0.0 if self.heard == self._pings else now - self._waiting_since
+        return 0.0 if self.last_pong == self._pings else now - self._waiting_since
 
     async def spawn(self) -> RemoteProcess:
         """As in `Source`."""
@@ -201,8 +201,8 @@ class RemoteWorker(Spawner):
         """
         message = relay.decode_from_agent(body)
         if isinstance(message, relay.Pong):
-            if message.number > self.heard:
-                self.heard = min(message.number, self._pings)
+            if message.number > self.last_pong:
+                self.last_pong = min(message.number, self._pings)
                 self._waiting_since = time.monotonic()
             return
         process = self._processes.get(message.cell)

@@ -370,13 +370,13 @@ class Workloads:
         outputs: dict[int, tuple[bytes, int, int | None]] = {}
         alive = [(each, each.handle.about.remote()) for each in members]
         refs = [ref for _, ref in alive]
-        answered = set[RayHandle]()
+        ready = set[RayHandle]()
         if refs:
-            answered.update(ray.wait(refs, num_returns=len(refs), timeout=ANSWER_SECONDS_MAX)[0])
+            ready.update(ray.wait(refs, num_returns=len(refs), timeout=ANSWER_SECONDS_MAX)[0])
         stopping: list[tuple[_Member, RayHandle, float]] = []
         for member, ref in alive:
             about = None
-            if ref in answered:
+            if ref in ready:
                 with contextlib.suppress(ray.exceptions.RayError):
                     about = ray.get(ref)
             if about is None:
