@@ -13,7 +13,7 @@ from moorage.lab import plots
 from moorage.lab.churn import SIZES, by_size
 
 ALL: Final = "all"
-"""Names the mean over the traces."""
+"""Row name of the mean over all traces."""
 
 
 class SizeCount(msgspec.Struct):

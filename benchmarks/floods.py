@@ -106,7 +106,7 @@ class _Phase:
 
     @property
     def taken(self) -> list[float]:
-        """How long the answers took."""
+        """Seconds that each answer took."""
         return [seconds for _, seconds in self.asks]
 
 

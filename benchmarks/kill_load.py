@@ -34,7 +34,7 @@ _FULL: Final = frozenset({"no_capacity", "policy_declined"})
 
 
 class LeaseStage(Enum):
-    """How far a lease is, as its client knows."""
+    """The stage of a lease, as far as its client knows."""
 
     ASKED = auto()
     """The request was sent; no answer has come."""
@@ -43,7 +43,7 @@ class LeaseStage(Enum):
     RELEASING = auto()
     """It was given back; no answer has come."""
     RELEASED = auto()
-    """That was confirmed."""
+    """The server confirmed it."""
 
 
 @dataclass(slots=True)

@@ -80,7 +80,7 @@ class ResourcePoolAdapter:
         return self._read(int, self._call("POST", "/count", type).get("count"))
 
     def accommodates(self, request: Sequence[Mapping[str, JsonValue]]) -> Outcome:
-        """Determine whether it could ever fit; as `ResourcePool.accommodates`."""
+        """Return whether a request could ever fit; see `ResourcePool.accommodates`."""
         answer = self._call("POST", "/accommodates", list(request))
         ok = self._read(bool, answer.get("ok"))
         reason = self._read(str, answer.get("reason") or "")

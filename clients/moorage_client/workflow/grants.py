@@ -126,4 +126,4 @@ class Pool(Protocol):
         """
 
     def unwatch(self, wake: Callable[[], None]) -> None:
-        """Forget a `watch`."""
+        """End a `watch`."""

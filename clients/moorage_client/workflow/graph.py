@@ -229,7 +229,7 @@ class DAG:
         return list(self._successors)
 
     def nodes(self) -> list[NodeId]:
-        """Return the same."""
+        """Return the ids of the nodes, in the order in which they were added."""
         return list(map(NodeId, self._successors))
 
     def node_count(self) -> int:

@@ -253,7 +253,7 @@ class LeasedPool:
         return True
 
     def unwatch(self, wake: Callable[[], None]) -> None:
-        """Nothing is watched."""
+        """Do nothing: `watch` watches nothing here."""
 
     def resume(self, journal: RunJournal) -> None:
         """Release the leases of a killed program for nodes that had completed."""
@@ -439,7 +439,7 @@ async def _released(journal: RunJournal | None, node_name: str, key: str) -> Non
 
 
 def _counts(requirements: ResourceRequirements) -> dict[str, int]:
-    """Return the units of each resource, under the names of the fleet, without zeros."""
+    """Return the required units, by the fleet's name of each resource, without zeros."""
     counts: dict[str, int] = {}
     for name, amount in requirements.resources.items():
         own = _SHARES.get(name, name)

@@ -139,7 +139,7 @@ class Account:
         return True
 
     def _delayed(self, amounts: Amounts, waiting: Sequence[Ticket]) -> Iterator[Ticket]:
-        """Yield those who need more of something than would be left of it."""
+        """Yield waiting tickets that need more of a resource than taking `amounts` would leave."""
         left = {number: self.free[number] - count for number, count in amounts}
         for ticket in waiting:
             if any(count > left.get(number, count) for number, count in ticket.amounts):

@@ -83,7 +83,7 @@ class Phase(StrEnum):
     """The phase of a workload."""
 
     PENDING = "pending"
-    """Nothing has happened yet."""
+    """The backend has not begun to start it."""
     PULLING = "pulling"
     """Its image, or its machine, is on the way."""
     STARTING = "starting"

@@ -27,7 +27,7 @@ from moorage_policies import catalog
 LEASE_SECONDS: Final = 86_400
 """Longer than any replay: nothing departs."""
 WINDOW: Final = 32
-"""Requests under way per connection; without ids they are decided in order all the same."""
+"""Requests under way per connection. They have no ids, so the server decides them in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ async def hogs() -> Figures:
 
 
 async def _known(played: MeasuredSandbox) -> None:
-    """Wait until all hogs' circuits are open, which takes as long as the machine makes it take."""
+    """Wait until the circuit breakers of all hogs are open; that depends on the machine."""
     end = time.perf_counter() + KNOWN_SECONDS_MAX
     while played.report().circuits_open < HOGS:
         if time.perf_counter() > end:

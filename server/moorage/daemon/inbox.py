@@ -1,4 +1,4 @@
-"""Events on their way to the core: everybody posts, the commit loop alone takes.
+"""The queue of events for the core: all parts post, only the commit loop takes.
 
 What ends or keeps leases goes ahead of what asks for new ones: a release that stood behind
 thousands of requests would hold back just what they wait for. So does what policies answered: it

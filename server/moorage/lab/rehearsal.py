@@ -172,7 +172,7 @@ class Rehearsal:
         await self._catalog.clusters.create(document)
 
     async def ask(self, ask: Ask) -> Decision:
-        """Put an ask, and see to everything that follows from it."""
+        """Send a request to the core, carry out all effects, and return the decision."""
         decision = self.decisions[ask.id] = Decision(ask)
         number = len(self.decisions)
         self._numbers[number] = ask.id

@@ -98,7 +98,7 @@ class KindCopies:
 
 
 class ScarcityPrices:
-    """The price of one place for a request of each kind: fewer places cost more.
+    """The price of one place, by kind of request: the fewer places, the higher.
 
         price = share of all requests x GPU milli / (1 + N / k)^2
 

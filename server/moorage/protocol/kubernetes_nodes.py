@@ -30,7 +30,7 @@ MODEL_LABELS: Final = (
     "karpenter.k8s.aws/instance-gpu-name",
 )
 MEMORY_LABELS: Final = ("nvidia.com/gpu.memory", "karpenter.k8s.aws/instance-gpu-memory")
-"""Of each device, in MiB."""
+"""Labels with the memory of each GPU, in MiB."""
 RACK_LABELS: Final = (
     "rack",
     "topology.kubernetes.io/rack",

@@ -181,7 +181,7 @@ class BlockDocuments(Protocol):
         """Return the documents that match a filter, by id; None: all."""
 
     async def aggregate_metrics(self, stages: JsonValue) -> list[Document]:
-        """Return what a pipeline makes of all metrics of blocks, as `Metrics.aggregate` does."""
+        """Return the result of a pipeline over all metrics of blocks; see `Metrics.aggregate`."""
 
 
 class PolicyDocuments(Protocol):

@@ -57,7 +57,7 @@ class Cells:
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """All values, and holes."""
+        """All values in one array; removed ones leave holes."""
         return self._values[: self._used]
 
     @property

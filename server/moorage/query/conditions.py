@@ -66,7 +66,7 @@ class TextPattern(Protocol):
 
     @property
     def costly(self) -> bool:
-        """Whether it reads a text character by character, in Python."""
+        """Whether matching reads a text character by character, in Python."""
 
     def matches(self, text: str) -> bool:
         """Return whether it occurs in a text."""

@@ -14,7 +14,7 @@ SHOWN_CHARS_MAX: Final = 40
 
 
 class QueryError(Exception):
-    """A query is wrong at one place.
+    """A query is invalid at one place.
 
     Args:
         path: The place inside the query, e.g. `filter.clusterQuery.conditions[2].operator`.

@@ -209,7 +209,7 @@ class DocumentIndex:
         return mask
 
     def _looked_at(self, leaf: Leaf, within: Mask) -> Mask:
-        """Return those rows of `within` whose document meets a leaf."""
+        """Return the rows of `within` whose documents meet a condition, by reading them."""
         mask, test = np.zeros(len(within), np.bool_), predicate(leaf)
         for row in np.flatnonzero(within).tolist():
             mask[row] = test(self._documents[row])

@@ -16,7 +16,7 @@ from moorage.records.fields import ESSENTIAL, Seconds, Sparse, values
 from moorage.records.json_values import JsonObject
 
 EMPTY: Final = cast("str", Raw(b'""'))
-"""Written, where the default would be left out."""
+"""An empty text that is written out, although it is a default."""
 NEVER: Final = 0.0
 
 
@@ -187,7 +187,7 @@ class Lease(Sparse, frozen=True):
         return self.ttl_seconds if self.ttl_max_seconds is None else self.ttl_max_seconds
 
     def document(self) -> JsonObject:
-        """Return it as plain JSON values, without its token."""
+        """Return the lease as plain JSON values, without its token."""
         document: JsonObject = to_builtins(replace(self, token=""))
         document |= {"reason": self.reason, "retry_at": self.retry_at}
         if self.workload is not None:

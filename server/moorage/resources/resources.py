@@ -107,7 +107,7 @@ class BaseResource(abc.ABC):
 
     @abc.abstractmethod
     async def get_status(self) -> ResourceStatus:
-        """Return its status."""
+        """Return the status of the resource."""
 
     async def control(self, **kwargs: Any) -> None:
         """Change its limits.
@@ -431,7 +431,7 @@ class BackendRunner:
         await resource.end()
 
     async def get_status(self, resource: BaseResource) -> ResourceStatus:
-        """Return its status."""
+        """Return the status of the resource."""
         return await resource.get_status()
 
 

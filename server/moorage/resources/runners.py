@@ -125,7 +125,7 @@ class APIModelResource(BaseResource):
         """Do nothing: another server runs it."""
 
     async def generate_async(self, messages: list[JsonObject], **parameters: Any) -> JsonObject:
-        """Ask the model; returns the service's reply.
+        """Send a chat to the model; return the service's reply.
 
         Args:
             messages: The chat, as the OpenAI-compatible API takes it.
@@ -150,7 +150,7 @@ class VLLMModelResource(BackendResource):
         """Do nothing: a model remembers nothing of its users, and takes minutes to load."""
 
     async def generate_async(self, messages: list[JsonObject], **parameters: Any) -> JsonObject:
-        """Ask the model; as `APIModelResource.generate_async`."""
+        """Send a chat to the model; see `APIModelResource.generate_async`."""
         assert isinstance(self.spec, VLLMModelResourceSpec)
         body = {"model": self.spec.model_name_or_path, "messages": messages, **parameters}
         return await _chat(_client({}), f"{self.endpoint}/v1", body, None)

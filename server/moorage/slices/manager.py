@@ -399,7 +399,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return f"; last trouble: {reservations.trouble}" if reservations.trouble else ""
 
     def _settle(self, size: int, new: list[Reservation]) -> None:
-        """Fill the free slots below `size`, first from those above, and give the rest back."""
+        """Fill free slots below `size` with slices from above, then new ones; drop the rest."""
         self._had_slices = self._had_slices or size > 0
         self._losses = []
         above = sorted(slot for slot in self._slots if slot >= size)

@@ -103,7 +103,7 @@ class AnyHello(msgspec.Struct, tag="AgentHello"):
 
 
 class AgentBeat(_Frame):
-    """Says that the agent is there, and when it was sent, by a clock of the agent's."""
+    """A sign of life of the agent, with the time at which it was sent, by the agent's clock."""
 
     at: float
 

@@ -319,7 +319,7 @@ class AwsBackend:
         return lines
 
     def _patiently(self, look: Callable[[], T], given_up: threading.Event, trouble: list[str]) -> T:
-        """Look, again and again while AWS does not answer, until the start is given up.
+        """Call `look`, and again while AWS does not answer, until the start is given up.
 
         A daemon that comes back must not take an instance for gone because AWS is not reached.
         """
@@ -450,7 +450,7 @@ class AwsBackend:
             raise
 
     def _name(self, workload: str) -> threading.Lock:
-        """Return the lock to hold while a name is looked up and launched, or ended."""
+        """Return the lock of a workload: its holder alone looks it up, launches or ends it."""
         with self._lock:
             return self._names.setdefault(workload, threading.Lock())
 

@@ -138,7 +138,7 @@ class Instances:
             self._launched[instance.id] = (instance, time.monotonic())
 
     def all(self, region: str, workload: str | None = None) -> list[Ec2Instance]:
-        """Return those of the server, or of one workload; the earliest first.
+        """Return the instances of this server, or of one workload; the earliest first.
 
         Raises:
             AwsError: AWS did not say.
@@ -231,7 +231,7 @@ class Instances:
         return ()
 
     def output(self, instance: Ec2Instance) -> str:
-        """Return the end of its console, as AWS has it: up to 64 KiB, minutes old."""
+        """Return the end of an instance's console, as AWS has it: up to 64 KiB, minutes old."""
         answer = self._calls.call("get_console_output", instance.region, InstanceId=instance.id)
         text: str = answer.get("Output", "")
         return text

@@ -44,7 +44,7 @@ log = structlog.get_logger("moored")
 
 @contextlib.contextmanager
 def _plain() -> Iterator[None]:
-    """Turn whatever the machine says about one workload into an error of this package."""
+    """Turn the machine's errors about one workload into errors of this package."""
     try:
         yield
     except (BackendError, TimeoutError):

@@ -62,12 +62,12 @@ class Seen:
 
     @property
     def running(self) -> bool:
-        """Whether its processes are there."""
+        """Whether the container has processes."""
         return self.state in {"running", "paused", "restarting", "stopping"}
 
     @property
     def ended(self) -> bool:
-        """Whether it ran, and does no longer."""
+        """Whether the container has run and ended."""
         return self.state in {"exited", "dead", "stopped", "removing"}
 
 
@@ -387,7 +387,7 @@ class ContainerApi:
         return str(made["Id"])
 
     def run_command(self, command: str) -> tuple[int, str]:
-        """Run a command that is ready to its end; returns its exit code and output."""
+        """Run a prepared command to its end; return its exit code and output."""
         data = bytearray()
         with self._errors("run a command in the container"):
             pieces = self._api.exec_start(command, stream=True)

@@ -285,7 +285,7 @@ def unheard(order: "JsonObject") -> bool:
 
 
 def reap() -> "list[tuple[int, int]]":
-    """Return all that has ended, as (pid, status)."""
+    """Reap all child processes that have ended; return them as (pid, status)."""
     ended = []
     with contextlib.suppress(ChildProcessError):
         while True:

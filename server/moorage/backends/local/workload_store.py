@@ -107,7 +107,7 @@ class WorkloadStore:
         return _sound(self.folder(workload))
 
     def has(self, workload: str) -> bool:
-        """Return whether a workload was begun and not stopped."""
+        """Return whether a workload was started and not stopped."""
         return self.order(workload) is not None
 
     def keeps(self, workload: str) -> bool:

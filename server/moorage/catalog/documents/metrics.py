@@ -19,7 +19,7 @@ from moorage.records.json_values import JsonValue
 __all__ = ["aggregate", "read_metrics_document"]
 
 TREE_DEPTH_MAX: Final = 16
-"""Groups within groups of a node tree; what lies deeper is not added up."""
+"""Levels of groups in a node's metrics; deeper ones are not added up."""
 
 _LOAD: Final = re.compile(r"load_?(\d+m)")
 # Identity and lists (the devices of `gpus`) have no total.

@@ -174,7 +174,7 @@ class Accounts:
         )
 
     def _count(self) -> None:
-        """Count in the columns what leases took, and gave back, since this was last done."""
+        """Add to the columns what leases have taken and given back since the last call."""
         changes, self._uncounted = self._uncounted, {}
         for holder, change in changes.items():
             for account in accounts_of(*holder):

@@ -11,7 +11,7 @@ from moorage.protocol.faults import ServiceError
 __all__ = ["EvaluationRate", "TenantRates"]
 
 TENANTS_MAX: Final = 10_000
-"""Tenants whose buckets are held; beyond it the one that was full longest ago is forgotten."""
+"""Token buckets in memory, one a tenant; beyond it the one that was full longest ago goes."""
 MINUTE_SECONDS: Final = 60.0
 RETRY_SECONDS_MIN: Final = 0.1
 """When a tenant may come again that has nothing left, and owes nothing."""

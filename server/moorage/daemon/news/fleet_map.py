@@ -37,7 +37,7 @@ STATES: Final = ("free", "held", "warm", "failing", "cordoned", "stale")
 """What a slot may be: held in any way, or what keeps it from being free."""
 FREE, HELD, WARM, FAILING, CORDONED, STALE = range(6)
 VIEWED: Final = ("", "yours", "busy")
-"""Instead of tenants, for those who may not see who the others are."""
+"""Names in the place of tenants, for viewers who may not see the other tenants."""
 YOURS, BUSY = 1, 2
 _TELLING: Final = (0, 2, 1, 3)
 """Which of several leases on one slot says what it is."""

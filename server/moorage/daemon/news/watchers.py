@@ -156,7 +156,7 @@ class Watchers:
         return [topic for topic in TOPICS if session in self._watching[topic]]
 
     def resumed(self, session: SessionId, caller: Caller) -> list[str]:
-        """Send it the map and the shapes as a whole again; return all its topics."""
+        """Send a resumed session the whole map and all shapes again; return its topics."""
         return self.add(session, caller, self._watched(session))
 
     def lost(self, session: SessionId) -> None:

@@ -69,7 +69,7 @@ def fleet_gauges(fleet: Fleet) -> Iterable[Metric]:
 
 
 def audit_counters(audit: AuditLog) -> Iterable[Metric]:
-    """Yield the losses of the audit log."""
+    """Yield the counter of lost entries of the audit log."""
     yield counter("moorage_audit_lost_total", "Entries of the audit log not written", audit.lost)
 
 

@@ -43,7 +43,7 @@ class ContextKeeper:
             self._sandbox.managed.put(*each)
 
     async def run(self) -> None:
-        """Write what changed, again and again, until cancelled."""
+        """Save changed contexts once a second, until cancelled."""
         while True:
             await asyncio.sleep(SAVE_SECONDS)
             await self.save()

@@ -50,7 +50,7 @@ _CLASS_LINE: Final = re.compile(r"class\s+(\w+)")
 _CLASSES_SHOWN_MAX: Final = 5
 _KEYS_SHOWN_MAX: Final = 5
 _PRIVATE_PLACE: Final = re.compile(r" \((?:/[^)]*|unknown location)\)?$")
-"""Where a library lies on this machine, in the message of an ImportError."""
+"""Matches the path of a library on this machine in the message of an ImportError."""
 _NO_VALUE: Final = object()
 _NAMES: Final = ("rule_id", "settings", "parameters")
 _decode: Final = msgspec.msgpack.decode
@@ -89,7 +89,7 @@ class Policy:
     Args:
         uri: Given to the policy as `rule_id`.
         files: Archive-relative path to content.
-        entry: What the author calls `function.py`.
+        entry: File with the policy class, usually `function.py`.
         settings: Default settings.
         parameters: Default parameters.
         clients: What is added to every settings dict.

@@ -250,7 +250,7 @@ class Cell(asyncio.Protocol):
 
     @property
     def traceback(self) -> str:
-        """Where it was at its deadline, in its own words."""
+        """The cell's traceback at its deadline, as the cell wrote it."""
         return bytes(self._traceback or b"").decode(errors="replace")
 
     def _has_traceback(self, now: float) -> bool:

@@ -27,7 +27,7 @@ every cell."""
 HEAVY_SECONDS: Final = 30.0
 """How long a tenant counts as one whose evaluations take long, since the latest that did."""
 HEAVY_TENANTS_MAX: Final = 1024
-"""Such tenants remembered by a group; the one whose evaluation took long the longest ago goes."""
+"""Slow tenants that a group remembers; beyond it the one that was slow longest ago goes."""
 QUICK_ANSWERS_MIN: Final = 32
 """Quick answers in a row after which a tenant that is alone counts as quick again."""
 GRANTS_PER_CELL: Final = 4
@@ -50,7 +50,7 @@ class Backlog:
         return (work for lane in self._lanes.values() for work in lane)
 
     def heads(self) -> Iterator[Work]:
-        """Yield the first of each lane, in the order of their turns."""
+        """Yield the first work of each lane, in the order in which the lanes are served."""
         return (lane[0] for lane in self._lanes.values())
 
     def is_full(self, tenant: str, most: int) -> bool:
@@ -264,7 +264,7 @@ class Group:
         return self._shared and taken >= max(1, cells_max - 1)
 
     def idle_cell(self, work: Work, cells_max: int, now: float) -> Cell | None:
-        """The first cell, if it has nothing to do and nothing against it, and nothing waits."""
+        """Return the first cell if it is idle and may take the work, and no other work waits."""
         if self.backlog or not self.cells:
             return None
         cell = self.cells[0]

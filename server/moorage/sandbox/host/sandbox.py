@@ -244,7 +244,7 @@ class Sandbox:
             self._pool.withdraw(work)
 
     def settle(self, request: RequestId, granted: bool) -> None:
-        """Say that the core decided about the proposal for a request.
+        """Note that the core has decided on the proposal for a request.
 
         Args:
             request: The ask.
@@ -465,7 +465,7 @@ class Sandbox:
         return {each: text for each, text in printed.items() if text}
 
     def take_output(self, ref: PolicyRef, tenant: Tenant) -> str:
-        """Return the result of `output` for a tenant's requests, and drop it."""
+        """Return what a policy printed at a tenant's requests, and forget it."""
         return self._output.pop((ref.uri, ref.digest, tenant), "")
 
     def open_circuit(self, ref: PolicyRef, tenant: Tenant) -> OpenCircuit | None:

@@ -38,7 +38,7 @@ from moorage.storage.statements import read_statements
 FORMAT: Final = Format(1, {})
 """Of the tables; it is the file's `user_version`."""
 LABEL: Final = "catalog"
-"""Of the mark."""
+"""Name of the database in its mark file."""
 SQL: Final = read_statements(Path(__file__).with_name("records.sql"))
 T = TypeVar("T")
 

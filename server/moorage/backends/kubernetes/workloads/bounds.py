@@ -15,8 +15,8 @@ from moorage.protocol.kubernetes_nodes import quantity
 from moorage.records.json_values import JsonValue
 
 NO_DEVICES: Final = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
-"""Of a container without devices: it wins over what the image and `envFrom` say, which NVIDIA's
-runtime would obey."""
+"""Variable of a container without devices, for NVIDIA's runtime: it wins over what the image and
+`envFrom` say."""
 _KINDS: Final = ("containers", "initContainers", "ephemeralContainers")
 _UNITS: Final = {"cpu": 1_000, "memory": 1}
 _SIZES: Final = ("limits", "requests")

@@ -208,7 +208,7 @@ class ClusterWorkloads:
                 await event.wait()
 
     def silence(self, workload: str) -> float:
-        """Return for how many seconds nothing was heard of a workload that is waited for."""
+        """Return the seconds since the last news of a workload that is waited for."""
         return time.monotonic() - self._news[workload].heard_at
 
     # What is done ------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class ClusterWorkloads:
     async def _made(
         self, workload: str, path: str, thing: Document, trouble: list[str]
     ) -> JsonValue:
-        """Make an object; None if it was there."""
+        """Create an object; return it, or None if it existed."""
         its, name = self._objects[workload], f"{path}/{thing['metadata']['name']}"
         known = name in its
         its.add(name)

@@ -24,7 +24,7 @@ _HOPELESS: Final = frozenset(
         "RunContainerError",
     }
 )
-"""Why a container waits, where waiting longer does not help; a first failed pull is tried again."""
+"""Reasons of a waiting container that waiting does not cure; a first failed pull is retried."""
 _IMAGE: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"}
 )

@@ -362,7 +362,7 @@ class WorkloadHost:
             await asyncio.sleep(readiness["every_seconds"])
 
     def _answers(self) -> bool:
-        """Try every probe once."""
+        """Try every probe once; return whether all succeed."""
         readiness = self._plan["readiness"]
         seconds = readiness["timeout_seconds"]
         port = readiness["port"] or self._port
