@@ -28,7 +28,7 @@ HITS: Final = 10
 REPEATED: Final = 30
 """Times each thing is done; the median counts."""
 UPLOADS: Final = 4
-"""Documents on their way at one time."""
+"""Documents that are being sent at one time."""
 
 Figures = dict[str, Any]
 

@@ -240,7 +240,7 @@ class FillScores:
 
 
 class AIOSv1PolicyRule:
-    """Proposes the node and GPU whose loss leaves the fleet the most fillable."""
+    """Proposes the node and GPU after whose use the fleet can still be filled the most."""
 
     def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:  # noqa: ARG002  # The contract's signature.
         self._learner = MixLearner()
@@ -303,7 +303,7 @@ class AIOSv1PolicyRule:
         self._version = fleet.version
 
     def _forget(self) -> None:
-        """Forget the numbers of states: they are about to mean others."""
+        """Forget the numbers of states: they will be given to other states."""
         self._scored.clear()
         self._now[:] = 0
 

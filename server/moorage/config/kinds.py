@@ -40,7 +40,7 @@ _QUOTED: Final = re.compile(r"""(['"]).*\1""")
 TOKEN_CHARS_MIN: Final = 2
 """Length of a token on loopback, where only programs of this machine can try some."""
 REMOTE_TOKEN_CHARS_MIN: Final = 8
-"""Length of a token where other machines can try some."""
+"""Shortest token on an address that other machines reach."""
 # A name or an address as it stands in a URL; IPv6 addresses without their brackets.
 _HOST_NAME: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,253}", re.ASCII)
 _RAY: Final = re.compile(

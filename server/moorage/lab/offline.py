@@ -1,4 +1,4 @@
-"""The jobs of `moorage policy test`, `backtest`, `push`, `moorage whatif` and the playground.
+"""The work behind `moorage policy test`, `backtest`, `push`, `moorage whatif` and the playground.
 
 JSON (of a what-if, msgpack) comes on stdin, its outcome goes to stdout.
 

@@ -41,7 +41,7 @@ PATTERNS_MAX: Final = 32
 PATTERN_CHARS_MAX: Final = 256
 CHOICES_MAX: Final = 1000
 NOTES_MAX: Final = 20
-"""What cannot be read in one schema, named one by one; of more, only that there is more."""
+"""Errors of one schema that are listed; further ones are only mentioned."""
 
 _NOUNS: Final[Mapping[str, str]] = {
     "string": "a text",

@@ -166,7 +166,7 @@ class _Inquiry(OpMessage, frozen=True, kw_only=True):
 
 
 class Status(_Inquiry, frozen=True, kw_only=True, tag="status"):
-    """How a lease or request stands."""
+    """Return the state of a lease or request."""
 
 
 class Why(_Inquiry, frozen=True, kw_only=True, tag="why"):

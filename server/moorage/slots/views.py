@@ -101,7 +101,7 @@ class _Row(_Written, JsonObject):
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the state for a copy: a plain one."""
+        """Make copies and pickles plain objects, not views."""
         return dict, (dict(self),)
 
 
@@ -139,7 +139,7 @@ class _Rows(list[Any]):
         return dict(found) if isinstance(found, _Row) else found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the state for a copy: a plain one."""
+        """Make copies and pickles plain objects, not views."""
         return list, (list(self),)
 
 
@@ -173,7 +173,7 @@ class FreeResources(_Written, JsonObject):
         return list(map(dict, found)) if isinstance(found, _Rows) else found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the state for a copy: a plain one."""
+        """Make copies and pickles plain objects, not views."""
         return dict, (dict(self),)
 
 

@@ -96,7 +96,7 @@ class HttpConnection(H11Protocol):
         self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn has it.
-        """Enter, and wait for a request."""
+        """Count the new connection, and wait for a request."""
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
         self._changed()

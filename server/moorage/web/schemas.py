@@ -222,7 +222,7 @@ class RankingQuery(WebType):
 
 
 class QueryValues(WebType):
-    """What an envelope holds."""
+    """The contents of an envelope."""
 
     values: JsonObject
 

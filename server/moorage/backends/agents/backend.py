@@ -45,7 +45,7 @@ __all__ = ["AgentMachine", "FleetBackend", "Place"]
 CALL_WAIT_SECONDS: Final = 5.0
 """How long a look into a workload waits for a machine that is away."""
 RETRY_SECONDS: Final = 2.0
-"""Before the stop of a workload without a lease is tried again."""
+"""Pause before stopping a workload without a lease is tried again."""
 PLACES_MAX: Final = 10_000
 """Workloads whose machine is remembered; that of older ones is looked up by their lease."""
 

@@ -192,7 +192,7 @@ class Instances:
         )
 
     def mark_ready(self, instance: Ec2Instance) -> None:
-        """Note at AWS that it was ready."""
+        """Tag the instance at AWS as ready."""
         self._tag(instance.region, [instance.id], READY)
 
     def end(self, instances: Iterable[Ec2Instance]) -> None:

@@ -34,7 +34,7 @@ SCOPE_SIGNAL = 1 << 1
 ABOUT_ONE_FILE = 0b1100_0000_0000_0111
 """Rights that a file can have that is no folder: execute, write, read, truncate, control."""
 LIST = 1 << 3
-"""To list a folder. Not restricted: the folders that lead to the data folder must be listed."""
+"""Right to list a folder. Not restricted: programs list the ancestors of the data folder."""
 NO_NEW_PRIVILEGES = 38
 NEW_MOUNTS = 0x20000
 READ_ONLY, NO_SETUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, SLAVE = (
@@ -167,7 +167,7 @@ def _mount(source: "str | None", place: str, flags: int, kind: str = "", data: s
 
 
 def _beside(hidden: str, work: str) -> "list[str]":
-    """Return all that lies beside a folder and beside what leads to it, and one folder more."""
+    """Return the siblings of a folder and of its ancestors, and one folder more."""
     found = [work]
     here = "/"
     for part in hidden.strip("/").split("/"):

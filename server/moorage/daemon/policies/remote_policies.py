@@ -47,7 +47,7 @@ _KNOWN: Final = FAULTS | {Code.BAD_MESSAGE, Code.UNKNOWN_POLICY, Code.TOO_LARGE,
 
 
 class RemotePolicies:
-    """Has policies executed elsewhere.
+    """Sends policies to an external executor.
 
     Args:
         service: The executor's host.

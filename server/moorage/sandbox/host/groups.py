@@ -25,7 +25,7 @@ HOG_OVERRUNS: Final = 2
 one of them answers: a policy that never does would otherwise burn its neighbours' time again with
 every cell."""
 HEAVY_SECONDS: Final = 30.0
-"""How long a tenant counts as one whose evaluations take long, since the latest that did."""
+"""How long a tenant counts as slow after its latest slow evaluation."""
 HEAVY_TENANTS_MAX: Final = 1024
 """Slow tenants that a group remembers; beyond it the one that was slow longest ago goes."""
 QUICK_ANSWERS_MIN: Final = 32

@@ -319,7 +319,7 @@ class Spawner:
             self._spares.remove(cell)
 
     def when_ended(self, cell: Cell, tell: Callable[[Death], None]) -> None:
-        """Call `tell` with how a cell ended, soon; the zygote's word comes another way."""
+        """Call `tell` with the end of a cell, soon; the zygote reports it on another channel."""
         pid = cell.pid
         death = self._unheard.pop(pid, None)
         self.destroy(cell)

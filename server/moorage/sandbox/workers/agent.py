@@ -98,7 +98,7 @@ class Agent:
         self._broken = ""
 
     async def start(self, packed: bytes) -> bytes:
-        """Attack the wall of this machine, and start the process that cells are forked from."""
+        """Test the jail here by attacks, and start the process that cells are forked from."""
         settings = msgspec.msgpack.decode(packed, type=relay.AgentSettings)
         return msgspec.msgpack.encode(await self._started(settings))
 

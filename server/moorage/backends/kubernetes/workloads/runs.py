@@ -251,7 +251,7 @@ class WorkloadRuns:
             self._ordered.discard(order.id)
 
     def _last_sign(self, cluster: ClusterWorkloads, order: Order, trouble: Sequence[str]) -> str:
-        """Return the last news of a start that took too long, and the place to look at."""
+        """Return why a start took too long: its last news, and the object to look at."""
         if said := cluster.trouble() or (trouble[-1] if trouble else ""):
             return said
         seen = cluster.view(order.id)

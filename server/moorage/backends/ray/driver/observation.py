@@ -76,7 +76,7 @@ def observe(server: str) -> JsonObject:
 
 
 def request(bundles: Sequence[Mapping[str, float]]) -> None:
-    """Ask Ray's autoscaler for a cluster that can hold these."""
+    """Ask Ray's autoscaler for a cluster that can hold these bundles."""
     from ray.autoscaler.sdk import request_resources  # noqa: PLC0415  # It travels.
 
     request_resources(bundles=[dict(each) for each in bundles])
