@@ -336,7 +336,7 @@ class Client:
             token: That of the lease; not needed for a lease of your own tenant.
 
         """
-        reply = await self._called({"op": "release", "lease": lease, "token": token})
+        reply = await self._call({"op": "release", "lease": lease, "token": token})
         return answers.read_from(self.url, answers.read_lease, reply.lease or reply.data)
 
     async def flush(self, cluster: str = "") -> list[str]:
@@ -397,7 +397,7 @@ class Client:
             NotFound: Neither has this id.
 
         """
-        reply = await self._called({"op": "status", "request": subject})
+        reply = await self._call({"op": "status", "request": subject})
         if reply.lease is not None:
             return answers.read_lease(reply.lease).document()
         return answers.read_from(self.url, answers.read_object, reply.data)
@@ -491,9 +491,9 @@ class Client:
             MoorageError: As `ask`.
 
         """
-        return (await self._called(message, idempotent=idempotent)).data
+        return (await self._call(message, idempotent=idempotent)).data
 
-    async def _called(self, message: Document, *, idempotent: bool = True) -> Reply:
+    async def _call(self, message: Document, *, idempotent: bool = True) -> Reply:
         reply, _ = await self._link.call(message, seconds_max=self._timeout, idempotent=idempotent)
         return reply
 

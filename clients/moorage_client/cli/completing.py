@@ -34,7 +34,7 @@ def leases(context: typer.Context, incomplete: str) -> Names:
         found = await client.leases().all()
         return [(lease.id, lease.state) for lease in found if lease.state != "ended"]
 
-    return _completed(incomplete, lambda: _with_client(context, names))
+    return _complete(incomplete, lambda: _with_client(context, names))
 
 
 def subjects(context: typer.Context, incomplete: str) -> Names:
@@ -48,7 +48,7 @@ def requests(context: typer.Context, incomplete: str) -> Names:
     async def names(client: "Client") -> Names:
         return [(row["request"], "waits") for row in await client.queue().all()]
 
-    return _completed(incomplete, lambda: _with_client(context, names))
+    return _complete(incomplete, lambda: _with_client(context, names))
 
 
 def clusters(context: typer.Context, incomplete: str) -> Names:
@@ -58,18 +58,18 @@ def clusters(context: typer.Context, incomplete: str) -> Names:
         rows = await client.fleet().all()
         return [(row["cluster_id"], counted(row["nodes"], "node")) for row in rows]
 
-    return _completed(incomplete, lambda: _with_client(context, names))
+    return _complete(incomplete, lambda: _with_client(context, names))
 
 
 def policies(context: typer.Context, incomplete: str) -> Names:
     """Complete the URI of a policy, or an alias."""
-    return _completed(incomplete, lambda: _policies(context))
+    return _complete(incomplete, lambda: _policies(context))
 
 
 async def _policies(context: typer.Context) -> Names:
     from moorage_client.services import Services  # noqa: PLC0415  # Slow to import.
 
-    given = _given(context)
+    given = _shared_options(context)
     with Services(
         given.get("http_url"),
         given.get("token"),
@@ -86,14 +86,14 @@ async def _with_client(
 ) -> Names:
     from moorage_client.client import Client  # noqa: PLC0415  # Slow to import.
 
-    given = _given(context)
+    given = _shared_options(context)
     async with Client(
         given.get("url"), given.get("token"), timeout=SECONDS_MAX, ca_file=given.get("ca_file")
     ) as client:
         return await names(client)
 
 
-def _completed(incomplete: str, work: Callable[[], Coroutine[object, object, Names]]) -> Names:
+def _complete(incomplete: str, work: Callable[[], Coroutine[object, object, Names]]) -> Names:
     async def bounded() -> Names:
         async with asyncio.timeout(SECONDS_MAX):
             return await work()
@@ -108,7 +108,7 @@ def _completed(incomplete: str, work: Callable[[], Coroutine[object, object, Nam
     return sorted(each for each in found if each[0].startswith(incomplete))[:SHOWN_MAX]
 
 
-def _given(context: typer.Context) -> JsonObject:
+def _shared_options(context: typer.Context) -> JsonObject:
     """Return the shared options as they stand so far, before and after the command's name."""
     given: JsonObject = {}
     each: Any = context

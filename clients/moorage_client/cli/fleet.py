@@ -109,7 +109,7 @@ def import_fleet(
         print_json({"clusters": found.documents})
         return
     with session.services() as services:
-        known = {} if replace else _known(services, found.documents)
+        known = {} if replace else _read_known(services, found.documents)
         if known and not merge:
             raise refusal(
                 Code.ALREADY_EXISTS,
@@ -118,7 +118,7 @@ def import_fleet(
                 field="id",
             )
         if dry_run:
-            print_json({"clusters": [_merged(known, each) for each in found.documents]})
+            print_json({"clusters": [_merge(known, each) for each in found.documents]})
         else:
             done = _register(services, known, found.documents, replace=replace, merge=merge)
             _report(session, done)
@@ -145,7 +145,7 @@ def _watch(
         raise typer.BadParameter(str(error)) from error
 
 
-def _known(
+def _read_known(
     services: "Services", documents: Sequence[Mapping[str, JsonValue]]
 ) -> dict[str, JsonObject]:
     wanted = [document["id"] for document in documents]
@@ -154,7 +154,7 @@ def _known(
     return {each.id: document for each, document in zip(stored, found, strict=True)}
 
 
-def _merged(
+def _merge(
     known: Mapping[str, Mapping[str, JsonValue]], document: Mapping[str, JsonValue]
 ) -> Mapping[str, JsonValue]:
     from moorage_client.inventory import merged  # noqa: PLC0415  # Slow to import.

@@ -39,7 +39,7 @@ def follow(
     names = {cluster_id_of(source, cluster_id): source for source in sources}
     lines: _Lines = queue.Queue(maxsize=len(sources))
     with session.services() as services, ExitStack() as stack:
-        known = {} if replace else _known(services, [*names])
+        known = {} if replace else _read_known(services, [*names])
         if known:
             reason = f"{', '.join(sorted(known))}: registered already; give --replace to follow it"
             raise refusal(Code.ALREADY_EXISTS, reason, field="id")
@@ -53,7 +53,7 @@ def follow(
                 raise refusal(Code.INTERNAL, f"{name} is no longer followed; see above")
             said: JsonObject = json.loads(line)
             latest[name] = said.get("document") or {
-                **(latest.get(name) or _known(services, [name]).get(name) or {"id": name}),
+                **(latest.get(name) or _read_known(services, [name]).get(name) or {"id": name}),
                 "unavailable": said["stale"],
             }
             _register(services, latest[name])
@@ -66,7 +66,7 @@ def _read(name: str, stream: IO[bytes], lines: _Lines) -> None:
     lines.put((name, b""))
 
 
-def _known(services: "Services", names: Sequence[str]) -> dict[str, Document]:
+def _read_known(services: "Services", names: Sequence[str]) -> dict[str, Document]:
     return {each["id"]: each for each in services.clusters({"id": {"$in": [*names]}})}
 
 

@@ -28,7 +28,7 @@ def login(session: CommandSession) -> None:
             raise SignInFailed(
                 "this server offers none; its operator makes tokens with `moored token create`"
             )
-        found = _discovered(str(offered["issuer"]), ca_file)
+        found = _discover(str(offered["issuer"]), ca_file)
         form = {"client_id": str(offered["client_id"])}
         answer = _authorized(found, form, offered, ca_file)
         entry = entry_of(answer, str(offered["audience"]))
@@ -72,7 +72,7 @@ def _origins(session: CommandSession, server: str) -> list[str]:
     return list(dict.fromkeys(map(origin_of, urls)))
 
 
-def _discovered(issuer: str, ca_file: str) -> JsonObject:
+def _discover(issuer: str, ca_file: str) -> JsonObject:
     """Return the issuer's metadata."""
     url = issuer.rstrip("/") + _DISCOVERY
     failed, found = ask_issuer(url, ca_file)

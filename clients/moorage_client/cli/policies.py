@@ -264,9 +264,9 @@ def _code(path: Path) -> dict[str, str]:
             return _directory(path)
         if path.name.endswith(ARCHIVE_TYPES):
             suffix = next(kind for kind in ARCHIVE_TYPES if path.name.endswith(kind))
-            return _archive(path.read_bytes(), suffix) | _named(_members(path))
+            return _archive(path.read_bytes(), suffix) | _name_files(_members(path))
         code = decode_source(path.read_bytes())
-        return {"code": code, "code_type": "source", **_named([path.name])}
+        return {"code": code, "code_type": "source", **_name_files([path.name])}
     except OSError as error:
         raise typer.BadParameter(f"cannot read {path}: {error.strerror}") from error
     except (SyntaxError, UnicodeDecodeError) as error:
@@ -288,7 +288,7 @@ def _members(path: Path) -> list[str]:
         return []
 
 
-def _named(files: Iterable[str]) -> dict[str, str]:
+def _name_files(files: Iterable[str]) -> dict[str, str]:
     """Return the field for the author's name of the only Python file."""
     names = [name.rpartition("/")[2] for name in files if name.endswith(".py")]
     return {"code_file": names[0]} if len(names) == 1 and _FILE.fullmatch(names[0]) else {}
@@ -319,7 +319,7 @@ def _directory(path: Path) -> dict[str, str]:
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for file in files:
             archive.add(file, arcname=f"code/{file.relative_to(root)}", recursive=False)
-    return _archive(packed.getvalue(), ".tar.gz") | _named(map(str, files))
+    return _archive(packed.getvalue(), ".tar.gz") | _name_files(map(str, files))
 
 
 def _archive(content: bytes, suffix: str) -> dict[str, str]:

@@ -38,7 +38,10 @@ def list_quotas(session: CommandSession) -> None:
                 _who(row),
                 f"{row['weight']:g}",
                 _resource(name),
-                *(_shown(name, use[figure]) for figure in ("used", "quota", "borrowed", "room")),
+                *(
+                    _amount_text(name, use[figure])
+                    for figure in ("used", "quota", "borrowed", "room")
+                ),
             )
             for row in found
             for name, use in _limits(row).items()
@@ -103,7 +106,7 @@ def _changed(session: CommandSession, change: JsonObject) -> None:
         print_json(row)
         return
     limits = [
-        f"{_shown(name, use['used'])} of {_shown(name, use['quota'])} {_resource(name)}"
+        f"{_amount_text(name, use['used'])} of {_amount_text(name, use['quota'])} {_resource(name)}"
         for name, use in _limits(row).items()
         if use["quota"] is not None
     ]
@@ -155,7 +158,7 @@ def _resource(name: str) -> str:
     return shown_name("gpus" if name == "gpu_milli" else name)
 
 
-def _shown(resource: str, amount: int | None) -> str:
+def _amount_text(resource: str, amount: int | None) -> str:
     """Return an amount as people say it: GPUs, not thousandths of them."""
     if amount is None:
         return "-"

@@ -470,7 +470,7 @@ class _Reader:
                 note(f"of attempt {self.attempt} there is no output")
                 self.attempt, self.offset = min(later), 0
             else:
-                self._write(_decoded(part.base64 or ""))
+                self._write(_decode(part.base64 or ""))
                 return part
 
     def _go_on(self, part: OutputPart) -> None:
@@ -491,7 +491,7 @@ class _Reader:
         return LeaseLost(self._lease, state.get("reason") or otherwise)
 
 
-def _decoded(text: str) -> bytes:
+def _decode(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:

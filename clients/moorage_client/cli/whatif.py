@@ -77,7 +77,7 @@ def whatif(
         "uncordon": [_place(each) for each in uncordon or ()],
         "drain": [_place(each) for each in drain or ()],
         "quotas": [_changed_quota(each) for each in quota or ()],
-        "policies": dict(_swapped(each) for each in swap or ()),
+        "policies": dict(_read_swap(each) for each in swap or ()),
     }
     change = {name: each for name, each in change.items() if each}
     if wanted is None and not change:
@@ -152,7 +152,7 @@ def _place(given: str) -> JsonObject:
     return {"cluster": cluster, "node": node}
 
 
-def _swapped(given: str) -> tuple[str, str]:
+def _read_swap(given: str) -> tuple[str, str]:
     before, equals, after = given.partition("=")
     if not (before and equals and after):
         raise typer.BadParameter(f"--swap {given!r}: expected OLD=NEW, two policies")

@@ -116,13 +116,13 @@ def _link_groups(nvml: ModuleType, handles: Sequence[object]) -> list[str]:
     groups = list(range(len(handles)))
     for first, one in enumerate(handles):
         for second in range(first):
-            if groups[first] != groups[second] and _linked(nvml, one, handles[second]):
+            if groups[first] != groups[second] and _has_link(nvml, one, handles[second]):
                 merged = groups[first]
                 groups = [groups[second] if each == merged else each for each in groups]
     return [f"nvlink-{each}" if groups.count(each) > 1 else "" for each in groups]
 
 
-def _linked(nvml: ModuleType, one: object, other: object) -> bool:
+def _has_link(nvml: ModuleType, one: object, other: object) -> bool:
     try:
         status = nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
     except nvml.NVMLError_NotSupported:

@@ -112,10 +112,10 @@ class BaseExecutor:
         for table, what in ((timeouts, "timeouts"), (retries, "retries"), (gates, "gates")):
             if isinstance(table, Mapping):
                 dag.shape.refuse_strangers(table, what)
-        for what, each in _named(retries, "retries"):
+        for what, each in _by_name(retries, "retries"):
             _check_count(each, what, 0)
         for what, each in (
-            *_named({} if timeouts is None else timeouts, "timeouts"),
+            *_by_name({} if timeouts is None else timeouts, "timeouts"),
             ("retry_seconds", retry_seconds),
             ("stop_seconds", stop_seconds),
         ):
@@ -159,7 +159,7 @@ class BaseExecutor:
             cancel()
 
 
-def _named(given: object, what: str) -> list[tuple[str, object]]:
+def _by_name(given: object, what: str) -> list[tuple[str, object]]:
     """Return an argument that is one value or one by node, as names for messages and values."""
     if not isinstance(given, Mapping):
         return [(what, given)]

@@ -126,7 +126,7 @@ class Execution:
         self.grown: dict[str, Task] = {}
         """Tasks of the nodes that expanders added."""
         self._levels = shape.bottom_levels(settings.costs)
-        self._needs, self._kinds, groups = _grouped(settings, shape, kinds or {})
+        self._needs, self._kinds, groups = _group(settings, shape, kinds or {})
         self._schedule = Schedule(
             shape.following,
             shape.predecessor_counts,
@@ -650,7 +650,7 @@ def _ranks(shape: Shape, levels: Sequence[float]) -> list[int]:
     return ranks
 
 
-def _grouped(
+def _group(
     settings: Settings, shape: Shape, kinds: Mapping[str, int]
 ) -> tuple[list[ResourceRequirements | None], list[int], list[int]]:
     """Return the requirements of each group, its kind, and the group of each node."""

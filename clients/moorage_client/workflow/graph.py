@@ -100,7 +100,7 @@ class Shape:
             for successor in each:
                 counts[successor] += 1
         names = tuple(successors)
-        return cls(names, following, numbers, tuple(counts), _sorted(names, following, counts))
+        return cls(names, following, numbers, tuple(counts), _sort(names, following, counts))
 
     def bottom_levels(self, costs: Mapping[str, float] | None = None) -> list[float]:
         """Return, by number, the cost of the most expensive path from each node to an end.
@@ -246,7 +246,7 @@ class DAG:
 
     def has_edge(self, before: str, after: str) -> bool:
         """Return whether one node waits for another directly; errors as `successors`."""
-        return self._known(after) in self._successors[self._known(before)]
+        return self._check_known(after) in self._successors[self._check_known(before)]
 
     def get_edge(self, before: str, after: str) -> Edge:
         """Return the weight and the label of an edge.
@@ -280,15 +280,15 @@ class DAG:
 
     def in_degree(self, name: str) -> int:
         """Return the number of direct predecessors of a node; errors as `successors`."""
-        return self.shape.predecessor_counts[self.shape.numbers[self._known(name)]]
+        return self.shape.predecessor_counts[self.shape.numbers[self._check_known(name)]]
 
     def out_degree(self, name: str) -> int:
         """Return the number of direct successors of a node; errors as `successors`."""
-        return len(self._successors[self._known(name)])
+        return len(self._successors[self._check_known(name)])
 
     def descendants(self, name: str) -> list[NodeId]:
         """Return all that may start only after a node, in topological order; as `successors`."""
-        found = {self._known(name)}
+        found = {self._check_known(name)}
         for each in self.topological_order():
             if each in found:
                 found |= self._successors[each].keys()
@@ -296,7 +296,7 @@ class DAG:
 
     def ancestors(self, name: str) -> list[NodeId]:
         """Return all that a node waits for, in topological order; errors as `successors`."""
-        found = {self._known(name)}
+        found = {self._check_known(name)}
         order = self.topological_order()
         for each in reversed(order):
             if not found.isdisjoint(self._successors[each]):
@@ -320,28 +320,28 @@ class DAG:
             GraphError: There is no such node.
 
         """
-        return list(map(NodeId, self._successors[self._known(name)]))
+        return list(map(NodeId, self._successors[self._check_known(name)]))
 
     def predecessors(self, name: str) -> list[NodeId]:
         """Return the nodes that must have ended before this node; errors as `successors`."""
-        self._known(name)
+        self._check_known(name)
         return [NodeId(each) for each, to in self._successors.items() if name in to]
 
     def get_payload(self, name: str) -> Payload:
         """Return the object that was attached to a node; None if none was."""
-        return self._payloads.get(self._known(name))
+        return self._payloads.get(self._check_known(name))
 
     def set_payload(self, name: str, payload: Payload) -> None:
         """Attach an object to a node, in the place of the one that it had."""
-        self._payloads[self._known(name)] = payload
+        self._payloads[self._check_known(name)] = payload
 
     def get_metadata(self, name: str) -> Payload:
         """Return a node's labels, tags and the like; None if it has none."""
-        return self._metadata.get(self._known(name))
+        return self._metadata.get(self._check_known(name))
 
     def set_metadata(self, name: str, metadata: Payload) -> None:
         """Give a node labels, tags and the like, in the place of those that it had."""
-        self._metadata[self._known(name)] = metadata
+        self._metadata[self._check_known(name)] = metadata
 
     def topological_order(self) -> list[NodeId]:
         """Return all nodes, each after its predecessors."""
@@ -432,8 +432,8 @@ class DAG:
                 no finite number; nothing changed.
 
         """
-        following = self._successors[self._known(before)]
-        edge = _edge(following.get(self._known(after)), weight, label)
+        following = self._successors[self._check_known(before)]
+        edge = _edge(following.get(self._check_known(after)), weight, label)
         if self._reaches(after, before):
             with_it = {**self._successors, before: {**following, after: edge}}
             self._shape = Shape.of(with_it)  # Which says what waits for what.
@@ -451,8 +451,8 @@ class DAG:
         """
         successors = {name: dict(following) for name, following in self._successors.items()}
         for before, after, weight, label in _edges_of(edges):
-            following = successors[self._known(before)]
-            following[after] = _edge(following.get(self._known(after)), weight, label)
+            following = successors[self._check_known(before)]
+            following[after] = _edge(following.get(self._check_known(after)), weight, label)
         self._shape = Shape.of(successors)
         self._successors = successors
 
@@ -463,7 +463,7 @@ class DAG:
             GraphError: There is no such node.
 
         """
-        del self._successors[self._known(name)]
+        del self._successors[self._check_known(name)]
         for following in self._successors.values():
             following.pop(name, None)
         self._payloads.pop(name, None)
@@ -477,7 +477,7 @@ class DAG:
             GraphError: There is no such edge.
 
         """
-        if after not in self._successors[self._known(before)]:
+        if after not in self._successors[self._check_known(before)]:
             raise GraphError(f"there is no edge from {before!r} to {after!r}")
         del self._successors[before][after]
         self._shape = None
@@ -492,7 +492,7 @@ class DAG:
             stack += new
         return end in seen
 
-    def _known(self, name: str) -> str:
+    def _check_known(self, name: str) -> str:
         if name not in self._successors:
             raise GraphError(f"there is no node {name!r}")
         return name
@@ -618,7 +618,7 @@ def _add_node(successors: _Successors, name: str) -> None:
     successors[name] = {}
 
 
-def _sorted(
+def _sort(
     names: Sequence[str], following: Sequence[Sequence[int]], counts: Sequence[int]
 ) -> tuple[int, ...]:
     """Sort topologically (Kahn 1962)."""

@@ -105,17 +105,17 @@ class DocumentSearch:
 
     async def clusters(self, condition: Condition) -> list[str]:
         """Return the ids of the cluster documents that meet a condition, sorted."""
-        if (named := self._named(condition, "id", self._entries[0])) is not None:
+        if (named := self._name_clusters(condition, "id", self._entries[0])) is not None:
             return named
         return await self.run(lambda: self._indexes[0].matching(condition))
 
     async def metrics(self, condition: Condition) -> list[str]:
         """Return the ids of the metrics documents that meet a condition, sorted."""
-        if (named := self._named(condition, self._key, self._entries[1])) is not None:
+        if (named := self._name_clusters(condition, self._key, self._entries[1])) is not None:
             return named
         return await self.run(lambda: self._indexes[1].matching(condition))
 
-    def _named(
+    def _name_clusters(
         self, condition: Condition, key: str, entries: Mapping[str, DocumentEntry]
     ) -> list[str] | None:
         """Return the document that a condition names, if it names one, as policies ask in loops.

@@ -63,7 +63,7 @@ def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
     return findings
 
 
-def _advised(finding: DoctorFinding, advice: str) -> DoctorFinding:
+def _add_advice(finding: DoctorFinding, advice: str) -> DoctorFinding:
     return dataclasses.replace(finding, detail=finding.detail + advice)
 
 
@@ -111,7 +111,7 @@ async def _sandbox(mode: str) -> list[DoctorFinding]:
 def _storage(config: Config, advice: str) -> list[DoctorFinding]:
     """Return the findings about the storage."""
     if not config.storage:
-        return [_advised(asyncio.run(_ledger(config.data_dir)), advice)]
+        return [_add_advice(asyncio.run(_ledger(config.data_dir)), advice)]
     try:
         need_postgres()
     except StorageError as error:

@@ -45,12 +45,12 @@ def lead(
     except StorageError as error:
         _fail(str(error))
     if as_json:
-        typer.echo(json.dumps(_described(leader, standbys)))
+        typer.echo(json.dumps(_describe(leader, standbys)))
     else:
         typer.echo("\n".join(_lines(leader, standbys, resign=resign)))
 
 
-def _described(leader: Leader | None, standbys: list[Seat]) -> JsonObject:
+def _describe(leader: Leader | None, standbys: list[Seat]) -> JsonObject:
     shown = None
     if leader is not None:
         shown = {**leader.seat._asdict(), "epoch": leader.epoch, "since": leader.since}

@@ -86,7 +86,7 @@ async def whatif(job: WhatIfJob) -> Document:
         JailError: No jail stands here.
 
     """
-    facts = [_swapped(unseal(row, "the job").fact, job.swaps) for row in job.facts]
+    facts = [_swap(unseal(row, "the job").fact, job.swaps) for row in job.facts]
     ask = None
     if job.asks:
         queued = facts.pop()
@@ -250,7 +250,7 @@ def _grown(allocator: Allocator, documents: CopiedDocuments, added: AddedNodes) 
     return replace(cluster, nodes=(*cluster.nodes, *more))
 
 
-def _swapped(fact: Fact, swaps: Mapping[str, PolicyRef]) -> Fact:
+def _swap(fact: Fact, swaps: Mapping[str, PolicyRef]) -> Fact:
     """Return a fact in which who would ask one policy asks another."""
     match fact:
         case Queued(ask) if ask.policy.uri in swaps:

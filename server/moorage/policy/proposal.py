@@ -103,7 +103,7 @@ def parse_proposal(value: JsonValue, demand: Demand | None) -> tuple[ProposedSha
         for number, item in enumerate(value)
         if not partial or _names_cluster(item)
     ]
-    return tuple(shares if demand is not None else _joined(shares))
+    return tuple(shares if demand is not None else _join(shares))
 
 
 def has_empty_parts(value: JsonValue, demand: Demand | None) -> bool:
@@ -114,7 +114,7 @@ def has_empty_parts(value: JsonValue, demand: Demand | None) -> bool:
     return 0 < named < len(value)
 
 
-def _joined(shares: Sequence[ProposedShare]) -> list[ProposedShare]:
+def _join(shares: Sequence[ProposedShare]) -> list[ProposedShare]:
     """Return shares of several requests by node: each of its own GPUs, as one share."""
     joined: list[ProposedShare] = []
     for share in shares:

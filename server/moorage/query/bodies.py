@@ -105,7 +105,7 @@ def parse_filter(body: JsonValue, at: str = "") -> Filter:
         QueryError: It is malformed, refused or too large.
 
     """
-    given, at = _opened(body, at)
+    given, at = _open(body, at)
     return _filter(given, at)
 
 
@@ -123,7 +123,7 @@ def parse_search(body: JsonValue, at: str = "") -> Search:
         QueryError: It is malformed, refused or too large.
 
     """
-    given, at = _opened(body, at)
+    given, at = _open(body, at)
     known(given, ("matchType", "rankingPolicyRule"), at)
     outer, outer_at = given, at
     if "matchType" in given or "rankingPolicyRule" not in given:
@@ -167,7 +167,7 @@ def parse_search(body: JsonValue, at: str = "") -> Search:
     )
 
 
-def _opened(body: JsonValue, at: str) -> tuple[JsonObject, str]:
+def _open(body: JsonValue, at: str) -> tuple[JsonObject, str]:
     """Return the content of the envelope and its place; or the bare body."""
     given = an_object(body, at)
     if "body" not in given:

@@ -48,10 +48,10 @@ def under(at: str, key: str) -> str:
 
 def wrong(value: JsonValue, expected: str, path: str) -> QueryError:
     """Return the refusal of a value, which it shows."""
-    return QueryError(path, expected, f"is {_shown(value)}")
+    return QueryError(path, expected, f"is {_show(value)}")
 
 
-def _shown(value: JsonValue) -> str:
+def _show(value: JsonValue) -> str:
     match value:
         case None | True | False:
             return {None: "null", True: "true", False: "false"}[value]

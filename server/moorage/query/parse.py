@@ -91,7 +91,7 @@ class Parser:
         given = an_object(query, at, "a condition or a Mongo filter (an object)")
         if _DOCUMENTED.isdisjoint(given):
             return self._filter(given, at, 0)
-        return self._documented(given, at, 0)
+        return self._parse_documented(given, at, 0)
 
     def mongo(self, query: JsonValue, at: str) -> Condition:
         """Return the condition of a Mongo filter; see `parse_mongo`."""
@@ -99,12 +99,12 @@ class Parser:
 
     # The documented conditions ---------------------------------------------------------------
 
-    def _documented(self, query: JsonValue, at: str, depth: int) -> Condition:
+    def _parse_documented(self, query: JsonValue, at: str, depth: int) -> Condition:
         given = an_object(query, at, "a condition (an object)")
         if not given.keys().isdisjoint(_LOGICAL):
             return self._logical(given, at, depth)
         if "aggOperator" in given or "target" in given:
-            return self._folded(given, at)
+            return self._fold(given, at)
         only(given, _SIMPLE, at)
         path = self.path(given["variable"], under(at, "variable"))
         return self._simple(path, given, at)
@@ -118,14 +118,14 @@ class Parser:
         expected = "a list of one condition" if name == "NOT" else "a non-empty list of conditions"
         listed = a_list(given["conditions"], place, expected, most)
         parts = tuple(
-            self._documented(part, f"{place}[{number}]", depth + 1)
+            self._parse_documented(part, f"{place}[{number}]", depth + 1)
             for number, part in enumerate(listed)
         )
         if name == "NOT":
             return Not(parts[0])
         return AllOf(parts) if name == "AND" else AnyOf(parts)
 
-    def _folded(self, given: Mapping[str, JsonValue], at: str) -> Condition:
+    def _fold(self, given: Mapping[str, JsonValue], at: str) -> Condition:
         only(given, _FOLDED, at)
         how = one_of(given["aggOperator"], under(at, "aggOperator"), FOLDS)
         target = self.path(given["target"], under(at, "target"))

@@ -47,7 +47,7 @@ def reader(source: Source) -> Reader:
     match source:
         case Path():
             steps = _steps(source.text)
-            return lambda document: _found(document, steps)
+            return lambda document: _find(document, steps)
         case Fold():
             return _folder(source.how, reader(source.target))
         case _:
@@ -81,7 +81,7 @@ def _spellings(part: str, number: int, parts: int) -> tuple[str, ...]:
     return (part,)
 
 
-def _found(document: JsonValue, steps: Sequence[_Step]) -> list[JsonValue]:
+def _find(document: JsonValue, steps: Sequence[_Step]) -> list[JsonValue]:
     # Level by level instead of by recursion: a document of many GPUs is read twice as fast.
     levels: list[list[JsonValue]] = [[document], *([] for _ in steps)]
     for at, step in enumerate(steps):

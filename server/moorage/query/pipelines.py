@@ -132,11 +132,11 @@ def _stage(parser: Parser, name: str, value: JsonValue, at: str) -> Stage:
     if name == "$unwind":
         return _unwound(parser, value, at)
     if name == "$group":
-        return _grouped(parser, value, at)
+        return _group(parser, value, at)
     if name == "$project":
-        return _projected(parser, value, at)
+        return _project(parser, value, at)
     if name == "$sort":
-        return _sorted(parser, value, at)
+        return _sort(parser, value, at)
     if name == "$count":
         if not isinstance(value, str) or not value or value.startswith("$") or "." in value:
             raise wrong(value, "the name of a field, without $ and dots", at)
@@ -166,7 +166,7 @@ def _unwound(parser: Parser, value: JsonValue, at: str) -> Stage:
             elements = [e for each in found for e in (each if isinstance(each, list) else [each])]
             if not elements and keep_empty:
                 made.append(row)
-            made += [_placed(row, parts, element) for element in elements]
+            made += [_place(row, parts, element) for element in elements]
             if len(made) > ROWS_MAX:
                 raise _TooManyError
         return made
@@ -174,7 +174,7 @@ def _unwound(parser: Parser, value: JsonValue, at: str) -> Stage:
     return stage
 
 
-def _grouped(parser: Parser, value: JsonValue, at: str) -> Stage:
+def _group(parser: Parser, value: JsonValue, at: str) -> Stage:
     given = an_object(value, at, "an object with _id and the fields to make")
     if "_id" not in given:
         raise missing(under(at, "_id"), "what to group by: $path, an object of them, or null")
@@ -240,7 +240,7 @@ def _fold(how: str, read: _Expression) -> Callable[[list[Document]], JsonValue]:
     return number
 
 
-def _projected(parser: Parser, value: JsonValue, at: str) -> Stage:
+def _project(parser: Parser, value: JsonValue, at: str) -> Stage:
     given = an_object(value, at, "an object of fields, each 1 or $path; _id may be 0")
     reads: list[tuple[list[str], _Expression]] = []
     for name, each in given.items():
@@ -260,14 +260,14 @@ def _projected(parser: Parser, value: JsonValue, at: str) -> Stage:
             for parts, read in reads:
                 found = read(row)
                 if found is not None:
-                    document = _placed(document, parts, found)
+                    document = _place(document, parts, found)
             made.append(document)
         return made
 
     return stage
 
 
-def _sorted(parser: Parser, value: JsonValue, at: str) -> Stage:
+def _sort(parser: Parser, value: JsonValue, at: str) -> Stage:
     given = an_object(value, at, "an object of paths, each 1 or -1")
     keys: list[tuple[_Expression, bool]] = []
     for name, each in given.items():
@@ -325,10 +325,10 @@ def _path(parser: Parser, value: JsonValue, at: str) -> str:
     return parser.path(value[1:], at).text
 
 
-def _placed(document: Document, parts: Sequence[str], value: JsonValue) -> Document:
+def _place(document: Document, parts: Sequence[str], value: JsonValue) -> Document:
     """Return a copy of a document with a value at a path; objects on the way are made."""
     head, rest = parts[0], parts[1:]
     if not rest:
         return {**document, head: value}
     inner = document.get(head)
-    return {**document, head: _placed(inner if isinstance(inner, dict) else {}, rest, value)}
+    return {**document, head: _place(inner if isinstance(inner, dict) else {}, rest, value)}

@@ -71,7 +71,7 @@ def nearest(
         QueryError: There is no document with the reference's id.
 
     """
-    index = documents if isinstance(documents, DocumentIndex) else _indexed(documents)
+    index = documents if isinstance(documents, DocumentIndex) else _index(documents)
     like = index.get(reference) if isinstance(reference, str) else reference
     if like is None:
         raise QueryError("like", "the id of a document that is there", f"{reference!r} is not")
@@ -92,7 +92,7 @@ def nearest(
     return [(ids[each], float(total[each])) for each in order]
 
 
-def _indexed(documents: Mapping[str, Mapping[str, JsonValue]]) -> DocumentIndex:
+def _index(documents: Mapping[str, Mapping[str, JsonValue]]) -> DocumentIndex:
     index = DocumentIndex()
     for document_id, document in documents.items():
         index.put(document_id, document)

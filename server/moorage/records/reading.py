@@ -41,30 +41,30 @@ def read_record(kind: type[T], document: JsonValue) -> T:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError:
         described: JsonValue = kind  # Types can be hashed; mypy does not know.
-        return msgspec.convert(_completed(document, _described(described)), kind)
+        return msgspec.convert(_complete(document, _describe(described)), kind)
 
 
 @cache
-def _described(kind: Hashable) -> inspect.Type:
+def _describe(kind: Hashable) -> inspect.Type:
     return inspect.type_info(kind)
 
 
-def _completed(document: JsonValue, kind: inspect.Type) -> JsonValue:
+def _complete(document: JsonValue, kind: inspect.Type) -> JsonValue:
     """Return a document with the fields that its kind needs, and without those it refuses."""
     match kind:
         case inspect.Metadata(type=inner):
-            return _completed(document, inner)
+            return _complete(document, inner)
         case inspect.StructType(fields=fields) if isinstance(document, Mapping):
             return _with_fields(document, fields)
         case inspect.ListType(item_type=inner) | inspect.VarTupleType(item_type=inner) if (
             isinstance(document, list)
         ):
-            return [_completed(each, inner) for each in document]
+            return [_complete(each, inner) for each in document]
         case inspect.DictType(value_type=inner) if isinstance(document, Mapping):
-            return {name: _completed(each, inner) for name, each in document.items()}
+            return {name: _complete(each, inner) for name, each in document.items()}
         case inspect.UnionType(types=kinds):
             for each in kinds:
-                document = _completed(document, each)
+                document = _complete(document, each)
         case _:  # A value, which is right or wrong.
             pass
     return document
@@ -77,7 +77,7 @@ def _with_fields(
     for field in fields:
         name, kind = field.encode_name, field.type
         if name in document:
-            found[name] = _completed(document[name], kind)
+            found[name] = _complete(document[name], kind)
             codes = list(kind.cls) if isinstance(kind, inspect.EnumType) else [found[name]]
             if not field.required and found[name] not in codes:
                 del found[name]  # A code that is newer than this client.

@@ -448,13 +448,13 @@ def allocate(
             if type(allocator) is Allocator:
                 found = allocator.acquire(inventory, kind, plain(slots))
             else:
-                found = _acquired(allocator, inventory, kind, slots)
+                found = _acquire(allocator, inventory, kind, slots)
             transaction.record(kind, found["id"], found["slots"])
             taken.setdefault(kind, []).append(found)
     return taken
 
 
-def _acquired(allocator: Allocator, inventory: Inventory, kind: str, slots: Amount) -> JsonObject:
+def _acquire(allocator: Allocator, inventory: Inventory, kind: str, slots: Amount) -> JsonObject:
     """Take slots by another rule, and check that it took the slots it names, and nothing else."""
     before, buckets = inventory.standing(), inventory.listed()
     try:

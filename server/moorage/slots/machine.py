@@ -68,12 +68,12 @@ def resize(config: Any, pool: Document) -> None:
         name = kind if kind in resources or kind.endswith("s") else f"{kind}s"
         resources[name] = documents(counted(count, f"resources.{kind}"))
     for kind, slots in _by_type(config, "slots_per"):
-        for row in resources[_known(kind, resources)]:
+        for row in resources[_check_known(kind, resources)]:
             row["slots"] = slots
     for kind, factor in _by_type(config, "oversubscribe"):
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0:
             raise InvalidSpecification(f"oversubscribe.{kind}: expected a factor above 0: {factor}")
-        for row in resources[_known(kind, resources)]:
+        for row in resources[_check_known(kind, resources)]:
             row["slots"] = row.get("slots", 1) * factor
 
 
@@ -92,7 +92,7 @@ def _by_type(config: Any, key: str) -> Iterable[tuple[str, Any]]:
     return given.items()
 
 
-def _known(kind: str, resources: Mapping[str, JsonValue]) -> str:
+def _check_known(kind: str, resources: Mapping[str, JsonValue]) -> str:
     for name in (kind, f"{kind}s"):
         if name in resources:
             return name

@@ -169,7 +169,7 @@ class BodyReader:
         """
         body, tenant = await self.read(request), getattr(request.state, TENANT, "")
         if len(body) <= LARGE_BYTES:
-            return _decoded(body, msgspec.json.decode)
+            return _decode(body, msgspec.json.decode)
         async with self._turns.turn(tenant):
             values = min(sum(map(body.count, (b"[", b"{", b","))), _values_max(body))
         self._hold(tenant, VALUE_BYTES * values)
@@ -177,14 +177,14 @@ class BodyReader:
         if not self._fits(tenant):
             raise _too_many()
         async with self._decoding.turn(tenant):
-            return await asyncio.to_thread(_checked, body)
+            return await asyncio.to_thread(_check, body)
 
 
 def _values_max(body: bytes) -> int:
     return VALUES_MIN + len(body) // BYTES_PER_VALUE
 
 
-def _checked(body: bytes) -> JsonValue:
+def _check(body: bytes) -> JsonValue:
     """Decode a large body, unless it would become much larger, or take very long."""
     if is_deeper(body, LEVELS_MAX):
         reason = f"the body is no JSON: more than {LEVELS_MAX} arrays and objects within another"
@@ -195,7 +195,7 @@ def _checked(body: bytes) -> JsonValue:
     if any(has_slow_numbers(body[n : n + SLOW_NUMBERS_BYTES], SLOW_NUMBERS_MAX) for n in at):
         what = "numbers that have 190 digits, or an exponent beyond 199, in a mebibyte"
         raise _too_large_inside(f"at most {SLOW_NUMBERS_MAX} {what}")
-    return _decoded(body, decode_in_parts)
+    return _decode(body, decode_in_parts)
 
 
 def _too_large(most: int) -> ServiceError:
@@ -212,7 +212,7 @@ def _too_large_inside(expected: str) -> ServiceError:
     return ServiceError(Code.TOO_LARGE, reason, expected=expected)
 
 
-def _decoded(body: bytes, decode: Callable[[bytes], JsonValue]) -> JsonValue:
+def _decode(body: bytes, decode: Callable[[bytes], JsonValue]) -> JsonValue:
     try:
         value = decode(body)
         if isinstance(value, dict):

@@ -74,7 +74,7 @@ class HttpEndpoint:
         """Yield each method with its Operation Object of OpenAPI."""
         name = getattr(self.handler, "__name__", "")
         parameters = [
-            _described(each)
+            _describe(each)
             for each in inspect.signature(self.handler).parameters.values()
             if each.name != "request"
         ]
@@ -177,7 +177,7 @@ def _is_query(parameter: inspect.Parameter) -> bool:
     return parameter.default is not inspect.Parameter.empty
 
 
-def _described(parameter: inspect.Parameter) -> JsonObject:
+def _describe(parameter: inspect.Parameter) -> JsonObject:
     """Return the Parameter Object of OpenAPI."""
     query, default = _is_query(parameter), parameter.default
     schema = {

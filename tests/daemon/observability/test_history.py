@@ -146,7 +146,7 @@ def test_it_is_a_day_long_and_many_tenants_are_one_series() -> None:
     assert len(told.at) == history.SAMPLES_MAX
     assert told.at[0] == 60.0 * 30
     many: Any = {f"t{n}": n for n in range(50)}
-    few = history._bounded(many)
+    few = history._bound(many)
     assert len(few) == history.SERIES_MAX
     assert sum(few.values()) == sum(many.values())
 

@@ -276,9 +276,9 @@ def _user_data(text: str, environment: Mapping[str, str]) -> str:
     first, newline, rest = text.partition("\n")
     if not newline or not first.strip().startswith(_SHELLS):
         return text
-    lines = [f"export {name}='{_quoted(value)}'" for name, value in environment.items()]
+    lines = [f"export {name}='{_quote(value)}'" for name, value in environment.items()]
     return "\n".join((first, *lines, rest))
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     return value.replace("'", "'\\''")

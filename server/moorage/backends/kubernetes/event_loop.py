@@ -31,7 +31,7 @@ class EventLoopThread:
 
         def begin() -> None:
             tasks.append(loop.create_task(work))
-            tasks[0].add_done_callback(lambda task: _copied(task, done))
+            tasks[0].add_done_callback(lambda task: _copy(task, done))
 
         loop.call_soon_threadsafe(begin)
         outcome = asyncio.wrap_future(done)
@@ -78,7 +78,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-def _copied(task: "asyncio.Task[_T]", done: "concurrent.futures.Future[_T]") -> None:
+def _copy(task: "asyncio.Task[_T]", done: "concurrent.futures.Future[_T]") -> None:
     if done.cancelled():
         return
     if task.cancelled():

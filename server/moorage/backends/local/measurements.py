@@ -96,7 +96,7 @@ def _gpus(nvml: ModuleType, held: Collection[str]) -> tuple[list[dict[str, float
                 uuid = str(nvml.nvmlDeviceGetUUID(each))
                 users = list(nvml.nvmlDeviceGetComputeRunningProcesses(each))
                 if users and uuid.lower() not in held:
-                    busy[uuid] = _shown(users)
+                    busy[uuid] = _describe(users)
     return rows, busy
 
 
@@ -126,7 +126,7 @@ def _instances(nvml: ModuleType, handle: object) -> Iterator[object]:
                 yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
 
 
-def _shown(users: list[Any]) -> str:
+def _describe(users: list[Any]) -> str:
     named = []
     for each in users[:_SHOWN_MAX]:
         name = "a program"

@@ -77,10 +77,10 @@ class WorkloadStore:
         for folder in (root, self._running, self._ended, self._damaged):
             folder.mkdir(exist_ok=True, mode=0o700)
             folder.chmod(0o700)  # An earlier release made some that others could read.
-        self.quarantined = tuple(filter(None, map(self._tidied, sorted(self._running.iterdir()))))
+        self.quarantined = tuple(filter(None, map(self._tidy, sorted(self._running.iterdir()))))
         """What could not be read, in words, and was put aside."""
 
-    def _tidied(self, folder: Path) -> str:
+    def _tidy(self, folder: Path) -> str:
         """Remove folders without an order; put unreadable ones aside, and return a message."""
         plain = not folder.is_symlink() and folder.is_dir()
         if plain and not os.path.lexists(folder / "order.json"):
@@ -278,7 +278,7 @@ def _piece(folder: Path, offset: int, attempt: int, *, over: bool) -> Log | None
         ended = read(Path("exit.json"), opened)  # Before the output, which is complete by then.
         code = None if ended is None else ended["code"]
         over = over or ended is not None
-        output = _opened(Path("output.log"), opened)
+        output = _open(Path("output.log"), opened)
         if output is None:
             if os.path.lexists(folder / "output.log"):
                 raise BackendError("its output is no file any more: it cannot be read")
@@ -306,7 +306,7 @@ def read(path: Path, folder: int | None = None) -> JsonObject | None:
         OSError: It is unknown, e.g. because no descriptor is left.
 
     """
-    opened = _opened(path, folder)
+    opened = _open(path, folder)
     if opened is None:
         return None
     with open(opened, "rb") as file:  # noqa: PTH123  # It is open already.
@@ -318,7 +318,7 @@ def read(path: Path, folder: int | None = None) -> JsonObject | None:
     return document if isinstance(document, dict) else None
 
 
-def _opened(path: Path, folder: int | None = None) -> int | None:
+def _open(path: Path, folder: int | None = None) -> int | None:
     """Open a plain file for reading; None where there is none, whatever else is there."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -397,7 +397,7 @@ def holder(folder: Path) -> int | None:
 
 def tail(folder: Path) -> tuple[str, ...]:
     """Return the last lines of a workload's output."""
-    opened = _opened(folder / "output.log")
+    opened = _open(folder / "output.log")
     if opened is None:
         return ()
     with open(opened, "rb") as file:  # noqa: PTH123  # It is open already.

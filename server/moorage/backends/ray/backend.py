@@ -97,13 +97,13 @@ class RayBackend:
 
     async def discover(self) -> Collection[WorkloadReport]:
         """Return the workloads here; see `Backend.discover`."""
-        found = await self._discovered()
+        found = await self._discover()
         known = {name: _report(name, each) for name, each in found.items()}
         for name in self._records.ready() - known.keys():
             known[name] = _gone(name)
         return list(known.values())
 
-    async def _discovered(self) -> JsonObject:
+    async def _discover(self) -> JsonObject:
         shapes = self._records.shapes()
         found: JsonObject = await self.connection.call(
             "discover", ANSWER_SECONDS_MAX, shapes=shapes
@@ -173,13 +173,13 @@ class RayBackend:
 
     async def status(self, workload: str) -> WorkloadReport:
         """Look at a workload; see `Backend.status`."""
-        return await self._looked(workload, probe=False)
+        return await self._look(workload, probe=False)
 
     async def probe(self, workload: str) -> WorkloadReport:
         """Look at a workload and ask whether it answers; see `Backend.probe`."""
-        return await self._looked(workload, probe=True)
+        return await self._look(workload, probe=True)
 
-    async def _looked(self, workload: str, *, probe: bool) -> WorkloadReport:
+    async def _look(self, workload: str, *, probe: bool) -> WorkloadReport:
         try:
             seen = await self.connection.call(
                 "status",
@@ -298,7 +298,7 @@ class RayBackend:
     async def _caught_up(self) -> None:
         before = self._records.ready()
         try:
-            found = await self._discovered()
+            found = await self._discover()
             for name in sorted(self._unwanted):
                 with self._lock:
                     wanted = name in self._busy or name not in self._unwanted

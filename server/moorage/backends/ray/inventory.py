@@ -65,10 +65,10 @@ def bundles(demands: Sequence[Demand], seen: Mapping[str, JsonValue]) -> list[di
         waiting += [wanted or {"CPU": 1.0}] * demand.nodes
     if not waiting:
         return []
-    return [taken for node in seen["nodes"] if (taken := _taken(node, waiting))] + waiting
+    return [taken for node in seen["nodes"] if (taken := _taken_amounts(node, waiting))] + waiting
 
 
-def _taken(
+def _taken_amounts(
     node: Mapping[str, JsonValue], waiting: Sequence[Mapping[str, float]]
 ) -> dict[str, float]:
     """Return the use of a node: all of it if the rest is too little for any request."""

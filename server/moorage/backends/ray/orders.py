@@ -165,10 +165,10 @@ def _options(share: Share | None, spec: BaseResourceSpec) -> JsonObject:
         given = {name: spec.ray_actor_options[name] for name in spec.ray_actor_options}
     options = {name: value for name, value in given.items() if name != "max_concurrency"}
     held: dict[str, float] = {"num_cpus": 0, "num_gpus": 0}
-    return {**held, **options, **(_held(share) if share is not None else _wanted(spec))}
+    return {**held, **options, **(_held(share) if share is not None else _amounts(spec))}
 
 
-def _wanted(spec: BaseResourceSpec) -> dict[str, float]:
+def _amounts(spec: BaseResourceSpec) -> dict[str, float]:
     """Return the spec's own resources, for a workload without a lease."""
     said = {"num_cpus": "cpu_count", "num_gpus": "gpus", "memory": "mem_limit"}
     given = {option: getattr(spec, name, None) for option, name in said.items()}

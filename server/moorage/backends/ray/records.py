@@ -56,25 +56,25 @@ class Records:
     def ready(self) -> set[str]:
         """Return the workloads that were ready and were not stopped since."""
         with self._lock:
-            return set(self._loaded())
+            return set(self._load())
 
     def shapes(self) -> dict[str, JsonObject]:
         """Return the number of actors by node of each workload; older ones did not note it."""
         with self._lock:
-            return {name: shape for name, shape in self._loaded().items() if shape is not None}
+            return {name: shape for name, shape in self._load().items() if shape is not None}
 
     def note(self, workload: str, shape: JsonObject) -> None:
         """Write down that a workload was ready, and its members; durable when this returns."""
         with self._lock:
-            if workload not in self._loaded():
+            if workload not in self._load():
                 self._write(self._path(workload), {"workload": workload, "shape": shape})
-                self._loaded()[workload] = shape
+                self._load()[workload] = shape
 
     def forget(self, workload: str) -> None:
         """Note no more of a workload."""
         with self._lock:
             self._path(workload).unlink(missing_ok=True)
-            self._loaded().pop(workload, None)
+            self._load().pop(workload, None)
 
     def archive(self, workload: str, output: Mapping[str, JsonValue]) -> None:
         """Store the output of a stopped workload; the oldest of many is deleted."""
@@ -99,7 +99,7 @@ class Records:
         digest = hashlib.sha256(workload.encode()).hexdigest()[:32]
         return self.folder / "workloads" / f"{digest}.json"
 
-    def _loaded(self) -> dict[str, JsonObject | None]:
+    def _load(self) -> dict[str, JsonObject | None]:
         if self._known is None:
             self._known = {}
             for path in (self.folder / "workloads").glob("*.json"):

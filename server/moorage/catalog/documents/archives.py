@@ -262,7 +262,7 @@ def _no_file(name: str) -> ServiceError:
 
 
 def _tar_members(content: bytes) -> Iterator[tuple[str, bytes]]:
-    plain = io.BytesIO(_unpacked(content))
+    plain = io.BytesIO(_unpack(content))
     with tarfile.open(fileobj=plain, mode="r:") as archive:
         for number, member in enumerate(archive):
             if number >= 2 * FILES_MAX:
@@ -280,7 +280,7 @@ def _tar_members(content: bytes) -> Iterator[tuple[str, bytes]]:
             yield member.name, _at_most(file)
 
 
-def _unpacked(content: bytes) -> bytes:
+def _unpack(content: bytes) -> bytes:
     """Return the plain tar, giving up as soon as it grows beyond the caps."""
     dense = max(RATIO_FREE_BYTES, RATIO_MAX * len(content))
     plain = bytearray()

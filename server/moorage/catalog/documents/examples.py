@@ -107,13 +107,13 @@ def read_examples(
     metadata = document.get("metadata") or {}
     found: list[tuple[str, JsonValue]] = []
     if metadata.get("examples") is not None:
-        found += _listed(metadata["examples"], _DOCUMENT)
+        found += _list(metadata["examples"], _DOCUMENT)
     if EXAMPLES_FILE in files:
         try:
             listed = msgspec.json.decode(files[EXAMPLES_FILE].removeprefix(codecs.BOM_UTF8))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _wrong(EXAMPLES_FILE, "a list of examples as JSON", str(error)) from error
-        found += _listed(listed, EXAMPLES_FILE)
+        found += _list(listed, EXAMPLES_FILE)
     if len(found) > EXAMPLES_MAX:
         raise _wrong(found[EXAMPLES_MAX][0], f"at most {EXAMPLES_MAX} examples", "one too many")
     if found and len(msgspec.json.encode([each for _, each in found])) > EXAMPLES_BYTES_MAX:
@@ -124,22 +124,22 @@ def read_examples(
     return tuple(_example(given, place, uri) for place, given in found)
 
 
-def _listed(given: JsonValue, place: str) -> list[tuple[str, JsonValue]]:
+def _list(given: JsonValue, place: str) -> list[tuple[str, JsonValue]]:
     if not isinstance(given, list):
-        raise _wrong(place, "a list of examples {request, fleet, output}", _shown(given))
+        raise _wrong(place, "a list of examples {request, fleet, output}", _show(given))
     return [(f"{place}[{number}]", each) for number, each in enumerate(given)]
 
 
 def _example(given: JsonValue, place: str, uri: str) -> Example:
     if not isinstance(given, dict):
-        raise _wrong(place, "an object {request, fleet, output}", _shown(given))
+        raise _wrong(place, "an object {request, fleet, output}", _show(given))
     if not is_packable(given):
         raise _wrong(place, PACKABLE, "something else")
     for key in given.keys() - _KEYS:
         raise _wrong(f"{place}.{key}", f"one of {', '.join(sorted(_KEYS))}", "an unknown field")
     name = given.get("name", "")
     if not isinstance(name, str):
-        raise _wrong(f"{place}.name", "a text", _shown(name))
+        raise _wrong(f"{place}.name", "a text", _show(name))
     if ("request" in given) == ("input_data" in given):
         found = "both" if "request" in given else "neither"
         raise _wrong(place, "either `request` or `input_data`", found)
@@ -165,13 +165,13 @@ def _example(given: JsonValue, place: str, uri: str) -> Example:
 def _object(given: Mapping[str, JsonValue], key: str, place: str) -> Mapping[str, JsonValue]:
     value = given.get(key, {})
     if not isinstance(value, dict):
-        raise _wrong(f"{place}.{key}", "an object", _shown(value))
+        raise _wrong(f"{place}.{key}", "an object", _show(value))
     return value
 
 
 def _request(given: JsonValue, place: str, uri: str) -> AllocationRequest:
     if not isinstance(given, dict):
-        raise _wrong(place, "an object {inputs, resources, parameters, settings}", _shown(given))
+        raise _wrong(place, "an object {inputs, resources, parameters, settings}", _show(given))
     for key in given.keys() - _REQUEST_KEYS:
         expected = f"one of {', '.join(sorted(_REQUEST_KEYS))}"
         raise _wrong(f"{place}.{key}", expected, "a field that no example can have")
@@ -185,7 +185,7 @@ def _request(given: JsonValue, place: str, uri: str) -> AllocationRequest:
 
 def _fleet(given: JsonValue, place: str) -> tuple[CheckedCluster, ...]:
     if not isinstance(given, list) or not given:
-        raise _wrong(place, "a list of cluster documents, not empty", _shown(given))
+        raise _wrong(place, "a list of cluster documents, not empty", _show(given))
     fleet: list[CheckedCluster] = []
     for number, each in enumerate(given):
         try:
@@ -200,7 +200,7 @@ def _fleet(given: JsonValue, place: str) -> tuple[CheckedCluster, ...]:
 
 def _metrics(given: JsonValue, place: str) -> Mapping[str, JsonValue]:
     if not isinstance(given, list):
-        raise _wrong(place, "a list of metrics documents", _shown(given))
+        raise _wrong(place, "a list of metrics documents", _show(given))
     found: JsonObject = {}
     for number, each in enumerate(given):
         try:
@@ -224,7 +224,7 @@ def unlike(expected: JsonValue, answer: JsonValue, path: str = "output") -> str:
     if isinstance(expected, dict) and isinstance(answer, dict):
         for key, value in expected.items():
             if key not in answer:
-                return f"expected {path}.{key} to be {_shown(value)}; it is missing"
+                return f"expected {path}.{key} to be {_show(value)}; it is missing"
             if different := unlike(value, answer[key], f"{path}.{key}"):
                 return different
         return ""
@@ -233,7 +233,7 @@ def unlike(expected: JsonValue, answer: JsonValue, path: str = "output") -> str:
         return next((no for at, (e, a) in pairs if (no := unlike(e, a, f"{path}[{at}]"))), "")
     if _same(expected, answer, gpus=".gpus[" in path):
         return ""
-    return f"expected {path} to be {_shown(expected)}; it is {_shown(answer)}"
+    return f"expected {path} to be {_show(expected)}; it is {_show(answer)}"
 
 
 def _same(expected: JsonValue, answer: JsonValue, *, gpus: bool) -> bool:
@@ -242,7 +242,7 @@ def _same(expected: JsonValue, answer: JsonValue, *, gpus: bool) -> bool:
     return expected == answer or (gpus and str(expected) == str(answer))
 
 
-def _shown(value: JsonValue) -> str:
+def _show(value: JsonValue) -> str:
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}…"
 

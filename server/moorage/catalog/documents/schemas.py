@@ -60,7 +60,7 @@ class PolicySchemas:
 
     def given(self, inputs: JsonValue) -> JsonValue:
         """Return the inputs of a request with their defaults, or raise `bad_message`."""
-        return self._checked(self.inputs, inputs, "inputs")
+        return self._check(self.inputs, inputs, "inputs")
 
     def completed_input(self, input_data: JsonValue) -> JsonValue:
         """Return the argument of `eval`, with the defaults, for calls that are no requests here.
@@ -77,9 +77,9 @@ class PolicySchemas:
         if isinstance(input_data, list):
             return [each for part in self.completed_parts(input_data) for each in part]
         if isinstance(input_data, dict) and "inputs" in input_data:
-            given = self._checked(self.inputs, input_data["inputs"], "input_data.inputs")
+            given = self._check(self.inputs, input_data["inputs"], "input_data.inputs")
             return {**input_data, "inputs": given}
-        return self._checked(self.inputs, input_data, "input_data")
+        return self._check(self.inputs, input_data, "input_data")
 
     def completed_parts(self, values: Sequence[JsonValue]) -> Iterator[Sequence[JsonValue]]:
         """Do the same for a list, some elements at a time: each part is a check of its own."""
@@ -95,8 +95,8 @@ class PolicySchemas:
     ) -> tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]:
         """Return a caller's overrides of the defaults, or raise `bad_message`."""
         return (
-            self._checked(self.parameters, parameters, "parameters", self.parameters_completed),
-            self._checked(self.settings, settings, "settings", self.settings_completed),
+            self._check(self.parameters, parameters, "parameters", self.parameters_completed),
+            self._check(self.settings, settings, "settings", self.settings_completed),
         )
 
     def completed(self, ask: Ask) -> Ask:
@@ -150,9 +150,9 @@ class PolicySchemas:
                 field="action",
                 expected=f"one of {names}",
             )
-        return self._checked(self.commands[action], {} if data is None else data, "data")
+        return self._check(self.commands[action], {} if data is None else data, "data")
 
-    def _checked(
+    def _check(
         self,
         schema: Schema | None,
         value: JsonValue,
@@ -202,13 +202,13 @@ def read_schemas(document: Mapping[str, JsonValue]) -> tuple[PolicySchemas | Non
         settings,
         parameters,
         commands,
-        _completed(settings, document, "policy_settings", warnings),
-        _completed(parameters, document, "policy_parameters", warnings),
+        _complete(settings, document, "policy_settings", warnings),
+        _complete(parameters, document, "policy_parameters", warnings),
     )
     return schemas, tuple(warnings)
 
 
-def _completed(
+def _complete(
     schema: Schema | None, document: Mapping[str, JsonValue], field: str, warnings: list[str]
 ) -> Mapping[str, JsonValue]:
     """Return a document's defaults with those of the schema; required values may come later."""
@@ -232,7 +232,7 @@ def _pattern(text: str, path: str) -> SchemaPattern:
     try:
         return expression(text, "", path)
     except QueryError as error:
-        found = f"in {_quoted(text)}, {error.reason}"
+        found = f"in {_quote(text)}, {error.reason}"
         raise SchemaError(path, error.expected, found) from error
 
 
@@ -253,7 +253,7 @@ def _commands(given: JsonValue, notes: list[SchemaError]) -> Mapping[str, Schema
             return None
         name = each.get("name")
         if not isinstance(name, str) or not name or name in commands:
-            found = "it is missing" if name is None else f"found {_quoted(str(name))}"
+            found = "it is missing" if name is None else f"found {_quote(str(name))}"
             expected = "a text that no other command has as name"
             notes.append(SchemaError(f"{path}.name", expected, found))
             return None
@@ -266,5 +266,5 @@ def _says_no(value: JsonValue) -> bool:
     return isinstance(value, dict) and "cluster_id" not in value and bool(NO_ANSWER & value.keys())
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return f'"{text[:60]}"'

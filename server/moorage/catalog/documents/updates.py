@@ -53,12 +53,12 @@ def apply_change(document: Document, change: JsonValue) -> Document:
         raise ServiceError.wrong_field("body", expected)
     changed: JsonValue = _all_set(document, plain, "")
     changed = _all_set(changed, given["$set"], "$set")
-    for operator, change_of in (("$inc", _increased), ("$push", _pushed)):
+    for operator, change_of in (("$inc", _increase), ("$push", _push)):
         for path, value in given[operator].items():
             field = f"{operator}.{path}"
             parts = _parts(path, operator)
             new = change_of(_at(changed, parts), value, field)
-            changed = _placed(changed, parts, new, field)
+            changed = _place(changed, parts, new, field)
     for path in unsetting:
         changed = _without(changed, _parts(path, "$unset"))
     result: Document = changed
@@ -71,7 +71,7 @@ def _all_set(document: Document, values: Mapping[str, JsonValue], operator: str)
     for path, parts in paths.items():
         if len(parts) > 1:
             field = f"{operator}.{path}" if operator else path
-            changed = _placed(changed, parts, values[path], field)
+            changed = _place(changed, parts, values[path], field)
     return changed
 
 
@@ -86,14 +86,14 @@ def _at(node: JsonValue, parts: Sequence[str]) -> JsonValue:
     return node
 
 
-def _increased(old: JsonValue, by: JsonValue, field: str) -> JsonValue:
+def _increase(old: JsonValue, by: JsonValue, field: str) -> JsonValue:
     for each in (by, 0 if old is None else old):
         if isinstance(each, bool) or not isinstance(each, int | float):
             raise ServiceError.wrong_field(field, "a number, and one that is there or nothing")
     return by if old is None else old + by
 
 
-def _pushed(old: JsonValue, value: JsonValue, field: str) -> JsonValue:
+def _push(old: JsonValue, value: JsonValue, field: str) -> JsonValue:
     if old is not None and not isinstance(old, list):
         raise ServiceError.wrong_field(field, "a list to push to, or nothing yet")
     several = isinstance(value, dict) and value.keys() == {"$each"}
@@ -117,18 +117,18 @@ def _parts(path: JsonValue, operator: str) -> list[str]:
     return parts
 
 
-def _placed(node: JsonValue, parts: Sequence[str], value: JsonValue, field: str) -> JsonValue:
+def _place(node: JsonValue, parts: Sequence[str], value: JsonValue, field: str) -> JsonValue:
     """Return a copy of `node` with `value` at `parts`; objects on the way are made as needed."""
     if not parts:
         return value
     head, rest = parts[0], parts[1:]
     if isinstance(node, dict):
-        return {**node, head: _placed(node.get(head, {}), rest, value, field)}
+        return {**node, head: _place(node.get(head, {}), rest, value, field)}
     if isinstance(node, list):
         index = index_of(head, node)
         if index is None:
             raise ServiceError.wrong_field(field, f"an index below {len(node)} in place of {head}")
-        return [*node[:index], _placed(node[index], rest, value, field), *node[index + 1 :]]
+        return [*node[:index], _place(node[index], rest, value, field), *node[index + 1 :]]
     raise ServiceError.wrong_field(field, f"an object or a list to hold {head}")
 
 

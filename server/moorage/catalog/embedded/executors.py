@@ -64,13 +64,13 @@ class Executors:
 
     async def get(self, name: str) -> Document:
         """Return one, or raise `not_found`."""
-        return await self._store.run(lambda database: _found(database, name))
+        return await self._store.run(lambda database: _find(database, name))
 
     async def update(self, name: str, change: Document) -> Document:
         """Change one, as `DocumentCollection.update` says; return the new one."""
 
         def work(database: Database) -> Document:
-            changed = apply_change(_found(database, name), change)
+            changed = apply_change(_find(database, name), change)
             if name == DEFAULT_EXECUTOR or changed.setdefault("executor_id", name) != name:
                 raise ServiceError.wrong_field("executor_id", f"{name}, as it is; an id stays")
             encoded, given = snapshot(changed)
@@ -83,7 +83,7 @@ class Executors:
         """Delete one and return it, or raise `not_found`."""
 
         def work(database: Database) -> Document:
-            removed = _found(database, name)
+            removed = _find(database, name)
             if name == DEFAULT_EXECUTOR:
                 raise ServiceError(Code.UNSUPPORTED, f"the executor {name} is this server itself")
             database.remove("executor", name)
@@ -102,7 +102,7 @@ class Executors:
         return await self._store.run(work)
 
 
-def _found(database: Database, name: str) -> Document:
+def _find(database: Database, name: str) -> Document:
     if name == DEFAULT_EXECUTOR:
         return _default()
     row = database.get("executor", name)

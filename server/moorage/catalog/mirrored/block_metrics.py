@@ -102,9 +102,13 @@ class BlockMetricsMirror:
     async def _read(self, keys: frozenset[str]) -> None:
         del keys  # A list is a list of all.
         began = asyncio.get_running_loop().time()
-        found = await self.service.ask(ServiceRequest("POST", "/block/query", b"{}"), self._found)
+        found = await self.service.ask(
+            ServiceRequest("POST", "/block/query", b"{}"), self._read_entries
+        )
         if found is None:
-            found = await self.service.ask(ServiceRequest("GET", "/block/query"), self._found)
+            found = await self.service.ask(
+                ServiceRequest("GET", "/block/query"), self._read_entries
+            )
         if found is None:
             raise ServiceError(
                 Code.UNAVAILABLE,
@@ -116,7 +120,9 @@ class BlockMetricsMirror:
         self._read_at = began
         self._keep(entries)
 
-    def _found(self, reply: ServiceReply) -> tuple[dict[str, DocumentEntry], dict[str, str]] | None:
+    def _read_entries(
+        self, reply: ServiceReply
+    ) -> tuple[dict[str, DocumentEntry], dict[str, str]] | None:
         if reply.status in _NO_POST:
             return None
         entries: dict[str, DocumentEntry] = {}

@@ -67,13 +67,13 @@ def payload_of(reply: ServiceReply) -> msgspec.Raw | Denied:
     if reply.status in UNKNOWN:
         return Denied(reply.status, _message(envelope))
     if "success" in envelope:
-        return _unwrapped(envelope, reply.status)
+        return _unwrap(envelope, reply.status)
     if "error" in envelope and "id" not in envelope:
         return Denied(reply.status, _message(envelope))
     return msgspec.Raw(reply.body)
 
 
-def _unwrapped(envelope: Mapping[str, msgspec.Raw], status: int) -> msgspec.Raw | Denied:
+def _unwrap(envelope: Mapping[str, msgspec.Raw], status: int) -> msgspec.Raw | Denied:
     if bytes(envelope["success"]).strip() != b"true":
         return Denied(status, _message(envelope))
     if "data" not in envelope:

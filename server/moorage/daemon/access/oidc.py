@@ -106,7 +106,7 @@ class OidcTokens:
         if digest(bearer) in self._verified:
             return None
         header = _header(bearer)
-        if header is None or not self._is_ours(bearer) or self._found(header) is not None:
+        if header is None or not self._is_ours(bearer) or self._find_key(header) is not None:
             return None
         return self._keys.refresh()
 
@@ -138,7 +138,7 @@ class OidcTokens:
             return False
         return lasts and claims.get("iss") == self._claims.issuer
 
-    def _found(self, header: Mapping[str, JsonValue]) -> jwt.PyJWK | None:
+    def _find_key(self, header: Mapping[str, JsonValue]) -> jwt.PyJWK | None:
         """Return the key that a header names; without a name, the only one that there is."""
         known, algorithm = self._keys.by_id, str(header.get("alg"))
         name = header.get("kid")
@@ -148,7 +148,7 @@ class OidcTokens:
 
     def _verify(self, bearer: str) -> tuple[Caller | None, float]:
         header = _header(bearer)
-        key = None if header is None else self._found(header)
+        key = None if header is None else self._find_key(header)
         if key is None:
             return None, 0.0
         try:

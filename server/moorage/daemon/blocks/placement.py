@@ -187,7 +187,7 @@ class BlockPlacement:
         names: Sequence[str] = self._catalog.memory.live_ids()
         missing = "no cluster is registered and live"
         if spec.filter is not None:
-            names = await self._found(tenant, *spec.filter, allowance, warnings)
+            names = await self._find(tenant, *spec.filter, allowance, warnings)
             missing = "no live cluster meets it"
         if not names:
             place = f"{spec.cluster_allocator.at}.parameters.filter"
@@ -201,7 +201,7 @@ class BlockPlacement:
         blobs = self._catalog.memory.blobs(names)
         return [Candidate(name, packed) for name, _, packed in blobs]
 
-    async def _found(
+    async def _find(
         self, tenant: Tenant, body: Document, at: str, allowance: Allowance, warnings: list[str]
     ) -> Sequence[str]:
         elsewhere = await self._catalog.search.ask("filter", body, allowance)

@@ -258,7 +258,7 @@ class BlockRun:
             raise _too_large(spec.at)
         record = self._records[spec.role]
         if record.schemas is not None and record.schemas.inputs is not None:
-            given = await _opened(given, record.schemas.inputs.names)
+            given = await _open(given, record.schemas.inputs.names)
         try:
             return await self._sandbox.evaluate(
                 code_of(record),
@@ -280,7 +280,7 @@ class BlockRun:
             ) from fault
 
 
-async def _opened(given: Mapping[str, JsonValue], names: Collection[str]) -> JsonObject:
+async def _open(given: Mapping[str, JsonValue], names: Collection[str]) -> JsonObject:
     """Unpack the documents in some fields, for a schema that says something of these."""
     return {name: await _plain(each) if name in names else each for name, each in given.items()}
 

@@ -76,7 +76,7 @@ def read_block(block: Mapping[str, JsonValue]) -> BlockSpec:
     """
     specs: dict[Role, PolicySpec] = {}
     for section in SECTIONS:
-        for role, given, at in _named(block.get(section), f"input.{section}"):
+        for role, given, at in _names(block.get(section), f"input.{section}"):
             specs[role] = _policy(role, given, at)
     allocator = specs.get("clusterAllocator") or _unnamed("clusterAllocator")
     resources = specs.get("resourceAllocator") or _unnamed("resourceAllocator")
@@ -88,7 +88,7 @@ def _unnamed(role: Role) -> PolicySpec:
     return PolicySpec(role, f"input.policies.{role}")
 
 
-def _named(section: JsonValue, at: str) -> Iterator[tuple[Role, JsonValue, str]]:
+def _names(section: JsonValue, at: str) -> Iterator[tuple[Role, JsonValue, str]]:
     """Yield the entries of a section for the two roles that place a block, with their places.
 
     Stored blocks have an object by role; block specifications have a list in which each policy

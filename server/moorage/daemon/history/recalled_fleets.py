@@ -79,7 +79,7 @@ class RecalledFleets:
         """
         decided, state = await self._recalled(request, caller)
         answer = {"at": decided.at, "seq": decided.seq, "request": _message(decided.subject)}
-        return Information(answer | {"packed": await self._packed(state, caller)})
+        return Information(answer | {"packed": await self._pack(state, caller)})
 
     async def at(self, at: float, caller: Caller) -> Response:
         """Return the fleet at a time, as a page draws it.
@@ -93,10 +93,10 @@ class RecalledFleets:
                 state, seq = await self._state(lambda entry: entry.at <= at)
             except LedgerError as error:
                 raise _unreadable(error) from error
-            packed = await self._packed(state, caller)
+            packed = await self._pack(state, caller)
         return Information({"at": at, "seq": seq, "packed": packed})
 
-    async def _packed(self, state: State, caller: Caller) -> str:
+    async def _pack(self, state: State, caller: Caller) -> str:
         shown = FleetMap(state)
         for lease in state.leases.values():
             shown.put(lease)

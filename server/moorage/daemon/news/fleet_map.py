@@ -97,9 +97,9 @@ class FleetMap:
         self._idle: Ints = np.repeat(np.array(idle, np.int64), counts)
         zero = np.zeros(starts[-1], np.int64)
         self._columns = (self._idle.copy(), zero, zero.copy(), zero.copy())
-        self._layout = self._described(state, counts)
+        self._layout = self._describe(state, counts)
 
-    def _described(self, state: State, counts: list[int]) -> JsonObject:
+    def _describe(self, state: State, counts: list[int]) -> JsonObject:
         """Return the part of a snapshot that changes with the inventory only."""
         fleet = state.fleet
         real = np.arange(fleet.gpu_total.shape[1]) < np.array(counts, np.int64)[:, None]
@@ -200,7 +200,7 @@ class FleetMap:
         changed, self._changed = list(self._changed), {}
         self._new_names, self._named = self.tenants[self._named :], len(self.tenants)
         for slot in changed:
-            for column, value in zip(self._columns, self._shown(slot, None), strict=True):
+            for column, value in zip(self._columns, self._show(slot, None), strict=True):
                 column[slot] = value
         return changed
 
@@ -213,7 +213,7 @@ class FleetMap:
 
         """
         number = None if viewer is None else self._numbers.get(viewer, 0)
-        rows = [self._shown(slot, number) for slot in slots]
+        rows = [self._show(slot, number) for slot in slots]
         columns = zip(COLUMNS, zip(*rows, strict=True), strict=True) if rows else ()
         names = {"tenants": self._new_names} if viewer is None and self._new_names else {}
         return {"slots": slots, **dict(columns), **names}
@@ -235,11 +235,11 @@ class FleetMap:
             number = self._numbers.get(viewer, 0)
             for request in self._of.get(number, ()):
                 for slot in self._held[request].slots:
-                    state[slot], _, tenant[slot], ends[slot] = self._shown(slot, number)
+                    state[slot], _, tenant[slot], ends[slot] = self._show(slot, number)
         columns = dict(zip(COLUMNS, (state, milli, tenant, ends), strict=True))
         return {**self._layout, "states": STATES, "tenants": names, **columns}
 
-    def _shown(self, slot: int, viewer: int | None) -> ShownSlot:
+    def _show(self, slot: int, viewer: int | None) -> ShownSlot:
         here = [self._held[request] for request in self._on.get(slot, ())]
         if not here:
             return ShownSlot(int(self._idle[slot]), 0, 0, 0)

@@ -99,17 +99,17 @@ class MapNews:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            shown = await self._made(settle)
+            shown = await self._make(settle)
             made_at = time.monotonic()
             while self._watching:
                 late = time.monotonic() - made_at > REMAKE_SECONDS
                 if late and (shown.is_outdated or self._too_many):
-                    shown, made_at = await self._made(settle), time.monotonic()
+                    shown, made_at = await self._make(settle), time.monotonic()
                 await self._tell(shown)
                 await asyncio.sleep(pause_seconds(len(self._watching)))
             self._facts.clear()
 
-    async def _made(self, settle: Callable[[], Awaitable[object]]) -> FleetMap:
+    async def _make(self, settle: Callable[[], Awaitable[object]]) -> FleetMap:
         """Return a map of the state, all of it durable. Facts that come meanwhile wait."""
         self._facts.clear()
         self._too_many = False

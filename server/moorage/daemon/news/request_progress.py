@@ -158,7 +158,7 @@ class RequestProgress:
         turns, now = self._expected(), time.time()
         for request, position in self.positions(waiting).items():
             streamed, turn = self._streamed[request], turns.get(request)
-            if streamed.position != position or _moved(streamed.expected_at, turn, now):
+            if streamed.position != position or _has_moved(streamed.expected_at, turn, now):
                 expected = {} if turn is None else {"expected_at": turn}
                 self._tell(request, "queued", position=position, **expected)
                 streamed.position, streamed.expected_at = position, turn
@@ -189,7 +189,7 @@ def _changes(streamed: _Streamed) -> bool:
     return streamed.position is not None or streamed.deciding_since is not None
 
 
-def _moved(before: float | None, after: float | None, now: float) -> bool:
+def _has_moved(before: float | None, after: float | None, now: float) -> bool:
     """Return whether an expected time is noticeably another one."""
     if before is None or after is None:
         return before is not after

@@ -102,7 +102,7 @@ class ShapeCounts:
         demand, fleet = self._demand, self._fleet
         fits = self._gangs(self._copies)
         eligible = np.where(fleet.eligible_gpus(demand), fleet.gpu_free, 0).sum(1)
-        gathered = int(self._gathered(eligible).sum()) // demand.nodes
+        gathered = int(self._gather(eligible).sum()) // demand.nodes
         used = fits * demand.nodes * demand.gpus * demand.gpu_milli
         places = np.flatnonzero(self._copies)[:PLACES_MAX].tolist()
         return {
@@ -126,7 +126,7 @@ class ShapeCounts:
         self._classes = classes.reshape(-1)
         self._sizes, self._empty = kinds[:, 0], kinds[:, 1]
 
-    def _gathered(self, eligible: Ints) -> Ints:
+    def _gather(self, eligible: Ints) -> Ints:
         """Return the count that would fit among the nodes of each class: int64 `[classes]`.
 
         Whole nodes are made free first, and what is left over lies on one more.

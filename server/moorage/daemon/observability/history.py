@@ -178,7 +178,7 @@ class HistoryRing:
                 self._answers.clear()
             answer = self._answers[key] = self._put_together(viewer, minutes, step)
         now = self._now(time.time())
-        now.tenants = _seen(now.tenants, viewer)
+        now.tenants = _visible(now.tenants, viewer)
         now.oldest = self._oldest(viewer)
         now.ending = self._ending_soon(viewer, now.at)
         now.agents = self.agents() if viewer is None else None
@@ -243,7 +243,7 @@ class HistoryRing:
         whole = list(points.values())
         last = [point[-1].now for point in whole]
         models = _largest(each.models for each in last)
-        tenants = [_seen(each.tenants, viewer) for each in last]
+        tenants = [_visible(each.tenants, viewer) for each in last]
         refusals = [_sum(each.counts.refusals for each in point) for point in whole]
         return History(
             now=whole[-1][-1].now if whole else self._now(0.0),  # `answer` puts the real one here.
@@ -289,7 +289,7 @@ class HistoryRing:
         return HistoryNow(
             at,
             self._by_model(),
-            _bounded({name: many for name, many in tenants.items() if many}),
+            _bound({name: many for name, many in tenants.items() if many}),
             len(state.waiting),
             round(max(0.0, at - since), 3),
             sum(each.state == "failing" for each in state.leases.values()),
@@ -369,14 +369,14 @@ def _difference(before: _Counts, now: _Counts) -> _Counts:
 
     refused = {name: n - before.refusals.get(name, 0) for name, n in now.refusals.items()}
     return _Counts(
-        _bounded({name: n for name, n in refused.items() if n}),
+        _bound({name: n for name, n in refused.items() if n}),
         less(now.grants, before.grants),
         less(now.evaluations, before.evaluations),
         less(now.commits, before.commits),
     )
 
 
-def _bounded(found: dict[str, int]) -> dict[str, int]:
+def _bound(found: dict[str, int]) -> dict[str, int]:
     """Return the largest entries, and the sum of all others."""
     if len(found) <= SERIES_MAX:
         return found
@@ -386,7 +386,7 @@ def _bounded(found: dict[str, int]) -> dict[str, int]:
     return {**shown, OTHER: shown.get(OTHER, 0) + rest}
 
 
-def _seen(tenants: Mapping[str, int], viewer: str | None) -> dict[str, int]:
+def _visible(tenants: Mapping[str, int], viewer: str | None) -> dict[str, int]:
     """Return holders and amounts, as a tenant may see them."""
     if viewer is None:
         return dict(tenants)

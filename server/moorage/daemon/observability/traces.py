@@ -188,7 +188,7 @@ class RequestTraces:
         span = None
         if self._spans is not None and followed.span is not None:
             span = self._spans.begin(part, followed.span)
-            span.set_attributes(_named(attributes))
+            span.set_attributes(_attribute_names(attributes))
         followed.parts[part] = perf_counter(), span
         log.debug("request_part_begun", part=part, **followed.ids(), **attributes)
 
@@ -218,11 +218,11 @@ class RequestTraces:
     def _end_span(self, followed: _Trace, span: "Span | None", attributes: JsonObject) -> None:
         if self._spans is not None and span is not None:
             request = {"request": followed.request} if followed.request else {}
-            span.set_attributes(_named(request | attributes))
+            span.set_attributes(_attribute_names(request | attributes))
             self._spans.end(span)
 
 
-def _named(attributes: JsonObject) -> JsonObject:
+def _attribute_names(attributes: JsonObject) -> JsonObject:
     return {f"moorage.{name}": value for name, value in attributes.items()}
 
 

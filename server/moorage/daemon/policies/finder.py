@@ -99,10 +99,10 @@ class Finder:
 
         """
         if action == "filter":
-            wanted = await _parsed(parse_filter, body, at)
+            wanted = await _parse(parse_filter, body, at)
             search, uri = None, ""
         else:
-            search = await _parsed(parse_search, body, at)
+            search = await _parse(parse_search, body, at)
             wanted, uri = search.filter or Filter(search.match_type), search.policy_rule_uri
         field = _under(_values(body, at)[1], "matchType")
         if candidates and wanted.match_type != "cluster":
@@ -161,7 +161,7 @@ class Finder:
                 expected=no.expected,
                 details=no.details,
             ) from fault
-        return _chosen(value, [each["id"] for each in documents], uri, field)
+        return _choose(value, [each["id"] for each in documents], uri, field)
 
 
 def _to_rank(of: Searched, ids: Sequence[str], warnings: list[str]) -> list[Document]:
@@ -211,7 +211,7 @@ def place_of(no: Refusal, at: str) -> str:
     return f"{at}.{no.field}" if overrides else no.field
 
 
-async def _parsed(parse: Callable[[JsonValue, str], T], body: Document, at: str) -> T:
+async def _parse(parse: Callable[[JsonValue, str], T], body: Document, at: str) -> T:
     try:
         # Patterns become tables while they are parsed, which may take milliseconds.
         return await asyncio.to_thread(parse, body, at)
@@ -219,7 +219,7 @@ async def _parsed(parse: Callable[[JsonValue, str], T], body: Document, at: str)
         raise refusal_of(error) from error
 
 
-def _chosen(value: JsonValue, offered: Sequence[str], uri: str, field: str) -> dict[str, Document]:
+def _choose(value: JsonValue, offered: Sequence[str], uri: str, field: str) -> dict[str, Document]:
     """Return the ids that a ranking policy answered, each once, or refuse its answer."""
     known = frozenset(offered)
     chosen: dict[str, Document] = {}

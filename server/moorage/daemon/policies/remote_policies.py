@@ -98,7 +98,7 @@ class RemotePolicies:
     async def _run(self, consult: Consult, record: PolicyRecord) -> None:
         request, number = key = consult.ask.id, consult.consultation
         try:
-            value = await self._executed(consult, record)
+            value = await self._execute(consult, record)
             if record.schemas is not None:
                 record.schemas.judge(value)
         except ServiceError as error:
@@ -108,7 +108,7 @@ class RemotePolicies:
         finally:
             self._under_way.pop(key, None)
 
-    async def _executed(self, consult: Consult, record: PolicyRecord) -> JsonValue:
+    async def _execute(self, consult: Consult, record: PolicyRecord) -> JsonValue:
         if len(self._under_way) > EXECUTIONS_MAX:
             reason = f"{EXECUTIONS_MAX} executions of policies are awaited; try again shortly"
             raise ServiceError(Code.BUSY, reason)

@@ -110,11 +110,11 @@ class Publishing:
             earlier = self._allocator.policy_of(tenant, key)
             if earlier and name_of(earlier) == name_of(alias.name):
                 return earlier
-        if alias.canary is not None and self._drawn(alias.canary, tenant, key):
+        if alias.canary is not None and self._draw(alias.canary, tenant, key):
             return alias.canary.version
         return alias.version
 
-    def _drawn(self, canary: Canary, tenant: Tenant, key: str) -> bool:
+    def _draw(self, canary: Canary, tenant: Tenant, key: str) -> bool:
         """Decide whether a request goes to the candidate, the same way each time."""
         if canary.by == "tenant":
             key = ""
@@ -170,7 +170,7 @@ class Publishing:
                 content now.
 
         """
-        alias = self._found(given)
+        alias = self._find(given)
         if not alias.former:
             reason = f"alias: {alias.name} has had no version but {alias.version}"
             raise ServiceError(Code.NOT_FOUND, reason, field="alias")
@@ -213,7 +213,7 @@ class Publishing:
 
     async def start_canary(self, given: str, start: CanaryStart, who: str) -> JsonObject:
         """Send a share of an alias's requests to another version; the counts start afresh."""
-        alias = self._found(given)
+        alias = self._find(given)
         uri = start.policy_rule_uri
         ref = await self._versions.require_of(alias.name, uri, who)
         self._refuse_active(alias, uri)
@@ -225,7 +225,7 @@ class Publishing:
 
     async def stop_canary(self, given: str, who: str) -> JsonObject:
         """Send all requests to the active version again."""
-        alias = self._found(given)
+        alias = self._find(given)
         if alias.canary is None:
             raise ServiceError(Code.NOT_FOUND, f"alias: {alias.name} has no canary", field="alias")
         after = await self._change(
@@ -235,7 +235,7 @@ class Publishing:
 
     async def start_shadow(self, given: str, uri: str, who: str) -> JsonObject:
         """Send requests also to a candidate of any policy; start a new report."""
-        alias = self._found(given)
+        alias = self._find(given)
         ref = await self._versions.require(uri, who)
         self._refuse_active(alias, uri)
         self.shadows.follow(alias.name, None)
@@ -244,7 +244,7 @@ class Publishing:
 
     async def stop_shadow(self, given: str, who: str) -> JsonObject:
         """Ask the candidate no more."""
-        alias = self._found(given)
+        alias = self._find(given)
         if not alias.shadow:
             raise ServiceError(Code.NOT_FOUND, f"alias: {alias.name} has no shadow", field="alias")
         after = await self._change(alias.name, who, "shadow_ended", alias.shadow, shadow="")
@@ -255,7 +255,7 @@ class Publishing:
 
         The alias's owner is shown all of it, others what it says of their own requests.
         """
-        alias = self._found(given)
+        alias = self._find(given)
         report = self.shadows.report(alias.name, Tenant(who), whole=alias.owned_by(who))
         if report is None:
             reason = f"alias: {alias.name} has no shadow; start one with {{policy_rule_uri}}"
@@ -274,7 +274,7 @@ class Publishing:
             ServiceError: `conflict`: it is another tenant's, who sees all requests under it.
 
         """
-        alias = self._found(given)
+        alias = self._find(given)
         if alias.owner and not foreign and not alias.owned_by(who):
             reason = f"alias: {alias.name} is of the tenant {alias.owner}, who alone may delete it"
             raise ServiceError(
@@ -437,11 +437,11 @@ class Publishing:
 
     def show(self, given: str) -> JsonObject:
         """Return an alias with its history, or raise `not_found`."""
-        return self._found(given).document()
+        return self._find(given).document()
 
     def canary_report(self, given: str, who: str) -> JsonObject:
         """Return the results of the versions under an alias, since the start of its canary."""
-        alias = self._found(given)
+        alias = self._find(given)
         whole = alias.owned_by(who)
         candidate = alias.canary.version if alias.canary else ""
         return {
@@ -480,7 +480,7 @@ class Publishing:
 
     # Checks --------------------------------------------------------------------------------
 
-    def _found(self, given: str) -> Alias:
+    def _find(self, given: str) -> Alias:
         name = alias_name(given)
         alias = self.aliases.find(name)
         if alias is None:

@@ -177,7 +177,7 @@ class Shadow:
         if all(side.placement for side in sides):
             held = lease.placement if lease is not None and lease.state != "ended" else ()
             for tally, side in zip(self.tallies, sides, strict=True):
-                gpus, nodes = _opened(side.placement, held, state)
+                gpus, nodes = _broken_nodes(side.placement, held, state)
                 tally.gpus_opened += gpus
                 tally.nodes_opened += nodes
         if _gist(pair.active) == _gist(pair.candidate):
@@ -427,7 +427,7 @@ def _gist(side: Side) -> JsonValue:
     return sorted((s.cluster_id, s.node_id, sorted(s.gpus), s.gpu_milli) for s in side.placement)
 
 
-def _opened(placement: Placement, held: Placement, state: State) -> tuple[int, int]:
+def _broken_nodes(placement: Placement, held: Placement, state: State) -> tuple[int, int]:
     """Return the number of whole, free GPUs and of idle nodes that a placement starts to use.
 
     Args:

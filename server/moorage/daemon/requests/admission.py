@@ -72,9 +72,9 @@ class Admission:
             if found is not None:
                 self._admit(to, tenant, message, [*warnings, *found], alias)
                 return None
-        return self._fetched(to, tenant, message, warnings, alias)
+        return self._fetch(to, tenant, message, warnings, alias)
 
-    async def _fetched(
+    async def _fetch(
         self,
         to: Address,
         tenant: Tenant,

@@ -128,7 +128,7 @@ class Asks:
         candidates = self._candidates(message, warnings)
         if isinstance(candidates, Refusal):
             return candidates
-        reached = self._reached(provision, candidates, demands[-1])
+        reached = self._reach(provision, candidates, demands[-1])
         if isinstance(reached, Refusal):
             return reached
         candidates, avoid = reached
@@ -166,7 +166,7 @@ class Asks:
         )
         return ask, token
 
-    def _reached(
+    def _reach(
         self,
         provision: Provision | None,
         candidates: tuple[ClusterId, ...] | None,
@@ -232,17 +232,17 @@ class Asks:
         asleep = [name for name in missing if memory.known(name)]
         for names, what in ((gone, "Unknown clusters"), (asleep, "Clusters that are not live")):
             if names:
-                warnings.append(f"{what} were left out: {self._listed(names)}.")
+                warnings.append(f"{what} were left out: {self._list(names)}.")
         candidates = tuple(name for name in named if memory.is_live(name))
         if not candidates:
             which = f"none of those named ({len(named)}) is registered and live"
-            reason = f"clusters: {which}: {self._listed(missing)}."
+            reason = f"clusters: {which}: {self._list(missing)}."
             expected = "ids of live clusters"
             details = {"unknown": missing[:WARNED_MAX]}
             return Refusal(Code.UNKNOWN_CLUSTERS, reason, "clusters", expected, details)
         return candidates
 
-    def _listed(self, missing: Sequence[ClusterId]) -> str:
+    def _list(self, missing: Sequence[ClusterId]) -> str:
         """Return the names of clusters that are not live, the first few with the nearest."""
         memory = self._catalog.memory
         shown: list[str] = list(missing[:WARNED_MAX])

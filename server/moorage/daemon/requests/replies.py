@@ -219,7 +219,7 @@ class Replies:
                 if each.request
             ],
             "leases": [
-                {"message": message, "lease": self._shown(lease)}
+                {"message": message, "lease": self._show(lease)}
                 for request, message in self._granted[to.session].items()
                 if (lease := find(request)) is not None and lease.state != "ended"
             ],
@@ -232,7 +232,7 @@ class Replies:
             if len(granted) > GRANTED_MAX:
                 del granted[next(iter(granted))]
 
-    def _shown(self, lease: Lease) -> LeaseAnswer:
+    def _show(self, lease: Lease) -> LeaseAnswer:
         return lease_answer(lease, self._workloads.seen(lease), token=self._tokens.of(lease))
 
     def answer_later(self, to: Address, work: Awaitable[Response]) -> None:

@@ -78,7 +78,7 @@ class _Inert(ABCMeta):
     def __getattr__(cls, name: str) -> object:
         if name.startswith("_"):
             raise AttributeError(name)
-        return _found(cls, name, cls._path, cls._module, cls._error)
+        return _find(cls, name, cls._path, cls._module, cls._error)
 
     def __call__(cls, *args: object, **kwargs: object) -> object:
         if not is_inert(cls):  # A class of the policy that inherits from one.
@@ -132,7 +132,7 @@ def _inert(path: str, module: str, error: type[MissingLibraryError]) -> object:
     return _Inert(name, (_Base,), {"_path": path, "_module": module, "_error": error, "_own": 1})
 
 
-def _found(
+def _find(
     owner: object, name: str, path: str, module: str, error: type[MissingLibraryError]
 ) -> object:
     """Return an attribute, and keep it: the same one each time."""
@@ -174,7 +174,7 @@ class _Module(ModuleType):
         names = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
         # `urllib.parse` is there and `urllib.request` is not: the longer one is what is missing.
         missing = next(each for each in names if isinstance(sys.modules.get(each, self), _Module))
-        return _found(self, name, self.__name__, missing, errors_of(parts[0]))
+        return _find(self, name, self.__name__, missing, errors_of(parts[0]))
 
 
 class InertLoader(Loader):

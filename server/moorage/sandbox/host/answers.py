@@ -61,20 +61,20 @@ def read_call(frame: frames.Call) -> tuple[JsonValue, ...] | str:
 
 
 def _read_id(packed: bytes) -> tuple[str] | str:
-    argument = _decoded(packed)
+    argument = _decode(packed)
     if isinstance(argument, str) and _ID.fullmatch(argument):
         return (argument,)
     return "a cluster id is expected: letters, digits, '.', '_', ':' and '-'"
 
 
 def _read_query(packed: bytes, kind: str) -> tuple[JsonValue] | str:
-    argument = _decoded(packed)
+    argument = _decode(packed)
     if not isinstance(argument, dict) and (argument is not None or kind == "query"):
         return "a query object is expected"
     return (argument,)
 
 
-def _decoded(packed: bytes) -> JsonValue:
+def _decode(packed: bytes) -> JsonValue:
     try:
         (argument,) = _decode_arguments(packed)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -177,7 +177,7 @@ def at_hand(
     """Return the answers about these clusters that need no waiting and are small."""
     items: frames.Items = {}
     with contextlib.suppress(CallRefusedError):  # Its caller gets the error.
-        for name, packed in _found(services, kind, cluster_ids):
+        for name, packed in _find(services, kind, cluster_ids):
             bytes_max -= len(packed)
             if bytes_max < 0:
                 break
@@ -185,7 +185,7 @@ def at_hand(
     return items
 
 
-def _found(
+def _find(
     services: HostServices, kind: str, cluster_ids: Sequence[str]
 ) -> Iterable[tuple[str, bytes]]:
     client = _CLIENTS.get(kind)

@@ -65,7 +65,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         self._host_placement_group: RayValue = None
         self._changing = threading.RLock()
         try:
-            self._info = self._found()
+            self._info = self._find()
         except SliceDegraded as error:
             self._degraded = error
             self._failed = True
@@ -232,7 +232,7 @@ class Slice(ResourcePoolManager[HostInfo]):
                     f" {deadline.seconds:g} s (EFORMER_HOST_HEALTH_WAIT_S): {why}"
                 )
 
-    def _found(self) -> SliceInfo:
+    def _find(self) -> SliceInfo:
         """Return the info of the slice that is known before its hosts are reserved."""
         here = alive_nodes()[ray.get_runtime_context().get_node_id()]
         if isinstance(self._shape, GpuSlices):

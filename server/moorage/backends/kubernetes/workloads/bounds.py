@@ -66,7 +66,7 @@ def keep_within(spec: Document, share: Share, main: str) -> None:
     for name, held in (("cpu", share.cpu_milli), ("memory", share.memory_mib * MIB)):
         before = 0  # What the sidecars have that run already.
         for container in _each(spec, "initContainers"):
-            wanted = _wanted(container, name)
+            wanted = _request_or_limit(container, name)
             if container.get("restartPolicy") == "Always":
                 before += _said(container, name, held, wanted)
                 wanted = 0
@@ -78,15 +78,15 @@ def keep_within(spec: Document, share: Share, main: str) -> None:
             if container["name"] == main:
                 own = container
             else:
-                before += _said(container, name, held, _wanted(container, name))
-        if own and (wanted := _wanted(own, name)) is not None:
+                before += _said(container, name, held, _request_or_limit(container, name))
+        if own and (wanted := _request_or_limit(own, name)) is not None:
             before += wanted
         elif own and held > before:
             _give(own, name, held - before)
         elif own and held:
             _check(name, before + 1, held)  # Nothing is left of it.
         _check(name, before, held)
-        whole = _wanted({"name": "", "resources": spec.get("resources", {})}, name)
+        whole = _request_or_limit({"name": "", "resources": spec.get("resources", {})}, name)
         _check(name, whole or 0, held)
 
 
@@ -108,7 +108,7 @@ def _check(name: str, wanted: int, held: int) -> None:
         raise UnsupportedSpecError(f"{given}, manifest.spec: {reason}: {hint}")
 
 
-def _wanted(container: Document, name: str) -> int | None:
+def _request_or_limit(container: Document, name: str) -> int | None:
     """Return the larger of request and limit of a container; None: it has neither.
 
     Where it says it in one of requests and limits, it is said in both then.

@@ -232,27 +232,27 @@ class ClusterWorkloads:
         if not there:
             claims = manifests.CLAIMS.format(objects.namespace)
             made = [(claims, each) for each in objects.claims]
-            await self._all_made(workload, made, trouble)
+            await self._create_all(workload, made, trouble)
             made = [(objects.pods_path, each) for each in objects.pods]
-            first, *_ = await self._all_made(workload, made, trouble)
+            first, *_ = await self._create_all(workload, made, trouble)
         if objects.owned:
-            owner = first or await self._found(objects, trouble)
+            owner = first or await self._read_first_pod(objects, trouble)
             keys = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
             own = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], **keys}
             for _, each in objects.owned:
                 each["metadata"]["ownerReferences"] = [own]
-            await self._all_made(workload, objects.owned, trouble)
+            await self._create_all(workload, objects.owned, trouble)
 
     async def group_api(self, trouble: list[str]) -> str:
         """Return the version of the API that has PodGroups; empty if none has."""
-        known = await self._said(manifests.SCHEDULING, trouble)
+        known = await self._read(manifests.SCHEDULING, trouble)
         for version in (str(each["groupVersion"]) for each in known.get("versions", ())):
-            has = await self._said(f"/apis/{version}", trouble)
+            has = await self._read(f"/apis/{version}", trouble)
             if any(each["name"] == "podgroups" for each in has.get("resources", ())):
                 return version
         return ""
 
-    async def _said(self, path: str, trouble: list[str]) -> Document:
+    async def _read(self, path: str, trouble: list[str]) -> Document:
         """Return the object of a path; nothing if it is not there, or cannot be read."""
         try:
             said: Document = await self._patiently(
@@ -262,7 +262,7 @@ class ClusterWorkloads:
             return {}
         return said
 
-    async def _found(self, objects: StartObjects, trouble: list[str]) -> JsonValue:
+    async def _read_first_pod(self, objects: StartObjects, trouble: list[str]) -> JsonValue:
         """Return the first pod of a start, which was there already."""
         path = f"{objects.pods_path}/{objects.pods[0]['metadata']['name']}"
         try:
@@ -270,17 +270,17 @@ class ClusterWorkloads:
         except RefusedError as error:
             raise BackendError(f"the first pod is gone again: {error}") from error
 
-    async def _all_made(
+    async def _create_all(
         self, workload: str, objects: Collection[tuple[str, Document]], trouble: list[str]
     ) -> list[JsonValue]:
-        made = (self._made(workload, path, thing, trouble) for path, thing in objects)
+        made = (self._create(workload, path, thing, trouble) for path, thing in objects)
         answers = await asyncio.gather(*made, return_exceptions=True)
         for each in answers:
             if isinstance(each, BaseException):
                 raise each
         return answers
 
-    async def _made(
+    async def _create(
         self, workload: str, path: str, thing: Document, trouble: list[str]
     ) -> JsonValue:
         """Create an object; return it, or None if it existed."""

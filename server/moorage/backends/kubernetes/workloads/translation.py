@@ -91,7 +91,7 @@ def pod_order(spec: BaseResourceSpec) -> PodOrder:
     """
     match spec:
         case PodResourceSpec():
-            manifest = _checked(spec.manifest)
+            manifest = _check(spec.manifest)
             _check_environment("environment", spec.environment)
             _check_names("labels", spec.labels)
             if not spec.gpu_resource.endswith(WHOLE_DEVICES):
@@ -261,7 +261,7 @@ class _Manifest(msgspec.Struct):
     spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
 
 
-def _checked(manifest: Mapping[str, JsonValue]) -> JsonObject:
+def _check(manifest: Mapping[str, JsonValue]) -> JsonObject:
     """Return a manifest without its nulls, which Kubernetes reads as missing fields.
 
     Raises:

@@ -58,7 +58,7 @@ class JobGroups:
         made: list[PlacementGroup] = []
 
         def take() -> bool:
-            group = self._made(plan, given_up)
+            group = self._make(plan, given_up)
             if group is not None:
                 made.append(group)
             return group is not None
@@ -111,7 +111,7 @@ class JobGroups:
             node, gpus, share, lambda: self._within(rest, take, given_up), given_up
         )
 
-    def _made(
+    def _make(
         self, plan: Mapping[str, JsonValue], given_up: threading.Event
     ) -> PlacementGroup | None:
         """Make the group; None if Ray gave it other devices."""

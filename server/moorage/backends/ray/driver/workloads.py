@@ -113,10 +113,10 @@ class Workloads:
         found: dict[str, Report] = {}
         for workload, members in self._all().items():
             shape = _Shape.of(shapes[workload]) if workload in shapes else None
-            found[workload] = self._joined(members, "report", shape)
+            found[workload] = self._join(members, "report", shape)
             self._watch(workload, members, shape)
         for workload in self._groups.workloads() - found.keys():
-            lock = self._named(workload)
+            lock = self._lock_of(workload)
             if lock.acquire(blocking=False):  # Else it is being started or stopped.
                 try:
                     if workload not in self._all():
@@ -131,7 +131,7 @@ class Workloads:
         """Return the report of a workload; with `probe`, after its readiness check."""
         question = "probe" if probe else "report"
         whole = None if shape is None else _Shape.of(shape)
-        return self._joined(self._members(workload), question, whole)
+        return self._join(self._members(workload), question, whole)
 
     def logs(self, workload: str, offset: int) -> tuple[bytes, int, bool, int | None, int]:
         """Return a piece of output of its first node, as `WorkloadHost.logs`, and its attempt."""
@@ -186,7 +186,7 @@ class Workloads:
         """
         workload = str(plans[0]["workload"])
         try:
-            with self._named(workload):
+            with self._lock_of(workload):
                 if given_up.is_set():
                     raise NotDoneError("its start was given up")
                 return self._started(workload, plans, given_up, new=new)
@@ -214,7 +214,7 @@ class Workloads:
                 self._check_whole(members, shape)
             if len(members) != len(plans) or len({each.start for each in members}) > 1:
                 self._end(members)
-                members = [self._made(self._bound(plan, given_up)) for plan in plans]
+                members = [self._make(self._bound(plan, given_up)) for plan in plans]
             report = self._begun(members, plans, given_up, found=found)
         except BaseException as error:
             with contextlib.suppress(UnknownActorError):
@@ -237,7 +237,7 @@ class Workloads:
             return plan
         return {**plan, "group": self._groups.make(plan, given_up).id.hex()}
 
-    def _made(self, plan: Mapping[str, JsonValue]) -> _Member:
+    def _make(self, plan: Mapping[str, JsonValue]) -> _Member:
         options = dict(plan["options"])
         strategies = ray.util.scheduling_strategies
         if plan["bundles"]:
@@ -286,7 +286,7 @@ class Workloads:
             began = answer.get("exit_code") is not None and not plan["readiness"]
             if answer["phase"] == "failed" and not began:
                 raise NotDoneError(_why(answer))
-        report = self._joined(members, "report", None)
+        report = self._join(members, "report", None)
         if report["phase"] in {"failed", "succeeded"} and not found:
             report = {"phase": "ready", "detail": plans[0]["title"]}
         return report
@@ -299,7 +299,7 @@ class Workloads:
         answers: list[tuple[_Member, Report]] = []
 
         def take() -> bool:
-            made = self._made(plan)
+            made = self._make(plan)
             ref = made.handle.begin.remote()
             answers.append((made, self._begin_answer(made, ref, plan, given_up)))
             return "given" not in answers[-1][1]
@@ -350,7 +350,7 @@ class Workloads:
         with self._lock:
             for given_up in self._given_up.get(workload, ()):
                 given_up.set()
-        with self._named(workload):
+        with self._lock_of(workload):
             self._forget(workload)
             try:
                 members = self._members(workload)
@@ -503,7 +503,7 @@ class Workloads:
 
     # Members -----------------------------------------------------------------------------------
 
-    def _named(self, workload: str) -> threading.RLock:
+    def _lock_of(self, workload: str) -> threading.RLock:
         with self._lock:
             return self._names.setdefault(workload, threading.RLock())
 
@@ -536,7 +536,7 @@ class Workloads:
             raise UnknownActorError(workload)
         return sorted(found, key=lambda each: each.index)
 
-    def _joined(self, members: Sequence[_Member], question: str, shape: _Shape | None) -> Report:
+    def _join(self, members: Sequence[_Member], question: str, shape: _Shape | None) -> Report:
         """Return the report of a workload, from those of its members, and from missing ones."""
         if not members:
             raise UnknownActorError("")
