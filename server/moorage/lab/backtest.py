@@ -22,7 +22,7 @@ from moorage.lab import plots, timeline, trace
 from moorage.lab.churn import Churn, Stays, by_size, size_of
 from moorage.lab.errors import CommandError, unknown
 from moorage.lab.progress import Progress
-from moorage.lab.rehearsal import Decision, Document, Rehearsal
+from moorage.lab.rehearsal import Decision, Rehearsal
 from moorage.lab.typical import typical_of
 from moorage.model import Ask, Demand, Placement
 from moorage.policy import Fleet
@@ -59,7 +59,7 @@ class BacktestJob:
 
     """
 
-    rules: list[Document]
+    rules: list[JsonObject]
     nodes: str = ""
     pods: str = ""
     ledger: str = ""
@@ -173,7 +173,7 @@ async def _line(job: BacktestJob) -> timeline.Timeline:
 
 
 async def _play(
-    job: BacktestJob, policy: Document, line: timeline.Timeline
+    job: BacktestJob, policy: JsonObject, line: timeline.Timeline
 ) -> tuple[BacktestRun, dict[str, tuple[str, Placement]]]:
     """Take the whole timeline through one policy."""
     async with Rehearsal(job.mode) as rehearsal:
@@ -227,7 +227,7 @@ async def _let_wait(rehearsal: Rehearsal) -> None:
         await rehearsal.pass_to(max(waiter.deadline for waiter in waiting.values()))
 
 
-def _document(policy: Document, line: timeline.Timeline) -> Document:
+def _document(policy: JsonObject, line: timeline.Timeline) -> JsonObject:
     name = policy.get("shipped")
     if name is None:
         return policy

@@ -26,7 +26,7 @@ from moorage.daemon.policies.finder import code_of
 from moorage.lab import examples
 from moorage.lab.errors import CommandError
 from moorage.lab.progress import Progress
-from moorage.lab.rehearsal import Document, Rehearsal
+from moorage.lab.rehearsal import Rehearsal
 from moorage.model import Ask, Code, RequestId, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.errors import BadMessage
@@ -92,9 +92,9 @@ class PolicyTestJob:
 
     """
 
-    policy: Document
-    requests: list[Document] = field(default_factory=list[Document])
-    clusters: list[Document] = field(default_factory=list[Document])
+    policy: JsonObject
+    requests: list[JsonObject] = field(default_factory=list[JsonObject])
+    clusters: list[JsonObject] = field(default_factory=list[JsonObject])
     seed: int = 1
     profile: bool = False
     mode: Mode = "jail"
@@ -117,7 +117,7 @@ class Tried:
 
     """
 
-    request: Document
+    request: JsonObject
     outcome: str
     detail: str
     values: tuple[JsonValue, ...]
@@ -202,7 +202,7 @@ async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
 
 
 async def _again(
-    job: PolicyTestJob, report: PolicyTestReport, wanted: Sequence[Document], seconds: float
+    job: PolicyTestJob, report: PolicyTestReport, wanted: Sequence[JsonObject], seconds: float
 ) -> Sequence[Tried]:
     """Do it all again under other hash seeds, until something differs, and return the last run.
 
@@ -237,7 +237,7 @@ async def _again(
 
 
 async def _without_metrics(
-    job: PolicyTestJob, report: PolicyTestReport, wanted: Sequence[Document]
+    job: PolicyTestJob, report: PolicyTestReport, wanted: Sequence[JsonObject]
 ) -> None:
     """Ask where no cluster has metrics, as on every server until a client posts some."""
     known = {_fault(tried) for tried in report.requests}
@@ -266,7 +266,7 @@ async def _play(
     rehearsal: Rehearsal,
     record: PolicyRecord,
     job: PolicyTestJob,
-    wanted: Sequence[Document],
+    wanted: Sequence[JsonObject],
     *,
     metrics: bool = True,
     timeouts_max: int = TIMEOUTS_MAX,
@@ -299,7 +299,7 @@ async def _play(
 
 
 async def _one(
-    rehearsal: Rehearsal, record: PolicyRecord, number: int, request: Document, seed: int
+    rehearsal: Rehearsal, record: PolicyRecord, number: int, request: JsonObject, seed: int
 ) -> Tried:
     if "input_data" in request:
         try:
@@ -343,7 +343,7 @@ def _cut(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
 
 
-def ask_of(record: PolicyRecord, request: Document, number: int, seed: int) -> Ask:
+def ask_of(record: PolicyRecord, request: JsonObject, number: int, seed: int) -> Ask:
     """Return the ask that a server would make of a client's message.
 
     Raises:
@@ -382,7 +382,7 @@ def ask_of(record: PolicyRecord, request: Document, number: int, seed: int) -> A
     )
 
 
-def _ignored_in(requests: Sequence[Document]) -> list[str]:
+def _ignored_in(requests: Sequence[JsonObject]) -> list[str]:
     """Return the warnings that a server has for requests that it takes, each kind once."""
     warned: dict[str, list[int]] = {}
     for number, request in enumerate(requests):
@@ -505,7 +505,7 @@ def _is_unexplained(tried: Tried) -> bool:
 
 
 async def profile(
-    job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[Document]
+    job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[JsonObject]
 ) -> JsonObject | None:
     """Evaluate once more with every line timed; None if the policy did not let that happen."""
     source = (resources.files("moorage.lab") / _PROFILER).read_bytes()

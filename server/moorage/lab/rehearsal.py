@@ -52,8 +52,6 @@ from moorage.sandbox.host.contract import HostServices, Mode
 from moorage.sandbox.host.sandbox import Limits, PolicyCode, Sandbox
 from moorage.storage.sqlite.storage import SqliteStorage
 
-Document = JsonObject
-
 SESSION: Final = SessionId("rehearsal")
 
 
@@ -136,7 +134,7 @@ class Rehearsal:
     async def __aexit__(self, *error: object) -> None:
         await self._open.aclose()
 
-    async def upload(self, document: Document) -> PolicyRecord:
+    async def upload(self, document: JsonObject) -> PolicyRecord:
         """Take in a policy as `POST /policy` would.
 
         Raises:
@@ -149,7 +147,7 @@ class Rehearsal:
         self._codes[record.ref.uri] = code_of(record)
         return record
 
-    async def add_cluster(self, document: Document, metrics: Document | None = None) -> None:
+    async def add_cluster(self, document: JsonObject, metrics: JsonObject | None = None) -> None:
         """Take in a cluster as `POST /clusters` would, and its metrics if there are any.
 
         Raises:
@@ -162,7 +160,7 @@ class Rehearsal:
         registered = read_cluster_document(document)
         await self.step(ClusterSeen(registered.cluster))
 
-    async def note_document(self, document: Document) -> None:
+    async def note_document(self, document: JsonObject) -> None:
         """Give policies a cluster document to read; the inventory of the cluster comes by `step`.
 
         Raises:

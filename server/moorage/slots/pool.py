@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any, Final
 
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots.amounts import NONE, Amount, Slots
 from moorage.slots.errors import (
     EmptyResourcePoolError,
@@ -22,7 +22,6 @@ from moorage.slots.outstanding import Allocation, Outstanding, parse_allocation
 from moorage.slots.requests import parse_request
 from moorage.slots.specification import (
     NODE_NAMES,
-    Document,
     Format,
     Instance,
     counted,
@@ -62,14 +61,14 @@ class ResourcePool:
 
     def __init__(self, pool: Mapping[str, JsonValue] | None = None) -> None:
         self._lock = threading.RLock()
-        self.additional_properties: Document = {}
+        self.additional_properties: JsonObject = {}
         self._now = self._idle = Inventory({})
         self._outstanding = Outstanding()
         if pool:
             self.fill(pool)
 
     @property
-    def resources(self) -> dict[str, list[Document]]:
+    def resources(self) -> dict[str, list[JsonObject]]:
         """The free slots now: `{type: [{"id", "slots"}]}`, exhausted instances included.
 
         It is a copy, and what is written into it, or in its place, is checked and changes the pool:
@@ -105,12 +104,12 @@ class ResourcePool:
         with self._lock:
             return type in self._now
 
-    def __getstate__(self) -> Document:
+    def __getstate__(self) -> JsonObject:
         """Return the state for a copy: slots checked out here are checked out of the copy, too."""
         with self._lock:
             return copy.deepcopy({k: each for k, each in vars(self).items() if k != "_lock"})
 
-    def __setstate__(self, state: Document) -> None:
+    def __setstate__(self, state: JsonObject) -> None:
         self._lock = threading.RLock()
         vars(self).update(state)
         self._outstanding.keep_numbers()
@@ -179,7 +178,7 @@ class ResourcePool:
         """
         self.fill({"resources": populated(kwds)})
 
-    def pop(self, type: str) -> list[Document] | None:  # noqa: A002  # The documents' word.
+    def pop(self, type: str) -> list[JsonObject] | None:  # noqa: A002  # The documents' word.
         """Remove a type with its checked out slots; return its free slots, None if not there."""
         with self._lock:
             if type not in self._now:
@@ -195,7 +194,7 @@ class ResourcePool:
             self._now = self._idle = Inventory({})
             self._outstanding = Outstanding()
 
-    def getstate(self) -> Document:
+    def getstate(self) -> JsonObject:
         """Return `{"additional_properties", "resources"}` as they are now; a copy."""
         with self._lock:
             return {
@@ -280,7 +279,7 @@ class ResourcePool:
             for held in returned:
                 self._now.give(*held)
 
-    def _rows(self, kind: str) -> list[Document]:
+    def _rows(self, kind: str) -> list[JsonObject]:
         with self._lock:
             return self._now.rows(kind)
 
@@ -321,7 +320,7 @@ class ResourcePool:
             raise EmptyResourcePoolError
 
 
-def populated(counts: Mapping[str, int]) -> dict[str, list[Document]]:
+def populated(counts: Mapping[str, int]) -> dict[str, list[JsonObject]]:
     """Return the instances that `populate` means by counts."""
     counts = {"cpus": len(cpus_here()), ALWAYS: 0, **counts}
     return {kind: documents(counted(n, kind)) for kind, n in counts.items()}

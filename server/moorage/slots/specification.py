@@ -29,9 +29,9 @@ from moorage.slots.errors import InvalidSpecification, SchemaMissingKeyError
 __all__ = [
     "INSTANCES_MAX",
     "MISSPELT",
-    "Document",
     "Format",
     "Instance",
+    "JsonObject",
     "Specification",
     "counted",
     "documents",
@@ -44,7 +44,6 @@ __all__ = [
     "written",
 ]
 
-Document = JsonObject
 Format = Literal["yaml", "json"]
 
 INSTANCES_MAX: Final = 1_000_000
@@ -73,7 +72,7 @@ class Instance:
     id: str
     slots: Amount
     part_of: tuple[str, str] | None = None
-    extra: Document = field(default_factory=Document, compare=False)
+    extra: JsonObject = field(default_factory=JsonObject, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ class Specification:
     """
 
     resources: dict[str, tuple[Instance, ...]]
-    additional_properties: Document
+    additional_properties: JsonObject
 
 
 def parse_specification(document: JsonValue) -> Specification:
@@ -124,7 +123,7 @@ def unwrapped(document: JsonValue) -> Mapping[str, JsonValue]:
     return _mapping(document, "pool")
 
 
-def properties_of(body: Mapping[str, JsonValue]) -> Document:
+def properties_of(body: Mapping[str, JsonValue]) -> JsonObject:
     """Return a copy of the additional properties of a pool or node."""
     return dict(_mapping(body.get("additional_properties") or {}, "additional_properties"))
 
@@ -167,18 +166,18 @@ def counted(count: JsonValue, at: str) -> tuple[Instance, ...]:
     return tuple(Instance(str(number), ONE) for number in range(count))
 
 
-def documents(instances: Iterable[Instance]) -> list[Document]:
+def documents(instances: Iterable[Instance]) -> list[JsonObject]:
     """Return instances as they are written in a description."""
     rows = []
     for each in instances:
-        row: Document = {"id": each.id, "slots": plain(each.slots)} | copy.deepcopy(each.extra)
+        row: JsonObject = {"id": each.id, "slots": plain(each.slots)} | copy.deepcopy(each.extra)
         if each.part_of:
             row["part_of"] = {"type": each.part_of[0], "id": each.part_of[1]}
         rows.append(row)
     return rows
 
 
-def read_specification(text: str) -> Document:
+def read_specification(text: str) -> JsonObject:
     """Return the content of a file in YAML or JSON, for `fill` to read.
 
     Raises:
@@ -195,7 +194,7 @@ def read_specification(text: str) -> Document:
     return dict(_mapping(found, "the file"))
 
 
-def written(pool: Document, form: Format) -> str:
+def written(pool: JsonObject, form: Format) -> str:
     """Return a pool's description as the text of a file."""
     document = {OUTER_KEY: pool}
     if form == "json":
@@ -231,9 +230,9 @@ def _instance(document: JsonValue, at: str) -> Instance:
     return Instance(str(name), slots, part_of, extra)
 
 
-def _extra(row: Mapping[JsonValue, JsonValue], at: str) -> Document:
+def _extra(row: Mapping[JsonValue, JsonValue], at: str) -> JsonObject:
     """Return the other keys of an instance; what JSON cannot say is refused, and so are typos."""
-    extra: Document = {key: value for key, value in row.items() if key not in _OF_INSTANCES}
+    extra: JsonObject = {key: value for key, value in row.items() if key not in _OF_INSTANCES}
     for key in extra:
         if meant := get_close_matches(str(key), _OF_INSTANCES, 1, MISSPELT):
             raise InvalidSpecification(f"{at}: unknown {key!r}; expected {meant[0]!r}")

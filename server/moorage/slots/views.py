@@ -21,7 +21,6 @@ _TOTALS: Final = (
     "clear() and what is written into resources change the pool"
 )
 _T = TypeVar("_T", bound=type)
-_Document = JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class ResourceOwner:
 
     """
 
-    rows: Callable[[str], list[_Document]]
+    rows: Callable[[str], list[JsonObject]]
     write_slots: Callable[[str, str, Any], None]
     write: Callable[[Mapping[str, JsonValue]], None]
 
@@ -78,11 +77,11 @@ class _Written:
 class _Row(_Written, JsonObject):
     """One instance."""
 
-    def __init__(self, document: _Document, rows: "_Rows") -> None:
+    def __init__(self, document: JsonObject, rows: "_Rows") -> None:
         dict.__init__(self, document)
         self._rows = rows
 
-    def _change(self, change: Callable[[_Document], Any]) -> Any:
+    def _change(self, change: Callable[[JsonObject], Any]) -> Any:
         owner, kind, name = self._rows.owner, self._rows.kind, self["id"]
         rows = owner.rows(kind)
         at = next((number for number, each in enumerate(rows) if each["id"] == name), None)
@@ -114,7 +113,7 @@ class _Rows(list[Any]):
     clear, pop, remove = (_writes(name, list) for name in ("clear", "pop", "remove"))
     reverse, sort = _writes("reverse", list), _writes("sort", list)
 
-    def __init__(self, kind: str, documents: Iterable[_Document], owner: ResourceOwner) -> None:
+    def __init__(self, kind: str, documents: Iterable[JsonObject], owner: ResourceOwner) -> None:
         self.kind = kind
         self.owner = owner
         super().__init__(_Row(each, self) for each in documents)
@@ -153,14 +152,14 @@ class FreeResources(_Written, JsonObject):
 
     """
 
-    def __init__(self, listed: Mapping[str, list[_Document]], owner: ResourceOwner) -> None:
+    def __init__(self, listed: Mapping[str, list[JsonObject]], owner: ResourceOwner) -> None:
         dict.__init__(self, {kind: _Rows(kind, rows, owner) for kind, rows in listed.items()})
         self._owner = owner
 
-    def _change(self, change: Callable[[_Document], Any]) -> Any:
-        new: _Document = dict(self)
+    def _change(self, change: Callable[[JsonObject], Any]) -> Any:
+        new: JsonObject = dict(self)
         found = change(new)
-        changed: _Document = {
+        changed: JsonObject = {
             kind: rows for kind, rows in new.items() if rows is not self.get(kind, self)
         }
         changed |= dict.fromkeys(self.keys() - new.keys())
