@@ -6,7 +6,7 @@ Used by `sandbox_costs` and `sandbox_hogs`.
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -94,7 +94,7 @@ class MeasuredSandbox:
         self._sandbox = Sandbox(
             fleet=self._fleet, services=registry, deliver=self._deliver, limits=limits
         )
-        scope: JsonObject = {}
+        scope: dict[str, Any] = {}
         exec(_SOURCE, scope)  # noqa: S102  # Our own text, above.
         self._policy = scope["AIOSv1PolicyRule"]("", {"cluster_client": registry}, {})
         self._codes: dict[str, PolicyCode] = {}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 
@@ -154,7 +154,7 @@ class SchedulerPlane:
             self._http = httpx.Client(**self.client_options())
         return self._http
 
-    def client_options(self) -> JsonObject:
+    def client_options(self) -> dict[str, Any]:
         """Return the arguments for a client of the API server."""
         return {
             "base_url": self._url,

@@ -14,12 +14,11 @@ import typer
 
 from moorage.config.settings import Config, ConfigError
 from moorage.launch import reason_of
-from moorage.records.json_values import JsonObject
 
 EXIT_USAGE = 2
 
 
-def load_config(flags: JsonObject, file: Path | None) -> Config:
+def load_config(flags: dict[str, object], file: Path | None) -> Config:
     """Return the settings, or end the command with the fault in them."""
     try:
         return Config.load(flags, os.environ, file)

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args
 
 from moorage.backends.registry import BackendKind, kinds
 from moorage.config.kinds import (
@@ -49,7 +49,6 @@ from moorage.config.sources import (
 from moorage.config.together import check_together, has_tenants
 from moorage.model import REQUEUE_PAUSE_SECONDS, REQUEUE_PAUSE_SECONDS_MAX
 from moorage.records.fields import DEADLINE_SECONDS_MAX, TTL_SECONDS_MAX
-from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.rights import Role
 from moorage.setting_kinds import (
     FILE,
@@ -570,7 +569,7 @@ class Config(ShareSettings):
         ),
     ] = "auto"
 
-    of_backends: Mapping[str, JsonValue] = field(
+    of_backends: Mapping[str, Any] = field(
         default_factory=lambda: {name: kind.settings() for name, kind in kinds().items()}
     )
     """By name of a kind of backend: its own settings."""
@@ -580,7 +579,7 @@ class Config(ShareSettings):
         return cast("S", self.of_backends[kind.name])
 
     @classmethod
-    def of(cls, values: Mapping[str, JsonValue]) -> "Config":
+    def of(cls, values: Mapping[str, Any]) -> "Config":
         """Return these settings, by name, with the defaults of all others."""
         own = {name: values[name] for name in declared(cls) if name in values}
         return cls(
@@ -593,7 +592,7 @@ class Config(ShareSettings):
             },
         )
 
-    def values(self) -> JsonObject:
+    def values(self) -> dict[str, Any]:
         """Return all settings by name."""
         found = {name: getattr(self, name) for name in declared(Config)}
         for own in self.of_backends.values():
@@ -603,7 +602,7 @@ class Config(ShareSettings):
     @classmethod
     def load(
         cls,
-        argv_overrides: Mapping[str, JsonValue],
+        argv_overrides: Mapping[str, Any],
         environ: Mapping[str, str],
         file: Path | None = None,
     ) -> "Config":
@@ -626,7 +625,7 @@ class Config(ShareSettings):
             **from_environment(known, environ),
             **from_flags(known, argv_overrides),
         }
-        values: JsonObject = {
+        values: dict[str, Any] = {
             name: read(known[name], source, value) for name, (source, value) in given.items()
         }
         if "data_dir" not in values:

@@ -8,11 +8,10 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from moorage.backends.registry import BrokenKind, kinds
 from moorage.config.kinds import STORAGE, TOKENS, URL
-from moorage.records.json_values import JsonValue
 from moorage.setting_kinds import PREFIX, Setting
 
 CONFIG_FILE: Final = "MOORAGE_CONFIG"
@@ -112,7 +111,7 @@ def settings_file(environ: Mapping[str, str], named: Path | None = None) -> Path
     return named or (Path(environ[CONFIG_FILE]) if environ.get(CONFIG_FILE) else None)
 
 
-def from_flags(known: Mapping[str, Setting], overrides: Mapping[str, JsonValue]) -> Given:
+def from_flags(known: Mapping[str, Setting], overrides: Mapping[str, Any]) -> Given:
     """Return the settings of flags; None means that a flag is not there.
 
     Raises:

@@ -2,25 +2,24 @@
 
 import urllib.parse
 from collections.abc import Callable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from moorage.config.kinds import REMOTE_TOKEN_CHARS_MIN
 from moorage.config.sources import EXTERNAL_SERVICES, ConfigError
 from moorage.protocol.origins import is_loopback
-from moorage.records.json_values import JsonValue
 from moorage.setting_kinds import PREFIX
 from moorage.storage.sqlite import TOKENS_FILE
 
 __all__ = ["check_together", "has_tenants"]
 
 
-def has_tenants(chosen: Mapping[str, JsonValue]) -> bool:
+def has_tenants(chosen: Mapping[str, Any]) -> bool:
     """Return whether callers may be strangers to one another and to this machine."""
     local = is_loopback(chosen["host"]) and is_loopback(chosen["http_host"])
     return _has_tokens(chosen) or not local
 
 
-def _has_tokens(chosen: Mapping[str, JsonValue]) -> bool:
+def _has_tokens(chosen: Mapping[str, Any]) -> bool:
     """Return whether there are tokens in the settings or the data folder, or an issuer of them.
 
     Those in a database may be there: the start looks.
@@ -29,7 +28,7 @@ def _has_tokens(chosen: Mapping[str, JsonValue]) -> bool:
     return bool(chosen["tokens"] or chosen["oidc_issuer"] or chosen["storage"]) or named.exists()
 
 
-def check_together(chosen: Mapping[str, JsonValue], sources: Mapping[str, str]) -> None:
+def check_together(chosen: Mapping[str, Any], sources: Mapping[str, str]) -> None:
     """Refuse settings that contradict each other.
 
     Args:
@@ -85,7 +84,7 @@ def check_together(chosen: Mapping[str, JsonValue], sources: Mapping[str, str]) 
 
 
 def _check_tls(
-    chosen: Mapping[str, JsonValue],
+    chosen: Mapping[str, Any],
     sources: Mapping[str, str],
     refuse: Callable[[str, str], NoReturn],
 ) -> None:
@@ -105,7 +104,7 @@ def _check_tls(
             )
 
 
-def _check_issuer(chosen: Mapping[str, JsonValue], refuse: Callable[[str, str], NoReturn]) -> None:
+def _check_issuer(chosen: Mapping[str, Any], refuse: Callable[[str, str], NoReturn]) -> None:
     if chosen["oidc_issuer"] and not chosen["oidc_audience"]:
         refuse("oidc_audience", "expected what the issuer's tokens for this server have as `aud`")
     for setting in ("oidc_audience", "oidc_client_id", "oidc_roles"):
@@ -113,5 +112,5 @@ def _check_issuer(chosen: Mapping[str, JsonValue], refuse: Callable[[str, str], 
             refuse(setting, "expected `oidc_issuer`, too: without, no token has claims")
 
 
-def _is_here(host: str, chosen: Mapping[str, JsonValue]) -> bool:
+def _is_here(host: str, chosen: Mapping[str, Any]) -> bool:
     return host == chosen["http_host"] or (is_loopback(host) and is_loopback(chosen["http_host"]))

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 from moorage.backends.specs import BaseResourceSpec
-from moorage.records.json_values import JsonObject, JsonValue
 from moorage.resources.resources import BaseResource, Runner
 
 __all__ = ["ClaimStage", "ResourceClaim", "SpecPool"]
@@ -63,7 +63,7 @@ class ResourceClaim:
     pool: "SpecPool"
     timeout_seconds: float | None
     loop: asyncio.AbstractEventLoop
-    options: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     stage: ClaimStage = ClaimStage.WAITING
     callers: int = 0
     taken: bool = False

@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 from moorage.backends.registry import kinds
 from moorage.backends.spec_documents import pool_key
 from moorage.backends.specs import BUILT_IN, BaseResourceSpec
-from moorage.records.json_values import JsonValue
 from moorage.resources.resources import BaseResource, ResourceStatus, Runner, is_environment
 from moorage.resources.runners import LazyRunner, default_runners
 from moorage.resources.store import ResourceStore
@@ -270,7 +269,7 @@ class ResourceEngine:
         return runner
 
 
-def _check_options(runner: Runner, options: Mapping[str, JsonValue]) -> None:
+def _check_options(runner: Runner, options: Mapping[str, Any]) -> None:
     """Refuse a keyword that the runner does not know."""
     _, _, *known = inspect.signature(runner.start_resource).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in known):

@@ -15,7 +15,6 @@ from moorage.backends.base import BackendError, EngineClosedError
 from moorage.backends.completion import finished
 from moorage.backends.spec_documents import pool_key
 from moorage.backends.specs import BaseResourceSpec
-from moorage.records.json_values import JsonValue
 from moorage.resources.pools import ClaimStage, ResourceClaim, SpecPool
 from moorage.resources.resources import BaseResource, ResourceStatus, Runner
 
@@ -52,7 +51,7 @@ class ResourceStore:
         runner: Runner,
         size: int,
         timeout_seconds: float | None,
-        options: Mapping[str, JsonValue],
+        options: Mapping[str, Any],
     ) -> tuple[int, int]:
         """Make resources until `size` are free, or the pool is full.
 

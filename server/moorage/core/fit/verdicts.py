@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -168,7 +168,7 @@ def _most(
 
 
 def _with(demand: Demand, name: str, value: JsonValue) -> Demand:
-    changed: JsonObject = {name: value}
+    changed: dict[str, Any] = {name: value}
     return replace(demand, **changed)
 
 

@@ -27,7 +27,6 @@ from moorage.core.turns.events import (
 from moorage.core.turns.turn import Turn
 from moorage.model import Lease, RequestId, Tenant
 from moorage.protocol.messages import AllocationRequest
-from moorage.records.json_values import JsonObject
 
 if TYPE_CHECKING:
     from moorage.daemon.observability.otlp import Span, Spans
@@ -215,14 +214,16 @@ class RequestTraces:
         log.debug("request_answered", **followed.ids(), **attributes)
         self._end_span(followed, followed.span, attributes)
 
-    def _end_span(self, followed: _Trace, span: "Span | None", attributes: JsonObject) -> None:
+    def _end_span(
+        self, followed: _Trace, span: "Span | None", attributes: dict[str, object]
+    ) -> None:
         if self._spans is not None and span is not None:
             request = {"request": followed.request} if followed.request else {}
             span.set_attributes(_attribute_names(request | attributes))
             self._spans.end(span)
 
 
-def _attribute_names(attributes: JsonObject) -> JsonObject:
+def _attribute_names(attributes: dict[str, object]) -> dict[str, object]:
     return {f"moorage.{name}": value for name, value in attributes.items()}
 
 

@@ -5,12 +5,11 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from moorage.records.json_values import JsonObject
 from moorage.storage.base import SqlRow, StorageError, StorageFailed
 
 Connection: TypeAlias = "psycopg.Connection[SqlRow]"
@@ -53,10 +52,10 @@ def place_of(address: str) -> str:
     return f"the database {name or 'of this user'} at {host}, port {port},"
 
 
-def _parts(address: str) -> JsonObject:
+def _parts(address: str) -> dict[str, Any]:
     authority, _, rest = address.partition("://")[2].partition("/")
     try:
-        parts: JsonObject = conninfo_to_dict(address)
+        parts: dict[str, Any] = conninfo_to_dict(address)
         # Else `@` or `/` of a password ends it early, and its rest is taken for host or database.
         readable = authority.count("@") < 2 and "@" not in rest  # noqa: PLR2004  # One ends it.
         if readable and re.fullmatch("[0-9,]*", str(parts.get("port", ""))):
@@ -104,7 +103,7 @@ def connect(address: str, purpose: str) -> Connection:
 
     """
     place = place_of(address)
-    options: JsonObject = {
+    options: dict[str, Any] = {
         **_KEEPALIVE,
         "application_name": name_of(purpose),
         "client_encoding": "utf8",
