@@ -8,6 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from moorage.model import GPU_MILLI, Demand
 from moorage.policy import Fleet
@@ -87,6 +88,6 @@ def _rows(fleet: Fleet, cluster_id: str) -> slice:
     return slice(bisect_left(fleet.cluster, number), bisect_right(fleet.cluster, number))
 
 
-def _part(free: JsonValue, total: JsonValue) -> JsonValue:
+def _part(free: npt.NDArray[np.int64], total: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Return which part of each total is free; 1 where there is nothing to be had."""
     return np.where(total > 0, np.clip(free, 0, None) / np.maximum(total, 1), 1.0)
