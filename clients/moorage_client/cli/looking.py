@@ -313,9 +313,7 @@ def watch(
     topics: Annotated[
         list[str] | None, typer.Argument(help="policies, leases, fleet; all of them if left out")
     ] = None,
-    count: Annotated[
-        int, typer.Option(min=0, help="End after as many events; 0: never")
-    ] = 0,
+    count: Annotated[int, typer.Option(min=0, help="End after as many events; 0: never")] = 0,
 ) -> None:
     """Print what happens as it happens, one JSON object per line, until interrupted."""
 

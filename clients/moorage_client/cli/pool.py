@@ -71,9 +71,7 @@ def serve(
     ] = None,
     resource: Annotated[
         list[str] | None,
-        typer.Option(
-            "--resource", "-r", metavar="TYPE=N", help="Instances of a type; repeatable"
-        ),
+        typer.Option("--resource", "-r", metavar="TYPE=N", help="Instances of a type; repeatable"),
     ] = None,
     slots_per: Annotated[
         list[str] | None,

@@ -30,7 +30,6 @@ from moorage.query.evaluate import Predicate, evaluate, predicate
 from moorage.query.expressions import expression
 from moorage.query.parse import parse_condition, parse_mongo
 from moorage.query.pipelines import Pipeline, parse_page, parse_pipeline
-from moorage.records.json_values import JsonValue
 
 if TYPE_CHECKING:
     from moorage.query.index import DocumentIndex

@@ -1,4 +1,4 @@
-"""JSON that has no type of its own: what users write, and rows whose fields differ from one another.
+"""JSON without a type of its own: what users write, and rows whose fields differ.
 
 Documents, inputs, parameters, specs and answers of policies are the user's, and stay as they came.
 """
