@@ -148,7 +148,7 @@ def test_the_guess_fits_the_fleet():
 # Nodes -----------------------------------------------------------------------------------------
 
 
-def test_nodes_are_told_apart_by_the_kinds_they_may_serve():
+def test_nodes_differ_by_the_kinds_they_may_serve():
     kinds = [
         RequestKind(0, 1, models=("A",)),
         RequestKind(0, 1, 500),

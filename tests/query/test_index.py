@@ -264,11 +264,11 @@ def test_what_is_put_again_and_again_takes_no_more_room():
         for n in range(100):
             index.put(f"c{n:04}", {"gpus": list(range(turn % 5 + n % 3)), "tags": [f"t{turn}"]})
         index.matching(condition)
-        sizes.append(sum(kept.column.size for kept in index._columns.values()))
+        sizes.append(sum(stored.column.size for stored in index._columns.values()))
     assert max(sizes) <= 3 * min(sizes)
-    (kept,) = (kept for source, kept in index._columns.items() if source.text == "gpus")
-    assert kept.column.size < 20 * 100
-    (tags,) = (kept for source, kept in index._columns.items() if source.text == "tags")
+    (stored,) = (stored for source, stored in index._columns.items() if source.text == "gpus")
+    assert stored.column.size < 20 * 100
+    (tags,) = (stored for source, stored in index._columns.items() if source.text == "tags")
     assert set(tags.column._codes) == {"t19"}
 
 

@@ -20,7 +20,7 @@ GPUS = [("east", "n", str(number)) for number in range(3)]
 def whole() -> FaultHistory:
     """Return what two servers may do: `a` grants two, `b` repeats one and grants another."""
     history = FaultHistory(
-        asked={"k1": 0.0, "k2": 2.0, "k3": 6.0},
+        sent={"k1": 0.0, "k2": 2.0, "k3": 6.0},
         grants=[
             AcknowledgedGrant("k1", "l1", 1, (GPUS[0],), "a", 0.0, 1.0),
             AcknowledgedGrant("k2", "l2", 2, (GPUS[1],), "a", 2.0, 3.0),

@@ -164,7 +164,7 @@ def test_many_requirements_are_counted():
     assert warnings[-2] == "requirements.txt: 980 more are not available"
 
 
-def test_all_objections_are_told_at_once():
+def test_all_objections_come_at_once():
     with pytest.raises(ServiceError) as caught:
         complete_policy_document({"name": "a", "type": "wasm", "tags": 7, "parameters": {}})
     error = caught.value
@@ -193,7 +193,7 @@ def test_a_misspelt_field_is_no_field_of_ones_own(field, meant):
     assert meant in caught.value.expected
 
 
-def test_other_fields_are_kept():
+def test_other_fields_stay():
     own = {"_id": "5", "owner": "me", "policy_input": 1, "inputs": {}, "created_at": 1, "types": []}
     given = {"policy_rule_uri": "a:1-b", "code": "x", **own}
     assert complete_policy_document(given).items() >= own.items()

@@ -82,7 +82,7 @@ def test_the_history_is_bounded() -> None:
     assert alias.history[-1].version == f"r:{HISTORY_MAX + 4}-x"
 
 
-async def test_a_change_is_durable_when_it_is_told(tmp_path) -> None:
+async def test_a_change_is_durable_before_it_is_reported(tmp_path) -> None:
     store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
     aliases = Aliases(store)
     made = Alias("r:stable", "r:1-x", Canary("r:2-x", 5.0), "r:3-x")
@@ -100,8 +100,8 @@ async def test_a_change_is_durable_when_it_is_told(tmp_path) -> None:
     assert aliases.all() == [made]
     await store.close()
     again = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
-    kept = await again.run(lambda database: [row.id for row in database.rows("alias")])
-    assert kept == ["r:stable"]
+    stored = await again.run(lambda database: [row.id for row in database.rows("alias")])
+    assert stored == ["r:stable"]
     aliases = Aliases(again)
     aliases.take_over([made])
     assert (await aliases.delete("r:stable")) == made

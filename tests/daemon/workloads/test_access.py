@@ -61,9 +61,9 @@ class Owner:
     async def logs(self, offset: int = 0) -> dict[str, Any]:
         message = wire.Logs(lease=NAME, token="", offset=offset)
         access = WorkloadAccess(self.room, lambda _name: self.lease)
-        told = await access.answer(message, Tenant("t"), SESSION)
-        assert isinstance(told, Information)
-        return told.data
+        reply = await access.answer(message, Tenant("t"), SESSION)
+        assert isinstance(reply, Information)
+        return reply.data
 
 
 @pytest.fixture
