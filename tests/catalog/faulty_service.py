@@ -1,6 +1,6 @@
 """A hand-written HTTP server that answers anything: the truth, late, half, too much, or lies.
 
-It speaks just enough HTTP/1.1 to be asked by a real client over a real socket, and remembers every
+It speaks just enough HTTP/1.1 for a real client over a real socket, and remembers every
 request, so that tests can count them.
 """
 

@@ -138,7 +138,7 @@ def test_a_conflict_does_not_put_a_waiter_to_sleep_while_it_fits() -> None:
         hand.grant(ask(f"fast{number}", ONE), place("n000", gpu))
         turn = hand.propose(turn, place("n000", gpu))
     assert list(hand.allocator.state.waiting) == ["slow"]
-    assert consults(turn) == ["slow"], "it fits, so its policy is asked again"
+    assert consults(turn) == ["slow"], "it fits, so its policy is consulted again"
     assert isinstance(answers(hand.propose(turn, place("n001", "0")))[0], LeaseNews)
 
 
@@ -398,7 +398,7 @@ def test_what_undecided_and_waiting_asks_bring_along_is_bounded_in_bytes() -> No
     assert hand.allocator.state.waiting_bytes == large
     hand.step(CancelAsked(hand.to(), first.id, first.tenant))
     assert hand.allocator.state.waiting_bytes == 0
-    # Without a demand the policy is asked at once, and again as long as nothing is answered.
+    # Without a demand the policy is consulted at once, and again until it answers.
     (request,) = consults(hand.ask(ask("third", None, size=large)))
     assert request == "third"
     (no,) = answers(hand.ask(ask("fourth", None, size=large)))

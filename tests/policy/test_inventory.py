@@ -113,7 +113,7 @@ def test_a_reader_that_does_not_follow_the_splices_must_read_all():
     assert fleet.changed_since(fleet.version) == []
     fleet.touch(0)
     fleet.put(one("a", nodes=5))
-    assert fleet.rows_since(version) == [6], "what a part tells again is not told twice"
+    assert fleet.rows_since(version) == [6], "a repeated part is no change"
     assert fleet.spliced_since(layout) == ["a"]
     fleet.install([one("a")])
     assert fleet.spliced_since(layout) is None

@@ -308,7 +308,7 @@ def test_an_amount_names_the_field_that_does_it(resources: dict[str, Any], said:
     assert said in caught.value.reason
 
 
-# What is asked for ---------------------------------------------------------------------------
+# Demands -------------------------------------------------------------------------------------
 
 
 def test_resources_and_lease_reach_the_core_as_they_were_written() -> None:

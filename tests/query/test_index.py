@@ -86,7 +86,7 @@ def agrees(index, documents, condition):
     ),
 )
 def test_it_says_what_evaluate_says(kinds, happenings):
-    """A condition is asked, a pair put, a number removed; at last each condition is asked again."""
+    """Evaluate a condition, put a pair, remove a number; at last evaluate each condition again."""
     # More than are looked at one by one, or there would be no columns.
     documents = {f"d{n}": kinds[n % len(kinds)] for n in range(SCAN_MAX + 8)}
     index = DocumentIndex(columns_max=4)

@@ -112,7 +112,7 @@ GRACE_SECONDS = 10.0
 
 
 class Story:
-    """An allocator that is told a story line by line."""
+    """An allocator that plays a story line by line."""
 
     def __init__(self) -> None:
         self.pause = REQUEUE_PAUSE_SECONDS

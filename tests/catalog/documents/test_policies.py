@@ -65,7 +65,7 @@ def test_what_cannot_be_a_file_name_is_refused(name):
 
 @pytest.mark.parametrize("kind", ["python_class_v1", "Python", "policy", "", None])
 def test_policies_are_written_in_python(kind):
-    """Null is as if the field was not there: documents are kept complete, with what is empty."""
+    """Null is as if the field was not there: stored documents have all fields, empty ones too."""
     assert complete_policy_document({**GIVEN, "type": kind})["type"] == (kind or "")
 
 

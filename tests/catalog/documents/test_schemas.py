@@ -1,4 +1,4 @@
-"""The schemas of a document: refused where malformed, completed, and kept to on every call."""
+"""The schemas of a document: refused where malformed, completed, and enforced on every call."""
 
 import pytest
 

@@ -60,11 +60,11 @@ def test_fallbacks_are_the_good_ones_latest_first_then_the_untried_never_the_fai
     assert ways(once_more)[:2] == ["r:4-x", "r:6-x"], "its last standing counts"
     assert "r:7-x" not in ways(once_more), "not to itself"
     untried = swapped(swapped(once_more, "r:6-x", "good"), "r:7-x", "untried")
-    assert ways(untried)[0] == "r:6-x", "it answered well when it was last asked"
+    assert ways(untried)[0] == "r:6-x", "its last answer was good"
 
 
 def test_a_version_did_well_with_the_content_that_it_had_then() -> None:
-    """What was not asked yet since its URI has other content has not answered well."""
+    """A version whose content changed and that has had no request counts as untried."""
     alias = swapped(Alias("r:stable", "r:1-x"), "r:2-x", "good", "old")
     assert (alias.former, alias.former_digest) == ("r:1-x", "old")
     assert alias.fallbacks() == [Former("r:1-x", "old")]

@@ -1,4 +1,4 @@
-"""Block metrics of an external service, over a socket: what is asked, and how old it may be."""
+"""Block metrics of an external service, over a socket: its requests, and how old answers may be."""
 
 import pytest
 from faulty_service import FaultyService, answer, hang_up

@@ -160,7 +160,7 @@ async def reply(catalog):
         if warnings := await have(catalog, ()):
             return warnings
         await asyncio.sleep(0.01)  # As below.
-    raise AssertionError("it was never told")
+    raise AssertionError("the news never came")
 
 
 async def until(check):
@@ -263,7 +263,7 @@ async def test_any_mix_of_external_and_embedded_parts(site, opened, parts):
     assert found["cluster_metrics"]["clusterId"] == "a"
     assert catalog.memory.policy(URI).ref.uri == URI
     assert (await catalog.clusters.get("a"))["id"] == "a"
-    # Whether what is mirrored is current is to be asked at its source.
+    # Only the source knows whether a mirrored document is current.
     assert (not catalog.memory.packed("cluster", ["a"])) is ("clusters" in parts)
     assert (not catalog.memory.packed("metrics", ["a"])) is ("metrics" in parts)
     assert (await catalog.metrics.get("a"))["clusterId"] == "a"

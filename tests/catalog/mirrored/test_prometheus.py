@@ -37,7 +37,7 @@ def vector(*series):
 
 
 class Small:
-    """An HTTP server that answers queries as it is told."""
+    """An HTTP server that answers queries as a test orders."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []

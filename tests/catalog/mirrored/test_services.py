@@ -1,4 +1,4 @@
-"""External services one by one, asked over real sockets, by a client that believes nothing."""
+"""External services one by one, over real sockets, with a client that believes nothing."""
 
 import asyncio
 
@@ -230,7 +230,7 @@ async def test_a_service_that_keeps_failing_is_left_alone_and_then_probed(faulty
     assert len(faulty.requests) == before
     faulty.behave = answer([cluster("a")])
     async with asyncio.timeout(20):
-        while True:  # Until it is asked again: the first question then closes it.
+        while True:  # Until the breaker lets a request through: that one closes it.
             try:
                 assert (await registry.named(["a"])).found
                 break

@@ -45,7 +45,7 @@ def at_once() -> Hand:
 
 
 def crowded(*names: str) -> Hand:
-    """Leases on one node of as many devices, in the order in which they were asked for."""
+    """Leases on one node of as many devices, in the order of their requests."""
     hand = at_once()
     hand.see(nodes(1, len(names)))
     for number, name in enumerate(names):
@@ -285,7 +285,7 @@ def test_a_policy_that_never_answers_ends_a_lease_after_a_while_also_over_restar
         hand.allocator.replay(facts)
         hand.now = hand.allocator.next_deadline() or 0.0
         turn = hand.step(Tick())
-    assert hand.now - began > 2 * OPEN_SECONDS_MAX, "a policy that rests is asked again after it"
+    assert hand.now - began > 2 * OPEN_SECONDS_MAX, "a policy that rests is consulted again after it"
     unanswered(hand, turn)
     ended = hand.allocator.state.ended[RequestId("r")]
     assert ended.reason == "attempt 1 of 3 failed: no image; then: its cell was stopped"

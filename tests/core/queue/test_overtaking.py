@@ -15,7 +15,7 @@ TIMES = 3
 
 @pytest.fixture
 def hand() -> Hand:
-    """Ann has a GPU of each node, and waits for a whole one; one is kept for Bob, who has none."""
+    """Ann has a GPU of each node, and waits for a whole one; one is reserved for Bob, who has none."""
     hand = Hand(Allocator(overtaken_max=TIMES))
     hand.see(nodes(2, 4))
     hand.grant(ask("ann-0", ONE), place("n000", "0"))
@@ -32,7 +32,7 @@ def head(hand: Hand) -> str:
 
 
 def free(hand: Hand) -> str:
-    """Return the node that is not kept for the head of the queue."""
+    """Return the node that is not reserved for the head of the queue."""
     ((_, reserved),) = hand.allocator.requests.queue.reservation
     return {"n000": "n001", "n001": "n000"}[reserved]
 

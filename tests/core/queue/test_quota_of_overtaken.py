@@ -1,4 +1,4 @@
-"""Quota is kept for a request that smaller ones of its own tenant passed too often."""
+"""Quota is reserved for a request that smaller ones of its own tenant passed too often."""
 
 from typing import Any
 
@@ -141,7 +141,7 @@ def test_of_two_the_first_is_served_first(hand: Hand) -> None:
 
 
 def test_why_says_what_a_waiter_lacks_now(hand: Hand) -> None:
-    """Also after a restart, which forgets what it was told."""
+    """Also after a restart, which forgets all news."""
     pass_by(hand, TIMES)
     again = Hand(Allocator(overtaken_max=TIMES))
     again.allocator.replay(hand.facts)

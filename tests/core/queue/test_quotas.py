@@ -71,7 +71,7 @@ def test_a_refusal_says_used_quota_and_borrowed(hand: Hand) -> None:
     assert details.items() >= {**figures, "asked": 2000, "verdict": "not_you"}.items()
     assert details["never"] is False
     never = refused(hand.ask(of("ann", "c", Demand(gpus=3), wait=60.0)))
-    assert never[0] is Code.QUOTA_EXCEEDED, "it is not kept waiting for what can never be"
+    assert never[0] is Code.QUOTA_EXCEEDED, "it does not wait for what can never be"
     assert never[1]["never"] is True
     assert consults(hand.ask(of("bob", "d", Demand(gpus=8)))) == ["d"], "others have no limit"
 

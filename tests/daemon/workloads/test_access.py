@@ -73,7 +73,7 @@ async def owner(tmp_path) -> AsyncIterator[Owner]:
     made.room.start(made.lease)
     async with asyncio.timeout(60):
         await made.ended.wait()
-    made.lease = replace(made.lease, state="active")  # The core has not been told yet.
+    made.lease = replace(made.lease, state="active")  # The core does not know yet.
     yield made
     await made.backend.stop(NAME)
     await made.room.close()

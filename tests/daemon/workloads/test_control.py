@@ -131,7 +131,7 @@ async def test_what_dies_after_the_look_is_news_of_the_lease_that_took_it_over(h
     house.room.look(second)
     ended = await house.heard(WorkloadEnded)
     assert (ended.lease, ended.fencing, ended.exit_code) == (second.id, second.fencing, 3)
-    house.room.start(second)  # Durable at last; it was told what became of it.
+    house.room.start(second)  # Durable at last; it has got the news.
     await house.settled()
     assert len(house.events) == 2
 
