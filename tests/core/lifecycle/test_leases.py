@@ -285,7 +285,7 @@ def test_a_policy_that_never_answers_ends_a_lease_after_a_while_also_over_restar
         hand.allocator.replay(facts)
         hand.now = hand.allocator.next_deadline() or 0.0
         turn = hand.step(Tick())
-    assert hand.now - began > 2 * OPEN_SECONDS_MAX, "a policy that rests is consulted again after it"
+    assert hand.now - began > 2 * OPEN_SECONDS_MAX, "a policy that rests has its turn after it"
     unanswered(hand, turn)
     ended = hand.allocator.state.ended[RequestId("r")]
     assert ended.reason == "attempt 1 of 3 failed: no image; then: its cell was stopped"
