@@ -126,7 +126,7 @@ class Holders:
                 self._leave([*held, *others])
 
     def _given(
-        self, ref: RayHandle, node: str, missing: Collection[str], given_up: threading.Event | None
+        self, ref: Any, node: str, missing: Collection[str], given_up: threading.Event | None
     ) -> tuple[list[str], list[str]]:
         """Wait until a holder has got a device."""
         began = time.monotonic()

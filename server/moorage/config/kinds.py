@@ -7,7 +7,7 @@ import ipaddress
 import re
 import urllib.parse
 from collections.abc import Collection, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from moorage.model import GPU_MILLI, Amounts, Quota, Tenant
 from moorage.protocol.origins import is_loopback, read_origin
@@ -158,7 +158,7 @@ def _read_label(value: object) -> str:
 
 def _read_tokens(value: object) -> dict[str, str]:
     """Return token → tenant, from `tenant:token,…` or a table of tenant = token or [tokens]."""
-    pairs: list[tuple[str, object]]
+    pairs: list[tuple[str, Any]]
     if isinstance(value, str):
         items = [item.strip().partition(":") for item in value.split(",") if item.strip()]
         pairs = [(tenant, token) for tenant, _, token in items]

@@ -71,12 +71,12 @@ class AIOSv1PolicyRule:
             ],
         }
 
-    def _called(self, frame: FrameType, event: str, argument: object) -> object:
+    def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
         del event, argument
         file = frame.f_code.co_filename
         return self._stepped if file.startswith(ROOT) and file != OURS else None
 
-    def _stepped(self, frame: FrameType, event: str, argument: object) -> object:
+    def _stepped(self, frame: FrameType, event: str, argument: Any) -> Any:
         del argument
         if event == "line":
             self._move((frame.f_code.co_filename, frame.f_lineno))

@@ -9,14 +9,13 @@ to draw. The same samples give the same bytes: no dates, no random ids in the fi
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from moorage.extras import install_command
 from moorage.lab.errors import CommandError
 from moorage.records.json_values import JsonObject
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 KINDS: Final = (".png", ".svg")
@@ -101,7 +100,7 @@ def draw(paths: Sequence[Path], runs: Mapping[str, Sequence[PlotSample]], title:
     save(figure, paths)
 
 
-def _label_ends(axes: "Axes") -> None:
+def _label_ends(axes: Any) -> None:
     """Write each line's name and last value at its end, with room between them."""
     bottom, top = axes.get_ylim()
     ends = sorted(
@@ -126,7 +125,7 @@ def _label_ends(axes: "Axes") -> None:
         )
 
 
-def panels(*, share_x: bool = False) -> tuple["Figure", tuple["Axes", "Axes"]]:
+def panels(*, share_x: bool = False) -> tuple[Any, tuple[Any, Any]]:
     """Return a figure of two panels, one above the other, as all pictures here are."""
     import matplotlib as mpl  # noqa: PLC0415  # An extra.
     from matplotlib.figure import Figure  # noqa: PLC0415  # As above.

@@ -68,7 +68,7 @@ class FactKind:
 
     name: str
     version: int
-    record: type
+    record: type[Any]
 
 
 KINDS: Final = (

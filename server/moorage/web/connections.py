@@ -10,7 +10,7 @@ by `RESERVED_MAX`, so there is always one to close, and health is answered at an
 """
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -87,7 +87,7 @@ class HttpConnection(H11Protocol):
 
     """
 
-    def __init__(self, connections: Connections, **more: object) -> None:
+    def __init__(self, connections: Connections, **more: Any) -> None:
         super().__init__(**more)
         self.address = ""
         self._connections = connections

@@ -15,7 +15,7 @@ TIMES = 3
 
 @pytest.fixture
 def hand() -> Hand:
-    """Ann has a GPU of each node and waits for a whole one; one is reserved for Bob, without any."""
+    """Ann has a GPU of each node and waits for a whole one; Bob, who has none, waits too."""
     hand = Hand(Allocator(overtaken_max=TIMES))
     hand.see(nodes(2, 4))
     hand.grant(ask("ann-0", ONE), place("n000", "0"))

@@ -7,7 +7,7 @@ stays registered and says why nothing can start there: its leases stand, and non
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -47,7 +47,7 @@ class FollowedClusters:
         self._stale = dict.fromkeys(contexts, _UNREAD)
         self._registered: dict[str, bool] = {}
         self._unregistered: JsonObject = {}
-        self._drifts: dict[str, dict[object, Drift]] = {}
+        self._drifts: dict[str, dict[Any, Drift]] = {}
 
     def start(self) -> None:
         """Follow them from now on.

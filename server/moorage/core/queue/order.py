@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import suppress
 from hashlib import sha256
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -483,7 +483,7 @@ class WaitingQueue:
             _count(pausing, len(self._line_of), left, positions)
         return {request: at for request, at in positions.items() if at}
 
-    def by_seniority(self, after: object = None) -> Iterator[Waiter]:
+    def by_seniority(self, after: Any = None) -> Iterator[Waiter]:
         """Yield all waiters, also those that pause, in an order that no change of others affects.
 
         Args:
@@ -506,7 +506,7 @@ class WaitingQueue:
         # No other line has one of them: its first would be one, too.
         lines = [self._numbers[number] for number in self._ranking.first_lines(most)]
 
-        def ranked(line: WaiterLine) -> Iterator[tuple[object, ...]]:
+        def ranked(line: WaiterLine) -> Iterator[tuple[Any, ...]]:
             rank = self._rank(line)[:3]
             return ((*rank, waiting[each].at, line.number, each) for each in line.waiters)
 

@@ -307,11 +307,11 @@ def _add_nodes(
 ) -> Refusal | None:
     """Add what each candidate node says to the request now; null where that is not known."""
     record |= {"node_verdicts": None, "next": None}
-    if question is None or question[0] is None:
+    demand, candidates = question or (None, None)
+    if demand is None:
         return None
     if not (inquiry.after or "0").isdecimal():
         return refusals.no_cursor(inquiry.after)
-    demand, candidates = question
     after = int(inquiry.after or "0")
     rows, following = feasibility.nodes(demand, candidates, after, inquiry.limit)
     record |= {"node_verdicts": rows, "next": None if following is None else str(following)}

@@ -6,7 +6,7 @@
 import math
 import time
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -47,7 +47,7 @@ class AgentMeasurements:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._published: dict[str, list[tuple[object, ...]]] = {}
+        self._published: dict[str, list[tuple[Any, ...]]] = {}
         self._next = 0.0
         self._trouble = ""
 

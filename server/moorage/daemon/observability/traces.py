@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import structlog
@@ -182,7 +182,7 @@ class RequestTraces:
             case _:  # All else is about no part of a request.
                 pass
 
-    def _begin(self, followed: _Trace, part: str, **attributes: object) -> None:
+    def _begin(self, followed: _Trace, part: str, **attributes: Any) -> None:
         self._end(followed, part)  # A consultation that another one takes the place of.
         span = None
         if self._spans is not None and followed.span is not None:
@@ -191,12 +191,12 @@ class RequestTraces:
         followed.parts[part] = perf_counter(), span
         log.debug("request_part_begun", part=part, **followed.ids(), **attributes)
 
-    def _finish(self, request: RequestId, part: str, **attributes: object) -> None:
+    def _finish(self, request: RequestId, part: str, **attributes: Any) -> None:
         followed = self._requests.get(request)
         if followed is not None:
             self._end(followed, part, **attributes)
 
-    def _end(self, followed: _Trace, part: str, **attributes: object) -> None:
+    def _end(self, followed: _Trace, part: str, **attributes: Any) -> None:
         begun, span = followed.parts.pop(part, (None, None))
         if begun is None:
             return
@@ -204,7 +204,7 @@ class RequestTraces:
         log.debug("request_part_ended", part=part, seconds=seconds, **followed.ids(), **attributes)
         self._end_span(followed, span, attributes)
 
-    def _close(self, followed: _Trace, **attributes: object) -> None:
+    def _close(self, followed: _Trace, **attributes: Any) -> None:
         """End the span of a request; its lease may have a workload that is followed on."""
         self._end(followed, "admission")
         if not followed.has_workload:
@@ -214,16 +214,14 @@ class RequestTraces:
         log.debug("request_answered", **followed.ids(), **attributes)
         self._end_span(followed, followed.span, attributes)
 
-    def _end_span(
-        self, followed: _Trace, span: "Span | None", attributes: dict[str, object]
-    ) -> None:
+    def _end_span(self, followed: _Trace, span: "Span | None", attributes: dict[str, Any]) -> None:
         if self._spans is not None and span is not None:
             request = {"request": followed.request} if followed.request else {}
             span.set_attributes(_attribute_names(request | attributes))
             self._spans.end(span)
 
 
-def _attribute_names(attributes: dict[str, object]) -> dict[str, object]:
+def _attribute_names(attributes: dict[str, Any]) -> dict[str, Any]:
     return {f"moorage.{name}": value for name, value in attributes.items()}
 
 

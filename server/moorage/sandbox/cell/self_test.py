@@ -80,10 +80,10 @@ def _make_page_executable() -> int:
     return jail.system_call(machine.protecting, address, 4096, 0x5)
 
 
-def _set_limit(name: str) -> object:
+def _set_limit(name: str) -> None:
     import resource  # noqa: PLC0415  # Only these attacks want it.
 
-    return resource.setrlimit(getattr(resource, name), (1 << 40, 1 << 40))
+    resource.setrlimit(getattr(resource, name), (1 << 40, 1 << 40))
 
 
 _ATTEMPTS: Final[Mapping[str, Callable[[], object]]] = {

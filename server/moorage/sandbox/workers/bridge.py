@@ -166,7 +166,7 @@ class _RunningAgent:
         self._actor.push.remote(self._pushes, bodies)
         self._pushes += 1
 
-    async def serve(self, say: Callable[[relay.FromAgent], None]) -> str:
+    async def serve(self, say: Callable[[relay.FromBridge], None]) -> str:
         """Carry messages of the agent until it is lost, and return the reason."""
         while True:
             pull = asyncio.ensure_future(_outcome(self._actor.pull.remote()))
@@ -189,7 +189,7 @@ class _RunningAgent:
                 ray.kill(self._actor)
 
 
-async def _outcome(reference: Any) -> list[bytes]:
+async def _outcome(reference: Any) -> Any:
     return await reference
 
 

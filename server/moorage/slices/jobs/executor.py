@@ -4,7 +4,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from moorage.slices.cluster import alive_nodes
 from moorage.slices.errors import InsufficientSlicesError, RetriesExhaustedError
@@ -238,7 +238,7 @@ autoscale_execute_resumable = execute_multislice_resumable
 def _decorator(
     run: UserFunction, config: AcceleratorConfigType
 ) -> Callable[[RayValue], UserFunction]:
-    def decorate(function: RayValue) -> UserFunction:
+    def decorate(function: Any) -> UserFunction:
         @functools.wraps(getattr(function, "_function", function))
         def call(*args: RayValue, **kwargs: RayValue) -> RayValue:
             return run(function, config, _fn_args=args, **kwargs)

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 from moorage.slices.jobs.configs import AcceleratorConfigType
 from moorage.slices.jobs.on_slices import SliceCall, SliceJob
@@ -27,7 +28,7 @@ def device_remote(
 
     """
 
-    def decorate(decorated: RayValue) -> RayValue:
+    def decorate(decorated: Any) -> RayValue:
         if not callable(getattr(decorated, "_function", decorated)):
             raise TypeError(f"device_remote takes a function or a class, not {decorated!r}")
         warm = _Warm(accelerator_config, flatten)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import ray
 from ray.util.placement_group import PlacementGroup
@@ -311,7 +311,7 @@ class Workloads:
     def _begin_answer(
         self,
         member: _Member,
-        ref: RayHandle,
+        ref: Any,
         plan: Mapping[str, JsonValue],
         given_up: threading.Event,
     ) -> Report:
@@ -474,7 +474,7 @@ class Workloads:
             for ref in done:
                 self._seen(refs[ref], ref)
 
-    def _seen(self, workload: str, ref: RayHandle) -> None:
+    def _seen(self, workload: str, ref: Any) -> None:
         """Take one answer: it goes on, or it ended."""
         try:
             end: Report | None = ray.get(ref)
