@@ -2,17 +2,12 @@
 
 import importlib
 import importlib.util
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from moorage.slices.errors import RayMissingError
+from moorage.slices.ray_values import RayValue
 
-__all__ = ["RayValue", "RemoteClass", "UserFunction", "ray"]
-
-RayValue: TypeAlias = Any
-"""What Ray gives and takes without a type: actors, references, groups, arguments and results."""
-UserFunction: TypeAlias = Callable[..., RayValue]
-"""A function that runs on hosts."""
+__all__ = ["RemoteClass", "ray"]
 
 if TYPE_CHECKING:
     import ray

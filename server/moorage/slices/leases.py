@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from moorage.slices.lazy_ray import RayValue, ray
+from moorage.slices.lazy_ray import ray
+from moorage.slices.ray_values import RayValue
 from moorage.slices.shapes import GpuSlices, Shape
 
 __all__ = ["LeaseClient", "LeasedHosts", "SliceLease"]

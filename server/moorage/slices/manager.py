@@ -14,8 +14,9 @@ from moorage.slices.errors import (
     SlicesError,
     SliceTimeoutError,
 )
-from moorage.slices.lazy_ray import RayValue, UserFunction, ray
+from moorage.slices.lazy_ray import ray
 from moorage.slices.leases import LeasedHosts
+from moorage.slices.ray_values import RayValue, UserFunction
 from moorage.slices.records import ActorPoolMember, DegradedSlice, MultisliceInfo, SliceInfo
 from moorage.slices.reservations import Reservation, Reservations
 from moorage.slices.results import HostCall, collect

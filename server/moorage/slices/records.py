@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from moorage.slices.lazy_ray import RayValue
+from moorage.slices.ray_values import RayValue
 
 __all__ = ["ActorPoolMember", "DegradedSlice", "HostInfo", "MultisliceInfo", "SliceInfo"]
 

@@ -8,8 +8,9 @@ from typing import Final
 
 from moorage.slices.actors.slice import SliceActor
 from moorage.slices.cluster import SLICE_LABEL, alive_nodes, remove_groups, request_bundles
-from moorage.slices.lazy_ray import RayValue, ray
+from moorage.slices.lazy_ray import ray
 from moorage.slices.leases import LeasedHosts, SliceLease
+from moorage.slices.ray_values import RayValue
 from moorage.slices.records import ActorPoolMember, SliceInfo
 from moorage.slices.settings import SliceSettings
 from moorage.slices.shapes import GpuSlices, Shape, degraded_slices

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moorage.slices.errors import HostTaskError, SliceTimeoutError
-from moorage.slices.lazy_ray import RayValue, ray
+from moorage.slices.lazy_ray import ray
+from moorage.slices.ray_values import RayValue
 from moorage.slices.waiting import Deadline, outcomes
 
 __all__ = ["HostCall", "cancel", "collect"]

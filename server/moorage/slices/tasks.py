@@ -1,6 +1,6 @@
 """The code around the user's function in the process of a task; hosts and jobs call it there."""
 
-from moorage.slices.lazy_ray import RayValue, UserFunction
+from moorage.slices.ray_values import RayValue, UserFunction
 
 __all__ = ["reporting"]
 

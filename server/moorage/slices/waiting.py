@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from moorage.slices.errors import SliceTimeoutError
-from moorage.slices.lazy_ray import RayValue, ray
+from moorage.slices.lazy_ray import ray
+from moorage.slices.ray_values import RayValue
 
 __all__ = ["Deadline", "kill", "outcomes", "value"]
 

@@ -11,7 +11,8 @@ from typing import Final
 from moorage.slices.cluster import draining
 from moorage.slices.devices import METADATA_SECONDS_MAX, release_devices, taken_back
 from moorage.slices.errors import HostUnhealthyError, SlicesError, SliceTimeoutError
-from moorage.slices.lazy_ray import RayValue, RemoteClass, UserFunction, ray
+from moorage.slices.lazy_ray import RemoteClass, ray
+from moorage.slices.ray_values import RayValue, UserFunction
 from moorage.slices.records import HostInfo
 from moorage.slices.settings import SliceSettings
 from moorage.slices.tasks import reporting

@@ -3,7 +3,7 @@
 import logging
 from typing import Final, Generic
 
-from moorage.slices.lazy_ray import RayValue
+from moorage.slices.ray_values import RayValue
 from moorage.slices.records import ActorInfoT, ActorPoolMember
 from moorage.slices.settings import SliceSettings
 from moorage.slices.waiting import kill, outcomes

@@ -19,7 +19,8 @@ from moorage.slices.errors import (
     SlicesError,
     SliceTimeoutError,
 )
-from moorage.slices.lazy_ray import RayValue, RemoteClass, UserFunction, ray
+from moorage.slices.lazy_ray import RemoteClass, ray
+from moorage.slices.ray_values import RayValue, UserFunction
 from moorage.slices.records import ActorPoolMember, DegradedSlice, HostInfo, SliceInfo
 from moorage.slices.settings import SliceSettings
 from moorage.slices.shapes import CHIPS_ASSUMED, GpuSlices, Shape, TpuSlices

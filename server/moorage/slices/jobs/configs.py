@@ -6,7 +6,8 @@ from typing import Self
 from uuid import uuid4
 
 from moorage.slices.jobs.hardware import RayResources, available_cpu_cores
-from moorage.slices.lazy_ray import RayValue, ray
+from moorage.slices.lazy_ray import ray
+from moorage.slices.ray_values import RayValue
 from moorage.slices.shapes import GpuSlices, TpuSlices
 
 __all__ = [

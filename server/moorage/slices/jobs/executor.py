@@ -23,7 +23,8 @@ from moorage.slices.jobs.statuses import (
     JobUnsuccessful,
     status_of,
 )
-from moorage.slices.lazy_ray import RayValue, UserFunction, ray
+from moorage.slices.lazy_ray import ray
+from moorage.slices.ray_values import RayValue, UserFunction
 from moorage.slices.settings import SliceSettings
 from moorage.slices.tasks import reporting
 from moorage.slices.waiting import outcomes

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from moorage.slices.lazy_ray import RayValue, ray
+from moorage.slices.lazy_ray import ray
+from moorage.slices.ray_values import RayValue
 
 __all__ = ["HardwareType", "RayResources", "available_cpu_cores"]
 

@@ -18,8 +18,8 @@ from moorage.slices.jobs.statuses import (
     JobSucceeded,
     status_of,
 )
-from moorage.slices.lazy_ray import RayValue, UserFunction
 from moorage.slices.manager import SlicePoolManager
+from moorage.slices.ray_values import RayValue, UserFunction
 from moorage.slices.results import HostCall, cancel, collect
 from moorage.slices.settings import SliceSettings
 from moorage.slices.waiting import outcomes

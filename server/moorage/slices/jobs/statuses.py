@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from moorage.slices.errors import HostTaskError, HostUnhealthyError
-from moorage.slices.lazy_ray import RayValue, ray
+from moorage.slices.lazy_ray import ray
+from moorage.slices.ray_values import RayValue
 
 __all__ = [
     "JobError",

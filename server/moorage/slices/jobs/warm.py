@@ -6,7 +6,7 @@ from typing import Any
 
 from moorage.slices.jobs.configs import AcceleratorConfigType
 from moorage.slices.jobs.on_slices import SliceCall, SliceJob
-from moorage.slices.lazy_ray import RayValue, UserFunction
+from moorage.slices.ray_values import RayValue, UserFunction
 from moorage.slices.settings import SliceSettings
 
 __all__ = ["device_remote"]
