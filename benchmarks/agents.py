@@ -47,9 +47,9 @@ SETTLE_SECONDS_MAX: Final = 240.0
 ASKED_PAUSE_SECONDS: Final = 0.8
 """Between two requests of one client."""
 AGAIN_SECONDS: Final = 0.3
-"""Before what was not answered is said again."""
+"""Pause before an unanswered message is sent again."""
 LOOKS: Final = 20
-"""Starts that are timed on an agent, and as many without."""
+"""Timed starts on an agent, and as many without one."""
 MOORED: Final = [sys.executable, "-P", "-m", "moorage"]
 
 Figures = dict[str, Any]

@@ -43,7 +43,7 @@ def candidates() -> dict[str, Any]:
 
 
 def _filter_seconds(data: Path, clusters: int) -> dict[str, float]:
-    """Return the median seconds of a filter over so many clusters, by kind."""
+    """Return the median seconds of a filter over a number of clusters, by kind."""
     data.mkdir()
     asyncio.run(_write_clusters(data, clusters))
     documents: Document = {

@@ -33,7 +33,7 @@ RULES: Final = ("fgd", "best_fit", "expected_fill_unpriced", "expected_fill")
 UNPRICED: Final = "_unpriced"
 """Ends the name of a policy that is to have no prices of places."""
 LEARNING: Final = "_learning"
-"""Ends the name of a policy that is not told what requests look like."""
+"""Ends the name of a policy that gets no description of typical requests."""
 WAIT_SECONDS: Final = 1e8
 """What waits for room here waits for as long as it takes."""
 SEEDS: Final = 5
@@ -116,7 +116,7 @@ def churn(
 
 
 def _policy(policy: str) -> tuple[str, bool, dict[str, Any]]:
-    """Return a policy's name, whether it is told what requests look like, and its parameters."""
+    """Return a policy's name, whether it gets the typical requests, and its parameters."""
     name = policy.removesuffix(LEARNING)
     described = name == policy
     more: dict[str, Any] = {"prices": False} if name.endswith(UNPRICED) else {}
@@ -224,8 +224,8 @@ class _Running:
         if arrival.at < self._how.measured_from:
             return
         count = self._counts[size_of(arrival.pod.gpus, arrival.pod.gpu_milli)]
-        count.asked += 1
-        count.asked_milli += arrival.pod.demand_milli
+        count.requested += 1
+        count.requested_milli += arrival.pod.demand_milli
         count.refused += refused
         count.refused_milli += refused * arrival.pod.demand_milli
         count.waited_stays += (now - arrival.at) / MEAN_STAY_SECONDS

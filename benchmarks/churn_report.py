@@ -13,21 +13,21 @@ from moorage.lab import plots
 from moorage.lab.churn import SIZES, by_size
 
 ALL: Final = "all"
-"""Names the mean over the traces."""
+"""Row name of the mean over all traces."""
 
 
 class SizeCount(msgspec.Struct):
     """What became of the requests of one size.
 
     Attributes:
-        asked, asked_milli: Requests that were measured, and the GPU milli that they asked for.
+        requested, requested_milli: Measured requests, and the GPU milli that they asked for.
         refused, refused_milli: Those that were refused.
         waited_stays: What all of them waited, in mean stays.
 
     """
 
-    asked: int = 0
-    asked_milli: int = 0
+    requested: int = 0
+    requested_milli: int = 0
     refused: int = 0
     refused_milli: int = 0
     waited_stays: float = 0.0
@@ -62,14 +62,14 @@ class ChurnRun(msgspec.Struct, frozen=True):
             "allocated_percent": self.allocated_percent,
             "refused_percent": _percent(
                 sum(count.refused_milli for count in counts),
-                sum(count.asked_milli for count in counts),
+                sum(count.requested_milli for count in counts),
             ),
             "wait": sum(each.waited_stays for each in counts)
-            / max(1, sum(each.asked for each in counts)),
+            / max(1, sum(each.requested for each in counts)),
         }
         for size, count in self.sizes.items():
-            figures[f"refused_percent {size}"] = _percent(count.refused, count.asked)
-            figures[f"wait {size}"] = count.waited_stays / max(1, count.asked)
+            figures[f"refused_percent {size}"] = _percent(count.refused, count.requested)
+            figures[f"wait {size}"] = count.waited_stays / max(1, count.requested)
         return figures
 
 

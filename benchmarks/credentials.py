@@ -64,7 +64,7 @@ def credentials(
 
     Args:
         requests: How many are sent, over the two doors in turn.
-        progress: Is told what is done.
+        progress: Gets a line for each step.
 
     Raises:
         CommandError: A valid credential is refused, so nothing can be said of the others.

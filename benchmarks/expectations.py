@@ -28,7 +28,7 @@ from moorage.model import Ask, LeaseTerms, PolicyRef, RequestId, SessionId, Tena
 BOUNDS: Final = tuple(hours * 3600.0 for hours in (1, 4, 24, 7 * 24, 30 * 24, 90 * 24, 365 * 24))
 """Seconds that users ask for: the first that is enough."""
 SAMPLES: Final = 400
-"""Submissions about which the server is asked, evenly spread."""
+"""Submissions whose wait the server forecasts, evenly spread."""
 RECENT: Final = 50
 """Served jobs of a size whose median wait is the baseline."""
 METHODS: Final = ("history", "deadlines", "recent")
@@ -49,14 +49,16 @@ def calibrate(jobs: Sequence[Job], nodes: int, rule: str) -> dict[str, Any]:
         running.until(job.at)
         running.come(number, sampled=number % every == 0)
     running.until(float("inf"))
-    told = running.told
-    common = [n for n, by in told.items() if all(by[each] is not None for each in METHODS)]
-    errors = {each: np.abs([told[n][each] - running.waits[n] for n in common]) for each in METHODS}
+    forecasts = running.forecasts
+    common = [n for n, by in forecasts.items() if all(by[each] is not None for each in METHODS)]
+    errors = {
+        each: np.abs([forecasts[n][each] - running.waits[n] for n in common]) for each in METHODS
+    }
     return {
-        "waiting": len(told),
+        "waiting": len(forecasts),
         "compared": len(common),
         "estimated": {
-            each: sum(by[each] is not None for by in told.values()) / max(1, len(told))
+            each: sum(by[each] is not None for by in forecasts.values()) / max(1, len(forecasts))
             for each in METHODS
         },
         "wait_median_seconds": _median([running.waits[n] for n in common]),
@@ -83,7 +85,7 @@ class _Course:
         self._ends: list[tuple[float, int]] = []
         self._recent = {size: deque[float](maxlen=RECENT) for size in SIZES}
         self.waits: dict[int, float] = {}
-        self.told: dict[int, dict[str, Any]] = {}
+        self.forecasts: dict[int, dict[str, Any]] = {}
 
     def until(self, moment: float) -> None:
         """Let jobs end until a moment."""
@@ -108,7 +110,7 @@ class _Course:
         self._step(Asked(_to(number), ask), job.at)
         if sampled and number not in self.waits:
             recent = self._recent[_size(job)]
-            self.told[number] = {
+            self.forecasts[number] = {
                 "history": self._expected(number),
                 "deadlines": self._by_deadlines(number),
                 "recent": float(np.median(recent)) if recent else None,
@@ -132,14 +134,14 @@ class _Course:
     def _step(self, event: Event, now: float) -> None:
         for _ in self._consulting.step(event, now):
             pass
-        for number, answer in self._answered():
+        for number, answer in self._answers():
             job = self._jobs[number]
             if isinstance(answer, LeaseNews) and number not in self.waits:
                 self.waits[number] = now - job.at
                 self._recent[_size(job)].append(now - job.at)
                 heapq.heappush(self._ends, (now + job.seconds, number))
 
-    def _answered(self) -> Iterator[tuple[int, Any]]:
+    def _answers(self) -> Iterator[tuple[int, Any]]:
         answers = self._consulting.answers
         while answers:
             yield answers.popitem()

@@ -61,7 +61,7 @@ class FastClient(asyncio.Protocol):
 
     Args:
         url: Of the WebSocket.
-        answered: Called with each reply.
+        on_reply: Called with each reply.
         token: To be shown; "" for none.
         ponged: Called with each pong.
 
@@ -75,12 +75,12 @@ class FastClient(asyncio.Protocol):
     def __init__(
         self,
         url: str,
-        answered: Callable[["FastClient", FastReply], None],
+        on_reply: Callable[["FastClient", FastReply], None],
         token: str = "",
         ponged: Callable[[], None] = ignore,
     ) -> None:
         self._handshake: ClientProtocol | None = ClientProtocol(parse_uri(url))
-        self._answered = answered
+        self._on_reply = on_reply
         self._token = token
         self._ponged = ponged
         self._unread = b""
@@ -146,7 +146,7 @@ class FastClient(asyncio.Protocol):
             if len(data) < max(start, start + length):
                 break
             if data[at] == WHOLE_TEXT:
-                self._answered(self, _read(data[start : start + length]))
+                self._on_reply(self, _read(data[start : start + length]))
             elif data[at] == WHOLE_PING:
                 self.send(Frame(Opcode.PONG, data[start : start + length]).serialize(mask=True))
             elif data[at] == WHOLE_PONG:
@@ -157,7 +157,7 @@ class FastClient(asyncio.Protocol):
 
 async def connect(
     url: str,
-    answered: Callable[[FastClient, FastReply], None],
+    on_reply: Callable[[FastClient, FastReply], None],
     token: str = "",
     ponged: Callable[[], None] = ignore,
 ) -> FastClient:
@@ -170,7 +170,7 @@ async def connect(
     address = parse_uri(url)
     loop = asyncio.get_running_loop()
     _, client = await loop.create_connection(
-        lambda: FastClient(url, answered, token, ponged), address.host, address.port
+        lambda: FastClient(url, on_reply, token, ponged), address.host, address.port
     )
     await client.open
     return client

@@ -1,6 +1,6 @@
 """`fleet`: a million GPUs in ten thousand cluster documents, against ten thousand.
 
-Both are loaded into a real daemon over HTTP and asked over its sockets.
+Both are loaded into a real daemon over HTTP, and requests go over its sockets.
 """
 
 import concurrent.futures
@@ -28,7 +28,7 @@ HITS: Final = 10
 REPEATED: Final = 30
 """Times each thing is done; the median counts."""
 UPLOADS: Final = 4
-"""Documents on their way at one time."""
+"""Documents that are being sent at one time."""
 
 Figures = dict[str, Any]
 
@@ -77,9 +77,9 @@ def _ingest(http: httpx.Client, clusters: int) -> dict[str, float]:
     with concurrent.futures.ThreadPoolExecutor(UPLOADS) as pool:
         sent = [pool.submit(http.post, "/clusters", content=body) for body in bodies]
         while not all(each.done() for each in sent[-UPLOADS:]):
-            asked = time.perf_counter()
+            sent_at = time.perf_counter()
             http.get("/healthz").raise_for_status()
-            waits.append(time.perf_counter() - asked)
+            waits.append(time.perf_counter() - sent_at)
             time.sleep(0.005)  # The pause between two looks at how long the loop takes.
     for each in sent:
         each.result().raise_for_status()

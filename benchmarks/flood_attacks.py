@@ -1,7 +1,7 @@
 """What one tenant does at full force to a server that others use: the attackers of `floods`.
 
 `python -m benchmarks.flood_attacks NAME WS HTTP TOKEN SECONDS` is one attacker, in a process of its
-own. It keeps so much under way as its connections take, and sends on as soon as it is answered. It
+own. It keeps as much under way as its connections take, and sends on as soon as it is answered. It
 prints what came of it as one line of JSON.
 """
 
@@ -100,7 +100,7 @@ class Flood:
         frames: Iterable[bytes],
         then: Callable[[FastClient, FastReply], None] | None = None,
     ) -> None:
-        """Keep so many messages under way on each of some connections, for ever."""
+        """Keep a number of messages under way on each of some connections, for ever."""
         given = [*frames]
         await _repeat(connections, lambda _: self._talk(window, given, then))
 
@@ -112,14 +112,14 @@ class Flood:
     ) -> None:
         room = asyncio.Semaphore(window)
 
-        def answered(client: FastClient, reply: FastReply) -> None:
+        def take_reply(client: FastClient, reply: FastReply) -> None:
             if not reply.event and reply.id != UNCOUNTED:
                 self.note(reply)
                 room.release()
                 if then is not None:
                     then(client, reply)
 
-        client = await connect(self._ws, answered, self.token)
+        client = await connect(self._ws, take_reply, self.token)
         try:
             for frame in cycle(frames):
                 async with asyncio.timeout(ANSWER_SECONDS_MAX):
@@ -184,7 +184,7 @@ class Flood:
 
 
 async def _repeat(count: int, work: Callable[[int], Awaitable[None]]) -> None:
-    """Do some work so many times at once; each that ends or fails begins once more."""
+    """Do some work several times at once; start it again whenever it ends or fails."""
 
     async def again(number: int) -> None:
         while True:

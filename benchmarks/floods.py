@@ -44,7 +44,7 @@ AFTER_SECONDS_MAX: Final = 20.0
 """How long after an attack the server may take to be as it was before."""
 LOOK_AFTER_SECONDS: Final = 1.0
 BACK_FACTOR: Final = 2.0
-"""It is as before where the bystander's p99 over a second is no more than so many times that."""
+"""A flood has no effect where it multiplies the bystander's p99 of a second by at most this."""
 WARM_SECONDS: Final = 2.0
 ANSWER_SECONDS_MAX: Final = 60.0
 STARTING_SECONDS_MAX: Final = 60.0
@@ -106,7 +106,7 @@ class _Phase:
 
     @property
     def taken(self) -> list[float]:
-        """How long the answers took."""
+        """Seconds that each answer took."""
         return [seconds for _, seconds in self.asks]
 
 
@@ -140,9 +140,9 @@ class _Bystander:
         return _scheduled(self._running.pid)[0]
 
     async def _connect(self) -> FastClient:
-        return await connect(self._running.ws, self._answered, "b1")
+        return await connect(self._running.ws, self._take_reply, "b1")
 
-    def _answered(self, _: FastClient, reply: FastReply) -> None:
+    def _take_reply(self, _: FastClient, reply: FastReply) -> None:
         if (wanted := self._wanted.pop(reply.id, None)) is not None and not wanted.done():
             wanted.set_result(reply)
 

@@ -2,7 +2,7 @@
 
 A client has one message under way at a time. One that was not answered, because the daemon was
 killed, is sent again to the next daemon: an ask under the same idempotency key. So in the end
-every client knows what became of everything it ever asked for.
+every client knows the outcome of all its requests.
 """
 
 import asyncio
@@ -34,21 +34,21 @@ _FULL: Final = frozenset({"no_capacity", "policy_declined"})
 
 
 class LeaseStage(Enum):
-    """How far a lease is, as its client knows."""
+    """The stage of a lease, as far as its client knows."""
 
     ASKED = auto()
-    """It was asked for; no answer has come."""
+    """The request was sent; no answer has come."""
     HELD = auto()
     """It was granted."""
     RELEASING = auto()
     """It was given back; no answer has come."""
     RELEASED = auto()
-    """That was confirmed."""
+    """The server confirmed it."""
 
 
 @dataclass(slots=True)
 class Wanted:
-    """One lease that a client asked for.
+    """One lease that a client requested.
 
     Args:
         key: Its idempotency key.
@@ -150,7 +150,7 @@ class KillLoad:
             return
 
     def _next(self, wanted: list[Wanted]) -> Wanted:
-        """Return what is to be asked for or given back."""
+        """Return the next lease to request or to give back."""
         lasting = [w for w in wanted if w.stage is LeaseStage.HELD and w.kind == "lasting"]
         if len(lasting) == HELD_MAX:
             given_back = self._draw.choice(lasting)
@@ -158,9 +158,9 @@ class KillLoad:
             return given_back
         self._number += 1
         kind: Kind = "short" if self._draw.random() < SHORT_SHARE else "lasting"
-        asked = Wanted(f"kills-{self._number}", kind)
-        wanted.append(asked)
-        return asked
+        request = Wanted(f"kills-{self._number}", kind)
+        wanted.append(request)
+        return request
 
     async def _say(self, socket: ClientConnection, wanted: list[Wanted], each: Wanted) -> None:
         """Send what a lease is waiting for, and take the answer to it."""

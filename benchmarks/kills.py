@@ -87,7 +87,7 @@ def kills(
     image: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Figures:
-    """Kill the daemon so many times under load, and count what went wrong.
+    """Kill the daemon several times under load, and count what went wrong.
 
     Args:
         times: Kills.
@@ -100,7 +100,7 @@ def kills(
 
     Raises:
         CommandError: There were some, or it could not be played. The folder with the ledger, the
-            log and the starts is kept, and named.
+            log and the starts stays, and is named.
 
     """
     if category not in get_args(Category):
@@ -236,7 +236,7 @@ class _Run:
         self._start_seconds = 1.0
 
     async def play(self, times: int) -> Figures:
-        """Kill so many daemons, have the last one in order, and look what is left.
+        """Kill several daemons, end the last one in order, and look what is left.
 
         Raises:
             CommandError: There are findings.

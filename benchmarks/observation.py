@@ -55,7 +55,7 @@ def observation(
 
     Args:
         blocks: Of requests that each server takes.
-        progress: Is told what is done.
+        progress: Gets a line for each step.
 
     """
     with ExitStack() as stack:
@@ -107,14 +107,14 @@ def _serving(program: Sequence[str], **variables: str) -> Iterator[_Server]:
 
 def _play(server: _Server) -> None:
     """Have a block of requests granted and released."""
-    asked = {
+    request = {
         "adhoc": True,
         "policy_rule_uri": server.policy,
         "inputs": {},
         "resources": {"gpus": 1},
         "lease": {"ttl_seconds": 600},
     }
-    message = msgspec.json.encode(asked).decode()
+    message = msgspec.json.encode(request).decode()
     before = spent(server.running.pid)
     granted = _drive(server, [message] * REQUESTS)
     leases = [msgspec.json.decode(each)["lease"] for each in granted.replies]

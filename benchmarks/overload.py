@@ -1,4 +1,4 @@
-"""What remains where far more is asked for than can be decided: part of `queue`.
+"""Throughput under more requests than can be decided: part of `queue`.
 
 Clients first ask as fast as they are answered (the peak), then on a schedule of ten times that rate
 whatever is answered (open loop). Every grant is released at once, over a connection that asks for
@@ -40,7 +40,7 @@ class _Load:
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
-        self.asked = self.granted = self.busy = self.others = 0
+        self.sent = self.granted = self.busy = self.others = 0
         self.holder: FastClient
         self.again: Callable[[FastClient], None] = ignore
         self.asks = [pack(self.ask(f"a{number}")) for number in range(FRAMES)]
@@ -55,7 +55,7 @@ class _Load:
             "lease": {"ttl_seconds": 600},
         }
 
-    def answered(self, client: FastClient, reply: FastReply) -> None:
+    def take_reply(self, client: FastClient, reply: FastReply) -> None:
         if not str(reply.id).startswith("a"):
             return
         if reply.lease is not None:
@@ -80,7 +80,7 @@ async def _overload(running: Running) -> dict[str, Any]:
     uri = await prepare(running)
     load = _Load(uri)
     load.holder = await connect(running.ws, ignore)
-    clients = [await connect(running.ws, load.answered) for _ in range(CONNECTIONS)]
+    clients = [await connect(running.ws, load.take_reply) for _ in range(CONNECTIONS)]
     # The peak: as fast as answers come.
     number = 0
 
@@ -112,9 +112,9 @@ async def _overload(running: Running) -> dict[str, Any]:
         await client.close()
     return {
         "peak_grants_per_second": peak,
-        "overload_asks_to_peak": counted["asked"] / SECONDS / peak,
+        "overload_asks_to_peak": counted["sent"] / SECONDS / peak,
         "overload_grants_to_peak": counted["granted"] / SECONDS / peak,
-        "overload_busy_to_asks": counted["busy"] / max(counted["asked"], 1),
+        "overload_busy_to_asks": counted["busy"] / max(counted["sent"], 1),
         "overload_renewals": len(renewals),
         "overload_renewal_max_seconds": max(renewals, default=float("inf")),
         "calm_renewal_max_seconds": calm,
@@ -123,7 +123,7 @@ async def _overload(running: Running) -> dict[str, Any]:
 
 
 async def _counted(load: _Load) -> dict[str, int]:
-    names = ("asked", "granted", "busy", "others")
+    names = ("sent", "granted", "busy", "others")
     await asyncio.sleep(WARM_SECONDS)
     before = {name: getattr(load, name) for name in names}
     await asyncio.sleep(SECONDS)
@@ -142,7 +142,7 @@ async def _offer(clients: list[FastClient], load: _Load, per_second: float) -> N
             if client.writable.is_set():
                 start = number % (FRAMES // 2)
                 client.send(b"".join(load.asks[start : start + many]))
-                load.asked += many
+                load.sent += many
         number += many
 
 

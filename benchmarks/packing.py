@@ -172,8 +172,8 @@ def pack(
     for number, pod in enumerate(pods):
         before = arrived
         arrived += pod.demand_milli
-        asked = Asked(Address(SessionId("trace"), number), request(number, pod, seed))
-        consulting.step(asked, _NOW)
+        event = Asked(Address(SessionId("trace"), number), request(number, pod, seed))
+        consulting.step(event, _NOW)
         answer = consulting.answers.pop(number)
         if isinstance(answer, LeaseNews):
             packing.granted += 1

@@ -36,7 +36,7 @@ POLICIES: Final[dict[str, tuple[str, bool, dict[str, Any]]]] = {
     "fgd_learning": ("fgd", False, {}),
     "expected_fill_learning": ("expected_fill", False, {}),
 }
-"""Figure: the policy, whether it is told what the trace's requests look like, its parameters."""
+"""Figure: the policy, whether it gets the trace's typical requests, its parameters."""
 BASELINE: Final = "fgd"
 SEED: Final = 42
 ANSWER_SECONDS_MAX: Final = 20.0
@@ -73,7 +73,7 @@ def policies(nodes: Sequence[trace.TraceNode], pods: Sequence[trace.TracePod]) -
 
     Args:
         nodes: The fleet.
-        pods: Requests, of which so many are drawn that they ask for 1.3 times the fleet.
+        pods: Requests; they are drawn until they ask for 1.3 times the fleet.
 
     Raises:
         CommandError: A policy failed.

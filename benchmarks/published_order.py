@@ -149,7 +149,9 @@ def _seeded(seed: int, shift: int) -> list[int]:
 
 @cache
 def _cooked() -> list[int]:
-    """Return the state after `_WARM_UP` steps from seed 1, by a jump: Go lists the 607 numbers.
+    """Return the state after `_WARM_UP` steps from seed 1, without doing the steps.
+
+    Go lists the 607 numbers of that state.
 
     Draw n is the sum of draws n - 273 and n - 607, so x**n modulo x**607 - x**334 - 1 says how
     607 draws in a row make up the one n after their first (Haramoto et al., 2008).

@@ -94,12 +94,12 @@ class _Queue:
     def _propose(self, turn: Turn, node: int, devices: list[str]) -> list[Turn]:
         """Answer the consultations of a turn, and those that follow: everybody wants one place."""
         wanted = {"cluster_id": "c", "node_id": f"n{node:06d}", "gpus": devices}
-        asked = [effect for effect in turn.effects if isinstance(effect, Consult)]
+        consultations = [effect for effect in turn.effects if isinstance(effect, Consult)]
         turns: list[Turn] = []
-        while asked:
-            effect = asked.pop(0)
+        while consultations:
+            effect = consultations.pop(0)
             turns.append(self.step(Proposed(effect.ask.id, effect.consultation, wanted)))
-            asked += [effect for effect in turns[-1].effects if isinstance(effect, Consult)]
+            consultations += [effect for effect in turns[-1].effects if isinstance(effect, Consult)]
         return turns
 
     def wait(self) -> Event:
@@ -111,7 +111,7 @@ class _Queue:
         return event
 
     def release(self) -> None:
-        """Have one GPU released, and taken by a waiter: until no policy is asked any more."""
+        """Have one GPU released, and taken by a waiter: until no policy is consulted any more."""
         gpu = len(self.held) - 1
         turn = self.step(ReleaseAsked(Address(OWNER, self._numbered), self.held.pop(), "digest"))
         self._propose(turn, 0, [str(gpu)])

@@ -165,7 +165,7 @@ class _Running:
         self._consulting = Consulting(policy_of(rule), site)
         self._line: _Line | None = _Line(self) if way == "strictly" else None
         self._preempts = way == "preemption"
-        self._asked = Counter[int]()
+        self._submissions = Counter[int]()
         self._again: list[int] = []
         self.lost = 0.0
         self.waits: dict[int, float] = {}
@@ -193,7 +193,7 @@ class _Running:
     def put(self, number: int, now: float) -> None:
         """Ask for the job's lease."""
         job, key = self._jobs[number], SessionId("trace")
-        self._asked[number] += 1
+        self._submissions[number] += 1
         self._step(Asked(Address(key, number), self._ask(number, job)), now)
 
     def holds(self, tenant: str) -> int:
@@ -213,7 +213,7 @@ class _Running:
 
     def _ask(self, number: int, job: Job) -> Ask:
         return Ask(
-            id=RequestId(f"{number}.{self._asked[number]}"),
+            id=RequestId(f"{number}.{self._submissions[number]}"),
             tenant=Tenant(self.tenant(number)),
             policy=PolicyRef("waiting:1.0-trial", "0" * 64),
             demand=needs(job.gpus),
@@ -352,7 +352,7 @@ def tables(figures: Mapping[str, Any]) -> tuple[Table, Table]:
 
 def _expectations(found: Mapping[str, Any]) -> Table:
     made = Table(
-        title=f"What {found['waiting']} jobs that had to wait are told at their submission; errors"
+        title=f"What {found['waiting']} jobs that had to wait learn at their submission; errors"
         f" of the {found['compared']} that all ways estimate, whose median wait is"
         f" {found['wait_median_seconds'] / 3600:.1f} h",
         caption="history: `expected_at`, which learns how long like leases last; deadlines: without"

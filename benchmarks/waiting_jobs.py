@@ -74,7 +74,7 @@ def nodes_for(jobs: Sequence[Job], load: float) -> int:
 
 
 def fleet_of(nodes: int) -> Site:
-    """Return so many empty nodes."""
+    """Return a number of empty nodes."""
     rows = [{"id": f"n{n:05}", "gpus": {"count": GPUS_EACH}} for n in range(nodes)]
     return Site({"id": "fleet", "nodes": {"count": nodes, "nodeData": rows}})
 
@@ -87,6 +87,6 @@ def policy_of(name: str) -> Rule:
 
 
 def needs(gpus: int) -> Demand:
-    """Return what a job of so many GPUs needs."""
+    """Return the demand of a job with a number of GPUs."""
     nodes = ceil(gpus / GPUS_EACH)
     return Demand(gpus=ceil(gpus / nodes), nodes=nodes)

@@ -82,7 +82,7 @@ def _lease(
 
     """
     provision = {"backend": "local", "spec": spec, "keep_warm_seconds": keep_seconds}
-    asked = {
+    request = {
         "adhoc": True,
         "policy_rule_uri": "first_fit:1.0-stable",
         "inputs": {},
@@ -92,7 +92,7 @@ def _lease(
         "id": "ask",
     }
     began = time.perf_counter()
-    socket.send(json.dumps(asked))
+    socket.send(json.dumps(request))
     lease = _message(socket, "id", "ask")["lease"]
     _message(socket, "event", "started")
     took = time.perf_counter() - began

@@ -71,7 +71,7 @@ def _quickest(kinds: Mapping[str, Callable[[], float]]) -> dict[str, float]:
 
 
 def _futures(tasks: int) -> float:
-    """Return the seconds that `concurrent.futures` takes for so many tasks."""
+    """Return the seconds that `concurrent.futures` takes for a number of tasks."""
     gc.collect()
     started = time.perf_counter()
     with ThreadPoolExecutor() as threads:

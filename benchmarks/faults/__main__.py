@@ -221,7 +221,7 @@ def main(  # One an option.
         list[str] | None,
         typer.Option(help="Repeatable: a shell command that has another of your servers lead."),
     ] = None,
-    policy: Annotated[str, typer.Option(help="With --url: what is asked.")] = POLICY,
+    policy: Annotated[str, typer.Option(help="With --url: the policy to ask.")] = POLICY,
     gpus: Annotated[int, typer.Option(min=1, help="With --url: of each lease.")] = 1,
     as_json: JsonFlag = False,
 ) -> None:

@@ -22,7 +22,7 @@ class AcknowledgedGrant(NamedTuple):
         fencing: Its number.
         gpus: Cluster, node and number of each of its GPUs.
         server: The process that answered; empty where that is not known.
-        asked_at: When the request was first sent.
+        sent_at: When the request was first sent.
         answered_at: When its answer was there.
 
     """
@@ -32,7 +32,7 @@ class AcknowledgedGrant(NamedTuple):
     fencing: int
     gpus: tuple[Gpu, ...]
     server: str
-    asked_at: float
+    sent_at: float
     answered_at: float
 
 
@@ -41,7 +41,7 @@ class AcknowledgedRelease(NamedTuple):
 
     lease: str
     server: str
-    asked_at: float
+    sent_at: float
     answered_at: float
 
 
@@ -50,7 +50,7 @@ class FaultHistory:
     """What all clients of a run did and saw, and what the last server has.
 
     Args:
-        asked: Keys of all requests that were sent, and when.
+        sent: Keys of all requests that were sent, and when.
         grants: In the order of the answers; a request that is sent again has several.
         released_at: When the release of a lease was first sent.
         releases: Those that were answered.
@@ -61,7 +61,7 @@ class FaultHistory:
 
     """
 
-    asked: dict[str, float] = field(default_factory=dict)
+    sent: dict[str, float] = field(default_factory=dict)
     grants: list[AcknowledgedGrant] = field(default_factory=list)
     released_at: dict[str, float] = field(default_factory=dict)
     releases: list[AcknowledgedRelease] = field(default_factory=list)
@@ -142,12 +142,12 @@ def fencing_out_of_order(history: FaultHistory) -> list[str]:
         other = by_number.setdefault(each.fencing, each.lease)
         if other != each.lease:
             found.append(f"{other} and {each.lease} have the number {each.fencing}")
-    highest, answered = 0, iter(sorted(first, key=lambda each: each.answered_at))
-    before = next(answered, None)
-    for each in sorted(first, key=lambda each: each.asked_at):
-        while before is not None and before.answered_at < each.asked_at:
+    highest, replies = 0, iter(sorted(first, key=lambda each: each.answered_at))
+    before = next(replies, None)
+    for each in sorted(first, key=lambda each: each.sent_at):
+        while before is not None and before.answered_at < each.sent_at:
             highest = max(highest, before.fencing)
-            before = next(answered, None)
+            before = next(replies, None)
         if each.fencing < highest:
             found.append(f"{each.lease} has {each.fencing}, and {highest} was answered before it")
     return found
@@ -164,8 +164,8 @@ def commits_out_of_order(history: FaultHistory) -> list[str]:
 
 def forgotten_requests(history: FaultHistory) -> list[str]:
     """Find requests that were never answered, and such as wait though no client does."""
-    answered = {each.key for each in history.grants}
-    return [key for key in history.asked if key not in answered] + history.waiting
+    granted = {each.key for each in history.grants}
+    return [key for key in history.sent if key not in granted] + history.waiting
 
 
 def leases_beside_keys(history: FaultHistory) -> list[str]:
@@ -184,7 +184,7 @@ def answers_of_the_deposed(history: FaultHistory) -> list[str]:
     return [
         f"{each.server} answered about {each.lease} after {follower} led"
         for each in answers
-        if (follower := followers.get(each.server)) and begun[follower] < each.asked_at
+        if (follower := followers.get(each.server)) and begun[follower] < each.sent_at
     ]
 
 

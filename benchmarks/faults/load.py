@@ -24,7 +24,7 @@ REPEATED: Final = 0.2
 """Share of the requests that are sent once more after their answer."""
 RECONNECT_SECONDS: Final = 60.0
 ANSWER_SECONDS_MAX: Final = 60.0
-"""Without an answer for so long, something is forgotten or lost."""
+"""A request without an answer after these seconds is forgotten or lost."""
 
 
 class LoadStalled(Exception):  # noqa: N818  # It names what happened.
@@ -74,7 +74,7 @@ class Load:
         self._over = asyncio.Event()
         self._held: list[Lease] = []
         """Of clients that have ended."""
-        self._answered = asyncio.Condition()
+        self._has_answered = asyncio.Condition()
         self._answers: Counter[str] = Counter()
 
     async def during(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -117,8 +117,8 @@ class Load:
 
         enough = count() + more
         try:
-            async with asyncio.timeout(ANSWER_SECONDS_MAX), self._answered:
-                await self._answered.wait_for(lambda: count() >= enough)
+            async with asyncio.timeout(ANSWER_SECONDS_MAX), self._has_answered:
+                await self._has_answered.wait_for(lambda: count() >= enough)
         except TimeoutError:
             raise LoadStalled from None
 
@@ -152,7 +152,7 @@ class Load:
     async def _ask(self, client: Client, key: str) -> Lease:
         terms = {"ttl_seconds": TTL_SECONDS, "wait_seconds": WAIT_SECONDS, "idempotency_key": key}
         begun = time.monotonic()
-        self.history.asked.setdefault(key, begun)
+        self.history.sent.setdefault(key, begun)
         while True:
             before = client.url
             with contextlib.suppress(ConnectionFailed, Timeout):  # Its user asks again.
@@ -201,5 +201,5 @@ class Load:
 
     async def _tell(self, server: str) -> None:
         self._answers[server] += 1
-        async with self._answered:
-            self._answered.notify_all()
+        async with self._has_answered:
+            self._has_answered.notify_all()

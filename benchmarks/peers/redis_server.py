@@ -32,7 +32,7 @@ class RedisConnection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Hand out the answers that are complete."""
+        """Resolve the calls whose answers are complete."""
         self._reader.feed(data)
         while (answer := self._reader.gets()) is not False:
             waiting = self._waiting.popleft()

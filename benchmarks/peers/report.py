@@ -1,4 +1,4 @@
-"""What runs of the peers gave: as JSON that is kept beside the page, and as its table."""
+"""Results of the peers' runs: as JSON that lies beside the page, and as its table."""
 
 import os
 import platform
@@ -133,8 +133,8 @@ def markdown(report: PeersReport) -> str:
     return "\n".join(lines) + "\n"
 
 
-def kept() -> PeersReport:
-    """Return the report that is kept in the repository."""
+def stored() -> PeersReport:
+    """Return the report in the repository."""
     return msgspec.json.decode((_ROOT / JSON_FILE).read_bytes(), type=PeersReport)
 
 
@@ -148,10 +148,10 @@ def page(text: str, report: PeersReport) -> str:
 
 
 def keep(report: PeersReport) -> None:
-    """Write a report in the place of the kept one, whose other peers stay, and its page."""
+    """Write a report over the stored one, whose other peers stay, and its page."""
     path = _ROOT / JSON_FILE
     if path.exists():
-        earlier = kept()
+        earlier = stored()
         if earlier.machine == report.machine:
             report.rows = {**earlier.rows, **report.rows}
     report.skipped = {name: how for name, how in report.skipped.items() if name not in report.rows}

@@ -11,7 +11,7 @@ from moorage.lab.trace import TraceNode
 CONNECTIONS: Final = 8
 WINDOW: Final = 8
 UNDER_WAY: Final = CONNECTIONS * WINDOW
-"""Requests under way in the closed loop; what does not share a connection has so many of them."""
+"""Requests under way in the closed loop, each on its own connection where a peer shares none."""
 CPU_MILLI: Final = 1_000
 MEMORY_MIB: Final = 1_024
 """What a placement takes beside one whole GPU, where the peer knows of them."""

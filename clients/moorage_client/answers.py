@@ -5,13 +5,14 @@ say more; a key of the wrong kind is an error that names it.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import astuple
 
 from moorage.model import like_dataclasses
 from moorage.protocol.replies import ErrorObject, Reply
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.leases import Lease, Workload
 from moorage.records.reading import read_record
 from moorage_client.errors import ProtocolViolated, RequestRefused, refusal
@@ -73,7 +74,7 @@ def read_refusal(reply: Reply) -> RequestRefused:
     )
 
 
-def read_lease(document: Any) -> Lease:
+def read_lease(document: JsonValue) -> Lease:
     """Return the lease that a reply or a JSON object describes.
 
     Raises:
@@ -86,7 +87,7 @@ def read_lease(document: Any) -> Lease:
         raise UnreadableError(f"this is not a lease ({error}): {_start(document)}") from error
 
 
-def read_as(kind: type[T], document: Any) -> T:
+def read_as(kind: type[T], document: JsonValue) -> T:
     """Return a document as what it should be; fields that are unknown are left out.
 
     Raises:
@@ -99,7 +100,7 @@ def read_as(kind: type[T], document: Any) -> T:
         raise UnreadableError(f"{error}, in {_start(document)}") from error
 
 
-def _start(document: Any) -> str:
+def _start(document: JsonValue) -> str:
     """Return how a document begins, for messages."""
     try:
         return str(document)[:200]
@@ -107,7 +108,7 @@ def _start(document: Any) -> str:
         return "what is too large to be shown"
 
 
-def read_object(value: Any) -> dict[str, Any]:
+def read_object(value: JsonValue) -> JsonObject:
     """Return a JSON object.
 
     Raises:
@@ -119,12 +120,12 @@ def read_object(value: Any) -> dict[str, Any]:
     return value
 
 
-def read_flushed(value: Any) -> list[str]:
+def read_flushed(value: JsonValue) -> list[str]:
     """Return the ids of the leases that `flush` ends."""
     return read_as(list[str], read_object(value).get("flushed"))
 
 
-def read_from(url: str, read: Callable[[Any], T], document: Any) -> T:
+def read_from(url: str, read: Callable[[JsonValue], T], document: JsonValue) -> T:
     """Return what a server said, as `read` understands it.
 
     Raises:

@@ -2,14 +2,15 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypedDict, Unpack
+from typing import Final, TypedDict, Unpack
 
 import msgspec
 
 from moorage.model import Demand, LeaseTerms, Provision
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.requests import resources_of
 
-Document = Mapping[str, Any]
+Document = Mapping[str, JsonValue]
 
 
 class Request(TypedDict, total=False):
@@ -31,7 +32,7 @@ class Request(TypedDict, total=False):
 
     """
 
-    inputs: Any
+    inputs: JsonValue
     clusters: Sequence[str] | None
     filter: Document | None
     search: Document | None
@@ -57,7 +58,7 @@ _NEWER: Final = (
 
 def request_message(
     policy_rule_uri: str, lease: LeaseTerms | Document | None, **request: Unpack[Request]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the message, without what was not given.
 
     Raises:
@@ -68,7 +69,7 @@ def request_message(
         raise TypeError(f"a request has no {', '.join(sorted(unknown))}")
     some = request.get("alternatives")
     given = {"lease": lease, **request}
-    message: dict[str, Any] = {"adhoc": True, "policy_rule_uri": policy_rule_uri, "inputs": {}}
+    message: JsonObject = {"adhoc": True, "policy_rule_uri": policy_rule_uri, "inputs": {}}
     for name, value in given.items():
         if isinstance(value, Provision):
             message[name] = _provision_object(value)
@@ -97,21 +98,21 @@ def _traceparent() -> str:
     return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
 
 
-def _demand_object(demand: Demand) -> dict[str, Any]:
+def _demand_object(demand: Demand) -> JsonObject:
     """Return what must fit as the wire has it; `where` only where given, as it is newer."""
     wanted = resources_of(demand)
     return wanted if demand.where else {k: wanted[k] for k in wanted if k != "where"}
 
 
-def _terms_object(terms: LeaseTerms) -> dict[str, Any]:
+def _terms_object(terms: LeaseTerms) -> JsonObject:
     """Return the terms as the wire has them; what servers of old do not know only where given."""
     wanted = msgspec.to_builtins(terms)
     return {name: wanted[name] for name in wanted if name not in _NEWER or wanted[name]}
 
 
-def _provision_object(provision: Provision) -> dict[str, Any]:
+def _provision_object(provision: Provision) -> JsonObject:
     """Return what to start as the wire has it: how often is said only where a failure requeues."""
-    wanted: dict[str, Any] = {"backend": provision.backend, "spec": provision.spec}
+    wanted: JsonObject = {"backend": provision.backend, "spec": provision.spec}
     if provision.on_failure == "end":
         return wanted
     return wanted | {"on_failure": provision.on_failure, "attempts_max": provision.attempts_max}

@@ -6,9 +6,10 @@ program's threads, which may all share one client.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from moorage.records.fields import TTL_SECONDS
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.client import RECONNECT_SECONDS, TIMEOUT_SECONDS, Client
 from moorage_client.lazy import LazyModule
 
@@ -175,11 +176,11 @@ class BlockingClient:
         """End a lease; see `Client.release`."""
         return self._run(self._open().release(lease, token))
 
-    def status(self, subject: str) -> dict[str, Any]:
+    def status(self, subject: str) -> JsonObject:
         """Return a lease or waiter; see `Client.status`."""
         return self._run(self._open().status(subject))
 
-    def why(self, subject: str, *, nodes: bool = False) -> dict[str, Any]:
+    def why(self, subject: str, *, nodes: bool = False) -> JsonObject:
         """Return the reasons of an answer; see `Client.why`."""
         return self._run(self._open().why(subject, nodes=nodes))
 
@@ -187,37 +188,37 @@ class BlockingClient:
         """End your warm leases; see `Client.flush`."""
         return self._run(self._open().flush(cluster))
 
-    def cordon(self, cluster: str, node: str = "", reason: str = "") -> dict[str, Any]:
+    def cordon(self, cluster: str, node: str = "", reason: str = "") -> JsonObject:
         """Let nothing new be placed there; see `Client.cordon`."""
         return self._run(self._open().cordon(cluster, node, reason))
 
     def drain(
         self, cluster: str, node: str = "", reason: str = "", *, seconds: float | None = None
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Let leave what is there, too; see `Client.drain`."""
         return self._run(self._open().drain(cluster, node, reason, seconds=seconds))
 
-    def uncordon(self, cluster: str, node: str = "") -> dict[str, Any]:
+    def uncordon(self, cluster: str, node: str = "") -> JsonObject:
         """Undo either; see `Client.uncordon`."""
         return self._run(self._open().uncordon(cluster, node))
 
-    def forget(self, cluster: str, node: str) -> dict[str, Any]:
+    def forget(self, cluster: str, node: str) -> JsonObject:
         """Give up a machine that will not come back; see `Client.forget`."""
         return self._run(self._open().forget(cluster, node))
 
-    def cancel(self, request: str) -> dict[str, Any]:
+    def cancel(self, request: str) -> JsonObject:
         """Give up a place in the queue; see `Client.cancel`."""
         return self._run(self._open().cancel(request))
 
-    def leases(self, **filters: Any) -> list[Lease]:
+    def leases(self, **filters: JsonValue) -> list[Lease]:
         """Return the leases that equal the filters; see `Client.leases`."""
         return self._list(self._open().leases(**filters))
 
-    def queue(self, **filters: Any) -> list[dict[str, Any]]:
+    def queue(self, **filters: JsonValue) -> list[JsonObject]:
         """Return the requests that wait; see `Client.queue`."""
         return self._list(self._open().queue(**filters))
 
-    def fleet(self, cluster: str | None = None) -> list[dict[str, Any]]:
+    def fleet(self, cluster: str | None = None) -> list[JsonObject]:
         """Return the clusters, or the nodes of one; see `Client.fleet`."""
         return self._list(self._open().fleet(cluster))
 
@@ -236,11 +237,11 @@ class BlockingClient:
         self._news.add(news)
         return news
 
-    def manage(self, policy_rule_uri: str, action: str, data: Document | None = None) -> Any:
+    def manage(self, policy_rule_uri: str, action: str, data: Document | None = None) -> JsonValue:
         """Call the `management` of a policy; see `Client.manage`."""
         return self._run(self._open().manage(policy_rule_uri, action, data))
 
-    def call(self, message: Document, *, idempotent: bool = True) -> Any:
+    def call(self, message: Document, *, idempotent: bool = True) -> JsonValue:
         """Send any message of the protocol; see `Client.call`."""
         return self._run(self._open().call(message, idempotent=idempotent))
 
@@ -254,7 +255,7 @@ class BlockingClient:
             )
         return self._client
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run(self, work: Coroutine[object, object, T]) -> T:
         thread = self._thread
         if thread is None:
             work.close()

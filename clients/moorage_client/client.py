@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from moorage.records.fields import TTL_SECONDS
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.lazy import LazyModule
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class Client:
         self,
         policy_rule_uri: str,
         *,
-        inputs: Any = None,
+        inputs: JsonValue = None,
         clusters: Sequence[str] | None = None,
         filter: Document | None = None,  # noqa: A002  # The wire's name.
         search: Document | None = None,
@@ -201,7 +202,7 @@ class Client:
             explain=explain,
             dry_run=dry_run,
         )
-        answer, _ = await self._asked(message, timeout, on_progress)
+        answer, _ = await self._request(message, timeout, on_progress)
         return answer
 
     def lease(
@@ -262,7 +263,7 @@ class Client:
 
     async def acquire(
         self,
-        message: dict[str, Any],
+        message: JsonObject,
         seconds_max: float | None,
         on_progress: Callable[[Document], None] | None = None,
     ) -> HeldLease:
@@ -274,7 +275,7 @@ class Client:
             MoorageError: As `ask`.
 
         """
-        answer, replayed = await self._asked(message, seconds_max, on_progress)
+        answer, replayed = await self._request(message, seconds_max, on_progress)
         if answer.lease is None:
             reason = f"the policy named no place to hold, but said {str(answer.data)[:500]}"
             raise errors.RuleFailed(model.Code.POLICY_DECLINED, reason, request=answer.request)
@@ -335,7 +336,7 @@ class Client:
             token: That of the lease; not needed for a lease of your own tenant.
 
         """
-        reply = await self._called({"op": "release", "lease": lease, "token": token})
+        reply = await self._call({"op": "release", "lease": lease, "token": token})
         return answers.read_from(self.url, answers.read_lease, reply.lease or reply.data)
 
     async def flush(self, cluster: str = "") -> list[str]:
@@ -344,7 +345,7 @@ class Client:
             self.url, answers.read_flushed, await self.call({"op": "flush", "cluster": cluster})
         )
 
-    async def cordon(self, cluster: str, node: str = "", reason: str = "") -> dict[str, Any]:
+    async def cordon(self, cluster: str, node: str = "", reason: str = "") -> JsonObject:
         """Let nothing new be placed on a node, or on a whole cluster, until `uncordon`.
 
         Returns:
@@ -360,7 +361,7 @@ class Client:
 
     async def drain(
         self, cluster: str, node: str = "", reason: str = "", *, seconds: float | None = None
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """As `cordon`, and end or move what runs there; call it again to see what is left.
 
         Warm leases end, and leases with `on_failure: requeue` start elsewhere. All other
@@ -371,12 +372,12 @@ class Client:
             self.url, answers.read_object, await self.call(message | {"seconds": seconds})
         )
 
-    async def uncordon(self, cluster: str, node: str = "") -> dict[str, Any]:
+    async def uncordon(self, cluster: str, node: str = "") -> JsonObject:
         """Undo `cordon` or `drain` of this node, or of the whole cluster."""
         message = {"op": "uncordon", "cluster": cluster, "node": node}
         return answers.read_from(self.url, answers.read_object, await self.call(message))
 
-    async def forget(self, cluster: str, node: str) -> dict[str, Any]:
+    async def forget(self, cluster: str, node: str) -> JsonObject:
         """Give up a machine whose agent is not connected and will not come back.
 
         Its leases end as if their workloads had failed, and its node leaves the cluster.
@@ -389,19 +390,19 @@ class Client:
         message = {"op": "forget", "cluster": cluster, "node": node}
         return answers.read_from(self.url, answers.read_object, await self.call(message))
 
-    async def status(self, subject: str) -> dict[str, Any]:
+    async def status(self, subject: str) -> JsonObject:
         """Return the lease or the waiter with this id, as the server tells it.
 
         Raises:
             NotFound: Neither has this id.
 
         """
-        reply = await self._called({"op": "status", "request": subject})
+        reply = await self._call({"op": "status", "request": subject})
         if reply.lease is not None:
             return answers.read_lease(reply.lease).document()
         return answers.read_from(self.url, answers.read_object, reply.data)
 
-    async def why(self, subject: str, *, nodes: bool = False) -> dict[str, Any]:
+    async def why(self, subject: str, *, nodes: bool = False) -> JsonObject:
         """Return why this request or lease was answered so; `nodes`: and what each node lacks.
 
         Raises:
@@ -411,7 +412,7 @@ class Client:
         message = {"op": "why", "request": subject} | ({"nodes": True} if nodes else {})
         return answers.read_from(self.url, answers.read_object, await self.call(message))
 
-    async def cancel(self, request: str) -> dict[str, Any]:
+    async def cancel(self, request: str) -> JsonObject:
         """Give up a place in the queue; return the waiter as it ended.
 
         Raises:
@@ -422,19 +423,19 @@ class Client:
             self.url, answers.read_object, await self.call({"op": "cancel", "request": request})
         )
 
-    def leases(self, **filters: Any) -> Listing[Lease]:
+    def leases(self, **filters: JsonValue) -> Listing[Lease]:
         """Return the leases whose fields equal the filters, e.g. `state="active"`."""
         return listing.pages(
             self.url, self.call, ("leases", "leases"), answers.read_lease, {"filters": filters}
         )
 
-    def queue(self, **filters: Any) -> Listing[dict[str, Any]]:
+    def queue(self, **filters: JsonValue) -> Listing[JsonObject]:
         """Return the requests that wait, in the order in which they are served."""
         return listing.pages(
             self.url, self.call, ("queue", "waiting"), answers.read_object, {"filters": filters}
         )
 
-    def fleet(self, cluster: str | None = None) -> Listing[dict[str, Any]]:
+    def fleet(self, cluster: str | None = None) -> Listing[JsonObject]:
         """Return the clusters with their totals, or the nodes of one cluster."""
         if cluster is None:
             return listing.pages(
@@ -465,7 +466,9 @@ class Client:
         """Begin to watch, for `BlockingClient`; arguments and errors as `watch`."""
         return await watching.Watch.begin(self._endpoints, topics, self._reconnect_seconds)
 
-    async def manage(self, policy_rule_uri: str, action: str, data: Document | None = None) -> Any:
+    async def manage(
+        self, policy_rule_uri: str, action: str, data: Document | None = None
+    ) -> JsonValue:
         """Call the `management` of a policy and return what it returned. Never repeated."""
         return await self.call(
             {
@@ -477,7 +480,7 @@ class Client:
             idempotent=False,
         )
 
-    async def call(self, message: Document, *, idempotent: bool = True) -> Any:
+    async def call(self, message: Document, *, idempotent: bool = True) -> JsonValue:
         """Send any message of the protocol and return the `data` of its reply.
 
         Args:
@@ -488,15 +491,15 @@ class Client:
             MoorageError: As `ask`.
 
         """
-        return (await self._called(message, idempotent=idempotent)).data
+        return (await self._call(message, idempotent=idempotent)).data
 
-    async def _called(self, message: Document, *, idempotent: bool = True) -> Reply:
+    async def _call(self, message: Document, *, idempotent: bool = True) -> Reply:
         reply, _ = await self._link.call(message, seconds_max=self._timeout, idempotent=idempotent)
         return reply
 
-    async def _asked(
+    async def _request(
         self,
-        message: dict[str, Any],
+        message: JsonObject,
         seconds_max: float | None,
         on_progress: Callable[[Document], None] | None,
     ) -> tuple[Answer, bool]:

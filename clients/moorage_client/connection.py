@@ -11,7 +11,7 @@ import json
 import os
 import ssl
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from websockets.exceptions import (
     ConnectionClosed,
@@ -26,6 +26,7 @@ from moorage.model import Code
 from moorage.protocol.codes import CLOSE_CODES, SESSION_HEADER, Close
 from moorage.protocol.errors import BadReply
 from moorage.protocol.replies import Event, Reply, decode_reply
+from moorage.records.json_values import JsonValue
 from moorage_client.answers import read_refusal
 from moorage_client.endpoint import NO_TLS_ADVICE, Endpoint, socks_advice
 from moorage_client.errors import (
@@ -58,8 +59,8 @@ CLOSE_SECONDS_MAX: Final = 2.0
 
 QUIET_SECONDS: Final = 1.0
 LIFE_SECONDS_MAX: Final = 2.0
-"""Where another server may take over: after so much silence a server that owes a reply is pinged,
-and is given up where nothing comes for so long after that."""
+"""Where another server may take over: after this silence a server that owes a reply is pinged,
+and is given up where nothing comes for as long again."""
 
 _UNAUTHORIZED_STATUS: Final = frozenset({401, 403})
 _BUSY_STATUS: Final = frozenset({429, 500, 502, 503, 504})  # Of a server that may be back soon.
@@ -185,7 +186,7 @@ class Connection:
 
     async def ask(
         self,
-        message: Mapping[str, Any],
+        message: Mapping[str, JsonValue],
         orphaned: Callable[[Reply], None] | None = None,
         number: int | None = None,
     ) -> Reply:
@@ -319,7 +320,7 @@ class Connection:
         if isinstance(reply, Event):
             self.on_event(reply)
             return
-        if reply.as_of:  # It may be old: the server that writes is asked.
+        if reply.as_of:  # It may be old: ask the server that writes.
             reply = _of_standby(reply)
         number = "" if reply.id is None else str(reply.id)
         if future := self._waiting.get(number):

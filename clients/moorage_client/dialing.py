@@ -61,13 +61,13 @@ class Dialer:
                 await asyncio.wait(tasks, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             for each in tried:
                 if each in self._opening and self._opening[each].done():
-                    connection = self._opened(each, problems)
+                    connection = self._open(each, problems)
                     if connection is not None:
                         return connection
             if not left and not any(each in self._opening for each in tried):
                 raise self._failure(problems)
 
-    def _opened(self, at: Endpoint, problems: list[MoorageError]) -> Connection | None:
+    def _open(self, at: Endpoint, problems: list[MoorageError]) -> Connection | None:
         """Take out an attempt that ended; return its socket, if that is open."""
         try:
             connection = self._opening.pop(at).result()

@@ -3,12 +3,13 @@
 The tree is drawn in the package docstring (`moorage_client/__init__.py`). Programming mistakes
 (a message that is not JSON, a lease id without its token) stay `TypeError` and `ValueError`.
 """
-# ruff: noqa: N818  # The names say what happened; that they are errors, the root of the tree says.
 
+# ruff: noqa: N818  # The names say what happened; that they are errors, the root of the tree says.
 from collections.abc import Mapping
 from typing import Any
 
 from moorage.model import Code
+from moorage.records.json_values import JsonValue
 
 
 class MoorageError(Exception):
@@ -127,7 +128,7 @@ class RequestRefused(MoorageError):
         *,
         field: str = "",
         expected: str = "",
-        details: Mapping[str, Any] | None = None,
+        details: Mapping[str, JsonValue] | None = None,
         request: str = "",
     ) -> None:
         super().__init__(reason)
@@ -135,7 +136,7 @@ class RequestRefused(MoorageError):
         self.reason = reason
         self.field = field
         self.expected = expected
-        self.details: Mapping[str, Any] = details or {}
+        self.details: Mapping[str, JsonValue] = details or {}
         self.request = request
 
     def __str__(self) -> str:

@@ -12,11 +12,12 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
 from moorage.model import Code, Placement
+from moorage.records.json_values import JsonValue
 from moorage_client.answers import Lease
 from moorage_client.errors import LeaseLost, MoorageError, RequestRefused
 from moorage_client.loops import LoopThread
@@ -68,7 +69,7 @@ class HeldLease:
     """
 
     def __init__(
-        self, lease: Lease, data: Any, warnings: tuple[str, ...], *, replayed: bool
+        self, lease: Lease, data: JsonValue, warnings: tuple[str, ...], *, replayed: bool
     ) -> None:
         self.data = data
         self.warnings = warnings

@@ -9,10 +9,11 @@ import itertools
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from moorage.model import Code
 from moorage.protocol.replies import Event, Reply
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.addresses import Addresses, is_worth_another_try
 from moorage_client.answers import Lease, read_from, read_lease, read_refusal
 from moorage_client.connection import Connection
@@ -62,7 +63,7 @@ class _Call:
 
     """
 
-    message: Mapping[str, Any]
+    message: Mapping[str, JsonValue]
     number: int
     idempotent: bool
     orphaned: Callable[[Reply], None] | None
@@ -96,7 +97,9 @@ class Link:
         self._lost: Connection | None = None
         """Its session is to be resumed over the next one."""
         self._numbers = itertools.count(1)
-        self._progress: dict[str, tuple[Callable[[Mapping[str, Any]], None], frozenset[str]]] = {}
+        self._progress: dict[
+            str, tuple[Callable[[Mapping[str, JsonValue]], None], frozenset[str]]
+        ] = {}
         """By the message's id: what is called, and the states after which nothing comes."""
         self._opening = asyncio.Lock()
         self._aside: set[Connection] = set()
@@ -122,12 +125,12 @@ class Link:
 
     async def call(
         self,
-        message: Mapping[str, Any],
+        message: Mapping[str, JsonValue],
         *,
         seconds_max: float,
         idempotent: bool,
         orphaned: Callable[[Reply], None] | None = None,
-        on_progress: Callable[[Mapping[str, Any]], None] | None = None,
+        on_progress: Callable[[Mapping[str, JsonValue]], None] | None = None,
     ) -> tuple[Reply, int]:
         """Send a message; return the success reply and how often it was sent.
 
@@ -223,13 +226,16 @@ class Link:
         return _NotLeader(url, reason, names_another=names_another)
 
     def _hear(
-        self, number: str, on_progress: Callable[[Mapping[str, Any]], None], last: frozenset[str]
+        self,
+        number: str,
+        on_progress: Callable[[Mapping[str, JsonValue]], None],
+        last: frozenset[str],
     ) -> None:
         if len(self._progress) >= STREAMED_MAX:
             del self._progress[next(iter(self._progress))]
         self._progress[number] = on_progress, last
 
-    def _heard(self, event: Event) -> None:
+    def _take_event(self, event: Event) -> None:
         number, progress = str(event.id), event.data
         if number not in self._progress or not isinstance(progress, dict):
             return
@@ -245,7 +251,7 @@ class Link:
             self._spawn(self._connection.close())
             self._connection = None
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -286,7 +292,7 @@ class Link:
     async def _open(self) -> Connection:
         """Open another socket, and go on with the session of the one that was lost."""
         connection = await self._dialer.dial()
-        connection.on_event = self._heard
+        connection.on_event = self._take_event
         try:
             if self._lost is not None and (
                 not self._lost.unanswered
@@ -318,7 +324,7 @@ class Renewals:
         seconds_max: float,
     ) -> Lease:
         """Renew a lease; arguments and errors as in `Client.renew`."""
-        message: dict[str, Any] = {"op": "renew", "lease": lease, "token": token}
+        message: JsonObject = {"op": "renew", "lease": lease, "token": token}
         if ttl_seconds is not None:
             message["ttl_seconds"] = ttl_seconds
         reply, _ = await self._link.call(message, seconds_max=seconds_max, idempotent=True)

@@ -1,8 +1,9 @@
 """A list on the server, fetched page by page as it is read."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.answers import read_as, read_from, read_object
 from moorage_client.errors import MoorageError
 
@@ -59,10 +60,10 @@ class Listing(Generic[T]):
 
 def pages(
     url: str,
-    call: Callable[[dict[str, Any]], Awaitable[Any]],
+    call: Callable[[JsonObject], Awaitable[JsonValue]],
     names: tuple[str, str],
-    read: Callable[[Any], T],
-    fields: Mapping[str, Any],
+    read: Callable[[JsonValue], T],
+    fields: Mapping[str, JsonValue],
 ) -> Listing[T]:
     """Return what an operation lists.
 
@@ -86,9 +87,9 @@ def pages(
     return Listing(fetch)
 
 
-def _rows(value: Any) -> list[Any]:
-    return read_as(list[Any], value)
+def _rows(value: JsonValue) -> list[JsonValue]:
+    return read_as(list[JsonValue], value)
 
 
-def _mark(value: Any) -> str | None:
+def _mark(value: JsonValue) -> str | None:
     return read_as(str | None, value)  # type: ignore[arg-type]  # A union is no class.

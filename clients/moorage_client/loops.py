@@ -8,7 +8,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    def submit(self, work: Coroutine[object, object, T]) -> concurrent.futures.Future[T]:
         """Start a coroutine on the loop; cancelling the future cancels it there.
 
         Raises:
@@ -42,7 +42,7 @@ class LoopThread:
             work.close()
             raise
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the loop and wait for its result.
 
         Ctrl-C while waiting cancels the coroutine. The coroutine bounds its own time.

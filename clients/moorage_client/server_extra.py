@@ -20,5 +20,5 @@ MODULES: Final = (
 
 
 def missing() -> bool:
-    """Tell whether the extra `server` is not installed."""
+    """Return whether the extra `server` is not installed."""
     return any(find_spec(name) is None for name in MODULES)

@@ -18,6 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 from moorage.model import Code
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.addresses import Addresses
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.endpoint import HTTP_URL_DEFAULT, Endpoint, read_token, setting
@@ -59,7 +60,7 @@ ANSWER_BYTES_MAX: Final = 160 * 1024 * 1024
 _REDIRECTIONS: Final = 3
 _PIECE_BYTES: Final = 1 << 16
 
-Rows = list[dict[str, Any]]
+Rows = list[JsonObject]
 
 _CODES: Final[Mapping[int, Code]] = {
     400: Code.BAD_MESSAGE,
@@ -74,7 +75,7 @@ _CODES: Final[Mapping[int, Code]] = {
     503: Code.UNAVAILABLE,
 }
 
-Document = Mapping[str, Any]
+Document = Mapping[str, JsonValue]
 
 _IDEMPOTENT: Final = frozenset({"GET", "PUT"})
 
@@ -113,7 +114,7 @@ class ClusterClient:
     def __init__(self) -> None:
         self.base_url = setting(None, "CLUSTER_SERVICE_URL", default=HTTP_URL_DEFAULT)
 
-    def read_cluster(self, cluster_id: str) -> tuple[bool, Any]:
+    def read_cluster(self, cluster_id: str) -> tuple[bool, JsonValue]:
         """Return `(True, document)`, or `(False, message)`."""
         try:
             response = _send("GET", f"{self.base_url}/clusters/{quote(cluster_id, safe='')}")
@@ -125,7 +126,7 @@ class ClusterClient:
         except Exception as err:  # noqa: BLE001  # Documented: every error becomes a message.
             return False, f"Error occurred: {err}"
 
-    def execute_query(self, query: Mapping[str, Any]) -> tuple[bool, Any]:
+    def execute_query(self, query: Mapping[str, JsonValue]) -> tuple[bool, JsonValue]:
         """Return `(True, documents)` of the clusters that match, or `(False, message)`."""
         try:
             response = _send("POST", f"{self.base_url}/clusters/query", json={"query": query})
@@ -150,7 +151,7 @@ class GlobalClusterMetricsClient:
         self.base_url = named.rstrip("/")
         logger.info("GlobalClusterMetricsClient initialized with base URL: %s", self.base_url)
 
-    def _handle_response(self, response: "requests.Response") -> Any:
+    def _handle_response(self, response: "requests.Response") -> JsonValue:
         try:
             content = _content(response)
             response.raise_for_status()
@@ -165,12 +166,12 @@ class GlobalClusterMetricsClient:
             logger.error("Invalid JSON response: %s", e)  # noqa: TRY400  # As above.
             raise
 
-    def get_cluster(self, cluster_id: str) -> Any:
+    def get_cluster(self, cluster_id: str) -> JsonValue:
         """Return the metrics document of a cluster."""
         url = f"{self.base_url}/cluster/{quote(cluster_id, safe='')}"
         return self._handle_response(_send("GET", url))
 
-    def query_clusters(self, query_params: Mapping[str, Any] | None = None) -> Any:
+    def query_clusters(self, query_params: Mapping[str, JsonValue] | None = None) -> JsonValue:
         """Return the metrics documents that match a Mongo-style filter, as in a policy; None: all.
 
         A service that takes none gets URL parameters, as documented.
@@ -236,7 +237,7 @@ class Services:
         """Of the server that answered last; before that, the first one."""
         return self._at.url
 
-    def sign_in(self) -> Any:
+    def sign_in(self) -> JsonValue:
         """Return how to sign in: `issuer`, `client_id`, `audience`, `scopes`."""
         return self._enveloped("GET", "/sign-in", kind=dict[str, str])
 
@@ -249,18 +250,18 @@ class Services:
 
         What may not be as its author thinks is in `warnings` then.
         """
-        registered = self._enveloped("POST", "/policy", document, kind=dict[str, Any])
+        registered = self._enveloped("POST", "/policy", document, kind=JsonObject)
         return str(self._understood(str, registered.get("policy_rule_uri")))
 
-    def policy(self, uri: str) -> Any:
+    def policy(self, uri: str) -> JsonValue:
         """Return the PolicyRule document of a policy."""
-        return self._enveloped("GET", f"/policy/{quote(uri, safe='')}", kind=dict[str, Any])
+        return self._enveloped("GET", f"/policy/{quote(uri, safe='')}", kind=JsonObject)
 
-    def policy_history(self, uri: str) -> Any:
+    def policy_history(self, uri: str) -> JsonValue:
         """Return who changed a policy and when: `at`, `who`, `what`, `digest`, `fields`."""
         return self._enveloped("GET", f"/policy/{quote(uri, safe='')}/history", kind=Rows)
 
-    def policies(self, query: Document | None = None) -> Any:
+    def policies(self, query: Document | None = None) -> JsonValue:
         """Return the PolicyRule documents that match a Mongo-style filter; None: all."""
         return self._enveloped("POST", "/policy/query", query or {}, kind=Rows)
 
@@ -269,24 +270,26 @@ class Services:
         query = "?force=true" if force else ""
         self._enveloped("DELETE", f"/policy/{quote(uri, safe='')}{query}")
 
-    def manage_policy(self, uri: str, action: str, data: Document | None = None) -> Any:
+    def manage_policy(self, uri: str, action: str, data: Document | None = None) -> JsonValue:
         """Call the `management` of a policy and return what it returned."""
         body = {"action": action, "data": data or {}}
         return self._enveloped("POST", f"/policy/{quote(uri, safe='')}/manage", body)
 
-    def policy_logs(self, uri: str) -> Any:
+    def policy_logs(self, uri: str) -> JsonValue:
         """Return what a version printed and logged lately, at requests of our tenant."""
         return self._enveloped("GET", f"/policy/{quote(uri, safe='')}/logs")
 
-    def aliases(self) -> Any:
+    def aliases(self) -> JsonValue:
         """Return all aliases, without their histories."""
         return self._enveloped("GET", "/policy-alias", kind=Rows)
 
-    def alias(self, alias: str) -> Any:
+    def alias(self, alias: str) -> JsonValue:
         """Return an alias: the version it means, its canary, its shadow and its history."""
-        return self._enveloped("GET", _alias(alias), kind=dict[str, Any])
+        return self._enveloped("GET", _alias(alias), kind=JsonObject)
 
-    def activate_policy(self, alias: str, policy_rule_uri: str, *, force: bool = False) -> Any:
+    def activate_policy(
+        self, alias: str, policy_rule_uri: str, *, force: bool = False
+    ) -> JsonValue:
         """Let an alias mean a version from now on; return the alias.
 
         Args:
@@ -295,17 +298,17 @@ class Services:
             force: Also a version that fails as the alias's shadow.
 
         """
-        body: dict[str, Any] = {"policy_rule_uri": policy_rule_uri}
+        body: JsonObject = {"policy_rule_uri": policy_rule_uri}
         body |= {"force": True} if force else {}  # Earlier servers do not know the field.
-        return self._enveloped("POST", _alias(alias, "/activate"), body, kind=dict[str, Any])
+        return self._enveloped("POST", _alias(alias, "/activate"), body, kind=JsonObject)
 
-    def roll_back_policy(self, alias: str) -> Any:
+    def roll_back_policy(self, alias: str) -> JsonValue:
         """Let an alias mean what it meant before; return the alias."""
-        return self._enveloped("POST", _alias(alias, "/rollback"), {}, kind=dict[str, Any])
+        return self._enveloped("POST", _alias(alias, "/rollback"), {}, kind=JsonObject)
 
-    def delete_alias(self, alias: str) -> Any:
+    def delete_alias(self, alias: str) -> JsonValue:
         """Delete an alias and return it as it was; the versions stay."""
-        return self._enveloped("DELETE", _alias(alias), kind=dict[str, Any])
+        return self._enveloped("DELETE", _alias(alias), kind=JsonObject)
 
     def start_canary(
         self,
@@ -315,7 +318,7 @@ class Services:
         *,
         by: Literal["request", "tenant"] = "request",
         seed: int = 0,
-    ) -> Any:
+    ) -> JsonValue:
         """Send a share of an alias's requests to another version; return the alias.
 
         Args:
@@ -327,39 +330,39 @@ class Services:
 
         """
         body = {"policy_rule_uri": policy_rule_uri, "percent": percent, "by": by, "seed": seed}
-        return self._enveloped("POST", _alias(alias, "/canary"), body, kind=dict[str, Any])
+        return self._enveloped("POST", _alias(alias, "/canary"), body, kind=JsonObject)
 
-    def stop_canary(self, alias: str) -> Any:
+    def stop_canary(self, alias: str) -> JsonValue:
         """Send all requests of an alias to its active version again; return the alias."""
-        return self._enveloped("DELETE", _alias(alias, "/canary"), kind=dict[str, Any])
+        return self._enveloped("DELETE", _alias(alias, "/canary"), kind=JsonObject)
 
-    def canary_report(self, alias: str) -> Any:
+    def canary_report(self, alias: str) -> JsonValue:
         """Return how the active version and the candidate do."""
-        return self._enveloped("GET", _alias(alias, "/canary"), kind=dict[str, Any])
+        return self._enveloped("GET", _alias(alias, "/canary"), kind=JsonObject)
 
-    def start_shadow(self, alias: str, policy_rule_uri: str) -> Any:
+    def start_shadow(self, alias: str, policy_rule_uri: str) -> JsonValue:
         """Run a candidate beside the active version, without effect; return the alias."""
         body = {"policy_rule_uri": policy_rule_uri}
-        return self._enveloped("POST", _alias(alias, "/shadow"), body, kind=dict[str, Any])
+        return self._enveloped("POST", _alias(alias, "/shadow"), body, kind=JsonObject)
 
-    def stop_shadow(self, alias: str) -> Any:
+    def stop_shadow(self, alias: str) -> JsonValue:
         """Ask the candidate no more; return the alias."""
-        return self._enveloped("DELETE", _alias(alias, "/shadow"), kind=dict[str, Any])
+        return self._enveloped("DELETE", _alias(alias, "/shadow"), kind=JsonObject)
 
-    def shadow_report(self, alias: str) -> Any:
+    def shadow_report(self, alias: str) -> JsonValue:
         """Return how the candidate differs from the active version, and what it would cost."""
-        return self._enveloped("GET", _alias(alias, "/shadow"), kind=dict[str, Any])
+        return self._enveloped("GET", _alias(alias, "/shadow"), kind=JsonObject)
 
-    def clusters(self, query: Document | None = None) -> Any:
+    def clusters(self, query: Document | None = None) -> JsonValue:
         """Return the cluster documents that match a Mongo-style filter; None: all."""
         found = self._call("POST", "/clusters/query", {"query": query or {}})
         return self._understood(Rows, found)
 
-    def create_cluster(self, document: Document) -> Any:
+    def create_cluster(self, document: Document) -> JsonValue:
         """Register a cluster; return the document as stored. It must not exist yet."""
-        return self._understood(dict[str, Any], self._call("POST", "/clusters", document))
+        return self._understood(JsonObject, self._call("POST", "/clusters", document))
 
-    def replace_cluster(self, document: Document) -> Any:
+    def replace_cluster(self, document: Document) -> JsonValue:
         """Replace the document of the cluster `document["id"]`; return it as stored.
 
         Fields that only the stored one has are removed; a server alone would preserve them.
@@ -368,23 +371,23 @@ class Services:
         stored = {name for found in self.clusters({"id": document["id"]}) for name in found}
         gone = sorted(name for name in stored - document.keys() if "." not in name)
         change = {**document, "$unset": gone} if gone else document
-        return self._understood(dict[str, Any], self._call("PUT", path, change))
+        return self._understood(JsonObject, self._call("PUT", path, change))
 
-    def add_nodes(self, document: Document) -> Any:
+    def add_nodes(self, document: Document) -> JsonValue:
         """Put the nodes of a document into the cluster `document["id"]`; return that as stored.
 
         The cluster keeps its other nodes and its fields, also those that others add at this time.
         Where there is none, it becomes the document.
         """
         path = f"/clusters/{quote(str(document['id']), safe='')}/nodes"
-        return self._understood(dict[str, Any], self._call("POST", path, document))
+        return self._understood(JsonObject, self._call("POST", path, document))
 
-    def delete_cluster(self, cluster_id: str) -> Any:
+    def delete_cluster(self, cluster_id: str) -> JsonValue:
         """Take a cluster out of the inventory; return its document. Leases on it stand."""
         path = f"/clusters/{quote(cluster_id, safe='')}"
-        return self._understood(dict[str, Any], self._call("DELETE", path))
+        return self._understood(JsonObject, self._call("DELETE", path))
 
-    def put_cluster(self, document: Document) -> Any:
+    def put_cluster(self, document: Document) -> JsonValue:
         """Register a cluster, or replace its document; return the document as stored."""
         try:
             return self.create_cluster(document)
@@ -393,7 +396,7 @@ class Services:
                 raise
         return self.replace_cluster(document)
 
-    def _understood(self, kind: Any, document: Any) -> Any:
+    def _understood(self, kind: Any, document: JsonValue) -> JsonValue:
         try:
             return read_as(kind, document)
         except UnreadableError as error:
@@ -402,7 +405,7 @@ class Services:
 
     def _enveloped(
         self, method: str, path: str, body: Document | None = None, *, kind: Any = Any
-    ) -> Any:
+    ) -> JsonValue:
         """Return the `data` of a reply in the envelope of the policy service."""
         reply = self._call(method, path, body)
         if not isinstance(reply, dict) or "success" not in reply:
@@ -412,7 +415,7 @@ class Services:
         self.warnings = tuple(self._understood(list[str], reply.get("warnings") or []))
         return self._understood(kind, reply.get("data"))
 
-    def _call(self, method: str, path: str, body: Document | None = None) -> Any:
+    def _call(self, method: str, path: str, body: Document | None = None) -> JsonValue:
         """Send a request to the server that writes; return what it answers.
 
         It is sent again where it was not carried out, or would change nothing more.
@@ -436,7 +439,7 @@ class Services:
             time.sleep(pause)  # A standby that takes over says so to no client.
         raise AssertionError("the pauses never end")
 
-    def _round(self, method: str, path: str, body: Document | None) -> Any:
+    def _round(self, method: str, path: str, body: Document | None) -> JsonValue:
         """Send a request to the first address that answers."""
         errors: list[MoorageError] = []
         repeats = method in _IDEMPOTENT or path.endswith("/query")
@@ -465,7 +468,7 @@ class Services:
             self._sessions[at] = http_session.HttpSession(at, bearer_of)
         return self._sessions[at]
 
-    def _send(self, at: Endpoint, method: str, path: str, body: Document | None) -> Any:
+    def _send(self, at: Endpoint, method: str, path: str, body: Document | None) -> JsonValue:
         """Send a request to one address; return what it answers.
 
         Raises:
@@ -509,7 +512,7 @@ class Services:
             raise ProtocolViolated(shown, finding + session.through) from error
         found = response.ok or response.status_code == HTTPStatus.NOT_FOUND
         if found and "moorage-as-of" in response.headers:
-            # Of a standby, and maybe old: the server that writes is asked.
+            # A standby's answer may be old: ask the server that writes.
             leader = response.headers.get("moorage-leader") or None
             raise refusal(Code.NOT_LEADER, "is a standby", details={"leader_http": leader})
         if not response.ok:
@@ -539,14 +542,14 @@ def _alias(alias: str, action: str = "") -> str:
     return f"/policy-alias/{quote(alias, safe='')}{action}"
 
 
-def _refusal(reply: Any, code: Code, reason: str) -> RequestRefused:
+def _refusal(reply: JsonValue, code: Code, reason: str) -> RequestRefused:
     """Return what a failure body says; the documented services send a bare text as `error`.
 
     Beside that, a server of ours says in `details` what else there is to say.
     """
-    body: dict[str, Any] = reply if isinstance(reply, dict) else {}
+    body: JsonObject = reply if isinstance(reply, dict) else {}
     error, details = body.get("error"), body.get("details")
-    fields: dict[str, Any] = dict(details) if isinstance(details, dict) else {}
+    fields: JsonObject = dict(details) if isinstance(details, dict) else {}
     fields |= error if isinstance(error, dict) else {"reason": error}
     return refusal(
         str(fields.pop("code", code)),

@@ -10,9 +10,10 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.endpoint import Endpoint
 from moorage_client.errors import ConnectionFailed, MoorageError
 from moorage_client.home import HomeMissing
@@ -55,7 +56,7 @@ def origin_of(url: str) -> str:
     return f"{'https' if parts.scheme.lower() in _SECURE else 'http'}://{parts.hostname or ''}"
 
 
-def stored_login(url: str) -> dict[str, Any] | None:
+def stored_login(url: str) -> JsonObject | None:
     """Return the login at the server of a URL; None if there is none that can be read."""
     with contextlib.suppress(HomeMissing, StateUnusable, ValueError):
         return logins().read().get(origin_of(url))
@@ -83,7 +84,7 @@ def asks_issuer(endpoint: Endpoint) -> bool:
     return login is not None and _is_due(login)
 
 
-def _is_due(login: Mapping[str, Any]) -> bool:
+def _is_due(login: Mapping[str, JsonValue]) -> bool:
     ends = float(login["expires_at"])
     return bool(login.get("refresh_token")) and ends - REFRESH_BEFORE_SECONDS < time.time()
 
@@ -111,7 +112,7 @@ def _refreshed(entries: Entries, origin: str) -> Entries:
 
 def ask_issuer(
     url: str, ca_file: str, form: Mapping[str, str] | None = None
-) -> tuple[str | None, dict[str, Any]]:
+) -> tuple[str | None, JsonObject]:
     """Ask an issuer; return the code of its error, or None, and its answer.
 
     Args:
@@ -133,7 +134,7 @@ def ask_issuer(
         raise SignInFailed(f"{url}: expected an issuer's URL that begins with https://")
     with HttpSession(endpoint) as session:
         try:
-            given: dict[str, Any] = {"timeout": ISSUER_SECONDS_MAX, "allow_redirects": False}
+            given: JsonObject = {"timeout": ISSUER_SECONDS_MAX, "allow_redirects": False}
             headers = {"Accept": "application/json"}
             method = "GET" if form is None else "POST"
             response = session.request(method, url, data=form, headers=headers, **given)
@@ -147,7 +148,7 @@ def ask_issuer(
     return (None if response.ok else str(answer.get("error", response.status_code))), answer
 
 
-def entry_of(answer: Mapping[str, Any], audience: str) -> dict[str, Any]:
+def entry_of(answer: Mapping[str, JsonValue], audience: str) -> JsonObject:
     """Return what is stored of an issuer's answer: the token that the server takes, and its end.
 
     Raises:
@@ -165,7 +166,7 @@ def entry_of(answer: Mapping[str, Any], audience: str) -> dict[str, Any]:
     raise SignInFailed(f"the issuer gave no JWT whose `aud` is {audience!r}")
 
 
-def _claims(token: str) -> dict[str, Any]:
+def _claims(token: str) -> JsonObject:
     """Return what a JWT says; the server is the one to verify it."""
     try:
         body = token.split(".")[1]

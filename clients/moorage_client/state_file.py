@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from moorage.records.json_values import JsonObject
 from moorage_client.errors import MoorageError
 from moorage_client.home import home
 
@@ -19,7 +20,7 @@ LOCK_SECONDS_MAX: Final = 15.0
 
 _LOCK_PAUSE_SECONDS: Final = 0.02
 
-Entries = dict[str, dict[str, Any]]
+Entries = dict[str, JsonObject]
 
 
 class StateUnusable(MoorageError):  # noqa: N818  # As the rest of the tree.

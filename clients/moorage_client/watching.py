@@ -144,7 +144,7 @@ class Watch:
         self._arrived.set()
 
     async def next(self, seconds_max: float | None = None) -> Event | None:
-        """Return the next news; None if it is closed, or nothing happened for so long.
+        """Return the next news; None if it is closed, or nothing happened in that time.
 
         Raises:
             ConnectionFailed: The server went away, and all its news were returned.
@@ -232,7 +232,7 @@ class News:
         return event
 
     def next(self, timeout: float | None = None) -> Event | None:
-        """Return the next news; None if it is closed, or nothing happened for so many seconds.
+        """Return the next news; None if it is closed, or nothing happened in that time.
 
         Raises:
             ConnectionFailed: The server went away.

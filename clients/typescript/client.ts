@@ -192,7 +192,7 @@ export class MoorageClient {
     if (pending === undefined || pending.socket !== socket) return; // A sign of life, or of a socket that was given up.
     this.waiting.delete(came.id);
     if (came.as_of) {
-      // Of a standby, and maybe old: the server that writes is asked.
+      // A standby's answer may be old: ask the server that writes.
       const error = { code: "not_leader", reason: "is a standby", leader: came.leader || null };
       void this.follow(socket, pending, { ...came, success: false, message: error.reason, error } as FailureMessage);
     } else if (came.success) {

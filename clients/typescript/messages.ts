@@ -252,7 +252,7 @@ export interface DecisionListing {
   after?: string;
   /** Another name of `after`. Expected: a string of at most 256 characters. */
   next?: string;
-  /** At most so many on a page. Expected: a whole number between 1 and 1000. */
+  /** The most objects on a page. Expected: a whole number between 1 and 1000. */
   limit?: number;
 }
 
@@ -465,7 +465,7 @@ export interface FleetListing {
   after?: string;
   /** Another name of `after`. Expected: a string of at most 256 characters. */
   next?: string;
-  /** At most so many on a page. Expected: a whole number between 1 and 1000. */
+  /** The most objects on a page. Expected: a whole number between 1 and 1000. */
   limit?: number;
 }
 
@@ -626,7 +626,7 @@ export interface LeaseListing {
   after?: string;
   /** Another name of `after`. Expected: a string of at most 256 characters. */
   next?: string;
-  /** At most so many on a page. Expected: a whole number between 1 and 1000. */
+  /** The most objects on a page. Expected: a whole number between 1 and 1000. */
   limit?: number;
   /** Those in this state alone. Expected: a string of at most 256 characters. */
   state?: string;
@@ -889,7 +889,7 @@ export interface ProvisionRequest {
   spec?: { [name: string]: Json };
   /** Whether the lease ends with a workload that fails, or waits for a new place. Expected: "end" or "requeue". */
   on_failure?: "end" | "requeue";
-  /** So many starts in all, the first included. */
+  /** The most starts in all, the first included. */
   attempts_max?: number | null;
   /** How long the workload stays after the release, for a request like it. Expected: a number of seconds between 0 and 604800. */
   keep_warm_seconds?: number;
@@ -912,7 +912,7 @@ export interface QueueListing {
   after?: string;
   /** Another name of `after`. Expected: a string of at most 256 characters. */
   next?: string;
-  /** At most so many on a page. Expected: a whole number between 1 and 1000. */
+  /** The most objects on a page. Expected: a whole number between 1 and 1000. */
   limit?: number;
 }
 
@@ -961,7 +961,7 @@ export interface QueuedWaiter {
   overtaken: number;
 }
 
-/** So much of each resource; nothing is said of those that are left out. */
+/** The amount of each resource; nothing is said of those that are left out. */
 export interface QuotaAmounts {
   /** GPUs, 1000 for a whole one. */
   gpu_milli?: number | null;
@@ -988,7 +988,7 @@ export interface QuotaListing {
   after?: string;
   /** Another name of `after`. Expected: a string of at most 256 characters. */
   next?: string;
-  /** At most so many on a page. Expected: a whole number between 1 and 1000. */
+  /** The most objects on a page. Expected: a whole number between 1 and 1000. */
   limit?: number;
 }
 
@@ -1196,7 +1196,7 @@ export interface ReservationListing {
   after?: string;
   /** Another name of `after`. Expected: a string of at most 256 characters. */
   next?: string;
-  /** At most so many on a page. Expected: a whole number between 1 and 1000. */
+  /** The most objects on a page. Expected: a whole number between 1 and 1000. */
   limit?: number;
 }
 
@@ -1239,7 +1239,7 @@ export interface ReserveNodes {
   tenant?: string;
   /** Those to choose from; left out: all. Expected: a list of at most 10000 cluster ids (strings or whole numbers). */
   clusters?: (string | number)[] | null;
-  /** It ends so long after its start where no lease uses it; 0: never. Expected: a number of seconds between 0 and 604800. */
+  /** It ends these seconds after its start where no lease uses it; 0: never. Expected: a number of seconds between 0 and 604800. */
   lapse_seconds?: number;
   /** Say what would come of it, and change nothing. Expected: true or false. */
   dry_run?: boolean;
@@ -1288,13 +1288,13 @@ export interface Resources {
   gpu_milli?: number;
   /** The GPUs are of one of these; empty: of any. Expected: a list of at most 64 GPU models. */
   models?: string[];
-  /** Each GPU has at least so much memory. Expected: a whole number of MiB between 0 and 1000000000000. */
+  /** The least memory of each GPU. Expected: a whole number of MiB between 0 and 1000000000000. */
   gpu_memory_mib?: number;
   /** CPU of each node. Expected: a whole number between 0 and 1000000000 (thousandths of a core). */
   cpu_milli?: number;
   /** Memory of each node. Expected: a whole number of MiB between 0 and 1000000000000. */
   memory_mib?: number;
-  /** A gang of so many nodes, granted whole or not at all. Expected: a whole number of nodes between 1 and 1024. */
+  /** The number of nodes; more than one are a gang, granted whole or not at all. Expected: a whole number of nodes between 1 and 1024. */
   nodes?: number;
   /** What the GPUs of a node, or for `rack` and `zone` those of a gang, have in common. Expected: "nvlink", "numa", "rack", "zone" or "". */
   topology?: "" | "numa" | "nvlink" | "rack" | "zone";
@@ -1372,7 +1372,7 @@ export interface RunFileList {
   attempt: number;
 }
 
-/** Let a tenant, or one of its projects, hold so much. What is left out is as it is at first. */
+/** Set the quota of a tenant or of one of its projects. A field left out is as at first. */
 export interface SetQuota {
   op: "set_quota";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
@@ -1426,7 +1426,7 @@ export interface ShareObject {
   memory_mib?: number;
 }
 
-/** How a lease or request stands. */
+/** Return the state of a lease or request. */
 export interface Status {
   op: "status";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
@@ -1615,7 +1615,7 @@ export interface Why {
   nodes?: boolean;
   /** The `next` of the page before. Expected: a string of at most 256 characters. */
   after?: string;
-  /** At most so many on a page. Expected: a whole number between 1 and 1000. */
+  /** The most objects on a page. Expected: a whole number between 1 and 1000. */
   limit?: number;
 }
 

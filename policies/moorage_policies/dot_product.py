@@ -1,7 +1,7 @@
-"""Dot product: the node whose free capacity is least like what is asked for, in its direction.
+"""Dot product: the node whose free capacity is least like the request, in its direction.
 
 The alignment heuristic of "Multi-resource packing for cluster schedulers" (Tetris, SIGCOMM'14), in
-the form of the ATC'23 comparison. The dot product d of what is free and what is asked, CPU and GPU,
+the form of the ATC'23 comparison. The dot product d of free and requested amounts, CPU and GPU,
 each as a fraction of the fleet's largest node, is large on empty nodes; the score
 
     int(100 * (1 - d / 2))

@@ -64,7 +64,7 @@ FREQUENT_SHARE: Final = 0.95
 CPU_ONLY_WEIGHT: Final = 0.5
 """How often requests without GPUs come up in a stream, for each time they really do."""
 STATES_MAX: Final = 1 << 17
-"""States whose value is kept; beyond it the cache starts afresh …"""
+"""States whose value is cached; beyond it the cache starts afresh …"""
 STATES_BYTES_MAX: Final = 48 << 20
 """… or where this is reached: a state takes `STATE_BYTES`, and two for each kind."""
 STATE_BYTES: Final = 300
@@ -73,7 +73,7 @@ BATCH_MAX: Final = 1024
 ROWS_MAX: Final = 4096
 """Nodes judged in one evaluation; the rest counts as the worst of those that fit, until later."""
 DEMANDS_MAX: Final = 512
-"""Demands whose scores are kept; the one judged least recently makes room …"""
+"""Demands whose scores are cached; the one judged least recently makes room …"""
 DEMANDS_MIN: Final = 16
 SCORES_BYTES_MAX: Final = 64 << 20
 """… also where there are more than `DEMANDS_MIN` and their scores take as much."""
@@ -147,7 +147,7 @@ class Values:
         rank = np.cumsum([kind.weight for kind in kinds]).searchsorted(FREQUENT_SHARE)
         frequent = kinds[: int(rank) + 1]
         weights = np.where(serves, often * scarcity, 0.0)[:, : len(frequent)]
-        weights[weights.sum(1) == 0] = 1.0  # Never asked for: whatever is drawn will not fit.
+        weights[weights.sum(1) == 0] = 1.0  # Never requested: whatever is drawn will not fit.
         self._streams = RequestStreams(frequent, weights, fleet.gpu_total.shape[1], seed)
         self.states_max = min(STATES_MAX, STATES_BYTES_MAX // (STATE_BYTES + 2 * len(priced_kinds)))
         self.refreshed = 0
@@ -170,7 +170,7 @@ class Values:
             self.refreshed += 1
 
     def numbers(self, rows: Ints, cpu: Ints, memory: Ints, gpus: Ints) -> Ints:
-        """Return the numbers of the states of nodes, were so much of them free.
+        """Return the numbers of the states of nodes, if these amounts of them were free.
 
         Args:
             rows: The nodes: `[states]`.
@@ -240,7 +240,7 @@ class FillScores:
 
 
 class AIOSv1PolicyRule:
-    """Proposes the node and GPU whose loss leaves the fleet the most fillable."""
+    """Proposes the node and GPU after whose use the fleet can still be filled the most."""
 
     def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:  # noqa: ARG002  # The contract's signature.
         self._learner = MixLearner()
@@ -303,7 +303,7 @@ class AIOSv1PolicyRule:
         self._version = fleet.version
 
     def _forget(self) -> None:
-        """Forget the numbers of states: they are about to mean others."""
+        """Forget the numbers of states: they will be given to other states."""
         self._scored.clear()
         self._now[:] = 0
 

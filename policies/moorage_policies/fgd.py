@@ -42,9 +42,9 @@ from moorage.policy import (
 TYPICAL_MAX: Final = 128
 """Typical requests; of a longer list, the heaviest count."""
 DEMANDS_MAX: Final = 512
-"""Demands whose scores are kept; the one judged least recently makes room."""
+"""Demands whose scores are cached; the one judged least recently makes room."""
 KINDS_MAX: Final = 64
-"""Sorts of GPU told apart by the typical requests they serve; further ones count as the first."""
+"""Sorts of GPU, by the typical requests they serve; further ones count as the first."""
 KIND_CHARACTERS_MAX: Final = 200
 """A request whose description is longer (a long list of models) is not learnt from."""
 PARTS_MAX: Final = 10**9
@@ -85,7 +85,7 @@ def read_typical(raw: list[dict[str, Any]]) -> list[Typical]:
 class Learner:
     """The typical requests of a fleet without a description: those seen, after a guess.
 
-    What was seen is kept in the policy's `context`, which outlives this instance: a count per
+    The requests so far are in the policy's `context`, which outlives this instance: a count per
     kind. It is brought up to date once per `BATCH` requests, since the server has to carry a
     changed context; the fleet is valued again each time the count has doubled.
     """
@@ -120,7 +120,7 @@ class Learner:
         return sum(seen.values()) >= 2 * self._learnt_at
 
     def typical(self, fleet: FleetView, context: dict[str, Any]) -> list[Typical]:
-        """Return what was seen, and the guess."""
+        """Return the typical requests: those seen so far, and the guess."""
         seen = context.get("seen", {})
         self._learnt_at = sum(seen.values())
         kinds = self._guess(fleet)

@@ -82,14 +82,14 @@ class AIOSv1PolicyRule:
         self, fleet: Any, data: Any, like: Any, weights: Any, refresh_seconds: float
     ) -> Any:
         """Return a number per cluster, the higher the more alike, from documents fresh enough."""
-        asked, now = (fleet.cluster_ids, fleet.layout, list(data), like, weights), monotonic()
-        if asked != self._known or now - self._read_at >= refresh_seconds:
+        key, now = (fleet.cluster_ids, fleet.layout, list(data), like, weights), monotonic()
+        if key != self._known or now - self._read_at >= refresh_seconds:
             by_id = {name: entry["data"] for name, entry in data.items()}
             reference = self._reference(like, by_id)
             # A cluster that is no candidate has no feasible node: any distance will do for it.
             documents = [by_id.get(name, {}) for name in fleet.cluster_ids]
             _, place = np.unique(distances(documents, reference, weights), return_inverse=True)
-            self._known, self._read_at, self._places = asked, now, place.max() - place
+            self._known, self._read_at, self._places = key, now, place.max() - place
         return self._places
 
     def _reference(self, like: Any, documents: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -39,7 +39,7 @@ class AIOSv1PolicyRule:
         fullest = int(free.max(initial=0)) - free  # Higher is better, and 0 or more.
         step = int(fullest.max(initial=0)) + 1
         scores = np.where(fleet.feasible(demand), fullest, -1)
-        # A topology that was asked for is no longer a preference: `feasible` has seen to it.
+        # A requested topology is no longer a preference: `feasible` has seen to it.
         levels = LEVELS if demand.gpus > 1 and demand.topology not in LEVELS else ()
         closer = [replace(demand, topology=level) for level in levels]
         for better, wanted in enumerate(reversed(closer), start=1):

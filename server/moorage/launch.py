@@ -65,7 +65,7 @@ def run_program(name: str, module: str) -> "NoReturn":
     try:
         _open_standard_streams(name)
         _put_standard_library_first()
-        run = _imported(name, module).run
+        run = _import(name, module).run
         code = run()
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -74,7 +74,7 @@ def run_program(name: str, module: str) -> "NoReturn":
     raise SystemExit(code)
 
 
-def _imported(name: str, module: str) -> "Any":
+def _import(name: str, module: str) -> "Any":
     """Import a program. Ctrl-C meanwhile ends the process: what is half imported may swallow it."""
     import signal  # noqa: PLC0415  # From the standard library, which is first by now.
 

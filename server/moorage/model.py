@@ -175,7 +175,7 @@ Placement = tuple[Share, ...]
 
 
 OVERTAKEN_MAX: Final = 1_000
-"""Requests that come after a waiter and go before it, of its priority or of lower. After so many
+"""The most requests that come after a waiter and go before it, of its priority or of lower. Then
 it goes before all others of its priority, whatever its tenant holds."""
 REQUEUE_PAUSE_SECONDS: Final = 1.0
 """Before the second start of a workload, where the lease does not say otherwise."""
@@ -186,7 +186,7 @@ RESOURCES: Final = ("gpu_milli", "cpu_milli", "memory_mib")
 
 
 class Amounts(msgspec.Struct, frozen=True, gc=False):
-    """So much of each resource; None if nothing is said of it."""
+    """The amount of each resource; None if nothing is said of it."""
 
     gpu_milli: int | None = None
     cpu_milli: int | None = None
@@ -227,7 +227,7 @@ class LeaseTerms(msgspec.Struct, frozen=True, gc=False):
         wait_seconds: How long the request may wait in the queue; 0 answers at once.
         priority: Higher goes first.
         preemptible: It may be ended early for others; `on_failure` says whether it starts again.
-        runtime_seconds_min: But not before it has lasted so long.
+        runtime_seconds_min: But not before it has lasted these seconds.
         notice_seconds: The least time between the notice and the end.
         idempotency_key: The same request of a tenant with it gets the same lease; empty: none.
         project: Which project of its tenant it counts for; empty: none.

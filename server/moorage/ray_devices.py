@@ -9,12 +9,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import ray
 
 __all__ = ["DeviceError", "DeviceHolder", "Holders", "device_names", "given_devices"]
 
+RayHandle: TypeAlias = Any
+"""An actor or a reference: Ray has no types for their methods and values."""
 FREE_SECONDS_MAX: Final = 10.0
 """How long a device that a lease holds may be in use by others before that is an error."""
 GIVE_SECONDS_MAX: Final = 60.0
@@ -97,8 +99,8 @@ class Holders:
         """
         with self._lock:
             turn = self._nodes.setdefault(node, threading.Lock())
-        held: list[Any] = []
-        others: list[Any] = []
+        held: list[RayHandle] = []
+        others: list[RayHandle] = []
         with turn:
             try:
                 missing: dict[str, str] = {each: each for each in gpus}
@@ -146,17 +148,17 @@ class Holders:
         users = {user for slot, user in _users(node) if slot in gpus}
         return bool(users) and bool(users - {*self._ours(), *self.ids()})
 
-    def _holder(self, node: str, share: float) -> Any:
+    def _holder(self, node: str, share: float) -> RayHandle:
         within = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
         made = ray.remote(DeviceHolder).options(
             num_cpus=0, num_gpus=share, max_restarts=0, scheduling_strategy=within
         )
-        holder: Any = made.remote()
+        holder: RayHandle = made.remote()
         with self._lock:
             self._ids.add(holder._actor_id.hex())  # noqa: SLF001  # No public name for it.
         return holder
 
-    def _leave(self, holders: Sequence[Any]) -> None:
+    def _leave(self, holders: Sequence[RayHandle]) -> None:
         """End holders; when this returns, their devices are free."""
         leaving = [holder.leave.remote() for holder in holders]
         if leaving:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, get_args, get_type_hints
+from typing import Final, get_args, get_type_hints
 
 __all__ = [
     "FILE",
@@ -46,7 +46,7 @@ class SettingKind:
     """
 
     expected: str
-    read: Callable[[Any], Any]
+    read: Callable[[object], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def declared(owner: type) -> dict[str, Setting]:
     return found
 
 
-def plain(value: Any) -> str:
+def plain(value: object) -> str:
     """Return a value as an operator would write it."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -99,7 +99,7 @@ def plain(value: Any) -> str:
 def whole(low: int, high: int) -> SettingKind:
     """Return the kind of whole numbers between two bounds, both included."""
 
-    def read(value: Any) -> int:
+    def read(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise ValueError  # noqa: TRY004  # `read` has one way to refuse, whatever it was.
         number = int(value)
@@ -113,7 +113,7 @@ def whole(low: int, high: int) -> SettingKind:
 def seconds(low: float, high: float) -> SettingKind:
     """Return the kind of durations between two bounds, both included."""
 
-    def read(value: Any) -> float:
+    def read(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError  # noqa: TRY004  # `read` has one way to refuse, whatever it was.
         number = float(value)
@@ -127,7 +127,7 @@ def seconds(low: float, high: float) -> SettingKind:
 def choice(*names: str) -> SettingKind:
     """Return the kind of settings that are one of a few names."""
 
-    def read(value: Any) -> str:
+    def read(value: object) -> str:
         if value not in names:
             raise ValueError
         return str(value)
@@ -138,7 +138,7 @@ def choice(*names: str) -> SettingKind:
 def choices(*names: str) -> SettingKind:
     """Return the kind of settings that are some of a few names; an empty list is none."""
 
-    def read(value: Any) -> tuple[str, ...]:
+    def read(value: object) -> tuple[str, ...]:
         if not set(chosen := read_list(value)) <= set(names):
             raise ValueError
         return tuple(dict.fromkeys(chosen))
@@ -146,7 +146,7 @@ def choices(*names: str) -> SettingKind:
     return SettingKind(f"a list of {' and '.join(f'`{name}`' for name in names)}", read)
 
 
-def read_list(value: Any) -> list[str]:
+def read_list(value: object) -> list[str]:
     """Return a list of texts, also where it is one text with commas."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
@@ -154,18 +154,18 @@ def read_list(value: Any) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def _read_names(value: Any) -> tuple[str, ...]:
+def _read_names(value: object) -> tuple[str, ...]:
     return tuple(_read_name(name) for name in read_list(value))
 
 
-def _read_switch(value: Any) -> bool:
+def _read_switch(value: object) -> bool:
     text = str(value).lower()
     if text not in ("true", "false"):
         raise ValueError
     return text == "true"
 
 
-def _read_name(value: Any) -> str:
+def _read_name(value: object) -> str:
     if not isinstance(value, str) or not value.isprintable() or value != value.strip():
         raise ValueError
     if not 0 < len(value) <= NAME_CHARS_MAX:
@@ -173,7 +173,7 @@ def _read_name(value: Any) -> str:
     return value
 
 
-def _read_folder(value: Any) -> Path:
+def _read_folder(value: object) -> Path:
     text = str(value) if isinstance(value, str | Path) else ""
     if not text or "\0" in text:
         raise ValueError

@@ -382,7 +382,7 @@ async def test_every_start_under_a_name_has_output_of_its_own(backend):
     assert (await backend.logs("a")).text == "start 3\n"
     with pytest.raises(UnknownAttemptError) as none:
         await backend.logs("a", 0, 4)
-    assert none.value.kept == (1, 2, 3)
+    assert none.value.attempts == (1, 2, 3)
     with pytest.raises(UnknownWorkloadError):
         await backend.logs("b", 0, 1)
 

@@ -70,14 +70,14 @@ def test_with_a_queue_no_request_is_refused_and_large_requests_wait():
 
 def test_requests_of_the_second_half_come_from_another_trace():
     outcome = played(later=[TracePod("x", 0, 0, 2, 1000)])
-    assert outcome.sizes["2 GPUs"].asked > 0
-    assert outcome.sizes["1 GPU"].asked > 0
+    assert outcome.sizes["2 GPUs"].requested > 0
+    assert outcome.sizes["1 GPU"].requested > 0
 
 
 def test_all_policies_get_the_same_requests_and_the_same_run_ends_the_same():
     one, two = played("fgd"), played("expected_fill")
-    assert {size: each.asked for size, each in one.sizes.items()} == {
-        size: each.asked for size, each in two.sizes.items()
+    assert {size: each.requested for size, each in one.sizes.items()} == {
+        size: each.requested for size, each in two.sizes.items()
     }
     again = played("expected_fill")
     assert (two.allocated_percent, two.sizes) == (again.allocated_percent, again.sizes)

@@ -105,7 +105,7 @@ def test_messages_for_etcd_are_read_as_they_were_written() -> None:
 def test_the_page_is_made_of_the_kept_runs() -> None:
     root = Path(__file__).parents[2]
     text = (root / report.PAGE_FILE).read_text()
-    assert report.page(text, report.kept()) == text
+    assert report.page(text, report.stored()) == text
 
 
 def test_a_wide_table_turns_into_rows(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:

@@ -1,6 +1,6 @@
 """A hand-written HTTP server that answers anything: the truth, late, half, too much, or lies.
 
-It speaks just enough HTTP/1.1 to be asked by a real client over a real socket, and remembers every
+It speaks just enough HTTP/1.1 for a real client over a real socket, and remembers every
 request, so that tests can count them.
 """
 
@@ -30,7 +30,7 @@ def answer(body: Any, status: int = 200, **headers: str) -> Behaviour:
     text = body if isinstance(body, str) else json.dumps(body)
     content = text.encode(errors="surrogateescape")
 
-    async def behave(asked: Asked, writer: Writer) -> None:
+    async def behave(request: Asked, writer: Writer) -> None:
         said = {"content_length": str(len(content)), **headers}
         lines = [f"HTTP/1.1 {status} Whatever"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in said.items()]
@@ -39,30 +39,30 @@ def answer(body: Any, status: int = 200, **headers: str) -> Behaviour:
     return behave
 
 
-async def silence(asked: Asked, writer: Writer) -> None:
+async def silence(request: Asked, writer: Writer) -> None:
     """Never answer."""
     await asyncio.Event().wait()
 
 
-async def hang_up(asked: Asked, writer: Writer) -> None:
+async def hang_up(request: Asked, writer: Writer) -> None:
     """Close the connection instead of answering."""
     writer.close()
 
 
-async def stop_halfway(asked: Asked, writer: Writer) -> None:
+async def stop_halfway(request: Asked, writer: Writer) -> None:
     """Promise more than is sent, then close."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n[{")
     await writer.drain()
     writer.close()
 
 
-async def fall_silent(asked: Asked, writer: Writer) -> None:
+async def fall_silent(request: Asked, writer: Writer) -> None:
     """Begin an answer, and never go on."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n[{")
     await asyncio.Event().wait()
 
 
-async def drip(asked: Asked, writer: Writer) -> None:
+async def drip(request: Asked, writer: Writer) -> None:
     """Send an answer so slowly that it never ends, but is never idle for long either."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
     while True:
@@ -71,7 +71,7 @@ async def drip(asked: Asked, writer: Writer) -> None:
         await asyncio.sleep(0.01)  # This is what it is about: a drop at a time.
 
 
-async def flood(asked: Asked, writer: Writer) -> None:
+async def flood(request: Asked, writer: Writer) -> None:
     """Send more than anybody wants, without saying how much."""
     writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
     chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
@@ -80,7 +80,7 @@ async def flood(asked: Asked, writer: Writer) -> None:
         await writer.drain()
 
 
-async def nonsense(asked: Asked, writer: Writer) -> None:
+async def nonsense(request: Asked, writer: Writer) -> None:
     """Speak something else than HTTP."""
     writer.write(b"220 mail.example ESMTP\r\n")
     await writer.drain()
@@ -91,7 +91,7 @@ class FaultyService:
     """The server. `behave` may be replaced at any time; `by_path` goes before it."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.requests: list[Asked] = []
         self.behave: Behaviour = answer([])
         self.by_path: dict[str, Behaviour] = {}
         self.url = ""
@@ -111,7 +111,7 @@ class FaultyService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def count(self, path: str = "") -> int:
-        return sum(each.path.startswith(path) for each in self.asked)
+        return sum(each.path.startswith(path) for each in self.requests)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: Writer) -> None:
         task = asyncio.current_task()
@@ -119,9 +119,9 @@ class FaultyService:
         self._tasks.add(task)
         try:
             while not writer.is_closing():
-                asked = await self._read(reader)
-                self.asked.append(asked)
-                await self.by_path.get(asked.path, self.behave)(asked, writer)
+                request = await self._read(reader)
+                self.requests.append(request)
+                await self.by_path.get(request.path, self.behave)(request, writer)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass

@@ -52,7 +52,7 @@ async def test_a_filter_finds_clusters_in_the_order_of_their_ids_live_or_not(cat
     assert [name for name in ("c1", "c8", "none") if catalog.memory.is_live(name)] == ["c1"]
 
 
-async def test_metrics_are_asked_first_and_limit_the_clusters(catalog):
+async def test_metrics_are_searched_first_and_limit_the_clusters(catalog):
     both = wanted(clusterQuery=gpus(2), clusterMetricsQuery=free(10))
     assert await catalog.search.matching(both) == ["c4"]
     assert await catalog.search.matching(wanted(clusterMetricsQuery=free(10))) == ["c1", "c4"]
@@ -119,7 +119,7 @@ async def test_likeness_ranks_all_clusters_and_leaves_out_the_one_it_is_about(ca
     assert refused.value.field == "like"
 
 
-async def test_documents_come_in_the_order_asked_for_as_stored(catalog):
+async def test_documents_come_as_stored_in_the_requested_order(catalog):
     found = catalog.memory.documents(["c4", "none", "c1"])
     assert [document["id"] for document in found] == ["c4", "c1"]
     assert found[0] is (await catalog.clusters.get("c4"))

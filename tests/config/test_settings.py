@@ -53,7 +53,7 @@ def test_defaults_are_those_of_the_public_face() -> None:
     assert config.data_dir == Path("/home/ann/.local/state/moored")
 
 
-def test_a_home_is_asked_for_only_where_no_folder_is_named(
+def test_a_home_is_needed_only_where_no_folder_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def unknown(number: int) -> None:
@@ -437,7 +437,7 @@ def test_beyond_loopback_nothing_starts_without_tokens(host: str) -> None:
     assert not Config.load({"host": host}, tokens | tls).insecure_plaintext
 
 
-def test_local_is_off_among_tenants_unless_it_is_asked_for(tmp_path: Path) -> None:
+def test_local_is_off_among_tenants_unless_it_is_named(tmp_path: Path) -> None:
     tokens = HOME | {"MOORAGE_TOKENS": "ann:k1"}
     assert Config.load({}, HOME).backends == ("local", "memory")
     assert Config.load({}, tokens).backends == ("memory",)

@@ -560,11 +560,11 @@ async def test_history_is_pruned_by_age_and_no_further_than_the_older_checkpoint
     await checkpointed(ledger, 300)
     await pruned(ledger, NOW + 1e9, 0)
     assert (await ledger.read())[0].seq == 1, "one checkpoint alone may turn out damaged"
-    assert await ledger.kept_since() is None
+    assert await ledger.history_start() is None
     await checkpointed(ledger, 400)
     await pruned(ledger, NOW + 150, 1 << 40)
     assert (await ledger.read())[0].seq == 150
-    assert await ledger.kept_since() == NOW + 150
+    assert await ledger.history_start() == NOW + 150
     assert await ledger.history("r-149") == []
     assert len(await ledger.history("r-150")) == 1
     await pruned(ledger, NOW + 1e9, 1 << 40)
@@ -574,7 +574,7 @@ async def test_history_is_pruned_by_age_and_no_further_than_the_older_checkpoint
     ledger = place.ledger()
     assert list((await ledger.open()).facts) == [*numbered(1, 1), *numbered(401, 401)]
     assert [entry.seq for entry in await ledger.read()] == list(range(300, 402))
-    assert await ledger.kept_since() == NOW + 300
+    assert await ledger.history_start() == NOW + 300
     await ledger.close()
     place.spoil_newest_checkpoint()
     ledger = place.ledger()
@@ -590,7 +590,7 @@ async def test_history_is_pruned_by_size_whatever_its_age(place: Place):
     await checkpointed(ledger, 300)
     await checkpointed(ledger, 600)
     await pruned(ledger, 0.0, 1 << 40)
-    assert await ledger.kept_since() is None
+    assert await ledger.history_start() is None
     await pruned(ledger, 0.0, 100_000)
     assert 1 < (await ledger.read())[0].seq <= 300
     await ledger.close()

@@ -87,15 +87,15 @@ class Hand:
     def see(self, cluster: Cluster) -> Turn:
         return self.step(ClusterSeen(cluster))
 
-    def ask(self, asked: Ask, session: str = "s") -> Turn:
-        return self.step(Asked(self.to(session), asked))
+    def ask(self, request: Ask, session: str = "s") -> Turn:
+        return self.step(Asked(self.to(session), request))
 
     def propose(self, turn: Turn, value: Any) -> Turn:
         consult = next(effect for effect in turn.effects if isinstance(effect, Consult))
         return self.step(Proposed(consult.ask.id, consult.consultation, value))
 
-    def grant(self, asked: Ask, value: Any) -> Turn:
-        return self.propose(self.ask(asked), value)
+    def grant(self, request: Ask, value: Any) -> Turn:
+        return self.propose(self.ask(request), value)
 
     def inquire(self, question: Any, tenant: str = "ann", **more: Any) -> Any:
         turn = self.step(Inquired(self.to(), question, Tenant(tenant), **more))

@@ -42,7 +42,7 @@ def full(gpus: int = 1) -> Hand:
     return hand
 
 
-def test_an_empty_inventory_is_told() -> None:
+def test_an_empty_inventory_is_reported() -> None:
     (answer,) = answers(Hand().ask(ask("r", ONE)))
     assert answer.code is Code.UNKNOWN_CLUSTERS
 
@@ -60,7 +60,7 @@ def test_a_request_id_is_taken_while_it_is_pending_waiting_held_and_ended() -> N
     assert answers(hand.ask(ask("advice", ONE)))[0].code is Code.ALREADY_EXISTS
 
 
-def test_more_asks_than_can_be_decided_are_told_to_come_again() -> None:
+def test_more_asks_than_can_be_decided_are_refused_as_busy() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     for number in range(PENDING_MAX):
@@ -138,11 +138,11 @@ def test_a_conflict_does_not_put_a_waiter_to_sleep_while_it_fits() -> None:
         hand.grant(ask(f"fast{number}", ONE), place("n000", gpu))
         turn = hand.propose(turn, place("n000", gpu))
     assert list(hand.allocator.state.waiting) == ["slow"]
-    assert consults(turn) == ["slow"], "it fits, so its policy is asked again"
+    assert consults(turn) == ["slow"], "it fits, so its policy is consulted again"
     assert isinstance(answers(hand.propose(turn, place("n001", "0")))[0], LeaseNews)
 
 
-def test_a_policy_is_asked_again_about_what_came_free_while_it_thought() -> None:
+def test_a_policy_gets_capacity_that_came_free_while_it_decided() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     hand.grant(ask("holder", ONE), place("n000", "0"))
@@ -196,7 +196,7 @@ def test_a_policy_that_declines_whatever_comes_back_is_believed() -> None:
     assert answers(turn)[0].code is Code.POLICY_DECLINED, "nothing came back meanwhile"
 
 
-def test_a_line_is_asked_about_a_few_at_a_time() -> None:
+def test_a_line_is_consulted_a_few_at_a_time() -> None:
     hand = full(gpus=1)
     for number in range(CONSULTED_MAX + 5):
         hand.ask(ask(f"w{number}", ONE, wait=600.0))
@@ -228,7 +228,7 @@ def test_an_honest_policy_is_not_blamed_for_an_inventory_that_moved() -> None:
     assert answer.code is Code.POLICY_UNSOUND, "now it knew"
 
 
-def test_who_is_behind_a_head_that_is_being_decided_is_not_even_asked_about() -> None:
+def test_a_waiter_behind_an_undecided_head_is_not_consulted() -> None:
     hand = full(gpus=2)
     hand.ask(ask("head", Demand(gpus=2), wait=600.0))
     hand.see(nodes(1, 2, name="d"))  # The head is being consulted about d now.
@@ -398,9 +398,9 @@ def test_what_undecided_and_waiting_asks_bring_along_is_bounded_in_bytes() -> No
     assert hand.allocator.state.waiting_bytes == large
     hand.step(CancelAsked(hand.to(), first.id, first.tenant))
     assert hand.allocator.state.waiting_bytes == 0
-    # Without a demand the policy is asked at once, and again as long as nothing is answered.
-    (asked,) = consults(hand.ask(ask("third", None, size=large)))
-    assert asked == "third"
+    # Without a demand the policy is consulted at once, and again until it answers.
+    (request,) = consults(hand.ask(ask("third", None, size=large)))
+    assert request == "third"
     (no,) = answers(hand.ask(ask("fourth", None, size=large)))
     assert no.code is Code.BUSY
     hand.step(SessionLost(SessionId("s")))

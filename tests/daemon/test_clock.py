@@ -27,7 +27,7 @@ def clock(machine: Machine) -> Clock:
 
 
 @pytest.mark.parametrize("hours", [2.0, -2.0, 8.0])
-def test_a_calendar_that_is_set_is_followed_when_asked(machine, clock, hours):
+def test_a_calendar_that_is_set_is_followed_on_demand(machine, clock, hours):
     machine.run(10.0)
     assert clock.now() == machine.date == 1_000_010.0
     machine.date += hours * 3_600.0

@@ -19,7 +19,7 @@ TO = Address(SessionId("s"), 1)
 TENANT = Tenant("t")
 
 
-def asked(name):
+def request(name):
     return Asked(TO, Ask(RequestId(name), TENANT, PolicyRef("one:1-x", "digest")))
 
 
@@ -33,19 +33,19 @@ def taken(inbox):
 
 def test_what_is_about_leases_and_decisions_goes_ahead_in_its_own_order():
     inbox = Inbox()
-    first, second = asked("a"), asked("b")
+    first, second = request("a"), request("b")
     renewal, proposal = renewed("x"), Proposed(RequestId("y"), 1, {})
     lost = SessionLost(SessionId("s"))
     for event in (first, renewal, second, lost, proposal):
         inbox.post(event, TENANT)
-    assert inbox.asked(TENANT) == 2
+    assert inbox.requests(TENANT) == 2
     assert taken(inbox) == [renewal, proposal, first, second, lost]
-    assert inbox.asked(TENANT) == 0
+    assert inbox.requests(TENANT) == 0
 
 
 def test_what_cancels_a_request_that_still_waits_stays_behind_it():
     inbox = Inbox()
-    first, other = asked("a"), asked("b")
+    first, other = request("a"), request("b")
     early = CancelAsked(TO, RequestId("a"), TENANT)
     late = CancelAsked(TO, RequestId("long ago"), TENANT)
     for event in (other, first, early, late):
@@ -55,21 +55,21 @@ def test_what_cancels_a_request_that_still_waits_stays_behind_it():
 
 def test_requests_of_a_session_that_is_over_are_dropped():
     inbox, cancel = Inbox(), CancelAsked(TO, RequestId("a"), TENANT)
-    other = Asked(Address(SessionId("other"), 1), asked("b").ask)
-    for event in (asked("a"), cancel, other, asked("c")):
+    other = Asked(Address(SessionId("other"), 1), request("b").ask)
+    for event in (request("a"), cancel, other, request("c")):
         inbox.post(event, TENANT)
     inbox.leave(TO.session, TENANT)
-    assert (len(inbox), inbox.asked(TENANT)) == (3, 1)
+    assert (len(inbox), inbox.requests(TENANT)) == (3, 1)
     assert taken(inbox) == [cancel, other, SessionLost(TO.session)]
-    assert inbox.asked(TENANT) == 0
+    assert inbox.requests(TENANT) == 0
 
 
 def test_tenants_take_turns_and_keep_their_order():
     inbox, other = Inbox(), Tenant("other")
-    many = [asked(str(number)) for number in range(3)]
+    many = [request(str(number)) for number in range(3)]
     for event in many:
         inbox.post(event, TENANT)
-    late, lost = asked("late"), SessionLost(SessionId("s"))
+    late, lost = request("late"), SessionLost(SessionId("s"))
     seen = ClusterGone(ClusterId("c"))
     for event in (late, lost):
         inbox.post(event, other)
@@ -81,19 +81,19 @@ def test_requests_are_counted_by_tenant():
     """So that those of one, however many, have none of another refused as too many."""
     inbox, bob = Inbox(), Tenant("bob")
     for name in "abc":
-        inbox.post(asked(name), TENANT)
-    assert (inbox.asked(TENANT), inbox.asked(bob)) == (3, 0)
-    inbox.post(asked("d"), bob)
+        inbox.post(request(name), TENANT)
+    assert (inbox.requests(TENANT), inbox.requests(bob)) == (3, 0)
+    inbox.post(request("d"), bob)
     inbox.take()
     inbox.leave(TO.session, bob)
-    assert (inbox.asked(TENANT), inbox.asked(bob)) == (2, 0)
+    assert (inbox.requests(TENANT), inbox.requests(bob)) == (2, 0)
     inbox.leave(TO.session, TENANT)
-    assert inbox.asked(TENANT) == 0
+    assert inbox.requests(TENANT) == 0
 
 
 def test_others_have_their_turn_among_many_that_go_ahead():
     inbox = Inbox()
-    waiting = asked("a")
+    waiting = request("a")
     inbox.post(waiting)
     for number in range(3 * AHEAD_MAX):
         inbox.post(renewed(str(number)))
@@ -118,6 +118,6 @@ async def test_a_client_is_read_on_after_a_batch_and_at_once_where_nothing_waits
 def test_what_came_in_before_a_deadline_is_stepped_before_it():
     inbox = Inbox()
     renewals = [renewed(str(number)) for number in range(3)]
-    for event in (asked("a"), *renewals, Tick(), late := renewed("late")):
+    for event in (request("a"), *renewals, Tick(), late := renewed("late")):
         inbox.post(event, TENANT)
     assert taken(inbox)[:5] == [*renewals, Tick(), late]

@@ -282,9 +282,9 @@ def test_no_ask_makes_more_than_two_requests(age, search):
                 new_policy = f"reads:1.{next(policies)}-metrics"
                 for uri in (new_policy, new_policy, new_policy):
                     asked = candidates(kind)
-                    before = len(faulty.asked)
+                    before = len(faulty.requests)
                     reply = here.ask(uri, **asked)
-                    requests = faulty.asked[before:]
+                    requests = faulty.requests[before:]
                     assert reply["success"], reply
                     assert len(requests) <= 2, [each.path for each in requests]
                     unread = [each for each in reply.get("warnings", []) if "not read" in each]

@@ -57,16 +57,16 @@ def test_the_blocking_client(url: str) -> None:
 
 
 def test_the_asyncio_client(url: str) -> None:
-    told = sorted(python("asyncio_client.py", url).splitlines())
-    assert told == ["yours: n0 GPU 0", "yours: n0 GPU 1"]
+    reply = sorted(python("asyncio_client.py", url).splitlines())
+    assert reply == ["yours: n0 GPU 0", "yours: n0 GPU 1"]
 
 
 def test_the_node_client(url: str) -> None:
     if shutil.which("node") is None:
         pytest.skip("no Node here: apt-get install nodejs")
     program = EXAMPLES / "node_client.mjs"
-    told = shown("node", "--experimental-websocket", program, url, NODE_NO_WARNINGS="1")
-    assert told == "yours: lab n0 GPU 0\n"
+    reply = shown("node", "--experimental-websocket", program, url, NODE_NO_WARNINGS="1")
+    assert reply == "yours: lab n0 GPU 0\n"
 
 
 def test_the_node_client_says_that_a_token_is_needed() -> None:
@@ -92,9 +92,9 @@ def test_a_training_has_the_gpus_of_its_lease(url: str) -> None:
 
 
 def test_a_graph_has_a_lease_for_each_task(url: str) -> None:
-    told = dict(line.split(": ") for line in python("graph_of_tasks.py", url).splitlines())
-    assert (told["prepare"], told["compare"]) == ("data", "compared")
-    assert [len(told[name].split()) for name in ("small", "large")] == [3, 4], told
+    reply = dict(line.split(": ") for line in python("graph_of_tasks.py", url).splitlines())
+    assert (reply["prepare"], reply["compare"]) == ("data", "compared")
+    assert [len(reply[name].split()) for name in ("small", "large")] == [3, 4], reply
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_the_policy_passes_its_tests_and_is_accepted(tmp_path: Path) -> None:
     folder = shutil.copytree(EXAMPLES / "policy_with_tests", tmp_path / "policy")
     with daemon() as running:
         reach = {"MOORAGE_URL": running.ws, "MOORAGE_HTTP_URL": running.http}
-        told = [shown("bash", "-c", f"cd {folder} && {each}", **reach) for each in typed(folder)]
-    tested, jailed, pushed = told
+        reply = [shown("bash", "-c", f"cd {folder} && {each}", **reach) for each in typed(folder)]
+    tested, jailed, pushed = reply
     assert "2 passed" in tested
     assert "passed" in jailed
     assert pushed == "keep_whole:1-stable\n"

@@ -101,7 +101,7 @@ def test_the_changes_since_a_version_are_all_there_is_to_copy(walk: Walk) -> Non
     assert walk.fleet.changed_since(walk.fleet.version) == []
 
 
-def test_who_is_too_far_behind_is_told_to_look_at_all() -> None:
+def test_a_reader_too_far_behind_must_read_all() -> None:
     fleet = fleet_of(one(Gpu("0")))
     version = fleet.version
     for _ in range(CHANGES_MAX):

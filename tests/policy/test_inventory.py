@@ -55,10 +55,10 @@ def test_cluster_by_cluster_is_all_at_once(before, later, rng):
 
 
 @given(walks(), changes, st.randoms(use_true_random=False))
-def test_a_replica_that_is_told_parts_and_rows_is_the_same_fleet(walk, later, rng):
+def test_a_replica_that_gets_parts_and_rows_is_the_same_fleet(walk, later, rng):
     fleet, replica = walk.fleet, Fleet()
     replica.restore(fleet.snapshot())
-    told = fleet.layout, fleet.version
+    answer = fleet.layout, fleet.version
     for inventory in later:
         for cluster in inventory:
             walk.held = [share for share in walk.held if share.cluster_id != cluster.id]
@@ -67,16 +67,16 @@ def test_a_replica_that_is_told_parts_and_rows_is_the_same_fleet(walk, later, rn
             else:
                 fleet.put(cluster)
             walk.step()
-        for name in fleet.spliced_since(told[0]):
+        for name in fleet.spliced_since(answer[0]):
             part = fleet.part(name)
             copy = None
             if part is not None:
                 copy = Fleet()
                 copy.restore(part.snapshot())
             replica.splice(name, copy)
-        for row in fleet.rows_since(told[1]):
+        for row in fleet.rows_since(answer[1]):
             replica.set_capacity(row, *fleet.capacity(row))
-        told = fleet.layout, fleet.version
+        answer = fleet.layout, fleet.version
         assert same(fleet, replica)
 
 
@@ -100,7 +100,7 @@ def test_other_rows_keep_what_is_held():
     assert len(fleet) == 5
 
 
-def test_a_reader_that_does_not_follow_the_splices_is_told_to_look_at_all():
+def test_a_reader_that_does_not_follow_the_splices_must_read_all():
     fleet = installed([one("a"), one("b")])
     version, layout = fleet.version, fleet.layout
     fleet.touch(3)
@@ -113,7 +113,7 @@ def test_a_reader_that_does_not_follow_the_splices_is_told_to_look_at_all():
     assert fleet.changed_since(fleet.version) == []
     fleet.touch(0)
     fleet.put(one("a", nodes=5))
-    assert fleet.rows_since(version) == [6], "what a part tells again is not told twice"
+    assert fleet.rows_since(version) == [6], "a repeated part is no change"
     assert fleet.spliced_since(layout) == ["a"]
     fleet.install([one("a")])
     assert fleet.spliced_since(layout) is None

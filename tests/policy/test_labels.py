@@ -9,7 +9,7 @@ from moorage.sandbox.cell.cluster_data import ClusterData
 
 
 class Registry:
-    """Cluster documents, and how often they were asked for."""
+    """Cluster documents, and how often they were read."""
 
     def __init__(self, labels):
         self.labels = labels

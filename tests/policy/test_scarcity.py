@@ -81,7 +81,7 @@ def test_places_and_prices_are_those_of_the_definition(kinds, states):
     kinds=KINDS,
     moves=st.lists(st.tuples(st.integers(0, 29), st.booleans(), st.sampled_from("012"))),
 )
-def test_room_kept_from_changed_rows_is_the_room_there_is(kinds, moves):
+def test_room_updated_from_changed_rows_is_the_real_room(kinds, moves):
     fleet = fleet_of("ABC" * 10)
     view = FleetView(fleet)
     prices, due = prices_of(kinds, view), []

@@ -289,7 +289,7 @@ def test_a_json_schema_is_held_to(change, said):
         {"n": {"type": "integer", "required": True}},
     ],
 )  # fmt: skip
-def test_the_dialect_is_told_by_its_looks(document):
+def test_the_dialect_is_recognised(document):
     schema = read(document)
     assert schema.required == ("n",)
     assert schema.check({"n": 1}, "v") == {"n": 1}

@@ -70,7 +70,7 @@ def test_of_too_many_kinds_the_most_frequent_count():
 
 
 def feed(learner, context, demands, *, through_json=False):
-    """Show the learner these demands; return after how many it asked to be read again."""
+    """Show the learner these demands; return the numbers after which it wants to be read again."""
     readings = []
     for number, demand in enumerate(demands, 1):
         if learner.observe(demand, context):
@@ -148,7 +148,7 @@ def test_the_guess_fits_the_fleet():
 # Nodes -----------------------------------------------------------------------------------------
 
 
-def test_nodes_are_told_apart_by_the_kinds_they_may_serve():
+def test_nodes_differ_by_the_kinds_they_may_serve():
     kinds = [
         RequestKind(0, 1, models=("A",)),
         RequestKind(0, 1, 500),

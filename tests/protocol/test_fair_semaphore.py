@@ -51,7 +51,7 @@ class Visits:
             await asyncio.sleep(0)
 
     def busy(self):
-        """Return who was told that too many wait."""
+        """Return the tenants that were refused because too many wait."""
         done = [name for name, task in self.tasks.items() if task.done() and task.exception()]
         for name in done:
             error = self.tasks[name].exception()

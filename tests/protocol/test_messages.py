@@ -89,14 +89,14 @@ def test_every_operation_has_its_name() -> None:
 
 
 @pytest.mark.parametrize("op", ["releas", "", 5, {}, "RELEASE", "x" * 100_000])
-def test_an_unknown_op_is_told_the_known_ones(op: Any) -> None:
+def test_an_unknown_op_gets_the_known_ones(op: Any) -> None:
     error = refused(json.dumps({"op": op, "id": 3}))
     assert (error.code, error.field, error.id) == (Code.UNKNOWN_OP, "op", 3)
     assert error.details["known"] == list(OPERATIONS)
     assert all(name in error.expected for name in OPERATIONS)
 
 
-def test_a_near_miss_is_told_what_it_may_have_meant() -> None:
+def test_a_near_miss_gets_a_suggestion() -> None:
     assert refused('{"op": "relase"}').reason.endswith("(did you mean release?)")
     assert refused(text(resources={"gpu": 1})).reason.endswith("(did you mean gpus?)")
     quota = '{"op": "set_quota", "tenant": "ann", "gpus": 4}'
@@ -180,7 +180,7 @@ def test_clusters_are_names_each_once_in_order() -> None:
     assert ask(text(clusters=["b", 7, "a", "7", "b"])).candidates() == ("b", "7", "a")
 
 
-def test_filter_and_search_are_kept_as_they_came() -> None:
+def test_filter_and_search_stay_as_they_came() -> None:
     wild = {"header": {}, "body": {"values": {"matchType": "cluster"}}}
     message = ask(text(filter=wild, search=wild))
     assert message.filter == wild
@@ -220,7 +220,7 @@ def warned(**more: Any) -> list[str]:
         ("deadline", "deadline_seconds"),
     ],
 )
-def test_a_field_in_the_wrong_place_is_told_the_right_one(name: str, meant: str) -> None:
+def test_a_misplaced_field_gets_a_hint_at_its_place(name: str, meant: str) -> None:
     assert warned(**{name: 1}) == [
         f"{name}: unknown field, it was ignored (did you mean {meant}?)."
     ]
@@ -308,7 +308,7 @@ def test_an_amount_names_the_field_that_does_it(resources: dict[str, Any], said:
     assert said in caught.value.reason
 
 
-# What is asked for ---------------------------------------------------------------------------
+# Demands -------------------------------------------------------------------------------------
 
 
 def test_resources_and_lease_reach_the_core_as_they_were_written() -> None:
@@ -560,7 +560,7 @@ def test_only_objects_are_messages(frame: str) -> None:
         ("{'adhoc': true}", "near byte 1"),
     ],
 )
-def test_what_is_not_json_is_told_where(frame: str | bytes, says: str) -> None:
+def test_bad_json_is_refused_with_its_place(frame: str | bytes, says: str) -> None:
     error = refused(frame)
     assert error.code is Code.BAD_JSON
     assert says in error.reason

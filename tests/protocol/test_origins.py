@@ -14,7 +14,7 @@ OURS = Origins(
 )
 
 
-def told(origins=OURS, here=HERE, target="/", host="localhost:8765", **headers):
+def answer(origins=OURS, here=HERE, target="/", host="localhost:8765", **headers):
     """Return the header that had a request refused, or an empty text."""
     rows = [(name.replace("_", "-"), value) for name, value in headers.items()]
     found = origins.refusal(target, [("host", host), *rows], here)
@@ -41,7 +41,7 @@ def told(origins=OURS, here=HERE, target="/", host="localhost:8765", **headers):
     ],
 )
 def test_its_own_names_are_answered_to(host):
-    assert told(host=host) == ""
+    assert answer(host=host) == ""
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_its_own_names_are_answered_to(host):
     ],
 )
 def test_other_names_are_not(host):
-    assert told(host=host) == "host"
+    assert answer(host=host) == "host"
 
 
 def test_an_address_is_a_name_where_the_request_came_to_it():
@@ -81,16 +81,16 @@ def test_an_address_is_a_name_where_the_request_came_to_it():
         ("::ffff:10.0.0.7", "10.0.0.7"),
         ("fe80::1%eth0", "[fe80::1]:8080"),
     ):
-        assert told(here=here, host=host) == ""
-        assert told(here="10.0.0.8", host=host) == "host"
+        assert answer(here=here, host=host) == ""
+        assert answer(here="10.0.0.8", host=host) == "host"
 
 
 def test_every_host_counts_the_one_of_the_target_too():
-    assert told(target="http://localhost:8080/x?y=//evil.example") == ""
-    assert told(target="//evil.example/") == ""  # A path.
-    assert told(target="/?at=http://evil.example") == ""
+    assert answer(target="http://localhost:8080/x?y=//evil.example") == ""
+    assert answer(target="//evil.example/") == ""  # A path.
+    assert answer(target="/?at=http://evil.example") == ""
     for target in ("http://evil.example", "HTTP://evil.example/x", "ws://evil.example?localhost"):
-        assert told(target=target) == "host"
+        assert answer(target=target) == "host"
     both = [("host", "localhost"), ("host", "evil.example")]
     for rows in (both, both[::-1]):
         found = OURS.refusal("/", rows, HERE)
@@ -118,8 +118,8 @@ def test_every_host_counts_the_one_of_the_target_too():
     ],
 )
 def test_our_own_pages_and_configured_ones_may_ask(origin, host):
-    assert told(origin=origin, host=host) == ""
-    assert told(origin=origin, host=host, sec_fetch_site="cross-site") == ""
+    assert answer(origin=origin, host=host) == ""
+    assert answer(origin=origin, host=host, sec_fetch_site="cross-site") == ""
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_our_own_pages_and_configured_ones_may_ask(origin, host):
 )
 def test_pages_of_other_sites_may_not(origin):
     expected = "" if origin == "https://console.example." else "origin"  # One name, two spellings.
-    assert told(origin=origin) == expected
-    assert told(origin=origin, sec_fetch_site="same-origin") == expected
+    assert answer(origin=origin) == expected
+    assert answer(origin=origin, sec_fetch_site="same-origin") == expected
 
 
 def test_one_of_two_origins_that_may_not_is_enough():
@@ -168,7 +168,7 @@ def test_one_of_two_origins_that_may_not_is_enough():
     ],
 )
 def test_without_an_origin_the_browser_says_whose_page_it_is(site, expected):
-    assert told(sec_fetch_site=site) == expected
+    assert answer(sec_fetch_site=site) == expected
 
 
 def test_a_refusal_says_what_it_saw_and_what_to_do():
@@ -185,11 +185,11 @@ def test_a_refusal_says_what_it_saw_and_what_to_do():
 @example("[", "http://[")
 @example("[::1%]", "http://[::%]:99999")
 def test_no_text_is_too_strange(host, origin):
-    told(host=host, origin=origin, target=host)
+    answer(host=host, origin=origin, target=host)
     read_origin(origin)
 
 
 @given(st.from_regex(r"[a-z0-9.-]{1,30}\.[a-z]{2,9}", fullmatch=True))
 def test_without_settings_no_name_with_a_domain_is_ours(name):
-    assert told(Origins(), host=name) == "host"
-    assert told(Origins(), origin=f"http://{name}:8765") == "origin"
+    assert answer(Origins(), host=name) == "host"
+    assert answer(Origins(), origin=f"http://{name}:8765") == "origin"

@@ -86,7 +86,7 @@ def agrees(index, documents, condition):
     ),
 )
 def test_it_says_what_evaluate_says(kinds, happenings):
-    """A condition is asked, a pair put, a number removed; at last each condition is asked again."""
+    """Evaluate a condition, put a pair, remove a number; at last evaluate each condition again."""
     # More than are looked at one by one, or there would be no columns.
     documents = {f"d{n}": kinds[n % len(kinds)] for n in range(SCAN_MAX + 8)}
     index = DocumentIndex(columns_max=4)
@@ -264,11 +264,11 @@ def test_what_is_put_again_and_again_takes_no_more_room():
         for n in range(100):
             index.put(f"c{n:04}", {"gpus": list(range(turn % 5 + n % 3)), "tags": [f"t{turn}"]})
         index.matching(condition)
-        sizes.append(sum(kept.column.size for kept in index._columns.values()))
+        sizes.append(sum(stored.column.size for stored in index._columns.values()))
     assert max(sizes) <= 3 * min(sizes)
-    (kept,) = (kept for source, kept in index._columns.items() if source.text == "gpus")
-    assert kept.column.size < 20 * 100
-    (tags,) = (kept for source, kept in index._columns.items() if source.text == "tags")
+    (stored,) = (stored for source, stored in index._columns.items() if source.text == "gpus")
+    assert stored.column.size < 20 * 100
+    (tags,) = (stored for source, stored in index._columns.items() if source.text == "tags")
     assert set(tags.column._codes) == {"t19"}
 
 

@@ -38,8 +38,8 @@ def test_matching_sorting_and_cutting():
 def test_unwinding_and_grouping():
     rows = run({"$unwind": "$nodes"}, {"$sort": {"nodes.free": -1}})
     assert [row["nodes"]["id"] for row in rows] == ["b0", "a0", "a1"]
-    kept = run({"$unwind": {"path": "$nodes", "preserveNullAndEmptyArrays": True}})
-    assert ids(kept) == ["a", "a", "b", "c", "d"]
+    stored = run({"$unwind": {"path": "$nodes", "preserveNullAndEmptyArrays": True}})
+    assert ids(stored) == ["a", "a", "b", "c", "d"]
     grouped = run(
         {
             "$group": {

@@ -112,7 +112,7 @@ GRACE_SECONDS = 10.0
 
 
 class Story:
-    """An allocator that is told a story line by line."""
+    """An allocator that plays a story line by line."""
 
     def __init__(self) -> None:
         self.pause = REQUEUE_PAUSE_SECONDS
@@ -161,8 +161,8 @@ class Story:
             case ["propose", request, *_]:
                 name, _, number = request.partition("#")
                 rest = command.split(maxsplit=2)[2]
-                told = int(number or self.consulted[name])
-                return Proposed(RequestId(name), told, _value(rest))
+                reply = int(number or self.consulted[name])
+                return Proposed(RequestId(name), reply, _value(rest))
             case ["policy-failed", name, code]:
                 refusal = Refusal(Code(code), f"The policy failed: {code}.")
                 return ConsultFailed(RequestId(name), self.consulted[name], refusal)
@@ -206,9 +206,9 @@ class Story:
 
     def _engaged(self, text: str) -> tuple[RequestId, int]:
         """Return the lease that a backend reports about, and of which of its grants."""
-        name, _, told = text.partition("#")
+        name, _, reply = text.partition("#")
         lease = self.allocator.state.lease(RequestId(name))
-        return RequestId(name), int(told or (lease.fencing if lease else 0))
+        return RequestId(name), int(reply or (lease.fencing if lease else 0))
 
     def _address(self, session: str) -> Address:
         self.numbers[session] = self.numbers.get(session, 0) + 1
@@ -346,8 +346,10 @@ def _effect(effect: Effect) -> str:
         case Respond(to, answer):
             return f"{to.session}#{to.number} {_answer(answer)}"
         case Consult(ask, number, reserved):
-            kept = f" keeping {' '.join('/'.join(pair) for pair in reserved)}" if reserved else ""
-            return f"{ask.id}#{number}{kept}"
+            reserving = (
+                f" keeping {' '.join('/'.join(pair) for pair in reserved)}" if reserved else ""
+            )
+            return f"{ask.id}#{number}{reserving}"
         case Forget(request, number):
             return f"{request}#{number}"
         case Look(lease) | Start(lease) | Stop(lease) | KeepWarm(lease):

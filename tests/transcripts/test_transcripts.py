@@ -32,11 +32,11 @@ def retold(text: str) -> str:
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
 def test_a_story(path: Path) -> None:
     text = path.read_text()
-    told = retold(text)
+    answer = retold(text)
     if WRITE:
-        path.write_text(told)
+        path.write_text(answer)
     else:
-        assert told == text
+        assert answer == text
 
 
 def test_there_are_stories() -> None:

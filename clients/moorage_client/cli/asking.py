@@ -5,13 +5,14 @@ import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from msgspec.structs import replace
 
 from moorage.model import LeaseTerms
 from moorage.records.fields import TTL_SECONDS, TTL_SECONDS_MAX, WAIT_SECONDS_MAX
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.answers import Answer, Lease, read_lease
 from moorage_client.cli import completing
 from moorage_client.cli.exits import TokenMissing
@@ -20,6 +21,9 @@ from moorage_client.cli.session import CommandSession
 from moorage_client.cli.tokens import StateUnusable, TokenFile, state_path
 from moorage_client.errors import LeaseLost
 from moorage_client.text_files import read_text
+
+if TYPE_CHECKING:
+    from moorage_client.client import Client
 
 _RESOURCES: Final = "What must fit"
 _LEASE: Final = "Lease"
@@ -98,7 +102,7 @@ _RuntimeMin = Annotated[
         min=0,
         max=WAIT_SECONDS_MAX,
         metavar="SECONDS",
-        help="With --preemptible: not before it has lasted so long",
+        help="With --preemptible: not before it has lasted these seconds",
         rich_help_panel=_LEASE,
     ),
 ]
@@ -133,7 +137,7 @@ _TtlMin = Annotated[
 _Project = Annotated[str, typer.Option(help="Whose quota it counts for", rich_help_panel=_LEASE)]
 
 
-def requirement(text: str) -> dict[str, Any]:
+def requirement(text: str) -> JsonObject:
     """Return one of `where` from a label, written as `kubectl get -l` takes it.
 
     Raises:
@@ -151,7 +155,7 @@ def requirement(text: str) -> dict[str, Any]:
     return {"key": key, "operator": "NotIn" if negated else "In", "values": listed}
 
 
-def json_object(text: str | None, option: str) -> Any:
+def json_object(text: str | None, option: str) -> JsonValue:
     """Return the JSON object that an option gives as text, `@file` or `@-` (stdin).
 
     Raises:
@@ -284,7 +288,7 @@ def ask(
 
     stored = True
 
-    async def work(client: Any) -> Answer:
+    async def work(client: "Client") -> Answer:
         nonlocal stored
         answer: Answer = await client.ask(policy, lease=terms, **request)
         stored = keep(answer.lease, client.url)
@@ -297,7 +301,7 @@ def ask(
     _show(session, answer, stored)
 
 
-async def _active(client: Any, lease: Lease, *, quiet: bool) -> Lease:
+async def _active(client: "Client", lease: Lease, *, quiet: bool) -> Lease:
     """Wait until the workload of a lease is ready; return the lease as it is then.
 
     Raises:
@@ -334,7 +338,7 @@ def renew(
     """Make a lease last longer."""
     token = token_of(lease, lease_token)
 
-    async def work(client: Any) -> Lease:
+    async def work(client: "Client") -> Lease:
         renewed: Lease = await client.renew(lease, token, ttl)
         return renewed
 
@@ -357,7 +361,7 @@ def release(
     """End a lease of your tenant; a second release answers the same."""
     token = lease_token or stored_token(lease)
 
-    async def work(client: Any) -> Lease:
+    async def work(client: "Client") -> Lease:
         released: Lease = await client.release(lease, token)
         return released
 
@@ -397,7 +401,7 @@ def cancel(
         fields(ended)
 
 
-def _apart(apart: str) -> dict[str, Any]:
+def _apart(apart: str) -> JsonObject:
     group, _, topology = apart.partition("=")
     topology = topology or "node"
     if topology not in {"node", "rack", "zone"}:
@@ -405,11 +409,11 @@ def _apart(apart: str) -> dict[str, Any]:
     return {"anti_affinity": {"group": group, "topology": topology}} if group else {}
 
 
-def _shorter(ttl_min: float) -> dict[str, Any]:
+def _shorter(ttl_min: float) -> JsonObject:
     return {"ttl_seconds_min": ttl_min} if ttl_min else {}
 
 
-def _gives_way(preemptible: bool, runtime_min: float, notice: float) -> dict[str, Any]:
+def _gives_way(preemptible: bool, runtime_min: float, notice: float) -> JsonObject:
     """Return the terms on which a lease gives way to others; none if it does not."""
     for option, given in (("--runtime-min", runtime_min), ("--notice", notice)):
         if given and not preemptible:
@@ -424,7 +428,7 @@ def _terms(
     ttl: float | None,
     wait: float | None,
     priority: int | None,
-    more: dict[str, Any],
+    more: JsonObject,
     key: str | None,
     project: str,
     provision: str | None,
@@ -492,9 +496,9 @@ def _show(session: CommandSession, answer: Answer, stored: bool) -> None:
         fields(answer.reasons)
 
 
-def _envelope(answer: Answer) -> dict[str, Any]:
+def _envelope(answer: Answer) -> JsonObject:
     """Return the answer as the protocol's success reply."""
-    document: dict[str, Any] = {"success": True, "data": answer.data}
+    document: JsonObject = {"success": True, "data": answer.data}
     if answer.lease is not None:
         document["lease"] = {**answer.lease.document(), "token": answer.lease.token}
     if answer.warnings:

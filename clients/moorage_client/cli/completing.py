@@ -9,11 +9,15 @@ import contextlib
 import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
+from moorage.records.json_values import JsonObject
 from moorage_client.cli.output import counted
+
+if TYPE_CHECKING:
+    from moorage_client.client import Client
 
 SECONDS_MAX: Final = 1.5
 """How long a user who pressed Tab waits at most."""
@@ -26,11 +30,11 @@ Names = list[tuple[str, str]]
 def leases(context: typer.Context, incomplete: str) -> Names:
     """Complete the id of a lease that has not ended."""
 
-    async def names(client: Any) -> Names:
+    async def names(client: "Client") -> Names:
         found = await client.leases().all()
         return [(lease.id, lease.state) for lease in found if lease.state != "ended"]
 
-    return _completed(incomplete, lambda: _with_client(context, names))
+    return _complete(incomplete, lambda: _with_client(context, names))
 
 
 def subjects(context: typer.Context, incomplete: str) -> Names:
@@ -41,31 +45,31 @@ def subjects(context: typer.Context, incomplete: str) -> Names:
 def requests(context: typer.Context, incomplete: str) -> Names:
     """Complete the id of a request that waits."""
 
-    async def names(client: Any) -> Names:
+    async def names(client: "Client") -> Names:
         return [(row["request"], "waits") for row in await client.queue().all()]
 
-    return _completed(incomplete, lambda: _with_client(context, names))
+    return _complete(incomplete, lambda: _with_client(context, names))
 
 
 def clusters(context: typer.Context, incomplete: str) -> Names:
     """Complete the id of a cluster."""
 
-    async def names(client: Any) -> Names:
+    async def names(client: "Client") -> Names:
         rows = await client.fleet().all()
         return [(row["cluster_id"], counted(row["nodes"], "node")) for row in rows]
 
-    return _completed(incomplete, lambda: _with_client(context, names))
+    return _complete(incomplete, lambda: _with_client(context, names))
 
 
 def policies(context: typer.Context, incomplete: str) -> Names:
     """Complete the URI of a policy, or an alias."""
-    return _completed(incomplete, lambda: _policies(context))
+    return _complete(incomplete, lambda: _policies(context))
 
 
 async def _policies(context: typer.Context) -> Names:
     from moorage_client.services import Services  # noqa: PLC0415  # Slow to import.
 
-    given = _given(context)
+    given = _shared_options(context)
     with Services(
         given.get("http_url"),
         given.get("token"),
@@ -78,18 +82,18 @@ async def _policies(context: typer.Context) -> Names:
 
 
 async def _with_client(
-    context: typer.Context, names: Callable[[Any], Coroutine[Any, Any, Names]]
+    context: typer.Context, names: Callable[["Client"], Coroutine[object, object, Names]]
 ) -> Names:
     from moorage_client.client import Client  # noqa: PLC0415  # Slow to import.
 
-    given = _given(context)
+    given = _shared_options(context)
     async with Client(
         given.get("url"), given.get("token"), timeout=SECONDS_MAX, ca_file=given.get("ca_file")
     ) as client:
         return await names(client)
 
 
-def _completed(incomplete: str, work: Callable[[], Coroutine[Any, Any, Names]]) -> Names:
+def _complete(incomplete: str, work: Callable[[], Coroutine[object, object, Names]]) -> Names:
     async def bounded() -> Names:
         async with asyncio.timeout(SECONDS_MAX):
             return await work()
@@ -104,9 +108,9 @@ def _completed(incomplete: str, work: Callable[[], Coroutine[Any, Any, Names]]) 
     return sorted(each for each in found if each[0].startswith(incomplete))[:SHOWN_MAX]
 
 
-def _given(context: typer.Context) -> dict[str, Any]:
+def _shared_options(context: typer.Context) -> JsonObject:
     """Return the shared options as they stand so far, before and after the command's name."""
-    given: dict[str, Any] = {}
+    given: JsonObject = {}
     each: Any = context
     while each is not None:
         given = {**{k: v for k, v in each.params.items() if v is not None}, **given}

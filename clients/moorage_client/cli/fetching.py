@@ -2,14 +2,18 @@
 
 import base64
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
+from moorage.records.json_values import JsonObject
 from moorage.records.replies import FilePart, RunFileList
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.output import note
 from moorage_client.errors import MoorageError
+
+if TYPE_CHECKING:
+    from moorage_client.client import Client
 
 __all__ = ["check_folder", "fetch"]
 
@@ -34,7 +38,7 @@ def check_folder(folder: Path) -> Path:
     return folder.resolve()
 
 
-async def fetch(client: Any, lease: str, token: str, folder: Path) -> bool:
+async def fetch(client: "Client", lease: str, token: str, folder: Path) -> bool:
     """Fetch the files of a lease's last start; name those left behind, and return if none are.
 
     The paths come from the machine of the run, and none of them leads out of the folder.
@@ -60,7 +64,7 @@ async def fetch(client: Any, lease: str, token: str, folder: Path) -> bool:
     return not left_out
 
 
-async def _file(client: Any, message: dict[str, Any], path: str, folder: Path) -> None:
+async def _file(client: "Client", message: JsonObject, path: str, folder: Path) -> None:
     parts = path.split("/")
     if any(each in {"", ".", ".."} or "\0" in each for each in parts):
         raise UnreadableError(f"{path!r} would leave the folder")

@@ -6,18 +6,23 @@ them back.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from msgspec import Struct
 
 from moorage.model import Code
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.replies import NodeCapacity
 from moorage_client.answers import read_as
 from moorage_client.cli import completing
 from moorage_client.cli.output import SHORT_CHARS, counted, note, print_json, say, short_name, table
 from moorage_client.cli.session import CommandSession
 from moorage_client.errors import MoorageError, RequestRefused, refusal
+
+if TYPE_CHECKING:
+    from moorage_client.client import Client
+    from moorage_client.services import Services
 
 _BEGINNING: Final = re.compile(rf"[0-9a-f]{{{SHORT_CHARS},39}}")
 """The beginning of a node's hash, as tables show it."""
@@ -104,7 +109,7 @@ def import_fleet(
         print_json({"clusters": found.documents})
         return
     with session.services() as services:
-        known = {} if replace else _known(services, found.documents)
+        known = {} if replace else _read_known(services, found.documents)
         if known and not merge:
             raise refusal(
                 Code.ALREADY_EXISTS,
@@ -113,7 +118,7 @@ def import_fleet(
                 field="id",
             )
         if dry_run:
-            print_json({"clusters": [_merged(known, each) for each in found.documents]})
+            print_json({"clusters": [_merge(known, each) for each in found.documents]})
         else:
             done = _register(services, known, found.documents, replace=replace, merge=merge)
             _report(session, done)
@@ -140,16 +145,18 @@ def _watch(
         raise typer.BadParameter(str(error)) from error
 
 
-def _known(services: Any, documents: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _read_known(
+    services: "Services", documents: Sequence[Mapping[str, JsonValue]]
+) -> dict[str, JsonObject]:
     wanted = [document["id"] for document in documents]
-    found: list[dict[str, Any]] = services.clusters({"id": {"$in": wanted}})
+    found: list[JsonObject] = services.clusters({"id": {"$in": wanted}})
     stored = read_as(list[_Stored], found)
     return {each.id: document for each, document in zip(stored, found, strict=True)}
 
 
-def _merged(
-    known: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]
-) -> Mapping[str, Any]:
+def _merge(
+    known: Mapping[str, Mapping[str, JsonValue]], document: Mapping[str, JsonValue]
+) -> Mapping[str, JsonValue]:
     from moorage_client.inventory import merged  # noqa: PLC0415  # Slow to import.
 
     old = known.get(document["id"])
@@ -157,15 +164,15 @@ def _merged(
 
 
 def _register(
-    services: Any,
-    known: Mapping[str, Mapping[str, Any]],
-    documents: Sequence[Mapping[str, Any]],
+    services: "Services",
+    known: Mapping[str, Mapping[str, JsonValue]],
+    documents: Sequence[Mapping[str, JsonValue]],
     *,
     replace: bool,
     merge: bool,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Store the documents one by one, and return what became of each."""
-    done: list[dict[str, Any]] = []
+    done: list[JsonObject] = []
     try:
         for document in documents:
             if merge:  # At the server: others may add machines to it at this time.
@@ -185,14 +192,14 @@ def _register(
     return done
 
 
-def _row(document: Mapping[str, Any], action: str) -> dict[str, Any]:
+def _row(document: Mapping[str, JsonValue], action: str) -> JsonObject:
     stored = read_as(_Stored, document)
     totals = {"nodes": stored.nodes, "gpus": stored.gpus, "vcpus": stored.vcpus}
     counts = {name: 0 if group is None else group.count for name, group in totals.items()}
     return {"cluster_id": stored.id, "action": action, **counts, "memory_mib": stored.memory or 0}
 
 
-def _report(session: CommandSession, rows: list[dict[str, Any]]) -> None:
+def _report(session: CommandSession, rows: list[JsonObject]) -> None:
     if session.json:
         print_json({"clusters": rows})
         return
@@ -229,7 +236,7 @@ def cordon(
 ) -> None:
     """Place nothing new on a node or cluster. Leases that are there stay."""
 
-    async def work(client: Any) -> Any:
+    async def work(client: "Client") -> JsonValue:
         return await client.cordon(*await _node(client, place), reason)
 
     _out_of_service(session, session.run(work))
@@ -243,7 +250,7 @@ def drain(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="End leases there after so long, and renew none beyond it; else they last until "
+            help="End leases there after these seconds, renew none beyond; else they last until "
             "they are released",
         ),
     ] = None,
@@ -254,7 +261,7 @@ def drain(
     left.
     """
 
-    async def work(client: Any) -> Any:
+    async def work(client: "Client") -> JsonValue:
         return await client.drain(*await _node(client, place), reason, seconds=within)
 
     _out_of_service(session, session.run(work))
@@ -263,7 +270,7 @@ def drain(
 def uncordon(session: CommandSession, place: Annotated[str, PLACE]) -> None:
     """Undo `cordon` or `drain` of this node, or of this cluster."""
 
-    async def work(client: Any) -> Any:
+    async def work(client: "Client") -> JsonValue:
         return await client.uncordon(*await _node(client, place))
 
     done = session.run(work)
@@ -286,7 +293,7 @@ def forget(
     Only where nothing runs there any more: a workload of a lease that ends so is not stopped.
     """
 
-    async def work(client: Any) -> Any:
+    async def work(client: "Client") -> JsonValue:
         return await client.forget(*await _node(client, node))
 
     _out_of_service(session, session.run(work))
@@ -310,7 +317,7 @@ def delete(
         say(f"{cluster} is deleted")
 
 
-async def _node(client: Any, place: str) -> tuple[str, str]:
+async def _node(client: "Client", place: str) -> tuple[str, str]:
     """Return cluster and node of `CLUSTER[/NODE]`; the beginning of a hash is enough for a node."""
     cluster, _, node = place.partition("/")
     if not _BEGINNING.fullmatch(node):
@@ -320,7 +327,7 @@ async def _node(client: Any, place: str) -> tuple[str, str]:
     return cluster, begin[0] if node not in names and len(begin) == 1 else node
 
 
-def _out_of_service(session: CommandSession, done: Mapping[str, Any]) -> None:
+def _out_of_service(session: CommandSession, done: Mapping[str, JsonValue]) -> None:
     if session.json:
         print_json(done)
         return

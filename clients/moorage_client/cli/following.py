@@ -6,14 +6,18 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Final
 
 from moorage.model import Code
+from moorage.records.json_values import JsonObject
 from moorage_client.cli.output import counted, note
 from moorage_client.cli.session import CommandSession
 from moorage_client.errors import ConnectionFailed, RequestRefused, Timeout, refusal
 from moorage_client.inventory import Document
 from moorage_client.inventory.kubernetes_live import cluster_id_of, followed
+
+if TYPE_CHECKING:
+    from moorage_client.services import Services
 
 RETRY_SECONDS: Final = 2.0
 """Pause before a server that did not answer is tried again."""
@@ -35,7 +39,7 @@ def follow(
     names = {cluster_id_of(source, cluster_id): source for source in sources}
     lines: _Lines = queue.Queue(maxsize=len(sources))
     with session.services() as services, ExitStack() as stack:
-        known = {} if replace else _known(services, [*names])
+        known = {} if replace else _read_known(services, [*names])
         if known:
             reason = f"{', '.join(sorted(known))}: registered already; give --replace to follow it"
             raise refusal(Code.ALREADY_EXISTS, reason, field="id")
@@ -47,9 +51,9 @@ def follow(
             name, line = lines.get()
             if not line:
                 raise refusal(Code.INTERNAL, f"{name} is no longer followed; see above")
-            said: dict[str, Any] = json.loads(line)
+            said: JsonObject = json.loads(line)
             latest[name] = said.get("document") or {
-                **(latest.get(name) or _known(services, [name]).get(name) or {"id": name}),
+                **(latest.get(name) or _read_known(services, [name]).get(name) or {"id": name}),
                 "unavailable": said["stale"],
             }
             _register(services, latest[name])
@@ -62,11 +66,11 @@ def _read(name: str, stream: IO[bytes], lines: _Lines) -> None:
     lines.put((name, b""))
 
 
-def _known(services: Any, names: Sequence[str]) -> dict[str, Document]:
+def _read_known(services: "Services", names: Sequence[str]) -> dict[str, Document]:
     return {each["id"]: each for each in services.clusters({"id": {"$in": [*names]}})}
 
 
-def _register(services: Any, document: Document) -> None:
+def _register(services: "Services", document: Document) -> None:
     """Store a document; try again until the server answers."""
     noted = False
     while True:

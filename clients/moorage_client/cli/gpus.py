@@ -3,15 +3,19 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from moorage.records.json_values import JsonObject
 from moorage.records.replies import ClusterCapacity, NodeCapacity
 from moorage_client.answers import read_as
 from moorage_client.cli.completing import clusters as complete_clusters
 from moorage_client.cli.live import WatchFlag, shown
 from moorage_client.cli.session import CommandSession
+
+if TYPE_CHECKING:
+    from moorage_client.client import Client
 
 SIZES: Final = (1, 2, 4, 8)
 """GPUs of one node that requests usually ask for."""
@@ -28,7 +32,7 @@ class _Model:
         total: Whole GPUs.
         free: Those of which nothing is held.
         part_milli: What is free of the others, in thousandths.
-        fits: How many requests for so many whole GPUs of one node fit, by `SIZES`.
+        fits: How many requests fit, by the whole GPUs of one node that they ask for (`SIZES`).
         clusters: Where they are.
 
     """
@@ -65,7 +69,7 @@ def gpus(
     full.
     """
 
-    async def work(client: Any) -> list[dict[str, Any]]:
+    async def work(client: "Client") -> list[JsonObject]:
         named = [cluster] if cluster else await _clusters(client)
         limit = asyncio.Semaphore(AT_ONCE)
 
@@ -90,12 +94,12 @@ def gpus(
     )
 
 
-async def _clusters(client: Any) -> list[str]:
+async def _clusters(client: "Client") -> list[str]:
     rows = read_as(list[ClusterCapacity], await client.fleet().all())
     return [row.cluster_id for row in rows if row.gpus]
 
 
-def _rows(found: Iterable[tuple[str, Sequence[NodeCapacity]]], wanted: str) -> list[dict[str, Any]]:
+def _rows(found: Iterable[tuple[str, Sequence[NodeCapacity]]], wanted: str) -> list[JsonObject]:
     models: dict[str, _Model] = {}
     for cluster, nodes in found:
         for node in nodes:
@@ -115,7 +119,7 @@ def _rows(found: Iterable[tuple[str, Sequence[NodeCapacity]]], wanted: str) -> l
     ]
 
 
-def _cells(row: dict[str, Any], *, wide: bool) -> list[Any]:
+def _cells(row: JsonObject, *, wide: bool) -> list[object]:
     cells = [row["model"], row["free"], row["total"], *row["fits"].values()]
     cells.append(f"{row['part_milli_free'] / WHOLE:g}")
     return [*cells, ", ".join(row["clusters"])] if wide else cells

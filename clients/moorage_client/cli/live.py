@@ -8,12 +8,13 @@ import asyncio
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from moorage.model import Code
+from moorage.records.json_values import JsonObject
 from moorage_client.cli.output import (
     console,
     local_time,
@@ -28,8 +29,13 @@ from moorage_client.cli.output import (
 from moorage_client.cli.session import CommandSession
 from moorage_client.errors import ConnectionFailed, RequestRefused, Timeout
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from moorage_client.client import Client
+
 REFRESH_SECONDS: Final = 2.0
-"""Between two looks where no news came: what ends in so long is another text by then."""
+"""Between two looks where no news came: "ends in 5 s" is another text by then."""
 PAUSE_SECONDS: Final = 0.25
 """Between two looks at least: news come in bursts."""
 RETRY_SECONDS: Final = 1.0
@@ -43,13 +49,13 @@ WatchFlag = Annotated[
 
 def shown(
     session: CommandSession,
-    fetch: Callable[[Any], Awaitable[list[dict[str, Any]]]],
+    fetch: Callable[["Client"], Awaitable[list[JsonObject]]],
     columns: Sequence[str],
-    cells: Callable[[list[dict[str, Any]]], Sequence[Sequence[Any]]],
+    cells: Callable[[list[JsonObject]], Sequence[Sequence[object]]],
     *,
     empty: str,
     watch: bool,
-    notes: Callable[[list[dict[str, Any]]], Sequence[str]] = lambda _: (),
+    notes: Callable[[list[JsonObject]], Sequence[str]] = lambda _: (),
 ) -> None:
     """Show a listing.
 
@@ -68,7 +74,7 @@ def shown(
         _watched(session, fetch, view)
         return
 
-    async def work(client: Any) -> list[dict[str, Any]]:
+    async def work(client: "Client") -> list[JsonObject]:
         return await fetch(client)
 
     rows = session.run(work)
@@ -83,16 +89,16 @@ def shown(
 @dataclass
 class _View:
     columns: Sequence[str]
-    cells: Callable[[list[dict[str, Any]]], Sequence[Sequence[Any]]]
-    notes: Callable[[list[dict[str, Any]]], Sequence[str]]
+    cells: Callable[[list[JsonObject]], Sequence[Sequence[object]]]
+    notes: Callable[[list[JsonObject]], Sequence[str]]
     empty: str
-    last: Any = field(default=None)
+    last: list[JsonObject] | None = None
     """What was shown last."""
 
 
 def _watched(
     session: CommandSession,
-    fetch: Callable[[Any], Awaitable[list[dict[str, Any]]]],
+    fetch: Callable[["Client"], Awaitable[list[JsonObject]]],
     view: _View,
 ) -> None:
     terminal = sys.stdout.isatty() and not session.json
@@ -117,9 +123,9 @@ def _watched(
 
 
 async def _follow(
-    client: Any,
-    fetch: Callable[[Any], Awaitable[list[dict[str, Any]]]],
-    show: Callable[[list[dict[str, Any]]], None],
+    client: "Client",
+    fetch: Callable[["Client"], Awaitable[list[JsonObject]]],
+    show: Callable[[list[JsonObject]], None],
 ) -> None:
     news = await client.begin_watch("leases", "fleet")
     try:
@@ -142,7 +148,7 @@ class _Drawn:
         self._live.start()
         self.began = False
 
-    def rows(self, rows: list[dict[str, Any]]) -> None:
+    def rows(self, rows: list[JsonObject]) -> None:
         """Draw these rows."""
         self.began = True
         self._view.last = rows
@@ -161,7 +167,9 @@ class _Drawn:
         from rich.text import Text  # noqa: PLC0415  # As above.
 
         view, rows = self._view, self._view.last or []
-        body: Any = made_table(view.columns, view.cells(rows)) if rows else Text(view.empty)
+        body: Table | Text = (
+            made_table(view.columns, view.cells(rows)) if rows else Text(view.empty)
+        )
         lines = [Text(plain(line), "dim") for line in (*view.notes(rows), below)]
         self._live.update(Group(body, *lines), refresh=True)
 
@@ -174,7 +182,7 @@ class _Printed:
         self._as_json = as_json
         self.began = False
 
-    def rows(self, rows: list[dict[str, Any]]) -> None:
+    def rows(self, rows: list[JsonObject]) -> None:
         """Print these rows, if they are other ones."""
         view, self.began = self._view, True
         if rows == view.last:

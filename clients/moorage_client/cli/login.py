@@ -3,8 +3,9 @@
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.answers import UnreadableError
 from moorage_client.cli.output import ends_in, note, print_json, say
 from moorage_client.cli.session import CommandSession
@@ -27,7 +28,7 @@ def login(session: CommandSession) -> None:
             raise SignInFailed(
                 "this server offers none; its operator makes tokens with `moored token create`"
             )
-        found = _discovered(str(offered["issuer"]), ca_file)
+        found = _discover(str(offered["issuer"]), ca_file)
         form = {"client_id": str(offered["client_id"])}
         answer = _authorized(found, form, offered, ca_file)
         entry = entry_of(answer, str(offered["audience"]))
@@ -71,7 +72,7 @@ def _origins(session: CommandSession, server: str) -> list[str]:
     return list(dict.fromkeys(map(origin_of, urls)))
 
 
-def _discovered(issuer: str, ca_file: str) -> dict[str, Any]:
+def _discover(issuer: str, ca_file: str) -> JsonObject:
     """Return the issuer's metadata."""
     url = issuer.rstrip("/") + _DISCOVERY
     failed, found = ask_issuer(url, ca_file)
@@ -83,8 +84,11 @@ def _discovered(issuer: str, ca_file: str) -> dict[str, Any]:
 
 
 def _authorized(
-    found: Mapping[str, Any], form: dict[str, str], offered: Mapping[str, Any], ca_file: str
-) -> dict[str, Any]:
+    found: Mapping[str, JsonValue],
+    form: dict[str, str],
+    offered: Mapping[str, JsonValue],
+    ca_file: str,
+) -> JsonObject:
     """Show URL and code, and wait for the person; return the issuer's answer with tokens."""
     audience = str(offered["audience"])
     wanted = {**form, "scope": str(offered["scopes"]), "audience": audience}
@@ -114,7 +118,7 @@ def _authorized(
     raise SignInFailed("the code was not confirmed in time; try again")
 
 
-def _reason(code: str, answer: Mapping[str, Any]) -> str:
+def _reason(code: str, answer: Mapping[str, JsonValue]) -> str:
     known = {"access_denied": "it was refused there", "expired_token": "the code is over"}
     said = known.get(code) or answer.get("error_description") or "the issuer refuses"
     return f"not signed in: {said} [{code}]"

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from decimal import Decimal
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from msgspec import to_builtins
 
 from moorage.model import GPU_MILLI
+from moorage.records.json_values import JsonObject
 from moorage.records.replies import (
     ClusterCapacity,
     DecisionRow,
@@ -38,6 +39,9 @@ from moorage_client.cli.output import (
 from moorage_client.cli.session import CommandSession
 from moorage_client.listing import pages
 
+if TYPE_CHECKING:
+    from moorage_client.client import Client
+
 HISTORY_MAX: Final = 10_000
 SubjectArgument = Annotated[
     str, typer.Argument(help="Id of a lease or request", autocompletion=completing.subjects)
@@ -55,14 +59,14 @@ def leases(
     """List your leases."""
     filters = {name: v for name, v in (("state", state), ("cluster", cluster)) if v}
 
-    async def work(client: Any) -> list[dict[str, Any]]:
+    async def work(client: "Client") -> list[JsonObject]:
         found = [lease.document() for lease in await client.leases(**filters).all()]
         if cluster and not found:  # Leases outlive a cluster; else its name is wrong.
             await anext(aiter(client.fleet(cluster)), None)
         return found
 
-    def cells(lease: Lease) -> list[Any]:
-        shown: list[Any] = [
+    def cells(lease: Lease) -> list[object]:
+        shown: list[object] = [
             lease.id,
             lease.tenant,
             lease.state,
@@ -137,9 +141,9 @@ def history(
     wanted = {Became.ENDED, Became.REFUSED} if state is None else {state}
     filters = {} if state is None else {"filters": {"state": state.value}}
 
-    async def work(client: Any) -> list[dict[str, Any]]:
+    async def work(client: "Client") -> list[JsonObject]:
         listed = pages(client.url, client.call, ("decisions", "decisions"), read_object, filters)
-        found: list[dict[str, Any]] = []
+        found: list[JsonObject] = []
         async for row in listed:
             if row.get("state") in wanted:
                 found.append(row)
@@ -171,13 +175,13 @@ def history(
 def queue(session: CommandSession, watch: WatchFlag = False) -> None:
     """List your waiting requests, in the order in which they are served."""
 
-    async def work(client: Any) -> list[dict[str, Any]]:
+    async def work(client: "Client") -> list[JsonObject]:
         waiting = await client.queue().all()
         pairs = zip(read_as(list[QueuedWaiter], waiting), waiting, strict=True)
         return [document for _, document in sorted(pairs, key=lambda pair: pair[0].position)]
 
-    def cells(waiter: QueuedWaiter) -> list[Any]:
-        shown: list[Any] = [
+    def cells(waiter: QueuedWaiter) -> list[object]:
+        shown: list[object] = [
             waiter.position,
             waiter.request,
             waiter.tenant,
@@ -222,8 +226,8 @@ def fleet(
 ) -> None:
     """List the clusters with what is free in them, or the nodes of one cluster."""
 
-    async def work(client: Any) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = await client.fleet(cluster or None).all()
+    async def work(client: "Client") -> list[JsonObject]:
+        rows: list[JsonObject] = await client.fleet(cluster or None).all()
         return rows
 
     if cluster:
@@ -248,7 +252,7 @@ def fleet(
         )
 
 
-def _node_cells(rows: list[dict[str, Any]]) -> list[list[Any]]:
+def _node_cells(rows: list[JsonObject]) -> list[list[object]]:
     return [
         [
             short_name(node.node_id),
@@ -269,7 +273,7 @@ def node_state(node: NodeCapacity) -> str:
     return re.split(r":| by | since |;", node.unavailable or "")[0] or "ready"
 
 
-def _node_notes(rows: list[dict[str, Any]]) -> list[str]:
+def _node_notes(rows: list[JsonObject]) -> list[str]:
     said: list[str] = []
     for node in read_as(list[NodeCapacity], rows):
         if node.duplicate_of:
@@ -280,7 +284,7 @@ def _node_notes(rows: list[dict[str, Any]]) -> list[str]:
     return said
 
 
-def _cluster_cells(rows: list[dict[str, Any]]) -> list[list[Any]]:
+def _cluster_cells(rows: list[JsonObject]) -> list[list[object]]:
     return [
         [
             row.cluster_id,
@@ -295,7 +299,7 @@ def _cluster_cells(rows: list[dict[str, Any]]) -> list[list[Any]]:
     ]
 
 
-def _cluster_notes(rows: list[dict[str, Any]]) -> list[str]:
+def _cluster_notes(rows: list[JsonObject]) -> list[str]:
     return [
         f"{row.cluster_id}: {_of(row.nodes_unavailable, row.nodes)} nothing new;"
         f" why: moorage fleet {row.cluster_id}"
@@ -309,11 +313,11 @@ def watch(
     topics: Annotated[
         list[str] | None, typer.Argument(help="policies, leases, fleet; all of them if left out")
     ] = None,
-    count: Annotated[int, typer.Option(min=0, help="End after so many events; 0: never")] = 0,
+    count: Annotated[int, typer.Option(min=0, help="End after as many events; 0: never")] = 0,
 ) -> None:
     """Print what happens as it happens, one JSON object per line, until interrupted."""
 
-    async def work(client: Any) -> None:
+    async def work(client: "Client") -> None:
         seen = 0
         async with aclosing(client.watch(*(topics or ("policies", "leases", "fleet")))) as news:
             async for event in news:
@@ -327,7 +331,7 @@ def watch(
     session.run(work)
 
 
-def _about(session: CommandSession, document: dict[str, Any]) -> None:
+def _about(session: CommandSession, document: JsonObject) -> None:
     if session.json:
         print_json(document)
     else:
@@ -340,7 +344,7 @@ def _about(session: CommandSession, document: dict[str, Any]) -> None:
         _about_workload(whole, workload)
 
 
-def _about_workload(lease: dict[str, Any], document: dict[str, Any]) -> None:
+def _about_workload(lease: JsonObject, document: JsonObject) -> None:
     """Print the state of a lease and its workload, and the output of its last failure."""
     workload = read_as(Workload, document)
     shown = {name: getattr(workload, name) for name in ("backend", "phase", "detail", "endpoint")}

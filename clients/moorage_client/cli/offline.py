@@ -7,10 +7,11 @@ import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.exits import Exit
 from moorage_client.cli.output import counted, note, print_json, say, table
@@ -99,7 +100,7 @@ def try_policy(
 
 def policy_document(
     path: Path, parameters: str | None = None, settings: str | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the PolicyRule document of a file, named after it where it has no name yet."""
     document = document_of(path)
     if not document.get("policy_rule_uri"):
@@ -117,7 +118,7 @@ def policy_document(
     return document
 
 
-def _documents(path: Path | None, option: str) -> list[dict[str, Any]]:
+def _documents(path: Path | None, option: str) -> list[JsonObject]:
     """Return the objects of a file: a list of them, or one."""
     if path is None:
         return []
@@ -128,7 +129,7 @@ def _documents(path: Path | None, option: str) -> list[dict[str, Any]]:
     return found
 
 
-def _read(path: Path, option: str) -> Any:
+def _read(path: Path, option: str) -> JsonValue:
     try:
         return json.loads(read_text(path))
     except OSError as error:
@@ -137,7 +138,7 @@ def _read(path: Path, option: str) -> Any:
         raise typer.BadParameter(f"{option}: {path} is not JSON: {error}") from error
 
 
-def _show(report: dict[str, Any]) -> None:
+def _show(report: JsonObject) -> None:
     for finding in report["findings"][:FINDINGS_SHOWN]:
         say(finding)
     more = len(report["findings"]) - FINDINGS_SHOWN
@@ -160,7 +161,7 @@ def _show(report: dict[str, Any]) -> None:
     say(f"{report['uri']}: {'passed' if report['passed'] else 'NOT SOUND'}")
 
 
-def _show_profile(profile: dict[str, Any]) -> None:
+def _show_profile(profile: JsonObject) -> None:
     total = profile["seconds"] or 1.0
     table(
         ("share>", "ms>", "hits>", "line", "source"),
@@ -250,20 +251,20 @@ def backtest(
         _show_backtest(outcome)
 
 
-def _policy(session: CommandSession, name: str) -> dict[str, Any]:
+def _policy(session: CommandSession, name: str) -> JsonObject:
     """Return a policy by its file, its URI on a server, or the name that it ships under."""
     if Path(name).exists():
         return policy_document(Path(name))
     if ":" in name:
         with session.services() as services:
-            document: dict[str, Any] = services.policy(name)
+            document: JsonObject = services.policy(name)
         return document
     if name.endswith(SUFFIXES):
         raise typer.BadParameter(f"FILE: there is no {name}")
     return {"shipped": name}
 
 
-def _show_backtest(outcome: dict[str, Any]) -> None:
+def _show_backtest(outcome: JsonObject) -> None:
     table(
         (
             "policy",

@@ -16,12 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
 from moorage.model import Code, Placement
 from moorage.records.fields import shown_name
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.exits import TokenMissing
 from moorage_client.cli.sentences import detail, said, sentence
@@ -39,6 +40,10 @@ from moorage_client.errors import (
     Timeout,
 )
 from moorage_client.home import HomeMissing
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
 
 _TIMES: Final = frozenset({"granted_at", "expires_at", "since", "deadline", "at", "retry_at"})
 """Fields that are seconds since the epoch, shown as local time."""
@@ -109,7 +114,7 @@ class _Finding(Struct):
     text: str | None = ""
 
 
-def print_json(document: Any) -> None:
+def print_json(document: JsonValue) -> None:
     """Print one JSON document on stdout; or one of YAML, where `-o yaml` wants that.
 
     Raises:
@@ -127,12 +132,12 @@ def print_json(document: Any) -> None:
         raise UnreadableError("an answer is nested too deep to be shown") from error
 
 
-def to_line(document: Any) -> str:
+def to_line(document: JsonValue) -> str:
     """Return a document as JSON in one line. Raises as `print_json`."""
     return _json(document, ensure_ascii=False)
 
 
-def _json(document: Any, **style: Any) -> str:
+def _json(document: JsonValue, **style: Any) -> str:
     try:
         return json.dumps(document, **style)
     except RecursionError as error:
@@ -191,7 +196,7 @@ def write_bytes(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> None:
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
     """Print a table, or the sentence `empty` where there are no rows.
 
     Args:
@@ -208,7 +213,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> 
         note(empty)
 
 
-def made_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Any:
+def made_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> "Table":
     """Return a table of rich; arguments as for `table`."""
     from rich import box  # noqa: PLC0415  # Slow to import; --json never needs it.
     from rich.table import Table  # noqa: PLC0415  # As above.
@@ -234,7 +239,7 @@ def made_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Any:
     return shown
 
 
-def console() -> Any:
+def console() -> "Console":
     """Return rich's console on stdout, as wide as the reader is thought to be."""
     from rich.console import Console  # noqa: PLC0415  # As above.
 
@@ -242,7 +247,7 @@ def console() -> Any:
     return Console(width=None if known else _PIPE_COLUMNS, highlight=False)
 
 
-def rendered(shown: Any) -> str:
+def rendered(shown: "RenderableType") -> str:
     """Return something of rich as text: rich ends the process where the reader is gone."""
     ours = console()
     with ours.capture() as captured:
@@ -251,7 +256,7 @@ def rendered(shown: Any) -> str:
     return text
 
 
-def fields(document: Mapping[str, Any]) -> None:
+def fields(document: Mapping[str, JsonValue]) -> None:
     """Print a document as `name: value` lines, without empty values; nested values as JSON."""
     shown = {name: _value(name, value) for name, value in document.items() if name != "lease"}
     width = max(map(len, shown), default=0)
@@ -260,7 +265,7 @@ def fields(document: Mapping[str, Any]) -> None:
             say(f"{name:<{width}}  {text}")
 
 
-def _value(name: str, value: Any) -> str:
+def _value(name: str, value: JsonValue) -> str:
     if name in _TIMES and value == 0:
         return ""  # It has not happened, and is not planned.
     if name in _DETAILS:
@@ -271,7 +276,7 @@ def _value(name: str, value: Any) -> str:
     return shown if isinstance(shown, str) else _json(shown, ensure_ascii=False)
 
 
-def without_empty(value: Any, levels: int = _LEVELS) -> Any:
+def without_empty(value: JsonValue, levels: int = _LEVELS) -> JsonValue:
     """Return a value without empty texts, lists and objects; None if nothing is left."""
     if levels and isinstance(value, dict):
         parts = {name: without_empty(each, levels - 1) for name, each in value.items()}
@@ -282,7 +287,7 @@ def without_empty(value: Any, levels: int = _LEVELS) -> Any:
     return None if value == "" else value
 
 
-def in_words(value: Any, levels: int = _LEVELS) -> str:
+def in_words(value: JsonValue, levels: int = _LEVELS) -> str:
     """Return a detail of a refusal for a person: names with spaces, lists with commas."""
     value = without_empty(value)
     if value is None:
@@ -308,7 +313,7 @@ def counted(number: int | str, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _with_local_times(name: str, value: Any, levels: int) -> Any:
+def _with_local_times(name: str, value: JsonValue, levels: int) -> JsonValue:
     """Return a value of the server with its times as a person reads them."""
     if name in _TIMES and isinstance(value, int | float):
         return local_time(value)
@@ -361,10 +366,10 @@ def local_time(at: float) -> str:
     return when.isoformat(sep=" ", timespec="seconds")
 
 
-def failure_document(error: MoorageError) -> dict[str, Any]:
+def failure_document(error: MoorageError) -> JsonObject:
     """Return an error in the shape of the protocol's failure reply."""
     if isinstance(error, RequestRefused):
-        fields: dict[str, Any] = {**error.details, "code": error.code, "reason": error.reason}
+        fields: JsonObject = {**error.details, "code": error.code, "reason": error.reason}
         fields |= {"field": error.field} if error.field else {}
         fields |= {"expected": error.expected} if error.expected else {}
         document = {"success": False, "message": error.reason, "error": fields}
@@ -372,7 +377,7 @@ def failure_document(error: MoorageError) -> dict[str, Any]:
     return failure(_code(error), _message(error))
 
 
-def failure(code: str, message: str) -> dict[str, Any]:
+def failure(code: str, message: str) -> JsonObject:
     """Return a failure that did not come from the server, in the same shape."""
     error = {"code": code, "reason": message}
     return {"success": False, "message": message, "error": error}
@@ -445,7 +450,7 @@ def _explain_details(error: RequestRefused) -> None:
             note(f"  {text}")
 
 
-def _explain_findings(findings: Any) -> None:
+def _explain_findings(findings: JsonValue) -> None:
     """Print faults of a policy's code beyond the first, which the error has itself."""
     for each in read_as(list[_Finding], findings)[1:]:
         line = f", line {each.line}" if each.line else ""

@@ -9,12 +9,13 @@ import tarfile
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from msgspec import Struct
 
 from moorage.model import Code
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.policies import PolicyHistoryEntry, PolicyOutput
 from moorage_client.answers import read_as
 from moorage_client.cli import completing
@@ -25,6 +26,9 @@ from moorage_client.cli.session import CommandSession
 from moorage_client.cli.testing import own_names, policy_name, test_first, with_own_names
 from moorage_client.errors import RequestRefused
 from moorage_client.text_files import decode_source, read_text
+
+if TYPE_CHECKING:
+    from moorage_client.services import Services
 
 ARCHIVE_TYPES: Final = (".zip", ".tar.gz", ".tar.xz")
 """Suffixes of archives that the server reads."""
@@ -113,7 +117,7 @@ def push(
 def list_policies(session: CommandSession) -> None:
     """List the registered policies."""
     with session.services() as services:
-        found: list[dict[str, Any]] = services.policies()
+        found: list[JsonObject] = services.policies()
     if session.json:
         print_json(found)
         return
@@ -141,7 +145,7 @@ def show(
             changed = _changed(services, uri)
             print_json(document | ({"changed_by_management": changed} if changed else {}))
             return
-        changes: list[dict[str, Any]] = services.policy_history(uri)
+        changes: list[JsonObject] = services.policy_history(uri)
     if session.json:
         print_json(changes)
         return
@@ -161,7 +165,7 @@ def show(
     )
 
 
-def _changed(services: Any, uri: str) -> dict[str, Any]:
+def _changed(services: "Services", uri: str) -> JsonObject:
     """Return the changes by `management`; nothing if a server stores policies and runs none."""
     try:
         return read_as(PolicyOutput, services.policy_logs(uri)).changed or {}
@@ -194,7 +198,7 @@ def delete(
         say(f"{uri} is removed")
 
 
-def document_of(path: Path) -> dict[str, Any]:
+def document_of(path: Path) -> JsonObject:
     """Return the PolicyRule document that a path or a name stands for, without options."""
     if not path.exists() and re.fullmatch(r"[\w-]+", str(path)):
         return run("shipped", {"name": str(path)})
@@ -215,7 +219,7 @@ def document_of(path: Path) -> dict[str, Any]:
     return {"type": "python_class_v1", **document, **_code(path)}
 
 
-def _json(path: Path) -> Any:
+def _json(path: Path) -> JsonValue:
     try:
         return json.loads(read_text(path))
     except OSError as error:
@@ -226,7 +230,7 @@ def _json(path: Path) -> Any:
 
 def _identity(
     path: Path,
-    document: Mapping[str, Any],
+    document: Mapping[str, JsonValue],
     uri: str | None,
     name: str | None,
     version: str | None,
@@ -260,9 +264,9 @@ def _code(path: Path) -> dict[str, str]:
             return _directory(path)
         if path.name.endswith(ARCHIVE_TYPES):
             suffix = next(kind for kind in ARCHIVE_TYPES if path.name.endswith(kind))
-            return _archive(path.read_bytes(), suffix) | _named(_members(path))
+            return _archive(path.read_bytes(), suffix) | _name_files(_members(path))
         code = decode_source(path.read_bytes())
-        return {"code": code, "code_type": "source", **_named([path.name])}
+        return {"code": code, "code_type": "source", **_name_files([path.name])}
     except OSError as error:
         raise typer.BadParameter(f"cannot read {path}: {error.strerror}") from error
     except (SyntaxError, UnicodeDecodeError) as error:
@@ -284,7 +288,7 @@ def _members(path: Path) -> list[str]:
         return []
 
 
-def _named(files: Iterable[str]) -> dict[str, str]:
+def _name_files(files: Iterable[str]) -> dict[str, str]:
     """Return the field for the author's name of the only Python file."""
     names = [name.rpartition("/")[2] for name in files if name.endswith(".py")]
     return {"code_file": names[0]} if len(names) == 1 and _FILE.fullmatch(names[0]) else {}
@@ -315,7 +319,7 @@ def _directory(path: Path) -> dict[str, str]:
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for file in files:
             archive.add(file, arcname=f"code/{file.relative_to(root)}", recursive=False)
-    return _archive(packed.getvalue(), ".tar.gz") | _named(map(str, files))
+    return _archive(packed.getvalue(), ".tar.gz") | _name_files(map(str, files))
 
 
 def _archive(content: bytes, suffix: str) -> dict[str, str]:

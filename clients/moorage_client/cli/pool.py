@@ -5,17 +5,21 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from msgspec import Struct
 
 from moorage.model import Code
+from moorage.records.json_values import JsonObject
 from moorage_client.answers import read_as
 from moorage_client.cli.output import local_time, note, print_json, say, table
 from moorage_client.cli.server_program import become_server, check_installed
 from moorage_client.cli.session import CommandSession
 from moorage_client.errors import refusal
+
+if TYPE_CHECKING:
+    from moorage_client.pool.adapter import ResourcePoolAdapter
 
 AddressOption = Annotated[
     str | None,
@@ -67,15 +71,15 @@ def serve(
     ] = None,
     resource: Annotated[
         list[str] | None,
-        typer.Option("--resource", "-r", metavar="TYPE=N", help="So many of a type; repeatable"),
+        typer.Option("--resource", "-r", metavar="TYPE=N", help="Instances of a type; repeatable"),
     ] = None,
     slots_per: Annotated[
         list[str] | None,
-        typer.Option(metavar="TYPE=N", help="So many slots of each instance of a type"),
+        typer.Option(metavar="TYPE=N", help="Slots of each instance of a type"),
     ] = None,
     oversubscribe: Annotated[
         list[str] | None,
-        typer.Option(metavar="TYPE=N", help="So many times the slots of a type"),
+        typer.Option(metavar="TYPE=N", help="Factor for the slots of a type"),
     ] = None,
     ttl: Annotated[
         float,
@@ -93,7 +97,7 @@ def serve(
         for kind in list(counts)
         if kind.startswith(_SLOTS_PER)
     }
-    config: dict[str, Any] = {
+    config: JsonObject = {
         "resources": counts,
         "slots_per": slots | _amounts(slots_per, "--slots-per"),
         "oversubscribe": _amounts(oversubscribe, "--oversubscribe"),
@@ -186,7 +190,7 @@ def checkin(
         say(f"{transaction} is given back.")
 
 
-def _adapter(session: CommandSession, address: str | None) -> Any:
+def _adapter(session: CommandSession, address: str | None) -> "ResourcePoolAdapter":
     from moorage_client.pool.adapter import SECONDS_MAX, ResourcePoolAdapter  # noqa: PLC0415  # Slow to import.
 
     try:
@@ -196,7 +200,7 @@ def _adapter(session: CommandSession, address: str | None) -> Any:
 
 
 @contextmanager
-def _refusals(possible: Callable[[], Any] | None = None) -> Iterator[None]:
+def _refusals(possible: Callable[[], object] | None = None) -> Iterator[None]:
     """Turn the errors of a pool into those that the command line has exit codes for."""
     from moorage.slots import InvalidCheckin, ResourceUnavailable, SlotsError  # noqa: PLC0415  # Slow to import.
 
@@ -225,7 +229,7 @@ def _gpu_ids() -> list[str]:
     return [str(each["id"]) for each in devices]
 
 
-def _members(text: str) -> list[dict[str, Any]]:
+def _members(text: str) -> list[JsonObject]:
     found = _WANTED.fullmatch(text)
     if found is None:
         raise typer.BadParameter(f"{text!r}: expected TYPE, TYPE=COUNT or TYPE=COUNTxSLOTS")

@@ -5,10 +5,11 @@ import sys
 import traceback
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from moorage.records.json_values import JsonObject
 from moorage_client.answers import UnreadableError
 from moorage_client.cli import (
     asking,
@@ -236,7 +237,7 @@ def _failed(as_json: bool, error: MoorageError) -> int:
     return exit_of(error)
 
 
-def _fail(as_json: bool, document: dict[str, Any]) -> None:
+def _fail(as_json: bool, document: JsonObject) -> None:
     """Say that the command failed, without help from the server."""
     if as_json:
         print_json(document)

@@ -2,11 +2,12 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from msgspec import UNSET
 
+from moorage.records.json_values import JsonObject
 from moorage.records.policies import (
     AliasDocument,
     CanaryOutcomes,
@@ -23,6 +24,9 @@ from moorage_client.cli.output import fields, note, print_json, say, table
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.testing import test_first
 from moorage_client.errors import NotFound
+
+if TYPE_CHECKING:
+    from moorage_client.services import Services
 
 SAMPLES_SHOWN: Final = 10
 """Latest differences shown to a person; --json has all of the server's."""
@@ -72,10 +76,10 @@ def activate(
         _changed(session, services.activate_policy(name, uri, force=force))
 
 
-def _try_first(session: CommandSession, services: Any, uri: str, done: str) -> None:
+def _try_first(session: CommandSession, services: "Services", uri: str, done: str) -> None:
     """Refuse a version that is not sound; the server refuses an unknown one later."""
     try:
-        document = read_as(dict[str, Any], services.policy(uri))
+        document = read_as(JsonObject, services.policy(uri))
     except NotFound:
         return
     if isinstance(document.get("code"), str):
@@ -226,7 +230,7 @@ def _one_of(uri: str, report: bool, stop: bool) -> None:
         raise typer.BadParameter("name a candidate, or give --report or --stop")
 
 
-def _differences(session: CommandSession, document: dict[str, Any]) -> None:
+def _differences(session: CommandSession, document: JsonObject) -> None:
     if session.json:
         print_json(document)
         return
@@ -271,7 +275,7 @@ def _answer(side: ComparedAnswer) -> str:
     return "; ".join(f"{p.cluster_id}/{p.node_id} gpus {','.join(p.gpus)}" for p in side.placement)
 
 
-def _changed(session: CommandSession, document: dict[str, Any]) -> None:
+def _changed(session: CommandSession, document: JsonObject) -> None:
     if session.json:
         print_json(document)
         return
@@ -281,7 +285,7 @@ def _changed(session: CommandSession, document: dict[str, Any]) -> None:
     say(f"{alias.alias} -> {alias.policy_rule_uri}{others}")
 
 
-def _list(session: CommandSession, found: list[dict[str, Any]]) -> None:
+def _list(session: CommandSession, found: list[JsonObject]) -> None:
     if session.json:
         print_json(found)
         return
@@ -302,7 +306,7 @@ def _list(session: CommandSession, found: list[dict[str, Any]]) -> None:
     )
 
 
-def _show(session: CommandSession, alias: dict[str, Any]) -> None:
+def _show(session: CommandSession, alias: JsonObject) -> None:
     if session.json:
         print_json(alias)
         return
@@ -318,7 +322,7 @@ def _canary(canary: CanaryShare | None) -> str:
     return f"{canary.version} {canary.percent:g} % by {canary.by}" if canary else ""
 
 
-def _report(session: CommandSession, document: dict[str, Any]) -> None:
+def _report(session: CommandSession, document: JsonObject) -> None:
     if session.json:
         print_json(document)
         return

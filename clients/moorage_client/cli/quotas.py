@@ -3,16 +3,20 @@
 from collections.abc import Mapping
 from difflib import get_close_matches
 from math import isfinite
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from moorage.model import GPU_MILLI, RESOURCES
 from moorage.records.fields import shown_name
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.answers import read_object
 from moorage_client.cli.output import note, print_json, say, table
 from moorage_client.cli.session import CommandSession
 from moorage_client.listing import pages
+
+if TYPE_CHECKING:
+    from moorage_client.client import Client
 
 WHO: Final = typer.Argument(
     metavar="TENANT[/PROJECT]",
@@ -34,7 +38,10 @@ def list_quotas(session: CommandSession) -> None:
                 _who(row),
                 f"{row['weight']:g}",
                 _resource(name),
-                *(_shown(name, use[figure]) for figure in ("used", "quota", "borrowed", "room")),
+                *(
+                    _amount_text(name, use[figure])
+                    for figure in ("used", "quota", "borrowed", "room")
+                ),
             )
             for row in found
             for name, use in _limits(row).items()
@@ -88,28 +95,28 @@ def remove_quota(session: CommandSession, who: Annotated[str, WHO]) -> None:
         note(f"It had no quota{''.join(f' (did you mean {each}?)' for each in near)}.")
 
 
-async def _all(client: Any) -> list[dict[str, Any]]:
+async def _all(client: "Client") -> list[JsonObject]:
     listing = pages(client.url, client.call, ("quotas", "quotas"), read_object, {})
     return await listing.all()
 
 
-def _changed(session: CommandSession, change: dict[str, Any]) -> None:
+def _changed(session: CommandSession, change: JsonObject) -> None:
     row = session.run(lambda client: client.call(change))
     if session.json:
         print_json(row)
         return
     limits = [
-        f"{_shown(name, use['used'])} of {_shown(name, use['quota'])} {_resource(name)}"
+        f"{_amount_text(name, use['used'])} of {_amount_text(name, use['quota'])} {_resource(name)}"
         for name, use in _limits(row).items()
         if use["quota"] is not None
     ]
     say(f"{_who(row)}: holds {', '.join(limits)}" if limits else f"{_who(row)}: no limit")
 
 
-def _limits(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _limits(row: Mapping[str, JsonValue]) -> dict[str, Mapping[str, JsonValue]]:
     """Return the limits to show of each resource; of `*`, those of each tenant."""
     if "resources" in row:
-        found: dict[str, Mapping[str, Any]] = row["resources"]
+        found: dict[str, Mapping[str, JsonValue]] = row["resources"]
         return found
     nominal = row["quota"]["nominal"] if row["quota"] else {}
     return {
@@ -118,12 +125,12 @@ def _limits(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def _parts(who: str) -> dict[str, Any]:
+def _parts(who: str) -> JsonObject:
     tenant, slash, project = who.partition("/")
     return {"tenant": tenant, **({"project": project} if slash else {})}
 
 
-def _who(row: Mapping[str, Any]) -> str:
+def _who(row: Mapping[str, JsonValue]) -> str:
     project = row["project"]
     return str(row["tenant"]) if project is None else f"{row['tenant']}/{project}"
 
@@ -151,7 +158,7 @@ def _resource(name: str) -> str:
     return shown_name("gpus" if name == "gpu_milli" else name)
 
 
-def _shown(resource: str, amount: int | None) -> str:
+def _amount_text(resource: str, amount: int | None) -> str:
     """Return an amount as people say it: GPUs, not thousandths of them."""
     if amount is None:
         return "-"

@@ -4,16 +4,20 @@ import re
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.answers import read_object
 from moorage_client.cli import completing
 from moorage_client.cli.asking import requirement
 from moorage_client.cli.output import local_time, print_json, say, table
 from moorage_client.cli.session import CommandSession
 from moorage_client.listing import pages
+
+if TYPE_CHECKING:
+    from moorage_client.client import Client
 
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LATER: Final = re.compile(r"\+(\d+(?:\.\d+)?)([smhd])")
@@ -55,7 +59,7 @@ def _utc(at: float) -> str:
 def list_reservations(session: CommandSession) -> None:
     """Show what is reserved, for whom and when."""
 
-    async def work(client: Any) -> list[dict[str, Any]]:
+    async def work(client: "Client") -> list[JsonObject]:
         listing = pages(client.url, client.call, ("reservations", "reservations"), read_object, {})
         return await listing.all()
 
@@ -86,7 +90,7 @@ def add(  # Each is an option of the command.
     tenant: Annotated[str, typer.Option(help="For whom; else for yourself")] = "",
     gpus: Annotated[int, typer.Option(min=0, help="GPUs of each node; 0: whole nodes")] = 1,
     model: Annotated[list[str] | None, typer.Option(help="Accepted GPU model")] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="So many nodes")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes")] = 1,
     label: Annotated[
         list[str] | None,
         typer.Option("--where", metavar="LABEL", help="Label of the nodes, as of `moorage ask`"),
@@ -100,7 +104,7 @@ def add(  # Each is an option of the command.
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="It ends so long after its start where no lease uses it; 0: never",
+            help="Seconds after its start at which it ends if no lease uses it; 0: never",
         ),
     ] = 0.0,
     dry_run: Annotated[
@@ -109,7 +113,7 @@ def add(  # Each is an option of the command.
 ) -> None:
     """Keep GPUs for a tenant, with their part of the node, from one time to another."""
     now = time.time()
-    resources: dict[str, Any] = {"gpus": gpus, "nodes": nodes, "models": model or []}
+    resources: JsonObject = {"gpus": gpus, "nodes": nodes, "models": model or []}
     resources["where"] = [requirement(each) for each in label or ()]
     row = session.run(
         lambda client: client.call(
@@ -138,7 +142,7 @@ def cancel(
     _show(session, row)
 
 
-def _show(session: CommandSession, row: Mapping[str, Any], *, dry_run: bool = False) -> None:
+def _show(session: CommandSession, row: Mapping[str, JsonValue], *, dry_run: bool = False) -> None:
     if session.json:
         print_json(row)
         return
@@ -147,10 +151,10 @@ def _show(session: CommandSession, row: Mapping[str, Any], *, dry_run: bool = Fa
     say(f"{name}  {row['tenant']}: {_nodes(row)}, {span}")
 
 
-def _nodes(row: Mapping[str, Any]) -> str:
+def _nodes(row: Mapping[str, JsonValue]) -> str:
     return ", ".join(map(_node, row["nodes"]))
 
 
-def _node(row: Mapping[str, Any]) -> str:
+def _node(row: Mapping[str, JsonValue]) -> str:
     devices = "" if row["whole"] else f"[{','.join(row['gpus'])}]"
     return f"{row['cluster_id']}/{row['node_id']}{devices}"

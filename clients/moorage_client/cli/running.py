@@ -8,13 +8,14 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from msgspec import Struct
 
 from moorage.model import Code
 from moorage.records.fields import ATTEMPTS_MAX, TTL_SECONDS, StartNumber
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.replies import ExecutionAnswer, OutputPart
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.asking import (
@@ -28,6 +29,9 @@ from moorage_client.cli.fetching import check_folder, fetch
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
 from moorage_client.cli.session import CommandSession
 from moorage_client.errors import LeaseLost, MoorageError, NotFound, RequestRefused, refusal
+
+if TYPE_CHECKING:
+    from moorage_client.client import Client
 
 DEFAULT_POLICY: Final = "best_fit:1.0-stable"
 DEFAULT_BACKEND: Final = "local"
@@ -66,7 +70,7 @@ def run(
     cpu_milli: Annotated[int | None, typer.Option(min=0, help="Thousandths of a core")] = None,
     memory_mib: Annotated[int | None, typer.Option(min=0, help="Memory in MiB")] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="So many nodes, each with all of this: a gang")
+        int | None, typer.Option(min=1, help="Number of nodes, each with all of this: a gang")
     ] = None,
     policy: Annotated[
         str,
@@ -94,7 +98,7 @@ def run(
     requeue: Annotated[
         int,
         typer.Option(
-            min=0, max=REQUEUES_MAX, help="If it fails, start it elsewhere, so many times"
+            min=0, max=REQUEUES_MAX, help="If it fails, start it elsewhere, at most this often"
         ),
     ] = 0,
     out: Annotated[
@@ -114,7 +118,7 @@ def run(
     if out is not None and (image is not None or workdir is not None):
         raise typer.BadParameter("--out is for processes in a folder of their own")
     fetched = None if out is None else check_folder(out)
-    spec: dict[str, Any] = {"command": command, "environment": _variables(env or [])}
+    spec: JsonObject = {"command": command, "environment": _variables(env or [])}
     folder = "" if out is not None else str((workdir or Path.cwd()).absolute())
     resources = {
         "gpus": gpus,
@@ -133,8 +137,8 @@ def run(
     output = bytearray()
     write = output.extend if session.json else write_bytes
 
-    async def held(client: Any, choice: _Choice) -> tuple[str, int]:
-        provision: dict[str, Any] = {
+    async def held(client: "Client", choice: _Choice) -> tuple[str, int]:
+        provision: JsonObject = {
             "backend": choice.backend,
             "spec": spec | _place(choice.backend, image, folder),
         }
@@ -143,7 +147,7 @@ def run(
         whole = {**request, "provision": provision}
         return await _hold(client, write, choice.policy, whole, fetched)
 
-    async def work(client: Any) -> tuple[str, int]:
+    async def work(client: "Client") -> tuple[str, int]:
         choice = _Choice(policy or DEFAULT_POLICY, backend or DEFAULT_BACKEND)
         while True:
             try:
@@ -214,7 +218,7 @@ def _another(choice: _Choice, refused: RequestRefused, policy: str, backend: str
     return None
 
 
-def _place(backend: str, image: str | None, folder: str) -> dict[str, Any]:
+def _place(backend: str, image: str | None, folder: str) -> JsonObject:
     """Return the place of a command: a container, or a folder of this machine.
 
     Raises:
@@ -230,10 +234,10 @@ def _place(backend: str, image: str | None, folder: str) -> dict[str, Any]:
 
 
 async def _hold(
-    client: Any,
+    client: "Client",
     write: Callable[[bytes], object],
     policy: str,
-    request: dict[str, Any],
+    request: JsonObject,
     out: Path | None,
 ) -> tuple[str, int]:
     """Hold a lease until its workload ends; return the lease's id, and the exit code.
@@ -280,14 +284,14 @@ async def _hold(
     return name, code
 
 
-async def _say_why(client: Any, lease: str) -> None:
+async def _say_why(client: "Client", lease: str) -> None:
     """Say why a lease ended while its workload ran: preempted, say, and by whom."""
     with contextlib.suppress(MoorageError):  # It has ended all the same.
         if reason := (await client.status(lease)).get("reason"):
             note(f"moorage: lease {lease}: {reason}")
 
 
-async def _ended(client: Any, lease: str, reader: "_Reader") -> None:
+async def _ended(client: "Client", lease: str, reader: "_Reader") -> None:
     """Wait until nothing of a released lease is left, for a while; pass on its last words."""
     try:
         async with asyncio.timeout(END_SECONDS_MAX):
@@ -329,7 +333,7 @@ def execute(
         "environment": _variables(env or []),
     }
 
-    async def work(client: Any) -> Any:
+    async def work(client: "Client") -> JsonValue:
         return await client.call(message, idempotent=False)
 
     answer = replace(session, timeout=limit + SPARE_SECONDS).run(work)
@@ -369,7 +373,7 @@ def logs(
     output, passed = bytearray(), Passed()
     write = output.extend if session.json else passed.write
 
-    async def work(client: Any) -> None:
+    async def work(client: "Client") -> None:
         reader = _Reader(client, lease, token, write)
         reader.attempt = 0 if tail is not None else attempt or 1
         reader.offset = 0 if tail is None else -tail
@@ -398,7 +402,7 @@ class _Reader:
     """
 
     def __init__(
-        self, client: Any, lease: str, token: str | None, write: Callable[[bytes], object]
+        self, client: "Client", lease: str, token: str | None, write: Callable[[bytes], object]
     ) -> None:
         self._client = client
         self._lease = lease
@@ -466,7 +470,7 @@ class _Reader:
                 note(f"of attempt {self.attempt} there is no output")
                 self.attempt, self.offset = min(later), 0
             else:
-                self._write(_decoded(part.base64 or ""))
+                self._write(_decode(part.base64 or ""))
                 return part
 
     def _go_on(self, part: OutputPart) -> None:
@@ -487,7 +491,7 @@ class _Reader:
         return LeaseLost(self._lease, state.get("reason") or otherwise)
 
 
-def _decoded(text: str) -> bytes:
+def _decode(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:

@@ -1,9 +1,10 @@
 """Sentences for the details of a refusal; `output` prints them."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from moorage.records.fields import shown_name
+from moorage.records.json_values import JsonValue
 
 _MISFITS: Final = {
     "labels": "other labels than the request's",
@@ -28,7 +29,7 @@ _VERDICTS: Final = {
 }
 
 
-def sentence(name: str, value: Any, words: Callable[[Any], str]) -> str:
+def sentence(name: str, value: JsonValue, words: Callable[[JsonValue], str]) -> str:
     """Return a detail of a refusal as a sentence.
 
     Args:
@@ -48,7 +49,7 @@ def sentence(name: str, value: Any, words: Callable[[Any], str]) -> str:
     return f"{plain[:1].upper()}{plain[1:]}: {text}"
 
 
-def detail(name: str, value: Any, words: Callable[[Any], str]) -> str:
+def detail(name: str, value: JsonValue, words: Callable[[JsonValue], str]) -> str:
     """Return the value of a detail in words; arguments as for `sentence`."""
     if name == "misfits" and isinstance(value, Mapping):
         return " ".join(filter(None, (_misfit(*each) for each in value.items())))
@@ -58,14 +59,14 @@ def detail(name: str, value: Any, words: Callable[[Any], str]) -> str:
     return _MISFITS.get(text, shown_name(text)) if name == "binding" and text else text
 
 
-def said(name: str, value: Any, reason: str) -> bool:
+def said(name: str, value: JsonValue, reason: str) -> bool:
     """Return whether the reason of a refusal says a detail already."""
     if name in {"nearest", "registered"}:
         return "did you mean" in reason.lower()
     return name == "fits_if" and len(value) == 1 and "It would fit" in reason
 
 
-def _misfit(name: str, nodes: Any) -> str:
+def _misfit(name: str, nodes: JsonValue) -> str:
     lacks = _MISFITS.get(name, shown_name(name))
     return f"{nodes} node{' has' if nodes == 1 else 's have'} {lacks}." if nodes else ""
 

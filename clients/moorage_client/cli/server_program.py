@@ -8,12 +8,13 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import typer
 
 from moorage import launch
 from moorage.extras import install_command
+from moorage.records.json_values import JsonObject
 from moorage_client import server_extra
 
 PROGRAM: Final = "moorage.lab.offline"
@@ -25,7 +26,7 @@ def check_installed() -> None:
         raise typer.BadParameter(f"this needs the server here: {install_command('server')}")
 
 
-def become_server(program: str, job: dict[str, Any]) -> NoReturn:
+def become_server(program: str, job: JsonObject) -> NoReturn:
     """Let a server of the server package take the place of this process: signals reach it."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -33,7 +34,7 @@ def become_server(program: str, job: dict[str, Any]) -> NoReturn:
     os.execv(sys.executable, command)  # noqa: S606  # Our own program, and no shell is wanted.
 
 
-def run(command: str, job: dict[str, Any]) -> dict[str, Any]:
+def run(command: str, job: JsonObject) -> JsonObject:
     """Run a job in the server package and return its outcome.
 
     Raises:
@@ -59,7 +60,7 @@ def run(command: str, job: dict[str, Any]) -> dict[str, Any]:
             raise
     if child.returncode:
         raise RuntimeError(f"{PROGRAM} ended with {child.returncode}; its last words are above")
-    outcome: dict[str, Any] = json.loads(written)
+    outcome: JsonObject = json.loads(written)
     if "error" in outcome:
         raise typer.BadParameter(outcome["error"])
     return outcome

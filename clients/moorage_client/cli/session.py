@@ -9,12 +9,17 @@ import inspect
 import re
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from moorage.records.json_values import JsonValue
 from moorage_client.cli.output import OutputFormat, as_yaml, note
 from moorage_client.endpoint import setting, split_addresses
+
+if TYPE_CHECKING:
+    from moorage_client.client import Client
+    from moorage_client.services import Services
 
 T = TypeVar("T")
 
@@ -51,7 +56,7 @@ class CommandSession:
         """Whether tables have their columns of details."""
         return self.output is OutputFormat.WIDE
 
-    def run(self, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+    def run(self, work: Callable[["Client"], Coroutine[object, object, T]]) -> T:
         """Connect, do `work` with the client, and return its result."""
         from moorage_client.client import TIMEOUT_SECONDS, Client  # noqa: PLC0415  # Slow to import.
 
@@ -69,7 +74,7 @@ class CommandSession:
 
         return asyncio.run(connected())
 
-    def services(self) -> Any:
+    def services(self) -> "Services":
         """Return a client of the HTTP side, to be used in a `with`.
 
         Raises:
@@ -101,7 +106,7 @@ def _check_scheme(option: str, url: str | None, *schemes: str) -> None:
             raise typer.BadParameter(f"{option}: expected {schemes[0]}://HOST:PORT, got {each!r}")
 
 
-def _refuse_blanks(context: typer.Context, options: Mapping[str, Any]) -> None:
+def _refuse_blanks(context: typer.Context, options: Mapping[str, JsonValue]) -> None:
     """Refuse a blank in a list of names: of a script, whose variable is empty."""
     for each in context.command.params:
         given = options.get(each.name or "") if each.param_type_name == "option" else None

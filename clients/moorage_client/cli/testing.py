@@ -6,12 +6,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import typer
 
 from moorage.extras import install_command
 from moorage.model import Code
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client import server_extra
 from moorage_client.answers import read_as
 from moorage_client.cli.exits import Exit
@@ -26,7 +27,7 @@ _PLACE: Final = re.compile(r"(?<![\w./-])([\w./-]+\.py)(?=,? line \d|: )")
 """A file of a policy where a finding names one."""
 
 
-def tested(path: Path, job: Mapping[str, Any]) -> dict[str, Any]:
+def tested(path: Path, job: Mapping[str, JsonValue]) -> JsonObject:
     """Try a policy, and return the report with the author's own file names.
 
     Args:
@@ -59,7 +60,7 @@ def _own(path: Path, file: str) -> str:
 
 
 def test_first(
-    path: Path, document: Mapping[str, Any], done: str, *, quiet: bool, force: bool
+    path: Path, document: Mapping[str, JsonValue], done: str, *, quiet: bool, force: bool
 ) -> None:
     """Try a policy before a server uses it, where the server is installed here.
 
@@ -124,7 +125,7 @@ def own_names(path: Path) -> Iterator[None]:
         if "findings" in details:
             details["findings"] = [
                 each | {"file": _own(path, each["file"])} if each.get("file") else each
-                for each in read_as(list[dict[str, Any]], details["findings"])
+                for each in read_as(list[JsonObject], details["findings"])
             ]
         raise refusal(
             refused.code,

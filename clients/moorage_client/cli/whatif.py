@@ -1,10 +1,11 @@
 """`moorage whatif`: the answer to a request, and the differences, after a change."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
+from moorage.records.json_values import JsonObject
 from moorage_client.cli import completing
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.output import note, print_json, say, table, to_line
@@ -76,12 +77,12 @@ def whatif(
         "uncordon": [_place(each) for each in uncordon or ()],
         "drain": [_place(each) for each in drain or ()],
         "quotas": [_changed_quota(each) for each in quota or ()],
-        "policies": dict(_swapped(each) for each in swap or ()),
+        "policies": dict(_read_swap(each) for each in swap or ()),
     }
     change = {name: each for name, each in change.items() if each}
     if wanted is None and not change:
         raise typer.BadParameter("give a request (--policy or --request), or a change, or both")
-    message: dict[str, Any] = {"op": "whatif", "change": change}
+    message: JsonObject = {"op": "whatif", "change": change}
     if wanted is not None:
         message["request"] = wanted
     outcome = session.run(lambda client: client.call(message))
@@ -91,7 +92,7 @@ def whatif(
         _show(outcome)
 
 
-def _show(outcome: dict[str, Any]) -> None:
+def _show(outcome: JsonObject) -> None:
     for warning in outcome["warnings"]:
         note(f"warning: {warning}")
     if (answer := outcome["answer"]) is not None:
@@ -116,7 +117,7 @@ def _show(outcome: dict[str, Any]) -> None:
         say(f"they are of {tenants} other tenant{'s' if tenants > 1 else ''}")
 
 
-def _about(answer: dict[str, Any]) -> str:
+def _about(answer: JsonObject) -> str:
     match answer["state"]:
         case "granted":
             return f": {_places(answer)}"
@@ -129,14 +130,14 @@ def _about(answer: dict[str, Any]) -> str:
             return f": {answer['reason']}"
 
 
-def _places(row: dict[str, Any]) -> str:
-    shares: Sequence[dict[str, Any]] = row.get("placement", ())
+def _places(row: JsonObject) -> str:
+    shares: Sequence[JsonObject] = row.get("placement", ())
     return "; ".join(
         f"{each['cluster_id']}/{each['node_id']} gpus {','.join(each['gpus'])}" for each in shares
     )
 
 
-def _nodes(given: str) -> dict[str, Any]:
+def _nodes(given: str) -> JsonObject:
     place, colon, count = given.rpartition(":")
     if not (colon and count.isdecimal()):
         place, count = given, "1"
@@ -146,23 +147,23 @@ def _nodes(given: str) -> dict[str, Any]:
     return {"cluster": cluster, "like": node, "count": int(count)}
 
 
-def _place(given: str) -> dict[str, Any]:
+def _place(given: str) -> JsonObject:
     cluster, _, node = given.partition("/")
     return {"cluster": cluster, "node": node}
 
 
-def _swapped(given: str) -> tuple[str, str]:
+def _read_swap(given: str) -> tuple[str, str]:
     before, equals, after = given.partition("=")
     if not (before and equals and after):
         raise typer.BadParameter(f"--swap {given!r}: expected OLD=NEW, two policies")
     return before, after
 
 
-def _changed_quota(given: str) -> dict[str, Any]:
+def _changed_quota(given: str) -> JsonObject:
     """Return a quota of `TENANT key=value …`, as the setting `quotas` has it."""
     who, *terms = given.split()
     tenant, slash, project = who.partition("/")
-    change: dict[str, Any] = {"tenant": tenant} | ({"project": project} if slash else {})
+    change: JsonObject = {"tenant": tenant} | ({"project": project} if slash else {})
     if terms == ["remove"]:
         return change | {"remove": True}
     for term in terms:

@@ -5,8 +5,9 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from moorage.records.json_values import JsonValue
 from moorage_client.inventory.documents import Document, Inventory, InventoryError, combined
 from moorage_client.inventory.kubernetes import KINDS, kubernetes_inventory
 from moorage_client.inventory.kubernetes_live import KUBERNETES, is_live, live_inventory
@@ -134,7 +135,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _documents(source: str, place: str, entries: Sequence[Any]) -> Inventory:
+def _documents(source: str, place: str, entries: Sequence[JsonValue]) -> Inventory:
     """Return cluster documents as they are; the server checks all their fields."""
     if not entries:
         raise InventoryError(source, place, _FORMS)

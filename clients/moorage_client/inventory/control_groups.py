@@ -95,11 +95,11 @@ def _mounts(process: Path) -> Iterator[tuple[PurePosixPath, Path, str, frozenset
         mount, _, rest = line.partition(" - ")
         kind, options = rest.split(" ")[0], rest.split(" ")[-1]
         if kind in {"cgroup", "cgroup2"}:
-            root, point = (_unescaped(each) for each in mount.split(" ")[3:5])
+            root, point = (_unescape(each) for each in mount.split(" ")[3:5])
             yield PurePosixPath(root), Path(point), kind, frozenset(options.split(","))
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), text)
 
 

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from moorage.extras import install_command
 from moorage.launch import command
+from moorage.records.json_values import JsonObject
 from moorage_client.inventory.documents import Inventory, InventoryError
 
 KUBERNETES: Final = "kubernetes"
@@ -42,7 +43,7 @@ def live_inventory(source: str, cluster_id: str) -> Inventory:
         line = lines.readline()
     if not line:
         raise InventoryError(source, "", f"an answer of {PROGRAM}; its last words are above")
-    said: dict[str, Any] = json.loads(line)
+    said: JsonObject = json.loads(line)
     if "error" in said:
         raise InventoryError(source, "", f"a cluster that can be read ({said['error']})")
     return Inventory((said["document"],))

@@ -5,8 +5,10 @@ are loaded only here.
 """
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from types import ModuleType
+from typing import Final
 
 from moorage.extras import install_command
 from moorage_client.inventory.documents import MIB, Document, InventoryError, device
@@ -60,7 +62,7 @@ def _none(source: str, why: str) -> tuple[list[Document], str, str]:
     return [], "", f"{source}: no NVIDIA GPUs: {why}"
 
 
-def _devices(nvml: Any, handle: Any, index: int, group: str) -> list[Document]:
+def _devices(nvml: ModuleType, handle: object, index: int, group: str) -> list[Document]:
     """Return one physical device, or the MIG instances that it is divided into."""
     numa = _numa(str(nvml.nvmlDeviceGetPciInfo(handle).busId))
     instances = _instances(nvml, handle)
@@ -84,7 +86,7 @@ def _devices(nvml: Any, handle: Any, index: int, group: str) -> list[Document]:
     ]
 
 
-def _uuid(nvml: Any, handle: Any) -> str:
+def _uuid(nvml: ModuleType, handle: object) -> str:
     """Return the UUID of a device; empty if its driver has none."""
     try:
         return str(nvml.nvmlDeviceGetUUID(handle))
@@ -92,7 +94,7 @@ def _uuid(nvml: Any, handle: Any) -> str:
         return ""
 
 
-def _instances(nvml: Any, handle: Any) -> list[tuple[int, Any]] | None:
+def _instances(nvml: ModuleType, handle: object) -> list[tuple[int, object]] | None:
     """Return the MIG instances of a device with their numbers; None: it is not divided."""
     try:
         mode, _ = nvml.nvmlDeviceGetMigMode(handle)
@@ -109,18 +111,18 @@ def _instances(nvml: Any, handle: Any) -> list[tuple[int, Any]] | None:
     return found
 
 
-def _link_groups(nvml: Any, handles: list[Any]) -> list[str]:
+def _link_groups(nvml: ModuleType, handles: Sequence[object]) -> list[str]:
     """Return for each device the group that NVLink joins it to; empty: none."""
     groups = list(range(len(handles)))
     for first, one in enumerate(handles):
         for second in range(first):
-            if groups[first] != groups[second] and _linked(nvml, one, handles[second]):
+            if groups[first] != groups[second] and _has_link(nvml, one, handles[second]):
                 merged = groups[first]
                 groups = [groups[second] if each == merged else each for each in groups]
     return [f"nvlink-{each}" if groups.count(each) > 1 else "" for each in groups]
 
 
-def _linked(nvml: Any, one: Any, other: Any) -> bool:
+def _has_link(nvml: ModuleType, one: object, other: object) -> bool:
     try:
         status = nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
     except nvml.NVMLError_NotSupported:

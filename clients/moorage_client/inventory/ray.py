@@ -14,8 +14,9 @@ import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from moorage.records.json_values import JsonValue
 from moorage_client.endpoint import Endpoint, checked_token, setting
 from moorage_client.inventory.documents import (
     MIB,
@@ -75,7 +76,7 @@ def dashboard_inventory(source: str, url: str, cluster_id: str) -> Inventory:
 
 
 def ray_inventory(
-    source: str, nodes: Sequence[Any], cluster_id: str, summary: Sequence[Any] = ()
+    source: str, nodes: Sequence[JsonValue], cluster_id: str, summary: Sequence[JsonValue] = ()
 ) -> Inventory:
     """Return the nodes of a Ray cluster as one cluster document; dead ones are left out.
 
@@ -108,13 +109,13 @@ def ray_inventory(
     return Inventory((found,), (f"{source}: left out {dead} dead nodes",) if dead else ())
 
 
-def is_ray_node(value: Any) -> bool:
+def is_ray_node(value: JsonValue) -> bool:
     """Return whether a value looks like a node as Ray prints it."""
     return isinstance(value, dict) and ("resources_total" in value or "NodeManagerAddress" in value)
 
 
 def _node(
-    source: str, place: str, node: Mapping[str, Any], measured: Mapping[str, Any]
+    source: str, place: str, node: Mapping[str, JsonValue], measured: Mapping[str, JsonValue]
 ) -> Document:
     key = "node_id" if "node_id" in node else "NodeID"
     name = node.get(key)
@@ -147,7 +148,7 @@ def _node(
 
 
 def _devices(
-    count: int, resources: Mapping[str, Any], measured: Mapping[str, Any]
+    count: int, resources: Mapping[str, JsonValue], measured: Mapping[str, JsonValue]
 ) -> list[Document]:
     """Return as many devices as Ray schedules on, with the measured properties."""
     named = (found[1] for key in resources if (found := _MODEL.fullmatch(key)))
@@ -165,7 +166,7 @@ def _devices(
     ]
 
 
-def _amount(source: str, place: str, value: Any) -> float:
+def _amount(source: str, place: str, value: JsonValue) -> float:
     """Return a number, also one that Ray's command line has made readable: `22.420 GiB`."""
     if isinstance(value, str) and (found := _HUMAN.fullmatch(value)):
         return float(found[1]) * _UNITS[found[2]]
@@ -189,7 +190,7 @@ def _token() -> str:
         return ""
 
 
-def _get(source: str, url: str) -> Mapping[str, Any]:
+def _get(source: str, url: str) -> Mapping[str, JsonValue]:
     """Return the `data` of a reply of the dashboard."""
     # Slow to import: all who read any inventory would wait.
     import requests  # noqa: PLC0415  # See above.
@@ -219,5 +220,5 @@ def _get(source: str, url: str) -> Mapping[str, Any]:
         if response.status_code == HTTPStatus.UNAUTHORIZED:
             got += "; put the cluster's token into RAY_AUTH_TOKEN"
         raise InventoryError(source, "", f"Ray's answer to GET {url}, not: {got}")
-    data: Mapping[str, Any] = reply["data"]
+    data: Mapping[str, JsonValue] = reply["data"]
     return data

@@ -6,11 +6,12 @@ import socket
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import moorage.slots
 from moorage.launch import reason_of
 from moorage.model import Code
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots import InvalidRequest, Outcome, SlotsError
 from moorage.slots.views import in_yaml
 from moorage_client.answers import UnreadableError, read_as
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 
 @in_yaml
-class Checkout(dict[str, list[dict[str, Any]]]):
+class Checkout(dict[str, list[JsonObject]]):
     """What was checked out, `{type: [{"id", "slots"}]}`; a plain dict in every other respect.
 
     Args:
@@ -38,11 +39,11 @@ class Checkout(dict[str, list[dict[str, Any]]]):
 
     __slots__ = ("transaction",)
 
-    def __init__(self, resources: Mapping[str, list[dict[str, Any]]], transaction: str) -> None:
+    def __init__(self, resources: Mapping[str, list[JsonObject]], transaction: str) -> None:
         super().__init__(resources)
         self.transaction = transaction
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Checkout, (dict(self), self.transaction)
 
 
@@ -78,8 +79,8 @@ class ResourcePoolAdapter:
         """Return how many instances there are; as `ResourcePool.count`."""
         return self._read(int, self._call("POST", "/count", type).get("count"))
 
-    def accommodates(self, request: Sequence[Mapping[str, Any]]) -> Outcome:
-        """Determine whether it could ever fit; as `ResourcePool.accommodates`."""
+    def accommodates(self, request: Sequence[Mapping[str, JsonValue]]) -> Outcome:
+        """Return whether a request could ever fit; see `ResourcePool.accommodates`."""
         answer = self._call("POST", "/accommodates", list(request))
         ok = self._read(bool, answer.get("ok"))
         reason = self._read(str, answer.get("reason") or "")
@@ -87,11 +88,11 @@ class ResourcePoolAdapter:
 
     def checkout(
         self,
-        request: Sequence[Mapping[str, Any]],
+        request: Sequence[Mapping[str, JsonValue]],
         *,
         pid: int | None = None,
         ttl_seconds: float | None = None,
-        **kwds: Any,
+        **kwds: object,
     ) -> Checkout:
         """Check out; as `ResourcePool.checkout`.
 
@@ -115,10 +116,10 @@ class ResourcePoolAdapter:
             "ttl_seconds": ttl_seconds,
         }
         answer = self._call("POST", "/checkout", body)
-        resources = self._read(dict[str, list[dict[str, Any]]], answer.get("resources"))
+        resources = self._read(dict[str, list[JsonObject]], answer.get("resources"))
         return Checkout(resources, self._read(str, answer.get("transaction")))
 
-    def checkin(self, resources: Mapping[str, Any] | str) -> None:
+    def checkin(self, resources: Mapping[str, JsonValue] | str) -> None:
         """Give back what `checkout` returned, or a transaction by its id: all of it.
 
         Raises:
@@ -126,7 +127,7 @@ class ResourcePoolAdapter:
 
         """
         if isinstance(resources, str):
-            body: Any = {"transaction": resources}
+            body: JsonValue = {"transaction": resources}
         elif isinstance(resources, Checkout):
             body = {"transaction": resources.transaction, "resources": resources}
         else:
@@ -134,7 +135,7 @@ class ResourcePoolAdapter:
         self._call("POST", "/checkin", body)
 
     def renew(self, checkout: Checkout | str, ttl_seconds: float) -> float:
-        """Let a checkout last so many seconds from now; return when it ends, since the epoch.
+        """Let a checkout last some seconds from now; return when it ends, since the epoch.
 
         Raises:
             InvalidCheckin: It is not held (any more).
@@ -144,11 +145,11 @@ class ResourcePoolAdapter:
         body = {"transaction": transaction, "ttl_seconds": ttl_seconds}
         return self._read(float, self._call("POST", "/renew", body).get("expires_at"))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return what is free, all that there is, and who holds what (`holdings`)."""
         return self._call("GET", "/state")
 
-    def _call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    def _call(self, method: str, path: str, body: JsonValue = None) -> JsonObject:
         try:
             content = None if method == "GET" else json.dumps(body, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -178,7 +179,7 @@ class ResourcePoolAdapter:
             raise _error_of(document)
         return document
 
-    def _read(self, kind: type[T], value: Any) -> T:
+    def _read(self, kind: type[T], value: JsonValue) -> T:
         try:
             return read_as(kind, value)
         except UnreadableError as error:
@@ -208,7 +209,7 @@ class _UnixConnection(HTTPConnection):
         self.sock.connect(str(self._address.path))
 
 
-def _error_of(document: Any) -> Exception:
+def _error_of(document: JsonValue) -> Exception:
     """Return the exception that a failure names."""
     name, message = str(document.get("error")), str(document.get("message"))
     kind = getattr(moorage.slots, name, None)

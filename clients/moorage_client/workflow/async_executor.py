@@ -14,14 +14,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final, Unpack
+from typing import Final, Unpack
 
 from moorage_client.workflow.base import (
     BaseExecutor,
     Pools,
     RunOptions,
     Settable,
-    Task,
     is_awaitable,
 )
 from moorage_client.workflow.callbacks import ExecutionCallbacks
@@ -29,6 +28,7 @@ from moorage_client.workflow.errors import TaskTimeout
 from moorage_client.workflow.execution import Execution, Settings
 from moorage_client.workflow.gates import gated
 from moorage_client.workflow.graph import DAG
+from moorage_client.workflow.growth import Result, Task
 from moorage_client.workflow.pool import ResourcePool
 from moorage_client.workflow.requirements import ResourceRequirements
 from moorage_client.workflow.results import ExecutionResult
@@ -157,9 +157,9 @@ class _AsyncRun:
         self._kinds = kinds
         self._crew = _Crew(threads_max, partial(_run_on_thread, pools, tasks), self._returned)
         self._execution = Execution(
-            settings, tasks, self._wake, kinds, self._has_space, self._told_to_stop
+            settings, tasks, self._wake, kinds, self._has_space, self._stop_on_loop
         )
-        self._returns: deque[tuple[RunningNode, Any, BaseException | None]] = deque()
+        self._returns: deque[tuple[RunningNode, Result, BaseException | None]] = deque()
         self._defect: BaseException | None = None  # Of this module; tasks cannot cause one.
         self._taking = False  # The loop knows that there are returns.
         self._turning = False  # The next nodes are started in the next turn of the loop.
@@ -254,7 +254,7 @@ class _AsyncRun:
         else:
             self._crew.run(node)
 
-    def _await(self, node: RunningNode, value: Awaitable[Any]) -> None:
+    def _await(self, node: RunningNode, value: Awaitable[Result]) -> None:
         """Await the result of a task, in a loop's task that its node can stop."""
         # A context of its own: what one node sets there is none of the next one's business.
         task = self._loop.create_task(self._live(node, value), context=self._context.copy())
@@ -263,7 +263,7 @@ class _AsyncRun:
         if node.stopped:
             self._stop_awaiting(node)
 
-    async def _live(self, node: RunningNode, value: Awaitable[Any]) -> None:
+    async def _live(self, node: RunningNode, value: Awaitable[Result]) -> None:
         enter(node)
         result, error = None, None
         try:
@@ -274,7 +274,9 @@ class _AsyncRun:
         del self._awaiting[node]
         self._end(node, result, error)
 
-    def _lived(self, node: RunningNode, value: Awaitable[Any], task: "asyncio.Task[None]") -> None:
+    def _lived(
+        self, node: RunningNode, value: Awaitable[Result], task: "asyncio.Task[None]"
+    ) -> None:
         """End a node whose task was cancelled before it began."""
         if not task.cancelled() and (defect := task.exception()) is not None:
             self._defect = defect
@@ -284,7 +286,7 @@ class _AsyncRun:
                 value.close()
             self._end(node, None, asyncio.CancelledError())
 
-    def _end(self, node: RunningNode, value: Any, error: BaseException | None) -> None:
+    def _end(self, node: RunningNode, value: Result, error: BaseException | None) -> None:
         if self._cancelling:
             self._cancel()
         result = self._execution.close(node, value, error)
@@ -325,7 +327,7 @@ class _AsyncRun:
     def _has_space(self, kind: int) -> bool:
         return kind == _ON_LOOP or self._crew.has_space
 
-    def _told_to_stop(self, node: RunningNode) -> None:
+    def _stop_on_loop(self, node: RunningNode) -> None:
         self._soon(partial(self._stop_awaiting, node))
 
     def _stop_awaiting(self, node: RunningNode) -> None:
@@ -341,7 +343,7 @@ class _AsyncRun:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(act)
 
-    def _returned(self, node: RunningNode, value: Any, error: BaseException | None) -> None:
+    def _returned(self, node: RunningNode, value: Result, error: BaseException | None) -> None:
         """Take note, on its thread, that a plain function returned."""
         if node.abandoned:
             self._execution.close(node, None, None)
@@ -377,8 +379,8 @@ class _Crew:
     def __init__(
         self,
         threads_max: int,
-        run: Callable[[RunningNode], Any],
-        returned: Callable[[RunningNode, Any, BaseException | None], None],
+        run: Callable[[RunningNode], Result],
+        returned: Callable[[RunningNode, Result, BaseException | None], None],
     ) -> None:
         self._threads_max = threads_max
         self._run = run
@@ -437,5 +439,5 @@ def _is_async(task: Task) -> bool:
     )
 
 
-def _run_on_thread(pools: Pools, tasks: Mapping[str, Task], node: RunningNode) -> Any:
+def _run_on_thread(pools: Pools, tasks: Mapping[str, Task], node: RunningNode) -> Result:
     return pools.call(tasks[node.name], node)

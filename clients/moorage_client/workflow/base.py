@@ -7,7 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import BrokenExecutor, Executor
 from dataclasses import replace
-from typing import Any, Final, Protocol, TypedDict
+from typing import Final, Protocol, TypedDict
 
 from moorage_client.workflow.callbacks import ExecutionCallbacks
 from moorage_client.workflow.errors import PoolBroken, ResourceError, WorkflowError
@@ -15,6 +15,7 @@ from moorage_client.workflow.execution import Settings
 from moorage_client.workflow.gates import ApprovalGate
 from moorage_client.workflow.grants import Pool
 from moorage_client.workflow.graph import DAG
+from moorage_client.workflow.growth import Result, Task
 from moorage_client.workflow.journal import RunJournal
 from moorage_client.workflow.requirements import ResourceRequirements, finite
 from moorage_client.workflow.running import RunningNode
@@ -24,8 +25,6 @@ STOP_SECONDS: Final = 10.0
 WORKERS_MIN: Final = 32
 """Threads at most, by default, on small machines: tasks mostly wait for other processes."""
 WORKERS_PER_CORE: Final = 4
-
-Task = Callable[[], Any]
 
 
 class Settable(Protocol):
@@ -113,10 +112,10 @@ class BaseExecutor:
         for table, what in ((timeouts, "timeouts"), (retries, "retries"), (gates, "gates")):
             if isinstance(table, Mapping):
                 dag.shape.refuse_strangers(table, what)
-        for what, each in _named(retries, "retries"):
+        for what, each in _by_name(retries, "retries"):
             _check_count(each, what, 0)
         for what, each in (
-            *_named({} if timeouts is None else timeouts, "timeouts"),
+            *_by_name({} if timeouts is None else timeouts, "timeouts"),
             ("retry_seconds", retry_seconds),
             ("stop_seconds", stop_seconds),
         ):
@@ -160,19 +159,19 @@ class BaseExecutor:
             cancel()
 
 
-def _named(given: Any, what: str) -> list[tuple[str, Any]]:
+def _by_name(given: object, what: str) -> list[tuple[str, object]]:
     """Return an argument that is one value or one by node, as names for messages and values."""
     if not isinstance(given, Mapping):
         return [(what, given)]
     return [(f"{what}[{node!r}]", value) for node, value in given.items()]
 
 
-def _check_count(number: Any, what: str, least: int) -> None:
+def _check_count(number: object, what: str, least: int) -> None:
     if type(number) is not int or number < least:
         raise WorkflowError(f"{what} is {number!r}; expected a whole number, {least} or more")
 
 
-def _check_seconds(seconds: Any, what: str) -> None:
+def _check_seconds(seconds: object, what: str) -> None:
     number = finite(seconds)
     if number is None or not 0 <= number <= threading.TIMEOUT_MAX:
         raise WorkflowError(
@@ -198,7 +197,7 @@ class Pools:
         self._pool = run_in if isinstance(run_in, Executor) else None
         self._lock = threading.Lock()
 
-    def call(self, task: Task, node: RunningNode) -> Any:
+    def call(self, task: Task, node: RunningNode) -> Result:
         """Call a task on this thread or elsewhere, wait for it, and return its result.
 
         Raises:
@@ -240,7 +239,7 @@ class Pools:
         broken.shutdown(wait=False)
 
 
-def _call_elsewhere(task: Task, environment: Mapping[str, str], parent: int) -> Any:
+def _call_elsewhere(task: Task, environment: Mapping[str, str], parent: int) -> Result:
     """Call a task with its variables set if this is a process, and wait for its result."""
     own = {} if os.getpid() == parent else environment
     before = {name: os.environ.get(name) for name in own}
@@ -256,14 +255,14 @@ def _call_elsewhere(task: Task, environment: Mapping[str, str], parent: int) -> 
                 os.environ[name] = text
 
 
-async def _wait_for(value: Awaitable[Any]) -> Any:
+async def _wait_for(value: Awaitable[Result]) -> Result:
     return await value
 
 
-def wait_for(value: Awaitable[Any], node: RunningNode) -> Any:
+def wait_for(value: Awaitable[Result], node: RunningNode) -> Result:
     """Run an awaitable to its end on this thread; cancel it when its node gets a stop signal."""
 
-    async def wait() -> Any:
+    async def wait() -> Result:
         loop, waiting = asyncio.get_running_loop(), asyncio.ensure_future(value)
 
         def stop(_: RunningNode) -> None:

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from moorage_client.workflow.growth import DynamicModification
+from moorage_client.workflow.growth import DynamicModification, Result
 
 
 @dataclass(slots=True)
@@ -34,7 +33,7 @@ class ExecutionCallbacks:
     """
 
     on_start: Callable[[str], object] | None = None
-    on_complete: Callable[[str, Any], object] | None = None
+    on_complete: Callable[[str, Result], object] | None = None
     on_failure: Callable[[str, BaseException], object] | None = None
     on_skip: Callable[[str], object] | None = None
     on_gate_waiting: Callable[[str], object] | None = None

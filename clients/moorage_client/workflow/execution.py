@@ -10,7 +10,7 @@ from asyncio import CancelledError
 from collections import ChainMap, Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from moorage_client.workflow.callbacks import ExecutionCallbacks
 from moorage_client.workflow.errors import (
@@ -23,7 +23,7 @@ from moorage_client.workflow.errors import (
 from moorage_client.workflow.gates import ApprovalGate
 from moorage_client.workflow.grants import Claim, Grant, Pool
 from moorage_client.workflow.graph import DAG, Shape
-from moorage_client.workflow.growth import DynamicModification, Expander
+from moorage_client.workflow.growth import DynamicModification, Expander, Result, Task
 from moorage_client.workflow.journal import RunJournal
 from moorage_client.workflow.requirements import ResourceRequirements
 from moorage_client.workflow.results import CallbackError, ExecutionResult, NodeResult, NodeStatus
@@ -107,7 +107,7 @@ class Execution:
     def __init__(
         self,
         settings: Settings,
-        tasks: Mapping[str, Callable[[], Any]],
+        tasks: Mapping[str, Task],
         wake: Callable[[], None],
         kinds: Mapping[str, int] | None = None,
         space: Callable[[int], bool] | None = None,
@@ -123,10 +123,10 @@ class Execution:
         shape.refuse_strangers(tasks, "tasks")
         self._names, self._numbers = list(shape.names), dict(shape.numbers)
         self._removed: set[str] = set()
-        self.grown: dict[str, Callable[[], Any]] = {}
+        self.grown: dict[str, Task] = {}
         """Tasks of the nodes that expanders added."""
         self._levels = shape.bottom_levels(settings.costs)
-        self._needs, self._kinds, groups = _grouped(settings, shape, kinds or {})
+        self._needs, self._kinds, groups = _group(settings, shape, kinds or {})
         self._schedule = Schedule(
             shape.following,
             shape.predecessor_counts,
@@ -518,7 +518,7 @@ class Execution:
         return node.stopped_by
 
     def close(
-        self, node: RunningNode, value: Any, error: BaseException | None
+        self, node: RunningNode, value: Result, error: BaseException | None
     ) -> NodeResult | None:
         """Report the end of a node's task.
 
@@ -550,7 +550,7 @@ class Execution:
         return result
 
     def _conclude(
-        self, node: RunningNode, value: Any, error: BaseException | None
+        self, node: RunningNode, value: Result, error: BaseException | None
     ) -> NodeResult | None:
         duration = time.monotonic() - node.started
         status, error = _status(node, error)
@@ -575,7 +575,7 @@ class Execution:
             node.placement,
         )
 
-    def _completed(self, node: RunningNode, value: Any) -> BaseException | None:
+    def _completed(self, node: RunningNode, value: Result) -> BaseException | None:
         """Report the result of a task; return the exception that this raised."""
         try:
             if (expand := self._settings.expanders.get(node.name)) is not None:
@@ -604,7 +604,7 @@ class Execution:
         self._report("release", name, pool.give_back, node.grant, name, self.freed, journal)
 
     def _report(
-        self, callback: str, name: str, call: Callable[..., object], *arguments: Any
+        self, callback: str, name: str, call: Callable[..., object], *arguments: object
     ) -> None:
         """Call a callback whose exception fails nothing, and keep the exception."""
         try:
@@ -650,7 +650,7 @@ def _ranks(shape: Shape, levels: Sequence[float]) -> list[int]:
     return ranks
 
 
-def _grouped(
+def _group(
     settings: Settings, shape: Shape, kinds: Mapping[str, int]
 ) -> tuple[list[ResourceRequirements | None], list[int], list[int]]:
     """Return the requirements of each group, its kind, and the group of each node."""

@@ -22,7 +22,6 @@ from moorage_client.workflow.base import (
     Pools,
     RunOptions,
     Settable,
-    Task,
     is_awaitable,
     wait_for,
 )
@@ -31,7 +30,7 @@ from moorage_client.workflow.errors import TaskTimeout, WorkflowError
 from moorage_client.workflow.execution import Execution, Settings
 from moorage_client.workflow.gates import gated
 from moorage_client.workflow.graph import DAG
-from moorage_client.workflow.growth import Expander
+from moorage_client.workflow.growth import Expander, Task
 from moorage_client.workflow.pool import ResourcePool
 from moorage_client.workflow.results import ExecutionResult, NodeResult
 from moorage_client.workflow.running import RunningNode, enter, leave, stopped_run

@@ -10,10 +10,11 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from moorage_client.workflow.callbacks import ExecutionCallbacks
 from moorage_client.workflow.errors import GateRejected, GateTimeout, WorkflowError
+from moorage_client.workflow.growth import Result, Task
 from moorage_client.workflow.requirements import finite
 from moorage_client.workflow.running import RunningNode, current_node
 from moorage_client.workflow.tracing import EventType, ExecutionTrace
@@ -213,12 +214,12 @@ class GateController(dict[str, ApprovalGate]):
 
 
 def gated(
-    tasks: Mapping[str, Callable[[], Any]],
+    tasks: Mapping[str, Task],
     gates: Mapping[str, ApprovalGate],
     callbacks: ExecutionCallbacks,
     trace: Callable[[], ExecutionTrace | None],
-    is_async: Callable[[Callable[[], Any]], bool],
-) -> dict[str, Callable[[], Any]]:
+    is_async: Callable[[Task], bool],
+) -> dict[str, Task]:
     """Return tasks of which those with a gate wait at it first.
 
     Args:
@@ -260,10 +261,8 @@ class _Watch:
             self.callbacks.on_gate_resolved(self.name, status)
 
 
-def _blocking(
-    task: Callable[[], Any], name: str, gate: ApprovalGate, watch: _Watch
-) -> Callable[[], Any]:
-    def call() -> Any:
+def _blocking(task: Task, name: str, gate: ApprovalGate, watch: _Watch) -> Task:
+    def call() -> Result:
         woken, node = threading.Event(), current_node()
         if gate.enter(woken.set):
             watch.wait()
@@ -279,10 +278,8 @@ def _blocking(
     return call
 
 
-def _awaiting(
-    task: Callable[[], Any], name: str, gate: ApprovalGate, watch: _Watch
-) -> Callable[[], Any]:
-    async def call() -> Any:
+def _awaiting(task: Task, name: str, gate: ApprovalGate, watch: _Watch) -> Task:
+    async def call() -> Result:
         node = current_node()
         await gate.entered(watch.wait, lambda: node.stopped)
         _pass(name, gate, node, watch)

@@ -121,9 +121,9 @@ class Pool(Protocol):
         """Call `wake` once, when something is freed that the run itself did not free.
 
         Returns:
-            False if more than so many releases happened: look again first.
+            False if there were more releases than that: look again first.
 
         """
 
     def unwatch(self, wake: Callable[[], None]) -> None:
-        """Forget a `watch`."""
+        """End a `watch`."""

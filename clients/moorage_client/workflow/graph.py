@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from moorage.records.json_values import JsonObject
 from moorage_client.workflow.errors import GraphError
 from moorage_client.workflow.requirements import finite
 
@@ -30,7 +31,9 @@ class NodeId(str):
         return str(self)
 
 
-NodeGiven = str | tuple[str, Any] | tuple[str, Any, Any]
+Payload: TypeAlias = Any
+"""An object of the user's, which the graph only carries."""
+NodeGiven = str | tuple[str, Payload] | tuple[str, Payload, Payload]
 """A node for `add_nodes`: its name, or with its payload, or with its metadata too."""
 EdgeGiven = (
     tuple[str, str] | tuple[str, str, float | None] | tuple[str, str, float | None, str | None]
@@ -97,7 +100,7 @@ class Shape:
             for successor in each:
                 counts[successor] += 1
         names = tuple(successors)
-        return cls(names, following, numbers, tuple(counts), _sorted(names, following, counts))
+        return cls(names, following, numbers, tuple(counts), _sort(names, following, counts))
 
     def bottom_levels(self, costs: Mapping[str, float] | None = None) -> list[float]:
         """Return, by number, the cost of the most expensive path from each node to an end.
@@ -161,13 +164,15 @@ class DAG:
         self._successors: _Successors = {name: {} for name in names}
         for name, each in zip(names, successors, strict=True):
             self._successors[name] = dict.fromkeys((names[number] for number in each), Edge())
-        self._payloads: dict[str, Any] = {}
-        self._metadata: dict[str, Any] = {}
+        self._payloads: JsonObject = {}
+        self._metadata: JsonObject = {}
         self._shape: Shape | None = Shape.of(self._successors)
 
     @classmethod
     def of(
-        cls, successors: Mapping[str, Mapping[str, Edge]], given: Mapping[str, tuple[Any, Any]]
+        cls,
+        successors: Mapping[str, Mapping[str, Edge]],
+        given: Mapping[str, tuple[Payload, Payload]],
     ) -> "DAG":
         """Return a graph, for the builder.
 
@@ -224,7 +229,7 @@ class DAG:
         return list(self._successors)
 
     def nodes(self) -> list[NodeId]:
-        """Return the same."""
+        """Return the ids of the nodes, in the order in which they were added."""
         return list(map(NodeId, self._successors))
 
     def node_count(self) -> int:
@@ -241,7 +246,7 @@ class DAG:
 
     def has_edge(self, before: str, after: str) -> bool:
         """Return whether one node waits for another directly; errors as `successors`."""
-        return self._known(after) in self._successors[self._known(before)]
+        return self._check_known(after) in self._successors[self._check_known(before)]
 
     def get_edge(self, before: str, after: str) -> Edge:
         """Return the weight and the label of an edge.
@@ -275,15 +280,15 @@ class DAG:
 
     def in_degree(self, name: str) -> int:
         """Return the number of direct predecessors of a node; errors as `successors`."""
-        return self.shape.predecessor_counts[self.shape.numbers[self._known(name)]]
+        return self.shape.predecessor_counts[self.shape.numbers[self._check_known(name)]]
 
     def out_degree(self, name: str) -> int:
         """Return the number of direct successors of a node; errors as `successors`."""
-        return len(self._successors[self._known(name)])
+        return len(self._successors[self._check_known(name)])
 
     def descendants(self, name: str) -> list[NodeId]:
         """Return all that may start only after a node, in topological order; as `successors`."""
-        found = {self._known(name)}
+        found = {self._check_known(name)}
         for each in self.topological_order():
             if each in found:
                 found |= self._successors[each].keys()
@@ -291,7 +296,7 @@ class DAG:
 
     def ancestors(self, name: str) -> list[NodeId]:
         """Return all that a node waits for, in topological order; errors as `successors`."""
-        found = {self._known(name)}
+        found = {self._check_known(name)}
         order = self.topological_order()
         for each in reversed(order):
             if not found.isdisjoint(self._successors[each]):
@@ -315,28 +320,28 @@ class DAG:
             GraphError: There is no such node.
 
         """
-        return list(map(NodeId, self._successors[self._known(name)]))
+        return list(map(NodeId, self._successors[self._check_known(name)]))
 
     def predecessors(self, name: str) -> list[NodeId]:
         """Return the nodes that must have ended before this node; errors as `successors`."""
-        self._known(name)
+        self._check_known(name)
         return [NodeId(each) for each, to in self._successors.items() if name in to]
 
-    def get_payload(self, name: str) -> Any:
+    def get_payload(self, name: str) -> Payload:
         """Return the object that was attached to a node; None if none was."""
-        return self._payloads.get(self._known(name))
+        return self._payloads.get(self._check_known(name))
 
-    def set_payload(self, name: str, payload: Any) -> None:
+    def set_payload(self, name: str, payload: Payload) -> None:
         """Attach an object to a node, in the place of the one that it had."""
-        self._payloads[self._known(name)] = payload
+        self._payloads[self._check_known(name)] = payload
 
-    def get_metadata(self, name: str) -> Any:
+    def get_metadata(self, name: str) -> Payload:
         """Return a node's labels, tags and the like; None if it has none."""
-        return self._metadata.get(self._known(name))
+        return self._metadata.get(self._check_known(name))
 
-    def set_metadata(self, name: str, metadata: Any) -> None:
+    def set_metadata(self, name: str, metadata: Payload) -> None:
         """Give a node labels, tags and the like, in the place of those that it had."""
-        self._metadata[self._known(name)] = metadata
+        self._metadata[self._check_known(name)] = metadata
 
     def topological_order(self) -> list[NodeId]:
         """Return all nodes, each after its predecessors."""
@@ -385,7 +390,7 @@ class DAG:
         """
         return self.shape.bottom_levels(costs)
 
-    def add_node(self, name: str, payload: Any = None, metadata: Any = None) -> NodeId:
+    def add_node(self, name: str, payload: Payload = None, metadata: Payload = None) -> NodeId:
         """Add a node, and return its name; as `DAGBuilder.add_node`."""
         _add_node(self._successors, name)
         self._shape = None
@@ -427,8 +432,8 @@ class DAG:
                 no finite number; nothing changed.
 
         """
-        following = self._successors[self._known(before)]
-        edge = _edge(following.get(self._known(after)), weight, label)
+        following = self._successors[self._check_known(before)]
+        edge = _edge(following.get(self._check_known(after)), weight, label)
         if self._reaches(after, before):
             with_it = {**self._successors, before: {**following, after: edge}}
             self._shape = Shape.of(with_it)  # Which says what waits for what.
@@ -446,8 +451,8 @@ class DAG:
         """
         successors = {name: dict(following) for name, following in self._successors.items()}
         for before, after, weight, label in _edges_of(edges):
-            following = successors[self._known(before)]
-            following[after] = _edge(following.get(self._known(after)), weight, label)
+            following = successors[self._check_known(before)]
+            following[after] = _edge(following.get(self._check_known(after)), weight, label)
         self._shape = Shape.of(successors)
         self._successors = successors
 
@@ -458,7 +463,7 @@ class DAG:
             GraphError: There is no such node.
 
         """
-        del self._successors[self._known(name)]
+        del self._successors[self._check_known(name)]
         for following in self._successors.values():
             following.pop(name, None)
         self._payloads.pop(name, None)
@@ -472,7 +477,7 @@ class DAG:
             GraphError: There is no such edge.
 
         """
-        if after not in self._successors[self._known(before)]:
+        if after not in self._successors[self._check_known(before)]:
             raise GraphError(f"there is no edge from {before!r} to {after!r}")
         del self._successors[before][after]
         self._shape = None
@@ -487,7 +492,7 @@ class DAG:
             stack += new
         return end in seen
 
-    def _known(self, name: str) -> str:
+    def _check_known(self, name: str) -> str:
         if name not in self._successors:
             raise GraphError(f"there is no node {name!r}")
         return name
@@ -498,9 +503,11 @@ class DAGBuilder:
 
     def __init__(self) -> None:
         self._successors: _Successors = {}
-        self._given: dict[str, tuple[Any, Any]] = {}
+        self._given: dict[str, tuple[Payload, Payload]] = {}
 
-    def add_node(self, name: str, payload: Any = None, metadata: Any = None) -> "DAGBuilder":
+    def add_node(
+        self, name: str, payload: Payload = None, metadata: Payload = None
+    ) -> "DAGBuilder":
         """Add a node.
 
         Args:
@@ -576,7 +583,7 @@ class DAGBuilder:
         return DAG.of(self._successors, self._given)
 
 
-def _nodes_of(nodes: Iterable[NodeGiven]) -> list[tuple[str, Any, Any]]:
+def _nodes_of(nodes: Iterable[NodeGiven]) -> list[tuple[str, Payload, Payload]]:
     """Return nodes as name, payload and metadata."""
     if isinstance(nodes, str):
         raise GraphError(f"add_nodes takes a list of nodes, not the text {nodes!r}")
@@ -611,7 +618,7 @@ def _add_node(successors: _Successors, name: str) -> None:
     successors[name] = {}
 
 
-def _sorted(
+def _sort(
     names: Sequence[str], following: Sequence[Sequence[int]], counts: Sequence[int]
 ) -> tuple[int, ...]:
     """Sort topologically (Kahn 1962)."""

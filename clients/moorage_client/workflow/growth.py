@@ -2,7 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
+
+Result: TypeAlias = Any
+"""What a task returns: any object of the user's."""
+Task: TypeAlias = Callable[[], Result]
 
 
 @dataclass
@@ -18,7 +22,7 @@ class DynamicNodeSpec:
     """
 
     name: str
-    task: Callable[[], Any]
+    task: Task
     dependencies: list[str] = field(default_factory=list)
     dependents: list[str] = field(default_factory=list)
 
@@ -38,5 +42,5 @@ class DynamicModification:
     remove_nodes: list[str] = field(default_factory=list)
 
 
-Expander = Callable[[str, Any], DynamicModification | None]
+Expander = Callable[[str, Result], DynamicModification | None]
 """Returns what changes when a node has completed, from its name and what it returned."""

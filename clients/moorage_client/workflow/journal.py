@@ -30,8 +30,10 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Final, Self
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.workflow.errors import JournalError
 from moorage_client.workflow.graph import Shape
+from moorage_client.workflow.growth import Result
 
 BATCH_MAX: Final = 1000
 """Lines that share one fsync."""
@@ -48,7 +50,7 @@ class _Node:
     lease: str = ""
     token: str = ""
     completed: bool = False
-    result: Any = None
+    result: Result = None
 
 
 @dataclass(slots=True)
@@ -59,7 +61,7 @@ class _History:
     graph: str = ""
     nodes: dict[str, _Node] = field(default_factory=dict)
 
-    def tell(self, line: Mapping[str, Any]) -> None:
+    def tell(self, line: Mapping[str, JsonValue]) -> None:
         """Take note of one line."""
         if line["event"] == "run":
             self.run, self.graph = line["id"], line["graph"]
@@ -142,7 +144,7 @@ class RunJournal:
         self._writer.join()
         os.close(self._file)
 
-    def begin(self, shape: Shape) -> dict[str, Any]:
+    def begin(self, shape: Shape) -> JsonObject:
         """Begin or go on with a graph; return what has completed, with its results.
 
         Raises:
@@ -185,7 +187,7 @@ class RunJournal:
         """Take note that a key's lease is over, or was refused."""
         return self._tell(event="released", node=node_name, key=key)
 
-    def completed(self, node_name: str, result: Any) -> Future[None]:
+    def completed(self, node_name: str, result: Result) -> Future[None]:
         """Take note that a node completed; its result is stored if it is plain JSON."""
         try:
             json.dumps(result)

@@ -15,13 +15,14 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, wait
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Final, Self, Unpack
 
 from moorage.model import Code, Demand, LeaseTerms
 from moorage.records.fields import TTL_SECONDS
+from moorage.records.json_values import JsonObject
 from moorage_client.asking import Request, request_message
 from moorage_client.client import Client
 from moorage_client.errors import LeaseLost, MoorageError, RequestRefused
@@ -192,7 +193,7 @@ class LeasedPool:
         return 0
 
     def can_satisfy(self, requirements: ResourceRequirements) -> bool:
-        """Return whether the fleet has so much in all; a policy may still refuse it.
+        """Return whether the whole fleet has these amounts; a policy may still refuse the request.
 
         Raises:
             ResourceError: No server can grant it (a ValueError).
@@ -252,7 +253,7 @@ class LeasedPool:
         return True
 
     def unwatch(self, wake: Callable[[], None]) -> None:
-        """Nothing is watched."""
+        """Do nothing: `watch` watches nothing here."""
 
     def resume(self, journal: RunJournal) -> None:
         """Release the leases of a killed program for nodes that had completed."""
@@ -340,7 +341,7 @@ class LeasedPool:
                 return _Held(lease, key, _counts(claim.requirements))
 
     async def _recall(
-        self, message: dict[str, Any], node_name: str, key: str, journal: RunJournal
+        self, message: JsonObject, node_name: str, key: str, journal: RunJournal
     ) -> None:
         """Leave the queue after a cancelled ask; give back a lease that came meanwhile."""
         try:
@@ -398,7 +399,7 @@ class LeasedPool:
             return
         await _released(journal, node_name, key)
 
-    def _later(self, work: Any) -> None:
+    def _later(self, work: Coroutine[object, object, None]) -> None:
         """Do something on the thread, for which `close` waits."""
         future = self._opened.submit(work)
         with self._lock:
@@ -438,7 +439,7 @@ async def _released(journal: RunJournal | None, node_name: str, key: str) -> Non
 
 
 def _counts(requirements: ResourceRequirements) -> dict[str, int]:
-    """Return the units of each resource, under the names of the fleet, without zeros."""
+    """Return the required units, by the fleet's name of each resource, without zeros."""
     counts: dict[str, int] = {}
     for name, amount in requirements.resources.items():
         own = _SHARES.get(name, name)

@@ -25,7 +25,7 @@ _COLOURS: Final = {
 }
 _ELSEWHERE: Final = ""
 _NAME: Final = {"parse_math": False}
-"""How names are written: as they are. Between dollars, matplotlib would find formulas."""
+"""Draws names as they are: matplotlib would take text between dollars for formulas."""
 
 
 def draw_timeline(result: ExecutionResult, path: str | Path) -> None:

@@ -167,7 +167,7 @@ class ResourcePool:
         """Give back acquired amounts, and wake the waiters that this serves.
 
         Raises:
-            ResourceError: So much is not held; nothing changes (a ValueError).
+            ResourceError: Less than that is held; nothing changes (a ValueError).
 
         """
         amounts = self._amounts(requirements)
@@ -339,7 +339,7 @@ class ResourcePool:
         return True
 
     def _free(self, amounts: Amounts, node_name: str | None, by: Callable[[], None] | None) -> bool:
-        """Free so much and wake whom that serves; False if so much is not held."""
+        """Free some amounts and wake the nodes that they serve; False if less than that is held."""
         with self._lock:
             if not self._account.held(amounts):
                 return False

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -90,7 +90,7 @@ class ProgressBar:
             self._running[name] = None
         self._show(0)
 
-    def _completed(self, name: str, _: Any) -> None:
+    def _completed(self, name: str, _: object) -> None:
         with self._lock:
             self._running.pop(name, None)
         self._show(1)
@@ -122,7 +122,7 @@ def _both(
     if first is None:
         return then
 
-    def call(*arguments: Any) -> None:
+    def call(*arguments: object) -> None:
         first(*arguments)
         then(*arguments)
 

@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import Any
 
 from moorage.model import Placement
+from moorage.records.json_values import JsonValue
+from moorage_client.workflow.growth import Result
 from moorage_client.workflow.timeline import ResourceTimeline
 from moorage_client.workflow.tracing import ExecutionTrace
 
@@ -43,7 +45,7 @@ class NodeResult:
 
     name: str
     status: NodeStatus
-    result: Any = None
+    result: Result = None
     error: BaseException | None = None
     duration_seconds: float = 0.0
     attempts: int = 0
@@ -119,7 +121,7 @@ class ExecutionResult:
         )
 
     @property
-    def results(self) -> Mapping[str, Any]:
+    def results(self) -> Mapping[str, JsonValue]:
         """The results of the tasks that completed, by name."""
         done = (NodeStatus.COMPLETED, NodeStatus.CACHE_HIT)
         return {n: each.result for n, each in self.node_results.items() if each.status in done}

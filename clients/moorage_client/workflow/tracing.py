@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from moorage.records.json_values import JsonObject
 from moorage_client.workflow.requirements import amount_of, units
 
 _MICROSECONDS: Final = 1e6
@@ -72,7 +73,7 @@ class TraceEvent:
     step_index: int | None = None
     duration: float | None = None
     error: str | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: JsonObject = field(default_factory=dict)
 
 
 class ExecutionTrace:
@@ -94,7 +95,7 @@ class ExecutionTrace:
         status: str = "",
     ) -> None:
         """Add an event that happens now. For the executors, from any thread."""
-        metadata: dict[str, Any] = {} if resources is None else {"resources": dict(resources)}
+        metadata: JsonObject = {} if resources is None else {"resources": dict(resources)}
         self.events.append(
             TraceEvent(
                 event_type,
@@ -141,13 +142,13 @@ class ExecutionTrace:
         names = dict.fromkeys(event.node_name for event in self.events if event.node_name)
         return {name: number for number, name in enumerate(names, 1)}
 
-    def _names(self) -> Iterator[dict[str, Any]]:
+    def _names(self) -> Iterator[JsonObject]:
         yield _meta("process_name", 0, "workflow")
         yield _meta("thread_name", 0, "execution")
         for name, lane in self._lanes().items():
             yield _meta("thread_name", lane, name)
 
-    def _bars(self) -> Iterator[dict[str, Any]]:
+    def _bars(self) -> Iterator[JsonObject]:
         lanes = self._lanes()
         for event in self.events:
             kind = event.event_type
@@ -166,7 +167,7 @@ class ExecutionTrace:
                 mark = _bar(kind, "gate", "i", event.timestamp, lanes[name], event.metadata)
                 yield mark | {"s": "t"}  # A mark in the lane of its node.
 
-    def _counters(self) -> Iterator[dict[str, Any]]:
+    def _counters(self) -> Iterator[JsonObject]:
         """Yield how much of each resource this run had, whenever that changed."""
         used: Counter[str] = Counter()
         for event in self.events:
@@ -187,13 +188,13 @@ class ExecutionTrace:
                 }
 
 
-def _meta(kind: str, lane: int, name: str) -> dict[str, Any]:
+def _meta(kind: str, lane: int, name: str) -> JsonObject:
     return {"name": kind, "ph": "M", "pid": 1, "tid": lane, "args": {"name": name}}
 
 
 def _bar(
-    name: str, category: str, phase: str, seconds: float, lane: int, args: dict[str, Any]
-) -> dict[str, Any]:
+    name: str, category: str, phase: str, seconds: float, lane: int, args: JsonObject
+) -> JsonObject:
     return {
         "name": name,
         "cat": category,

@@ -59,11 +59,11 @@ class Account:
         return len(self._line)
 
     def possible(self, amounts: Amounts) -> bool:
-        """Return whether so much can be had when nothing is held."""
+        """Return whether these amounts can be had when nothing is held."""
         return all(count <= self.capacities[number] for number, count in amounts)
 
     def take(self, amounts: Amounts) -> bool:
-        """Take so much at once, as one who comes after everybody in the line; or nothing."""
+        """Take these amounts at once, behind all in the line; or nothing."""
         free = self.free
         for number, count in amounts:
             if count > free[number]:
@@ -82,7 +82,7 @@ class Account:
         self._line[ticket] = None
 
     def held(self, amounts: Amounts) -> bool:
-        """Return whether at least so much is taken."""
+        """Return whether at least these amounts are taken."""
         for number, count in amounts:
             if self.free[number] + count > self.capacities[number]:
                 return False
@@ -139,7 +139,7 @@ class Account:
         return True
 
     def _delayed(self, amounts: Amounts, waiting: Sequence[Ticket]) -> Iterator[Ticket]:
-        """Yield those who need more of something than would be left of it."""
+        """Yield waiting tickets that need more of a resource than taking `amounts` would leave."""
         left = {number: self.free[number] - count for number, count in amounts}
         for ticket in waiting:
             if any(count > left.get(number, count) for number, count in ticket.amounts):

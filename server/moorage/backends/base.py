@@ -21,10 +21,11 @@ import codecs
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Protocol, assert_never, runtime_checkable
+from typing import Final, Protocol, assert_never, runtime_checkable
 
 from moorage.backends.specs import BaseResourceSpec
 from moorage.model import DeviceId, Placement
+from moorage.records.json_values import JsonValue
 
 LOG_TAIL_LINES: Final = 20
 """Last lines of a workload's output that come with the news of its failure."""
@@ -59,7 +60,7 @@ class UnknownAttemptError(UnknownWorkloadError):
 
     def __init__(self, workload: str, attempts: tuple[int, ...]) -> None:
         super().__init__(workload)
-        self.kept = attempts
+        self.attempts = attempts
 
 
 class UnknownFileError(BackendError):
@@ -82,7 +83,7 @@ class Phase(StrEnum):
     """The phase of a workload."""
 
     PENDING = "pending"
-    """Nothing has happened yet."""
+    """The backend has not begun to start it."""
     PULLING = "pulling"
     """Its image, or its machine, is on the way."""
     STARTING = "starting"
@@ -393,7 +394,7 @@ class Backend(Protocol):
         None says nothing: `probe` finds out.
         """
 
-    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+    async def control(self, workload: str, limits: Mapping[str, JsonValue]) -> None:
         """Change limits of a workload while it runs, all or none.
 
         Raises:
@@ -402,7 +403,7 @@ class Backend(Protocol):
 
         """
 
-    async def reset(self, workload: str) -> Any:
+    async def reset(self, workload: str) -> JsonValue:
         """Make a used workload as new, for the next user.
 
         Raises:

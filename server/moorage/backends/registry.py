@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 from moorage.extras import install_command
 from moorage.model import Cluster, ClusterId, Lease, Tenant
 from moorage.records.findings import DoctorFinding
+from moorage.records.json_values import JsonValue
 from moorage.setting_kinds import declared
 
 if TYPE_CHECKING:
@@ -89,9 +90,9 @@ class Inventory:
     known: Callable[[str], bool]
     is_live: Callable[[str], bool]
     state: "State"
-    spawn: Callable[[Coroutine[Any, Any, None]], object]
+    spawn: Callable[[Coroutine[object, object, None]], object]
     watch: "Callable[[Callable[[], Iterable[Metric]]], None]"
-    tell: Callable[[str, str, Any, Tenant], None]
+    tell: Callable[[str, str, JsonValue, Tenant], None]
 
 
 @dataclass(frozen=True, slots=True)

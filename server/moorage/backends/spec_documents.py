@@ -16,6 +16,7 @@ from moorage.backends.specs import (
     SpecError,
     memory_bytes,
 )
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["SPECS", "document_from_spec", "pool_key", "spec_from_document"]
 
@@ -28,7 +29,7 @@ SPECS: Final[Mapping[str, type[BaseResourceSpec]]] = {
 
 
 def spec_from_document(
-    document: Mapping[str, Any],
+    document: Mapping[str, JsonValue],
     category: str,
     own: Mapping[str, type[BaseResourceSpec]] = MappingProxyType({}),
 ) -> BaseResourceSpec:
@@ -59,20 +60,20 @@ def spec_from_document(
         raise SpecError(f"spec.{error.path}", error.expected) from error
 
 
-def document_from_spec(spec: BaseResourceSpec) -> dict[str, Any]:
+def document_from_spec(spec: BaseResourceSpec) -> JsonObject:
     """Return a spec as JSON that says as little as will do: equal specs have equal documents."""
-    return {"category": spec.category, **_given(spec)}
+    return {"category": spec.category, **_changed_fields(spec)}
 
 
-def _given(part: Any) -> dict[str, Any]:
+def _changed_fields(part: Any) -> JsonObject:
     """Return the fields that differ from their defaults."""
-    given: dict[str, Any] = {}
+    given: JsonObject = {}
     for each in dataclasses.fields(part):
         value, made = getattr(part, each.name), each.default_factory
         if value == (each.default if made is dataclasses.MISSING else made()):
             continue
         if dataclasses.is_dataclass(value):
-            value = _given(value)
+            value = _changed_fields(value)
         elif isinstance(value, dict):
             value = {str(name): inner for name, inner in value.items()}
         elif each.name == "mem_limit":
@@ -82,7 +83,7 @@ def _given(part: Any) -> dict[str, Any]:
 
 
 def pool_key(spec: BaseResourceSpec, backend: str) -> str:
-    """Return the name of the pool that resources of this spec and backend are kept in.
+    """Return the name of the pool for resources of this spec and backend.
 
     It starts with `category:title|backend`, for people, and ends with a digest of every field, so
     that specs that mean something else anywhere share nothing, and those that say the same in other
@@ -101,7 +102,7 @@ def pool_key(spec: BaseResourceSpec, backend: str) -> str:
     return f"{spec.category}:{spec.title}|{backend}|{digest}"
 
 
-def _level(value: Any) -> Any:
+def _level(value: JsonValue) -> JsonValue:
     """Return a value with every whole number written as one: 1.0 is 1."""
     if isinstance(value, dict):
         return {name: _level(each) for name, each in value.items()}
@@ -110,7 +111,7 @@ def _level(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: JsonValue) -> JsonValue:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     return repr(value)

@@ -4,16 +4,18 @@ A value that is not allowed is refused with what was expected in its place.
 """
 
 import re
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import pydantic
+
+from moorage.records.json_values import JsonValue
 
 CPUS_MAX: Final = 65_536
 """Processors that a spec may ask for; and GPUs."""
 START_SECONDS_MAX: Final = 86_400.0
 """Longest time to become ready."""
 STOP_SECONDS_MAX: Final = 3_600.0
-"""Longest time between SIGTERM and SIGKILL: so long a workload may outlive its lease."""
+"""Longest time between SIGTERM and SIGKILL, by which a workload may outlive its lease."""
 PROBE_SECONDS_MIN: Final = 0.01
 PROBE_SECONDS_MAX: Final = 3_600.0
 MEMORY_BYTES_MAX: Final = 1 << 60
@@ -29,7 +31,7 @@ def _no_nul(text: str) -> str:
     return text
 
 
-def _number(given: Any) -> Any:
+def _number(given: object) -> object:
     if isinstance(given, bool):
         raise ValueError("expected a number")  # noqa: TRY004  # Pydantic's own way to say so.
     return given
@@ -106,13 +108,13 @@ def memory_bytes(given: int | str) -> int:
     return int(size)
 
 
-def _memory(given: Any) -> int | str:
+def _memory(given: JsonValue) -> int | str:
     memory_bytes(given)
     size: int | str = given
     return size
 
 
-def _devices(given: Any) -> int | str | list[str]:
+def _devices(given: JsonValue) -> int | str | list[str]:
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= CPUS_MAX:
         return given
     if given == "all" or (isinstance(given, list) and all(isinstance(id_, str) for id_ in given)):

@@ -37,6 +37,7 @@ from moorage.backends.spec_fields import (
     Text,
     memory_bytes,
 )
+from moorage.records.json_values import JsonObject
 
 __all__ = [
     "BUILT_IN",
@@ -101,7 +102,7 @@ class BaseResourceSpec:
     category: str = "resource"
 
     max_global_num: Annotated[int, pydantic.Field(ge=1)] | None = None
-    extra: dict[str, Any] = field(default_factory=dict[str, Any])
+    extra: JsonObject = field(default_factory=JsonObject)
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -318,7 +319,7 @@ class ContainerResourceSpec(BaseResourceSpec):
     readiness: Readiness | None = None
     start_timeout: StartSeconds | None = None
     stop_seconds: StopSeconds = 10.0
-    ray_actor_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    ray_actor_options: JsonObject = field(default_factory=JsonObject)
 
     @property
     def title(self) -> str:
@@ -376,7 +377,7 @@ class LocalEnvResourceSpec(BaseResourceSpec):
     category: str = "local_env"
 
     env_cls_path: str = ""
-    init_kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+    init_kwargs: JsonObject = field(default_factory=JsonObject)
 
     @property
     def title(self) -> str:
@@ -393,8 +394,8 @@ class MemoryResourceSpec(BaseResourceSpec):
         start_seconds: How long the start takes.
         stop_seconds: How long the stop takes.
         fail: Fails the start with this reason, half way.
-        fail_stops: So many stops fail before one succeeds.
-        die_seconds: Ends by itself so long after it was ready.
+        fail_stops: How many stops fail before one succeeds.
+        die_seconds: Ends by itself these seconds after it was ready.
         exit_code: With this, when it ends by itself.
         lose_seconds: How long after the start the gang loses its last member.
         fail_reset: Fails every reset with this reason.

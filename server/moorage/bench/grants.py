@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.bench import replay
 from moorage.bench.kubernetes_rate import rates
@@ -21,6 +21,7 @@ from moorage.bench.processor_time import ProcessorTime, spent
 from moorage.bench.sandbox_costs import sandbox
 from moorage.lab import trace
 from moorage.lab.event_loop import run_until_sigterm
+from moorage.records.json_values import JsonObject
 from moorage.testing.daemon_process import child, daemon
 
 REQUESTS: Final = 6_000
@@ -30,7 +31,7 @@ ROUND_TRIPS: Final = 1_000
 CONNECTIONS: Final = 8
 WINDOW: Final = 8
 
-Figures = dict[str, Any]
+Figures = JsonObject
 
 
 def grants(nodes: Path | None = None, pods: Path | None = None) -> Figures:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.bench import replay
 from moorage.bench.load import LoadResult, drive
@@ -18,6 +18,7 @@ from moorage.bench.scheduler_plane import SchedulerPlane
 from moorage.lab import trace
 from moorage.lab.errors import CommandError
 from moorage.lab.event_loop import run_until_sigterm
+from moorage.records.json_values import JsonObject
 from moorage.testing.daemon_process import daemon
 
 PODS: Final = 5_000
@@ -30,7 +31,7 @@ _CPU_MILLI: Final = 1_000
 _MEMORY_MIB: Final = 1_024
 
 
-def rates(machines: Sequence[trace.TraceNode]) -> dict[str, Any]:
+def rates(machines: Sequence[trace.TraceNode]) -> JsonObject:
     """Measure both.
 
     Raises:
@@ -104,7 +105,7 @@ def per_second(times: Sequence[float]) -> float:
     return (last - first) / (spread[last] - spread[first])
 
 
-def node_of(node: trace.TraceNode) -> dict[str, Any]:
+def node_of(node: trace.TraceNode) -> JsonObject:
     """Return a node of Kubernetes with what one of a trace has."""
     sizes = {"cpu": f"{node.cpu_milli}m", "memory": f"{node.memory_mib}Mi", "pods": "1000"}
     sizes |= {"nvidia.com/gpu": str(node.gpus)} if node.gpus else {}
@@ -118,7 +119,7 @@ def node_of(node: trace.TraceNode) -> dict[str, Any]:
     }
 
 
-def pod_of(name: str) -> dict[str, Any]:
+def pod_of(name: str) -> JsonObject:
     """Return a pod that needs one whole GPU."""
     sizes = {"cpu": f"{_CPU_MILLI}m", "memory": f"{_MEMORY_MIB}Mi", "nvidia.com/gpu": "1"}
     resources = {"requests": sizes, "limits": sizes}

@@ -26,9 +26,10 @@ from moorage.model import (
     Tenant,
 )
 from moorage.policy import Fleet, FleetView
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host.sandbox import Document, Limits, PolicyCode, Sandbox, SandboxReport
 
-Figures = dict[str, Any]
+Figures = JsonObject
 Delivered = tuple[Proposed | ConsultFailed, float]
 """An event, and the seconds from the consultation to it."""
 
@@ -57,7 +58,7 @@ class _Registry:
         self._documents = {name: {"id": name, "nodes": {"count": nodes}} for name in names}
         self._packed = {n: msgspec.msgpack.encode(each) for n, each in self._documents.items()}
 
-    async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+    async def call(self, client: str, method: str, arguments: tuple[JsonValue, ...]) -> JsonValue:
         raise CommandError(f"a policy called {client}.{method}{arguments}")
 
     def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
@@ -67,7 +68,7 @@ class _Registry:
     def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
         raise CommandError(f"a policy read the documents of {list(cluster_ids)}")
 
-    def read_cluster(self, cluster_id: str) -> tuple[bool, Any]:
+    def read_cluster(self, cluster_id: str) -> tuple[bool, JsonValue]:
         return True, self._documents[cluster_id]
 
 
@@ -108,7 +109,9 @@ class MeasuredSandbox:
     async def __aexit__(self, *error: object) -> None:
         await self._sandbox.close()
 
-    def begin(self, inputs: Mapping[str, Any], name: str = "rule") -> "asyncio.Future[Delivered]":
+    def begin(
+        self, inputs: Mapping[str, JsonValue], name: str = "rule"
+    ) -> "asyncio.Future[Delivered]":
         """Consult the policy under a policy's name; return the future of its result."""
         self._number += 1
         code = self._codes.get(name)
@@ -140,7 +143,7 @@ class MeasuredSandbox:
         for cluster_id in cluster_ids:
             self._sandbox.documents_changed(cluster_id)
 
-    async def ask(self, inputs: Mapping[str, Any]) -> float:
+    async def ask(self, inputs: Mapping[str, JsonValue]) -> float:
         """Consult the policy and return the seconds from the consultation to its delivery."""
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
             event, taken = await self.begin(inputs)
@@ -148,7 +151,7 @@ class MeasuredSandbox:
             raise CommandError(f"the policy of the benchmark failed: {event.refusal.reason}")
         return taken
 
-    def in_process(self, inputs: Mapping[str, Any]) -> float:
+    def in_process(self, inputs: Mapping[str, JsonValue]) -> float:
         """Evaluate the policy in this process on the same input and return the seconds it took."""
         started = time.perf_counter()
         view = FleetView(self._fleet, _DEMAND)
@@ -158,7 +161,7 @@ class MeasuredSandbox:
 
 
 def fleet_of(nodes: int, nodes_per_cluster: int = NODES_PER_CLUSTER) -> Fleet:
-    """Return an empty fleet of so many nodes with eight GPUs."""
+    """Return an empty fleet of nodes with eight GPUs each."""
     gpus = tuple(Gpu(str(number), "A100", 81_920) for number in range(8))
     rows = [Node(NodeId(f"node-{row:05d}"), 128_000, 1_048_576, gpus) for row in range(nodes)]
     fleet = Fleet()

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 import msgspec
@@ -20,13 +20,14 @@ from moorage.lab import trace
 from moorage.lab.errors import CommandError
 from moorage.lab.event_loop import run_until_sigterm
 from moorage.lab.typical import typical_of
+from moorage.records.json_values import JsonObject
 from moorage.testing.daemon_process import Running, daemon
 from moorage_policies import catalog
 
 LEASE_SECONDS: Final = 86_400
 """Longer than any replay: nothing departs."""
 WINDOW: Final = 32
-"""Requests under way per connection; without ids they are decided in order all the same."""
+"""Requests under way per connection. They have no ids, so the server decides them in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class _Error(msgspec.Struct):
 
 class _Reply(msgspec.Struct):
     success: bool
-    lease: dict[str, Any] | None = None
+    lease: JsonObject | None = None
     error: _Error | None = None
 
 
@@ -145,7 +146,7 @@ def _one_seed(
 
 
 def prepare(
-    running: Running, document: dict[str, Any], policy: str, pods: Sequence[trace.TracePod]
+    running: Running, document: JsonObject, policy: str, pods: Sequence[trace.TracePod]
 ) -> str:
     """Register the cluster and publish the policy; return the policy's URI."""
     parameters = typical_of(policy, pods)
@@ -228,7 +229,7 @@ def _summary(
     )
 
 
-def report(options: Options, runs: Sequence[Run]) -> dict[str, Any]:
+def report(options: Options, runs: Sequence[Run]) -> JsonObject:
     """Return the outcome as JSON values: means and sums over all seeds, then every seed."""
     percents = [run.allocation_percent for run in runs]
     refusals: Counter[str] = Counter()

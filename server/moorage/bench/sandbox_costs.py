@@ -10,9 +10,9 @@ What two calls of an injected client add depends on what the cell has been sent
 `CLUSTERS`:
 
 * `known`: the same two clusters, which the cell has read before and which have not changed;
-* `changed`: two clusters that have both changed since the cell was last asked;
+* `changed`: two clusters that have both changed since the cell's last request;
 * `in_order`: first reads: no cluster is read twice, and they are read in the fleet's order;
-* `in_random_order`: first reads too, of clusters drawn at random; what is kept by then was sent
+* `in_random_order`: first reads too, of clusters drawn at random; what the cell has by then came
   behind earlier answers, and the cell starts with nothing;
 * `lone`: first reads of clusters outside the fleet, which nothing is sent ahead for: each call is a
   round trip, and two of them have to take twice what a bare one takes.
@@ -32,13 +32,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from moorage.bench.measured_sandbox import Figures, MeasuredSandbox, microseconds
 from moorage.bench.sandbox_hogs import hogs
 from moorage.core.turns.events import Proposed
 from moorage.lab.errors import CommandError
 from moorage.lab.event_loop import run_until_sigterm
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host.sandbox import Limits
 
 FLEETS: Final = (10, 1_000, 10_000)
@@ -97,7 +98,7 @@ async def _latencies() -> Figures:
     for _ in range(PASSES):
         for nodes in FLEETS:
             async with MeasuredSandbox(nodes) as played:
-                taken[nodes].append(await _quietest(partial_of(played, dict[str, Any])))
+                taken[nodes].append(await _quietest(partial_of(played, JsonObject)))
     extras: dict[int, float] = {}
     for nodes in FLEETS:
         jailed, in_process = min(taken[nodes], key=_extra)
@@ -117,7 +118,7 @@ async def _latencies() -> Figures:
 async def _two_calls(case: str) -> Figures:
     """Measure what two calls of an injected client add to an evaluation of the same cell."""
     async with MeasuredSandbox(CLUSTERS, nodes_per_cluster=1) as played:
-        extra = _extra(await _quietest(partial_of(played, dict[str, Any])))
+        extra = _extra(await _quietest(partial_of(played, JsonObject)))
         pairs = _pairs(case, played.clusters)
         if case in {"known", "changed"}:
             await played.ask({"read": pairs[0]})
@@ -186,7 +187,7 @@ async def _two_cores() -> Figures:
     """Measure the same where the scheduler may put the cell on another core."""
     bare = await _bare()
     async with MeasuredSandbox(FLEETS[0]) as played:
-        jailed, in_process = await _quietest(partial_of(played, dict[str, Any]))
+        jailed, in_process = await _quietest(partial_of(played, JsonObject))
     return {
         "any_core_bare_p50_microseconds": microseconds(bare),
         "any_core_extra_p50_microseconds": microseconds(jailed - in_process),
@@ -205,9 +206,9 @@ async def _stuck() -> Figures:
             stuck = played.begin({"stuck": True})
             behind = played.begin({})
             await stuck
-            answered, _ = await behind
-            if not isinstance(answered, Proposed):
-                raise CommandError(f"the evaluation behind a stuck policy failed: {answered}")
+            outcome, _ = await behind
+            if not isinstance(outcome, Proposed):
+                raise CommandError(f"the evaluation behind a stuck policy failed: {outcome}")
             late.append(time.perf_counter() - started - STUCK_SECONDS)
     return {
         "stuck_to_answer_p50_milliseconds": 1e3 * statistics.median(late),
@@ -219,7 +220,7 @@ async def _stuck() -> Figures:
 
 
 def partial_of(
-    played: MeasuredSandbox, inputs: Callable[[], Mapping[str, Any]]
+    played: MeasuredSandbox, inputs: Callable[[], Mapping[str, JsonValue]]
 ) -> tuple[Callable[[], Awaitable[float]], Callable[[], float]]:
     """Return the jailed call and the same one in this process, each taking its own time."""
     return (lambda: played.ask(inputs())), (lambda: played.in_process(inputs()))
@@ -259,9 +260,9 @@ async def _bare() -> float:
         taken: list[float] = []
         for _ in range(EVALUATIONS):
             started = time.perf_counter()
-            echo.answered = loop.create_future()
+            echo.finished = loop.create_future()
             transport.write(bytes(_FRAME_BYTES))
-            taken.append(await echo.answered - started)
+            taken.append(await echo.finished - started)
         blocks.append(statistics.median(taken))
     transport.close()
     process.kill()
@@ -270,9 +271,9 @@ async def _bare() -> float:
 
 
 class _Echo(asyncio.Protocol):
-    answered: asyncio.Future[float]
+    finished: asyncio.Future[float]
 
     def data_received(self, data: bytes) -> None:
         if len(data) != _FRAME_BYTES:
             raise CommandError("the echo answered something else")
-        self.answered.set_result(time.perf_counter())
+        self.finished.set_result(time.perf_counter())

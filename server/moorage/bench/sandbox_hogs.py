@@ -40,7 +40,7 @@ async def hogs() -> Figures:
     taken: dict[str, list[float]] = {"alone": [], "burners": [], "hogs": []}
     async with MeasuredSandbox(NODES) as played:
         async with _hogs(played):
-            await _known(played)
+            await _await_open_circuits(played)
         for _ in range(ROUNDS):
             taken["alone"].append(await _bystander(played))
             await _beside(_burners, played, taken["burners"])
@@ -55,8 +55,8 @@ async def hogs() -> Figures:
     }
 
 
-async def _known(played: MeasuredSandbox) -> None:
-    """Wait until all hogs' circuits are open, which takes as long as the machine makes it take."""
+async def _await_open_circuits(played: MeasuredSandbox) -> None:
+    """Wait until the circuit breakers of all hogs are open; that depends on the machine."""
     end = time.perf_counter() + KNOWN_SECONDS_MAX
     while played.report().circuits_open < HOGS:
         if time.perf_counter() > end:

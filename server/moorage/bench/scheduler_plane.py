@@ -19,6 +19,7 @@ from typing import Any, Final
 import httpx
 
 from moorage.lab.errors import CommandError
+from moorage.records.json_values import JsonObject
 
 PROGRAMS: Final = ("etcd", "kube-apiserver", "kube-scheduler")
 READY_SECONDS_MAX: Final = 120.0
@@ -73,7 +74,7 @@ def programs() -> dict[str, str]:
 
 
 class SchedulerPlane:
-    """A control plane whose scheduler starts when it is told to.
+    """A control plane whose scheduler starts on demand.
 
     Args:
         folder: An empty one, for all that it writes.
@@ -115,7 +116,7 @@ class SchedulerPlane:
         with self._program("kube-scheduler", ["--config=scheduler.yaml", "--secure-port=0"]):
             yield
 
-    def create(self, path: str, objects: Iterable[dict[str, Any]]) -> None:
+    def create(self, path: str, objects: Iterable[JsonObject]) -> None:
         """Create objects.
 
         Raises:
@@ -124,7 +125,7 @@ class SchedulerPlane:
         """
         client = self._client()
 
-        def post(thing: dict[str, Any]) -> None:
+        def post(thing: JsonObject) -> None:
             answer = client.post(path, json=thing)
             if answer.is_error:
                 raise CommandError(f"POST {path}: {answer.status_code}: {answer.text[:500]}")
@@ -133,13 +134,13 @@ class SchedulerPlane:
             for _ in pool.map(post, objects):
                 pass
 
-    def pods(self) -> list[dict[str, Any]]:
+    def pods(self) -> list[JsonObject]:
         """Return all pods."""
-        items: list[dict[str, Any]] = self._client().get("/api/v1/pods").json()["items"]
+        items: list[JsonObject] = self._client().get("/api/v1/pods").json()["items"]
         return items
 
     def until_bound(self, count: int) -> None:
-        """Wait until so many pods have a node."""
+        """Wait until a number of pods have a node."""
         query = {"fieldSelector": "spec.nodeName=", "limit": "1"}
 
         def bound() -> bool:

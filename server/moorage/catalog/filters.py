@@ -1,15 +1,14 @@
 """Mongo filters as the catalog takes them: the `/query` endpoints and the injected clients."""
 
-from typing import Any
-
 from moorage.catalog.search import refusal_of
 from moorage.protocol.faults import ServiceError
 from moorage.query import Condition, Predicate, QueryError, parse_mongo, predicate
+from moorage.records.json_values import JsonValue
 
 __all__ = ["compile_filter", "parse_filter"]
 
 
-def parse_filter(query: Any) -> Condition:
+def parse_filter(query: JsonValue) -> Condition:
     """Return the condition of a Mongo filter; an empty one, or None, finds everything.
 
     Raises:
@@ -24,6 +23,6 @@ def parse_filter(query: Any) -> Condition:
         raise refusal_of(error) from error
 
 
-def compile_filter(query: Any) -> Predicate:
+def compile_filter(query: JsonValue) -> Predicate:
     """Return the function that says whether a document matches; see `parse_filter`."""
     return predicate(parse_filter(query))

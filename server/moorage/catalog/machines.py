@@ -4,7 +4,7 @@ Everything here runs in the store's thread, and before the change is committed. 
 is looked up in the file before it refuses anything: a change may have failed to become durable.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from moorage.catalog.documents.clusters import (
     CheckedCluster,
@@ -17,6 +17,7 @@ from moorage.catalog.embedded.store import Database
 from moorage.core.state.identities import is_same_machine
 from moorage.model import Cluster, ClusterId, Code, Node
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonValue
 
 __all__ = ["Machines"]
 
@@ -41,7 +42,7 @@ class Machines:
                 if self._places.setdefault(key, (cluster.id, node.id)) == (cluster.id, node.id):
                     self._keys.setdefault(cluster.id, []).append(key)
 
-    def read(self, database: Database, given: Any) -> CheckedCluster:
+    def read(self, database: Database, given: JsonValue) -> CheckedCluster:
         """Read a cluster document that is about to be stored.
 
         Raises:

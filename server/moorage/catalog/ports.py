@@ -9,7 +9,7 @@ Every refusal is a `protocol.faults.ServiceError`.
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.embedded.aliases import Aliases
@@ -21,6 +21,7 @@ from moorage.catalog.values import Document, Examine, PolicyRecord, PreparedPoli
 from moorage.model import ClusterId
 from moorage.protocol.registry import BlockDocuments, ClusterDocuments, Metrics, PolicyDocuments
 from moorage.query import Filter
+from moorage.records.json_values import JsonValue
 
 __all__ = [
     "Blocks",
@@ -44,7 +45,7 @@ class Blocks(BlockDocuments, Protocol):
         """Return the blocks that a filter finds by their own documents and metrics, by id."""
 
     async def alike(
-        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
+        self, like: str | Mapping[str, JsonValue], weights: Mapping[str, float] | None
     ) -> Sequence[str]:
         """Return all blocks, the most alike first; see `query.nearest`."""
 
@@ -111,7 +112,7 @@ class ClusterSearch(Protocol):
         """
 
     async def alike(
-        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
+        self, like: str | Mapping[str, JsonValue], weights: Mapping[str, float] | None
     ) -> list[ClusterId]:
         """Return all clusters, live or not, the most alike first; see `query.nearest`.
 

@@ -8,7 +8,7 @@ noted on the event loop and handed over with the next query.
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from moorage.catalog.embedded.records import DocumentEntry
 from moorage.catalog.limits import CLUSTERS_MAX
@@ -25,6 +25,7 @@ from moorage.query import (
     restricted,
     text_at,
 )
+from moorage.records.json_values import JsonValue
 
 __all__ = ["DocumentSearch", "refusal_of"]
 
@@ -36,7 +37,7 @@ CHANGED_MAX: Final = 4 * CLUSTERS_MAX
 """Changed documents noted between two searches; beyond it the next one indexes all again."""
 
 FEW: Final = 1000
-"""So many clusters are named to the metrics index; of more, its own answer is sought in theirs."""
+"""Clusters that a search names to the metrics index; for more, it filters the index's answer."""
 
 _News = dict[str, tuple[Document | None, Document | None]]
 """Cluster and metrics documents by id; None: there is none any more."""
@@ -96,7 +97,7 @@ class DocumentSearch:
         return [ClusterId(name) for name in await self.run(work)]
 
     async def alike(
-        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
+        self, like: str | Mapping[str, JsonValue], weights: Mapping[str, float] | None
     ) -> list[ClusterId]:
         """Return all clusters, the most alike first; see `ClusterSearch.alike`."""
         found = await self.run(lambda: nearest(self._indexes[0], like, weights))
@@ -104,17 +105,17 @@ class DocumentSearch:
 
     async def clusters(self, condition: Condition) -> list[str]:
         """Return the ids of the cluster documents that meet a condition, sorted."""
-        if (named := self._named(condition, "id", self._entries[0])) is not None:
+        if (named := self._name_clusters(condition, "id", self._entries[0])) is not None:
             return named
         return await self.run(lambda: self._indexes[0].matching(condition))
 
     async def metrics(self, condition: Condition) -> list[str]:
         """Return the ids of the metrics documents that meet a condition, sorted."""
-        if (named := self._named(condition, self._key, self._entries[1])) is not None:
+        if (named := self._name_clusters(condition, self._key, self._entries[1])) is not None:
             return named
         return await self.run(lambda: self._indexes[1].matching(condition))
 
-    def _named(
+    def _name_clusters(
         self, condition: Condition, key: str, entries: Mapping[str, DocumentEntry]
     ) -> list[str] | None:
         """Return the document that a condition names, if it names one, as policies ask in loops.

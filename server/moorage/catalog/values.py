@@ -2,11 +2,12 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from moorage.catalog.documents.schemas import PolicySchemas
 from moorage.model import PolicyRef
 from moorage.protocol.registry import BlockKind, Document
+from moorage.records.json_values import JsonValue
 
 __all__ = [
     "BlockKind",
@@ -39,8 +40,8 @@ class PolicyRecord:
 
     ref: PolicyRef
     files: Mapping[str, bytes]
-    settings: Mapping[str, Any]
-    parameters: Mapping[str, Any]
+    settings: Mapping[str, JsonValue]
+    parameters: Mapping[str, JsonValue]
     document: Document
     schemas: PolicySchemas | None = None
 

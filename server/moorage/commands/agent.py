@@ -26,7 +26,7 @@ agent = typer.Typer(
 
 MINUTES_MAX: Final = 1_440
 UNHEARD_SECONDS_MAX: Final = 3_600
-"""In so long, clocks of two machines run apart by less than the margin that the server adds."""
+"""In this time, clocks of two machines run apart by less than the margin that the server adds."""
 _ClusterNode = Annotated[str, typer.Argument(help="CLUSTER/NODE, as `moored agent list` has it.")]
 
 
@@ -71,7 +71,7 @@ def agent_run(
         float,
         typer.Option(
             envvar="MOORAGE_AGENT_UNHEARD_SECONDS",
-            help="End what runs here when the server has not been heard for so long; 0: never.",
+            help="End what runs here after these seconds without a word of the server; 0: never.",
         ),
     ] = 0.0,
     address: Annotated[

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
@@ -35,6 +35,7 @@ from moorage.daemon.observability.logs import configure_log
 from moorage.daemon.observability.standard_streams import StandardStream
 from moorage.model import Code
 from moorage.protocol.agent_socket import AGENT_PATH, AgentSocket
+from moorage.records.json_values import JsonObject
 from moorage_client.addresses import Addresses
 from moorage_client.endpoint import Endpoint
 from moorage_client.errors import ConnectionFailed, MoorageError, refusal
@@ -126,7 +127,7 @@ def run(options: AgentOptions, config: Config) -> int:
     return EXIT_CANNOT_START
 
 
-def _node(options: AgentOptions) -> dict[str, Any]:
+def _node(options: AgentOptions) -> JsonObject:
     """Return this machine as a node of a cluster document."""
     (document,) = machine_inventory("this machine", "").documents
     (node,) = nodes_of(document)
@@ -140,23 +141,23 @@ def _node(options: AgentOptions) -> dict[str, Any]:
 class _Misdirected(msgspec.Struct):
     """The body of a standby's answer."""
 
-    error: dict[str, Any]
+    error: JsonObject
 
 
 class _Agent:
-    def __init__(self, options: AgentOptions, addresses: Addresses, node: dict[str, Any]) -> None:
+    def __init__(self, options: AgentOptions, addresses: Addresses, node: JsonObject) -> None:
         self._options = options
         self._addresses = addresses
         self._node = node
         self._file = options.data / "agent.json"
-        self._known: dict[str, Any] = workload_store.read(self._file) or {}
+        self._known: JsonObject = workload_store.read(self._file) or {}
         if "agent" not in self._known:
             self._note(agent=secrets.token_hex(16))
         self._is_ready = False
         self._folder = options.data / "local"
         self._deadline = HeardFile(self._folder, options.unheard_seconds)
 
-    def _note(self, **known: Any) -> None:
+    def _note(self, **known: object) -> None:
         after = self._known | known
         if after != self._known:  # A full disk keeps no agent away that has joined.
             workload_store.write(self._file, after)
@@ -169,7 +170,7 @@ class _Agent:
         host = AgentHost(
             backend,
             data,
-            self._deadline.heard,
+            self._deadline.note_contact,
             self._options.address,
             backend.measured,
             self._known.get("epoch", 0),

@@ -10,13 +10,14 @@ import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from moorage.commands.errors import load_config, refuse_option
 from moorage.commands.options import DataOption, FileOption, JsonFlag, read_duration
 from moorage.config.settings import Config
+from moorage.records.json_values import JsonObject, JsonValue
 
 if TYPE_CHECKING:
     from moorage.storage.base import AuditRows
@@ -117,7 +118,7 @@ def _begin(since: str) -> float:
     return date.timestamp()
 
 
-def _entries(settings: Config, *, follow: bool) -> Iterator[dict[str, Any]]:
+def _entries(settings: Config, *, follow: bool) -> Iterator[JsonObject]:
     from moorage.daemon.access.audit_chain import ChainError  # noqa: PLC0415  # As in serve.
     from moorage.daemon.access.audit_files import read_lines  # noqa: PLC0415  # As in serve.
     from moorage.daemon.access.audit_table import read_rows  # noqa: PLC0415  # As in serve.
@@ -140,7 +141,7 @@ def _entries(settings: Config, *, follow: bool) -> Iterator[dict[str, Any]]:
         raise typer.Exit(1) from None
 
 
-def _line(entry: dict[str, Any]) -> str:
+def _line(entry: JsonObject) -> str:
     """Return an entry for people."""
     at = datetime.fromtimestamp(entry["at"], UTC).isoformat(" ", "seconds")
     by = ", ".join(filter(None, (entry.get("token"), entry.get("role"), entry.get("remote"))))
@@ -153,7 +154,7 @@ def _line(entry: dict[str, Any]) -> str:
     return f"{at} {who} {entry['what']} {about}{change}{why}"
 
 
-def _text(value: Any) -> str:
+def _text(value: JsonValue) -> str:
     """Return a value without characters that would move a terminal's cursor."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return "".join(each if each.isprintable() else "?" for each in text)

@@ -8,12 +8,13 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 from websockets.sync.client import ClientConnection, connect
 
 from moorage.lab.errors import CommandError
+from moorage.records.json_values import JsonObject
 from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
@@ -28,8 +29,8 @@ class Exchange:
     """One request of the demo and its reply."""
 
     title: str
-    request: dict[str, Any]
-    reply: dict[str, Any]
+    request: JsonObject
+    reply: JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,8 @@ _SHARE: Final = {"gpus": 1, "gpu_milli": 400, "models": ["L4"], "cpu_milli": 2_0
 _NEVER: Final = {"gpus": 9}
 
 
-def _request(uri: str, resources: dict[str, Any], *, lease: bool) -> dict[str, Any]:
-    proposed: dict[str, Any] = {
+def _request(uri: str, resources: JsonObject, *, lease: bool) -> JsonObject:
+    proposed: JsonObject = {
         "adhoc": True,
         "policy_rule_uri": uri,
         "inputs": {},
@@ -88,7 +89,7 @@ def _request(uri: str, resources: dict[str, Any], *, lease: bool) -> dict[str, A
     return proposed | ({"lease": {"ttl_seconds": 60}} if lease else {})
 
 
-def _ask(socket: ClientConnection, title: str, request: dict[str, Any]) -> Exchange:
+def _ask(socket: ClientConnection, title: str, request: JsonObject) -> Exchange:
     socket.send(json.dumps(request))
     return Exchange(title, request, json.loads(socket.recv(REPLY_SECONDS_MAX)))
 
@@ -102,7 +103,7 @@ def _prepare(url: str) -> str:
     return uri
 
 
-def _cluster(name: str) -> dict[str, Any]:
+def _cluster(name: str) -> JsonObject:
     model, memory, nodes, gpus = FLEET[name]
     node = {
         "gpus": {"count": gpus, "gpus": [{"modelName": model, "memory": memory}] * gpus},

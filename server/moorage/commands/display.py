@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -16,6 +15,7 @@ from moorage.bench import replay as replaying
 from moorage.commands.demonstration import DemoOutcome
 from moorage.lab.errors import CommandError
 from moorage.records.findings import DoctorFinding
+from moorage.records.json_values import JsonObject, JsonValue
 
 _UNBOUNDED = 10_000
 """Columns of a terminal that no table needs."""
@@ -50,7 +50,7 @@ def _show_rows(console: Console, table: Table) -> None:
     console.print(*filter(None, (table.title, made, table.caption)), sep="\n")
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print a JSON document."""
     sys.stdout.write(json.dumps(msgspec.to_builtins(value), indent=2) + "\n")
 
@@ -174,7 +174,7 @@ def bench(names: Sequence[str], nodes: Path | None, pods: Path | None, *, as_jso
             "a checkout of the source has others: python -m benchmarks"
         )
     given = {"grants": {"nodes": nodes, "pods": pods}, "kubernetes": {"nodes": nodes}}
-    report: dict[str, Any] = {}
+    report: JsonObject = {}
     for name in names or [name for name in BENCHMARKS if name not in ON_REQUEST]:
         Console(stderr=True, quiet=as_json).print(f"{name} …")
         report[name] = BENCHMARKS[name](**given.get(name, {}))
@@ -184,7 +184,7 @@ def bench(names: Sequence[str], nodes: Path | None, pods: Path | None, *, as_jso
         show(figures(report))
 
 
-def figures(report: Mapping[str, Mapping[str, Any]]) -> Table:
+def figures(report: Mapping[str, Mapping[str, JsonValue]]) -> Table:
     """Return a table of the figures of benchmarks, by their names."""
     table = Table(title="ratios are to a baseline of the same run")
     for heading in ("benchmark", "figure", "value"):

@@ -6,9 +6,9 @@ import pwd
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import typer
 
@@ -18,7 +18,7 @@ from moorage.launch import reason_of
 EXIT_USAGE = 2
 
 
-def load_config(flags: dict[str, Any], file: Path | None) -> Config:
+def load_config(flags: Mapping[str, object], file: Path | None) -> Config:
     """Return the settings, or end the command with the fault in them."""
     try:
         return Config.load(flags, os.environ, file)

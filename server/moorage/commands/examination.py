@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.registry import Examination, kinds
 from moorage.config.settings import Config
@@ -25,6 +25,7 @@ from moorage.ledger.stored import StoredLedger
 from moorage.model import ClusterId
 from moorage.policy import Fleet
 from moorage.records.findings import DoctorFinding
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host.sandbox import JailError, Sandbox
 from moorage.sandbox.wire.limits import Limits
 from moorage.storage.base import StorageError
@@ -62,14 +63,14 @@ def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
     return findings
 
 
-def _advised(finding: DoctorFinding, advice: str) -> DoctorFinding:
+def _add_advice(finding: DoctorFinding, advice: str) -> DoctorFinding:
     return dataclasses.replace(finding, detail=finding.detail + advice)
 
 
 class _NoServices:
-    """Nothing is asked during the self-test."""
+    """The self-test calls no service."""
 
-    async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+    async def call(self, client: str, method: str, arguments: tuple[JsonValue, ...]) -> JsonValue:
         """Refuse."""
         raise AssertionError((client, method, arguments))
 
@@ -78,7 +79,7 @@ class _NoServices:
         del client, method, ids
         return {}
 
-    def documents(self, cluster_ids: Any) -> list[Any]:
+    def documents(self, cluster_ids: JsonValue) -> list[JsonValue]:
         """Return none."""
         del cluster_ids
         return []
@@ -110,7 +111,7 @@ async def _sandbox(mode: str) -> list[DoctorFinding]:
 def _storage(config: Config, advice: str) -> list[DoctorFinding]:
     """Return the findings about the storage."""
     if not config.storage:
-        return [_advised(asyncio.run(_ledger(config.data_dir)), advice)]
+        return [_add_advice(asyncio.run(_ledger(config.data_dir)), advice)]
     try:
         need_postgres()
     except StorageError as error:

@@ -37,7 +37,7 @@ def back_up(data: Path, target: Path) -> FolderCopy:
     """
     with staged(target) as new:
         fencing = copy_folder(data, new)
-        return _copied(_whole(new, data), fencing)
+        return _describe_copy(_whole(new, data), fencing)
 
 
 def restore_folder(backup: Path, data: Path) -> FolderCopy:
@@ -51,7 +51,7 @@ def restore_folder(backup: Path, data: Path) -> FolderCopy:
     """
     with staged(data) as new:
         found = _whole(backup, backup)
-        return _copied(found, copy_folder(backup, new, fencing_skip=FENCING_SKIP))
+        return _describe_copy(found, copy_folder(backup, new, fencing_skip=FENCING_SKIP))
 
 
 def _whole(folder: Path, shown: Path) -> LedgerFindings:
@@ -61,7 +61,7 @@ def _whole(folder: Path, shown: Path) -> LedgerFindings:
     return found
 
 
-def _copied(found: LedgerFindings, fencing: int) -> FolderCopy:
+def _describe_copy(found: LedgerFindings, fencing: int) -> FolderCopy:
     facts = found.ledger.rows
     newest_at = facts[-1].at if facts else 0.0
     return FolderCopy(len(facts), len(found.catalog.rows), newest_at, fencing)

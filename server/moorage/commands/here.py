@@ -5,13 +5,13 @@ the address of the HTTP side, before it says that it is ready.
 """
 
 from pathlib import Path
-from typing import Any
 
 import structlog
 
 from moorage.backends.local import machine
 from moorage.backends.local.machine import RegisteredNode
 from moorage.config.settings import Config
+from moorage.records.json_values import JsonObject
 from moorage_client.errors import MoorageError
 from moorage_client.inventory import InventoryError
 from moorage_client.inventory.documents import nodes_of
@@ -50,7 +50,7 @@ def stock(config: Config, url: str, token: str) -> None:
     log.info("here", registered=", ".join(registered), published=", ".join(published))
 
 
-def _register(services: Services, document: dict[str, Any], folder: Path) -> str:
+def _register(services: Services, document: JsonObject, folder: Path) -> str:
     """Put this machine in, or again where it was before, whatever its name was; return where."""
     (node,) = document["nodes"]["nodeData"]
     before = _node_before(services, document["id"], node, machine.registered(folder))
@@ -63,7 +63,7 @@ def _register(services: Services, document: dict[str, Any], folder: Path) -> str
 
 
 def _node_before(
-    services: Services, name: str, node: dict[str, Any], noted: RegisteredNode | None
+    services: Services, name: str, node: JsonObject, noted: RegisteredNode | None
 ) -> RegisteredNode | None:
     """Return the node that this machine is in the registry; None if it is not there.
 

@@ -2,12 +2,13 @@
 
 import json
 from datetime import UTC, datetime
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from moorage.commands.errors import load_config
 from moorage.commands.options import FileOption, JsonFlag
+from moorage.records.json_values import JsonObject
 from moorage.storage.base import Leader, Seat, StorageError
 from moorage.storage.opening import need_postgres
 
@@ -44,12 +45,12 @@ def lead(
     except StorageError as error:
         _fail(str(error))
     if as_json:
-        typer.echo(json.dumps(_described(leader, standbys)))
+        typer.echo(json.dumps(_describe(leader, standbys)))
     else:
         typer.echo("\n".join(_lines(leader, standbys, resign=resign)))
 
 
-def _described(leader: Leader | None, standbys: list[Seat]) -> dict[str, Any]:
+def _describe(leader: Leader | None, standbys: list[Seat]) -> JsonObject:
     shown = None
     if leader is not None:
         shown = {**leader.seat._asdict(), "epoch": leader.epoch, "since": leader.since}

@@ -46,7 +46,7 @@ def ledger_repair(
 ) -> None:
     """Rebuild ledger and catalog from what is not damaged, with the daemon stopped.
 
-    The damaged files are kept in a folder beside them. Prefer a backup, where there is one.
+    The damaged files stay in a folder beside them. Prefer a backup, where there is one.
     """
     folder = _folder(data, config)
     from moorage.commands.ledger_care import repair  # noqa: PLC0415  # As in serve.
@@ -63,7 +63,7 @@ def ledger_repair(
     if not accept_loss:
         typer.echo("Nothing was changed. --accept-loss goes on without it.")
         raise typer.Exit(1)
-    typer.echo(f"The damaged files are kept in {done.copy}. Workloads of lost leases are stopped,")
+    typer.echo(f"The damaged files are in {done.copy}. Workloads of lost leases are stopped,")
     typer.echo("and clusters are registered again, when the daemon starts.")
 
 

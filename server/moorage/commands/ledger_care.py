@@ -7,12 +7,12 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from moorage.catalog.embedded import verification as catalog
 from moorage.ledger import repairing, walk
 from moorage.ledger.base import LedgerError, translated
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 from moorage.storage.base import StorageError
 from moorage.storage.sqlite.facts import is_ledger
 from moorage.storage.sqlite.lock import WriterLock
@@ -34,7 +34,7 @@ class LedgerFindings:
         unknown = [f"{LEDGER}: {each}" for each in self.ledger.unknown[: walk.FINDINGS_MAX]]
         return [*self.ledger.findings, *unknown, *self.catalog.findings]
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> JsonObject:
         """Return all of it as JSON values."""
         rows = self.ledger.rows
         return {
@@ -123,7 +123,10 @@ def repair(data: Path, *, accept_loss: bool) -> RepairReport:
             return RepairReport([], [], [])
         left = repairing.salvage(found.ledger)
         lost = [*left.said, *(f"in the catalog: {each}" for each in catalog.loss(found.catalog))]
-        stays = [*repairing.left_over(found.ledger, left).sentences(), *catalog.kept(found.catalog)]
+        stays = [
+            *repairing.left_over(found.ledger, left).sentences(),
+            *catalog.remaining(found.catalog),
+        ]
         if not accept_loss:
             return RepairReport(found.findings, lost, stays)
         copy = data / f"damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"

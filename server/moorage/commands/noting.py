@@ -3,18 +3,16 @@
 import os
 import time
 from contextlib import closing
-from typing import Any
 
 from moorage.config.settings import Config
 from moorage.records.audit import AuditEntry
+from moorage.records.json_values import JsonObject
 from moorage.records.rights import Role
 
 __all__ = ["note"]
 
 
-def note(
-    settings: Config, what: str, about: dict[str, Any], after: dict[str, Any] | None = None
-) -> None:
+def note(settings: Config, what: str, about: JsonObject, after: JsonObject | None = None) -> None:
     """Put a change into the audit log, where there is one."""
     if not settings.audit_days:
         return

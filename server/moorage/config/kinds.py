@@ -40,7 +40,7 @@ _QUOTED: Final = re.compile(r"""(['"]).*\1""")
 TOKEN_CHARS_MIN: Final = 2
 """Length of a token on loopback, where only programs of this machine can try some."""
 REMOTE_TOKEN_CHARS_MIN: Final = 8
-"""Length of a token where other machines can try some."""
+"""Shortest token on an address that other machines reach."""
 # A name or an address as it stands in a URL; IPv6 addresses without their brackets.
 _HOST_NAME: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,253}", re.ASCII)
 _RAY: Final = re.compile(
@@ -57,14 +57,14 @@ class QuotaSetting(NamedTuple):
     quota: Quota
 
 
-def _read_host(value: Any) -> str:
+def _read_host(value: object) -> str:
     # An empty host would make the system listen on every address, unasked.
     if not isinstance(value, str) or not value or value != value.strip():
         raise ValueError
     return value
 
 
-def _read_hosts(value: Any) -> tuple[str, ...]:
+def _read_hosts(value: object) -> tuple[str, ...]:
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, list) or not names:
         raise ValueError
@@ -76,21 +76,21 @@ def _read_hosts(value: Any) -> tuple[str, ...]:
     return tuple(name.lower() for name in names)
 
 
-def _read_origins(value: Any) -> tuple[str, ...]:
+def _read_origins(value: object) -> tuple[str, ...]:
     origins = read_list(value)
     if not origins or not all(map(read_origin, origins)):
         raise ValueError
     return tuple(origins)
 
 
-def _read_websocket_url(value: Any) -> str:
+def _read_websocket_url(value: object) -> str:
     url = _read_url(value, ("ws", "wss"))
     if urllib.parse.urlsplit(url).username is not None:
         raise ValueError
     return url
 
 
-def _read_url(value: Any, schemes: Collection[str] = ("http", "https")) -> str:
+def _read_url(value: object, schemes: Collection[str] = ("http", "https")) -> str:
     if not isinstance(value, str) or len(value) > URL_CHARS_MAX:
         raise ValueError
     parsed = urllib.parse.urlsplit(value)
@@ -103,7 +103,7 @@ def _read_url(value: Any, schemes: Collection[str] = ("http", "https")) -> str:
     return value.rstrip("/")
 
 
-def _read_issuer(value: Any) -> str:
+def _read_issuer(value: object) -> str:
     """Return the URL of an issuer as it stands: its tokens name it so, letter by letter."""
     text = _read_url(value)
     parsed = urllib.parse.urlsplit(text)
@@ -112,7 +112,7 @@ def _read_issuer(value: Any) -> str:
     return str(value)
 
 
-def _read_roles(value: Any) -> dict[str, Role]:
+def _read_roles(value: object) -> dict[str, Role]:
     """Return role by value of a claim, of `VALUE=ROLE,…` or a table."""
     if isinstance(value, Mapping):
         pairs = list(value.items())
@@ -126,7 +126,7 @@ def _read_roles(value: Any) -> dict[str, Role]:
     return {name: Role(role) for name, role in pairs}
 
 
-def _read_ray(value: Any) -> str:
+def _read_ray(value: object) -> str:
     if not isinstance(value, str) or not _RAY.fullmatch(value):
         raise ValueError
     if value != "auto" and not 0 < int(value.rpartition(":")[2]) < 1 << 16:
@@ -134,7 +134,7 @@ def _read_ray(value: Any) -> str:
     return value
 
 
-def _read_storage(value: Any) -> str:
+def _read_storage(value: object) -> str:
     if not isinstance(value, str) or not value.isprintable() or len(value) > URL_CHARS_MAX:
         raise ValueError
     if urllib.parse.urlsplit(value).scheme not in {"postgresql", "postgres"}:
@@ -142,7 +142,7 @@ def _read_storage(value: Any) -> str:
     return value
 
 
-def _read_labels(value: Any) -> tuple[str, ...]:
+def _read_labels(value: object) -> tuple[str, ...]:
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, list) or not names:
         raise ValueError
@@ -151,12 +151,12 @@ def _read_labels(value: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _read_label(value: Any) -> str:
+def _read_label(value: object) -> str:
     (label,) = _read_labels([value])
     return label
 
 
-def _read_tokens(value: Any) -> dict[str, str]:
+def _read_tokens(value: object) -> dict[str, str]:
     """Return token → tenant, from `tenant:token,…` or a table of tenant = token or [tokens]."""
     pairs: list[tuple[str, Any]]
     if isinstance(value, str):
@@ -187,7 +187,7 @@ def _read_tokens(value: Any) -> dict[str, str]:
 _QUOTA_AMOUNTS: Final = {"gpus": "gpu_milli", "cpu_milli": "cpu_milli", "memory_mib": "memory_mib"}
 
 
-def _read_quotas(value: Any) -> tuple[QuotaSetting, ...]:
+def _read_quotas(value: object) -> tuple[QuotaSetting, ...]:
     """Return quotas, of `TENANT key=value …`."""
     found: list[QuotaSetting] = []
     for line in read_list(value):

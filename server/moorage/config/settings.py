@@ -354,13 +354,13 @@ class Config(ShareSettings):
         bool, Setting(SWITCH, "Offer compression on the WebSocket, at some 40 KiB more a session.")
     ] = False
     lease_ttl_seconds_max: Annotated[
-        float, Setting(seconds(1, TTL_SECONDS_MAX), "Longest `ttl_seconds` that may be asked for.")
+        float, Setting(seconds(1, TTL_SECONDS_MAX), "Longest `ttl_seconds` of a request.")
     ] = 86_400.0
     keep_warm_seconds_max: Annotated[
         float,
         Setting(
             seconds(0, TTL_SECONDS_MAX),
-            "Longest `keep_warm_seconds` that may be asked for; 0 keeps nothing warm.",
+            "Longest `keep_warm_seconds` of a request; 0 keeps nothing warm.",
         ),
     ] = 3_600.0
     stop_seconds_max: Annotated[

@@ -53,7 +53,7 @@ OTHER_NAMES: Final = frozenset(
         "MOORAGE_COORD_PORT",
     }
 )
-"""No settings: names of clients, agents and slices, and what a workload is told, are left alone,
+"""No settings: names of clients, agents and slices, and variables of workloads, are ignored,
 since a daemon often shares their environment."""
 
 _LINK: Final = re.compile(
@@ -102,7 +102,7 @@ class ConfigError(Exception):
         self.expected = expected
 
 
-Given = dict[str, tuple[str, Any]]
+Given = dict[str, tuple[str, object]]
 """By setting: where a value came from, and the value as it was written there."""
 
 
@@ -204,7 +204,7 @@ def _unknown(name: str, known: Iterable[str]) -> str:
     return f"there is no such setting; the nearest is {nearest}"
 
 
-def read(setting: Setting, source: str, value: Any) -> Any:
+def read(setting: Setting, source: str, value: object) -> object:
     """Return the value of a setting as `Config` holds it.
 
     Raises:

@@ -8,7 +8,7 @@ import math
 from collections import ChainMap
 from collections.abc import Iterable, MutableMapping
 from dataclasses import fields
-from typing import Any, assert_never
+from typing import assert_never
 
 from moorage.core.fit.feasibility import Feasibility
 from moorage.core.fit.reservations import AdvanceReservations
@@ -67,6 +67,7 @@ from moorage.model import (
     RequestId,
     Tenant,
 )
+from moorage.records.json_values import JsonObject
 
 
 class Allocator:
@@ -123,9 +124,9 @@ class Allocator:
         """The number of asks that wait for the answer of a policy."""
         return len(self.requests.undecided)
 
-    def policy_asked(self, tenant: Tenant, idempotency_key: str) -> str:
+    def policy_of(self, tenant: Tenant, idempotency_key: str) -> str:
         """Return the URI of the policy that the first request with this key went to, or ""."""
-        return self.requests.policy_asked(tenant, idempotency_key)
+        return self.requests.policy_of(tenant, idempotency_key)
 
     def replay(self, facts: Iterable[Fact], fencing: int = 0) -> None:
         """Restore the state from the ledger. Nothing is decided again.
@@ -206,7 +207,7 @@ class Allocator:
             case Asked(to, ask):
                 self._asks.take(to, ask)
             case Proposed() | ConsultFailed():
-                self._asks.heard(event)
+                self._asks.take_answer(event)
             case ReleaseAsked(to, request, token_digest, tenant):
                 self._leases.release(to, request, token_digest, tenant)
             case RenewAsked(to, request, token_digest, ttl_seconds):
@@ -302,7 +303,7 @@ class Allocator:
                 self._asks.waited_enough(request)
 
     def _inquired(self, inquiry: Inquired) -> None:
-        known: MutableMapping[str, dict[str, Any]] = self._turn.decisions
+        known: MutableMapping[str, JsonObject] = self._turn.decisions
         waiter = self.state.waiting.get(RequestId(inquiry.subject))
         if waiter is not None and waiter.lease is None:
             last = self._asks.in_the_way(waiter.ask)  # Its last answer may be outdated.

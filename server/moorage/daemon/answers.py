@@ -1,7 +1,6 @@
 """From the core's answers to the replies of the wire: the one place where the two meet."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -12,6 +11,7 @@ from moorage.model import Lease
 from moorage.protocol import replies
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import MessageId
+from moorage.records.json_values import JsonValue
 from moorage.records.leases import EMPTY
 from moorage.records.leases import Lease as LeaseAnswer
 
@@ -34,7 +34,7 @@ def encode(
         message_id: The request's own `id`, echoed.
         request: The server's id of the request, for `why`; empty if there is none.
         warnings: What the caller should know beside the answer.
-        version: The version of the policy that was asked, where the request named an alias.
+        version: The version of the policy that decided, where the request named an alias.
         workload: What its backend last said of the workload of a lease, where that starts or runs.
         token: The token of a lease; empty where it is not known.
         stamp: The last fact that it knows, and the time.
@@ -98,6 +98,6 @@ def lease_answer(
     return replace(answer, workload=known)
 
 
-def placement(lease: Lease) -> Any:
+def placement(lease: Lease) -> JsonValue:
     """Return the placement of a lease as a policy would have proposed it."""
     return lease.placement[0] if len(lease.placement) == 1 else lease.placement

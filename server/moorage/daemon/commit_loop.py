@@ -44,7 +44,7 @@ class Effects(Protocol):
     """The world outside the core, for the results of steps."""
 
     def stepped(self, event: Event, turn: Turn, seconds: float) -> None:
-        """Take note of a step that took so long, before anything of it leaves."""
+        """Take note of a step and its duration, before anything of it leaves."""
 
     def committed(self, facts: Sequence[Fact], last: int, seconds: float) -> None:
         """Take note of facts up to the `last` seq that became durable, and how long that took.
@@ -158,7 +158,7 @@ class CommitLoop:
             self._commit_began = None
             self._facts_waiting -= len(facts)
             until = time.monotonic() + BATCH_SECONDS_MAX
-            for turn in turns:  # What a turn did is told before what the next one did.
+            for turn in turns:  # News of one turn go before news of the next.
                 self._effects.durable(turn.facts)
                 self._let_go(turn)
                 if time.monotonic() > until:  # A slow disk makes groups of thousands.

@@ -58,7 +58,7 @@ class EffectCarrier:
 
     Args:
         replies: Answers.
-        consultations: Has policies asked.
+        consultations: Sends requests to policies.
         workloads: Starts and stops them.
         observers: Learn of each step.
         check: Called before anything leaves; raises where this server does not lead any more.
@@ -87,7 +87,7 @@ class EffectCarrier:
     def stepped(self, event: Event, turn: Turn, seconds: float) -> None:
         """Inform the observers of the step, before anything of it leaves.
 
-        The cells learn what became of their proposals before they are asked anything else; the
+        The cells learn the outcome of their proposals before the next request reaches them; the
         gateway learns whose messages wait in the queue and are in flight no longer.
         """
         for fact in turn.facts:

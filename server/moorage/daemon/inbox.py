@@ -1,8 +1,8 @@
-"""Events on their way to the core: everybody posts, the commit loop alone takes.
+"""The queue of events for the core: all parts post, only the commit loop takes.
 
 What ends or keeps leases goes ahead of what asks for new ones: a release that stood behind
 thousands of requests would hold back just what they wait for. So does what policies answered: it
-is about the fleet of a moment ago, and the longer it waits the more often it has to be asked again.
+is about the fleet of a moment ago, and the longer it waits the more often it is outdated.
 All else is taken from one tenant after the other: what one sends in thousands delays no other.
 
 Clients whose requests are refused as too many wait for the commit loop before they are read on,
@@ -60,9 +60,9 @@ class Inbox:
         """Those of clients; the first tenant is the next, and goes to the end then."""
         self._others = 0
         """How many are in `_own` and `_of`."""
-        self._asked: dict[RequestId, Tenant | None] = {}
+        self._requests: dict[RequestId, Tenant | None] = {}
         """Requests in `_of`, and whose: what cancels one stays behind it."""
-        self._asked_of: Counter[Tenant | None] = Counter()
+        self._requests_of: Counter[Tenant | None] = Counter()
         self._taken_ahead = 0
         self._posted = asyncio.Event()
         self._readers: deque[asyncio.Future[None]] = deque()
@@ -71,9 +71,9 @@ class Inbox:
         """Return the number of waiting events."""
         return len(self._ahead) + self._others
 
-    def asked(self, tenant: Tenant) -> int:
+    def requests(self, tenant: Tenant) -> int:
         """Return the number of a tenant's waiting requests for a placement."""
-        return self._asked_of[tenant]
+        return self._requests_of[tenant]
 
     def post(self, event: Event, tenant: Tenant | None = None) -> None:
         """Queue an event for the core.
@@ -84,13 +84,13 @@ class Inbox:
 
         """
         if isinstance(event, _AHEAD) or (
-            isinstance(event, CancelAsked) and event.request not in self._asked
+            isinstance(event, CancelAsked) and event.request not in self._requests
         ):
             self._ahead.append(event)
         else:
             if isinstance(event, Asked):
-                self._asked[event.ask.id] = tenant
-                self._asked_of[tenant] += 1
+                self._requests[event.ask.id] = tenant
+                self._requests_of[tenant] += 1
             (self._own if tenant is None else self._of.setdefault(tenant, deque())).append(event)
             self._others += 1
         self._posted.set()
@@ -130,10 +130,10 @@ class Inbox:
 
     def _forget(self, request: RequestId) -> None:
         """Note that a request waits here no more."""
-        tenant = self._asked.pop(request)
-        self._asked_of[tenant] -= 1
-        if not self._asked_of[tenant]:
-            del self._asked_of[tenant]
+        tenant = self._requests.pop(request)
+        self._requests_of[tenant] -= 1
+        if not self._requests_of[tenant]:
+            del self._requests_of[tenant]
 
     async def wait(self) -> None:
         """Return when there is an event."""

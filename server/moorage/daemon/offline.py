@@ -8,20 +8,21 @@ import asyncio
 import contextlib
 import os
 import signal
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from moorage import launch
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 
 OUTCOME_BYTES_MAX: Final = 16 << 20
 ERROR_CHARACTERS_MAX: Final = 2_000
 _KEPT_VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "HOME")
 
 
-async def offline(command: str, job: bytes, seconds: float) -> dict[str, Any]:
+async def offline(command: str, job: bytes, seconds: float) -> JsonObject:
     """Run a job in a program of its own, and return its outcome.
 
     Args:
@@ -45,7 +46,7 @@ async def offline(command: str, job: bytes, seconds: float) -> dict[str, Any]:
     )
     try:
         async with asyncio.timeout(seconds):
-            told, errors = await process.communicate(job)
+            output, errors = await process.communicate(job)
     except TimeoutError as error:
         reason = f"it was not done within {seconds:g} seconds; try less"
         raise ServiceError(Code.POLICY_TIMEOUT, reason, status=504) from error
@@ -54,10 +55,10 @@ async def offline(command: str, job: bytes, seconds: float) -> dict[str, Any]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-    if len(told) > OUTCOME_BYTES_MAX:
+    if len(output) > OUTCOME_BYTES_MAX:
         raise ServiceError(Code.TOO_LARGE, "its outcome is too large; try less")
     try:
-        outcome: dict[str, Any] = msgspec.json.decode(told, type=dict[str, Any])
+        outcome: JsonObject = msgspec.json.decode(output, type=JsonObject)
     except msgspec.DecodeError as error:
         text = errors.decode("utf-8", "replace")[-ERROR_CHARACTERS_MAX:]
         raise ServiceError(Code.UNAVAILABLE, f"it could not be tried here: {text}") from error

@@ -10,7 +10,7 @@ from moorage.ledger.base import Ledger
 LOOK_SECONDS: Final = 60.0
 """Between two looks whether anything is old enough."""
 PAUSE_FACTOR: Final = 4.0
-"""Pauses are so many times as long as the steps between them: commits have the disk meanwhile."""
+"""A pause is this many times as long as the step before it: commits have the disk meanwhile."""
 DAY_SECONDS: Final = 86_400.0
 
 

@@ -32,7 +32,7 @@ class RegistryChanges:
         sandbox: Has the cells, which keep documents.
         state: The core's; read only.
         inbox: Where events go.
-        watchers: Are told of policies that fail their own examples.
+        watchers: Get news of policies that fail their own examples.
 
     """
 

@@ -6,7 +6,7 @@
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 from prometheus_client.metrics_core import Metric
@@ -23,6 +23,7 @@ from moorage.protocol import messages as wire
 from moorage.protocol.agent_socket import AgentSocket
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import Shared, failure
+from moorage.records.json_values import JsonObject
 from moorage.records.rights import Caller
 from moorage.storage.base import Election, Seat, StorageFailed
 from moorage.web.services import StandbyReads
@@ -135,7 +136,7 @@ class Standby:
         at, where = round(following.as_of, 3), "" if leader is None else leader.seat.ws
         return {"revision": following.revision, "as_of": at, "leader": where}
 
-    def readiness(self) -> tuple[bool, dict[str, Any]]:
+    def readiness(self) -> tuple[bool, JsonObject]:
         """Return that requests are not served here, and where they are."""
         reading = self.reading
         known = {

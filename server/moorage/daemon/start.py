@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import structlog
 
@@ -87,6 +87,7 @@ from moorage.ledger.stored import StoredLedger
 from moorage.model import Code, Lease, RequestId, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import Shared
+from moorage.records.json_values import JsonObject
 from moorage.sandbox.host.contract import OpenCircuit
 from moorage.sandbox.host.sandbox import Sandbox, WorkerSettings
 from moorage.sandbox.wire.limits import Limits
@@ -795,7 +796,7 @@ def _web_services(
     core: Core,
     runners: Runners,
     requests: RequestParts,
-    readiness: Callable[[], tuple[bool, dict[str, Any]]],
+    readiness: Callable[[], tuple[bool, JsonObject]],
 ) -> WebServices:
     catalog, sandbox = stores.catalog, runners.sandbox
     scheme = "ws" if config.tls_cert is None else "wss"

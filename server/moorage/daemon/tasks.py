@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Final
 
 CLOSE_SECONDS_MAX: Final = 3.0
 """How long a cancelled order may take to end; its backend may be in the midst of a call."""
@@ -15,7 +15,7 @@ class Tasks:
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running: set[asyncio.Task[None]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run this until it ends or until `close`."""
         task = asyncio.create_task(work)
         self._running.add(task)

@@ -126,7 +126,7 @@ class GatewayConnection(ServerConnection):
         return bool(look.poll(0))
 
     def let_go(self) -> None:
-        """Send its session no more calls."""
+        """Detach from the session: call none of its methods any more."""
         self.on_writable, self.on_lost = _ignore, _nothing
 
     async def drop(self, code: int, reason: str, seconds: float) -> None:
@@ -165,7 +165,7 @@ class GatewayConnection(ServerConnection):
 
     @property
     def _silent(self) -> bool:
-        """Whether the socket is not read at the moment, so that what came says nothing."""
+        """Whether the socket is paused, so that silence does not mean a dead client."""
         return (
             self.recv_messages.paused
             or self._held_back

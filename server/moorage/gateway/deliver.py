@@ -5,7 +5,7 @@ The daemon implements `Deliver` and is handed to `Gateway`; it answers through `
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from moorage.core.turns.effects import Address
 from moorage.model import SessionId
@@ -14,7 +14,7 @@ from moorage.protocol.messages import AllocationRequest, BlockRequest, Operation
 from moorage.records.rights import Caller
 
 Request = AllocationRequest | BlockRequest | Operation
-Taking = asyncio.Future[None] | Coroutine[Any, Any, None] | None
+Taking = asyncio.Future[None] | Coroutine[object, object, None] | None
 """What is left to do of taking a request: see `Deliver.request`."""
 
 

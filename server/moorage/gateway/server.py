@@ -118,7 +118,7 @@ class Gateway:
         self._opening: Peers[GatewayConnection] = Peers()
         self._open: Peers[GatewayConnection] = Peers()
         self._sessions: dict[SessionId, Session] = {}
-        self._kept: Peers[Session] = Peers()
+        self._resumable: Peers[Session] = Peers()
         """Those of them that lost their connection, and may be resumed."""
         self._dropping: set[asyncio.Task[None]] = set()
         self._looks: dict[SessionId, asyncio.TimerHandle] = {}
@@ -191,7 +191,7 @@ class Gateway:
 
     def change(self, deliver: Deliver, agents: AgentDoor | None) -> None:
         """Route requests elsewhere from now on, and make open sessions begin again (1012)."""
-        while (lost := self._kept.oldest()) is not None:
+        while (lost := self._resumable.oldest()) is not None:
             self._end(lost)
         for session in self._sessions.values():
             self._drop(session, Close.RESTART, "another server answers from now on")
@@ -207,7 +207,7 @@ class Gateway:
             return
         self._draining = self._doorman.draining = True
         self._server.close(close_connections=False)
-        while (lost := self._kept.oldest()) is not None:
+        while (lost := self._resumable.oldest()) is not None:
             self._end(lost)
         for session in self._sessions.values():
             session.draining = True
@@ -394,7 +394,7 @@ class Gateway:
             reason = "session: none of yours has this id, or it is over; ask again for what waited."
             session.tell(1, failure(Code.NOT_FOUND, reason, field="session", id=message.id))
             return session
-        self._kept.remove(found)
+        self._resumable.remove(found)
         if found.ends is not None:
             found.ends.cancel()
             found.ends = None
@@ -411,14 +411,14 @@ class Gateway:
             self._end(session)
             return
         address, most = session.connection.address, self._settings.sessions_max
-        self._kept.add(session, address)
+        self._resumable.add(session, address)
         loop = asyncio.get_running_loop()
         session.ends = loop.call_later(self._settings.resume_seconds, self._end, session)
         surplus = None
-        if self._kept.count(address) > most_of_one(most):
-            surplus = self._kept.oldest(address)
-        elif len(self._kept) > most:
-            surplus = self._kept.oldest()
+        if self._resumable.count(address) > most_of_one(most):
+            surplus = self._resumable.oldest(address)
+        elif len(self._resumable) > most:
+            surplus = self._resumable.oldest()
         if surplus is not None:
             self._end(surplus)
 
@@ -427,7 +427,7 @@ class Gateway:
         self._forget_login(session)
         if session.ends is not None:
             session.ends.cancel()
-        self._kept.remove(session)
+        self._resumable.remove(session)
         del self._sessions[session.id]
         self._deliver.lost(session.id, session.caller)
 

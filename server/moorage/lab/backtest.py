@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 from msgspec.structs import replace
 
@@ -22,11 +22,12 @@ from moorage.lab import plots, timeline, trace
 from moorage.lab.churn import Churn, Stays, by_size, size_of
 from moorage.lab.errors import CommandError, unknown
 from moorage.lab.progress import Progress
-from moorage.lab.rehearsal import Decision, Document, Rehearsal
+from moorage.lab.rehearsal import Decision, Rehearsal
 from moorage.lab.typical import typical_of
 from moorage.model import Ask, Demand, Placement
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host.contract import Mode
 from moorage_policies import catalog as shipped
 
@@ -58,7 +59,7 @@ class BacktestJob:
 
     """
 
-    rules: list[Document]
+    rules: list[JsonObject]
     nodes: str = ""
     pods: str = ""
     ledger: str = ""
@@ -119,7 +120,7 @@ class BacktestRun:
     samples: list[plots.PlotSample] = field(default_factory=list[plots.PlotSample])
 
 
-async def backtest(job: BacktestJob) -> dict[str, Any]:
+async def backtest(job: BacktestJob) -> JsonObject:
     """Replay, draw, and return the outcome as JSON values.
 
     Raises:
@@ -172,7 +173,7 @@ async def _line(job: BacktestJob) -> timeline.Timeline:
 
 
 async def _play(
-    job: BacktestJob, policy: Document, line: timeline.Timeline
+    job: BacktestJob, policy: JsonObject, line: timeline.Timeline
 ) -> tuple[BacktestRun, dict[str, tuple[str, Placement]]]:
     """Take the whole timeline through one policy."""
     async with Rehearsal(job.mode) as rehearsal:
@@ -197,7 +198,7 @@ async def _play(
                 await rehearsal.step(change[1])
                 change = next(changes, None)
             await rehearsal.pass_to(at)
-            decisions.append((at, await _asked(rehearsal, record, ask)))
+            decisions.append((at, await _decide(rehearsal, record, ask)))
             demanded += _gpu_milli(ask)
             if at >= line.measured_from and (number % every == 0 or number == len(line.asks) - 1):
                 fleet = rehearsal.allocator.state.fleet
@@ -208,7 +209,7 @@ async def _play(
     return run, {str(decision.ask.id): _outcome(decision.answer) for _, decision in decisions}
 
 
-async def _asked(rehearsal: Rehearsal, record: PolicyRecord, ask: Ask) -> Decision:
+async def _decide(rehearsal: Rehearsal, record: PolicyRecord, ask: Ask) -> Decision:
     """Put an ask as admission would: a policy's schemas complete it, or refuse it."""
     ask = replace(ask, policy=record.ref)
     try:
@@ -226,7 +227,7 @@ async def _let_wait(rehearsal: Rehearsal) -> None:
         await rehearsal.pass_to(max(waiter.deadline for waiter in waiting.values()))
 
 
-def _document(policy: Document, line: timeline.Timeline) -> Document:
+def _document(policy: JsonObject, line: timeline.Timeline) -> JsonObject:
     name = policy.get("shipped")
     if name is None:
         return policy
@@ -238,7 +239,7 @@ def _document(policy: Document, line: timeline.Timeline) -> Document:
     return shipped.document(name, typical_of(name, line.pods))
 
 
-def _name(policy: Mapping[str, Any]) -> str:
+def _name(policy: Mapping[str, JsonValue]) -> str:
     return str(
         policy.get("shipped") or policy.get("policy_rule_uri") or policy.get("name") or "a policy"
     )
@@ -255,7 +256,7 @@ def _gpu_milli(ask: Ask) -> int:
 
 
 def _sample(
-    fleet: Fleet, typical: Sequence[Mapping[str, Any]], at: float, demanded: int
+    fleet: Fleet, typical: Sequence[Mapping[str, JsonValue]], at: float, demanded: int
 ) -> plots.PlotSample:
     total, free = int(fleet.gpu_total.sum()), int(fleet.gpu_free.sum())
     share = 100 / total if total else 0.0
@@ -267,7 +268,7 @@ def _sample(
     )
 
 
-def fragmented_milli(fleet: Fleet, typical: Sequence[Mapping[str, Any]]) -> float:
+def fragmented_milli(fleet: Fleet, typical: Sequence[Mapping[str, JsonValue]]) -> float:
     """Return the free GPU milli that a typical request cannot use, on the average over them.
 
     The measure of "Beware of Fragmentation" (USENIX ATC'23): of a node that a request does not fit
@@ -348,7 +349,7 @@ def _differing(
     first: Mapping[str, tuple[str, Placement]],
     name: str,
     second: Mapping[str, tuple[str, Placement]],
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the asks that two policies decided differently."""
     names = [request for request in first if first[request] != second[request]]
     granted = [request for request in names if "granted" in (first[request][0], second[request][0])]
@@ -371,7 +372,7 @@ def _place(outcome: tuple[str, Placement]) -> str:
     return "; ".join(where) or code
 
 
-def _description(run: BacktestRun) -> dict[str, Any]:
+def _description(run: BacktestRun) -> JsonObject:
     return {
         "rule": run.name,
         "asked": run.asked,

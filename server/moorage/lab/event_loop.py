@@ -3,7 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import uvloop
 
@@ -12,7 +12,7 @@ __all__ = ["run_until_sigterm"]
 T = TypeVar("T")
 
 
-def run_until_sigterm(main: Coroutine[Any, Any, T]) -> T:
+def run_until_sigterm(main: Coroutine[object, object, T]) -> T:
     """Run a coroutine. SIGTERM cancels it, so that it cleans up.
 
     A handler of Python's own would raise in whatever callback is under way; a transport reports

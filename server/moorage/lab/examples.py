@@ -6,15 +6,15 @@ then for ordinary things until the site is full, which is when a careless policy
 without GPUs has no metrics, as any has none until a client posts them.
 """
 
-from typing import Any, Final
+from typing import Final
 
-Document = dict[str, Any]
+from moorage.records.json_values import JsonObject, JsonValue
 
 FILLING: Final = 60
 """Ordinary requests at the end: more than there is room for."""
 
 
-def clusters() -> list[Document]:
+def clusters() -> list[JsonObject]:
     """Return the cluster documents of the site."""
     a100 = [
         {"modelName": "A100", "memory": 40_960, "linkGroup": f"link-{n // 4}", "numa": n // 4}
@@ -28,7 +28,7 @@ def clusters() -> list[Document]:
     ]
 
 
-def metrics() -> list[Document]:
+def metrics() -> list[JsonObject]:
     """Return the metrics documents of the site: of all clusters with GPUs."""
     return [
         {
@@ -48,9 +48,9 @@ def metrics() -> list[Document]:
     ]
 
 
-def requests() -> list[Document]:
+def requests() -> list[JsonObject]:
     """Return the requests, as clients send them."""
-    wanted: list[Document] = [
+    wanted: list[JsonObject] = [
         {"gpus": 1},
         {"gpus": 1, "gpu_milli": 300, "memory_mib": 4_096},
         {"gpus": 1, "gpu_milli": 700},
@@ -67,7 +67,7 @@ def requests() -> list[Document]:
         {"gpus": 16},
     ]
     lease = {"ttl_seconds": 3_600}
-    requests: list[Document] = [{"resources": each, "lease": lease} for each in wanted]
+    requests: list[JsonObject] = [{"resources": each, "lease": lease} for each in wanted]
     requests += [
         {"resources": {"gpus": 1}, "clusters": ["beta"], "lease": lease},
         {"resources": {"gpus": 1}},
@@ -81,8 +81,8 @@ def requests() -> list[Document]:
 
 
 def _cluster(
-    name: str, nodes: int, cpus: int, memory: int, gpus: list[Document], **more: Any
-) -> Document:
+    name: str, nodes: int, cpus: int, memory: int, gpus: list[JsonObject], **more: JsonValue
+) -> JsonObject:
     rows = [
         {
             "id": f"{name}-{row}",

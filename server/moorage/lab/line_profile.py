@@ -26,7 +26,9 @@ class _BudgetSpentError(BaseException):
 class AIOSv1PolicyRule:
     """The policy under test, line by line."""
 
-    def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:
+    def __init__(
+        self, rule_id: str, settings: dict[str, object], parameters: dict[str, object]
+    ) -> None:
         subject = importlib.import_module("rule_under_test")  # It is there, in the cell.
         self._policy: Any = subject.AIOSv1PolicyRule(rule_id, settings, parameters)
         self._lines: dict[tuple[str, int], list[float]] = {}
@@ -34,7 +36,9 @@ class AIOSv1PolicyRule:
         self._since = self._end = 0.0
         self._evaluations = 0
 
-    def eval(self, parameters: dict[str, Any], input_data: Any, context: dict[str, Any]) -> Any:
+    def eval(
+        self, parameters: dict[str, object], input_data: object, context: dict[str, object]
+    ) -> Any:
         """Evaluate the policy under test and return its value."""
         self._evaluations += 1
         self._since = time.perf_counter()
@@ -48,7 +52,7 @@ class AIOSv1PolicyRule:
             sys.settrace(None)
             self._move(None)
 
-    def management(self, action: str, data: Any) -> dict[str, Any]:
+    def management(self, action: str, data: object) -> dict[str, object]:
         """Return the lines that took longest, longest first."""
         del action, data
         lines = sorted(self._lines.items(), key=lambda item: -item[1][1])[:LINES_MAX]

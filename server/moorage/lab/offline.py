@@ -1,4 +1,4 @@
-"""The jobs of `moorage policy test`, `backtest`, `push`, `moorage whatif` and the playground.
+"""The work behind `moorage policy test`, `backtest`, `push`, `moorage whatif` and the playground.
 
 JSON (of a what-if, msgpack) comes on stdin, its outcome goes to stdout.
 
@@ -11,7 +11,7 @@ import ctypes
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -21,39 +21,40 @@ from moorage.lab.event_loop import run_until_sigterm
 from moorage.lab.trace import TraceError
 from moorage.launch import reason_of
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host.sandbox import SandboxError
 from moorage_policies import catalog as shipped
 
 
-def _test(text: bytes) -> Any:
+def _test(text: bytes) -> JsonValue:
     return run_until_sigterm(
         policy_test.try_policy(msgspec.json.decode(text, type=policy_test.PolicyTestJob))
     )
 
 
-def _backtest(text: bytes) -> Any:
+def _backtest(text: bytes) -> JsonValue:
     return run_until_sigterm(
         backtest.backtest(msgspec.json.decode(text, type=backtest.BacktestJob))
     )
 
 
-def _play(text: bytes) -> Any:
+def _play(text: bytes) -> JsonValue:
     job = msgspec.json.decode(text, type=playground.PlaygroundJob)
     return run_until_sigterm(playground.play_trace(job) if job.trace else playground.play(job))
 
 
-def _whatif(packed: bytes) -> Any:
+def _whatif(packed: bytes) -> JsonValue:
     return run_until_sigterm(whatif.whatif(msgspec.msgpack.decode(packed, type=whatif.WhatIfJob)))
 
 
-def _shipped(text: bytes) -> Any:
+def _shipped(text: bytes) -> JsonValue:
     name = msgspec.json.decode(text)["name"]
     if name not in shipped.shipped():
         raise CommandError(unknown(name, shipped.shipped()))
     return shipped.document(name)
 
 
-COMMANDS: Final[dict[str, Callable[[bytes], Any]]] = {
+COMMANDS: Final[dict[str, Callable[[bytes], JsonValue]]] = {
     "test": _test,
     "backtest": _backtest,
     "play": _play,

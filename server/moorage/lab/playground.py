@@ -9,11 +9,12 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from moorage.catalog.documents.clusters import read_cluster_document
+from moorage.catalog.values import PolicyRecord
 from moorage.core.state.facts import Granted, Refusal
 from moorage.core.state.state import apply
 from moorage.core.turns.effects import LeaseNews
@@ -21,9 +22,10 @@ from moorage.core.turns.events import ClusterSeen
 from moorage.lab import policy_test
 from moorage.lab.backtest import BacktestJob, backtest
 from moorage.lab.errors import CommandError
-from moorage.lab.rehearsal import Decision, Document, Rehearsal
+from moorage.lab.rehearsal import Decision, Rehearsal
 from moorage.model import Cluster, Lease, LeaseTerms, PolicyRef, RequestId, Share, Tenant
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.wire.frames import ENTRY
 
@@ -52,16 +54,16 @@ class PlaygroundJob:
 
     """
 
-    policy: Document
-    requests: list[Document] = field(default_factory=list[Document])
-    documents: list[Document] = field(default_factory=list[Document])
+    policy: JsonObject
+    requests: list[JsonObject] = field(default_factory=list[JsonObject])
+    documents: list[JsonObject] = field(default_factory=list[JsonObject])
     clusters: list[Cluster] | None = None
     held: list[Share] = field(default_factory=list[Share])
     trace: str = ""
     mode: Mode = "jail"
 
 
-async def play(job: PlaygroundJob) -> Document:
+async def play(job: PlaygroundJob) -> JsonObject:
     """Try a policy.
 
     Raises:
@@ -80,7 +82,7 @@ async def play(job: PlaygroundJob) -> Document:
         size = {"nodes": len(fleet), "gpus": int((fleet.gpu_total > 0).sum())}
         warming = policy_test.ask_of(record, {"inputs": {}, "dry_run": True}, -1, 1)
         await rehearsal.ask(warming)  # To load the policy is not part of the first request's time.
-        results: list[Document] = []
+        results: list[JsonObject] = []
         for number, request in enumerate(job.requests):
             held = {"lease": {}, **request}
             try:
@@ -114,8 +116,8 @@ async def _fill(rehearsal: Rehearsal, job: PlaygroundJob) -> None:
         apply(rehearsal.allocator.state, Granted(lease))
 
 
-def _result(decision: Decision) -> Document:
-    answer: Document = {"ok": False, "seconds": decision.seconds}
+def _result(decision: Decision) -> JsonObject:
+    answer: JsonObject = {"ok": False, "seconds": decision.seconds}
     if decision.values:
         value = decision.values[-1]
         answer["data"] = (
@@ -133,7 +135,7 @@ def _result(decision: Decision) -> Document:
             return answer | {"ok": True, "placement": []}
 
 
-async def _lines(job: PlaygroundJob, record: Any) -> list[Document]:
+async def _lines(job: PlaygroundJob, record: PolicyRecord) -> list[JsonObject]:
     """Return the time of each line of the policy, on its first requests and an empty fleet."""
     tried = policy_test.PolicyTestJob(job.policy, mode=job.mode, clusters=job.documents)
     profile = await policy_test.profile(tried, record, job.requests)
@@ -142,7 +144,7 @@ async def _lines(job: PlaygroundJob, record: Any) -> list[Document]:
     return [each for each in profile["lines"] if each["file"] == ENTRY]
 
 
-async def play_trace(job: PlaygroundJob) -> Document:
+async def play_trace(job: PlaygroundJob) -> JsonObject:
     """Backtest a policy on a table of requests, from an empty fleet like the one given.
 
     Raises:

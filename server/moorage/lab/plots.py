@@ -9,10 +9,14 @@ to draw. The same samples give the same bytes: no dates, no random ids in the fi
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from moorage.extras import install_command
 from moorage.lab.errors import CommandError
+from moorage.records.json_values import JsonObject
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 KINDS: Final = (".png", ".svg")
 SECONDS_PER_DAY: Final = 86_400.0
@@ -22,7 +26,7 @@ DASHES: Final = ("-", "--", ":", "-.")
 """Of the lines; the next one where the colours begin again."""
 LABEL_GAP: Final = 0.05
 """Between the labels of two lines at least, as a share of the panel's height."""
-_METADATA: Final[Mapping[str, dict[str, Any]]] = {
+_METADATA: Final[Mapping[str, JsonObject]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None, "Creator": None},
 }
@@ -135,7 +139,7 @@ def panels(*, share_x: bool = False) -> tuple[Any, tuple[Any, Any]]:
     return figure, (above, below)
 
 
-def save(figure: Any, paths: Sequence[Path]) -> None:
+def save(figure: "Figure", paths: Sequence[Path]) -> None:
     """Write a figure to each of the files."""
     for path in paths:
         figure.savefig(path, dpi=120, metadata=dict(_METADATA[path.suffix]))

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 import msgspec
 
@@ -26,11 +26,12 @@ from moorage.daemon.policies.finder import code_of
 from moorage.lab import examples
 from moorage.lab.errors import CommandError
 from moorage.lab.progress import Progress
-from moorage.lab.rehearsal import Document, Rehearsal
+from moorage.lab.rehearsal import Rehearsal
 from moorage.model import Ask, Code, RequestId, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Limits, PolicyFault
 from moorage.sandbox.wire.frames import ENTRY
@@ -45,7 +46,7 @@ PROFILE_REQUESTS: Final = 12
 BARE_REQUESTS: Final = 12
 """Asked where there are no metrics."""
 TIMEOUTS_MAX: Final = 3
-"""After so many no further request is tried: the policy has shown what it does."""
+"""Timeouts after which no further request is tried: the policy has shown what it does."""
 VALUE_CHARACTERS_MAX: Final = 300
 """Of a returned value in a finding."""
 PRINTS_SHOWN: Final = 5
@@ -91,9 +92,9 @@ class PolicyTestJob:
 
     """
 
-    policy: Document
-    requests: list[Document] = field(default_factory=list[Document])
-    clusters: list[Document] = field(default_factory=list[Document])
+    policy: JsonObject
+    requests: list[JsonObject] = field(default_factory=list[JsonObject])
+    clusters: list[JsonObject] = field(default_factory=list[JsonObject])
     seed: int = 1
     profile: bool = False
     mode: Mode = "jail"
@@ -116,10 +117,10 @@ class Tried:
 
     """
 
-    request: Document
+    request: JsonObject
     outcome: str
     detail: str
-    values: tuple[Any, ...]
+    values: tuple[JsonValue, ...]
     seconds: float
     traceback: tuple[str, ...] = ()
     printed: str = ""
@@ -149,7 +150,7 @@ class PolicyTestReport:
     requests: list[Tried] = field(default_factory=list[Tried])
     p50_seconds: float = 0.0
     max_seconds: float = 0.0
-    profile: Any = None
+    profile: JsonObject | None = None
     printed: str = ""
     hash_seeds: list[int] = field(default_factory=lambda: [HASH_SEEDS[0]])
 
@@ -201,11 +202,11 @@ async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
 
 
 async def _again(
-    job: PolicyTestJob, report: PolicyTestReport, wanted: Sequence[Document], seconds: float
+    job: PolicyTestJob, report: PolicyTestReport, wanted: Sequence[JsonObject], seconds: float
 ) -> Sequence[Tried]:
     """Do it all again under other hash seeds, until something differs, and return the last run.
 
-    Sets have another order there, as they may on a server. The first time took so many seconds.
+    Sets have another order there, as they may on a server. `seconds` is what the first time took.
     """
 
     async def under(hash_seed: int) -> list[Tried]:
@@ -236,7 +237,7 @@ async def _again(
 
 
 async def _without_metrics(
-    job: PolicyTestJob, report: PolicyTestReport, wanted: Sequence[Document]
+    job: PolicyTestJob, report: PolicyTestReport, wanted: Sequence[JsonObject]
 ) -> None:
     """Ask where no cluster has metrics, as on every server until a client posts some."""
     known = {_fault(tried) for tried in report.requests}
@@ -256,7 +257,7 @@ def _fault(tried: Tried) -> str:
     return f"{tried.outcome}: {tried.detail}" if tried.outcome in _AT_FAULT else ""
 
 
-def _likewise(numbers: Sequence[Any]) -> str:
+def _likewise(numbers: Sequence[object]) -> str:
     more = len(numbers) - 1
     return f" ({more} more request{'s' * (more > 1)} likewise)" if more else ""
 
@@ -265,7 +266,7 @@ async def _play(
     rehearsal: Rehearsal,
     record: PolicyRecord,
     job: PolicyTestJob,
-    wanted: Sequence[Document],
+    wanted: Sequence[JsonObject],
     *,
     metrics: bool = True,
     timeouts_max: int = TIMEOUTS_MAX,
@@ -298,7 +299,7 @@ async def _play(
 
 
 async def _one(
-    rehearsal: Rehearsal, record: PolicyRecord, number: int, request: Document, seed: int
+    rehearsal: Rehearsal, record: PolicyRecord, number: int, request: JsonObject, seed: int
 ) -> Tried:
     if "input_data" in request:
         try:
@@ -342,7 +343,7 @@ def _cut(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
 
 
-def ask_of(record: PolicyRecord, request: Document, number: int, seed: int) -> Ask:
+def ask_of(record: PolicyRecord, request: JsonObject, number: int, seed: int) -> Ask:
     """Return the ask that a server would make of a client's message.
 
     Raises:
@@ -359,8 +360,8 @@ def ask_of(record: PolicyRecord, request: Document, number: int, seed: int) -> A
     if message.filter is not None or message.search is not None:
         raise CommandError(f"request {number}: name `clusters`; filters and searches need a server")
     inputs = message.inputs
-    parameters: Mapping[str, Any] = message.parameters or {}
-    settings: Mapping[str, Any] = message.settings or {}
+    parameters: Mapping[str, JsonValue] = message.parameters or {}
+    settings: Mapping[str, JsonValue] = message.settings or {}
     if record.schemas is not None and number >= 0:
         inputs = record.schemas.given(inputs)
         parameters, settings = record.schemas.overrides(parameters, settings)
@@ -381,7 +382,7 @@ def ask_of(record: PolicyRecord, request: Document, number: int, seed: int) -> A
     )
 
 
-def _ignored_in(requests: Sequence[Document]) -> list[str]:
+def _ignored_in(requests: Sequence[JsonObject]) -> list[str]:
     """Return the warnings that a server has for requests that it takes, each kind once."""
     warned: dict[str, list[int]] = {}
     for number, request in enumerate(requests):
@@ -450,14 +451,14 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool)
             f"{report.hash_seeds[0]} and {report.hash_seeds[-1]}). "
             'Draw from input_data["seed"] alone, and sort what comes out of a set'
         )
-    answered = [each for each in report.requests if each.outcome != "not asked"]
-    if not answered:
-        report.find(f"no request could be asked: {report.requests[0].detail}. Give --requests")
-    elif len(answered) < len(report.requests):
-        left = len(report.requests) - len(answered)
-        report.notes.append(f"{left} requests do not keep to its schemas and were not asked")
-    _look_at_declined(report, answered, builtin=builtin)
-    seconds = [each.seconds for each in answered if each.seconds]
+    sent = [each for each in report.requests if each.outcome != "not asked"]
+    if not sent:
+        report.find(f"no request could be sent: {report.requests[0].detail}. Give --requests")
+    elif len(sent) < len(report.requests):
+        left = len(report.requests) - len(sent)
+        report.notes.append(f"{left} requests do not keep to its schemas and were not sent")
+    _look_at_declined(report, sent, builtin=builtin)
+    seconds = [each.seconds for each in sent if each.seconds]
     if seconds:
         report.p50_seconds, report.max_seconds = statistics.median(seconds), max(seconds)
     if report.p50_seconds > SLOW_SECONDS:
@@ -503,7 +504,9 @@ def _is_unexplained(tried: Tried) -> bool:
     return tried.outcome == "advice" and "resources" in tried.request and not value
 
 
-async def profile(job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[Document]) -> Any:
+async def profile(
+    job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[JsonObject]
+) -> JsonObject | None:
     """Evaluate once more with every line timed; None if the policy did not let that happen."""
     source = (resources.files("moorage.lab") / _PROFILER).read_bytes()
     code = code_of(record)
@@ -524,6 +527,6 @@ async def profile(job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[Doc
     return found if found["lines"] else None
 
 
-def _short(value: Any) -> str:
+def _short(value: JsonValue) -> str:
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= VALUE_CHARACTERS_MAX else f"{text[:VALUE_CHARACTERS_MAX]}…"

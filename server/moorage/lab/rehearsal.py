@@ -14,7 +14,7 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self, assert_never
+from typing import Final, Self, assert_never
 
 from moorage.catalog.documents.clusters import read_cluster_document
 from moorage.catalog.opening import open_catalog
@@ -47,11 +47,10 @@ from moorage.daemon.policies.finder import code_of
 from moorage.daemon.publishing.vetting import vet
 from moorage.daemon.requests.services import CatalogReader
 from moorage.model import Ask, Code, Lease, RequestId, SessionId, Tenant
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host.contract import HostServices, Mode
 from moorage.sandbox.host.sandbox import Limits, PolicyCode, Sandbox
 from moorage.storage.sqlite.storage import SqliteStorage
-
-Document = dict[str, Any]
 
 SESSION: Final = SessionId("rehearsal")
 
@@ -70,7 +69,7 @@ class Decision:
 
     ask: Ask
     answer: Response | None = None
-    values: tuple[Any, ...] = ()
+    values: tuple[JsonValue, ...] = ()
     seconds: float = 0.0
 
 
@@ -109,8 +108,8 @@ class Rehearsal:
             limits or Limits(), cells_per_policy_max=1, circuit_overruns=0, hash_seed=hash_seed
         )
         self._codes: dict[str, PolicyCode] = {}
-        self._asked: dict[int, float] = {}
-        self._answered: dict[int, Proposed | ConsultFailed] = {}
+        self._started: dict[int, float] = {}
+        self._answers: dict[int, Proposed | ConsultFailed] = {}
         self._news = asyncio.Event()
         self._numbers: dict[int, RequestId] = {}
         self._open = AsyncExitStack()
@@ -135,7 +134,7 @@ class Rehearsal:
     async def __aexit__(self, *error: object) -> None:
         await self._open.aclose()
 
-    async def upload(self, document: Document) -> PolicyRecord:
+    async def upload(self, document: JsonObject) -> PolicyRecord:
         """Take in a policy as `POST /policy` would.
 
         Raises:
@@ -148,7 +147,7 @@ class Rehearsal:
         self._codes[record.ref.uri] = code_of(record)
         return record
 
-    async def add_cluster(self, document: Document, metrics: Document | None = None) -> None:
+    async def add_cluster(self, document: JsonObject, metrics: JsonObject | None = None) -> None:
         """Take in a cluster as `POST /clusters` would, and its metrics if there are any.
 
         Raises:
@@ -161,7 +160,7 @@ class Rehearsal:
         registered = read_cluster_document(document)
         await self.step(ClusterSeen(registered.cluster))
 
-    async def note_document(self, document: Document) -> None:
+    async def note_document(self, document: JsonObject) -> None:
         """Give policies a cluster document to read; the inventory of the cluster comes by `step`.
 
         Raises:
@@ -171,7 +170,7 @@ class Rehearsal:
         await self._catalog.clusters.create(document)
 
     async def ask(self, ask: Ask) -> Decision:
-        """Put an ask, and see to everything that follows from it."""
+        """Send a request to the core, carry out all effects, and return the decision."""
         decision = self.decisions[ask.id] = Decision(ask)
         number = len(self.decisions)
         self._numbers[number] = ask.id
@@ -193,7 +192,7 @@ class Rehearsal:
         """Evaluate this in the place of the policy that was uploaded under its URI."""
         self._codes[code.ref.uri] = code
 
-    async def evaluate(self, uri: str, tenant: Tenant, input_data: Any) -> Any:
+    async def evaluate(self, uri: str, tenant: Tenant, input_data: JsonValue) -> JsonValue:
         """Evaluate a policy on plain input, as rankings and blocks do.
 
         Raises:
@@ -203,7 +202,7 @@ class Rehearsal:
         code = self._codes[uri]
         return await self._sandbox.evaluate(code, tenant, input_data, parameters={}, settings={})
 
-    async def manage(self, uri: str, tenant: Tenant, action: str) -> Any:
+    async def manage(self, uri: str, tenant: Tenant, action: str) -> JsonValue:
         """Run a policy's `management`.
 
         Raises:
@@ -219,13 +218,13 @@ class Rehearsal:
     async def step(self, event: Event) -> None:
         """Step the core, and answer its consultations until it has no more."""
         self._carry_out(event, self.allocator.step(event, self.now))
-        while self._asked:
-            number = min(self._asked)
-            while number not in self._answered:
+        while self._started:
+            number = min(self._started)
+            while number not in self._answers:
                 self._news.clear()
                 await self._news.wait()
-            answer = self._answered.pop(number)
-            if self._asked.pop(number, None) is not None:
+            answer = self._answers.pop(number)
+            if self._started.pop(number, None) is not None:
                 self._carry_out(answer, self.allocator.step(answer, self.now))
 
     def _carry_out(self, event: Event, turn: Turn) -> None:
@@ -237,10 +236,10 @@ class Rehearsal:
         for effect in turn.effects:
             match effect:
                 case Consult(ask, number):
-                    self._asked[number] = time.perf_counter()
+                    self._started[number] = time.perf_counter()
                     self._consult(effect, self._codes.get(ask.policy.uri))
                 case Forget(request, number):
-                    self._asked.pop(number, None)
+                    self._started.pop(number, None)
                     self._sandbox.forget(request, number)
                 case Respond(to, answer) if to.number in self._numbers:
                     self.decisions[self._numbers.pop(to.number)].answer = answer
@@ -260,10 +259,10 @@ class Rehearsal:
 
     def _deliver(self, event: Proposed | ConsultFailed) -> None:
         decision = self.decisions.get(event.request)
-        started = self._asked.get(event.consultation)
+        started = self._started.get(event.consultation)
         if decision is not None and started is not None:
             decision.seconds = max(decision.seconds, time.perf_counter() - started)
         if decision is not None and isinstance(event, Proposed):
             decision.values = (*decision.values, event.value)
-        self._answered[event.consultation] = event
+        self._answers[event.consultation] = event
         self._news.set()

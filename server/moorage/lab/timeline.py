@@ -13,10 +13,10 @@ and candidates are not. Those that were refused at once, and advice, left nothin
 import asyncio
 import hashlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 from msgspec import structs
 
@@ -60,6 +60,7 @@ from moorage.lab.errors import CommandError
 from moorage.ledger.base import LedgerEntry, LedgerError
 from moorage.ledger.stored import StoredLedger
 from moorage.model import Ask, Demand, Lease, LeaseTerms, PolicyRef, RequestId, Tenant
+from moorage.records.json_values import JsonObject
 from moorage.storage.base import StorageError
 from moorage.storage.sqlite.facts import SqliteFacts, copy_ledger
 
@@ -93,11 +94,11 @@ class Timeline:
 
     """
 
-    source: dict[str, Any]
+    source: JsonObject
     inventory: list[tuple[float, Event]]
     asks: list[tuple[float, Ask]]
     pods: Sequence[trace.TracePod]
-    documents: tuple[dict[str, Any], ...] = ()
+    documents: tuple[JsonObject, ...] = ()
     notes: tuple[str, ...] = ()
     measured_from: float = 0.0
 
@@ -150,7 +151,7 @@ def of_trace(
             asks.append((0.0, _ask(number, pod, seed, FOR_EVER_SECONDS, wait_seconds)))
     document = trace.cluster_document(machines, names=trace.permuted_names(machines, seed))
     seen = ClusterSeen(read_cluster_document(document).cluster)
-    source: dict[str, Any] = {
+    source: JsonObject = {
         "trace": {"nodes": _digest(nodes), "pods": _digest(pods)},
         "arrive": None if timed or churn else arrive,
         "seed": seed,
@@ -213,7 +214,7 @@ async def of_ledger(folder: Path, *, seed: int, limit: int | None) -> Timeline:
             recovery = await ledger.open()
             now = [fact for fact in recovery.facts if isinstance(fact, ClusterSet)]
             history = [entry async for entry in _entries(ledger)]
-            pruned = await ledger.kept_since() is not None
+            pruned = await ledger.history_start() is not None
         except LedgerError as error:
             raise CommandError(str(error)) from error
         finally:
@@ -239,7 +240,7 @@ def _copy(source: Path, copy: Path) -> None:
         raise CommandError(str(error)) from error
 
 
-async def _entries(ledger: StoredLedger) -> Any:
+async def _entries(ledger: StoredLedger) -> AsyncIterator[LedgerEntry]:
     last = 0
     while page := await ledger.read(after=last):
         for entry in page:

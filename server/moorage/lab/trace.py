@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from moorage.model import GPU_MILLI
+from moorage.records.json_values import JsonObject
 from moorage_client.inventory.openb import TableError as TraceError
 from moorage_client.inventory.openb import TraceNode, lines, read_nodes
 from moorage_client.inventory.openb import trace_document as cluster_document
@@ -55,9 +56,9 @@ class TracePod:
         """GPU milli over all its devices."""
         return self.gpus * self.gpu_milli
 
-    def resources(self) -> dict[str, Any]:
+    def resources(self) -> JsonObject:
         """Return it as the `resources` of a request."""
-        wanted: dict[str, Any] = {"cpu_milli": self.cpu_milli, "memory_mib": self.memory_mib}
+        wanted: JsonObject = {"cpu_milli": self.cpu_milli, "memory_mib": self.memory_mib}
         if self.gpus:
             wanted |= {"gpus": self.gpus, "gpu_milli": self.gpu_milli}
             if self.models:
@@ -102,7 +103,7 @@ def read_pods(path: Path) -> list[TracePod]:
 # The protocol ----------------------------------------------------------------------------------
 
 
-def typical_classes(pods: Sequence[TracePod], share: float = TYPICAL_SHARE) -> list[dict[str, Any]]:
+def typical_classes(pods: Sequence[TracePod], share: float = TYPICAL_SHARE) -> list[JsonObject]:
     """Return the classes that make up `share` of the requests, for the parameter `typical`.
 
     A class is (cpu_milli, gpu_milli, num_gpu, gpu_spec), CPU-only ones included; the most
@@ -115,7 +116,7 @@ def typical_classes(pods: Sequence[TracePod], share: float = TYPICAL_SHARE) -> l
         each = (pod.cpu_milli, pod.gpus, pod.gpu_milli, pod.models)
         counts[each] += 1
         memory[each] += pod.memory_mib
-    classes: list[dict[str, Any]] = []
+    classes: list[JsonObject] = []
     covered = 0
     for each, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         if covered >= share * len(pods):

@@ -7,7 +7,7 @@ what is granted here, and every workload that has to stop has stopped at once.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -28,10 +28,11 @@ from moorage.core.turns.events import (
 )
 from moorage.core.turns.turn import Turn
 from moorage.daemon.policies.finder import code_of
-from moorage.lab.rehearsal import SESSION, Document, Rehearsal
+from moorage.lab.rehearsal import SESSION, Rehearsal
 from moorage.ledger.codec import unseal
 from moorage.model import Ask, Cluster, ClusterId, Lease, Node, NodeId, PolicyRef, RequestId, Tenant
 from moorage.protocol.changes import AddedNodes, Change, CordonMode
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Limits
@@ -66,7 +67,7 @@ class WhatIfJob:
     at: float
     facts: list[FactRow]
     documents: list[tuple[str, int, bytes]]
-    policies: list[tuple[PolicyRef, dict[str, bytes], Document]]
+    policies: list[tuple[PolicyRef, dict[str, bytes], JsonObject]]
     change: Change
     swaps: dict[str, PolicyRef]
     asks: bool
@@ -77,7 +78,7 @@ class WhatIfJob:
     overtaken_max: int
 
 
-async def whatif(job: WhatIfJob) -> Document:
+async def whatif(job: WhatIfJob) -> JsonObject:
     """Return the consequences of a change.
 
     Raises:
@@ -85,7 +86,7 @@ async def whatif(job: WhatIfJob) -> Document:
         JailError: No jail stands here.
 
     """
-    facts = [_swapped(unseal(row, "the job").fact, job.swaps) for row in job.facts]
+    facts = [_swap(unseal(row, "the job").fact, job.swaps) for row in job.facts]
     ask = None
     if job.asks:
         queued = facts.pop()
@@ -126,7 +127,7 @@ class _World(Rehearsal):
         self.allocator = Allocator(0.0, job.overtaken_max)
         self.facts: list[Fact] = []
         self._stopping: list[Lease] = []
-        self._said: Document = {}
+        self._said: JsonObject = {}
 
     async def step(self, event: Event) -> None:
         """Step the core, and see to everything that follows from it."""
@@ -150,7 +151,7 @@ class _World(Rehearsal):
         await self.step(CordonAsked(_NOWHERE, _NOBODY, cluster, node, mode))
         return {lease.id: lease for lease in held if lease.state != "warm"}
 
-    async def why(self, ask: Ask) -> Document:
+    async def why(self, ask: Ask) -> JsonObject:
         """Return why a request waits."""
         await self.step(Inquired(_NOWHERE, "why", ask.tenant, ask.id))
         return {name: each for name, each in self._said.items() if name in {"code", "reason"}}
@@ -175,7 +176,9 @@ class CopiedDocuments:
     def __init__(self, packed: Sequence[tuple[str, int, bytes]]) -> None:
         self._packed = {name: contract.Document(name, each, blob) for name, each, blob in packed}
 
-    async def call(self, client: str, method: contract.Method, arguments: tuple[Any, ...]) -> Any:
+    async def call(
+        self, client: str, method: contract.Method, arguments: tuple[JsonValue, ...]
+    ) -> JsonValue:
         """Answer an injected client: about one cluster; see `HostServices`."""
         del client
         found = self._packed.get(str(arguments[0]))
@@ -199,14 +202,14 @@ class CopiedDocuments:
         """Return the packed documents of clusters."""
         return [self._packed[name] for name in cluster_ids if name in self._packed]
 
-    def node(self, cluster: str, name: str) -> Document | None:
+    def node(self, cluster: str, name: str) -> JsonObject | None:
         """Return the description of a node in a cluster's document, if there is one."""
         for each in self._nodes(cluster)[1]:
             if str(each.get("id")) == name:
                 return each
         return None
 
-    def add(self, cluster: str, nodes: Sequence[Document]) -> None:
+    def add(self, cluster: str, nodes: Sequence[JsonObject]) -> None:
         """Describe more nodes in a cluster's document."""
         content, listed = self._nodes(cluster)
         if content is not None:
@@ -215,9 +218,9 @@ class CopiedDocuments:
             blob = msgspec.msgpack.encode(content)
             self._packed[cluster] = contract.Document(cluster, old.version + 1, blob)
 
-    def _nodes(self, cluster: str) -> tuple[Any, list[Document]]:
+    def _nodes(self, cluster: str) -> tuple[JsonObject | None, list[JsonObject]]:
         known = self._packed.get(cluster)
-        content = None if known is None else msgspec.msgpack.decode(known.blob)
+        content: JsonObject | None = None if known is None else msgspec.msgpack.decode(known.blob)
         listed = ((content or {}).get("data", {}).get("nodes") or {}).get("nodeData")
         return content, listed if isinstance(listed, list) else []
 
@@ -234,7 +237,7 @@ def _grown(allocator: Allocator, documents: CopiedDocuments, added: AddedNodes) 
         described["id"] = str(described["id"])
         nodes = {"nodeData": [described], "count": 1}
         model = read_cluster_document({"id": cluster.id, "nodes": nodes}).cluster.nodes[0]
-    bare: dict[str, Any] = {"identity": (), "duplicate_of": "", "unavailable": ""}
+    bare: JsonObject = {"identity": (), "duplicate_of": "", "unavailable": ""}
     more: list[Node] = []
     number = 0
     while len(more) < added.count:
@@ -247,7 +250,7 @@ def _grown(allocator: Allocator, documents: CopiedDocuments, added: AddedNodes) 
     return replace(cluster, nodes=(*cluster.nodes, *more))
 
 
-def _swapped(fact: Fact, swaps: Mapping[str, PolicyRef]) -> Fact:
+def _swap(fact: Fact, swaps: Mapping[str, PolicyRef]) -> Fact:
     """Return a fact in which who would ask one policy asks another."""
     match fact:
         case Queued(ask) if ask.policy.uri in swaps:
@@ -270,9 +273,9 @@ class _Outcome:
         self._others: dict[str, int] = {}
         self._other_tenants: set[Tenant] = set()
 
-    async def answer(self, ask: Ask) -> Document:
+    async def answer(self, ask: Ask) -> JsonObject:
         """Decide the request; return its answer."""
-        row: Document = {"request": ask.id}
+        row: JsonObject = {"request": ask.id}
         answer = (await self._world.ask(ask)).answer
         match answer:
             case LeaseNews(lease):
@@ -286,14 +289,14 @@ class _Outcome:
                 row |= {"state": "waiting", "position": position}
                 return await self._world.why(ask) | row
 
-    def rows(self, ask: Ask | None, leaving: Mapping[RequestId, Lease]) -> Document:
+    def rows(self, ask: Ask | None, leaving: Mapping[RequestId, Lease]) -> JsonObject:
         """Return the differences for others than the request."""
-        granted: list[Document] = []
-        preempted: list[Document] = []
+        granted: list[JsonObject] = []
+        preempted: list[JsonObject] = []
         for fact in self._world.facts:
             match fact:
                 case Granted(lease) if lease.id not in leaving and (not ask or lease.id != ask.id):
-                    row: Document = {"request": lease.id, "placement": self._placement(lease)}
+                    row: JsonObject = {"request": lease.id, "placement": self._placement(lease)}
                     self._add(granted, "granted", lease.tenant, row)
                 case Preempted(lease_id, _, by, until):
                     tenant = self._tenant(lease_id)
@@ -302,13 +305,13 @@ class _Outcome:
                     self._add(preempted, "preempted", tenant, row)
                 case _:  # It is about no grant.
                     pass
-        drained: list[Document] = []
+        drained: list[JsonObject] = []
         for lease in leaving.values():
             self._add(drained, "drained", lease.tenant, self._left(lease))
-        moved: Document = {"granted": granted, "preempted": preempted, "drained": drained}
+        moved: JsonObject = {"granted": granted, "preempted": preempted, "drained": drained}
         return moved | {"others": self._others, "other_tenants": len(self._other_tenants)}
 
-    def _add(self, rows: list[Document], kind: str, tenant: Tenant, row: Document) -> None:
+    def _add(self, rows: list[JsonObject], kind: str, tenant: Tenant, row: JsonObject) -> None:
         if not self._shows(tenant):
             self._other_tenants.add(tenant)
         elif len(rows) < SHOWN_MAX:
@@ -319,7 +322,7 @@ class _Outcome:
     def _shows(self, tenant: Tenant) -> bool:
         return self._job.sees_all or tenant == self._job.tenant
 
-    def _left(self, before: Lease) -> Document:
+    def _left(self, before: Lease) -> JsonObject:
         """Return the fate of a lease whose place is drained."""
         lease = self._state.leases.get(before.id)
         if lease is None:
@@ -333,6 +336,6 @@ class _Outcome:
         found = self._state.lease(lease)
         return Tenant("") if found is None else found.tenant
 
-    def _placement(self, lease: Lease) -> list[Document]:
-        placed: list[dict[str, Any]] = msgspec.to_builtins(lease.placement)
+    def _placement(self, lease: Lease) -> list[JsonObject]:
+        placed: list[JsonObject] = msgspec.to_builtins(lease.placement)
         return placed

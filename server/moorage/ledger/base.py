@@ -187,7 +187,7 @@ class LedgerHistory(Protocol):
         """Return the facts after a seq, oldest first; parameters and errors as `history`."""
         ...
 
-    async def kept_since(self) -> float | None:
+    async def history_start(self) -> float | None:
         """Return when the oldest fact was appended that is still there; None: none was pruned.
 
         Raises:

@@ -48,9 +48,10 @@ from moorage.core.state.facts import (
 )
 from moorage.ledger.base import FactUnknown, FactUnwritable, LedgerCorrupt, LedgerEntry
 from moorage.model import DEVICE
+from moorage.records.json_values import JsonObject
 from moorage.storage.base import FactRow
 
-Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+Upgrade = Callable[[JsonObject], JsonObject]
 """Turns the JSON object of one version into that of the next."""
 
 
@@ -104,12 +105,12 @@ KINDS: Final = (
 )
 
 
-def _same(record: dict[str, Any]) -> dict[str, Any]:
+def _same(record: JsonObject) -> JsonObject:
     """Return a record to which only fields with defaults were added."""
     return record
 
 
-def _with_devices(record: dict[str, Any]) -> dict[str, Any]:
+def _with_devices(record: JsonObject) -> JsonObject:
     """Return a cluster with the UUIDs of devices that the first version of the fact implies.
 
     Its `identity` has the UUIDs of all devices in their order, and those that have instances.
@@ -168,7 +169,7 @@ class Codec:
                         f"{kind.name} has version {kind.version} but no upgrade from {version}"
                     )
 
-    def encode(self, fact: Any) -> tuple[FactKind, bytes]:
+    def encode(self, fact: object) -> tuple[FactKind, bytes]:
         """Return the kind and the JSON of a fact.
 
         It is decoded again at once: what would not come back is refused while the request that
@@ -220,7 +221,7 @@ class Codec:
         except (msgspec.MsgspecError, RecursionError, LookupError, TypeError) as no:
             raise LedgerCorrupt(place, f"{where} is no {kind!r} of version {version}: {no}") from no
 
-    def pack(self, facts: Iterable[Any]) -> bytes:
+    def pack(self, facts: Iterable[object]) -> bytes:
         """Return facts as lines of JSON that carry their kinds and versions.
 
         Raises:

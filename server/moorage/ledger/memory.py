@@ -146,8 +146,8 @@ class MemoryLedger:
             del storage.rows[0]
         return False
 
-    async def kept_since(self) -> float | None:
-        """See `Ledger.kept_since`."""
+    async def history_start(self) -> float | None:
+        """See `Ledger.history_start`."""
         self._check_open()
         await asyncio.sleep(0)
         return self._storage.rows[0].at if self._storage.pruned else None

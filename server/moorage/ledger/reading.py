@@ -37,17 +37,17 @@ class StoredHistory:
         self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
     ) -> list[LedgerEntry]:
         """See `LedgerHistory.history`."""
-        return await self._asked(after, limit, subject)
+        return await self._read(after, limit, subject)
 
     async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[LedgerEntry]:
         """See `LedgerHistory.read`."""
-        return await self._asked(after, limit, None)
+        return await self._read(after, limit, None)
 
-    async def kept_since(self) -> float | None:
-        """See `LedgerHistory.kept_since`."""
+    async def history_start(self) -> float | None:
+        """See `LedgerHistory.history_start`."""
         async with self._asking:
             self._check_readable()
-            return await asyncio.to_thread(self._kept_since)
+            return await asyncio.to_thread(self._start)
 
     def newest_good(
         self, facts: Facts, last_seq: int
@@ -84,7 +84,7 @@ class StoredHistory:
                 yield entry.fact
             seq = entries[-1].seq
 
-    async def _asked(self, after: int, limit: int, subject: str | None) -> list[LedgerEntry]:
+    async def _read(self, after: int, limit: int, subject: str | None) -> list[LedgerEntry]:
         # One at a time: more would only hold threads while they wait for the connection.
         async with self._asking:
             self._check_readable()
@@ -101,6 +101,6 @@ class StoredHistory:
             check_linked(rows, after, chain, self._lost, self._place)
         return entries
 
-    def _kept_since(self) -> float | None:
+    def _start(self) -> float | None:
         with translated(), self._reading.reading() as facts:
             return facts.oldest_at() if facts.pruned_seq() else None

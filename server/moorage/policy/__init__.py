@@ -12,6 +12,8 @@ labels of nodes; `parse_proposal` reads what the policy returned.
 
 from typing import Any, Protocol
 
+from moorage.records.json_values import JsonObject
+
 try:
     import numpy as np  # noqa: F401  # This package needs it throughout.
 except ModuleNotFoundError as error:
@@ -77,7 +79,7 @@ __all__ = [
 class Rule(Protocol):
     """The methods that a class named `AIOSv1PolicyRule` must have."""
 
-    def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:
+    def __init__(self, rule_id: str, settings: JsonObject, parameters: JsonObject) -> None:
         """Prepare the policy.
 
         Args:
@@ -87,7 +89,7 @@ class Rule(Protocol):
 
         """
 
-    def eval(self, parameters: dict[str, Any], input_data: Any, context: dict[str, Any]) -> Any:
+    def eval(self, parameters: JsonObject, input_data: Any, context: JsonObject) -> Any:
         """Propose a placement.
 
         Args:

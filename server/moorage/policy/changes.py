@@ -9,7 +9,7 @@ Called by authors' policies inside a cell:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from moorage.policy.choice import (
 )
 from moorage.policy.inventory import gang_groups
 from moorage.policy.view import FleetView
+from moorage.records.json_values import JsonObject, JsonValue
 
 Score = Callable[[FleetView, Demand], npt.ArrayLike | Mapping[str, npt.ArrayLike]]
 """Returns one finite number per node, the higher the better, or named terms whose sum is that;
@@ -39,12 +40,12 @@ _NOT_HERE: Final = -1.0
 
 
 def place(
-    input_data: Mapping[str, Any],
+    input_data: Mapping[str, JsonValue],
     score: Score,
     *,
     close: bool = False,
     gang: Gang = "pack",
-) -> dict[str, Any] | list[dict[str, Any]]:
+) -> JsonObject | list[JsonObject]:
     """Return the answer "the best nodes that it fits on", or why there are none.
 
     What this returns is sound, whatever the score: it fits, on as many nodes, and in the topology

@@ -19,11 +19,12 @@ from moorage.model import GPU_MILLI, Demand
 from moorage.policy.inventory import gang_groups
 from moorage.policy.proposal import GPUS_MAX, SHARES_MAX
 from moorage.policy.view import FleetView
+from moorage.records.json_values import JsonObject, JsonValue
 
 _WHOLE_NUMBERS: Final = ("gpus", "gpu_memory_mib", "cpu_milli", "memory_mib")
 
 
-def read_demand(input_data: Mapping[str, Any]) -> Demand | None:
+def read_demand(input_data: Mapping[str, JsonValue]) -> Demand | None:
     """Return the demand: the request's `resources`, or the same keys in its `inputs`.
 
     Args:
@@ -189,7 +190,7 @@ def propose(
     demand: Demand,
     rows: Sequence[int],
     pick: Callable[[int], Sequence[int]] | None = None,
-) -> dict[str, Any] | list[dict[str, Any]]:
+) -> JsonObject | list[JsonObject]:
     """Return the answer "these nodes" in the documented output format.
 
     Args:

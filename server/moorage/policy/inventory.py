@@ -17,6 +17,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from moorage.model import GPU_MILLI, Cluster, Demand, DeviceId, Gpu, Node
+from moorage.records.json_values import JsonObject
 
 CHANGES_MAX: Final = 65_536
 """Changes remembered for `changed_since`; a reader further behind must look at all."""
@@ -105,8 +106,8 @@ class NodeInventory:
         ids = [tuple(gpu.id for gpu in gpus) for gpus in kinds]
         self.gpu_ids: tuple[tuple[str, ...], ...] = tuple(ids[kind] for kind in kind_of)
         self.models: tuple[str, ...] = tuple(sorted({g.model for gpus in kinds for g in gpus}))
-        self.rack: Ints = _numbered([(number, node.rack) for number, _, node in pairs])
-        self.zone: Ints = _numbered([(number, node.zone) for number, _, node in pairs])
+        self.rack: Ints = _number([(number, node.rack) for number, _, node in pairs])
+        self.zone: Ints = _number([(number, node.zone) for number, _, node in pairs])
         self.cluster: Ints = np.array([number for number, _, _ in pairs], np.int64)
         self.cpu_total: Ints = np.array([node.cpu_milli for _, _, node in pairs], np.int64)
         self.memory_total: Ints = np.array([node.memory_mib for _, _, node in pairs], np.int64)
@@ -228,10 +229,10 @@ class NodeInventory:
             held = int(ours[start:end].max(initial=before - 1)) + 1 - before
             groups = np.where(theirs >= 0, theirs + before, -1)
             ours[end:][ours[end:] >= 0] += int(theirs.max(initial=-1)) + 1 - held
-            setattr(self, name, _spliced(ours, groups, start, end))
-        self.cluster = _spliced(self.cluster, np.full(len(part), number, np.int64), start, end)
+            setattr(self, name, _splice(ours, groups, start, end))
+        self.cluster = _splice(self.cluster, np.full(len(part), number, np.int64), start, end)
         for name in _AMOUNTS:
-            setattr(self, name, _spliced(getattr(self, name), getattr(part, name), start, end))
+            setattr(self, name, _splice(getattr(self, name), getattr(part, name), start, end))
         for name in ("node_ids", "gpu_ids", "labels", "devices"):
             ours, theirs = getattr(self, name), getattr(part, name)
             if ours[start:end] != theirs:
@@ -249,17 +250,17 @@ class NodeInventory:
         }
         models = tuple(sorted((frozenset(self.models) - gone).union(part.models)))
         if models != self.models:
-            self.gpu_model = _recoded(self.gpu_model, self.models, models)
-        own = {"gpu_model": _recoded(part.gpu_model, part.models, models)}
+            self.gpu_model = _recode(self.gpu_model, self.models, models)
+        own = {"gpu_model": _recode(part.gpu_model, part.models, models)}
         self.models = models
         width, wanted = self.gpu_total.shape[1], _width(part.gpu_total)
         full = wanted < width and bool(self.gpu_total[start:end, width - 1 :].any())
         width = max(width, wanted)
         for name in (*_GPU_COLUMNS, "gpu_exclusive"):
             fill = _NO_DEVICE.get(name, 0)
-            ours = _widened(getattr(self, name), width, fill)
-            theirs = _widened(own.get(name, getattr(part, name)), width, fill)
-            setattr(self, name, _spliced(ours, theirs, start, end))
+            ours = _widen(getattr(self, name), width, fill)
+            theirs = _widen(own.get(name, getattr(part, name)), width, fill)
+            setattr(self, name, _splice(ours, theirs, start, end))
         if full and (width := _width(self.gpu_total)) < self.gpu_total.shape[1]:
             for name in (*_GPU_COLUMNS, "gpu_exclusive"):
                 setattr(self, name, getattr(self, name)[:, :width].copy())
@@ -284,15 +285,15 @@ class NodeInventory:
             return None
         return list(dict.fromkeys(self._splices[layout - self._splices_base :]))
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> JsonObject:
         """All of it as plain values and bytes, for a replica to `restore`.
 
         Columns travel in the narrowest type that holds them: at a million devices that is a fifth.
         """
         # Most nodes name their devices alike.
         kinds = {ids: kind for kind, ids in enumerate(dict.fromkeys(self.gpu_ids))}
-        columns: dict[str, Any] = {
-            name: _packed(getattr(self, name)) for name in (*_NODE_COLUMNS, *_GPU_COLUMNS)
+        columns: JsonObject = {
+            name: _pack(getattr(self, name)) for name in (*_NODE_COLUMNS, *_GPU_COLUMNS)
         }
         return {
             "version": self.version,
@@ -300,25 +301,25 @@ class NodeInventory:
             "cluster_ids": self.cluster_ids,
             "node_ids": [node for _, node in self.node_ids],
             "gpu_ids": tuple(kinds),
-            "gpu_ids_of": _packed(np.array([kinds[ids] for ids in self.gpu_ids], np.int64)),
+            "gpu_ids_of": _pack(np.array([kinds[ids] for ids in self.gpu_ids], np.int64)),
             "models": self.models,
             "gpu_exclusive": self.gpu_exclusive.tobytes(),
             **columns,
         }
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
+    def restore(self, snapshot: JsonObject) -> None:
         """Become the replica of the fleet that `snapshot` was taken of."""
         rows, width = len(snapshot["node_ids"]), snapshot["width"]
         for name in _NODE_COLUMNS:
-            setattr(self, name, _unpacked(snapshot[name]))
+            setattr(self, name, _unpack(snapshot[name]))
         for name in _GPU_COLUMNS:
-            setattr(self, name, _unpacked(snapshot[name]).reshape(rows, width))
+            setattr(self, name, _unpack(snapshot[name]).reshape(rows, width))
         exclusive = np.frombuffer(snapshot["gpu_exclusive"], np.bool_)
         self.gpu_exclusive = exclusive.reshape(rows, width).copy()
         self.cluster_ids = tuple(snapshot["cluster_ids"])
         self.models = tuple(snapshot["models"])
         kinds = [tuple(ids) for ids in snapshot["gpu_ids"]]
-        self.gpu_ids = tuple(kinds[kind] for kind in _unpacked(snapshot["gpu_ids_of"]).tolist())
+        self.gpu_ids = tuple(kinds[kind] for kind in _unpack(snapshot["gpu_ids_of"]).tolist())
         self.labels = self.devices = ()
         names = self.cluster_ids
         self.node_ids = tuple(
@@ -387,11 +388,11 @@ def gang_groups(fleet: Any, demand: Demand) -> Ints | None:
         A group number for each node, int64 `[nodes]`; -1: it is in none. None: nothing.
 
     """
-    asked = demand.nodes > 1 and demand.topology in _TOGETHER
-    return getattr(fleet, demand.topology) if asked else None
+    together = demand.nodes > 1 and demand.topology in _TOGETHER
+    return getattr(fleet, demand.topology) if together else None
 
 
-def _numbered(names: Sequence[tuple[int, str]]) -> Ints:
+def _number(names: Sequence[tuple[int, str]]) -> Ints:
     """Return a number for each name; a name is its cluster's own: two may have a "rack-1"."""
     numbers = {name: at for at, name in enumerate(sorted({each for each in names if each[1]}))}
     return np.array([numbers.get(name, -1) for name in names], np.int64)
@@ -404,7 +405,7 @@ def _counted(node: Node) -> Node:
     )
 
 
-def _spliced(column: npt.NDArray[Any], rows: npt.NDArray[Any], start: int, end: int) -> Any:
+def _splice(column: npt.NDArray[Any], rows: npt.NDArray[Any], start: int, end: int) -> Any:
     """Return a column with other rows in the place of some; in place where it is as many."""
     if len(rows) != end - start:
         return np.concatenate([column[:start], rows, column[end:]])
@@ -412,7 +413,7 @@ def _spliced(column: npt.NDArray[Any], rows: npt.NDArray[Any], start: int, end: 
     return column
 
 
-def _recoded(codes: Ints, before: Sequence[str], after: Sequence[str]) -> Ints:
+def _recode(codes: Ints, before: Sequence[str], after: Sequence[str]) -> Ints:
     """Return model codes in the numbers of other names; -1 stays."""
     numbers = {model: code for code, model in enumerate(after)}
     table = np.array([*(numbers.get(model, -1) for model in before), -1], np.int64)
@@ -425,8 +426,8 @@ def _width(totals: Ints) -> int:
     return int(np.flatnonzero(totals.any(0)).max(initial=-1)) + 1
 
 
-def _widened(column: npt.NDArray[Any], width: int, fill: int) -> npt.NDArray[Any]:
-    """Return a GPU column of exactly so many device columns; those cut off are empty."""
+def _widen(column: npt.NDArray[Any], width: int, fill: int) -> npt.NDArray[Any]:
+    """Return a GPU column with exactly `width` device columns; those cut off are empty."""
     rows, held = column.shape
     if held == width:
         return column
@@ -435,12 +436,12 @@ def _widened(column: npt.NDArray[Any], width: int, fill: int) -> npt.NDArray[Any
     return np.concatenate([column, np.full((rows, width - held), fill, column.dtype)], axis=1)
 
 
-def _packed(column: Ints) -> tuple[str, bytes]:
+def _pack(column: Ints) -> tuple[str, bytes]:
     low, high = column.min(initial=0), column.max(initial=0)
     narrow = np.result_type(np.min_scalar_type(low), np.min_scalar_type(high))
     return narrow.str, column.astype(narrow).tobytes()
 
 
-def _unpacked(packed: Sequence[Any]) -> Ints:
+def _unpack(packed: Sequence[Any]) -> Ints:
     kind, content = packed
     return np.frombuffer(content, kind).astype(np.int64)

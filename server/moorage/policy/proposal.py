@@ -5,11 +5,12 @@ word counts for nothing), and the author's offline checks read it with the same 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from moorage.model import GPU_MILLI, ClusterId, Demand, NodeId, Share
+from moorage.records.json_values import JsonValue
 
 SHARES_MAX: Final = 1024
 """Nodes in one proposal."""
@@ -74,7 +75,7 @@ class ProposalError(ValueError):
         self.expected = expected
 
 
-def parse_proposal(value: Any, demand: Demand | None) -> tuple[ProposedShare, ...]:
+def parse_proposal(value: JsonValue, demand: Demand | None) -> tuple[ProposedShare, ...]:
     """Read what `eval` returned.
 
     Args:
@@ -102,10 +103,10 @@ def parse_proposal(value: Any, demand: Demand | None) -> tuple[ProposedShare, ..
         for number, item in enumerate(value)
         if not partial or _names_cluster(item)
     ]
-    return tuple(shares if demand is not None else _joined(shares))
+    return tuple(shares if demand is not None else _join(shares))
 
 
-def has_empty_parts(value: Any, demand: Demand | None) -> bool:
+def has_empty_parts(value: JsonValue, demand: Demand | None) -> bool:
     """Return whether a value is a list for several requests, some of which got nothing."""
     if not isinstance(value, list) or (demand is not None and demand.nodes > 1):
         return False  # A gang is whole or not at all.
@@ -113,7 +114,7 @@ def has_empty_parts(value: Any, demand: Demand | None) -> bool:
     return 0 < named < len(value)
 
 
-def _joined(shares: Sequence[ProposedShare]) -> list[ProposedShare]:
+def _join(shares: Sequence[ProposedShare]) -> list[ProposedShare]:
     """Return shares of several requests by node: each of its own GPUs, as one share."""
     joined: list[ProposedShare] = []
     for share in shares:
@@ -131,13 +132,13 @@ def _joined(shares: Sequence[ProposedShare]) -> list[ProposedShare]:
     return joined
 
 
-def _names_cluster(value: Any) -> bool:
+def _names_cluster(value: JsonValue) -> bool:
     return isinstance(value, Mapping) and (
         value.get("cluster_id") is not None or value.get("clusterId") is not None
     )
 
 
-def _proposed_share(value: Any, demand: Demand | None, path: str) -> ProposedShare:
+def _proposed_share(value: JsonValue, demand: Demand | None, path: str) -> ProposedShare:
     if not _names_cluster(value):
         raise ProposalError(f"{path}cluster_id", "a cluster id in every item of the list")
     node = value.get("node_id", value.get("nodeId"))
@@ -154,7 +155,7 @@ def _proposed_share(value: Any, demand: Demand | None, path: str) -> ProposedSha
     )
 
 
-def _name(value: Any, field: str) -> str:
+def _name(value: JsonValue, field: str) -> str:
     """Return an id as text: strings as they are, whole numbers as their digits."""
     if isinstance(value, str) and value:
         return value
@@ -163,7 +164,7 @@ def _name(value: Any, field: str) -> str:
     raise ProposalError(field, "a non-empty string or a whole number")
 
 
-def _gpus(value: Any, field: str) -> tuple[str, ...]:
+def _gpus(value: JsonValue, field: str) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or len(value) > GPUS_MAX:
         raise ProposalError(field, f"a list of at most {GPUS_MAX} GPU ids")
     gpus: tuple[str, ...] = tuple(value)
@@ -174,7 +175,7 @@ def _gpus(value: Any, field: str) -> tuple[str, ...]:
     return gpus
 
 
-def _amount(value: Mapping[str, Any], key: str, default: int, path: str) -> int:
+def _amount(value: Mapping[str, JsonValue], key: str, default: int, path: str) -> int:
     amount = value.get(key)
     if amount is None:
         return default

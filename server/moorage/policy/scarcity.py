@@ -16,7 +16,7 @@ from moorage.policy.view import FleetView
 ROWS_MAX: Final = 4096
 """Nodes counted at once: bounds the memory of it."""
 COPIES_MAX: Final = (1 << 16) - 1
-"""More copies than this on one node count as so many."""
+"""The count of copies on one node is cut off here."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -75,7 +75,7 @@ class KindCopies:
         self._no_cpu = np.array([COPIES_MAX * (not k.cpu_milli) for k in kinds], np.int64)
         self._gpus = np.array([kind.gpus for kind in kinds], np.int32)
         sizes, self._size_of = np.unique([k.gpu_milli for k in kinds], return_inverse=True)
-        # How many shares of each size a GPU with so much free has room for.
+        # How many shares of each size a GPU has room for, by its free milli.
         shares = np.arange(GPU_MILLI + 1)[:, None] // sizes.astype(np.int64)
         self._shares = shares.astype(np.int32)
 
@@ -98,7 +98,7 @@ class KindCopies:
 
 
 class ScarcityPrices:
-    """The price of one place for a request of each kind: fewer places cost more.
+    """The price of one place, by kind of request: the fewer places, the higher.
 
         price = share of all requests x GPU milli / (1 + N / k)^2
 

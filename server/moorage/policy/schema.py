@@ -19,7 +19,9 @@ sandbox's host check values with them. Everything is bounded: no value can hold 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol, cast
+
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["Schema", "SchemaError", "SchemaPattern"]
 
@@ -130,18 +132,18 @@ class FieldSchema:
     """The schema of one field; each constraint is about values of its own type alone."""
 
     kinds: tuple[str, ...] = ("any",)
-    default: Any = NO_VALUE
+    default: JsonValue = NO_VALUE
     pattern: SchemaPattern | None = None
     text_sizes: Sizes | None = None
     list_sizes: Sizes | None = None
     range: Range | None = None
-    choices: frozenset[tuple[type, Any]] | None = None
+    choices: frozenset[tuple[type, JsonValue]] | None = None
     properties: "Schema | None" = None
     items: "FieldSchema | None" = None
     expected: str = "a value"
     """All of it in words, for the refusal of a value."""
 
-    def check(self, value: Any, budget: Budget) -> Any:
+    def check(self, value: JsonValue, budget: Budget) -> JsonValue:
         """Return the value, completed where a default within it was missing.
 
         Raises:
@@ -155,12 +157,12 @@ class FieldSchema:
             return self.properties.checked(value, budget)
         if self.items is None or not isinstance(value, list | tuple):
             return value
-        given = cast("Sequence[Any]", value)
+        given = cast("Sequence[JsonValue]", value)
         elements = list(_each(given, self.items.check, budget))
         unchanged = all(new is old for new, old in zip(elements, given, strict=True))
         return given if unchanged else elements
 
-    def _allows(self, value: Any, budget: Budget) -> bool:
+    def _allows(self, value: JsonValue, budget: Budget) -> bool:
         if self.choices is not None and comparable(value) not in self.choices:
             return False
         if isinstance(value, str):
@@ -181,7 +183,7 @@ class FieldSchema:
         return pattern.matches(value)
 
 
-def _is_a(value: Any, kind: str) -> bool:
+def _is_a(value: JsonValue, kind: str) -> bool:
     fits = isinstance(value, KINDS[kind])
     if not fits or kind not in {"number", "integer"}:
         return fits
@@ -202,7 +204,7 @@ class Schema:
 
     _entries: Mapping[str, FieldSchema]
     required: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    defaults: Mapping[str, JsonValue] = field(default_factory=JsonObject)
     null_is_value: bool = False
     others: FieldSchema | bool = True
 
@@ -217,7 +219,9 @@ class Schema:
             return True
         return all(name in known for name in (*self.required, *self.defaults))
 
-    def check(self, value: Any, path: str, *, known: Collection[str] = ()) -> Mapping[str, Any]:
+    def check(
+        self, value: JsonValue, path: str, *, known: Collection[str] = ()
+    ) -> Mapping[str, JsonValue]:
         """Check an object.
 
         Args:
@@ -239,7 +243,7 @@ class Schema:
         except SchemaError as error:
             raise error.within(path) from None
 
-    def check_each(self, values: Sequence[Any], path: str, first: int = 0) -> list[Any]:
+    def check_each(self, values: Sequence[JsonValue], path: str, first: int = 0) -> list[JsonValue]:
         """Check several objects, within the bounds of one check.
 
         Args:
@@ -259,14 +263,16 @@ class Schema:
         except SchemaError as error:
             raise error.within(path) from None
 
-    def checked(self, value: Any, budget: Budget, known: Collection[str] = ()) -> Mapping[str, Any]:
+    def checked(
+        self, value: JsonValue, budget: Budget, known: Collection[str] = ()
+    ) -> Mapping[str, JsonValue]:
         """As `check`, of a part of a larger value; the path of an error starts at this part."""
         if not isinstance(value, Mapping):
             raise SchemaError("", "an object", f"found {shown(value)}")
-        given = cast("Mapping[str, Any]", value)
+        given = cast("Mapping[str, JsonValue]", value)
         budget.spend(len(self._entries))  # Also what is left out is looked for.
         self._demand(given, known)
-        changed: dict[str, Any] = {}
+        changed: JsonObject = {}
         unset: list[str] = []
         name = ""
         try:
@@ -288,7 +294,9 @@ class Schema:
             return given
         return {name: each for name, each in given.items() if name not in unset} | changed
 
-    def _check_other(self, name: str, found: Any, changed: dict[str, Any], budget: Budget) -> None:
+    def _check_other(
+        self, name: str, found: JsonValue, changed: JsonObject, budget: Budget
+    ) -> None:
         if not isinstance(self.others, FieldSchema):
             names = cut(", ".join(self._entries)) or "no field"
             raise SchemaError("", f"no field of this name, only {names}", f"found {shown(found)}")
@@ -296,12 +304,12 @@ class Schema:
         if completed is not found:
             changed[name] = completed
 
-    def _demand(self, given: Mapping[str, Any], known: Collection[str]) -> None:
+    def _demand(self, given: Mapping[str, JsonValue], known: Collection[str]) -> None:
         for name in self.required:
             if name not in known and self._left_out(name, given):
                 raise SchemaError(name, self._entries[name].expected, "it is missing")
 
-    def _left_out(self, name: str, given: Mapping[str, Any]) -> bool:
+    def _left_out(self, name: str, given: Mapping[str, JsonValue]) -> bool:
         if name not in given:
             return True
         is_value = self.null_is_value or "any" in self._entries[name].kinds
@@ -309,8 +317,11 @@ class Schema:
 
 
 def _each(
-    values: Sequence[Any], check: Callable[[Any, Budget], Any], budget: Budget, first: int = 0
-) -> Iterator[Any]:
+    values: Sequence[JsonValue],
+    check: Callable[[JsonValue, Budget], JsonValue],
+    budget: Budget,
+    first: int = 0,
+) -> Iterator[JsonValue]:
     """Check the elements of a list and yield them, completed; places are worked out on errors."""
     done = first
     try:
@@ -329,7 +340,7 @@ def finite(value: float) -> bool:
     return not isinstance(value, bool) and (isinstance(value, int) or math.isfinite(value))
 
 
-def comparable(value: Any) -> tuple[type, Any]:
+def comparable(value: JsonValue) -> tuple[type, JsonValue]:
     """Return a key that tells values apart as JSON does: `true` is not 1, and 1 is 1.0."""
     if isinstance(value, list | dict):
         return (list, None)  # No choice is one.
@@ -347,7 +358,7 @@ def cut(text: str) -> str:
     return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}…"
 
 
-def shown(value: Any) -> str:
+def shown(value: JsonValue) -> str:
     match value:
         case None:
             return "null"

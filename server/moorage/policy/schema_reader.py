@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from moorage.policy.schema import (
     KINDS,
@@ -28,6 +28,7 @@ from moorage.policy.schema import (
     shown,
     under,
 )
+from moorage.records.json_values import JsonValue
 
 __all__ = ["read_schema"]
 
@@ -40,7 +41,7 @@ PATTERNS_MAX: Final = 32
 PATTERN_CHARS_MAX: Final = 256
 CHOICES_MAX: Final = 1000
 NOTES_MAX: Final = 20
-"""What cannot be read in one schema, named one by one; of more, only that there is more."""
+"""Errors of one schema that are listed; further ones are only mentioned."""
 
 _NOUNS: Final[Mapping[str, str]] = {
     "string": "a text",
@@ -91,7 +92,7 @@ _ANY: Final = FieldSchema()
 
 
 def read_schema(
-    document: Any, path: str, compile_pattern: Callable[[str, str], SchemaPattern]
+    document: JsonValue, path: str, compile_pattern: Callable[[str, str], SchemaPattern]
 ) -> tuple[Schema | None, tuple[SchemaError, ...]]:
     """Return a schema, and the errors of parts that cannot be read and are not enforced.
 
@@ -112,7 +113,7 @@ def read_schema(
     return schema, tuple(reader.notes)
 
 
-def _is_json_schema(document: Any) -> bool:
+def _is_json_schema(document: JsonValue) -> bool:
     """Return which dialect it is: the other one has an object for each field, whatever its name."""
     if not isinstance(document, dict):
         return False
@@ -138,7 +139,7 @@ class _Reader:
         self._patterns = 0
         self.notes: list[SchemaError] = []
 
-    def attempt(self, read: Callable[[], Any], otherwise: Any) -> Any:
+    def attempt(self, read: Callable[[], JsonValue], otherwise: JsonValue) -> JsonValue:
         """Return the result of `read`, or note its error and return `otherwise`."""
         try:
             return read()
@@ -153,7 +154,7 @@ class _Reader:
             path = error.path.partition(".")[0]
             self.notes.append(SchemaError(path, "what is described above", "there is more"))
 
-    def whole(self, document: Any, path: str) -> Schema | None:
+    def whole(self, document: JsonValue, path: str) -> Schema | None:
         if not self._json:
             return self.fields(document, path, 1)
         entry = self.entry(document, path, 1)
@@ -168,7 +169,7 @@ class _Reader:
 
     def fields(
         self,
-        document: Any,
+        document: JsonValue,
         path: str,
         depth: int,
         demanded: Collection[str] = (),
@@ -195,7 +196,7 @@ class _Reader:
             others=others,
         )
 
-    def entry(self, given: Any, path: str, depth: int) -> FieldSchema:
+    def entry(self, given: JsonValue, path: str, depth: int) -> FieldSchema:
         self._entries += 1
         if self._entries > ENTRIES_MAX:
             raise SchemaError(path, f"at most {ENTRIES_MAX} entries in all", "this is one more")
@@ -222,7 +223,7 @@ class _Reader:
             entry = self.attempt(partial(self._with_default, entry, known, path), entry)
         return entry
 
-    def _kinds(self, given: Mapping[str, Any], path: str) -> tuple[str, ...]:
+    def _kinds(self, given: Mapping[str, JsonValue], path: str) -> tuple[str, ...]:
         def read() -> tuple[str, ...]:
             kind = given.get("type", NO_VALUE)
             if kind is NO_VALUE and (self._json or "enum" in given or "choices" in given):
@@ -252,7 +253,7 @@ class _Reader:
         self._note(SchemaError(under(path, key), expected, f"it is for {' or '.join(suits)}"))
         return False
 
-    def _pattern(self, given: Mapping[str, Any], path: str) -> SchemaPattern | None:
+    def _pattern(self, given: Mapping[str, JsonValue], path: str) -> SchemaPattern | None:
         def read() -> SchemaPattern:
             text, place = given["pattern"], under(path, "pattern")
             if not isinstance(text, str) or not 0 < len(text) <= PATTERN_CHARS_MAX:
@@ -268,7 +269,7 @@ class _Reader:
         return found
 
     def _sizes(
-        self, given: Mapping[str, Any], kind: str, kinds: Collection[str], path: str
+        self, given: Mapping[str, JsonValue], kind: str, kinds: Collection[str], path: str
     ) -> Sizes | None:
         if kind not in kinds and "any" not in kinds:
             return None
@@ -294,7 +295,7 @@ class _Reader:
         sizes: Sizes | None = self.attempt(read, None)
         return sizes
 
-    def _range(self, given: Mapping[str, Any], path: str) -> Range | None:
+    def _range(self, given: Mapping[str, JsonValue], path: str) -> Range | None:
         def limit(*keys: str) -> float | None:
             for key in keys:
                 value = given.get(key, NO_VALUE)
@@ -317,7 +318,7 @@ class _Reader:
         found: Range | None = self.attempt(read, None)
         return found
 
-    def _properties(self, given: Mapping[str, Any], path: str, depth: int) -> Schema | None:
+    def _properties(self, given: Mapping[str, JsonValue], path: str, depth: int) -> Schema | None:
         demanded = self.attempt(partial(_demanded, given, path), ())
         others = given.get("additionalProperties", True)
         if not isinstance(others, bool):
@@ -333,7 +334,7 @@ class _Reader:
         )
         return found
 
-    def _items(self, given: Mapping[str, Any], path: str, depth: int) -> FieldSchema | None:
+    def _items(self, given: Mapping[str, JsonValue], path: str, depth: int) -> FieldSchema | None:
         if "items" not in given:
             return None
         path = under(path, "items")
@@ -351,7 +352,9 @@ class _Reader:
             self._note(SchemaError(under(path, "required"), "none here", found))
         return entry
 
-    def _with_default(self, entry: FieldSchema, given: Mapping[str, Any], path: str) -> FieldSchema:
+    def _with_default(
+        self, entry: FieldSchema, given: Mapping[str, JsonValue], path: str
+    ) -> FieldSchema:
         path = under(path, "default")
         if given["default"] is None and "null" not in entry.kinds and "any" not in entry.kinds:
             return entry  # No default, as authors write it.
@@ -367,7 +370,7 @@ class _Reader:
         return replace(entry, default=completed, expected=text)
 
 
-def _unknown_kind(kind: Any, path: str) -> SchemaError:
+def _unknown_kind(kind: JsonValue, path: str) -> SchemaError:
     names = ", ".join(KINDS)
     if kind is NO_VALUE:
         return SchemaError(path, f"one of {names}", "it is missing")
@@ -376,7 +379,7 @@ def _unknown_kind(kind: Any, path: str) -> SchemaError:
     return SchemaError(path, f"one of {names}", found)
 
 
-def _demanded(given: Mapping[str, Any], path: str) -> tuple[str, ...]:
+def _demanded(given: Mapping[str, JsonValue], path: str) -> tuple[str, ...]:
     """Return the fields within an object that must be there, as JSON Schema lists them."""
     value = given.get("required", False)
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
@@ -388,8 +391,8 @@ def _demanded(given: Mapping[str, Any], path: str) -> tuple[str, ...]:
 
 
 def _choices(
-    given: Mapping[str, Any], kinds: Collection[str], path: str
-) -> frozenset[tuple[type, Any]] | None:
+    given: Mapping[str, JsonValue], kinds: Collection[str], path: str
+) -> frozenset[tuple[type, JsonValue]] | None:
     key = next((each for each in ("choices", "enum", "const") if each in given), None)
     if key is None:
         return None
@@ -408,12 +411,12 @@ def _choices(
     return frozenset(comparable(each) for each in listed)
 
 
-def _may_be(value: Any, kind: str) -> bool:
+def _may_be(value: JsonValue, kind: str) -> bool:
     fits = isinstance(value, KINDS[kind])
     return fits and (kind in {"boolean", "any"} or not isinstance(value, bool))
 
 
-def _in_words(entry: FieldSchema, given: Mapping[str, Any], path: str) -> str:
+def _in_words(entry: FieldSchema, given: Mapping[str, JsonValue], path: str) -> str:
     nouns = " or ".join(_NOUNS[kind] for kind in entry.kinds)
     text = " ".join((nouns, *_constraints(entry, given)))
     description = given.get("description", "")
@@ -422,7 +425,7 @@ def _in_words(entry: FieldSchema, given: Mapping[str, Any], path: str) -> str:
     return f"{text} ({cut(description)})" if description.strip() else text
 
 
-def _constraints(entry: FieldSchema, given: Mapping[str, Any]) -> Iterator[str]:
+def _constraints(entry: FieldSchema, given: Mapping[str, JsonValue]) -> Iterator[str]:
     span = entry.range or Range()
     low, high = span.low, span.high
     if low is not None and high is not None:

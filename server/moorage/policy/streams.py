@@ -35,7 +35,7 @@ class RequestStreams:
     shares and for several whole GPUs alike.
 
     `_next[sort, stream, position, size level, cpu level]` is the position of the first request,
-    from `position` on, that a node with so much free might fit. Position `length` is the end: a
+    from `position` on, that a node with this room might fit. Position `length` is the end: a
     request of nothing.
 
     Args:

@@ -7,13 +7,14 @@ from a parameter; a `MixLearner` counts the requests that the policy has seen, i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from moorage.model import GPU_MILLI, Demand
 from moorage.policy.view import FleetView
+from moorage.records.json_values import JsonObject, JsonValue
 
 KINDS_MAX: Final = 512
 """Kinds of request in a mix; of more, the most frequent count."""
@@ -51,7 +52,7 @@ class RequestKind:
         return self.gpus * self.gpu_milli
 
 
-def read_typical(raw: Sequence[Mapping[str, Any]]) -> list[RequestKind]:
+def read_typical(raw: Sequence[Mapping[str, JsonValue]]) -> list[RequestKind]:
     """Return a parameter `typical` as a mix.
 
     Args:
@@ -134,7 +135,7 @@ class MixLearner:
         self._fresh: dict[str, tuple[int, int]] = {}
         self._fresh_count = 0
 
-    def observe(self, demand: Demand, context: dict[str, Any]) -> bool:
+    def observe(self, demand: Demand, context: JsonObject) -> bool:
         """Count a request; return whether `typical` now gives another mix."""
         name = f"{demand.cpu_milli} {demand.gpus} {demand.gpu_milli} {'|'.join(demand.models)}"
         if len(name) <= KIND_CHARACTERS_MAX:
@@ -159,7 +160,7 @@ class MixLearner:
         context["used"] = seen
         return True
 
-    def typical(self, fleet: FleetView, context: Mapping[str, Any]) -> list[RequestKind]:
+    def typical(self, fleet: FleetView, context: Mapping[str, JsonValue]) -> list[RequestKind]:
         """Return the mix in use: the requests counted at the last look, and the guess."""
         kinds = guess(fleet)
         for name, (count, memory) in context.get("used", {}).items():

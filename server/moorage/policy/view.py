@@ -12,6 +12,7 @@ import numpy as np
 from moorage.model import Demand
 from moorage.policy.fleet import Fleet, Misfit
 from moorage.policy.inventory import Bools, Ints
+from moorage.records.json_values import JsonObject
 
 __all__ = ["FleetView"]
 
@@ -43,7 +44,7 @@ class FleetView:
         fleet: The fleet, or a cell's replica of it.
         demand: The ask's `resources`, or None.
         candidates: Clusters the ask may go to, or None for all.
-        reserved: Nodes kept for others, as `(cluster_id, node_id)`.
+        reserved: Nodes reserved for others, as `(cluster_id, node_id)`.
         matching: A bit for each node, set where it has the required labels; empty: all have.
 
     Attributes:
@@ -148,7 +149,7 @@ class FleetView:
         """Return the first constraint that keeps the demand off node `row`."""
         return Misfit(int(self._fleet.misfits(self._need(demand), slice(row, row + 1))[0]))
 
-    def placement(self, row: int, columns: Sequence[int] | None = None) -> dict[str, Any]:
+    def placement(self, row: int, columns: Sequence[int] | None = None) -> JsonObject:
         """Return the proposal "node `row`, these devices" in the documented output format.
 
         Args:

@@ -8,11 +8,12 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.launch import reason_of
 from moorage.pool_server.holdings import TTL_SECONDS_MAX
 from moorage.pool_server.serving import serve
+from moorage.records.json_values import JsonObject
 from moorage.slots import make_resource_pool, read_specification
 from moorage_client.cli.output import failure, note, print_json
 from moorage_client.pool.addresses import Tcp, Uds, address_here, parse_address
@@ -31,7 +32,7 @@ def main() -> None:
         _refuse(job, reason_of(error))
 
 
-def _serve(job: dict[str, Any]) -> None:
+def _serve(job: JsonObject) -> None:
     if not 0 < job["ttl"] <= TTL_SECONDS_MAX:
         raise ValueError(f"--ttl: expected seconds up to {TTL_SECONDS_MAX:.0f}")
     config = job["config"]
@@ -48,7 +49,7 @@ def _ready(address: Uds | Tcp) -> None:
     sys.stdout.flush()
 
 
-def _refuse(job: dict[str, Any], message: str) -> None:
+def _refuse(job: JsonObject, message: str) -> None:
     message = f"{message} (try --help)"
     if job["json"]:
         print_json(failure("usage", message))

@@ -14,7 +14,7 @@ A failure is `{"error", "message"}`; `error` is the name of an exception of `moo
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from starlette.applications import Starlette
@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moorage.pool_server.holdings import TTL_SECONDS_MAX, Busy, Holdings
 from moorage.protocol.origins import Origins
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots import EmptyResourcePoolError, InvalidRequest, ResourceUnavailable, SlotsError
 
 __all__ = ["BODY_BYTES_MAX", "create_app"]
@@ -79,30 +80,30 @@ class _Endpoints:
         self._holdings = holdings
         self._pool = holdings.pool
 
-    def types(self, _: Any) -> dict[str, Any]:
+    def types(self, _: JsonValue) -> JsonObject:
         return {"types": self._pool.types}
 
-    def state(self, _: Any) -> dict[str, Any]:
+    def state(self, _: JsonValue) -> JsonObject:
         return {
             **self._pool.getstate(),
             "slots_per_resource_type": self._pool.slots_per_resource_type,
             "holdings": [each.document() for each in self._holdings],
         }
 
-    def count(self, body: Any) -> dict[str, Any]:
+    def count(self, body: JsonValue) -> JsonObject:
         named = body.get("type") if isinstance(body, Mapping) else body
         if not isinstance(named, str):
             raise InvalidRequest(f"expected the name of a type, found {named!r}")
         return {"count": self._pool.count(named)}
 
-    def accommodates(self, body: Any) -> dict[str, Any]:
+    def accommodates(self, body: JsonValue) -> JsonObject:
         if isinstance(body, Mapping):
             _only(body, {"request"})
             body = body.get("request")
         outcome = self._pool.accommodates(body)
         return {"ok": outcome.ok, "reason": outcome.reason}
 
-    def checkout(self, body: Any) -> dict[str, Any]:
+    def checkout(self, body: JsonValue) -> JsonObject:
         if not isinstance(body, Mapping):
             body = {"request": body}
         _only(body, {"request", "pid", "ttl_seconds"})
@@ -118,7 +119,7 @@ class _Endpoints:
             "expires_at": holding.expires_at,
         }
 
-    def checkin(self, body: Any) -> dict[str, Any]:
+    def checkin(self, body: JsonValue) -> JsonObject:
         if isinstance(body, Mapping) and "transaction" in body:
             _only(body, {"transaction", "resources"})
             self._holdings.checkin(str(body["transaction"]), body.get("resources"))
@@ -126,7 +127,7 @@ class _Endpoints:
             self._holdings.checkin(None, body)
         return {"ok": True}
 
-    def renew(self, body: Any) -> dict[str, Any]:
+    def renew(self, body: JsonValue) -> JsonObject:
         if not isinstance(body, Mapping):
             raise InvalidRequest("expected an object with transaction and ttl_seconds")
         _only(body, {"transaction", "ttl_seconds"})
@@ -135,14 +136,14 @@ class _Endpoints:
         return {"transaction": holding.transaction, "expires_at": holding.expires_at}
 
 
-def _only(body: Mapping[str, Any], allowed: set[str]) -> None:
+def _only(body: Mapping[str, JsonValue], allowed: set[str]) -> None:
     if unknown := sorted(set(body) - allowed):
         raise InvalidRequest(
             f"unknown {', '.join(unknown)}; there are {', '.join(sorted(allowed))}"
         )
 
 
-def _seconds(value: Any) -> float:
+def _seconds(value: JsonValue) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < value <= TTL_SECONDS_MAX:
         raise InvalidRequest(
@@ -151,7 +152,7 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
-def _route(path: str, answer: Callable[[Any], dict[str, Any]], method: str = "POST") -> Route:
+def _route(path: str, answer: Callable[[JsonValue], JsonObject], method: str = "POST") -> Route:
     async def endpoint(request: Request) -> Response:
         try:
             body = None if method == "GET" else await _body(request)
@@ -165,7 +166,7 @@ def _route(path: str, answer: Callable[[Any], dict[str, Any]], method: str = "PO
     return Route(path, handler, methods=[method])
 
 
-async def _body(request: Request) -> Any:
+async def _body(request: Request) -> JsonValue:
     """Return the JSON of a request.
 
     Other content types are refused: a page in a browser on this machine may send those unasked.

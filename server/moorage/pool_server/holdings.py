@@ -8,12 +8,13 @@ import asyncio
 import os
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from secrets import token_hex
-from typing import Any, Final
+from typing import Final
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots import Allocation, InvalidCheckin, InvalidRequest, ResourcePool
 
 __all__ = ["HOLDINGS_MAX", "TTL_SECONDS_MAX", "Busy", "Holdings", "PoolHolding"]
@@ -50,7 +51,7 @@ class PoolHolding:
     expires_at: float | None = None
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """Return it as `GET /state` shows it."""
         return {
             "transaction": self.transaction,
@@ -93,11 +94,11 @@ class Holdings:
         # After a restart the old transactions have no holder: they do not meet new ones by chance.
         self._names = (f"{prefix}-{number}" for prefix in [token_hex(4)] for number in count(1))
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[PoolHolding]:
         return iter(self._holdings.values())
 
     def checkout(
-        self, request: Any, pid: int | None = None, ttl_seconds: float | None = None
+        self, request: JsonValue, pid: int | None = None, ttl_seconds: float | None = None
     ) -> PoolHolding:
         """Check out, for a process, for a time, or both.
 
@@ -123,7 +124,7 @@ class Holdings:
             self._expire_in(holding, self._ttl_seconds if ttl_seconds is None else ttl_seconds)
         return holding
 
-    def checkin(self, transaction: str | None, resources: Mapping[str, Any] | None) -> None:
+    def checkin(self, transaction: str | None, resources: Mapping[str, JsonValue] | None) -> None:
         """End a checkout: the one that is named, or else the oldest that is just this.
 
         Raises:
@@ -133,7 +134,7 @@ class Holdings:
         self._release(self._find(transaction, resources))
 
     def renew(self, transaction: str, ttl_seconds: float) -> PoolHolding:
-        """Let a checkout last so much longer from now.
+        """Let a checkout last some seconds from now.
 
         Raises:
             InvalidCheckin: There is no such checkout (any more).
@@ -152,7 +153,9 @@ class Holdings:
             self._watches[pid].transactions.clear()
             self._unwatch(pid)
 
-    def _find(self, transaction: str | None, resources: Mapping[str, Any] | None) -> PoolHolding:
+    def _find(
+        self, transaction: str | None, resources: Mapping[str, JsonValue] | None
+    ) -> PoolHolding:
         if transaction is not None:
             named = self._holdings.get(transaction)
             if named is None or resources not in (None, named.allocation):

@@ -1,11 +1,11 @@
 """Block documents as they come: bare, or in the envelope that parsers of specifications make."""
 
-from typing import Any
+from moorage.records.json_values import JsonValue
 
 __all__ = ["bare_block"]
 
 
-def bare_block(document: Any) -> Any:
+def bare_block(document: JsonValue) -> JsonValue:
     """Return what lies in `{"body": {"spec": {"values": …}}}`, or the document itself."""
     inner = document
     for key in ("body", "spec", "values"):

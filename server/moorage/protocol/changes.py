@@ -4,13 +4,14 @@ In the message it is any object, as before what-ifs were served; here is what it
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from moorage.protocol.diagnosis import diagnose
 from moorage.records import fields as f
+from moorage.records.json_values import JsonObject
 from moorage.records.requests import QuotaChange
 
 CHANGES_MAX: Final = 100
@@ -72,7 +73,7 @@ class _Part(Struct, frozen=True):
 _decode: Final = msgspec.json.Decoder(_Part).decode
 
 
-def read_change(document: dict[str, Any]) -> Change:
+def read_change(document: JsonObject) -> Change:
     """Return what `change` of a what-if says.
 
     Raises:

@@ -7,9 +7,11 @@ as everywhere in Moorage; what a source gives in another unit is converted once,
 
 import hmac
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-Document = dict[str, Any]
+from moorage.records.json_values import JsonObject, JsonValue
+
+Document = JsonObject
 """A JSON object."""
 
 MIB: Final = 1 << 20
@@ -146,14 +148,14 @@ def cluster_document(
     }
 
 
-def nodes_of(document: Mapping[str, Any]) -> list[Document]:
+def nodes_of(document: Mapping[str, JsonValue]) -> list[Document]:
     """Return the machines that a document lists; a malformed list counts as none."""
     nodes = document.get("nodes")
     entries = nodes.get("nodeData") if isinstance(nodes, dict) else None
     return list(entries) if isinstance(entries, list) else []
 
 
-def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Document:
+def merged(old: Mapping[str, JsonValue], new: Mapping[str, JsonValue]) -> Document:
     """Return the document of a cluster with the nodes of a second one put into it.
 
     A node that both list is as the second one says; those that only one lists stay. Everything
@@ -169,7 +171,7 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Document:
     return _without_totals(old, [*nodes, *fresh.values()])
 
 
-def _without_totals(document: Mapping[str, Any], nodes: Sequence[Document]) -> Document:
+def _without_totals(document: Mapping[str, JsonValue], nodes: Sequence[Document]) -> Document:
     others = {name: value for name, value in document.items() if name not in _TOTALS}
     group = document.get("nodes")
     rest = {**group} if isinstance(group, dict) else {}

@@ -13,7 +13,7 @@ import types
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
-from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Final, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -22,6 +22,7 @@ from moorage.model import Code
 from moorage.protocol import json_bounds as bounds
 from moorage.protocol.errors import BadMessage
 from moorage.records import fields as f
+from moorage.records.json_values import JsonObject, JsonValue
 
 QUOTED_CHARS_MAX: Final = 64
 """Characters of a client's own words that a failure reply repeats."""
@@ -217,7 +218,7 @@ def missing_fields(names: list[str], expected: str, identity: str | int | None) 
     )
 
 
-def unknown_op(op: Any, known: list[str], identity: str | int | None) -> BadMessage:
+def unknown_op(op: JsonValue, known: list[str], identity: str | int | None) -> BadMessage:
     """Return the error that lists the operations there are."""
     reason = f"op: expected one of {', '.join(known)}{_meant(op, known)}"
     return BadMessage(
@@ -246,7 +247,7 @@ def expectations(kind: type[Struct]) -> dict[str, str]:
     return expected
 
 
-def _describe(hint: Any) -> tuple[str, type[Struct] | None]:
+def _describe(hint: object) -> tuple[str, type[Struct] | None]:
     """Return the description and the message type that a type hint holds, if any."""
     if isinstance(hint, type) and issubclass(hint, Struct):
         return "", hint
@@ -319,7 +320,7 @@ def _elsewhere(kind: type[Struct], name: str, prefix: str) -> list[str]:
     return [path for path in others if path.rpartition(".")[2] in ours]
 
 
-def _given(path: str, raw: dict[str, msgspec.Raw]) -> Any:
+def _given(path: str, raw: dict[str, msgspec.Raw]) -> JsonValue:
     """Return the value at a path such as `a.b[0].c`, None if there is none."""
     name, *steps = _STEP.findall(path) or [""]
     value = msgspec.json.decode(raw[name]) if name in raw else None
@@ -331,7 +332,7 @@ def _given(path: str, raw: dict[str, msgspec.Raw]) -> Any:
     return value
 
 
-def _part(path: str, value: Any) -> str:
+def _part(path: str, value: JsonValue) -> str:
     """Say which field asks for a part of what is counted in whole numbers at `path`."""
     if not path.endswith(("gpus", "_milli")):
         return ""
@@ -384,10 +385,10 @@ def _too_large(frame: str, most: int, of: str) -> BadMessage:
     return BadMessage(Code.TOO_LARGE, reason, expected=expected, id=message_id(frame))
 
 
-def _unencodable(raw: dict[str, Any]) -> str:
+def _unencodable(raw: JsonObject) -> str:
     """Return the path of the first value that cannot be carried any further, or of its field."""
     field = next((name for name, value in raw.items() if not _is_packable(value)), "(message)")
-    todo: list[tuple[str, Any]] = [(_short(field), raw.get(field))]
+    todo: list[tuple[str, JsonValue]] = [(_short(field), raw.get(field))]
     for _ in range(LOOKED_AT_MAX):
         path, value = todo.pop() if todo else ("", None)
         if isinstance(value, dict):
@@ -401,7 +402,7 @@ def _unencodable(raw: dict[str, Any]) -> str:
     return _short(field)
 
 
-def _is_packable(value: Any) -> bool:
+def _is_packable(value: JsonValue) -> bool:
     try:
         msgspec.msgpack.encode(value)
     except (OverflowError, UnicodeError):
@@ -409,7 +410,7 @@ def _is_packable(value: Any) -> bool:
     return True
 
 
-def _meant(given: Any, known: list[str], paths: Sequence[str] = ()) -> str:
+def _meant(given: JsonValue, known: list[str], paths: Sequence[str] = ()) -> str:
     """Return ` (did you mean x?)` where a known word is close, or the last one of a path."""
     if not isinstance(given, str) or len(given) > QUOTED_CHARS_MAX:
         return ""

@@ -8,9 +8,9 @@ The gateway, the HTTP twin and the client package catch them.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from moorage.model import Code
+from moorage.records.json_values import JsonValue
 
 
 class ProtocolError(ValueError):
@@ -37,7 +37,7 @@ class BadMessage(ProtocolError):  # noqa: N818  # The term of the wire, as in th
         field: str = "",
         expected: str = "",
         id: str | int | None = None,  # noqa: A002  # The name of the field on the wire.
-        details: Mapping[str, Any] | None = None,
+        details: Mapping[str, JsonValue] | None = None,
     ) -> None:
         super().__init__(reason)
         self.code = code
@@ -45,7 +45,7 @@ class BadMessage(ProtocolError):  # noqa: N818  # The term of the wire, as in th
         self.field = field
         self.expected = expected
         self.id = id
-        self.details: Mapping[str, Any] = details or {}
+        self.details: Mapping[str, JsonValue] = details or {}
 
 
 class BadReply(ProtocolError):  # noqa: N818  # The counterpart of BadMessage.

@@ -6,9 +6,10 @@ this floor lies below the core.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from moorage.model import Code
+from moorage.records.json_values import JsonValue
 
 __all__ = ["STATUS_BY_CODE", "ServiceError", "status_of"]
 
@@ -71,7 +72,7 @@ class ServiceError(Exception):
         *,
         field: str = "",
         expected: str = "",
-        details: Mapping[str, Any] | None = None,
+        details: Mapping[str, JsonValue] | None = None,
         status: int = 0,
     ) -> None:
         super().__init__(reason)
@@ -79,7 +80,7 @@ class ServiceError(Exception):
         self.reason = reason
         self.field = field
         self.expected = expected
-        self.details: Mapping[str, Any] = details or {}
+        self.details: Mapping[str, JsonValue] = details or {}
         self.status = status or status_of(code)
 
     @classmethod

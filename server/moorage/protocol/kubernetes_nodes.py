@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from moorage.protocol.cluster_documents import (
     MIB,
@@ -21,6 +21,7 @@ from moorage.protocol.cluster_documents import (
     machine_key,
     node_document,
 )
+from moorage.records.json_values import JsonValue
 
 MODEL_LABELS: Final = (
     "nvidia.com/gpu.product",
@@ -29,7 +30,7 @@ MODEL_LABELS: Final = (
     "karpenter.k8s.aws/instance-gpu-name",
 )
 MEMORY_LABELS: Final = ("nvidia.com/gpu.memory", "karpenter.k8s.aws/instance-gpu-memory")
-"""Of each device, in MiB."""
+"""Labels with the memory of each GPU, in MiB."""
 RACK_LABELS: Final = (
     "rack",
     "topology.kubernetes.io/rack",
@@ -74,7 +75,7 @@ class WrongNodeError(ValueError):
         self.expected = expected
 
 
-def quantity(given: Any) -> float | None:
+def quantity(given: JsonValue) -> float | None:
     """Return a quantity of the API, e.g. `63920m` or `528222604Ki`; None if it is none."""
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
         return given
@@ -99,9 +100,9 @@ class NodeReading:
 
     """
 
-    item: Any
+    item: JsonValue
 
-    def at(self, path: str) -> Any:
+    def at(self, path: str) -> JsonValue:
         """Return what lies at a path; None if nothing does."""
         value = self.item
         for key in path.split("."):
@@ -168,7 +169,7 @@ class NodeReading:
             provider_id=self.text("spec.providerID"),
         )
 
-    def _group(self, path: str) -> Mapping[str, Any]:
+    def _group(self, path: str) -> Mapping[str, JsonValue]:
         value = self.at(path)
         if value is None:
             return {}

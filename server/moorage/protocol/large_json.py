@@ -7,9 +7,11 @@ help: a document of 16 MiB stops the event loop for as long as it takes to decod
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 import msgspec
+
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["PART_BYTES_MAX", "decode_in_parts", "encode_in_parts", "is_large"]
 
@@ -20,7 +22,7 @@ LEVELS_MAX: Final = 8
 cluster document, which are most of it, lie on the third."""
 
 VALUES_MAX: Final = 2_000
-"""What is encoded in one go: so many values, a text counting as one more for each 64 characters."""
+"""Values that are encoded in one go; a text counts as one more for each 64 characters."""
 ROWS_MAX: Final = 64
 """Members of a list that are encoded in one go, where the first of them is small."""
 
@@ -28,7 +30,7 @@ _members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _elements: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def decode_in_parts(encoded: bytes) -> Any:
+def decode_in_parts(encoded: bytes) -> JsonValue:
     """Return the value of a JSON text; other threads get their turn between its parts.
 
     To find where the parts end takes about a tenth of the time that it takes to decode them: that
@@ -47,7 +49,7 @@ def decode_in_parts(encoded: bytes) -> Any:
         return msgspec.json.decode(encoded)  # Says at which byte of the whole it is wrong.
 
 
-def _value(encoded: memoryview, levels: int) -> Any:
+def _value(encoded: memoryview, levels: int) -> JsonValue:
     if len(encoded) > PART_BYTES_MAX and levels > 0:
         match bytes(encoded[:PART_BYTES_MAX]).lstrip()[:1]:
             case b"{":
@@ -60,12 +62,12 @@ def _value(encoded: memoryview, levels: int) -> Any:
     return msgspec.json.decode(encoded)
 
 
-def is_large(value: Any) -> bool:
+def is_large(value: JsonValue) -> bool:
     """Tell whether a value is more than is encoded in one go."""
     return _cost(value, VALUES_MAX) > VALUES_MAX
 
 
-def encode_in_parts(value: Any) -> Iterator[bytes]:
+def encode_in_parts(value: JsonValue) -> Iterator[bytes]:
     """Yield the JSON text of a value in parts, each encoded when it is read.
 
     Args:
@@ -82,7 +84,7 @@ def encode_in_parts(value: Any) -> Iterator[bytes]:
     yield bytes(part)
 
 
-def _pieces(value: Any) -> Iterator[bytes]:
+def _pieces(value: JsonValue) -> Iterator[bytes]:
     if isinstance(value, dict) and is_large(value):
         yield b"{"
         yield from _fields(value)
@@ -95,9 +97,9 @@ def _pieces(value: Any) -> Iterator[bytes]:
         yield msgspec.json.encode(value)
 
 
-def _fields(value: dict[str, Any]) -> Iterator[bytes]:
+def _fields(value: JsonObject) -> Iterator[bytes]:
     """Yield an object's members without the braces around them; small ones together."""
-    some: dict[str, Any] = {}
+    some: JsonObject = {}
     comma, left = b"", VALUES_MAX
     for name, each in value.items():
         left -= _cost(each, VALUES_MAX)
@@ -115,7 +117,7 @@ def _fields(value: dict[str, Any]) -> Iterator[bytes]:
         yield comma + msgspec.json.encode(some)[1:-1]
 
 
-def _rows(value: Sequence[Any]) -> Iterator[bytes]:
+def _rows(value: Sequence[JsonValue]) -> Iterator[bytes]:
     """Yield a list's members without the brackets around them; where they are small, several."""
     at = 0
     while at < len(value):
@@ -132,7 +134,7 @@ def _rows(value: Sequence[Any]) -> Iterator[bytes]:
             at += most
 
 
-def _cost(value: Any, budget: int) -> int:
+def _cost(value: JsonValue, budget: int) -> int:
     """Return how many values there are in one, itself included, or more than `budget`."""
     found = 1
     if isinstance(value, str | bytes):

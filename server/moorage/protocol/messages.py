@@ -62,6 +62,7 @@ from moorage.protocol.operations import (
     Why,
 )
 from moorage.records import fields as f
+from moorage.records.json_values import JsonValue
 from moorage.records.requests import (
     Alternatives,
     LeaseRequest,
@@ -253,16 +254,16 @@ class _Requested(Struct):
 class _Head(Struct):
     """As much of a message as decides what kind it is; the rest is skipped, not built."""
 
-    adhoc: Any = None
-    op: Any = None
+    adhoc: JsonValue = None
+    op: JsonValue = None
     input: msgspec.Raw = _NOTHING
 
 
 _head: Final = msgspec.json.Decoder(_Head).decode
-_readers: Final[dict[type[Any], Callable[[str], Any]]] = {
+_readers: Final[dict[type, Callable[[str], Any]]] = {
     kind: msgspec.json.Decoder(kind).decode for kind in get_args(Message)
 }
-_lenient: Final[dict[type[Any], frozenset[str]]] = {
+_lenient: Final[dict[type, frozenset[str]]] = {
     kind: frozenset((*kind.__struct_fields__, "adhoc"))
     for kind in (AllocationRequest, BlockRequest)
 }

@@ -136,7 +136,7 @@ class RemoveQuota(OpMessage, frozen=True, kw_only=True, tag="remove_quota"):
 
 
 class SetQuota(OpMessage, frozen=True, kw_only=True, tag="set_quota"):
-    """Let a tenant, or one of its projects, hold so much. What is left out is as it is at first."""
+    """Set the quota of a tenant or of one of its projects. A field left out is as at first."""
 
     tenant: f.Name
     project: f.Identifier | None = None
@@ -166,7 +166,7 @@ class _Inquiry(OpMessage, frozen=True, kw_only=True):
 
 
 class Status(_Inquiry, frozen=True, kw_only=True, tag="status"):
-    """How a lease or request stands."""
+    """Return the state of a lease or request."""
 
 
 class Why(_Inquiry, frozen=True, kw_only=True, tag="why"):

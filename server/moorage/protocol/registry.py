@@ -4,9 +4,11 @@ An operation is declared here, served by its endpoint, and done by the catalog's
 documents. Every refusal is a `protocol.faults.ServiceError`.
 """
 
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta, Struct
+
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = [
     "Activation",
@@ -20,7 +22,7 @@ __all__ = [
     "PolicyDocuments",
 ]
 
-Document = dict[str, Any]
+Document = JsonObject
 """A JSON object. What a catalog returns belongs to the catalog: read it, never write to it."""
 
 BlockKind = Literal["block", "block_metrics"]
@@ -125,7 +127,7 @@ class Metrics(Protocol):
     async def query(self, query: Document | None = None) -> list[Document]:
         """Return the metrics documents that match a filter, by cluster id; None: all."""
 
-    async def aggregate(self, stages: Any) -> list[Document]:
+    async def aggregate(self, stages: JsonValue) -> list[Document]:
         """Return what an aggregation pipeline makes of all metrics documents.
 
         Args:
@@ -178,8 +180,8 @@ class BlockDocuments(Protocol):
     async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
         """Return the documents that match a filter, by id; None: all."""
 
-    async def aggregate_metrics(self, stages: Any) -> list[Document]:
-        """Return what a pipeline makes of all metrics of blocks, as `Metrics.aggregate` does."""
+    async def aggregate_metrics(self, stages: JsonValue) -> list[Document]:
+        """Return the result of a pipeline over all metrics of blocks; see `Metrics.aggregate`."""
 
 
 class PolicyDocuments(Protocol):

@@ -8,7 +8,7 @@ existing clients look for.
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, TypedDict, Unpack
+from typing import Annotated, Final, TypedDict, Unpack
 
 import msgspec
 from msgspec import UNSET, Struct, field
@@ -16,6 +16,7 @@ from msgspec import UNSET, Struct, field
 from moorage.model import Code
 from moorage.protocol.errors import BadMessage, BadReply
 from moorage.records.fields import ESSENTIAL
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.leases import Lease
 from moorage.records.reading import read_record
 
@@ -57,14 +58,14 @@ class Reply(Struct, frozen=True, omit_defaults=True):
     """
 
     success: Annotated[bool, ESSENTIAL]
-    data: Any = UNSET
+    data: JsonValue = UNSET
     message: str = ""
-    details: dict[str, Any] = field(default_factory=dict, name="error")
+    details: JsonObject = field(default_factory=dict, name="error")
     id: MessageId = None
     request: str = ""
     lease: Lease | None = None
     warnings: tuple[str, ...] = ()
-    reasons: Mapping[str, Any] | None = None
+    reasons: Mapping[str, JsonValue] | None = None
     policy_rule_uri: str = ""
     revision: int = 0
     as_of: float = 0.0
@@ -83,7 +84,7 @@ class Event(Struct, frozen=True):
     """A pushed message; `id` is that of the request whose progress it tells."""
 
     event: Annotated[str, ESSENTIAL]
-    data: Any = None
+    data: JsonValue = None
     topic: str = ""
     id: str | int | None = None
 
@@ -95,14 +96,14 @@ class Shared(TypedDict, total=False):
     request: str
     lease: Lease | None
     warnings: tuple[str, ...]
-    reasons: Mapping[str, Any] | None
+    reasons: Mapping[str, JsonValue] | None
     policy_rule_uri: str
     revision: int
     as_of: float
     leader: str
 
 
-def success(data: Any, **shared: Unpack[Shared]) -> bytes:
+def success(data: JsonValue, **shared: Unpack[Shared]) -> bytes:
     """Write a success reply.
 
     Args:
@@ -136,7 +137,7 @@ def failure(
     *,
     field: str = "",
     expected: str = "",
-    details: Mapping[str, Any] | None = None,
+    details: Mapping[str, JsonValue] | None = None,
     **shared: Unpack[Shared],
 ) -> bytes:
     """Write a failure reply: `message` for existing clients, `error` for machines.
@@ -150,7 +151,7 @@ def failure(
         **shared: Further fields; a lease that exists all the same is there to be released.
 
     """
-    error: dict[str, Any] = {**(details or {}), "code": code, "reason": reason}
+    error: JsonObject = {**(details or {}), "code": code, "reason": reason}
     for name, value in (("field", field), ("expected", expected)):
         if value:
             error[name] = value
@@ -177,7 +178,7 @@ def failure_from(error: BadMessage) -> bytes:
     )
 
 
-def raw(data: Any) -> bytes:
+def raw(data: JsonValue) -> bytes:
     """Write the success reply to a block-level request: the result without envelope."""
     try:
         text = _encode(data)
@@ -190,18 +191,18 @@ def raw(data: Any) -> bytes:
     return text
 
 
-def event(name: str, data: Any, topic: str = "") -> bytes:
+def event(name: str, data: JsonValue, topic: str = "") -> bytes:
     """Write a pushed message: news of a topic for a session that watches it."""
     return _encode({"event": name, **({"topic": topic} if topic else {}), "data": data})
 
 
-def progress(id: str | int | None, data: Any) -> bytes:  # noqa: A002  # The wire's name.
+def progress(id: str | int | None, data: JsonValue) -> bytes:  # noqa: A002  # The wire's name.
     """Write a pushed message: how far a request with `stream` is."""
     named = {} if id is None else {"id": id}
     return _encode({"event": "progress", **named, "data": data})
 
 
-def _check_finite(value: Any) -> None:
+def _check_finite(value: JsonValue) -> None:
     """Raise ValueError where a float is no number."""
     todo = [value]
     while todo:

@@ -17,6 +17,7 @@ from moorage.protocol import messages as m
 from moorage.protocol.messages import AllocationRequest, BlockRequest, Status, Why
 from moorage.records import replies
 from moorage.records.fields import Sparse
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.leases import Lease as LeaseAnswer
 
 __all__ = ["MESSAGES", "asyncapi", "documents", "explain", "schemas"]
@@ -29,7 +30,7 @@ MESSAGES: Final[dict[str, type[messages.Message]]] = {
 }
 """What a client may send, by the name of the operation."""
 _PLACEMENT: Final = (Share, list[Share])
-ANSWERS: Final[dict[type[m.Message], tuple[Any, ...]]] = {
+ANSWERS: Final[dict[type[m.Message], tuple[JsonValue, ...]]] = {
     m.AllocationRequest: (Any,),
     m.BlockRequest: (Any,),
     m.Release: _PLACEMENT,
@@ -102,10 +103,10 @@ _OF_OPERATIONS: Final = {
     "filters": "What rows must be equal to, by the name of a field.",
     "id": "Echoed in the reply; messages with ids are answered concurrently.",
     "input": "The block, and the policies that place it.",
-    "lapse_seconds": "It ends so long after its start where no lease uses it; 0: never.",
+    "lapse_seconds": "It ends these seconds after its start where no lease uses it; 0: never.",
     "lease": "The id of the lease.",
     "lend": "How much of its own others may hold while it does not; left out: all of it.",
-    "limit": "At most so many on a page.",
+    "limit": "The most objects on a page.",
     "min_revision": "A standby answers once it knows of this fact: `revision` of another answer.",
     "mode": "Whether clusters are only selected, or the block is placed; nothing is held.",
     "next": "Another name of `after`.",
@@ -161,7 +162,7 @@ _OF_REQUESTS: Final = {
 _LISTED: Final = "\nAttributes:\n"
 
 
-def explain(name: str, schema: dict[str, Any]) -> None:
+def explain(name: str, schema: JsonObject) -> None:
     """Move what the docstring of a type says of its attributes to the properties of its schema.
 
     Args:
@@ -186,7 +187,7 @@ def explain(name: str, schema: dict[str, Any]) -> None:
 
 
 @cache
-def schemas(reference: str = "#/$defs/{name}") -> dict[str, dict[str, Any]]:
+def schemas(reference: str = "#/$defs/{name}") -> dict[str, JsonObject]:
     """Return the schema of every message and of what they are made of, by name.
 
     Args:
@@ -210,7 +211,7 @@ def schemas(reference: str = "#/$defs/{name}") -> dict[str, dict[str, Any]]:
     return dict(sorted(_with_wire_names(found, reference).items()))
 
 
-def _with_wire_names(found: dict[str, Any], reference: str) -> dict[str, Any]:
+def _with_wire_names(found: JsonObject, reference: str) -> JsonObject:
     """Call records what existing clients call them."""
     text = json.dumps(found)
     for name, wire_name in _WIRE_NAMES.items():
@@ -219,7 +220,7 @@ def _with_wire_names(found: dict[str, Any], reference: str) -> dict[str, Any]:
     return {_WIRE_NAMES.get(name, name): schema for name, schema in json.loads(text).items()}
 
 
-def _sparse(schema: dict[str, Any]) -> None:
+def _sparse(schema: JsonObject) -> None:
     """Describe a reply that leaves out what is at its default: it is never null."""
     for part in schema["properties"].values():
         if "default" in part and part.pop("default") is None:
@@ -227,7 +228,7 @@ def _sparse(schema: dict[str, Any]) -> None:
             part |= kinds[0]
 
 
-def _reply(kind: type[messages.Message], reference: str) -> dict[str, Any]:
+def _reply(kind: type[messages.Message], reference: str) -> JsonObject:
     """Return the schema of the successful reply to a message."""
     kinds = ANSWERS[kind]
     parts, _ = msgspec.json.schema_components(kinds, ref_template=reference)
@@ -246,7 +247,7 @@ def _reply(kind: type[messages.Message], reference: str) -> dict[str, Any]:
 
 
 @cache
-def documents() -> dict[str, dict[str, Any]]:
+def documents() -> dict[str, JsonObject]:
     """Return the schemas as documents that stand alone, each with all it refers to."""
     known = schemas()
     return {
@@ -257,10 +258,10 @@ def documents() -> dict[str, dict[str, Any]]:
     }
 
 
-def _within(schema: dict[str, Any]) -> list[str]:
+def _within(schema: JsonObject) -> list[str]:
     """Return the names of all schemas that a schema refers to, themselves or through others."""
     known, found = schemas(), set[str]()
-    todo: list[Any] = [schema]
+    todo: list[JsonValue] = [schema]
     while todo:
         part = todo.pop()
         if isinstance(part, list):
@@ -274,7 +275,7 @@ def _within(schema: dict[str, Any]) -> list[str]:
     return sorted(found)
 
 
-def asyncapi(version: str) -> dict[str, Any]:
+def asyncapi(version: str) -> JsonObject:
     """Return the AsyncAPI 3 document of the socket.
 
     Args:
@@ -291,7 +292,7 @@ def asyncapi(version: str) -> dict[str, Any]:
     ]
     described = {name: _message(name, made.get(name)) for name in names}
     channel = {"$ref": "#/channels/socket"}
-    operations: dict[str, Any] = {
+    operations: JsonObject = {
         name: {
             "action": "receive",
             "channel": channel,
@@ -326,7 +327,7 @@ def asyncapi(version: str) -> dict[str, Any]:
     }
 
 
-def _message(name: str, schema: dict[str, Any] | None) -> dict[str, Any]:
+def _message(name: str, schema: JsonObject | None) -> JsonObject:
     if schema is None:
         summary = "What the policies of the block's document decided, without an envelope."
         return {"name": name, "summary": summary, "payload": {}}

@@ -13,7 +13,7 @@ Everything that is wrong with a query is one exception:
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moorage.query.bodies import (
     COMPANIONS,
@@ -66,7 +66,7 @@ _HOMES = {"DEFAULT_WEIGHTS": "ranking", "DocumentIndex": "index", "nearest": "ra
 """What needs numpy is imported when it is first used."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -6,7 +6,7 @@ an allocation request and for the search service's endpoints.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
 from moorage.model import Code
 from moorage.query.conditions import EVERYTHING, Condition
@@ -15,6 +15,7 @@ from moorage.query.limits import RETURN_MAX, WEIGHTS_MAX
 from moorage.query.parse import Parser
 from moorage.query.shapes import an_object, known, one_of
 from moorage.query.values import number_in
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = [
     "COMPANIONS",
@@ -86,13 +87,13 @@ class Search:
     filter: Filter | None = None
     limit: int = RETURN_MAX
     policy_rule_uri: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    like: str | Mapping[str, Any] = ""
+    settings: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    parameters: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    like: str | Mapping[str, JsonValue] = ""
     weights: Mapping[str, float] | None = None
 
 
-def parse_filter(body: Any, at: str = "") -> Filter:
+def parse_filter(body: JsonValue, at: str = "") -> Filter:
     """Return the filter that a body says.
 
     Args:
@@ -104,11 +105,11 @@ def parse_filter(body: Any, at: str = "") -> Filter:
         QueryError: It is malformed, refused or too large.
 
     """
-    given, at = _opened(body, at)
+    given, at = _open(body, at)
     return _filter(given, at)
 
 
-def parse_search(body: Any, at: str = "") -> Search:
+def parse_search(body: JsonValue, at: str = "") -> Search:
     """Return the similarity search that a body says.
 
     Args:
@@ -122,7 +123,7 @@ def parse_search(body: Any, at: str = "") -> Search:
         QueryError: It is malformed, refused or too large.
 
     """
-    given, at = _opened(body, at)
+    given, at = _open(body, at)
     known(given, ("matchType", "rankingPolicyRule"), at)
     outer, outer_at = given, at
     if "matchType" in given or "rankingPolicyRule" not in given:
@@ -166,7 +167,7 @@ def parse_search(body: Any, at: str = "") -> Search:
     )
 
 
-def _opened(body: Any, at: str) -> tuple[dict[str, Any], str]:
+def _open(body: JsonValue, at: str) -> tuple[JsonObject, str]:
     """Return the content of the envelope and its place; or the bare body."""
     given = an_object(body, at)
     if "body" not in given:
@@ -180,7 +181,7 @@ def _opened(body: Any, at: str) -> tuple[dict[str, Any], str]:
     return an_object(inner["values"], at), at
 
 
-def _filter(body: Any, at: str) -> Filter:
+def _filter(body: JsonValue, at: str) -> Filter:
     given = an_object(body, at, "a filter (an object)")
     known(given, ("matchType", "filter"), at)
     match_type = _match_type({**_searched_by(given.get("filter")), **given}, at)
@@ -201,7 +202,7 @@ def _filter(body: Any, at: str) -> Filter:
     return Filter(match_type, condition, companions)
 
 
-def _match_type(given: Mapping[str, Any], at: str) -> MatchType:
+def _match_type(given: Mapping[str, JsonValue], at: str) -> MatchType:
     if "matchType" not in given:
         raise missing(under(at, "matchType"), "one of " + ", ".join(SEARCHED))
     value, place = given["matchType"], under(at, "matchType")
@@ -209,14 +210,14 @@ def _match_type(given: Mapping[str, Any], at: str) -> MatchType:
     return cast("MatchType", value if known_kind else one_of(value, place, SEARCHED))
 
 
-def _searched_by(queries: Any) -> dict[str, MatchType]:
+def _searched_by(queries: JsonValue) -> dict[str, MatchType]:
     """Return the `matchType` of a filter without one: the kind that its queries are of or for."""
     kinds = [name.removesuffix("Query") for name in queries] if isinstance(queries, dict) else []
     able = [kind for kind, more in COMPANIONS.items() if {*kinds} <= {kind, *more}]
     return {"matchType": able[0]} if kinds and able else {}
 
 
-def _limit(parameters: Mapping[str, Any], at: str) -> int:
+def _limit(parameters: Mapping[str, JsonValue], at: str) -> int:
     value = parameters.get("return")
     if value is None:
         return RETURN_MAX
@@ -226,7 +227,7 @@ def _limit(parameters: Mapping[str, Any], at: str) -> int:
     return int(number)
 
 
-def _like(parameters: Mapping[str, Any], at: str) -> str | Mapping[str, Any]:
+def _like(parameters: Mapping[str, JsonValue], at: str) -> str | Mapping[str, JsonValue]:
     place, expected = (
         under(at, "like"),
         "an id, or a part of a document, to be ranked by likeness to",
@@ -239,7 +240,7 @@ def _like(parameters: Mapping[str, Any], at: str) -> str | Mapping[str, Any]:
     return like
 
 
-def _weights(parameters: Mapping[str, Any], at: str) -> Mapping[str, float] | None:
+def _weights(parameters: Mapping[str, JsonValue], at: str) -> Mapping[str, float] | None:
     given = parameters.get("weights")
     if given is None:
         return None
@@ -257,6 +258,6 @@ def _weights(parameters: Mapping[str, Any], at: str) -> Mapping[str, float] | No
     return weights
 
 
-def _or_empty(value: Any) -> Any:
+def _or_empty(value: JsonValue) -> JsonValue:
     """Return an empty object for null, which documented samples send for unused fields."""
     return {} if value is None else value

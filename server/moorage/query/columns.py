@@ -24,6 +24,7 @@ from moorage.query.evaluate import ORDERS, spread
 from moorage.query.limits import SEARCH_CHARS_MAX
 from moorage.query.patterns import Expression
 from moorage.query.values import Mark, is_number, keys_of, number_in
+from moorage.records.json_values import JsonValue
 
 __all__ = ["Cells", "Column", "Mask", "Rows"]
 
@@ -56,7 +57,7 @@ class Cells:
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """All values, and holes."""
+        """All values in one array; removed ones leave holes."""
         return self._values[: self._used]
 
     @property
@@ -153,7 +154,7 @@ class Column:
         self.numbers.grow(rows)
         self.codes.grow(rows)
 
-    def set(self, rows: Sequence[int], founds: Iterable[Sequence[Any]]) -> None:
+    def set(self, rows: Sequence[int], founds: Iterable[Sequence[JsonValue]]) -> None:
         """Replace the values of some rows by those of their documents; no values clear none."""
         held = [_held(found) for found in founds]
         at = np.array(rows, np.intp)
@@ -229,7 +230,7 @@ class Column:
             case _:
                 assert_never(leaf)
 
-    def _among(self, operands: Sequence[Any]) -> Mask:
+    def _among(self, operands: Sequence[JsonValue]) -> Mask:
         keys: set[Hashable] = set().union(*map(keys_of, operands))
         numbers = [
             exact
@@ -297,7 +298,7 @@ class _Held:
     inexact: bool = False
 
 
-def _held(found: Sequence[Any]) -> _Held:
+def _held(found: Sequence[JsonValue]) -> _Held:
     """Sort the values that were found in a document by the array of a column that stores them."""
     values = spread(found) if any(isinstance(value, list) for value in found) else found
     kinds = set(map(type, values))

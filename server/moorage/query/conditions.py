@@ -6,9 +6,10 @@ negations (`!=`, `$nin`, `$nor`, …) are `Not` around the leaf, as in Mongo: th
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from moorage.query.values import number_in
+from moorage.records.json_values import JsonValue
 
 __all__ = [
     "EVERYTHING",
@@ -65,7 +66,7 @@ class TextPattern(Protocol):
 
     @property
     def costly(self) -> bool:
-        """Whether it reads a text character by character, in Python."""
+        """Whether matching reads a text character by character, in Python."""
 
     def matches(self, text: str) -> bool:
         """Return whether it occurs in a text."""
@@ -76,7 +77,7 @@ class Among:
     """A value equals one of these; null also equals a path at which nothing lies."""
 
     of: Source
-    values: tuple[Any, ...]
+    values: tuple[JsonValue, ...]
 
 
 @dataclass(frozen=True, slots=True)

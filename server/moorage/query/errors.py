@@ -1,10 +1,11 @@
 """Refusals of queries: one exception that names the place; all of this package raises it."""
 
-from typing import Any, Final
+from typing import Final
 
 from moorage.model import Code
 from moorage.query.limits import DEPTH_MAX, PATH_CHARS_MAX
 from moorage.query.values import number_in
+from moorage.records.json_values import JsonValue
 
 __all__ = ["QueryError", "missing", "too_deep", "too_long", "too_many", "under", "wrong"]
 
@@ -13,7 +14,7 @@ SHOWN_CHARS_MAX: Final = 40
 
 
 class QueryError(Exception):
-    """A query is wrong at one place.
+    """A query is invalid at one place.
 
     Args:
         path: The place inside the query, e.g. `filter.clusterQuery.conditions[2].operator`.
@@ -45,12 +46,12 @@ def under(at: str, key: str) -> str:
     return f"{at}.{key}" if at else key
 
 
-def wrong(value: Any, expected: str, path: str) -> QueryError:
+def wrong(value: JsonValue, expected: str, path: str) -> QueryError:
     """Return the refusal of a value, which it shows."""
-    return QueryError(path, expected, f"is {_shown(value)}")
+    return QueryError(path, expected, f"is {_show(value)}")
 
 
-def _shown(value: Any) -> str:
+def _show(value: JsonValue) -> str:
     match value:
         case None | True | False:
             return {None: "null", True: "true", False: "false"}[value]

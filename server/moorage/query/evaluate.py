@@ -6,7 +6,7 @@ hold, and callers with a document or two call `evaluate`.
 
 import operator
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 from moorage.query.conditions import (
     AllOf,
@@ -22,13 +22,14 @@ from moorage.query.conditions import (
 )
 from moorage.query.paths import reader
 from moorage.query.values import Mark, is_number, key_of, keys_of, number_in, same
+from moorage.records.json_values import JsonValue
 
 __all__ = ["ORDERS", "Predicate", "evaluate", "predicate", "spread"]
 
-Predicate = Callable[[Any], bool]
-_Test = Callable[[Sequence[Any]], bool]
+Predicate = Callable[[JsonValue], bool]
+_Test = Callable[[Sequence[JsonValue]], bool]
 
-ORDERS: Final[dict[OrderName, Callable[[Any, Any], Any]]] = {
+ORDERS: Final[dict[OrderName, Callable[[JsonValue, JsonValue], JsonValue]]] = {
     ">": operator.gt,
     ">=": operator.ge,
     "<": operator.lt,
@@ -36,7 +37,7 @@ ORDERS: Final[dict[OrderName, Callable[[Any, Any], Any]]] = {
 }
 
 
-def evaluate(condition: Condition, document: Any) -> bool:
+def evaluate(condition: Condition, document: JsonValue) -> bool:
     """Return whether a document meets a condition; for many documents use `predicate`."""
     return predicate(condition)(document)
 
@@ -60,9 +61,9 @@ def predicate(condition: Condition) -> Predicate:
             assert_never(condition)
 
 
-def spread(found: Sequence[Any]) -> list[Any]:
+def spread(found: Sequence[JsonValue]) -> list[JsonValue]:
     """Return the values to compare: those found, and the elements of arrays among them."""
-    values: list[Any] = []
+    values: list[JsonValue] = []
     for value in found:
         values.append(value)
         if isinstance(value, list):
@@ -87,12 +88,12 @@ def _test(leaf: Leaf) -> _Test:
             assert_never(leaf)
 
 
-def _among(operands: Sequence[Any]) -> _Test:
+def _among(operands: Sequence[JsonValue]) -> _Test:
     keys: set[Hashable] = set().union(*(keys_of(operand) for operand in operands))
     structures = [operand for operand in operands if isinstance(operand, (dict, list))]
     takes_nothing = Mark.NULL in keys
 
-    def holds(found: Sequence[Any]) -> bool:
+    def holds(found: Sequence[JsonValue]) -> bool:
         if not found:
             return takes_nothing  # As in Mongo, null equals a field that is not there.
         return any(
@@ -103,11 +104,11 @@ def _among(operands: Sequence[Any]) -> _Test:
     return holds
 
 
-def _ordered(compare: Callable[[Any, Any], Any], operand: float | str) -> _Test:
+def _ordered(compare: Callable[[JsonValue, JsonValue], JsonValue], operand: float | str) -> _Test:
     number = number_in(operand)
     text = operand if isinstance(operand, str) else None
 
-    def one(value: Any) -> bool:
+    def one(value: JsonValue) -> bool:
         if isinstance(value, str):
             return text is not None and compare(value, text)
         return number is not None and is_number(value) and compare(value, number)

@@ -165,13 +165,13 @@ class _Reader:
         if self._takes("["):
             return self._set()
         if self._takes("\\"):
-            return _OneOf(self._folded(self._escaped()))
+            return _OneOf(self._fold(self._escape()))
         self.at += 1
         if character == "^":
             return _Edge("^")
         if character == "$":
             return _Edge("$")
-        return _OneOf(_ANY if character == "." else self._folded(_only(character)))
+        return _OneOf(_ANY if character == "." else self._fold(_only(character)))
 
     def _group(self, depth: int) -> _Tree:
         if depth >= GROUPS_DEPTH_MAX:
@@ -183,7 +183,7 @@ class _Reader:
             self._refuse("should be a ) that closes the group")
         return tree
 
-    def _escaped(self) -> Ranges:
+    def _escape(self) -> Ranges:
         character = self._next()
         if character in _CLASSES:
             self.at += 1
@@ -200,7 +200,7 @@ class _Reader:
             ranges += self._member()
         if not ranges:
             self._refuse("ends an empty [] (write \\] for a bracket)")
-        folded = self._folded(ranges)
+        folded = self._fold(ranges)
         return _OneOf(_complement(folded) if negative else folded)
 
     def _member(self) -> Ranges:
@@ -217,14 +217,14 @@ class _Reader:
 
     def _one(self) -> Ranges:
         if self._takes("\\"):
-            return self._escaped()
+            return self._escape()
         character = self._next()
         if not character or character == "[":
             self._refuse("should be a ] that closes the set (write \\[ for a bracket)")
         self.at += 1
         return _only(character)
 
-    def _folded(self, ranges: Iterable[tuple[int, int]]) -> Ranges:
+    def _fold(self, ranges: Iterable[tuple[int, int]]) -> Ranges:
         """Return the ranges, with the other case of their letters where case does not count."""
         given = tuple(ranges)
         if not self.ignores_case:
@@ -280,7 +280,7 @@ def _needles(tree: _Tree) -> tuple[str, ...]:
             case _OneOf(ranges=((low, high),)) if low == high:
                 runs[-1] += chr(low)
             case _Repeat(part=_OneOf(ranges=((low, high),)), least=least) if low == high:
-                # So many at least, and then it may go on.
+                # The least number, and then it may go on.
                 runs[-1] += chr(low) * least
                 runs.append("")
             case _Edge():
@@ -398,7 +398,7 @@ def _determined(machine: _Machine, entry: int) -> tuple[tuple[TransitionRow, ...
             rows.append((ACCEPTED,) * len(starts))
             continue
         row: list[int] = []
-        for reached in _reached(machine, states, members, len(starts)):
+        for reached in _reach(machine, states, members, len(starts)):
             key = (machine.closure(reached, "") | again, "")
             if key not in numbers:
                 numbers[key] = len(waiting)
@@ -421,7 +421,7 @@ def _alphabet(machine: _Machine) -> tuple[list[int], list[list[int]]]:
     return starts, members
 
 
-def _reached(
+def _reach(
     machine: _Machine, states: frozenset[int], members: list[list[int]], classes: int
 ) -> list[set[int]]:
     """Return, by class of character, the states that one character leads to."""

@@ -1,14 +1,14 @@
 """Documents by id, and which of them meet a condition, whose cost is that of the hits.
 
 The catalog keeps one index per kind of document. The columns are made when a query first needs
-them, kept up to date by what was put and removed since, and dropped, the least recently used
+them, updated when documents are put and removed, and dropped, the least recently used
 first, when they are too many.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from moorage.query.conditions import (
 from moorage.query.evaluate import predicate
 from moorage.query.limits import CELLS_MAX, COLUMNS_MAX
 from moorage.query.paths import Reader, reader
+from moorage.records.json_values import JsonValue
 
 __all__ = ["DocumentIndex"]
 
@@ -64,7 +65,7 @@ class DocumentIndex:
         self._columns: OrderedDict[Source, _ColumnEntry] = OrderedDict()
         self._rows: dict[str, int] = {}
         self._ids: list[str] = [""] * ROWS_AT_FIRST
-        self._documents: list[Mapping[str, Any] | None] = [None] * ROWS_AT_FIRST
+        self._documents: list[Mapping[str, JsonValue] | None] = [None] * ROWS_AT_FIRST
         self._free = list(range(ROWS_AT_FIRST - 1, -1, -1))
         self._live: Mask = np.zeros(ROWS_AT_FIRST, np.bool_)
 
@@ -78,12 +79,12 @@ class DocumentIndex:
         """Yield the ids, in no order."""
         return iter(self._rows)
 
-    def get(self, document_id: str) -> Mapping[str, Any] | None:
+    def get(self, document_id: str) -> Mapping[str, JsonValue] | None:
         """Return a document, or None."""
         row = self._rows.get(document_id)
         return None if row is None else self._documents[row]
 
-    def put(self, document_id: str, document: Mapping[str, Any]) -> None:
+    def put(self, document_id: str, document: Mapping[str, JsonValue]) -> None:
         """Add a document, in the place of the one with its id if there is one."""
         row = self._rows.get(document_id)
         if row is None:
@@ -208,7 +209,7 @@ class DocumentIndex:
         return mask
 
     def _looked_at(self, leaf: Leaf, within: Mask) -> Mask:
-        """Return those rows of `within` whose document meets a leaf."""
+        """Return the rows of `within` whose documents meet a condition, by reading them."""
         mask, test = np.zeros(len(within), np.bool_), predicate(leaf)
         for row in np.flatnonzero(within).tolist():
             mask[row] = test(self._documents[row])

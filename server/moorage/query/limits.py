@@ -11,7 +11,7 @@ PATHS_MAX: Final = 32
 VALUES_MAX: Final = 20_000
 """Values to compare with in one query, the elements of its lists counted one by one."""
 TEXT_CHARS_MAX: Final = 4096
-"""Characters of a value to compare with."""
+"""Characters of a text in a query."""
 PATH_CHARS_MAX: Final = 256
 PATH_PARTS_MAX: Final = 16
 PATTERN_CHARS_MAX: Final = 256

@@ -7,7 +7,7 @@ them, counts what they cost, and names the place where they are wrong.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, cast, get_args
+from typing import Final, cast, get_args
 
 from moorage.model import Code
 from moorage.query import limits
@@ -34,6 +34,7 @@ from moorage.query.expressions import expression
 from moorage.query.patterns import Like
 from moorage.query.shapes import a_list, a_number, a_text, an_object, one_of, only
 from moorage.query.values import number_in
+from moorage.records.json_values import JsonValue
 
 __all__ = ["Parser", "parse_condition", "parse_mongo"]
 
@@ -52,7 +53,7 @@ _MONGO_LOGIC: Final = ("$and", "$or", "$nor")
 _SCRIPTS: Final = frozenset({"$where", "$function", "$accumulator", "$expr"})
 
 
-def parse_condition(query: Any, at: str = "query") -> Condition:
+def parse_condition(query: JsonValue, at: str = "query") -> Condition:
     """Return the condition of a query in documented form, or of a Mongo filter.
 
     It is a Mongo filter where it has none of the keys of the documented conditions. Empty or null
@@ -69,7 +70,7 @@ def parse_condition(query: Any, at: str = "query") -> Condition:
     return Parser().condition(query, at)
 
 
-def parse_mongo(query: Any, at: str = "query") -> Condition:
+def parse_mongo(query: JsonValue, at: str = "query") -> Condition:
     """Return the condition of a Mongo filter with any field names; see `parse_condition`."""
     return Parser().mongo(query, at)
 
@@ -83,32 +84,32 @@ class Parser:
     _expressions: int = 0
     _paths: set[str] = field(default_factory=set[str])
 
-    def condition(self, query: Any, at: str) -> Condition:
+    def condition(self, query: JsonValue, at: str) -> Condition:
         """Return the condition of a query; see `parse_condition`."""
         if query is None or query == {}:
             return EVERYTHING
         given = an_object(query, at, "a condition or a Mongo filter (an object)")
         if _DOCUMENTED.isdisjoint(given):
             return self._filter(given, at, 0)
-        return self._documented(given, at, 0)
+        return self._parse_documented(given, at, 0)
 
-    def mongo(self, query: Any, at: str) -> Condition:
+    def mongo(self, query: JsonValue, at: str) -> Condition:
         """Return the condition of a Mongo filter; see `parse_mongo`."""
         return self._filter({} if query is None else query, at, 0)
 
     # The documented conditions ---------------------------------------------------------------
 
-    def _documented(self, query: Any, at: str, depth: int) -> Condition:
+    def _parse_documented(self, query: JsonValue, at: str, depth: int) -> Condition:
         given = an_object(query, at, "a condition (an object)")
         if not given.keys().isdisjoint(_LOGICAL):
             return self._logical(given, at, depth)
         if "aggOperator" in given or "target" in given:
-            return self._folded(given, at)
+            return self._fold(given, at)
         only(given, _SIMPLE, at)
         path = self.path(given["variable"], under(at, "variable"))
         return self._simple(path, given, at)
 
-    def _logical(self, given: Mapping[str, Any], at: str, depth: int) -> Condition:
+    def _logical(self, given: Mapping[str, JsonValue], at: str, depth: int) -> Condition:
         only(given, _LOGICAL, at)
         self._deep(at, depth)
         name = one_of(given["logicalOperator"], under(at, "logicalOperator"), ("AND", "OR", "NOT"))
@@ -117,14 +118,14 @@ class Parser:
         expected = "a list of one condition" if name == "NOT" else "a non-empty list of conditions"
         listed = a_list(given["conditions"], place, expected, most)
         parts = tuple(
-            self._documented(part, f"{place}[{number}]", depth + 1)
+            self._parse_documented(part, f"{place}[{number}]", depth + 1)
             for number, part in enumerate(listed)
         )
         if name == "NOT":
             return Not(parts[0])
         return AllOf(parts) if name == "AND" else AnyOf(parts)
 
-    def _folded(self, given: Mapping[str, Any], at: str) -> Condition:
+    def _fold(self, given: Mapping[str, JsonValue], at: str) -> Condition:
         only(given, _FOLDED, at)
         how = one_of(given["aggOperator"], under(at, "aggOperator"), FOLDS)
         target = self.path(given["target"], under(at, "target"))
@@ -141,7 +142,7 @@ class Parser:
             return Among(source, tuple(numbers))
         return self._simple(source, {**given, "value": a_number(given["value"], place)}, at)
 
-    def _simple(self, source: Source, given: Mapping[str, Any], at: str) -> Condition:
+    def _simple(self, source: Source, given: Mapping[str, JsonValue], at: str) -> Condition:
         name = one_of(given["operator"], under(at, "operator"), OPERATORS)
         place, value = under(at, "value"), given["value"]
         if name in {"==", "!="}:
@@ -155,11 +156,11 @@ class Parser:
 
     # Mongo filters ---------------------------------------------------------------------------
 
-    def _filter(self, query: Any, at: str, depth: int) -> Condition:
+    def _filter(self, query: JsonValue, at: str, depth: int) -> Condition:
         given = an_object(query, at, "a Mongo filter (an object)")
         return _all(tuple(self._clause(key, value, at, depth) for key, value in given.items()))
 
-    def _clause(self, key: str, value: Any, at: str, depth: int) -> Condition:
+    def _clause(self, key: str, value: JsonValue, at: str, depth: int) -> Condition:
         place = under(at, key)
         if key in _MONGO_LOGIC:
             self._deep(place, depth)
@@ -175,7 +176,7 @@ class Parser:
             raise _refused(key, ("a field", *_MONGO_LOGIC), place)
         return self._field(self.path(key, place), value, place, depth)
 
-    def _field(self, path: Path, value: Any, at: str, depth: int) -> Condition:
+    def _field(self, path: Path, value: JsonValue, at: str, depth: int) -> Condition:
         """Read the condition on one field: a value to equal, or an object of operators."""
         if not isinstance(value, dict) or not any(
             isinstance(name, str) and name.startswith("$") for name in value
@@ -193,7 +194,13 @@ class Parser:
         )
 
     def _operator(
-        self, path: Path, name: str, operand: Any, at: str, depth: int, beside: Mapping[str, Any]
+        self,
+        path: Path,
+        name: str,
+        operand: JsonValue,
+        at: str,
+        depth: int,
+        beside: Mapping[str, JsonValue],
     ) -> Condition:
         place = under(at, name)
         if name in {"$eq", "$ne"}:
@@ -223,7 +230,7 @@ class Parser:
 
     # Leaves, whatever the spelling -----------------------------------------------------------
 
-    def _among(self, source: Source, values: Any, place: str, one: str = "") -> Leaf:
+    def _among(self, source: Source, values: JsonValue, place: str, one: str = "") -> Leaf:
         """Read the values to equal; `one` is the place of the value where it is not in a list."""
         self._count(one or place)
         listed = a_list(values, place, "a list of values", limits.VALUES_MAX, least=0)
@@ -231,18 +238,18 @@ class Parser:
             self._operand(value, one or f"{place}[{number}]", 0)
         return Among(source, tuple(listed))
 
-    def _ordered(self, source: Source, name: OrderName, value: Any, place: str) -> Leaf:
+    def _ordered(self, source: Source, name: OrderName, value: JsonValue, place: str) -> Leaf:
         self._count(place)
         if not isinstance(value, str) and number_in(value) is None:
             raise wrong(value, "a number or a text", place)
         self._operand(value, place, 0)
         return Ordered(source, name, value)
 
-    def _like(self, value: Any, place: str) -> TextPattern:
+    def _like(self, value: JsonValue, place: str) -> TextPattern:
         self._count(place)
         return Like(a_text(value, place, "a text, * in it standing for any text"))
 
-    def _expression(self, value: Any, options: Any, at: str) -> TextPattern:
+    def _expression(self, value: JsonValue, options: JsonValue, at: str) -> TextPattern:
         place = under(at, "$regex")
         self._count(place)
         self._expressions += 1
@@ -252,7 +259,7 @@ class Parser:
             raise wrong(options, '"i" or ""', under(at, "$options"))
         return expression(a_text(value, place, "a regular expression (a text)"), options, place)
 
-    def _operand(self, value: Any, place: str, depth: int) -> None:
+    def _operand(self, value: JsonValue, place: str, depth: int) -> None:
         """Check a value to compare with, to its last part."""
         self._count_values(place, 1)
         if isinstance(value, str):
@@ -271,7 +278,7 @@ class Parser:
         elif not isinstance(value, bool) and value is not None and number_in(value) is None:
             raise wrong(value, "a JSON value, its numbers finite", place)
 
-    def path(self, value: Any, place: str) -> Path:
+    def path(self, value: JsonValue, place: str) -> Path:
         """Check a path."""
         if not isinstance(value, str):
             raise wrong(value, "a path (a text)", place)

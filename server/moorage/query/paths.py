@@ -11,14 +11,15 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 from moorage.query.conditions import Fold, FoldName, Path, Source
 from moorage.query.values import is_number
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["Reader", "reader"]
 
-Reader = Callable[[Any], list[Any]]
+Reader = Callable[[JsonValue], list[JsonValue]]
 
 _LOAD: Final = re.compile(r"load_?([0-9]{1,4}m)")
 _NODES: Final = ("nodes", "node")
@@ -46,7 +47,7 @@ def reader(source: Source) -> Reader:
     match source:
         case Path():
             steps = _steps(source.text)
-            return lambda document: _found(document, steps)
+            return lambda document: _find(document, steps)
         case Fold():
             return _folder(source.how, reader(source.target))
         case _:
@@ -80,9 +81,9 @@ def _spellings(part: str, number: int, parts: int) -> tuple[str, ...]:
     return (part,)
 
 
-def _found(document: Any, steps: Sequence[_Step]) -> list[Any]:
+def _find(document: JsonValue, steps: Sequence[_Step]) -> list[JsonValue]:
     # Level by level instead of by recursion: a document of many GPUs is read twice as fast.
-    levels: list[list[Any]] = [[document], *([] for _ in steps)]
+    levels: list[list[JsonValue]] = [[document], *([] for _ in steps)]
     for at, step in enumerate(steps):
         name, following = step.name, levels[at + 1]
         for node in levels[at]:
@@ -101,7 +102,9 @@ def _found(document: Any, steps: Sequence[_Step]) -> list[Any]:
     return levels[-1]
 
 
-def _follow(node: dict[str, Any], keys: Iterable[tuple[str, int]], levels: list[list[Any]]) -> None:
+def _follow(
+    node: JsonObject, keys: Iterable[tuple[str, int]], levels: list[list[JsonValue]]
+) -> None:
     # The first that is there and no more: one thing under two spellings would be added up twice.
     for key, after in keys:
         if key in node:
@@ -116,7 +119,7 @@ def _folder(how: FoldName, read: Reader) -> Reader:
         ]
     fold = _FOLDS[how]
 
-    def folded(document: Any) -> list[Any]:
+    def folded(document: JsonValue) -> list[JsonValue]:
         numbers = [
             number
             for value in read(document)

@@ -6,7 +6,7 @@ ones of Mongo; nothing in them runs code, joins or writes.
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from moorage.model import Code
 from moorage.query.conditions import Fold, Path
@@ -17,12 +17,13 @@ from moorage.query.parse import Parser
 from moorage.query.paths import reader
 from moorage.query.shapes import a_list, an_object, known, one_of
 from moorage.query.values import is_number, number_in
+from moorage.records.json_values import JsonValue
 
 __all__ = ["Pipeline", "parse_page", "parse_pipeline"]
 
-Document = Mapping[str, Any]
+Document = Mapping[str, JsonValue]
 Stage = Callable[[list[Document]], list[Document]]
-_Expression = Callable[[Document], Any]
+_Expression = Callable[[Document], JsonValue]
 
 _FOLDS: Final = ("$sum", "$avg", "$min", "$max", "$first", "$last", "$push", "$addToSet", "$count")
 _STAGES: Final = (
@@ -76,7 +77,7 @@ class _TooManyError(Exception):
     """A stage makes more documents, or lists, than allowed; it stays in this module."""
 
 
-def parse_pipeline(stages: Any, at: str = "pipeline") -> Pipeline:
+def parse_pipeline(stages: JsonValue, at: str = "pipeline") -> Pipeline:
     """Return the pipeline that a list of stages says.
 
     Args:
@@ -102,7 +103,7 @@ def parse_pipeline(stages: Any, at: str = "pipeline") -> Pipeline:
     return Pipeline(read, at)
 
 
-def parse_page(options: Any, at: str = "options") -> Pipeline:
+def parse_page(options: JsonValue, at: str = "options") -> Pipeline:
     """Return the pipeline of a query's `options`, for the documents that it finds.
 
     Args:
@@ -124,18 +125,18 @@ def parse_page(options: Any, at: str = "options") -> Pipeline:
     return Pipeline(stages, at)
 
 
-def _stage(parser: Parser, name: str, value: Any, at: str) -> Stage:
+def _stage(parser: Parser, name: str, value: JsonValue, at: str) -> Stage:
     if name == "$match":
         test = predicate(parser.mongo(value, at))
         return lambda rows: [row for row in rows if test(row)]
     if name == "$unwind":
         return _unwound(parser, value, at)
     if name == "$group":
-        return _grouped(parser, value, at)
+        return _group(parser, value, at)
     if name == "$project":
-        return _projected(parser, value, at)
+        return _project(parser, value, at)
     if name == "$sort":
-        return _sorted(parser, value, at)
+        return _sort(parser, value, at)
     if name == "$count":
         if not isinstance(value, str) or not value or value.startswith("$") or "." in value:
             raise wrong(value, "the name of a field, without $ and dots", at)
@@ -148,7 +149,7 @@ def _stage(parser: Parser, name: str, value: Any, at: str) -> Stage:
     return (lambda rows: rows[:limit]) if name == "$limit" else (lambda rows: rows[limit:])
 
 
-def _unwound(parser: Parser, value: Any, at: str) -> Stage:
+def _unwound(parser: Parser, value: JsonValue, at: str) -> Stage:
     keep_empty = False
     if isinstance(value, dict):
         known(value, ("path", "preserveNullAndEmptyArrays"), at)
@@ -165,7 +166,7 @@ def _unwound(parser: Parser, value: Any, at: str) -> Stage:
             elements = [e for each in found for e in (each if isinstance(each, list) else [each])]
             if not elements and keep_empty:
                 made.append(row)
-            made += [_placed(row, parts, element) for element in elements]
+            made += [_place(row, parts, element) for element in elements]
             if len(made) > ROWS_MAX:
                 raise _TooManyError
         return made
@@ -173,12 +174,12 @@ def _unwound(parser: Parser, value: Any, at: str) -> Stage:
     return stage
 
 
-def _grouped(parser: Parser, value: Any, at: str) -> Stage:
+def _group(parser: Parser, value: JsonValue, at: str) -> Stage:
     given = an_object(value, at, "an object with _id and the fields to make")
     if "_id" not in given:
         raise missing(under(at, "_id"), "what to group by: $path, an object of them, or null")
     key = _expression(parser, given["_id"], under(at, "_id"))
-    made: dict[str, Callable[[list[Document]], Any]] = {}
+    made: dict[str, Callable[[list[Document]], JsonValue]] = {}
     for name, each in given.items():
         if name == "_id":
             continue
@@ -193,7 +194,7 @@ def _grouped(parser: Parser, value: Any, at: str) -> Stage:
         made[name] = _fold(how, _expression(parser, what, under(place, how)))
 
     def stage(rows: list[Document]) -> list[Document]:
-        groups: dict[str, tuple[Any, list[Document]]] = {}
+        groups: dict[str, tuple[JsonValue, list[Document]]] = {}
         for row in rows:
             value = key(row)
             # As text, objects and lists are keys too; the order of the first of each stays.
@@ -207,7 +208,7 @@ def _grouped(parser: Parser, value: Any, at: str) -> Stage:
     return stage
 
 
-def _fold(how: str, read: _Expression) -> Callable[[list[Document]], Any]:
+def _fold(how: str, read: _Expression) -> Callable[[list[Document]], JsonValue]:
     """Return one field of a group; `$sum` and the like look into lists, as folds do everywhere."""
     if how == "$count":
         return len
@@ -216,7 +217,7 @@ def _fold(how: str, read: _Expression) -> Callable[[list[Document]], Any]:
         return lambda rows: read(rows[place])
     if how in {"$push", "$addToSet"}:
 
-        def listed(rows: list[Document]) -> list[Any]:
+        def listed(rows: list[Document]) -> list[JsonValue]:
             if len(rows) > VALUES_MAX:
                 raise _TooManyError
             values = [value for row in rows if (value := read(row)) is not None]
@@ -228,8 +229,8 @@ def _fold(how: str, read: _Expression) -> Callable[[list[Document]], Any]:
         return listed
     folded = reader(Fold(how[1:], Path("values")))  # type: ignore[arg-type]  # Four folds are left.
 
-    def number(rows: list[Document]) -> Any:
-        values: list[Any] = []
+    def number(rows: list[Document]) -> JsonValue:
+        values: list[JsonValue] = []
         for row in rows:
             value = read(row)
             values += value if isinstance(value, list) else [value]
@@ -239,7 +240,7 @@ def _fold(how: str, read: _Expression) -> Callable[[list[Document]], Any]:
     return number
 
 
-def _projected(parser: Parser, value: Any, at: str) -> Stage:
+def _project(parser: Parser, value: JsonValue, at: str) -> Stage:
     given = an_object(value, at, "an object of fields, each 1 or $path; _id may be 0")
     reads: list[tuple[list[str], _Expression]] = []
     for name, each in given.items():
@@ -248,9 +249,7 @@ def _projected(parser: Parser, value: Any, at: str) -> Stage:
         if name == "_id" and each in (0, False):
             continue
         if each not in (1, True) and not (isinstance(each, str) and each.startswith("$")):
-            raise wrong(
-                each, "1, or a $path; fields are named to be kept, not to be left out", place
-            )
+            raise wrong(each, "1, or a $path; fields are named to stay, not to be left out", place)
         wanted = f"${name}" if each in (1, True) else each
         reads.append((path.split("."), _expression(parser, wanted, place)))
 
@@ -261,14 +260,14 @@ def _projected(parser: Parser, value: Any, at: str) -> Stage:
             for parts, read in reads:
                 found = read(row)
                 if found is not None:
-                    document = _placed(document, parts, found)
+                    document = _place(document, parts, found)
             made.append(document)
         return made
 
     return stage
 
 
-def _sorted(parser: Parser, value: Any, at: str) -> Stage:
+def _sort(parser: Parser, value: JsonValue, at: str) -> Stage:
     given = an_object(value, at, "an object of paths, each 1 or -1")
     keys: list[tuple[_Expression, bool]] = []
     for name, each in given.items():
@@ -286,7 +285,7 @@ def _sorted(parser: Parser, value: Any, at: str) -> Stage:
     return stage
 
 
-def _rank(value: Any) -> tuple[int, float, str]:
+def _rank(value: JsonValue) -> tuple[int, float, str]:
     """Order what cannot be compared: nothing, numbers, texts, all else."""
     if value is None:
         return 0, 0.0, ""
@@ -295,12 +294,12 @@ def _rank(value: Any) -> tuple[int, float, str]:
     return (2, 0.0, value) if isinstance(value, str) else (3, 0.0, str(value))
 
 
-def _expression(parser: Parser, value: Any, at: str, depth: int = 0) -> _Expression:
+def _expression(parser: Parser, value: JsonValue, at: str, depth: int = 0) -> _Expression:
     """Return a reader of a value: of `$path`, a constant, or an object of these."""
     if isinstance(value, str) and value.startswith("$"):
         read = reader(Path(_path(parser, value, at)))
 
-        def found(row: Document) -> Any:
+        def found(row: Document) -> JsonValue:
             values = read(row)
             return values[0] if len(values) == 1 else values or None
 
@@ -320,16 +319,16 @@ def _expression(parser: Parser, value: Any, at: str, depth: int = 0) -> _Express
     return lambda _: value
 
 
-def _path(parser: Parser, value: Any, at: str) -> str:
+def _path(parser: Parser, value: JsonValue, at: str) -> str:
     if not isinstance(value, str) or not value.startswith("$") or value.startswith("$$"):
         raise wrong(value, "a path with a $ before it", at)
     return parser.path(value[1:], at).text
 
 
-def _placed(document: Document, parts: Sequence[str], value: Any) -> Document:
+def _place(document: Document, parts: Sequence[str], value: JsonValue) -> Document:
     """Return a copy of a document with a value at a path; objects on the way are made."""
     head, rest = parts[0], parts[1:]
     if not rest:
         return {**document, head: value}
     inner = document.get(head)
-    return {**document, head: _placed(inner if isinstance(inner, dict) else {}, rest, value)}
+    return {**document, head: _place(inner if isinstance(inner, dict) else {}, rest, value)}

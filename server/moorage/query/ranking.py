@@ -6,7 +6,7 @@ and no unit weighs more than another.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from moorage.query.errors import QueryError
 from moorage.query.evaluate import spread
 from moorage.query.index import DocumentIndex
 from moorage.query.paths import reader
+from moorage.records.json_values import JsonValue
 
 __all__ = ["DEFAULT_WEIGHTS", "nearest"]
 
@@ -39,8 +40,8 @@ DEFAULT_WEIGHTS: Final[Mapping[str, float]] = {
 
 
 def nearest(
-    documents: DocumentIndex | Mapping[str, Mapping[str, Any]],
-    reference: str | Mapping[str, Any],
+    documents: DocumentIndex | Mapping[str, Mapping[str, JsonValue]],
+    reference: str | Mapping[str, JsonValue],
     weights: Mapping[str, float] | None = None,
     k: int | None = None,
 ) -> list[tuple[str, float]]:
@@ -70,7 +71,7 @@ def nearest(
         QueryError: There is no document with the reference's id.
 
     """
-    index = documents if isinstance(documents, DocumentIndex) else _indexed(documents)
+    index = documents if isinstance(documents, DocumentIndex) else _index(documents)
     like = index.get(reference) if isinstance(reference, str) else reference
     if like is None:
         raise QueryError("like", "the id of a document that is there", f"{reference!r} is not")
@@ -91,7 +92,7 @@ def nearest(
     return [(ids[each], float(total[each])) for each in order]
 
 
-def _indexed(documents: Mapping[str, Mapping[str, Any]]) -> DocumentIndex:
+def _index(documents: Mapping[str, Mapping[str, JsonValue]]) -> DocumentIndex:
     index = DocumentIndex()
     for document_id, document in documents.items():
         index.put(document_id, document)
@@ -99,7 +100,7 @@ def _indexed(documents: Mapping[str, Mapping[str, Any]]) -> DocumentIndex:
 
 
 def _distances(
-    index: DocumentIndex, rows: npt.NDArray[np.intp], like: Mapping[str, Any], path: str
+    index: DocumentIndex, rows: npt.NDArray[np.intp], like: Mapping[str, JsonValue], path: str
 ) -> _Floats | None:
     """Return each row's distance at one path; None if the reference has nothing to compare."""
     found = spread(reader(Path(path))(like))

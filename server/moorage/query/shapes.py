@@ -1,17 +1,17 @@
 """Checks of JSON at a place: each function returns the value, or refuses it by name."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from moorage.model import Code
 from moorage.query.errors import QueryError, missing, too_long, under, wrong
 from moorage.query.limits import PATTERN_CHARS_MAX
 from moorage.query.values import number_in
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["a_list", "a_number", "a_text", "an_object", "known", "one_of", "only"]
 
 
-def an_object(value: Any, place: str, expected: str = "an object") -> dict[str, Any]:
+def an_object(value: JsonValue, place: str, expected: str = "an object") -> JsonObject:
     """Return an object."""
     if not isinstance(value, dict):
         raise wrong(value, expected, place or "body")
@@ -21,7 +21,9 @@ def an_object(value: Any, place: str, expected: str = "an object") -> dict[str, 
     return value
 
 
-def a_list(value: Any, place: str, expected: str, most: int, least: int = 1) -> Sequence[Any]:
+def a_list(
+    value: JsonValue, place: str, expected: str, most: int, least: int = 1
+) -> Sequence[JsonValue]:
     """Return a list of `least` to `most` elements."""
     if not isinstance(value, list) or len(value) < least:
         raise wrong(value, expected, place)
@@ -32,7 +34,7 @@ def a_list(value: Any, place: str, expected: str, most: int, least: int = 1) -> 
     return value
 
 
-def a_text(value: Any, place: str, expected: str) -> str:
+def a_text(value: JsonValue, place: str, expected: str) -> str:
     """Return a text no longer than a pattern may be."""
     if not isinstance(value, str):
         raise wrong(value, expected, place)
@@ -41,7 +43,7 @@ def a_text(value: Any, place: str, expected: str) -> str:
     return value
 
 
-def a_number(value: Any, place: str, expected: str = "a number") -> int | float:
+def a_number(value: JsonValue, place: str, expected: str = "a number") -> int | float:
     """Return the number that a value is or reads as."""
     number = number_in(value)
     if number is None:
@@ -49,21 +51,21 @@ def a_number(value: Any, place: str, expected: str = "a number") -> int | float:
     return number
 
 
-def one_of(value: Any, place: str, names: Sequence[str]) -> str:
+def one_of(value: JsonValue, place: str, names: Sequence[str]) -> str:
     """Return one of these names."""
     if not isinstance(value, str) or value not in names:
         raise wrong(value, "one of " + ", ".join(names), place)
     return value
 
 
-def known(given: Mapping[str, Any], keys: Sequence[str], at: str) -> None:
+def known(given: Mapping[str, JsonValue], keys: Sequence[str], at: str) -> None:
     """Check that an object has no other keys."""
     for key in given:
         if key not in keys:
             raise QueryError(under(at, key), "only " + ", ".join(keys), "is not known here")
 
 
-def only(given: Mapping[str, Any], keys: Sequence[str], at: str) -> None:
+def only(given: Mapping[str, JsonValue], keys: Sequence[str], at: str) -> None:
     """Check that an object has these keys and no other."""
     known(given, keys, at)
     for key in keys:

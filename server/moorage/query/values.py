@@ -9,7 +9,9 @@ import math
 import re
 from collections.abc import Hashable
 from enum import Enum
-from typing import Any, Final
+from typing import Final
+
+from moorage.records.json_values import JsonValue
 
 __all__ = ["Mark", "is_number", "key_of", "keys_of", "number_in", "same"]
 
@@ -27,14 +29,14 @@ class Mark(Enum):
     NULL = None
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: JsonValue) -> bool:
     """Return whether a value is a number: no bool, and not NaN, which equals nothing."""
     if isinstance(value, float):
         return not math.isnan(value)
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def number_in(value: Any) -> float | int | None:
+def number_in(value: JsonValue) -> float | int | None:
     """Return the finite number that a value of a query is or reads as, or None."""
     if isinstance(value, str):
         if not _NUMBER.fullmatch(value):
@@ -51,7 +53,7 @@ def number_in(value: Any) -> float | int | None:
         return None
 
 
-def key_of(value: Any) -> Hashable:
+def key_of(value: JsonValue) -> Hashable:
     """Return a key that is the same for equal scalars; None for values that are no scalars."""
     if isinstance(value, str):
         return value
@@ -62,7 +64,7 @@ def key_of(value: Any) -> Hashable:
     return value if is_number(value) else None
 
 
-def keys_of(operand: Any) -> set[Hashable]:
+def keys_of(operand: JsonValue) -> set[Hashable]:
     """Return the keys of all scalars that equal a value of a query; none for an object or list."""
     key = key_of(operand)
     if key is None:
@@ -71,7 +73,7 @@ def keys_of(operand: Any) -> set[Hashable]:
     return {key} if number is None else {key, number}
 
 
-def same(value: Any, structure: Any) -> bool:
+def same(value: JsonValue, structure: JsonValue) -> bool:
     """Return whether a value equals an object or list of a query, part by part."""
     if isinstance(structure, dict):
         return (

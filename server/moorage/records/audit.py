@@ -1,8 +1,8 @@
 """An entry of the audit log: who did what, from where, and what came of it."""
 
-from typing import Any
-
 import msgspec
+
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["AuditEntry"]
 
@@ -33,9 +33,9 @@ class AuditEntry(msgspec.Struct, gc=False, omit_defaults=True):
     role: str = ""
     token: str = ""
     remote: str = ""
-    about: dict[str, Any] = {}  # msgspec copies it.
-    before: Any = None
-    after: Any = None
+    about: JsonObject = {}  # msgspec copies it.
+    before: JsonValue = None
+    after: JsonValue = None
     why: str = ""
     seq: int = 0
     recovered: bool = False

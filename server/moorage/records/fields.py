@@ -4,9 +4,11 @@ Messages and replies are made of these. A bound is written once: msgspec enforce
 description beside it becomes the `expected` of the failure reply that a client gets.
 """
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
+
+from moorage.records.json_values import JsonObject
 
 ID_CHARS_MAX: Final = 128
 """Characters of a message's `id`, of a lease or request id, of a token, key or cursor."""
@@ -126,8 +128,8 @@ OptionalName = Annotated[
     str,
     Meta(max_length=NAME_CHARS_MAX, description=f"a string of at most {NAME_CHARS_MAX} characters"),
 ]
-Document = Annotated[dict[str, Any], _OBJECT]
-OptionalDocument = Annotated[dict[str, Any] | None, _OBJECT]
+Document = Annotated[JsonObject, _OBJECT]
+OptionalDocument = Annotated[JsonObject | None, _OBJECT]
 Flag = Annotated[bool, Meta(description="true or false")]
 TraceParent = Annotated[
     str,

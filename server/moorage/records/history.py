@@ -1,10 +1,9 @@
 """The last day of a server in numbers, as `GET /history` answers it and the console draws it."""
 
-from typing import Any
-
 from msgspec import Struct, field
 
 from moorage.records.fields import Seconds
+from moorage.records.json_values import JsonValue
 from moorage.records.requests import Resources
 
 __all__ = [
@@ -101,7 +100,7 @@ class NewsEvent(Struct):
     at: Seconds
     topic: str
     event: str
-    data: Any
+    data: JsonValue
 
 
 class HistoryNow(Struct):
@@ -142,7 +141,7 @@ class History(Struct, kw_only=True):
         at: When each point ends.
         minutes: How many minutes each point has.
         models: GPUs by model; those beyond the largest as `other`.
-        tenants: GPU milli held by tenant; `warm` is kept for the next request. Who may not see
+        tenants: GPU milli held by tenant; `warm` waits for the next request. Who may not see
             the others has its own, and `others`.
         failing: Leases whose workload failed.
         grant: From a request to its grant.

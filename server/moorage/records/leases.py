@@ -5,7 +5,7 @@ out on the wire, and a client that decodes it has the default again.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Self, assert_never, cast, get_args
+from typing import Annotated, Final, Self, assert_never, cast, get_args
 
 from msgspec import Raw, Struct, to_builtins
 from msgspec.structs import replace
@@ -13,9 +13,10 @@ from msgspec.structs import replace
 from moorage import model
 from moorage.model import Share, like_dataclasses
 from moorage.records.fields import ESSENTIAL, Seconds, Sparse, values
+from moorage.records.json_values import JsonObject
 
 EMPTY: Final = cast("str", Raw(b'""'))
-"""Written, where the default would be left out."""
+"""An empty text that is written out, although it is a default."""
 NEVER: Final = 0.0
 
 
@@ -185,9 +186,9 @@ class Lease(Sparse, frozen=True):
         """How long it lasts from the grant or renewal on that this tells of."""
         return self.ttl_seconds if self.ttl_max_seconds is None else self.ttl_max_seconds
 
-    def document(self) -> dict[str, Any]:
-        """Return it as plain JSON values, without its token."""
-        document: dict[str, Any] = to_builtins(replace(self, token=""))
+    def document(self) -> JsonObject:
+        """Return the lease as plain JSON values, without its token."""
+        document: JsonObject = to_builtins(replace(self, token=""))
         document |= {"reason": self.reason, "retry_at": self.retry_at}
         if self.workload is not None:
             document["workload"] |= {"detail": self.workload.detail}

@@ -1,11 +1,12 @@
 """Policies that work: aliases, canaries, shadows, and what a version did and printed."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from msgspec import UNSET, Struct, UnsetType
 
 from moorage.model import Share
 from moorage.records.fields import values
+from moorage.records.json_values import JsonObject
 
 Latency = dict[str, float] | None
 """Median and 99th percentile, in milliseconds: `p50`, `p99`."""
@@ -27,7 +28,7 @@ class PolicyOutput(Struct):
     policy_rule_uri: str
     printed: dict[str, str]
     rests: dict[str, float] | None
-    changed: dict[str, Any] | UnsetType = UNSET
+    changed: JsonObject | UnsetType = UNSET
 
 
 class CanaryShare(Struct):
@@ -48,7 +49,7 @@ class AliasDocument(Struct):
     shadow: str | None
     former: str | None = None
     who: str | None = None
-    history: list[dict[str, Any]] = []
+    history: list[JsonObject] = []
 
 
 class VersionReport(Struct):

@@ -6,18 +6,19 @@ and a code that is newer than this client is left out. What is of the wrong kind
 
 from collections.abc import Hashable, Mapping
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import inspect
 
 from moorage.records.fields import ESSENTIAL
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["read_record"]
 
 T = TypeVar("T")
 
-_EMPTY: Final[Mapping[type[inspect.Type], Any]] = {
+_EMPTY: Final[Mapping[type[inspect.Type], object]] = {
     inspect.StrType: "",
     inspect.BoolType: False,
     inspect.IntType: 0,
@@ -29,7 +30,7 @@ _EMPTY: Final[Mapping[type[inspect.Type], Any]] = {
 """What there is where nothing is said; of an object, or of one of some words, none is empty."""
 
 
-def read_record(kind: type[T], document: Any) -> T:
+def read_record(kind: type[T], document: JsonValue) -> T:
     """Return a document as a record, or whatever else a type can say.
 
     Raises:
@@ -39,42 +40,44 @@ def read_record(kind: type[T], document: Any) -> T:
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError:
-        described: Any = kind  # Types can be hashed; mypy does not know.
-        return msgspec.convert(_completed(document, _described(described)), kind)
+        described: JsonValue = kind  # Types can be hashed; mypy does not know.
+        return msgspec.convert(_complete(document, _describe(described)), kind)
 
 
 @cache
-def _described(kind: Hashable) -> inspect.Type:
+def _describe(kind: Hashable) -> inspect.Type:
     return inspect.type_info(kind)
 
 
-def _completed(document: Any, kind: inspect.Type) -> Any:
+def _complete(document: JsonValue, kind: inspect.Type) -> JsonValue:
     """Return a document with the fields that its kind needs, and without those it refuses."""
     match kind:
         case inspect.Metadata(type=inner):
-            return _completed(document, inner)
+            return _complete(document, inner)
         case inspect.StructType(fields=fields) if isinstance(document, Mapping):
             return _with_fields(document, fields)
         case inspect.ListType(item_type=inner) | inspect.VarTupleType(item_type=inner) if (
             isinstance(document, list)
         ):
-            return [_completed(each, inner) for each in document]
+            return [_complete(each, inner) for each in document]
         case inspect.DictType(value_type=inner) if isinstance(document, Mapping):
-            return {name: _completed(each, inner) for name, each in document.items()}
+            return {name: _complete(each, inner) for name, each in document.items()}
         case inspect.UnionType(types=kinds):
             for each in kinds:
-                document = _completed(document, each)
+                document = _complete(document, each)
         case _:  # A value, which is right or wrong.
             pass
     return document
 
 
-def _with_fields(document: Mapping[str, Any], fields: tuple[inspect.Field, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _with_fields(
+    document: Mapping[str, JsonValue], fields: tuple[inspect.Field, ...]
+) -> JsonObject:
+    found: JsonObject = {}
     for field in fields:
         name, kind = field.encode_name, field.type
         if name in document:
-            found[name] = _completed(document[name], kind)
+            found[name] = _complete(document[name], kind)
             codes = list(kind.cls) if isinstance(kind, inspect.EnumType) else [found[name]]
             if not field.required and found[name] not in codes:
                 del found[name]  # A code that is newer than this client.

@@ -3,12 +3,13 @@
 Objects may have more fields later. `protocol.replies` has what all replies share.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from moorage.model import Code, Share
 from moorage.records.fields import ESSENTIAL, ExitCode, Next, Seconds, StartNumber, values
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.requests import QuotaAmounts, Resources
 
@@ -25,8 +26,8 @@ class RequestChange(Struct):
     """One change of a request that would make it fit."""
 
     field: str
-    asked: Any
-    fits: Any
+    asked: JsonValue
+    fits: JsonValue
 
 
 class LargestNode(Struct):
@@ -123,7 +124,7 @@ class Reasons(Struct):
     reason: str | UnsetType = UNSET
     code: Code | UnsetType = UNSET
     lease: LeaseAnswer | UnsetType = UNSET
-    history: list[dict[str, Any]] | UnsetType = UNSET
+    history: list[JsonObject] | UnsetType = UNSET
     drift: list[str] | UnsetType = UNSET
     verdict: Verdict | UnsetType = UNSET
     largest: LargestNode | UnsetType = UNSET
@@ -345,7 +346,7 @@ class WhatIfAnswer(Struct):
     state: Literal["granted", "waiting", "advised", "refused"]
     request: str
     placement: list[Share] | UnsetType = UNSET
-    data: Any = UNSET
+    data: JsonValue = UNSET
     code: Code | UnsetType = UNSET
     reason: str | UnsetType = UNSET
     position: int | UnsetType = UNSET
@@ -462,7 +463,7 @@ class RecalledFleet(Struct):
 
     at: Seconds
     seq: int
-    request: dict[str, Any]
+    request: JsonObject
     packed: str
 
 
@@ -484,7 +485,7 @@ class FailureMessage(Struct):
     request: str | UnsetType = UNSET
     lease: LeaseAnswer | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
-    reasons: dict[str, Any] | UnsetType = UNSET
+    reasons: JsonObject | UnsetType = UNSET
     policy_rule_uri: str | UnsetType = UNSET
     revision: int | UnsetType = UNSET
     as_of: float | UnsetType = UNSET
@@ -498,6 +499,6 @@ class NewsMessage(Struct):
     """
 
     event: str
-    data: dict[str, Any]
+    data: JsonObject
     topic: str | UnsetType = UNSET
     id: str | int | UnsetType = UNSET

@@ -3,13 +3,14 @@
 `messages` is the only one that reads them; the fields themselves are in `fields`.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 from moorage import model
 from moorage.records import fields as f
+from moorage.records.json_values import JsonObject
 
 
 class LabelRequirement(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -42,10 +43,10 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         gpus: GPUs of each node.
         gpu_milli: Of each of these GPUs, 1000 for a whole one.
         models: The GPUs are of one of these; empty: of any.
-        gpu_memory_mib: Each GPU has at least so much memory.
+        gpu_memory_mib: The least memory of each GPU.
         cpu_milli: CPU of each node.
         memory_mib: Memory of each node.
-        nodes: A gang of so many nodes, granted whole or not at all.
+        nodes: The number of nodes; more than one are a gang, granted whole or not at all.
         topology: What the GPUs of a node, or for `rack` and `zone` those of a gang, have in common.
         where: What must hold of the labels of each node, all of it.
 
@@ -77,7 +78,7 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         return model.Demand(**asdict(self) | {"where": self.requirements()})
 
 
-def resources_of(demand: model.Demand) -> dict[str, Any]:
+def resources_of(demand: model.Demand) -> JsonObject:
     """Return a demand as the `resources` it came from, with all of its fields."""
     return asdict(demand) | {"where": [each._asdict() for each in demand.where]}
 
@@ -151,7 +152,7 @@ class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_def
         backend: The name of one that the server has, e.g. `local`.
         spec: What to start, as that backend reads it.
         on_failure: Whether the lease ends with a workload that fails, or waits for a new place.
-        attempts_max: So many starts in all, the first included.
+        attempts_max: The most starts in all, the first included.
         keep_warm_seconds: How long the workload stays after the release, for a request like it.
 
     """
@@ -169,7 +170,7 @@ class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class QuotaAmounts(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """So much of each resource; nothing is said of those that are left out.
+    """The amount of each resource; nothing is said of those that are left out.
 
     Attributes:
         gpu_milli: GPUs, 1000 for a whole one.

@@ -28,7 +28,7 @@ NOTHING: Final = b"-"
 TRY_SECONDS: Final = 5.0
 """Between two tries to end what is left."""
 TRY_SECONDS_MAX: Final = 300.0
-"""After so long, it is left behind."""
+"""After this time it is left behind."""
 
 
 def opened(name: str, root: Path) -> Backend:

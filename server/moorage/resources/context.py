@@ -11,6 +11,7 @@ from typing import Any, Literal
 from moorage.backends.base import BackendError
 from moorage.backends.spec_documents import pool_key
 from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
+from moorage.records.json_values import JsonValue
 from moorage.resources.resource_engine import ResourceEngine
 from moorage.resources.resources import BaseResource
 
@@ -55,7 +56,7 @@ class Context:
 
     rollout_id: str
     group_id: str | None = None
-    metadata: Mapping[str, Any] | None = None
+    metadata: Mapping[str, JsonValue] | None = None
     context_config: ContextConfig | None = None
     engine: ResourceEngine = field(default_factory=ResourceEngine.shared)
     last_acquire_was_first: bool = field(default=False, init=False)

@@ -44,7 +44,7 @@ class ResourceClaim:
         pool: Where from.
         timeout_seconds: For the backend's start.
         loop: Where its resource is made: the first caller's.
-        options: What its runner is told beside the spec.
+        options: Options of its runner, beside the spec.
         stage: How far it is.
         callers: How many wait for it now.
         taken: A caller has the resource.

@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 SETTLE_LOOKS: Final = 10
-"""What ends within so many looks, half a second, has failed to start; a probe says it better."""
+"""What ends within this number of looks, half a second, has failed to start."""
 SETTLE_SECONDS_MAX: Final = 30.0
 """How long what a command left behind may take to end, once the command itself has."""
 _SETTLE_PAUSE_SECONDS: Final = 0.05
@@ -107,7 +107,7 @@ class BaseResource(abc.ABC):
 
     @abc.abstractmethod
     async def get_status(self) -> ResourceStatus:
-        """Return its status."""
+        """Return the status of the resource."""
 
     async def control(self, **kwargs: Any) -> None:
         """Change its limits.
@@ -431,7 +431,7 @@ class BackendRunner:
         await resource.end()
 
     async def get_status(self, resource: BaseResource) -> ResourceStatus:
-        """Return its status."""
+        """Return the status of the resource."""
         return await resource.get_status()
 
 

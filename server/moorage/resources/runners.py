@@ -39,6 +39,7 @@ from moorage.backends.specs import (
     LocalEnvResourceSpec,
     VLLMModelResourceSpec,
 )
+from moorage.records.json_values import JsonObject
 from moorage.resources import caretaker
 from moorage.resources.resources import (
     BackendResource,
@@ -123,10 +124,8 @@ class APIModelResource(BaseResource):
     async def end(self) -> None:
         """Do nothing: another server runs it."""
 
-    async def generate_async(
-        self, messages: list[dict[str, Any]], **parameters: Any
-    ) -> dict[str, Any]:
-        """Ask the model; returns the service's reply.
+    async def generate_async(self, messages: list[JsonObject], **parameters: Any) -> JsonObject:
+        """Send a chat to the model; return the service's reply.
 
         Args:
             messages: The chat, as the OpenAI-compatible API takes it.
@@ -150,10 +149,8 @@ class VLLMModelResource(BackendResource):
     async def reset(self, *args: Any, **kwargs: Any) -> Any:
         """Do nothing: a model remembers nothing of its users, and takes minutes to load."""
 
-    async def generate_async(
-        self, messages: list[dict[str, Any]], **parameters: Any
-    ) -> dict[str, Any]:
-        """Ask the model; as `APIModelResource.generate_async`."""
+    async def generate_async(self, messages: list[JsonObject], **parameters: Any) -> JsonObject:
+        """Send a chat to the model; see `APIModelResource.generate_async`."""
         assert isinstance(self.spec, VLLMModelResourceSpec)
         body = {"model": self.spec.model_name_or_path, "messages": messages, **parameters}
         return await _chat(_client({}), f"{self.endpoint}/v1", body, None)
@@ -169,8 +166,8 @@ def _client(headers: Mapping[str, str]) -> httpx.AsyncClient:
 
 
 async def _chat(
-    client: httpx.AsyncClient, url: str, body: dict[str, Any], seconds: float | None
-) -> dict[str, Any]:
+    client: httpx.AsyncClient, url: str, body: JsonObject, seconds: float | None
+) -> JsonObject:
     content = bytearray()
     try:
         async with (

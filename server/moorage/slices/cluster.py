@@ -4,9 +4,10 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from moorage.slices.lazy_ray import ray
+from moorage.slices.ray_values import RayValue
 
 __all__ = [
     "NODE_ID_LABEL",
@@ -84,7 +85,7 @@ def largest_resources(nodes: Sequence[RayNode]) -> Mapping[str, float] | None:
     return total
 
 
-def _state() -> Any:
+def _state() -> RayValue:
     return ray._private.state.state  # noqa: SLF001  # Nothing public says these two things.
 
 
@@ -100,12 +101,12 @@ def _autoscaler_is_absent(nodes: Sequence[RayNode]) -> bool:
     return bool(types) and types <= {f"node_{node.node_id}" for node in nodes}
 
 
-def hosts_group_name(head: Any) -> str:
+def hosts_group_name(head: RayValue) -> str:
     """Return the name of the placement group of a slice's hosts, from that of its head."""
     return f"hosts-of-{head.id.hex()}"
 
 
-def remove_groups(head: Any) -> None:
+def remove_groups(head: RayValue) -> None:
     """Free the reservations of a slice: its head, and its hosts.
 
     Ray does not do that when the slice's actor dies: a group lives as long as its creator's job.

@@ -2,9 +2,10 @@
 
 import importlib
 import importlib.util
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from moorage.slices.errors import RayMissingError
+from moorage.slices.ray_values import RayValue
 
 __all__ = ["RemoteClass", "ray"]
 
@@ -15,7 +16,7 @@ else:
     class _Ray:
         """Stands for the module until something of it is used."""
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> RayValue:
             if importlib.util.find_spec("ray") is None:
                 raise RayMissingError
             return getattr(importlib.import_module("ray"), name)
@@ -32,15 +33,15 @@ class RemoteClass:
 
     """
 
-    def __init__(self, of: type, **options: Any) -> None:
+    def __init__(self, of: type, **options: RayValue) -> None:
         self._of = of
         self._options = options
         self.__doc__ = of.__doc__
 
-    def options(self, **options: Any) -> Any:
+    def options(self, **options: RayValue) -> RayValue:
         """Return the class with other options, as Ray's `options` does."""
         return ray.remote(**self._options)(self._of).options(**options)
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    def remote(self, *args: RayValue, **kwargs: RayValue) -> RayValue:
         """Start an actor, and return its handle."""
         return ray.remote(**self._options)(self._of).remote(*args, **kwargs)

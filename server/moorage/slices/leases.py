@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from moorage.slices.lazy_ray import ray
+from moorage.slices.ray_values import RayValue
 from moorage.slices.shapes import GpuSlices, Shape
 
 __all__ = ["LeaseClient", "LeasedHosts", "SliceLease"]
@@ -29,7 +30,9 @@ _MIB: Final = 1 << 20
 class LeaseClient(Protocol):
     """The methods of `moorage_client.BlockingClient` that a pool calls."""
 
-    def lease(self, policy_rule_uri: str, /, **request: Any) -> AbstractContextManager[Any]:
+    def lease(
+        self, policy_rule_uri: str, /, **request: RayValue
+    ) -> AbstractContextManager[RayValue]:
         """Hold a lease, and renew it, while a block runs."""
 
 
@@ -41,7 +44,7 @@ class LeasedHosts:
         client: Connected to the server; it renews the leases while the pool has them.
         policy: Chooses the nodes.
         cluster: Id of the Ray cluster at the server.
-        ttl_seconds: So long after this program was killed its GPUs are free.
+        ttl_seconds: How long after this program was killed its GPUs are free.
         priority: Higher goes first.
         preemptible: A slice may be taken back for a request of higher priority.
 
@@ -109,7 +112,7 @@ class SliceLease:
 
     """
 
-    def __init__(self, guard: AbstractContextManager[Any], held: Any) -> None:
+    def __init__(self, guard: AbstractContextManager[RayValue], held: RayValue) -> None:
         self._guard = guard
         self._held = held
         self._closed = threading.Event()
@@ -120,7 +123,7 @@ class SliceLease:
         lease = self._held.lease
         return {"MOORAGE_LEASE_ID": lease.id, "MOORAGE_FENCING": str(lease.fencing)}
 
-    def reserve(self, shape: GpuSlices) -> Any:
+    def reserve(self, shape: GpuSlices) -> RayValue:
         """Reserve the very GPUs of the lease in Ray, and return the placement group.
 
         Raises:
@@ -131,7 +134,7 @@ class SliceLease:
         from moorage.ray_devices import Holders  # noqa: PLC0415  # It needs an extra.
 
         shares = sorted(self._held.placement, key=lambda share: str(share.node_id))
-        groups: list[Any] = []
+        groups: list[RayValue] = []
 
         def reserved() -> bool:
             groups.append(
@@ -170,7 +173,7 @@ class SliceLease:
                 self._guard.__exit__(None, None, None)
 
 
-def _exactly(holders: Any, shares: Sequence[Any], take: Callable[[], bool]) -> bool:
+def _exactly(holders: RayValue, shares: Sequence[RayValue], take: Callable[[], bool]) -> bool:
     """Call `take` while the devices of a lease are the first that Ray chooses on each node."""
     if not shares:
         return take()

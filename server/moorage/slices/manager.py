@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from moorage.slices.actors.pool import ResourcePoolManager
 from moorage.slices.cluster import addresses, alive_nodes, request_bundles
@@ -16,6 +16,7 @@ from moorage.slices.errors import (
 )
 from moorage.slices.lazy_ray import ray
 from moorage.slices.leases import LeasedHosts
+from moorage.slices.ray_values import RayValue, UserFunction
 from moorage.slices.records import ActorPoolMember, DegradedSlice, MultisliceInfo, SliceInfo
 from moorage.slices.reservations import Reservation, Reservations
 from moorage.slices.results import HostCall, collect
@@ -87,7 +88,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         """Return the name of a slice in messages."""
         return actor_info.slice_name
 
-    def create_actor(self) -> Any:
+    def create_actor(self) -> RayValue:
         """Start an actor for one more slice, and return its handle; draining ends it, too."""
         self._reservations.append(Reservation.open(self._shape, self._settings))
         return self._reservations[-1].actor
@@ -95,7 +96,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
     def scale_multislice(
         self, num_slices: int | Sequence[int], timeout: float | None = None
     ) -> None:
-        """Scale to so many slices. Healthy ones stay, with the tasks that run on them.
+        """Scale to a number of slices. Healthy ones stay, with the tasks that run on them.
 
         The largest size is tried first, each within its share of the time: with `n` sizes left,
         an `n`th of what is left. A size that the cluster can never hold is skipped at once; the
@@ -190,12 +191,12 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
 
     def execute_on_each_slice(
         self,
-        remote_fn: Callable[..., Any],
-        env: Mapping[str, Any] | None = None,
-        runtime_env: Mapping[str, Any] | None = None,
+        remote_fn: UserFunction,
+        env: Mapping[str, RayValue] | None = None,
+        runtime_env: Mapping[str, RayValue] | None = None,
         *,
         timeout: float | None = None,
-    ) -> list[list[Any]]:
+    ) -> list[list[RayValue]]:
         """Run a function on all hosts, and return references: for each slice those of its hosts.
 
         Args:
@@ -210,35 +211,35 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
 
     def execute_on_each_host_flat(
         self,
-        remote_fn: Callable[..., Any],
-        env: Mapping[str, Any] | None = None,
-        runtime_env: Mapping[str, Any] | None = None,
+        remote_fn: UserFunction,
+        env: Mapping[str, RayValue] | None = None,
+        runtime_env: Mapping[str, RayValue] | None = None,
         *,
         timeout: float | None = None,
-    ) -> list[Any]:
+    ) -> list[RayValue]:
         """Run a function on all hosts, and return one list of references; see above."""
         nested = self.execute_on_each_slice(remote_fn, env, runtime_env, timeout=timeout)
         return [ref for refs in nested for ref in refs]
 
     def schedule_on_each_host(
         self,
-        remote_fn: Callable[..., Any],
-        env: Mapping[str, Any] | None = None,
-        runtime_env: Mapping[str, Any] | None = None,
+        remote_fn: UserFunction,
+        env: Mapping[str, RayValue] | None = None,
+        runtime_env: Mapping[str, RayValue] | None = None,
         *,
         timeout: float | None = None,
-    ) -> list[Any]:
+    ) -> list[RayValue]:
         """Prepare all hosts, start a function there, and return one list of references."""
         return self.execute_on_each_host_flat(remote_fn, env, runtime_env, timeout=timeout)
 
     def execute_on_each_host(
         self,
-        fn: Callable[..., Any],
-        *args: Any,
-        env: Mapping[str, Any] | None = None,
+        fn: UserFunction,
+        *args: RayValue,
+        env: Mapping[str, RayValue] | None = None,
         timeout: float | None = None,
-        **kwargs: Any,
-    ) -> list[list[Any]]:
+        **kwargs: RayValue,
+    ) -> list[list[RayValue]]:
         """Run a function on all hosts, and return the results: for each slice those of its hosts.
 
         Args:
@@ -258,12 +259,12 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
 
     def start_on_hosts(
         self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        function: UserFunction,
+        args: tuple[RayValue, ...] = (),
+        kwargs: Mapping[str, RayValue] | None = None,
         *,
-        env: Mapping[str, Any] | Callable[[int, int], Mapping[str, Any]] | None = None,
-        runtime_env: Mapping[str, Any] | None = None,
+        env: Mapping[str, RayValue] | Callable[[int, int], Mapping[str, RayValue]] | None = None,
+        runtime_env: Mapping[str, RayValue] | None = None,
         timeout: float | None = None,
         hosts_max: int | None = None,
     ) -> list[list[HostCall]]:
@@ -313,7 +314,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         if reserved:
             request_bundles([])
 
-    def _hosts(self) -> list[list[Any]]:
+    def _hosts(self) -> list[list[RayValue]]:
         """Prepare all slices, and return the actors of their hosts.
 
         Ray notices the loss of a node later than this may start: then there is a second attempt.
@@ -399,7 +400,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return f"; last trouble: {reservations.trouble}" if reservations.trouble else ""
 
     def _settle(self, size: int, new: list[Reservation]) -> None:
-        """Fill the free slots below `size`, first from those above, and give the rest back."""
+        """Fill free slots below `size` with slices from above, then new ones; drop the rest."""
         self._had_slices = self._had_slices or size > 0
         self._losses = []
         above = sorted(slot for slot in self._slots if slot >= size)
@@ -444,7 +445,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         infos = [member.actor_info for member in self._actor_pool]
         return [{info.slice_name: 1} for info in infos for _ in range(info.num_hosts)]
 
-    def _answers(self, calls: list[Any], seconds: float) -> list[Any]:
+    def _answers(self, calls: list[RayValue], seconds: float) -> list[RayValue]:
         """Return the answers of the slices.
 
         Raises:

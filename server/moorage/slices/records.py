@@ -1,7 +1,9 @@
 """Records of a pool about its members: plain values, which travel between Ray's processes."""
 
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
+
+from moorage.slices.ray_values import RayValue
 
 __all__ = ["ActorPoolMember", "DegradedSlice", "HostInfo", "MultisliceInfo", "SliceInfo"]
 
@@ -18,7 +20,7 @@ class ActorPoolMember(Generic[ActorInfoT]):
 
     """
 
-    actor: Any
+    actor: RayValue
     actor_info: ActorInfoT
 
 
@@ -41,7 +43,7 @@ class SliceInfo:
     ip_address: str
     num_accelerators_per_host: int
     node_ids: list[str] | None = None
-    host_infos: list[dict[str, Any]] | None = None
+    host_infos: list[dict[str, RayValue]] | None = None
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from moorage.slices.actors.slice import SliceActor
 from moorage.slices.cluster import SLICE_LABEL, alive_nodes, remove_groups, request_bundles
 from moorage.slices.lazy_ray import ray
 from moorage.slices.leases import LeasedHosts, SliceLease
+from moorage.slices.ray_values import RayValue
 from moorage.slices.records import ActorPoolMember, SliceInfo
 from moorage.slices.settings import SliceSettings
 from moorage.slices.shapes import GpuSlices, Shape, degraded_slices
@@ -26,9 +27,9 @@ logger: Final = logging.getLogger("ray")
 class Reservation:
     """The placement group of one slice, and the slice's actor in it."""
 
-    group: Any
-    actor: Any
-    answer: Any
+    group: RayValue
+    actor: RayValue
+    answer: RayValue
     member: ActorPoolMember[SliceInfo] | None = None
     start: Deadline | None = None
     lease: SliceLease | None = None
@@ -48,7 +49,7 @@ class Reservation:
 
         """
         bundles = shape.bundles()
-        placing: dict[str, Any] = {"topology_strategy": shape.topology()}
+        placing: dict[str, RayValue] = {"topology_strategy": shape.topology()}
         if without:
             other = {SLICE_LABEL: f"!in({','.join(sorted(without))})"}
             placing = {"bundle_label_selector": [other] * len(bundles)}
@@ -79,14 +80,14 @@ class Reservation:
 
     @classmethod
     def _within(
-        cls, group: Any, shape: Shape, settings: SliceSettings, environment: Mapping[str, str]
+        cls, group: RayValue, shape: Shape, settings: SliceSettings, environment: Mapping[str, str]
     ) -> "Reservation":
         within = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, 0)
         made = SliceActor.options(scheduling_strategy=within)
         actor = made.remote(shape, group, settings, environment)
         return cls(group, actor, actor.get_info.remote())
 
-    def heard(self, info: SliceInfo) -> None:
+    def note_info(self, info: SliceInfo) -> None:
         """Note that the slice has started, and on which nodes."""
         self.member = ActorPoolMember(self.actor, info)
         placed = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
@@ -109,7 +110,7 @@ class Reservation:
         return bool(ray.util.placement_group_table(self.group).get("state") == "CREATED")
 
     def overdue(self, seconds: float) -> bool:
-        """Return whether the hosts have been there for so long, and the actor has not started."""
+        """Return whether the hosts have been there for a while, and the actor has not started."""
         if self.start is None and self.placed:
             self.start = Deadline(seconds)
         return self.start is not None and not self.start.left
@@ -134,7 +135,7 @@ class Reservations:
         self._settings = settings
         self._held = held
         self._open: list[Reservation] = []
-        self.trouble: Any = None
+        self.trouble: RayValue = None
         """Why a slice last failed to start."""
 
     @property
@@ -143,7 +144,7 @@ class Reservations:
         return [each for each in self._open if each.member is not None]
 
     def wait(self, count: int, deadline: Deadline) -> bool:
-        """Wait until so many slices have started; those beyond are given back.
+        """Wait until a number of slices have started; those beyond are given back.
 
         Returns:
             Whether they have.
@@ -216,12 +217,12 @@ class Reservations:
     def _hear(self, each: Reservation) -> None:
         (answer,) = outcomes([each.answer], _PAUSE_SECONDS)
         if isinstance(answer, SliceInfo):
-            each.heard(answer)
+            each.note_info(answer)
         else:
             time.sleep(_PAUSE_SECONDS)  # It would fail again and again, and faster.
             self._again(each, answer)
 
-    def _again(self, each: Reservation, why: Any) -> None:
+    def _again(self, each: Reservation, why: object) -> None:
         logger.warning("A slice of %s did not start: %s", self._shape.name, why)
         self.trouble = why
         each.close()

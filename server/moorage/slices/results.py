@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from moorage.slices.errors import HostTaskError, SliceTimeoutError
 from moorage.slices.lazy_ray import ray
+from moorage.slices.ray_values import RayValue
 from moorage.slices.waiting import Deadline, outcomes
 
 __all__ = ["HostCall", "cancel", "collect"]
@@ -15,8 +15,8 @@ __all__ = ["HostCall", "cancel", "collect"]
 class HostCall:
     """A task on one host: its reference, and where it runs."""
 
-    ref: Any
-    host: Any
+    ref: RayValue
+    host: RayValue
     slice_index: int
     slice_name: str
     host_id: int
@@ -27,7 +27,7 @@ class HostCall:
 
 def collect(
     calls: Sequence[Sequence[HostCall]], timeout: float | None, cancel_seconds: float
-) -> list[list[Any]]:
+) -> list[list[RayValue]]:
     """Return the results of all calls; when one fails, or time is up, the others are cancelled.
 
     Args:
@@ -42,7 +42,7 @@ def collect(
     """
     every = [call for calls_of_slice in calls for call in calls_of_slice]
     by_ref = {call.ref: call for call in every}
-    results: dict[Any, Any] = {}
+    results: dict[RayValue, RayValue] = {}
     pending = list(by_ref)
     deadline = None if timeout is None else Deadline(timeout)
     while pending:

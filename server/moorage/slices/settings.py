@@ -95,7 +95,7 @@ class SliceSettings:
         return cls(**found)
 
 
-def _read(name: str, text: str, kind: Any) -> Any:
+def _read(name: str, text: str, kind: object) -> bool | float:
     """Return one value of the environment, as its setting has it."""
     if kind is bool:
         if text.strip().lower() not in _YES | _NO:

@@ -1,12 +1,11 @@
 """The code around the user's function in the process of a task; hosts and jobs call it there."""
 
-from collections.abc import Callable
-from typing import Any
+from moorage.slices.ray_values import RayValue, UserFunction
 
 __all__ = ["reporting"]
 
 
-def reporting(function: Callable[..., Any]) -> Callable[..., Any]:
+def reporting(function: UserFunction) -> UserFunction:
     """Return a function that does the same and, however it ends, says so to the caller of the task.
 
     Ray ends the process of a task that leaves by `SystemExit`, or whose error it cannot send, and
@@ -19,7 +18,7 @@ def reporting(function: Callable[..., Any]) -> Callable[..., Any]:
 
     """
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: RayValue, **kwargs: RayValue) -> RayValue:
         import pickle  # noqa: PLC0415  # It travels.
         import traceback  # noqa: PLC0415  # As above.
 

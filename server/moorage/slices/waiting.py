@@ -3,10 +3,11 @@
 import contextlib
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from moorage.slices.errors import SliceTimeoutError
 from moorage.slices.lazy_ray import ray
+from moorage.slices.ray_values import RayValue
 
 __all__ = ["Deadline", "kill", "outcomes", "value"]
 
@@ -32,7 +33,7 @@ class Deadline:
         return max(0.0, self._at - time.monotonic())
 
 
-def outcomes(refs: Sequence[Any], seconds: float) -> list[Any]:
+def outcomes(refs: Sequence[RayValue], seconds: float) -> list[RayValue]:
     """Return for each reference its value, or its exception; nothing is raised here.
 
     What has not come within `seconds` is a `SliceTimeoutError`.
@@ -44,7 +45,7 @@ def outcomes(refs: Sequence[Any], seconds: float) -> list[Any]:
     return [_outcome(ref) if ref in come else _late(seconds) for ref in refs]
 
 
-def value(ref: Any, seconds: float, awaited: str) -> Any:
+def value(ref: RayValue, seconds: float, awaited: str) -> RayValue:
     """Return the value of a reference.
 
     Raises:
@@ -57,13 +58,13 @@ def value(ref: Any, seconds: float, awaited: str) -> Any:
         raise SliceTimeoutError(f"{awaited} took more than {seconds:g} s") from None
 
 
-def kill(actor: Any) -> None:
+def kill(actor: RayValue) -> None:
     """End an actor for good; one that has ended already is none of our business."""
     with contextlib.suppress(ray.exceptions.RayError, ValueError):
         ray.kill(actor, no_restart=True)
 
 
-def _outcome(ref: Any) -> Any:
+def _outcome(ref: RayValue) -> RayValue:
     try:
         return ray.get(ref, timeout=_FETCH_SECONDS_MAX)
     except Exception as error:  # noqa: BLE001  # Whatever was raised over there.

@@ -15,6 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots.amounts import NONE, SLOTS_MAX, Amount, Slots, exact, plain, total
 from moorage.slots.errors import (
     InvalidRequest,
@@ -139,7 +140,7 @@ class Inventory:
 
     __slots__ = ("_buckets",)
 
-    def __init__(self, resources: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    def __init__(self, resources: Mapping[str, Sequence[Mapping[str, JsonValue]]]) -> None:
         self._buckets = _buckets(parse_resources(resources, "resources"))
 
     @classmethod
@@ -167,7 +168,7 @@ class Inventory:
         return self
 
     @property
-    def resources(self) -> dict[str, list[dict[str, Any]]]:
+    def resources(self) -> dict[str, list[JsonObject]]:
         """The free slots now, by type, in the order in which they were listed.
 
         It is a copy, and what is written into it is checked and changes the inventory: fewer slots
@@ -176,14 +177,14 @@ class Inventory:
         return FreeResources(self.listed(), ResourceOwner(self.rows, self.write_slots, self.write))
 
     @resources.setter
-    def resources(self, resources: Mapping[str, Any]) -> None:
+    def resources(self, resources: Mapping[str, JsonValue]) -> None:
         self.write(resources, whole=True)
 
-    def listed(self) -> dict[str, list[dict[str, Any]]]:
+    def listed(self) -> dict[str, list[JsonObject]]:
         """Return the same as a plain copy."""
         return {kind: self.rows(kind) for kind in self._buckets}
 
-    def rows(self, kind: str) -> list[dict[str, Any]]:
+    def rows(self, kind: str) -> list[JsonObject]:
         """Return the free slots of a type as a plain copy; nothing of an unknown one."""
         places = self._buckets[kind].places if kind in self._buckets else ()
         return documents(replace(each.instance, slots=each.free) for each in places)
@@ -201,7 +202,7 @@ class Inventory:
             raise InvalidSpecification(f"{kind} {name}: there is no such instance")
         place.become(free, max(free, place.instance.slots))
 
-    def write(self, types: Mapping[str, Any], *, whole: bool = False) -> None:
+    def write(self, types: Mapping[str, JsonValue], *, whole: bool = False) -> None:
         """Set the instances of some types; None removes a type.
 
         Args:
@@ -258,7 +259,7 @@ class Inventory:
         """Return the same, exactly; an unknown type is an error here."""
         return self._bucket(rtype).available
 
-    def pop(self, rtype: str) -> list[dict[str, Any]]:
+    def pop(self, rtype: str) -> list[JsonObject]:
         """Remove a type; return its free slots."""
         listed = self.listed()[rtype]
         for place in self._buckets.pop(rtype).places:
@@ -344,7 +345,7 @@ class Allocator:
 
     __slots__ = ()
 
-    def acquire(self, inventory: Inventory, rtype: str, slots: Slots) -> dict[str, Any]:
+    def acquire(self, inventory: Inventory, rtype: str, slots: Slots) -> JsonObject:
         """Take slots of one instance.
 
         Args:
@@ -407,7 +408,7 @@ _ALLOCATOR: Final = Allocator()
 def _put_back(
     inventory: Inventory,
     before: Mapping[tuple[str, str], tuple[Amount, Amount]],
-    listed: Mapping[str, Any],
+    listed: Mapping[str, JsonValue],
 ) -> None:
     """Restore an inventory to its state before an allocator went wrong."""
     if inventory.standing().keys() != before.keys():
@@ -418,7 +419,7 @@ def _put_back(
 
 def allocate(
     inventory: Inventory, request: Sequence[Member], allocator: Allocator = _ALLOCATOR
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[JsonObject]]:
     """Take everything that a request asks for, or nothing.
 
     Args:
@@ -441,21 +442,19 @@ def allocate(
     free = {kind: inventory.available(kind) for kind in wanted}
     if short := {kind: (n, free[kind]) for kind, n in wanted.items() if n > free[kind]}:
         raise ResourceUnavailable(insufficient(short))
-    taken: dict[str, list[dict[str, Any]]] = {}
+    taken: dict[str, list[JsonObject]] = {}
     with AllocationTransaction(inventory) as transaction:
         for kind, slots, _ in request:
             if type(allocator) is Allocator:
                 found = allocator.acquire(inventory, kind, plain(slots))
             else:
-                found = _acquired(allocator, inventory, kind, slots)
+                found = _acquire(allocator, inventory, kind, slots)
             transaction.record(kind, found["id"], found["slots"])
             taken.setdefault(kind, []).append(found)
     return taken
 
 
-def _acquired(
-    allocator: Allocator, inventory: Inventory, kind: str, slots: Amount
-) -> dict[str, Any]:
+def _acquire(allocator: Allocator, inventory: Inventory, kind: str, slots: Amount) -> JsonObject:
     """Take slots by another rule, and check that it took the slots it names, and nothing else."""
     before, buckets = inventory.standing(), inventory.listed()
     try:
@@ -485,8 +484,8 @@ def insufficient(short: Mapping[str, tuple[Amount, Amount]]) -> str:
 
 
 def merged(
-    *taken: Mapping[str, Sequence[Mapping[str, Any]]],
-) -> dict[str, list[dict[str, Any]]]:
+    *taken: Mapping[str, Sequence[Mapping[str, JsonValue]]],
+) -> dict[str, list[JsonObject]]:
     """Return allocations of one inventory as one, in which each instance is named once."""
     slots: dict[str, dict[str, Amount]] = {}
     for each in taken:
@@ -502,12 +501,12 @@ def merged(
 
 
 def rewritten(
-    now: Inventory, types: Mapping[str, Any], *, whole: bool
+    now: Inventory, types: Mapping[str, JsonValue], *, whole: bool
 ) -> dict[str, tuple[Instance, ...]]:
     """Return the free slots after some types were written: see `Inventory.write`."""
     if not isinstance(types, Mapping):
         raise InvalidSpecification(f"resources: expected an object, found {type(types).__name__}")
-    resources: dict[str, Any] = {} if whole else now.listed()
+    resources: JsonObject = {} if whole else now.listed()
     for kind, rows in types.items():
         if rows is None:
             resources.pop(kind, None)

@@ -8,18 +8,19 @@ asks for.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots.errors import InvalidSpecification
 from moorage.slots.pool import ResourcePool, cpus_here
-from moorage.slots.specification import Document, counted, documents, parse_specification
+from moorage.slots.specification import counted, documents, parse_specification
 
 __all__ = ["HOOKS", "Hook", "find_devices", "make_resource_pool", "replace", "resize"]
 
-Hook = Callable[[Any, Document], None]
+Hook = Callable[[Any, JsonObject], None]
 """Changes `pool`, a description, by `config`."""
 
 
 def make_resource_pool(
-    config: Mapping[str, Any] | object | None = None, hooks: Iterable[Hook] | None = None
+    config: Mapping[str, JsonValue] | object | None = None, hooks: Iterable[Hook] | None = None
 ) -> ResourcePool:
     """Make the pool of this machine.
 
@@ -36,13 +37,13 @@ def make_resource_pool(
         InvalidSpecification: The configuration is wrong, or the description that comes of it.
 
     """
-    pool: Document = {"resources": {}, "additional_properties": {}}
+    pool: JsonObject = {"resources": {}, "additional_properties": {}}
     for hook in HOOKS if hooks is None else hooks:
         hook({} if config is None else config, pool)
     return ResourcePool(pool)
 
 
-def find_devices(config: Any, pool: Document) -> None:
+def find_devices(config: Any, pool: JsonObject) -> None:
     """Put the CPUs and GPUs in, by their own ids: of MIG devices, list the instances only."""
     cpus = _setting(config, "cpu_ids")
     for kind, found in (
@@ -52,7 +53,7 @@ def find_devices(config: Any, pool: Document) -> None:
         pool["resources"][kind] = [{"id": str(each), "slots": 1} for each in found]
 
 
-def replace(config: Any, pool: Document) -> None:
+def replace(config: Any, pool: JsonObject) -> None:
     """Use the description of the configuration in place of the hardware found."""
     if given := _setting(config, "resource_pool"):
         read = parse_specification(given)
@@ -60,19 +61,19 @@ def replace(config: Any, pool: Document) -> None:
         pool["additional_properties"] = read.additional_properties
 
 
-def resize(config: Any, pool: Document) -> None:
+def resize(config: Any, pool: JsonObject) -> None:
     """Apply `resources`, `slots_per` and `oversubscribe`, in this order."""
     resources = pool["resources"]
     for kind, count in _by_type(config, "resources"):
         name = kind if kind in resources or kind.endswith("s") else f"{kind}s"
         resources[name] = documents(counted(count, f"resources.{kind}"))
     for kind, slots in _by_type(config, "slots_per"):
-        for row in resources[_known(kind, resources)]:
+        for row in resources[_check_known(kind, resources)]:
             row["slots"] = slots
     for kind, factor in _by_type(config, "oversubscribe"):
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0:
             raise InvalidSpecification(f"oversubscribe.{kind}: expected a factor above 0: {factor}")
-        for row in resources[_known(kind, resources)]:
+        for row in resources[_check_known(kind, resources)]:
             row["slots"] = row.get("slots", 1) * factor
 
 
@@ -91,7 +92,7 @@ def _by_type(config: Any, key: str) -> Iterable[tuple[str, Any]]:
     return given.items()
 
 
-def _known(kind: str, resources: Mapping[str, Any]) -> str:
+def _check_known(kind: str, resources: Mapping[str, JsonValue]) -> str:
     for name in (kind, f"{kind}s"):
         if name in resources:
             return name

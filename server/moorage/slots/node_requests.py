@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots.amounts import Amount, Slots, plain, total
 from moorage.slots.errors import InvalidRequest
 from moorage.slots.requests import MEMBERS_MAX, parse_request
@@ -28,13 +29,13 @@ class NodeRequest:
     """
 
     def __init__(
-        self, resources: Sequence[Mapping[str, Any]] = (), exclusive: bool = False
+        self, resources: Sequence[Mapping[str, JsonValue]] = (), exclusive: bool = False
     ) -> None:
         self.members = parse_request(resources)
         self.exclusive = exclusive
 
     def add(self, type: str, count: int = 1, slots: Slots = 1) -> Self:  # noqa: A002  # As elsewhere.
-        """Ask for more: `count` members of so many slots each."""
+        """Ask for more: `count` members of `slots` each."""
         if isinstance(count, bool) or not 0 <= count <= MEMBERS_MAX:
             raise InvalidRequest(f"count: expected a number from 0 to {MEMBERS_MAX}: {count!r}")
         self.members += parse_request([{"type": type, "slots": slots}]) * count
@@ -49,7 +50,7 @@ class NodeRequest:
         return plain(total(m.slots for m in self.members if type in (None, m.type)))
 
     @property
-    def resources(self) -> list[dict[str, Any]]:
+    def resources(self) -> list[JsonObject]:
         """The members as documents, with whatever else they said; a copy."""
         return [
             {**copy.deepcopy(dict(each.extra)), "type": each.type, "slots": plain(each.slots)}

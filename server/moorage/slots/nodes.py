@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Any, NamedTuple
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots.amounts import NONE, Amount, Slots, exact, plain, total
 from moorage.slots.errors import (
     EmptyResourcePoolError,
@@ -34,7 +35,6 @@ from moorage.slots.pool import populated
 from moorage.slots.requests import Member
 from moorage.slots.specification import (
     NODE_NAMES,
-    Document,
     Format,
     counted,
     documents,
@@ -47,7 +47,7 @@ from moorage.slots.specification import (
 
 __all__ = ["NodeAllocation", "NodeRequest", "NodeResourcePool"]
 
-NodeAllocation = dict[str, Any]
+NodeAllocation = JsonObject
 """`{"metadata": {"allocation", "nodes", "exclusive"}, "resources": {type: [{node, id, slots}]}}`"""
 
 
@@ -56,7 +56,7 @@ class _Node:
 
     __slots__ = ("additional_properties", "closed", "id", "idle", "now", "users")
 
-    def __init__(self, name: str, document: Mapping[str, Any], at: str) -> None:
+    def __init__(self, name: str, document: Mapping[str, JsonValue], at: str) -> None:
         resources = parse_resources(document.get("resources", {}), f"{at}.resources")
         self.id = name
         self.now, self.idle = Inventory.of(resources), Inventory.of(resources)
@@ -67,7 +67,7 @@ class _Node:
     def open_to(self, request: NodeRequest) -> bool:
         return not self.closed and not (request.exclusive and self.users)
 
-    def resize(self, change: Callable[[dict[str, list[Document]]], None], at: str) -> None:
+    def resize(self, change: Callable[[dict[str, list[JsonObject]]], None], at: str) -> None:
         """Change the slots of the node; used ones stay used.
 
         Raises:
@@ -86,7 +86,7 @@ class _Node:
                 now.set_slots(kind, name, left, idle.free(kind, name))
         self.now, self.idle = now, idle
 
-    def getstate(self) -> Document:
+    def getstate(self) -> JsonObject:
         return {
             "id": self.id,
             "resources": self.now.listed(),
@@ -109,27 +109,27 @@ class NodeResourcePool:
     """
 
     def __init__(
-        self, pool: Mapping[str, Any] | None = None, *, allow_multinode: bool = True
+        self, pool: Mapping[str, JsonValue] | None = None, *, allow_multinode: bool = True
     ) -> None:
         self._lock = threading.RLock()
-        self.additional_properties: Document = {}
+        self.additional_properties: JsonObject = {}
         self.allow_multinode = allow_multinode
         self._nodes: dict[str, _Node] = {}
         self._outstanding: dict[int, list[_Placed]] = {}
         if pool:
             self.fill(pool)
 
-    def __getstate__(self) -> Document:
+    def __getstate__(self) -> JsonObject:
         """Return the state for a copy: slots checked out here are checked out of the copy, too."""
         with self._lock:
             return copy.deepcopy({k: each for k, each in vars(self).items() if k != "_lock"})
 
-    def __setstate__(self, state: Document) -> None:
+    def __setstate__(self, state: JsonObject) -> None:
         self._lock = threading.RLock()
         vars(self).update(state)
         keep_number(max(self._outstanding, default=0))
 
-    def fill(self, pool: Mapping[str, Any]) -> None:
+    def fill(self, pool: Mapping[str, JsonValue]) -> None:
         """Make this the pool that is described; whatever was checked out is forgotten.
 
         Args:
@@ -157,7 +157,7 @@ class NodeResourcePool:
             self._outstanding = {}
 
     def populate(self, nodes: int | None = None, **kwds: int) -> None:
-        """Fill the pool with equal nodes, of so many instances of each type, of one slot each.
+        """Fill the pool with equal nodes: a number of instances of each type, of one slot each.
 
         Args:
             nodes: How many there are, with the ids "0", "1" and so on; None: one, by the name of
@@ -180,7 +180,7 @@ class NodeResourcePool:
             self._nodes = {}
             self._outstanding = {}
 
-    def add_node(self, node: Mapping[str, Any]) -> None:
+    def add_node(self, node: Mapping[str, JsonValue]) -> None:
         """Add a node, `{"id", "resources", "additional_properties"}`, behind the others.
 
         Raises:
@@ -241,13 +241,13 @@ class NodeResourcePool:
             raise InvalidSpecification(f"factor: expected a number above 0, found {factor!r}")
         self._change_slots(type, lambda slots: slots * factor, node_id)
 
-    def pop(self, type: str) -> list[Document] | None:  # noqa: A002  # As elsewhere.
+    def pop(self, type: str) -> list[JsonObject] | None:  # noqa: A002  # As elsewhere.
         """Remove a type from all nodes; return its free slots, None if no node had any.
 
         What is checked out of it is forgotten, and the rest of its allocations is not.
         """
         with self._lock:
-            popped: list[Document] = []
+            popped: list[JsonObject] = []
             for node in self._nodes.values():
                 if type in node.now:
                     node.idle.pop(type)
@@ -268,10 +268,10 @@ class NodeResourcePool:
         return self.nodes
 
     @property
-    def resources(self) -> dict[str, list[Document]]:
+    def resources(self) -> dict[str, list[JsonObject]]:
         """The free slots of all nodes, by type: `{type: [{"id", "slots", "node"}]}`; a copy."""
         with self._lock:
-            found: dict[str, list[Document]] = {}
+            found: dict[str, list[JsonObject]] = {}
             for node in self._nodes.values():
                 for kind, rows in node.now.listed().items():
                     found.setdefault(kind, []).extend({**row, "node": node.id} for row in rows)
@@ -313,7 +313,7 @@ class NodeResourcePool:
             totals = self.slots_per_resource_type
             return totals.get(type, totals.get(f"{type}s", 0))
 
-    def get_node(self, id: str) -> Document:  # noqa: A002  # As elsewhere.
+    def get_node(self, id: str) -> JsonObject:  # noqa: A002  # As elsewhere.
         """Return `{"id", "resources", "additional_properties"}` of a node as it is now; a copy.
 
         Raises:
@@ -385,7 +385,7 @@ class NodeResourcePool:
             )
         return next(iter(counts.values()))
 
-    def getstate(self) -> Document:
+    def getstate(self) -> JsonObject:
         """Return `{"additional_properties", "nodes"}` as they are now; a copy."""
         with self._lock:
             return {
@@ -459,7 +459,7 @@ class NodeResourcePool:
                 share.node.closed = share.exclusive
             return self._hand_out(placed)
 
-    def checkin(self, resources: Mapping[str, Any]) -> None:
+    def checkin(self, resources: Mapping[str, JsonValue]) -> None:
         """Take back the slots of a checkout: all of them, or nothing.
 
         Args:
@@ -537,7 +537,7 @@ class NodeResourcePool:
     def _hand_out(self, placed: list[_Placed]) -> NodeAllocation:
         number = next_number()
         self._outstanding[number] = placed
-        resources: dict[str, list[Document]] = {}
+        resources: dict[str, list[JsonObject]] = {}
         for each in placed:
             for kind, rows in each.taken.items():
                 resources.setdefault(kind, []).extend({"node": each.node.id} | r for r in rows)
@@ -561,14 +561,14 @@ class NodeResourcePool:
             if node_id is not None and kind not in self._node(node_id).idle:
                 raise ResourceUnavailable(f"Resource unavailable: {type_} on node {node_id}")
 
-            def change(resources: dict[str, list[Document]]) -> None:
+            def change(resources: dict[str, list[JsonObject]]) -> None:
                 for row in resources.get(kind, ()):
                     row["slots"] = slots_of(row["slots"])
 
             self._resize(node_id, change)
 
     def _resize(
-        self, node_id: str | None, change: Callable[[dict[str, list[Document]]], None]
+        self, node_id: str | None, change: Callable[[dict[str, list[JsonObject]]], None]
     ) -> None:
         """Change what one node, or each of them, has: all of them, or none."""
         with self._lock:
@@ -612,7 +612,7 @@ class _Placed(NamedTuple):
 
     node: _Node
     inventory: Inventory
-    taken: dict[str, list[Document]]
+    taken: dict[str, list[JsonObject]]
     exclusive: bool
 
     def give_back(self) -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots.amounts import Amount, exact, plain
 from moorage.slots.errors import InvalidCheckin
 from moorage.slots.views import in_yaml
@@ -50,7 +51,7 @@ class Held(NamedTuple):
 
 
 @in_yaml
-class Allocation(dict[str, list[dict[str, Any]]]):
+class Allocation(dict[str, list[JsonObject]]):
     """The result of a checkout, `{type: [{"id", "slots"}]}`, and its number.
 
     It is a plain dict in every other respect.
@@ -64,7 +65,7 @@ class Allocation(dict[str, list[dict[str, Any]]]):
     __slots__ = ("number",)
 
     def __init__(
-        self, resources: Mapping[str, list[dict[str, Any]]], number: int | None = None
+        self, resources: Mapping[str, list[JsonObject]], number: int | None = None
     ) -> None:
         super().__init__(resources)
         self.number = number
@@ -82,7 +83,7 @@ class Outstanding:
         # For each member the numbers of the allocations that have it, oldest first, and how often.
         self._holders: dict[Held, dict[int, int]] = {}
 
-    def add(self, allocation: Mapping[str, Iterable[Mapping[str, Any]]]) -> int:
+    def add(self, allocation: Mapping[str, Iterable[Mapping[str, JsonValue]]]) -> int:
         """Remember an allocation; return its number."""
         number = next_number()
         for held in parse_allocation(allocation):

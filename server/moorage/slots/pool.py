@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any, Final
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots.amounts import NONE, Amount, Slots
 from moorage.slots.errors import (
     EmptyResourcePoolError,
@@ -21,7 +22,6 @@ from moorage.slots.outstanding import Allocation, Outstanding, parse_allocation
 from moorage.slots.requests import parse_request
 from moorage.slots.specification import (
     NODE_NAMES,
-    Document,
     Format,
     Instance,
     counted,
@@ -59,20 +59,20 @@ class ResourcePool:
 
     allocator: Allocator = Allocator()
 
-    def __init__(self, pool: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, pool: Mapping[str, JsonValue] | None = None) -> None:
         self._lock = threading.RLock()
-        self.additional_properties: Document = {}
+        self.additional_properties: JsonObject = {}
         self._now = self._idle = Inventory({})
         self._outstanding = Outstanding()
         if pool:
             self.fill(pool)
 
     @property
-    def resources(self) -> dict[str, list[Document]]:
+    def resources(self) -> dict[str, list[JsonObject]]:
         """The free slots now: `{type: [{"id", "slots"}]}`, exhausted instances included.
 
         It is a copy, and what is written into it, or in its place, is checked and changes the pool:
-        so much is free from now on. What is checked out stays so, unless its instance is no longer
+        it becomes the free slots. What is checked out stays so, unless its instance is no longer
         listed. A copy of it is a plain one.
         """
         with self._lock:
@@ -80,7 +80,7 @@ class ResourcePool:
             return FreeResources(self._now.listed(), owner)
 
     @resources.setter
-    def resources(self, resources: Mapping[str, Any]) -> None:
+    def resources(self, resources: Mapping[str, JsonValue]) -> None:
         self._write(resources, whole=True)
 
     @property
@@ -104,12 +104,12 @@ class ResourcePool:
         with self._lock:
             return type in self._now
 
-    def __getstate__(self) -> Document:
+    def __getstate__(self) -> JsonObject:
         """Return the state for a copy: slots checked out here are checked out of the copy, too."""
         with self._lock:
             return copy.deepcopy({k: each for k, each in vars(self).items() if k != "_lock"})
 
-    def __setstate__(self, state: Document) -> None:
+    def __setstate__(self, state: JsonObject) -> None:
         self._lock = threading.RLock()
         vars(self).update(state)
         self._outstanding.keep_numbers()
@@ -146,7 +146,7 @@ class ResourcePool:
         with self._lock:
             return self._now.slots_available(type)
 
-    def fill(self, pool: Mapping[str, Any]) -> None:
+    def fill(self, pool: Mapping[str, JsonValue]) -> None:
         """Make this the pool that is described; whatever was checked out is forgotten.
 
         Args:
@@ -167,7 +167,7 @@ class ResourcePool:
             self._outstanding = Outstanding()
 
     def populate(self, **kwds: int) -> None:
-        """Fill the pool with so many instances of each type, of one slot each.
+        """Fill the pool with a number of instances of each type, of one slot each.
 
         Args:
             kwds: Counts by type; `cpus` is what this process may use, and `gpus` 0, if left out.
@@ -178,7 +178,7 @@ class ResourcePool:
         """
         self.fill({"resources": populated(kwds)})
 
-    def pop(self, type: str) -> list[Document] | None:  # noqa: A002  # The documents' word.
+    def pop(self, type: str) -> list[JsonObject] | None:  # noqa: A002  # The documents' word.
         """Remove a type with its checked out slots; return its free slots, None if not there."""
         with self._lock:
             if type not in self._now:
@@ -194,7 +194,7 @@ class ResourcePool:
             self._now = self._idle = Inventory({})
             self._outstanding = Outstanding()
 
-    def getstate(self) -> Document:
+    def getstate(self) -> JsonObject:
         """Return `{"additional_properties", "resources"}` as they are now; a copy."""
         with self._lock:
             return {
@@ -206,7 +206,7 @@ class ResourcePool:
         """Write what `getstate` returns, under the key `resource_pool`; `fill` reads it again."""
         file.write(written(self.getstate(), format))
 
-    def accommodates(self, request: Sequence[Mapping[str, Any]]) -> Outcome:
+    def accommodates(self, request: Sequence[Mapping[str, JsonValue]]) -> Outcome:
         """Determine whether the pool could grant a request if nothing were checked out.
 
         It is decided by what decides a checkout, so the two agree.
@@ -233,7 +233,7 @@ class ResourcePool:
                 self._idle.give(*held)
         return Outcome(ok=True)
 
-    def checkout(self, request: Sequence[Mapping[str, Any]], **kwds: Any) -> Allocation:
+    def checkout(self, request: Sequence[Mapping[str, JsonValue]], **kwds: Any) -> Allocation:
         """Take everything that a request asks for, or nothing.
 
         Args:
@@ -258,7 +258,7 @@ class ResourcePool:
             taken = allocate(self._now, members, self.allocator)
             return Allocation(taken, self._outstanding.add(taken))
 
-    def checkin(self, resources: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    def checkin(self, resources: Mapping[str, Sequence[Mapping[str, JsonValue]]]) -> None:
         """Take back the slots of a checkout, or some members: all that are given, or nothing.
 
         Args:
@@ -279,7 +279,7 @@ class ResourcePool:
             for held in returned:
                 self._now.give(*held)
 
-    def _rows(self, kind: str) -> list[Document]:
+    def _rows(self, kind: str) -> list[JsonObject]:
         with self._lock:
             return self._now.rows(kind)
 
@@ -293,7 +293,7 @@ class ResourcePool:
             self._now.set_slots(kind, name, free, has)
             self._idle.set_slots(kind, name, has, has)
 
-    def _write(self, types: Mapping[str, Any], *, whole: bool = False) -> None:
+    def _write(self, types: Mapping[str, JsonValue], *, whole: bool = False) -> None:
         """Set the free slots of some types; checked out slots of listed instances stay so."""
 
         def has(kind: str, row: Instance) -> Amount:
@@ -320,7 +320,7 @@ class ResourcePool:
             raise EmptyResourcePoolError
 
 
-def populated(counts: Mapping[str, int]) -> dict[str, list[Document]]:
+def populated(counts: Mapping[str, int]) -> dict[str, list[JsonObject]]:
     """Return the instances that `populate` means by counts."""
     counts = {"cpus": len(cpus_here()), ALWAYS: 0, **counts}
     return {kind: documents(counted(n, kind)) for kind, n in counts.items()}

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
+from moorage.records.json_values import JsonValue
 from moorage.slots.amounts import DECIMALS_MAX, SLOTS_MAX, Amount, exact
 from moorage.slots.errors import InvalidRequest
 from moorage.slots.specification import MISSPELT
@@ -16,7 +17,7 @@ _KEYS: Final = ("type", "slots")
 
 
 class Member(NamedTuple):
-    """So many slots of one instance of a type.
+    """A number of slots of one instance of a type.
 
     Args:
         type: The type.
@@ -27,7 +28,7 @@ class Member(NamedTuple):
 
     type: str
     slots: Amount
-    extra: Mapping[str, Any] = {}
+    extra: Mapping[str, JsonValue] = {}
 
 
 def parse_request(request: Any) -> list[Member]:

@@ -18,19 +18,20 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import yaml
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots.amounts import ONE, SLOTS_MAX, Amount, exact, plain
 from moorage.slots.errors import InvalidSpecification, SchemaMissingKeyError
 
 __all__ = [
     "INSTANCES_MAX",
     "MISSPELT",
-    "Document",
     "Format",
     "Instance",
+    "JsonObject",
     "Specification",
     "counted",
     "documents",
@@ -43,7 +44,6 @@ __all__ = [
     "written",
 ]
 
-Document = dict[str, Any]
 Format = Literal["yaml", "json"]
 
 INSTANCES_MAX: Final = 1_000_000
@@ -52,7 +52,7 @@ INSTANCES_MAX: Final = 1_000_000
 OUTER_KEY: Final = "resource_pool"
 _OF_INSTANCES: Final = ("id", "slots", "part_of")
 MISSPELT: Final = 0.85
-"""So much like one of these, a key is no extra one: `slot` would go unnoticed."""
+"""A key that resembles one of these is an error, not an extra key: `slot` would go unnoticed."""
 NODE_NAMES: Final = frozenset({"node", "nodes"})
 """No types: these names request nodes."""
 
@@ -72,7 +72,7 @@ class Instance:
     id: str
     slots: Amount
     part_of: tuple[str, str] | None = None
-    extra: Document = field(default_factory=Document, compare=False)
+    extra: JsonObject = field(default_factory=JsonObject, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,10 @@ class Specification:
     """
 
     resources: dict[str, tuple[Instance, ...]]
-    additional_properties: Document
+    additional_properties: JsonObject
 
 
-def parse_specification(document: Any) -> Specification:
+def parse_specification(document: JsonValue) -> Specification:
     """Read the description of a flat pool, in any of the layouts.
 
     Raises:
@@ -115,7 +115,7 @@ def parse_specification(document: Any) -> Specification:
     return Specification(parse_resources(found, at), properties_of(body))
 
 
-def unwrapped(document: Any) -> Mapping[str, Any]:
+def unwrapped(document: JsonValue) -> Mapping[str, JsonValue]:
     """Return a description without its outer key."""
     if isinstance(document, Mapping) and OUTER_KEY in document:
         only_keys(document, {OUTER_KEY}, "the document")
@@ -123,12 +123,12 @@ def unwrapped(document: Any) -> Mapping[str, Any]:
     return _mapping(document, "pool")
 
 
-def properties_of(body: Mapping[str, Any]) -> Document:
+def properties_of(body: Mapping[str, JsonValue]) -> JsonObject:
     """Return a copy of the additional properties of a pool or node."""
     return dict(_mapping(body.get("additional_properties") or {}, "additional_properties"))
 
 
-def parse_resources(document: Any, at: str) -> dict[str, tuple[Instance, ...]]:
+def parse_resources(document: JsonValue, at: str) -> dict[str, tuple[Instance, ...]]:
     """Read instances by type.
 
     Args:
@@ -159,25 +159,25 @@ def parse_resources(document: Any, at: str) -> dict[str, tuple[Instance, ...]]:
     return resources
 
 
-def counted(count: Any, at: str) -> tuple[Instance, ...]:
+def counted(count: JsonValue, at: str) -> tuple[Instance, ...]:
     """Return that many instances of one slot, with the ids "0", "1" and so on."""
     if type(count) is not int or not 0 <= count <= INSTANCES_MAX:
         raise InvalidSpecification(f"{at}: expected a count from 0 to {INSTANCES_MAX}")
     return tuple(Instance(str(number), ONE) for number in range(count))
 
 
-def documents(instances: Iterable[Instance]) -> list[Document]:
+def documents(instances: Iterable[Instance]) -> list[JsonObject]:
     """Return instances as they are written in a description."""
     rows = []
     for each in instances:
-        row: Document = {"id": each.id, "slots": plain(each.slots)} | copy.deepcopy(each.extra)
+        row: JsonObject = {"id": each.id, "slots": plain(each.slots)} | copy.deepcopy(each.extra)
         if each.part_of:
             row["part_of"] = {"type": each.part_of[0], "id": each.part_of[1]}
         rows.append(row)
     return rows
 
 
-def read_specification(text: str) -> Document:
+def read_specification(text: str) -> JsonObject:
     """Return the content of a file in YAML or JSON, for `fill` to read.
 
     Raises:
@@ -194,7 +194,7 @@ def read_specification(text: str) -> Document:
     return dict(_mapping(found, "the file"))
 
 
-def written(pool: Document, form: Format) -> str:
+def written(pool: JsonObject, form: Format) -> str:
     """Return a pool's description as the text of a file."""
     document = {OUTER_KEY: pool}
     if form == "json":
@@ -202,7 +202,7 @@ def written(pool: Document, form: Format) -> str:
     return yaml.safe_dump(document, default_flow_style=False)
 
 
-def only_keys(document: Mapping[str, Any], allowed: set[str], at: str) -> None:
+def only_keys(document: Mapping[str, JsonValue], allowed: set[str], at: str) -> None:
     """Refuse a description that has other keys than these: a typo would go unnoticed.
 
     Raises:
@@ -215,7 +215,7 @@ def only_keys(document: Mapping[str, Any], allowed: set[str], at: str) -> None:
         )
 
 
-def _instance(document: Any, at: str) -> Instance:
+def _instance(document: JsonValue, at: str) -> Instance:
     row = _mapping(document, at)
     extra = _extra(row, at)
     name = row.get("id")
@@ -230,9 +230,9 @@ def _instance(document: Any, at: str) -> Instance:
     return Instance(str(name), slots, part_of, extra)
 
 
-def _extra(row: Mapping[Any, Any], at: str) -> Document:
+def _extra(row: Mapping[JsonValue, JsonValue], at: str) -> JsonObject:
     """Return the other keys of an instance; what JSON cannot say is refused, and so are typos."""
-    extra: Document = {key: value for key, value in row.items() if key not in _OF_INSTANCES}
+    extra: JsonObject = {key: value for key, value in row.items() if key not in _OF_INSTANCES}
     for key in extra:
         if meant := get_close_matches(str(key), _OF_INSTANCES, 1, MISSPELT):
             raise InvalidSpecification(f"{at}: unknown {key!r}; expected {meant[0]!r}")
@@ -245,7 +245,7 @@ def _extra(row: Mapping[Any, Any], at: str) -> Document:
         ) from error
 
 
-def _part_of(document: Any, at: str) -> tuple[str, str] | None:
+def _part_of(document: JsonValue, at: str) -> tuple[str, str] | None:
     if document is None:
         return None
     whole = _mapping(document, at)
@@ -272,12 +272,12 @@ def _check_parts(resources: Mapping[str, tuple[Instance, ...]], at: str) -> None
             )
 
 
-def _local(document: Any) -> Any:
+def _local(document: JsonValue) -> JsonValue:
     """Return ctest's resources; its own files have a list of just one machine there."""
     return document[0] if isinstance(document, list) and len(document) == 1 else document
 
 
-def _mapping(document: Any, at: str) -> Mapping[Any, Any]:
+def _mapping(document: JsonValue, at: str) -> Mapping[JsonValue, JsonValue]:
     if not isinstance(document, Mapping):
         raise InvalidSpecification(f"{at}: expected an object, found {type(document).__name__}")
     return document
@@ -291,5 +291,5 @@ def _unique(ids: Iterable[str], at: str) -> None:
         seen.add(each)
 
 
-def _list(keys: Iterable[Any]) -> str:
+def _list(keys: Iterable[JsonValue]) -> str:
     return ", ".join(repr(key) for key in keys) or "nothing"

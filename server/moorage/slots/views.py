@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import yaml
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots.errors import InvalidSpecification
 
 __all__ = ["FreeResources", "ResourceOwner", "Totals", "in_yaml", "refuse_totals"]
@@ -20,7 +21,6 @@ _TOTALS: Final = (
     "clear() and what is written into resources change the pool"
 )
 _T = TypeVar("_T", bound=type)
-_Document = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class ResourceOwner:
 
     """
 
-    rows: Callable[[str], list[_Document]]
+    rows: Callable[[str], list[JsonObject]]
     write_slots: Callable[[str, str, Any], None]
-    write: Callable[[Mapping[str, Any]], None]
+    write: Callable[[Mapping[str, JsonValue]], None]
 
 
 def in_yaml(kind: _T) -> _T:
@@ -74,14 +74,14 @@ class _Written:
 
 
 @in_yaml
-class _Row(_Written, dict[str, Any]):
+class _Row(_Written, JsonObject):
     """One instance."""
 
-    def __init__(self, document: _Document, rows: "_Rows") -> None:
+    def __init__(self, document: JsonObject, rows: "_Rows") -> None:
         dict.__init__(self, document)
         self._rows = rows
 
-    def _change(self, change: Callable[[_Document], Any]) -> Any:
+    def _change(self, change: Callable[[JsonObject], Any]) -> Any:
         owner, kind, name = self._rows.owner, self._rows.kind, self["id"]
         rows = owner.rows(kind)
         at = next((number for number, each in enumerate(rows) if each["id"] == name), None)
@@ -100,7 +100,7 @@ class _Row(_Written, dict[str, Any]):
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the state for a copy: a plain one."""
+        """Make copies and pickles plain objects, not views."""
         return dict, (dict(self),)
 
 
@@ -113,7 +113,7 @@ class _Rows(list[Any]):
     clear, pop, remove = (_writes(name, list) for name in ("clear", "pop", "remove"))
     reverse, sort = _writes("reverse", list), _writes("sort", list)
 
-    def __init__(self, kind: str, documents: Iterable[_Document], owner: ResourceOwner) -> None:
+    def __init__(self, kind: str, documents: Iterable[JsonObject], owner: ResourceOwner) -> None:
         self.kind = kind
         self.owner = owner
         super().__init__(_Row(each, self) for each in documents)
@@ -138,12 +138,12 @@ class _Rows(list[Any]):
         return dict(found) if isinstance(found, _Row) else found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the state for a copy: a plain one."""
+        """Make copies and pickles plain objects, not views."""
         return list, (list(self),)
 
 
 @in_yaml
-class FreeResources(_Written, dict[str, Any]):
+class FreeResources(_Written, JsonObject):
     """The free slots, by type: `{type: [{"id", "slots"}]}`.
 
     Args:
@@ -152,14 +152,14 @@ class FreeResources(_Written, dict[str, Any]):
 
     """
 
-    def __init__(self, listed: Mapping[str, list[_Document]], owner: ResourceOwner) -> None:
+    def __init__(self, listed: Mapping[str, list[JsonObject]], owner: ResourceOwner) -> None:
         dict.__init__(self, {kind: _Rows(kind, rows, owner) for kind, rows in listed.items()})
         self._owner = owner
 
-    def _change(self, change: Callable[[_Document], Any]) -> Any:
-        new: _Document = dict(self)
+    def _change(self, change: Callable[[JsonObject], Any]) -> Any:
+        new: JsonObject = dict(self)
         found = change(new)
-        changed: _Document = {
+        changed: JsonObject = {
             kind: rows for kind, rows in new.items() if rows is not self.get(kind, self)
         }
         changed |= dict.fromkeys(self.keys() - new.keys())
@@ -172,7 +172,7 @@ class FreeResources(_Written, dict[str, Any]):
         return list(map(dict, found)) if isinstance(found, _Rows) else found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the state for a copy: a plain one."""
+        """Make copies and pickles plain objects, not views."""
         return dict, (dict(self),)
 
 

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 SECRET_BYTES: Final = 32
 FENCING_BLOCK: Final = 10_000
@@ -29,6 +29,9 @@ _PAGE_BYTES: Final = 8 << 20
 LEAD_SECONDS: Final = 3.0
 """How long a leader leads without a sign of life, by the clock of the database."""
 T = TypeVar("T")
+SqlValue: TypeAlias = Any
+"""What a database gives for one column; the statement says of which type."""
+SqlRow: TypeAlias = tuple[SqlValue, ...]
 
 
 class StorageError(Exception):
@@ -384,10 +387,10 @@ class FactStore(FactReading, Protocol):
 class RecordRow(NamedTuple):
     """One record of the catalog as it is stored. A damaged one may hold values of any type."""
 
-    id: Any
-    document: Any
-    files: Any
-    checksum: Any
+    id: SqlValue
+    document: SqlValue
+    files: SqlValue
+    checksum: SqlValue
 
 
 class RecordTally(NamedTuple):

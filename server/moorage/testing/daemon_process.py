@@ -12,11 +12,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.local.workload_store import holder
 from moorage.config.settings import CONFIG_FILE, EXECUTION_NAMES, EXTERNAL_SERVICES
 from moorage.lab.errors import CommandError
+from moorage.records.json_values import JsonObject
 
 _ELSEWHERE: Final = {**EXTERNAL_SERVICES, **EXECUTION_NAMES}
 NOT_INHERITED: Final = frozenset(
@@ -114,7 +115,7 @@ def serve_variables() -> dict[str, str]:
 @contextlib.contextmanager
 def child(
     command: Sequence[str], log: Path, variables: dict[str, str] | None = None
-) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+) -> Iterator[tuple[subprocess.Popen[str], JsonObject]]:
     """Run a program that prints one JSON line when it is ready; stop it when the block ends."""
     process = None
     try:
@@ -162,7 +163,7 @@ def tail(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-STDERR_LINES_SHOWN:])
 
 
-def _ready(process: "subprocess.Popen[str]", log: Path) -> dict[str, Any]:
+def _ready(process: "subprocess.Popen[str]", log: Path) -> JsonObject:
     assert process.stdout is not None
     late = threading.Timer(READY_SECONDS_MAX, process.kill)
     late.daemon = True  # A stop does not wait for it.
@@ -174,5 +175,5 @@ def _ready(process: "subprocess.Popen[str]", log: Path) -> dict[str, Any]:
     if not line:
         process.wait()
         raise ServerError(f"{process.args!r} did not become ready:\n{tail(log)}")
-    ready: dict[str, Any] = json.loads(line)
+    ready: JsonObject = json.loads(line)
     return ready

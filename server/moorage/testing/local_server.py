@@ -3,16 +3,17 @@
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.testing.daemon_process import Running, ServerError, daemon
 from moorage_policies import catalog
 
 __all__ = ["Document", "Server", "fake_cluster", "server"]
 
-Document = Mapping[str, Any]
+Document = Mapping[str, JsonValue]
 HTTP_SECONDS_MAX: Final = 30.0
 """How long the server may take to register a cluster or a policy."""
 
@@ -59,7 +60,7 @@ class Server(Running):
             document = catalog.document(policy) if isinstance(policy, str) else policy
         return str(self._post("/policy", document, token)["data"]["policy_rule_uri"])
 
-    def _post(self, path: str, document: Document, token: str) -> Any:
+    def _post(self, path: str, document: Document, token: str) -> JsonValue:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         answer = httpx.post(
             self.http + path,
@@ -113,7 +114,7 @@ def fake_cluster(
     gpu_memory_mib: int = 81_920,
     vcpus: int = 64,
     memory_mib: int = 262_144,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the document of a cluster whose nodes are alike, named `<name>-1` and so on."""
     devices = [{"modelName": model, "memory": gpu_memory_mib} for _ in range(gpus)]
     rows = [

@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,6 +10,7 @@ from starlette.responses import Response
 from moorage.model import Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.registry import Activation, CanaryStart
+from moorage.records.json_values import JsonValue
 from moorage.records.policies import AliasDocument, CanaryOutcomes, PolicyOutput, ShadowComparison
 from moorage.records.rights import Right
 from moorage.web.bodies import (
@@ -144,7 +145,7 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
     @router.post(
         "/policy/{uri}/manage",
         summary="Manage a policy",
-        **operation(Any, ManagementCall),
+        **operation(JsonValue, ManagementCall),
     )
     async def manage(uri: str, request: Request) -> Response:
         """Call the policy's `management(action, data)` and answer what it returned."""

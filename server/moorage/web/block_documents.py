@@ -6,11 +6,11 @@ themselves have the paths of the cluster database.
 """
 
 from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moorage.records.json_values import JsonObject
 from moorage.web.bodies import (
     BodyReader,
     find,
@@ -104,7 +104,7 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
     @router.post(
         "/block/aggregate",
         summary="Aggregate block metrics",
-        **operation(list[dict[str, Any]], (MetricsPipeline, list[dict[str, Any]])),
+        **operation(list[JsonObject], (MetricsPipeline, list[JsonObject])),
     )
     async def aggregate(request: Request) -> Response:
         """Answer what the stages make of all metrics of blocks, one after the other."""

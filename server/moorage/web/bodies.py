@@ -8,7 +8,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -29,6 +29,7 @@ from moorage.protocol.json_bounds import (
 )
 from moorage.protocol.large_json import decode_in_parts, encode_in_parts, is_large
 from moorage.query import QueryError, parse_page
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.rights import Caller
 
 __all__ = [
@@ -81,7 +82,7 @@ TENANT_BYTES_MAX: Final = BODIES_BYTES_MAX * 3 // 4
 VALUES_MIN: Final = 65_536
 """Values that a body may have however short it is."""
 BYTES_PER_VALUE: Final = 12
-"""A body may have one value more for so many bytes: one of empty lists would become fifty times
+"""Bytes of a body for each value in it: a body of empty lists would become fifty times
 as large as it is. More are answered 413."""
 LEVELS_MAX: Final = 1_000
 """How deep arrays and objects may lie in one another; no decoder goes deeper."""
@@ -159,7 +160,7 @@ class BodyReader:
     def _fits(self, tenant: str) -> bool:
         return self._held[tenant] <= TENANT_BYTES_MAX and self._held.total() <= BODIES_BYTES_MAX
 
-    async def read_json(self, request: Request) -> Any:
+    async def read_json(self, request: Request) -> JsonValue:
         """Return the JSON value of the body; large ones are decoded in a thread, one by one.
 
         Raises:
@@ -168,7 +169,7 @@ class BodyReader:
         """
         body, tenant = await self.read(request), getattr(request.state, TENANT, "")
         if len(body) <= LARGE_BYTES:
-            return _decoded(body, msgspec.json.decode)
+            return _decode(body, msgspec.json.decode)
         async with self._turns.turn(tenant):
             values = min(sum(map(body.count, (b"[", b"{", b","))), _values_max(body))
         self._hold(tenant, VALUE_BYTES * values)
@@ -176,14 +177,14 @@ class BodyReader:
         if not self._fits(tenant):
             raise _too_many()
         async with self._decoding.turn(tenant):
-            return await asyncio.to_thread(_checked, body)
+            return await asyncio.to_thread(_check, body)
 
 
 def _values_max(body: bytes) -> int:
     return VALUES_MIN + len(body) // BYTES_PER_VALUE
 
 
-def _checked(body: bytes) -> Any:
+def _check(body: bytes) -> JsonValue:
     """Decode a large body, unless it would become much larger, or take very long."""
     if is_deeper(body, LEVELS_MAX):
         reason = f"the body is no JSON: more than {LEVELS_MAX} arrays and objects within another"
@@ -194,7 +195,7 @@ def _checked(body: bytes) -> Any:
     if any(has_slow_numbers(body[n : n + SLOW_NUMBERS_BYTES], SLOW_NUMBERS_MAX) for n in at):
         what = "numbers that have 190 digits, or an exponent beyond 199, in a mebibyte"
         raise _too_large_inside(f"at most {SLOW_NUMBERS_MAX} {what}")
-    return _decoded(body, decode_in_parts)
+    return _decode(body, decode_in_parts)
 
 
 def _too_large(most: int) -> ServiceError:
@@ -211,7 +212,7 @@ def _too_large_inside(expected: str) -> ServiceError:
     return ServiceError(Code.TOO_LARGE, reason, expected=expected)
 
 
-def _decoded(body: bytes, decode: Callable[[bytes], Any]) -> Any:
+def _decode(body: bytes, decode: Callable[[bytes], JsonValue]) -> JsonValue:
     try:
         value = decode(body)
         if isinstance(value, dict):
@@ -255,7 +256,7 @@ class _InParts(Response):
 
     media_type = "application/json"
 
-    def __init__(self, content: Any, status: int) -> None:
+    def __init__(self, content: JsonValue, status: int) -> None:
         super().__init__(status_code=status)
         del self.headers["content-length"]
         self._parts = encode_in_parts(content)
@@ -273,19 +274,19 @@ class _InParts(Response):
             await send({"type": "http.response.body", "body": part, "more_body": more})
 
 
-def json_response(content: Any, status: int = 200) -> Response:
+def json_response(content: JsonValue, status: int = 200) -> Response:
     """Return a JSON answer."""
     if is_large(content):
         return _InParts(content, status)
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-def succeeded(data: Any, status: int = 200) -> Response:
+def succeeded(data: JsonValue, status: int = 200) -> Response:
     """Return an answer in the envelope of the documented services."""
     return json_response({"success": True, "data": data}, status)
 
 
-async def read_document(request: Request, bodies: BodyReader) -> dict[str, Any]:
+async def read_document(request: Request, bodies: BodyReader) -> JsonObject:
     """Return a body that must be a JSON object.
 
     Raises:
@@ -302,14 +303,14 @@ async def read_document(request: Request, bodies: BodyReader) -> dict[str, Any]:
     return value
 
 
-def query_in_url(request: Request) -> dict[str, Any]:
+def query_in_url(request: Request) -> JsonObject:
     """Return the filter that the URL's parameters say: a field each, and its value or values.
 
     Raises:
         ServiceError: A value is an operator. HTTP libraries write `{"$in": [...]}` as `$in`.
 
     """
-    query: dict[str, Any] = {}
+    query: JsonObject = {}
     for field in request.query_params:
         values = request.query_params.getlist(field)
         if any(_OPERATOR.fullmatch(value) for value in values):
@@ -320,22 +321,22 @@ def query_in_url(request: Request) -> dict[str, Any]:
     return query
 
 
-def pipeline_of(body: Any) -> Any:
+def pipeline_of(body: JsonValue) -> JsonValue:
     """Return the stages of a body, bare or under `pipeline`."""
     return body["pipeline"] if isinstance(body, dict) and "pipeline" in body else body
 
 
-def query_of(body: dict[str, Any]) -> dict[str, Any]:
+def query_of(body: JsonObject) -> JsonObject:
     """Return the filter, which documents show bare and the implementation wraps."""
     if "query" in body and body.keys() <= {"query", "options"}:
-        query: dict[str, Any] = body["query"]
+        query: JsonObject = body["query"]
         return query
     return body
 
 
 async def find(
-    body: dict[str, Any], query: Callable[[dict[str, Any]], Awaitable[list[dict[str, Any]]]]
-) -> list[dict[str, Any]]:
+    body: JsonObject, query: Callable[[JsonObject], Awaitable[list[JsonObject]]]
+) -> list[JsonObject]:
     """Return the documents that a filter finds, sorted and cut by the `options` beside it.
 
     Raises:
@@ -365,7 +366,7 @@ def who_of(request: Request) -> Tenant:
     return caller_of(request).tenant
 
 
-def read_as(body: dict[str, Any], kind: type[T]) -> T:
+def read_as(body: JsonObject, kind: type[T]) -> T:
     """Return a body as its type; an error says a field's own description.
 
     Raises:
@@ -398,12 +399,12 @@ def failure(fault: ServiceError, path: str) -> Response:
             other service as `{"success": false, "message", "error": {...}}`.
 
     """
-    error: dict[str, Any] = {**fault.details, "code": fault.code, "reason": fault.reason}
+    error: JsonObject = {**fault.details, "code": fault.code, "reason": fault.reason}
     if fault.field:
         error["field"] = fault.field
     if fault.expected:
         error["expected"] = fault.expected
-    content: dict[str, Any] = {"success": False, "message": fault.reason, "error": error}
+    content: JsonObject = {"success": False, "message": fault.reason, "error": error}
     if is_of_clusters(path):
         content["error"], content["details"] = fault.reason, error
     response = json_response(content, fault.status)

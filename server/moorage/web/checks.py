@@ -3,8 +3,8 @@
 `web.server` puts it around the application.
 """
 
-from collections.abc import Callable, MutableMapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
@@ -130,7 +130,7 @@ class HeadAsGet:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and of its answer the head."""
 
-        async def head(message: MutableMapping[str, Any]) -> None:
+        async def head(message: Message) -> None:
             await send({**message, "body": b""} if "body" in message else message)
 
         if scope["type"] == "http" and scope["method"] == "HEAD":

@@ -91,12 +91,12 @@ class HttpConnection(H11Protocol):
         super().__init__(**more)
         self.address = ""
         self._connections = connections
-        self._answered = False
+        self._has_answered = False
         self._head: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn has it.
-        """Enter, and wait for a request."""
+        """Count the new connection, and wait for a request."""
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
         self._changed()
@@ -114,7 +114,7 @@ class HttpConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
-        self._answered = True
+        self._has_answered = True
         super().on_response_complete()
         self._changed()
 
@@ -142,7 +142,7 @@ class HttpConnection(H11Protocol):
         busy = self.conn.our_state in {h11.SEND_RESPONSE, h11.SEND_BODY} or self.flow.write_paused
         self._connections.note(self, busy=busy)
         # Between two requests nothing is due; how long that may last is uvicorn's to see to.
-        between = self._answered and self.conn.their_state is h11.IDLE and not self._begun
+        between = self._has_answered and self.conn.their_state is h11.IDLE and not self._has_begun
         if busy or between:
             if self._head is not None:
                 self._head.cancel()
@@ -151,12 +151,12 @@ class HttpConnection(H11Protocol):
             self._head = self.loop.call_later(HEAD_SECONDS_MAX, self._too_slow)
 
     @property
-    def _begun(self) -> bool:
+    def _has_begun(self) -> bool:
         """Whether something of a request that is not complete has come."""
         return bool(self.conn.trailing_data[0])
 
     def _too_slow(self) -> None:
-        if self.conn.our_state is h11.IDLE and self._begun:
+        if self.conn.our_state is h11.IDLE and self._has_begun:
             self.transport.write(_SLOW)
         self.transport.close()
 

@@ -188,7 +188,7 @@ def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
                 expected="a login",
                 details={"sign_in": True} if console.sign_in is not None else {},
             )
-        return succeeded(_described(request, console, login))
+        return succeeded(_describe(request, console, login))
 
     @router.post("/console/session", summary="Log in", **operation(ConsoleSession, ConsoleLogin))
     async def log_in(request: Request) -> Response:
@@ -200,11 +200,11 @@ def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
             )
         given = read_as(await read_document(request, bodies), ConsoleLogin)
         if not console.needs_login():
-            return succeeded(_described(request, console, None))
+            return succeeded(_describe(request, console, None))
         address = request.client.host if request.client is not None else ""
         cookie, login = await _enter(console, given.token, address, failing)
         setattr(request.state, TENANT, login.caller.tenant)  # For the log.
-        response = succeeded(_described(request, console, login))
+        response = succeeded(_describe(request, console, login))
         secure = request.headers.get("origin", "").startswith("https:")
         give_cookie(request, response, cookie, secure=secure)
         return response
@@ -259,7 +259,7 @@ async def _enter(
     raise ServiceError(Code.UNAUTHORIZED, "this is no token of this server", field="token")
 
 
-def _described(request: Request, console: Console, login: Login | None) -> dict[str, object]:
+def _describe(request: Request, console: Console, login: Login | None) -> dict[str, object]:
     caller = console.local if login is None else login.caller
     return {
         "tenant": caller.tenant,

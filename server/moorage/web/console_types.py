@@ -1,9 +1,10 @@
 """What the web console gets and sends over HTTP, as types: see `schemas`."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType, field
 
+from moorage.records.json_values import JsonObject
 from moorage.web.schemas import WebType
 
 __all__ = [
@@ -53,10 +54,10 @@ class PlaygroundRun(WebType, rename=None):
 
     code: str | UnsetType = UNSET
     policy_rule_uri: str | UnsetType = field(default=UNSET, name="policy_rule_uri")
-    fleet: str | dict[str, Any] = "live"
-    requests: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    parameters: dict[str, Any] | UnsetType = UNSET
-    settings: dict[str, Any] | UnsetType = UNSET
+    fleet: str | JsonObject = "live"
+    requests: list[JsonObject] = field(default_factory=list[JsonObject])
+    parameters: JsonObject | UnsetType = UNSET
+    settings: JsonObject | UnsetType = UNSET
 
 
 class PlaygroundBacktest(WebType, rename=None):
@@ -65,7 +66,7 @@ class PlaygroundBacktest(WebType, rename=None):
     trace: str
     code: str | UnsetType = UNSET
     policy_rule_uri: str | UnsetType = field(default=UNSET, name="policy_rule_uri")
-    fleet: str | dict[str, Any] = "live"
+    fleet: str | JsonObject = "live"
 
 
 class PlaygroundOutcome(WebType):

@@ -1,12 +1,11 @@
 """Endpoints of the executor service: their documents, and the execution of a policy."""
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.web.bodies import BodyReader, find, read_document, succeeded, who_of
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import (
@@ -29,7 +28,7 @@ def executor_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     @router.post(
         "/executor/{executor}/execute_policy",
         summary="Execute a policy",
-        **operation(Any, ExecutionRequest),
+        **operation(JsonValue, ExecutionRequest),
     )
     async def execute(executor: str, request: Request) -> Response:
         """Evaluate a policy of this server on the input given; answer what it returned."""
@@ -37,10 +36,10 @@ def executor_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
         return succeeded(await services.execute(executor, body, who_of(request)))
 
     @router.post(
-        "/executor/{executor}/create-infra", summary="Not needed here", **operation(dict[str, Any])
+        "/executor/{executor}/create-infra", summary="Not needed here", **operation(JsonObject)
     )
     @router.delete(
-        "/executor/{executor}/remove-infra", summary="Not needed here", **operation(dict[str, Any])
+        "/executor/{executor}/remove-infra", summary="Not needed here", **operation(JsonObject)
     )
     async def infrastructure(executor: str) -> Response:
         """Refuse: executors of this server run in its own sandbox."""

@@ -6,12 +6,11 @@ method or `READS` says otherwise, so that no new endpoint goes without its line.
 
 import logging
 import time
-from collections.abc import MutableMapping
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moorage.records.audit import AuditEntry
 from moorage.records.rights import SERVER_ITSELF, Caller
@@ -71,7 +70,7 @@ class Noted:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
 
-        async def watched(message: MutableMapping[str, Any]) -> None:
+        async def watched(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] < _FAILURES:
                 self._note(scope)
                 await self._audit.written()

@@ -1,12 +1,13 @@
 """Endpoints of quotas: the operations `quotas`, `set_quota` and `remove_quota`, over HTTP."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonValue
 from moorage.records.replies import QuotaPage, QuotaState
 from moorage.records.requests import QuotaChange
 from moorage.web.bodies import BodyReader, caller_of, read_document
@@ -16,7 +17,7 @@ from moorage.web.services import WebServices
 
 __all__ = ["quota_routes"]
 
-_NO_CHANGE: Final[Mapping[str, Any]] = {}
+_NO_CHANGE: Final[Mapping[str, JsonValue]] = {}
 _OF_THE_PATH: Final = frozenset({"op", "id", "strict", "tenant", "project"})
 """Fields of `set_quota` that a body does not say."""
 
@@ -26,7 +27,7 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     router = HttpRouter("quotas")
 
     async def done(
-        request: Request, name: str, change: Mapping[str, Any] = _NO_CHANGE, **fields: object
+        request: Request, name: str, change: Mapping[str, JsonValue] = _NO_CHANGE, **fields: object
     ) -> Response:
         given = {key: value for key, value in fields.items() if value is not None}
         said = {**change, **given}
@@ -43,7 +44,7 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.put("/quotas/{tenant}", summary="Set a quota", **operation(QuotaState, QuotaChange))
     async def set_quota(tenant: str, request: Request, project: str | None = None) -> Response:
-        """Let a tenant, or with `?project=` one of its projects, hold so much from now on."""
+        """Set the quota of a tenant or, with `?project=`, of one of its projects."""
         change = await read_document(request, bodies)
         for name in change.keys() & _OF_THE_PATH:
             known = ", ".join(QuotaChange.__struct_fields__)

@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route, compile_path
 
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["ROUTE", "HttpEndpoint", "HttpRouter"]
 
@@ -45,7 +46,7 @@ class HttpEndpoint:
     handler: Handler
     summary: str = ""
     tags: tuple[str, ...] = ()
-    described: Mapping[str, Any]
+    described: Mapping[str, JsonValue]
     guard: Guard | None = None
 
     def matches(self, path: str) -> bool:
@@ -61,7 +62,7 @@ class HttpEndpoint:
             request.scope[ROUTE] = self.path
             if self.guard is not None:
                 await self.guard(request)
-            given: dict[str, Any] = {**request.path_params, "request": request}
+            given: JsonObject = {**request.path_params, "request": request}
             for each in queries:
                 if (text := request.query_params.get(each.name)) is not None:
                     given[each.name] = _number(each.name, text) if each.annotation is int else text
@@ -69,11 +70,11 @@ class HttpEndpoint:
 
         return Route(self.path, answer, methods=list(self.methods))
 
-    def descriptions(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def descriptions(self) -> Iterator[tuple[str, JsonObject]]:
         """Yield each method with its Operation Object of OpenAPI."""
         name = getattr(self.handler, "__name__", "")
         parameters = [
-            _described(each)
+            _describe(each)
             for each in inspect.signature(self.handler).parameters.values()
             if each.name != "request"
         ]
@@ -106,19 +107,27 @@ class HttpRouter:
         self.endpoints: list[HttpEndpoint] = []
         self._tags = tag
 
-    def get(self, path: str, *, summary: str, **described: Any) -> Callable[[Handler], Handler]:
+    def get(
+        self, path: str, *, summary: str, **described: JsonValue
+    ) -> Callable[[Handler], Handler]:
         """Decorate the function that answers GET; `described` is what `schemas.operation` makes."""
         return self._adding("GET", path, summary, described)
 
-    def post(self, path: str, *, summary: str, **described: Any) -> Callable[[Handler], Handler]:
+    def post(
+        self, path: str, *, summary: str, **described: JsonValue
+    ) -> Callable[[Handler], Handler]:
         """Decorate the function that answers POST; as `get`."""
         return self._adding("POST", path, summary, described)
 
-    def put(self, path: str, *, summary: str, **described: Any) -> Callable[[Handler], Handler]:
+    def put(
+        self, path: str, *, summary: str, **described: JsonValue
+    ) -> Callable[[Handler], Handler]:
         """Decorate the function that answers PUT; as `get`."""
         return self._adding("PUT", path, summary, described)
 
-    def delete(self, path: str, *, summary: str, **described: Any) -> Callable[[Handler], Handler]:
+    def delete(
+        self, path: str, *, summary: str, **described: JsonValue
+    ) -> Callable[[Handler], Handler]:
         """Decorate the function that answers DELETE; as `get`."""
         return self._adding("DELETE", path, summary, described)
 
@@ -146,7 +155,7 @@ class HttpRouter:
         return [each for each in self.endpoints if each.summary]
 
     def _adding(
-        self, method: str, path: str, summary: str, described: Mapping[str, Any]
+        self, method: str, path: str, summary: str, described: Mapping[str, JsonValue]
     ) -> Callable[[Handler], Handler]:
         def add(handler: Handler) -> Handler:
             self.endpoints.append(
@@ -168,7 +177,7 @@ def _is_query(parameter: inspect.Parameter) -> bool:
     return parameter.default is not inspect.Parameter.empty
 
 
-def _described(parameter: inspect.Parameter) -> dict[str, Any]:
+def _describe(parameter: inspect.Parameter) -> JsonObject:
     """Return the Parameter Object of OpenAPI."""
     query, default = _is_query(parameter), parameter.default
     schema = {

@@ -5,7 +5,7 @@ docs/reference/allocation-server.md, "Services" and "Decisions".
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,6 +14,7 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
 from moorage.protocol.registry import Document
+from moorage.records.json_values import JsonObject
 from moorage.records.policies import PolicyHistoryEntry
 from moorage.web.aliases import alias_routes
 from moorage.web.block_documents import block_document_routes
@@ -219,7 +220,7 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
     @router.post(
         "/cluster/aggregate",
         summary="Aggregate metrics",
-        **operation(list[dict[str, Any]], (MetricsPipeline, list[dict[str, Any]])),
+        **operation(list[JsonObject], (MetricsPipeline, list[JsonObject])),
     )
     async def aggregate_metrics(request: Request) -> Response:
         """Answer what the stages make of all metrics documents, one after the other."""
@@ -238,7 +239,7 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
     @router.get(
         "/cluster-metrics/{cluster_id}/node/{node_id}",
         summary="Read metrics of a node",
-        **operation(dict[str, Any]),
+        **operation(JsonObject),
     )
     async def node_metrics(cluster_id: str, node_id: str) -> Response:
         """Answer the part of a cluster's metrics that is about one node."""
@@ -276,8 +277,8 @@ def _search(services: WebServices, bodies: BodyReader) -> HttpRouter:
         """Answer the documents that the filter rule finds, ranked, the best first."""
         return await found("search", request)
 
-    filters = operation(list[dict[str, Any]], (FilterQuery, QueryEnvelope))
-    rankings = operation(list[dict[str, Any]], (RankingQuery, QueryEnvelope))
+    filters = operation(list[JsonObject], (FilterQuery, QueryEnvelope))
+    rankings = operation(list[JsonObject], (RankingQuery, QueryEnvelope))
     for path in ("/api/filter-data", "/api/no-ir/filter", "/api/filter"):
         router.post(path, summary="Filter clusters", **filters)(filtered)
     for path in ("/api/similarity-search", "/api/no-ir/similarity-search", "/api/search"):
@@ -399,7 +400,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
     @router.post(
         "/blockActions/dryRun",
         summary="Where would it run?",
-        **operation(dict[str, Any], BlockPlacementRequest),
+        **operation(JsonObject, BlockPlacementRequest),
     )
     async def dry_run(request: Request) -> Response:
         """Answer the cluster chosen, with its score and node. Nothing is reserved."""

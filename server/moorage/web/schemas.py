@@ -7,7 +7,7 @@ so their types say what is read of them and let all else pass.
 
 import inspect
 from functools import cache
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
@@ -18,6 +18,7 @@ from moorage.protocol.messages import AllocationRequest
 from moorage.protocol.registry import Activation, CanaryStart
 from moorage.protocol.specification import explain
 from moorage.records.history import History
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.policies import OF_POLICIES
 from moorage.records.replies import QuotaPage, QuotaState
 from moorage.records.requests import QuotaChange
@@ -85,7 +86,7 @@ class NodeDocument(WebType):
 class NodesDocument(WebType):
     """The nodes of a cluster."""
 
-    count: Any = None
+    count: JsonValue = None
     node_data: list[NodeDocument] | None = None
 
 
@@ -108,28 +109,28 @@ class MetricsDocument(WebType):
     """Metrics of a cluster; the server adds `cluster`, the totals, where it is left out."""
 
     cluster_id: str
-    nodes: list[dict[str, Any]] | None = None
-    cluster: dict[str, Any] | None = None
+    nodes: list[JsonObject] | None = None
+    cluster: JsonObject | None = None
 
 
 class BlockDocument(WebType):
     """A block; `cluster.id` says where it runs."""
 
     id: str
-    cluster: dict[str, Any] | None = None
+    cluster: JsonObject | None = None
 
 
 class BlockEnvelope(WebType):
     """A block document in the envelope of its specification, as `body.spec.values`."""
 
-    body: dict[str, Any]
+    body: JsonObject
 
 
 class BlockMetricsDocument(WebType):
     """Metrics of a block."""
 
     block_id: str
-    instances: list[Any] = []
+    instances: list[JsonValue] = []
 
 
 class ExecutorDocument(WebType, rename=None):
@@ -153,17 +154,17 @@ class PolicyDocument(WebType, rename=None):
     type: str | None = None
     code_type: str | None = None
     description: str | None = None
-    metadata: dict[str, Any] | None = None
-    tags: str | list[Any] | None = None
-    policy_input_schema: Any = None
-    policy_output_schema: Any = None
-    policy_settings_schema: Any = None
-    policy_parameters_schema: Any = None
-    policy_settings: dict[str, Any] | None = None
-    policy_parameters: dict[str, Any] | None = None
-    management_commands_schema: Any = None
-    functionality_data: dict[str, Any] | None = None
-    resource_estimates: dict[str, Any] | None = None
+    metadata: JsonObject | None = None
+    tags: str | list[JsonValue] | None = None
+    policy_input_schema: JsonValue = None
+    policy_output_schema: JsonValue = None
+    policy_settings_schema: JsonValue = None
+    policy_parameters_schema: JsonValue = None
+    policy_settings: JsonObject | None = None
+    policy_parameters: JsonObject | None = None
+    management_commands_schema: JsonValue = None
+    functionality_data: JsonObject | None = None
+    resource_estimates: JsonObject | None = None
     digest: str | None = None
 
 
@@ -173,10 +174,10 @@ class PolicyDocument(WebType, rename=None):
 class DocumentChange(WebType):
     """Fields and their new values, by name or dotted path; what is not named stays."""
 
-    set: dict[str, Any] | UnsetType = field(default=UNSET, name="$set")
-    unset: Any = field(default=UNSET, name="$unset")
-    inc: dict[str, Any] | UnsetType = field(default=UNSET, name="$inc")
-    push: dict[str, Any] | UnsetType = field(default=UNSET, name="$push")
+    set: JsonObject | UnsetType = field(default=UNSET, name="$set")
+    unset: JsonValue = field(default=UNSET, name="$unset")
+    inc: JsonObject | UnsetType = field(default=UNSET, name="$inc")
+    push: JsonObject | UnsetType = field(default=UNSET, name="$push")
 
 
 class MongoQuery(WebType):
@@ -185,8 +186,8 @@ class MongoQuery(WebType):
     `options` has `sort` (`1` or `-1` by path), `skip` and `limit`, as in Mongo.
     """
 
-    query: dict[str, Any] | UnsetType = UNSET
-    options: dict[str, Any] | UnsetType = UNSET
+    query: JsonObject | UnsetType = UNSET
+    options: JsonObject | UnsetType = UNSET
 
 
 class MetricsPipeline(WebType):
@@ -195,7 +196,7 @@ class MetricsPipeline(WebType):
     There are `$match`, `$unwind`, `$group`, `$project`, `$sort`, `$skip`, `$limit`, `$count`.
     """
 
-    pipeline: list[dict[str, Any]]
+    pipeline: list[JsonObject]
 
 
 class FilterQuery(WebType):
@@ -206,7 +207,7 @@ class FilterQuery(WebType):
     """
 
     match_type: str
-    filter: dict[str, dict[str, Any]] | None
+    filter: dict[str, JsonObject] | None
 
 
 class RankingQuery(WebType):
@@ -216,21 +217,21 @@ class RankingQuery(WebType):
     of a document, with `parameters.weights` by path.
     """
 
-    ranking_policy_rule: dict[str, Any]
+    ranking_policy_rule: JsonObject
     match_type: str | UnsetType = UNSET
 
 
 class QueryValues(WebType):
-    """What an envelope holds."""
+    """The contents of an envelope."""
 
-    values: dict[str, Any]
+    values: JsonObject
 
 
 class QueryEnvelope(WebType):
     """A filter or a search in its envelope, as `body.values`."""
 
     body: QueryValues
-    header: Any = None
+    header: JsonValue = None
 
 
 class BlockPlacementRequest(WebType):
@@ -240,9 +241,9 @@ class BlockPlacementRequest(WebType):
     `{policyRuleURI, parameters, settings}`.
     """
 
-    input: dict[str, Any] | UnsetType = UNSET
-    policies: dict[str, Any] | list[Any] | None = None
-    policy_rules_spec: dict[str, Any] | list[Any] | None = None
+    input: JsonObject | UnsetType = UNSET
+    policies: JsonObject | list[JsonValue] | None = None
+    policy_rules_spec: JsonObject | list[JsonValue] | None = None
 
 
 class VersionChoice(WebType, rename=None):
@@ -255,16 +256,16 @@ class ManagementCall(WebType, rename=None):
     """What is passed to `management`."""
 
     action: Annotated[str, Meta(min_length=1, description="a text")]
-    data: Annotated[dict[str, Any] | None, Meta(description="an object")] = None
+    data: Annotated[JsonObject | None, Meta(description="an object")] = None
 
 
 class ExecutionRequest(WebType, rename=None):
     """A policy of this server, and what it is evaluated on."""
 
     policy_rule_uri: str
-    input_data: Any
-    parameters: dict[str, Any] | None = None
-    settings: dict[str, Any] | None = None
+    input_data: JsonValue
+    parameters: JsonObject | None = None
+    settings: JsonObject | None = None
 
 
 # Answers ----------------------------------------------------------------------------------------
@@ -306,7 +307,7 @@ class ReadinessAnswer(WebType):
     """Whether requests can be served, and what says so, by component."""
 
     ready: bool
-    details: dict[str, Any]
+    details: JsonObject
 
 
 class BlockHealth(WebType):
@@ -327,12 +328,12 @@ class AllocationAnswer(WebType, rename=None):
     """What the WebSocket answers."""
 
     success: Yes
-    data: Any
+    data: JsonValue
     id: Name | None = None
     request: str = ""
-    lease: dict[str, Any] | None = None
+    lease: JsonObject | None = None
     warnings: list[str] = []
-    reasons: dict[str, Any] | None = None
+    reasons: JsonObject | None = None
     policy_rule_uri: str = ""
     revision: int = 0
 
@@ -340,7 +341,7 @@ class AllocationAnswer(WebType, rename=None):
 class SelectedClusters(WebType):
     """The documents of the clusters that the clusterAllocator selects."""
 
-    clusters: list[dict[str, Any]]
+    clusters: list[JsonObject]
 
 
 class TaskReference(WebType, rename=None):
@@ -354,7 +355,7 @@ class TaskReport(WebType, rename=None):
 
     task_id: str
     status: Literal["pending", "completed", "failed"]
-    result: Any = None
+    result: JsonValue = None
     error: FailureError | None = None
     warnings: list[str] = []
 
@@ -363,13 +364,13 @@ class TaskReport(WebType, rename=None):
 
 
 def operation(
-    answer: Any,
-    body: Any = None,
+    answer: object,
+    body: object = None,
     *,
     statuses: tuple[int, ...] = (200,),
     bare: bool = False,
     refusals: bool = False,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the parts of an endpoint's description that say what goes in and out.
 
     Args:
@@ -386,9 +387,9 @@ def operation(
         warnings = _schema(list[str])
         properties = {"success": _schema(Yes), "data": schema, "warnings": warnings}
         schema = {"type": "object", "properties": properties, "required": ["success", "data"]}
-    answered = {"description": "Success", "content": _json(schema)}
-    responses = dict.fromkeys(map(str, statuses), answered)
-    described: dict[str, Any] = {"responses": responses | (_refusals() if refusals else {})}
+    success = {"description": "Success", "content": _json(schema)}
+    responses = dict.fromkeys(map(str, statuses), success)
+    described: JsonObject = {"responses": responses | (_refusals() if refusals else {})}
     if body is not None:
         kinds = body if isinstance(body, tuple) else (body,)
         alternatives = [_schema(kind) for kind in kinds]
@@ -401,19 +402,19 @@ def operation(
     return described
 
 
-def text_operation(media_type: str) -> dict[str, Any]:
+def text_operation(media_type: str) -> JsonObject:
     """Return the same for an endpoint that takes nothing and answers a text."""
     content = {media_type: {"schema": {"type": "string"}}}
     return {"responses": {"200": {"description": "Successful Response", "content": content}}}
 
 
-def failures(path: str) -> dict[str, Any]:
+def failures(path: str) -> JsonObject:
     """Return the description of every failure of a path."""
     failure = _schema(ClusterFailure if is_of_clusters(path) else Failure)
     return {"description": "Failure", "content": _json(failure)}
 
 
-def _refusals() -> dict[str, dict[str, Any]]:
+def _refusals() -> dict[str, JsonObject]:
     """Return a description of each status that says one code or more."""
     codes: dict[int, list[str]] = {}
     for code in Code:
@@ -425,7 +426,7 @@ def _refusals() -> dict[str, dict[str, Any]]:
     }
 
 
-def components() -> dict[str, Any]:
+def components() -> JsonObject:
     """Return the schemas that all descriptions refer to, by name."""
     of_the_socket = (AllocationRequest, QuotaChange, QuotaPage, QuotaState)
     types = (
@@ -443,10 +444,10 @@ def components() -> dict[str, Any]:
 
 
 @cache
-def _schema(kind: Any) -> dict[str, Any]:
+def _schema(kind: object) -> JsonObject:
     (schema,), _ = msgspec.json.schema_components((kind,), ref_template=_REFERENCE)
     return schema
 
 
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
+def _json(schema: JsonObject) -> JsonObject:
     return {"application/json": {"schema": schema}}

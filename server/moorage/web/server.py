@@ -8,13 +8,13 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
@@ -160,7 +160,7 @@ class _Drained:
             fault = ServiceError(Code.SHUTTING_DOWN, "the server is stopping; ask again later")
             await failure(fault, scope["path"])(scope, receive, send)
 
-        async def watched(message: MutableMapping[str, Any]) -> None:
+        async def watched(message: Message) -> None:
             nonlocal begun, refused
             if not begun and not self._trusts():
                 refused = True

@@ -7,7 +7,7 @@ daemon does with policies, aliases and blocks has a Protocol here. Every refusal
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from moorage.model import Tenant
 from moorage.protocol.faults import ServiceError
@@ -23,6 +23,7 @@ from moorage.protocol.registry import (
 )
 from moorage.records.audit import AuditEntry
 from moorage.records.history import History
+from moorage.records.json_values import JsonValue
 from moorage.records.policies import ShadowComparison
 from moorage.records.rights import Caller
 
@@ -49,7 +50,7 @@ class Publications(Protocol):
     async def delete(self, uri: str, who: str, *, force: bool) -> Document:
         """Delete a policy and return its document; by force, also what an alias falls back to."""
 
-    async def manage(self, uri: str, tenant: Tenant, action: str, data: Document) -> Any:
+    async def manage(self, uri: str, tenant: Tenant, action: str, data: Document) -> JsonValue:
         """Return what a policy's `management` returned; a version, an alias or a name."""
 
     async def logs(self, uri: str, tenant: Tenant) -> Document:
@@ -96,10 +97,10 @@ class AliasChanges(Protocol):
 class BlockActions(Protocol):
     """Where blocks would run; a body is a block document, bare or as `{"input": document}`."""
 
-    async def select_clusters(self, body: Document, tenant: str) -> Any:
+    async def select_clusters(self, body: Document, tenant: str) -> JsonValue:
         """Return the clusters that a block's clusterAllocator selects, as it returned them."""
 
-    async def dry_run(self, body: Document, tenant: str) -> tuple[Any, list[str]]:
+    async def dry_run(self, body: Document, tenant: str) -> tuple[JsonValue, list[str]]:
         """Return where a block would run, and warnings."""
 
     async def allocate(self, body: Document, tenant: str) -> str:
@@ -271,7 +272,7 @@ class WebServices:
         [Literal["filter", "search"], Document, Tenant],
         Awaitable[tuple[list[Document], list[str]]],
     ]
-    execute: Callable[[str, Document, Tenant], Awaitable[Any]]
+    execute: Callable[[str, Document, Tenant], Awaitable[JsonValue]]
     allocate: Callable[[bytes, Caller, str], Awaitable[tuple[int, bytes]]] | None
     operate: Callable[[Document, Caller], Awaitable[tuple[int, bytes]]]
     authenticate: Callable[[str | None], Caller | None]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from html import escape
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from starlette.responses import HTMLResponse, Response
@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, Response
 from moorage.model import Code
 from moorage.protocol import specification
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import components, failures, operation, text_operation
 
@@ -63,7 +64,7 @@ def specification_routes(whole: HttpRouter) -> HttpRouter:
     described = cache(lambda: msgspec.json.encode(_openapi(whole)))
     socket = cache(lambda: msgspec.json.encode(specification.asyncapi(version("moorage"))))
     page = cache(lambda: "".join(_page(_openapi(whole))))
-    document = operation(dict[str, Any], bare=True)
+    document = operation(JsonObject, bare=True)
 
     @router.get("/openapi.json", summary="This interface, described", **document)
     async def openapi() -> Response:
@@ -108,9 +109,9 @@ def specification_routes(whole: HttpRouter) -> HttpRouter:
     return router
 
 
-def _openapi(whole: HttpRouter) -> dict[str, Any]:
+def _openapi(whole: HttpRouter) -> JsonObject:
     """Return the OpenAPI document of all endpoints that have a description."""
-    paths: dict[str, dict[str, Any]] = {}
+    paths: dict[str, JsonObject] = {}
     for endpoint in whole.described():
         operations = paths.setdefault(endpoint.path, {})
         for method, each in endpoint.descriptions():
@@ -125,7 +126,7 @@ def _openapi(whole: HttpRouter) -> dict[str, Any]:
     }
 
 
-def _page(described: dict[str, Any]) -> Iterator[str]:
+def _page(described: JsonObject) -> Iterator[str]:
     """Yield the page in parts."""
     yield '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Moorage</title>'
     yield f"<style>{_STYLE}</style></head><body><h1>Moorage {escape(version('moorage'))}</h1><ul>"

@@ -1,9 +1,8 @@
 """What a server answers over HTTP that stands by: reads, each with its age. `web.app` uses it."""
 
-from collections.abc import MutableMapping
-from typing import Any, Final
+from typing import Final
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moorage.web.services import StandbyReads
 
@@ -51,7 +50,7 @@ class Dated:
         """Serve one request."""
         headers = self._reads.headers()  # What comes meanwhile may be in the answer, or not.
 
-        async def dated(message: MutableMapping[str, Any]) -> None:
+        async def dated(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *headers]
             await send(message)

@@ -20,7 +20,7 @@ GPUS = [("east", "n", str(number)) for number in range(3)]
 def whole() -> FaultHistory:
     """Return what two servers may do: `a` grants two, `b` repeats one and grants another."""
     history = FaultHistory(
-        asked={"k1": 0.0, "k2": 2.0, "k3": 6.0},
+        sent={"k1": 0.0, "k2": 2.0, "k3": 6.0},
         grants=[
             AcknowledgedGrant("k1", "l1", 1, (GPUS[0],), "a", 0.0, 1.0),
             AcknowledgedGrant("k2", "l2", 2, (GPUS[1],), "a", 2.0, 3.0),
@@ -45,7 +45,7 @@ def grant_twice(history: FaultHistory) -> None:
 
 
 def grant_before_the_release(history: FaultHistory) -> None:
-    change(history, 3, asked_at=5.5, answered_at=6.4)
+    change(history, 3, sent_at=5.5, answered_at=6.4)
 
 
 def lose(history: FaultHistory) -> None:
@@ -87,7 +87,7 @@ def commit_twice(history: FaultHistory) -> None:
 
 
 def forget(history: FaultHistory) -> None:
-    history.asked["k4"] = 1.0
+    history.sent["k4"] = 1.0
 
 
 def let_wait(history: FaultHistory) -> None:
@@ -96,7 +96,7 @@ def let_wait(history: FaultHistory) -> None:
 
 def give_one_key_two_leases(history: FaultHistory) -> None:
     change(history, 3, key="k2")
-    del history.asked["k3"]
+    del history.sent["k3"]
 
 
 def give_two_keys_one_lease(history: FaultHistory) -> None:
@@ -142,7 +142,7 @@ def test_each_law_has_a_defect():
 def test_what_was_on_its_way_may_overtake():
     """Two requests that overlap may be granted in either order, and by either server."""
     history = whole()
-    change(history, 3, fencing=3, asked_at=2.5)
+    change(history, 3, fencing=3, sent_at=2.5)
     history.leases["l3"] = 3
     history.committed = [1, 2, 3]
     change(history, 1, fencing=2, answered_at=5.5)

@@ -9,9 +9,9 @@ from moorage.protocol.faults import ServiceError
 
 def test_a_snapshot_shares_nothing_with_what_was_given():
     given = {"a": [1, {"b": (2,)}]}
-    _, kept = snapshot(given)
+    _, stored = snapshot(given)
     given["a"][1]["b"] = 3
-    assert kept == {"a": [1, {"b": [2]}]}
+    assert stored == {"a": [1, {"b": [2]}]}
 
 
 @pytest.mark.parametrize("value", [object(), "\ud800", {1: object()}])

@@ -65,7 +65,7 @@ def test_what_cannot_be_a_file_name_is_refused(name):
 
 @pytest.mark.parametrize("kind", ["python_class_v1", "Python", "policy", "", None])
 def test_policies_are_written_in_python(kind):
-    """Null is as if the field was not there: documents are kept complete, with what is empty."""
+    """Null is as if the field was not there: stored documents have all fields, empty ones too."""
     assert complete_policy_document({**GIVEN, "type": kind})["type"] == (kind or "")
 
 
@@ -164,7 +164,7 @@ def test_many_requirements_are_counted():
     assert warnings[-2] == "requirements.txt: 980 more are not available"
 
 
-def test_all_objections_are_told_at_once():
+def test_all_objections_come_at_once():
     with pytest.raises(ServiceError) as caught:
         complete_policy_document({"name": "a", "type": "wasm", "tags": 7, "parameters": {}})
     error = caught.value
@@ -193,7 +193,7 @@ def test_a_misspelt_field_is_no_field_of_ones_own(field, meant):
     assert meant in caught.value.expected
 
 
-def test_other_fields_are_kept():
+def test_other_fields_stay():
     own = {"_id": "5", "owner": "me", "policy_input": 1, "inputs": {}, "created_at": 1, "types": []}
     given = {"policy_rule_uri": "a:1-b", "code": "x", **own}
     assert complete_policy_document(given).items() >= own.items()

@@ -50,7 +50,7 @@ def test_what_is_installed_and_what_is_not_meant_for_this_python_is_met(line):
         ("-r more.txt", "is not available to policies, and nothing is installed for them"),
     ],
 )
-def test_what_is_wrong_with_a_line_is_told_apart(line, why):
+def test_each_fault_of_a_line_has_its_own_message(line, why):
     assert wanted(f"json\n\\\n{line}\n") == [Unmet(2, line, why)]
 
 

@@ -1,4 +1,4 @@
-"""The schemas of a document: refused where malformed, completed, and kept to on every call."""
+"""The schemas of a document: refused where malformed, completed, and enforced on every call."""
 
 import pytest
 
@@ -89,7 +89,7 @@ def test_another_schema_is_another_policy():
         ),
     ],
 )
-def test_what_is_malformed_is_kept_and_warned_of_with_its_place(more, field):
+def test_malformed_parts_stay_and_are_warned_of_with_their_place(more, field):
     """Existing servers read no schema, so existing documents have all kinds of them."""
     found = prepared(**more)
     (warning,) = found.warnings

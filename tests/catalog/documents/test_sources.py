@@ -140,7 +140,7 @@ BODIES = {
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.server.asked.append((self.path, self.headers["host"]))
+        self.server.requests.append((self.path, self.headers["host"]))
         body = BODIES.get(self.path)
         if self.path == "/private" and self.headers["authorization"] == LOGIN:
             body = archive()
@@ -161,7 +161,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def serving(tls=None):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.asked = []
+    server.requests = []
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -248,11 +248,11 @@ async def test_urls_that_do_not_serve_code(host):
     assert (await fault("http:///x")).code is Code.BAD_POLICY
 
 
-async def test_hosts_that_are_not_allowed_are_never_asked(host, server):
+async def test_hosts_that_are_not_allowed_get_no_request(host, server):
     fault = await fetch_refused(host + "/rule.tar.gz", hosts=frozenset({"code.example"}))
     assert "127.0.0.1 is not allowed" in fault.reason
     assert "code.example" in fault.expected
-    assert not server.asked
+    assert not server.requests
     away = f"/to//127.0.0.1:{server.server_port}/rule.tar.gz"
     for hosts in ({"localhost"}, {"localhost", "code.example"}):
         redirected = await fetch_refused(
@@ -260,7 +260,7 @@ async def test_hosts_that_are_not_allowed_are_never_asked(host, server):
             hosts=frozenset(hosts),
         )
         assert "127.0.0.1 is not allowed" in redirected.reason
-    assert [path for path, _ in server.asked] == [away] * 2
+    assert [path for path, _ in server.requests] == [away] * 2
 
 
 THIS_MACHINE = (
@@ -285,11 +285,11 @@ THIS_MACHINE = (
 
 
 @pytest.mark.parametrize("name", [*THIS_MACHINE, "169.254.169.254", "100.100.100.200"])
-async def test_hosts_that_are_not_public_are_never_asked(server, name):
+async def test_hosts_that_are_not_public_get_no_request(server, name):
     fault = await fetch_refused(f"http://{name}:{server.server_port}/secret")
     assert (fault.code, "is not public" in fault.reason) == (Code.BAD_POLICY, True)
     assert "`policy_code_hosts`" in fault.expected
-    assert not server.asked
+    assert not server.requests
 
 
 class Resolver:
@@ -310,7 +310,7 @@ async def test_a_name_is_looked_up_once_and_connected_to_where_it_was_found(serv
     fetcher = CodeSources(hosts=frozenset({"code.example"}))
     at = f"code.example:{server.server_port}"
     assert await fetcher.fetch(f"http://{at}/rule.tar.gz") == BODIES["/rule.tar.gz"]
-    assert server.asked == [("/rule.tar.gz", at)]
+    assert server.requests == [("/rule.tar.gz", at)]
     assert resolver.answers == [["169.254.169.254"]]
 
 
@@ -321,12 +321,12 @@ async def test_a_name_with_one_address_that_is_not_public_is_refused(server, mon
     assert "127.0.0.1" not in fault.reason
 
 
-async def test_no_proxy_of_the_environment_is_asked(server, host, monkeypatch):
+async def test_no_proxy_of_the_environment_is_used(server, host, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, host)
     fault = await fetch_refused("http://localhost:1/secret", hosts=frozenset({"localhost"}))
     assert fault.code is Code.UNAVAILABLE
-    assert not server.asked
+    assert not server.requests
 
 
 @pytest.mark.parametrize("path", ["/secret", "/secret.zip", "/secret.bin"])
@@ -388,7 +388,7 @@ async def test_a_certificate_is_checked_by_name(tls):
             f"https://127.0.0.1:{server.server_port}/rule.tar.gz", hosts=fetcher.hosts
         )
         assert "certificate" in fault.reason
-        assert server.asked == [("/rule.tar.gz", at)]
+        assert server.requests == [("/rule.tar.gz", at)]
 
 
 def test_the_largest_code_is_the_stated_one():

@@ -60,11 +60,11 @@ def test_fallbacks_are_the_good_ones_latest_first_then_the_untried_never_the_fai
     assert ways(once_more)[:2] == ["r:4-x", "r:6-x"], "its last standing counts"
     assert "r:7-x" not in ways(once_more), "not to itself"
     untried = swapped(swapped(once_more, "r:6-x", "good"), "r:7-x", "untried")
-    assert ways(untried)[0] == "r:6-x", "it answered well when it was last asked"
+    assert ways(untried)[0] == "r:6-x", "its last answer was good"
 
 
 def test_a_version_did_well_with_the_content_that_it_had_then() -> None:
-    """What was not asked yet since its URI has other content has not answered well."""
+    """A version whose content changed and that has had no request counts as untried."""
     alias = swapped(Alias("r:stable", "r:1-x"), "r:2-x", "good", "old")
     assert (alias.former, alias.former_digest) == ("r:1-x", "old")
     assert alias.fallbacks() == [Former("r:1-x", "old")]
@@ -82,7 +82,7 @@ def test_the_history_is_bounded() -> None:
     assert alias.history[-1].version == f"r:{HISTORY_MAX + 4}-x"
 
 
-async def test_a_change_is_durable_when_it_is_told(tmp_path) -> None:
+async def test_a_change_is_durable_before_it_is_reported(tmp_path) -> None:
     store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
     aliases = Aliases(store)
     made = Alias("r:stable", "r:1-x", Canary("r:2-x", 5.0), "r:3-x")
@@ -100,8 +100,8 @@ async def test_a_change_is_durable_when_it_is_told(tmp_path) -> None:
     assert aliases.all() == [made]
     await store.close()
     again = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
-    kept = await again.run(lambda database: [row.id for row in database.rows("alias")])
-    assert kept == ["r:stable"]
+    stored = await again.run(lambda database: [row.id for row in database.rows("alias")])
+    assert stored == ["r:stable"]
     aliases = Aliases(again)
     aliases.take_over([made])
     assert (await aliases.delete("r:stable")) == made

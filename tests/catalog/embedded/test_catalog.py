@@ -100,7 +100,7 @@ async def test_a_cluster_from_creation_to_deletion(opened):
     assert seen == [(ClusterPut, True, 2), (ClusterPut, True, 8), (ClusterPut, False, 1)]
 
 
-async def test_unknown_clusters_are_not_found_whatever_is_asked_for(catalog):
+async def test_unknown_clusters_are_not_found_by_any_request(catalog):
     for name in ("c1", "../../admin", "", None, [], {"$ne": 1}):
         with refused(Code.NOT_FOUND):
             await catalog.clusters.get(name)
@@ -115,7 +115,7 @@ async def test_what_is_not_found_is_answered_with_the_nearest(catalog):
     document = {"policy_rule_uri": "packing:1-stable", "code": "x = 1\n"}
     await catalog.policies.register(await catalog.policies.prepare(document))
     clusters, policies = catalog.clusters, catalog.policies
-    for asked, near in (
+    for request, near in (
         (clusters.get("berlim"), "berlin"),
         (clusters.update("berlni", {}), "berlin"),
         (clusters.delete("Berlin"), "berlin"),
@@ -124,7 +124,7 @@ async def test_what_is_not_found_is_answered_with_the_nearest(catalog):
         (policies.delete("pack:1-stable"), "packing:1-stable"),
     ):
         with pytest.raises(ServiceError, match=rf"\(did you mean {near}\?\)"):
-            await asked
+            await request
     with pytest.raises(ServiceError, match=r"no policy 'shipping:1-stable' is registered; GET"):
         await policies.get("shipping:1-stable")  # Its version alone is alike.
     with pytest.raises(ServiceError, match=r"no cluster 'somewhere' \(there is berlin\)$"):
@@ -391,7 +391,7 @@ async def test_a_damaged_record_is_named_at_start(opened):
     assert "was set aside" in warning
 
 
-async def test_limits_are_kept(catalog):
+async def test_limits_hold(catalog):
     with refused(Code.TOO_LARGE):
         await catalog.clusters.create(cluster("c1", blob="x" * (16 * 1024 * 1024)))
     with refused(Code.TOO_LARGE, "nodes.nodeData"):

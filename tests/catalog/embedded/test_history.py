@@ -1,4 +1,4 @@
-"""Who changed a policy, and when: noted with the change, kept beyond it, bounded."""
+"""Who changed a policy, and when: noted with the change, remembered after it, bounded."""
 
 import contextlib
 import sqlite3

@@ -1,4 +1,4 @@
-"""Block metrics of an external service, over a socket: what is asked, and how old it may be."""
+"""Block metrics of an external service, over a socket: its requests, and how old answers may be."""
 
 import pytest
 from faulty_service import FaultyService, answer, hang_up
@@ -46,7 +46,7 @@ async def opened(tmp_path, faulty):
 
 async def slow_blocks(blocks):
     """Return what a filter by metrics finds, and the warnings."""
-    asked = parse_filter(
+    request = parse_filter(
         {
             "matchType": "block",
             "filter": {
@@ -59,7 +59,7 @@ async def slow_blocks(blocks):
         }
     )
     warnings = await blocks.fetch(Allowance())
-    return await blocks.matching(asked), warnings
+    return await blocks.matching(request), warnings
 
 
 async def test_a_filter_asks_once_for_all_and_again_when_it_is_too_old(faulty, opened):
@@ -67,7 +67,7 @@ async def test_a_filter_asks_once_for_all_and_again_when_it_is_too_old(faulty, o
     assert await slow_blocks(blocks) == (["busy"], [])
     faulty.behave = answer([IDLE])
     assert await slow_blocks(blocks) == (["busy"], [])
-    assert [(each.method, each.path, each.body) for each in faulty.asked] == [
+    assert [(each.method, each.path, each.body) for each in faulty.requests] == [
         ("POST", "/block/query", {})
     ]
     assert [each["metrics"] for each in blocks.documents(["busy", "idle"])] == [BUSY, IDLE]
@@ -118,9 +118,9 @@ async def test_one_bad_document_costs_only_itself(faulty, opened):
 
 
 async def test_get_where_there_is_no_post(faulty, opened):
-    async def behave(asked, writer):
-        reply = answer({}, 405) if asked.method == "POST" else answer([BUSY])
-        await reply(asked, writer)
+    async def behave(request, writer):
+        reply = answer({}, 405) if request.method == "POST" else answer([BUSY])
+        await reply(request, writer)
 
     faulty.behave = behave
     blocks = await opened()
@@ -130,7 +130,7 @@ async def test_get_where_there_is_no_post(faulty, opened):
         await (await opened()).get("block_metrics", "busy")
 
 
-async def test_what_is_kept_elsewhere_is_changed_elsewhere(faulty, opened):
+async def test_documents_of_a_service_are_changed_there(faulty, opened):
     blocks = await opened()
     for refused in (
         blocks.put_metrics(BUSY),
@@ -140,4 +140,4 @@ async def test_what_is_kept_elsewhere_is_changed_elsewhere(faulty, opened):
         with pytest.raises(ServiceError, match="reads its block metrics from") as error:
             await refused
         assert error.value.code is Code.UNSUPPORTED
-    assert faulty.asked == []
+    assert faulty.requests == []

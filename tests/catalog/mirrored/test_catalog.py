@@ -52,25 +52,25 @@ class Site(FaultyService):
         }
         self.behave = self.answer_policy
 
-    async def answer_clusters(self, asked, writer):
-        wanted = asked.body["query"].get("id", {}).get("$in", list(self.clusters))
-        await answer([self.clusters[n] for n in wanted if n in self.clusters])(asked, writer)
+    async def answer_clusters(self, request, writer):
+        wanted = request.body["query"].get("id", {}).get("$in", list(self.clusters))
+        await answer([self.clusters[n] for n in wanted if n in self.clusters])(request, writer)
 
-    async def answer_metrics(self, asked, writer):
-        wanted = asked.body["clusterId"]["$in"]
+    async def answer_metrics(self, request, writer):
+        wanted = request.body["clusterId"]["$in"]
         found = [self.metrics[name] for name in wanted if name in self.metrics]
-        await answer({"success": True, "data": found})(asked, writer)
+        await answer({"success": True, "data": found})(request, writer)
 
-    async def answer_policy(self, asked, writer):
-        document = self.policies.get(asked.path.removeprefix("/policy/"))
+    async def answer_policy(self, request, writer):
+        document = self.policies.get(request.path.removeprefix("/policy/"))
         known = answer({"success": True, "data": document}, etag=f'"{hash(str(document))}"')
-        if document and asked.headers.get("if-none-match") == f'"{hash(str(document))}"':
+        if document and request.headers.get("if-none-match") == f'"{hash(str(document))}"':
             known = answer("", 304)
         none = answer({"success": False, "message": "no such policy"}, 404)
-        await (known if document else none)(asked, writer)
+        await (known if document else none)(request, writer)
 
-    async def answer_search(self, asked, writer):
-        await answer({"success": True, "data": self.found})(asked, writer)
+    async def answer_search(self, request, writer):
+        await answer({"success": True, "data": self.found})(request, writer)
 
 
 @pytest.fixture
@@ -154,13 +154,13 @@ async def refused(code):
     assert caught.value.code is code
 
 
-async def told(catalog):
+async def reply(catalog):
     """Return the warnings of a policy's requests once there are some, which must be in time."""
     for _ in range(2_000):
         if warnings := await have(catalog, ()):
             return warnings
         await asyncio.sleep(0.01)  # As below.
-    raise AssertionError("it was never told")
+    raise AssertionError("the news never came")
 
 
 async def until(check):
@@ -191,15 +191,15 @@ async def test_an_ask_costs_two_requests_whatever_the_candidates_and_then_none(s
     site.clusters = {name: cluster(name) for name in names}
     site.metrics = {name: metrics(name) for name in names}
     catalog = await opened.open(site)
-    assert [each.path for each in site.asked] == ["/clusters/query"]  # The start reads the list.
-    site.asked.clear()
+    assert [each.path for each in site.requests] == ["/clusters/query"]  # The start reads the list.
+    site.requests.clear()
     assert await have(catalog) == []
-    assert [each.path for each in site.asked] == [f"/policy/{URI}", "/cluster/query"]
+    assert [each.path for each in site.requests] == [f"/policy/{URI}", "/cluster/query"]
     assert catalog.memory.policy(URI).files == {"function.py": POLICY.encode()}
     assert read(catalog, "c0299")[1]["cluster_metrics"]["cluster"]["gpu"] == {"totalFreeMem": 5}
     for named in (None, names, names[:3]):
         assert catalog.freshness.at_hand(URI, named) == []
-    assert len(site.asked) == 2
+    assert len(site.requests) == 2
 
 
 async def test_clusters_that_are_not_known_yet_are_looked_up_in_bulk(site, opened):
@@ -207,10 +207,10 @@ async def test_clusters_that_are_not_known_yet_are_looked_up_in_bulk(site, opene
     await have(catalog)
     late = [f"late{number}" for number in range(50)]
     site.clusters |= {name: cluster(name) for name in late}
-    site.asked.clear()
+    site.requests.clear()
     assert await have(catalog, ["a", *late, "nowhere", "../../admin"]) == []
-    assert [each.path for each in site.asked] == ["/clusters/query", "/cluster/query"]
-    assert site.asked[0].body == {"query": {"id": {"$in": sorted([*late, "nowhere"])}}}
+    assert [each.path for each in site.requests] == ["/clusters/query", "/cluster/query"]
+    assert site.requests[0].body == {"query": {"id": {"$in": sorted([*late, "nowhere"])}}}
     assert catalog.memory.known("late49")
     assert not catalog.memory.known("nowhere")
     assert {each.cluster.id for each in opened.changes if isinstance(each, ClusterPut)} == {*late}
@@ -218,7 +218,7 @@ async def test_clusters_that_are_not_known_yet_are_looked_up_in_bulk(site, opene
 
 async def test_asks_that_come_together_share_their_requests(site, opened):
     catalog = await opened.open(site)
-    site.asked.clear()
+    site.requests.clear()
     async with asyncio.timeout(20):
         assert await asyncio.gather(*(have(catalog) for _ in range(100))) == [[]] * 100
     # One of each; a second one for those that came while the first was under way.
@@ -263,7 +263,7 @@ async def test_any_mix_of_external_and_embedded_parts(site, opened, parts):
     assert found["cluster_metrics"]["clusterId"] == "a"
     assert catalog.memory.policy(URI).ref.uri == URI
     assert (await catalog.clusters.get("a"))["id"] == "a"
-    # Whether what is mirrored is current is to be asked at its source.
+    # Only the source knows whether a mirrored document is current.
     assert (not catalog.memory.packed("cluster", ["a"])) is ("clusters" in parts)
     assert (not catalog.memory.packed("metrics", ["a"])) is ("metrics" in parts)
     assert (await catalog.metrics.get("a"))["clusterId"] == "a"
@@ -363,7 +363,7 @@ async def test_a_start_without_the_registry_and_its_coming(site, opened):
     assert catalog.freshness.registry_known
 
 
-async def test_documents_that_cannot_be_used_are_told_and_leave_the_good_one(site, opened):
+async def test_unusable_documents_are_reported_and_leave_the_good_one(site, opened):
     site.clusters["bad"] = {**cluster("bad"), "nodes": 7}
     catalog = await opened.open(site, "clusters", cluster_refresh_seconds=0.05)
     (warning,) = await have(catalog, ["a", "bad"])
@@ -425,7 +425,7 @@ async def test_metrics_that_cannot_be_used_count_as_none(site, opened):
 
 
 @pytest.mark.parametrize("data", [5, [None, {"clusterId": 5}], [{"clusterId": "a b"}]])
-async def test_metrics_that_name_no_cluster_are_told(site, opened, data):
+async def test_metrics_that_name_no_cluster_are_reported(site, opened, data):
     catalog = await opened.open(site, "clusters metrics", metrics_fresh_seconds=0.0)
     site.by_path["/cluster/query"] = answer({"success": True, "data": data})
     (warning,) = await have(catalog)
@@ -444,12 +444,12 @@ async def test_filters_on_metrics_are_checked_before_they_are_passed_on(site, op
         await catalog.metrics.query({"$where": "1"})
     with pytest.raises(ServiceError):
         await catalog.metrics.get("../../admin")
-    assert all(each.path != "/cluster/../../admin" for each in site.asked)
+    assert all(each.path != "/cluster/../../admin" for each in site.requests)
 
 
 async def test_queries_of_one_cluster_are_answered_while_its_metrics_are_fresh(site, opened):
     catalog = await opened.open(site, "clusters metrics")
-    site.asked.clear()
+    site.requests.clear()
     for query in ({"clusterId": "a"}, {"clusterId": {"$in": ["a"]}}):
         assert [each["clusterId"] for each in await catalog.metrics.query(query)] == ["a"]
     assert site.count("/cluster/query") == 1
@@ -460,10 +460,10 @@ async def test_queries_of_one_cluster_are_answered_while_its_metrics_are_fresh(s
 async def test_metrics_of_unknown_clusters_are_not_remembered(site, opened):
     catalog = await opened.open(site, "clusters metrics")
     site.metrics["x"] = metrics("x")
-    site.asked.clear()
+    site.requests.clear()
     for _ in range(2):
         assert (await catalog.metrics.get("x"))["clusterId"] == "x"
-    assert len(site.asked) == 2
+    assert len(site.requests) == 2
     async with refused(Code.NOT_FOUND):
         await catalog.metrics.get("y")
 
@@ -477,7 +477,7 @@ async def test_policies_are_read_again_and_changed_ones_taken_over(site, opened)
     first = catalog.memory.policy(URI)
     await have(catalog, ())
     assert catalog.memory.policy(URI) is first
-    assert site.asked[-1].headers["if-none-match"]
+    assert site.requests[-1].headers["if-none-match"]
     site.policies[URI] = {"policy_rule_uri": URI, "code": POLICY + "# other\n"}
     await have(catalog, ())
     assert catalog.memory.policy(URI).ref.digest != first.ref.digest
@@ -489,12 +489,12 @@ async def test_policies_are_read_again_and_changed_ones_taken_over(site, opened)
     assert [type(each) for each in opened.changes] == [PolicyPut, PolicyPut, PolicyDeleted]
 
 
-async def test_the_examples_of_a_policy_that_is_new_here_are_run_and_doubts_told(site, opened):
+async def test_examples_of_a_new_policy_are_run_and_doubts_reported(site, opened):
     opened.says, opened.cells = "its first example fails", asyncio.Semaphore(0)
     catalog = await opened.open(site, "policies", policy_fresh_seconds=0.0)
     assert await have(catalog, ()) == [], "no request waits for them"
     opened.cells.release()
-    warnings = await told(catalog)
+    warnings = await reply(catalog)
     place = f"The policy store at {site.url} has “{URI}”"
     assert warnings == [f"{place}, which fails its own examples: its first example fails"]
     assert await have(catalog, ()) == warnings, "read again, and as before"
@@ -514,7 +514,7 @@ async def test_the_examples_of_a_policy_that_is_new_here_are_run_and_doubts_told
     await have(catalog, ())
     await until(lambda: len(opened.examined) > 3)
     opened.says = "now it is known"
-    assert "now it is known" in (await told(catalog))[0]
+    assert "now it is known" in (await reply(catalog))[0]
 
 
 async def test_a_known_policy_outlives_its_store_for_a_while(site, opened):
@@ -568,7 +568,7 @@ async def test_what_is_no_uri_never_becomes_a_request(site, opened, uri):
     assert await have(catalog, (), uri) == []
     async with refused(Code.UNKNOWN_POLICY):
         await catalog.policies.get(uri)
-    assert site.asked == []
+    assert site.requests == []
 
 
 # The end -----------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def test_none_is_said_in_many_ways(status, body):
     assert documents_of(ServiceReply(status, body.encode())) == []
 
 
-def test_a_failure_is_told_in_the_service_s_own_words():
+def test_a_failure_has_the_words_of_the_service():
     body = b'{"success":true,"data":[false,"bad operator"]}'
     assert payload_of(ServiceReply(200, body)) == Denied(200, "bad operator")
     with pytest.raises(WrongAnswer, match="failed: bad operator"):

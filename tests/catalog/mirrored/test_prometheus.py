@@ -37,10 +37,10 @@ def vector(*series):
 
 
 class Small:
-    """An HTTP server that answers queries as it is told."""
+    """An HTTP server that answers queries as a test orders."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.vectors: dict[str, object] = {}
         self.always: tuple[int, bytes] | None = None
         answer = self
@@ -71,7 +71,7 @@ class Small:
         if query == "vector(time())":
             return self.always or (200, json.dumps(vector(({}, str(NOW)))).encode())
         assert given["time"] == [str(NOW)]
-        self.asked.append(query)
+        self.requests.append(query)
         return self.always or (200, json.dumps(self.vectors.get(query, vector())).encode())
 
 
@@ -96,10 +96,10 @@ async def catalog(tmp_path):
 
 @contextlib.asynccontextmanager
 async def polling(catalog, url, **more):
-    told: list[str] = []
-    poller = PrometheusPoller(catalog, PrometheusSource(url=url, **more), told.append)
+    outcome: list[str] = []
+    poller = PrometheusPoller(catalog, PrometheusSource(url=url, **more), outcome.append)
     try:
-        yield poller, told
+        yield poller, outcome
     finally:
         await poller.close()
 
@@ -113,11 +113,11 @@ async def test_a_round_is_a_fixed_number_of_questions_and_fills_the_catalog(smal
     await catalog.clusters.create(cluster("large", *names))
     rows = [(device(gpu, node, "large"), "7") for node in names for gpu in "01"]
     small.vectors["DCGM_FI_DEV_FB_USED"] = vector(*rows)
-    async with polling(catalog, small.url) as (poller, told):
+    async with polling(catalog, small.url) as (poller, outcome):
         assert not poller.up
         round_ = await poller.poll()
-    assert small.asked == list(QUERIES)
-    assert (poller.up, round_.fresh, told) == (True, 50, [])
+    assert small.requests == list(QUERIES)
+    assert (poller.up, round_.fresh, outcome) == (True, 50, [])
     found = await catalog.metrics.get("large")
     assert [tree["gpu"]["totalUsedMem"] for tree in found["nodes"]] == [14] * 50
     assert found["cluster"]["gpu"]["count"] == 100
@@ -152,17 +152,15 @@ async def test_values_that_are_no_finite_numbers_are_left_out(small, catalog):
         ),
     ],
 )
-async def test_what_is_no_answer_is_told_once_and_keeps_the_last_values(
-    small, catalog, answer, said
-):
+async def test_a_bad_answer_is_reported_once_and_the_last_values_stay(small, catalog, answer, said):
     small.vectors["DCGM_FI_DEV_FB_USED"] = vector((device(), "7"))
-    async with polling(catalog, small.url) as (poller, told):
+    async with polling(catalog, small.url) as (poller, outcome):
         await poller.poll()
         small.always = answer
         await poller.poll()
         await poller.poll()
-        assert len(told) == 1
-        assert f"The Prometheus server at {small.url} {said}" in told[0]
+        assert len(outcome) == 1
+        assert f"The Prometheus server at {small.url} {said}" in outcome[0]
         assert not poller.up
         (tree,) = (await catalog.metrics.get("lab"))["nodes"]
         # Measured long ago on the clock of this machine, which counts when no server answers.
@@ -172,7 +170,7 @@ async def test_what_is_no_answer_is_told_once_and_keeps_the_last_values(
             while not poller.up:  # It is left alone for a while after many failures in a row.
                 await poller.poll()
                 await asyncio.sleep(0.05)  # That while has no event.
-        assert told[1].startswith("no longer unreachable: ")
+        assert outcome[1].startswith("no longer unreachable: ")
         (tree,) = (await catalog.metrics.get("lab"))["nodes"]
         assert tree["stale"] is False
 
@@ -189,10 +187,10 @@ async def test_a_restart_marks_what_the_last_run_left(small, catalog):
 
 async def test_metrics_of_others_are_not_touched(small, catalog):
     posted, _ = await catalog.metrics.put({"clusterId": "lab", "nodes": [{"id": "a"}]})
-    async with polling(catalog, small.url) as (poller, told):
+    async with polling(catalog, small.url) as (poller, outcome):
         await poller.poll()
     assert await catalog.metrics.get("lab") == posted
-    assert told == ["it has no series of the DCGM exporter and of the node exporter"]
+    assert outcome == ["it has no series of the DCGM exporter and of the node exporter"]
 
 
 async def test_a_closed_poller_stops_at_once(small, catalog):
@@ -204,7 +202,7 @@ async def test_a_closed_poller_stops_at_once(small, catalog):
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-    assert len(small.asked) == len(QUERIES)
+    assert len(small.requests) == len(QUERIES)
 
 
 # The real one ------------------------------------------------------------------------------------

@@ -71,13 +71,13 @@ def only(composed):
     return document
 
 
-def kept(document):
+def store(document):
     """Return a document as the catalog would, to be known in the next round."""
     cluster_id, stored = read_metrics_document(document)
     return {cluster_id: stored}
 
 
-def test_every_query_is_asked_once():
+def test_every_query_is_sent_once():
     assert len(set(QUERIES)) == len(QUERIES) == 17
 
 
@@ -165,7 +165,7 @@ def test_a_cluster_that_lists_no_nodes_takes_the_first_label():
     assert only(round_of(dcgm("0", host="x"), nodes={"lab": ()}))["nodes"][0]["id"] == "x"
 
 
-def test_what_belongs_to_no_cluster_is_told():
+def test_samples_of_no_cluster_are_reported():
     composed = round_of(
         dcgm("0", host="stranger"),
         dcgm("0", cluster="elsewhere"),
@@ -204,7 +204,7 @@ def test_old_samples_are_marked_and_have_no_part_in_the_totals():
 
 
 def test_a_node_that_vanished_keeps_its_values_and_gets_old():
-    known = kept(only(round_of(dcgm("0"), dcgm("0", host="b"))))
+    known = store(only(round_of(dcgm("0"), dcgm("0", host="b"))))
     soon = round_of(known=known, now=NOW + 60)
     assert (soon.documents, soon.fresh) == ([], 2)  # Nothing changed: nothing to write.
     document = only(round_of(dcgm("0", host="b"), measured("gpu", NOW + 200, "b"), known=known))
@@ -214,11 +214,11 @@ def test_a_node_that_vanished_keeps_its_values_and_gets_old():
     assert late["stale"] is True
     assert late["cluster"]["gpu"]["count"] == 2  # Old totals rather than none.
     assert late["nodes"][0]["gpus"][0]["usedMem"] == 1000
-    assert round_of(known=kept(late), now=NOW + 500).documents == []
+    assert round_of(known=store(late), now=NOW + 500).documents == []
 
 
 def test_the_half_that_is_no_longer_measured_makes_a_node_stale():
-    known = kept(only(round_of(dcgm("0"), host("a:9100", **MEMORY))))
+    known = store(only(round_of(dcgm("0"), host("a:9100", **MEMORY))))
     later = NOW + 300
     fresh = measured("host", later)
     document = only(round_of(host("a:9100", **MEMORY), fresh, known=known, now=later))
@@ -229,7 +229,7 @@ def test_the_half_that_is_no_longer_measured_makes_a_node_stale():
 
 
 def test_a_node_that_left_its_cluster_is_forgotten():
-    known = kept(only(round_of(dcgm("0"), dcgm("0", host="b"))))
+    known = store(only(round_of(dcgm("0"), dcgm("0", host="b"))))
     document = only(round_of(dcgm("0", host="b"), nodes={"lab": {"b"}}, known=known))
     assert [tree["id"] for tree in document["nodes"]] == ["b"]
 

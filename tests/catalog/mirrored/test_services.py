@@ -1,4 +1,4 @@
-"""External services one by one, asked over real sockets, by a client that believes nothing."""
+"""External services one by one, over real sockets, with a client that believes nothing."""
 
 import asyncio
 
@@ -118,7 +118,7 @@ async def test_every_failure_is_one_bounded_refusal(faulty, service, behave, wha
     reason = await unavailable(ClusterRegistry(service).named(["a"]))
     assert reason.startswith(f"The cluster registry at {faulty.url} ")
     assert what in reason
-    assert len(faulty.asked) == requests == service.requests
+    assert len(faulty.requests) == requests == service.requests
 
 
 async def test_a_reader_that_meets_what_it_cannot_decode_fails_as_any_wrong_answer(faulty, service):
@@ -148,8 +148,8 @@ async def test_no_service_there(faulty):
 async def test_a_failure_that_passes_is_not_noticed(faulty, service):
     behaviours = [hang_up, answer("", 503), answer([cluster("a")])]
 
-    async def worse_first(asked, writer):
-        await behaviours.pop(0)(asked, writer)
+    async def worse_first(request, writer):
+        await behaviours.pop(0)(request, writer)
 
     faulty.behave = worse_first
     read = await ClusterRegistry(service).named(["a"])
@@ -161,15 +161,15 @@ async def test_a_redirect_on_the_same_host_is_followed(faulty, service):
     faulty.by_path["/clusters/query/"] = answer([cluster("a")])
     read = await ClusterRegistry(service).named(["a"])
     assert list(read.found) == ["a"]
-    assert faulty.asked[1].body == {"query": {"id": {"$in": ["a"]}}}
+    assert faulty.requests[1].body == {"query": {"id": {"$in": ["a"]}}}
 
 
-async def test_connections_are_kept(faulty, service):
+async def test_connections_stay_open(faulty, service):
     ports = set()
 
-    async def note(asked, writer):
+    async def note(request, writer):
         ports.add(writer.get_extra_info("peername"))
-        await answer([])(asked, writer)
+        await answer([])(request, writer)
 
     faulty.behave = note
     for _ in range(5):
@@ -184,7 +184,7 @@ async def test_connections_are_kept(faulty, service):
 async def test_credentials_are_sent_and_never_shown(faulty, user, header):
     service = Service("cluster registry", faulty.url.replace("//", f"//{user}@"), SECONDS)
     await ClusterRegistry(service).named(["a"])
-    assert faulty.asked[0].headers["authorization"] == header
+    assert faulty.requests[0].headers["authorization"] == header
     faulty.behave = answer("", 401)
     reason = await unavailable(ClusterRegistry(service).named(["a"]))
     assert "s3cret" not in reason
@@ -200,17 +200,17 @@ async def test_a_closed_service_refuses(service):
 
 
 @pytest.mark.parametrize("stall", [silence, fall_silent])
-async def test_a_list_that_stalls_once_is_asked_for_again_soon(faulty, stall):
+async def test_a_list_that_stalls_once_is_requested_again_soon(faulty, stall):
     behaviours = [stall, answer([cluster("a")])]
 
-    async def worse_first(asked, writer):
-        await behaviours.pop(0)(asked, writer)
+    async def worse_first(request, writer):
+        await behaviours.pop(0)(request, writer)
 
     faulty.behave = worse_first
     service = Service("cluster registry", faulty.url, 2.0)
     async with asyncio.timeout(LISTING_SECONDS_MAX / 2):
         assert (await ClusterRegistry(service).everything({}, "")).found
-    assert len(faulty.asked) == 2
+    assert len(faulty.requests) == 2
     await service.close()
 
 
@@ -222,21 +222,21 @@ async def test_a_service_that_keeps_failing_is_left_alone_and_then_probed(faulty
     registry = ClusterRegistry(service)
     await unavailable(registry.named(["a"]))
     await unavailable(registry.named(["a"]))
-    before = len(faulty.asked)
+    before = len(faulty.requests)
     assert before == FAILURES_MAX  # The breaker opened between two attempts.
     assert "5 times in a row (the last time it answered 500)" in await unavailable(
         registry.named(["a"])
     )
-    assert len(faulty.asked) == before
+    assert len(faulty.requests) == before
     faulty.behave = answer([cluster("a")])
     async with asyncio.timeout(20):
-        while True:  # Until it is asked again: the first question then closes it.
+        while True:  # Until the breaker lets a request through: that one closes it.
             try:
                 assert (await registry.named(["a"])).found
                 break
             except ServiceError:
                 await asyncio.sleep(0.02)  # A breaker closes by the clock, without an event.
-    assert len(faulty.asked) == before + 1
+    assert len(faulty.requests) == before + 1
 
 
 def test_the_breaker_by_its_clock():
@@ -261,12 +261,12 @@ def test_the_breaker_by_its_clock():
 # The registry ------------------------------------------------------------------------------------
 
 
-async def test_the_registry_is_asked_in_bulk(faulty, service):
+async def test_the_registry_is_read_in_bulk(faulty, service):
     names = [f"c{number:04}" for number in range(500)]
     faulty.behave = answer([cluster(name) for name in names])
     read = await ClusterRegistry(service).named(names)
     assert sorted(read.found) == names
-    assert [(each.method, each.path, each.body) for each in faulty.asked] == [
+    assert [(each.method, each.path, each.body) for each in faulty.requests] == [
         ("POST", "/clusters/query", {"query": {"id": {"$in": names}}})
     ]
 
@@ -350,7 +350,7 @@ async def test_only_what_changed_is_read_again(faulty, service):
     assert (list(second.found), second.same) == (["b"], {"a"})
     faulty.behave = answer("", 304)
     assert await registry.everything(seen, second.etag) is None
-    assert [each.headers.get("if-none-match") for each in faulty.asked] == [None, '"1"', '"2"']
+    assert [each.headers.get("if-none-match") for each in faulty.requests] == [None, '"1"', '"2"']
 
 
 # Metrics -----------------------------------------------------------------------------------------
@@ -363,20 +363,20 @@ async def test_metrics_by_post_with_a_bare_filter(faulty, service):
     assert list(read.found) == ["a"]
     assert read.found["a"][0].document["cluster"] == {"gpu": {"totalFreeMem": 5}}
     assert read.left_out.keys() == {"a", "b"}
-    assert faulty.asked[0].body == {"clusterId": {"$in": ["a", "b", "c"]}}
+    assert faulty.requests[0].body == {"clusterId": {"$in": ["a", "b", "c"]}}
 
 
 async def test_metrics_by_get_where_there_is_no_post(faulty, service):
-    async def only_get(asked, writer):
+    async def only_get(request, writer):
         found = {"success": True, "data": [metrics("a"), metrics("b")]}
-        behave = answer(found) if asked.method == "GET" else answer({"error": "no"}, 405)
-        await behave(asked, writer)
+        behave = answer(found) if request.method == "GET" else answer({"error": "no"}, 405)
+        await behave(request, writer)
 
     faulty.behave = only_get
     source = MetricsService(service)
     for _ in range(2):
         assert list((await source.named(["a"], {})).found) == ["a"]
-    assert [each.method for each in faulty.asked] == ["POST", "GET", "GET"]
+    assert [each.method for each in faulty.requests] == ["POST", "GET", "GET"]
     assert [each["clusterId"] for each in await source.matching({"clusterId": "b"})] == ["b"]
 
 
@@ -397,7 +397,7 @@ async def test_a_policy_and_its_name_for_the_next_time(faulty, service, wrapped)
     faulty.behave = answer({"success": True, "data": document} if wrapped else document, etag='"7"')
     store = PolicyStore(service)
     assert await store.get(URI, "") == (document, '"7"')
-    assert faulty.asked[0].path == "/policy/first:1.0-a%2Bb"
+    assert faulty.requests[0].path == "/policy/first:1.0-a%2Bb"
     faulty.behave = answer("", 304)
     assert await store.get(URI, '"7"') is None
 
@@ -408,7 +408,7 @@ async def test_a_policy_that_is_not_there_whatever_the_status(faulty, service, s
     assert await PolicyStore(service).get(URI, "") == Denied(status, "Policy not found")
 
 
-async def test_another_policy_than_the_one_asked_for_is_a_lie(faulty, service):
+async def test_another_policy_than_the_requested_one_is_refused(faulty, service):
     faulty.behave = answer({"success": True, "data": {"policy_rule_uri": "other:1.0-a"}})
     assert "another policy than" in await unavailable(PolicyStore(service).get(URI, ""))
 
@@ -435,7 +435,7 @@ async def test_an_answer_about_one_policy_is_a_short_one(faulty, service):
 async def test_what_is_described_goes_where_its_form_belongs(faulty, service, action, body, path):
     faulty.behave = answer({"success": True, "data": [{"id": "b"}, {"id": "a"}, {"id": "b"}]})
     assert await SearchService(service).find(action, body) == ["b", "a"]
-    assert (faulty.asked[0].path, faulty.asked[0].body) == (path, body)
+    assert (faulty.requests[0].path, faulty.requests[0].body) == (path, body)
 
 
 async def test_a_search_may_find_one_or_nothing(faulty, service):

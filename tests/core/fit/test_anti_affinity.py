@@ -88,8 +88,8 @@ def test_a_waiter_is_woken_on_another_node_of_the_zone() -> None:
     hand.grant(apart("c", topology="zone"), place("n3", "0"))
     (refusal,) = answers(hand.ask(apart("now", topology="zone")))
     assert refusal.code is Code.NO_CAPACITY
-    told = {"group": "web", "nodes": 4, "leases": ["a", "b", "c"]}
-    assert refusal.details["anti_affinity"] == told
+    answer = {"group": "web", "nodes": 4, "leases": ["a", "b", "c"]}
+    assert refusal.details["anti_affinity"] == answer
     assert "4 are too near to leases of your group “web”" in refusal.reason
     assert answers(hand.ask(apart("later", topology="zone", wait=30.0))) == []
     turn = hand.step(

@@ -118,7 +118,7 @@ def test_a_no_names_nodes_that_add_up_and_never_means_never(seed: int) -> None:
     assert feasibility.fits(demand, None) == (refusal.code is Code.NO_CAPACITY)
 
 
-def test_nodes_are_kept_that_fit_now_before_such_as_have_more_free() -> None:
+def test_nodes_that_fit_now_are_reserved_before_emptier_ones() -> None:
     state = State()
     busy = Node(NodeId("busy"), 1_000, 4_096, tuple(Gpu(str(n)) for n in range(4)))
     fit = Node(NodeId("fit"), 8_000, 4_096, (Gpu("0"),))
@@ -150,7 +150,7 @@ def test_a_gang_of_one_rack_keeps_one_rack() -> None:
     assert feasibility.reservation(Demand(gpus=1, nodes=3, topology="rack"), None) == ()
 
 
-def test_a_gang_of_one_zone_is_told_the_largest() -> None:
+def test_a_refused_gang_of_one_zone_learns_the_largest_zone() -> None:
     gpus = (Gpu("0"),)
     zones = ("z1", "z1", "z1", "z2", "")
     places = [Node(NodeId(f"n{n}"), 8_000, 4_096, gpus, zone=zone) for n, zone in enumerate(zones)]

@@ -32,13 +32,13 @@ def hand() -> Hand:
 
 def reserve(hand: Hand, starts: float, ends: float, demand: Demand = ONE, **more: Any) -> Any:
     name = RequestId(f"reserved-{next(hand.numbers)}")
-    asked = ReserveAsked(hand.to(), name, BOB, demand, starts, ends, **more)
-    (answer,) = answers(hand.step(asked))
+    request = ReserveAsked(hand.to(), name, BOB, demand, starts, ends, **more)
+    (answer,) = answers(hand.step(request))
     return plain(answer.data) if hasattr(answer, "data") else answer
 
 
-def where(told: Any) -> list[tuple[str, str]]:
-    return [(node["cluster_id"], node["node_id"]) for node in told["nodes"]]
+def where(reply: Any) -> list[tuple[str, str]]:
+    return [(node["cluster_id"], node["node_id"]) for node in reply["nodes"]]
 
 
 def at(hand: Hand, now: float) -> None:
@@ -48,9 +48,9 @@ def at(hand: Hand, now: float) -> None:
 
 def test_it_takes_what_is_free_of_others_when_it_begins(hand: Hand) -> None:
     hand.grant(ask("long", ONE), place("n000", "0"))
-    told = reserve(hand, 50.0, 100.0)
-    assert where(told) == [("c", "n001")]
-    assert (told["tenant"], told["starts_at"], told["ends_at"]) == ("bob", 50.0, 100.0)
+    reply = reserve(hand, 50.0, 100.0)
+    assert where(reply) == [("c", "n001")]
+    assert (reply["tenant"], reply["starts_at"], reply["ends_at"]) == ("bob", 50.0, 100.0)
     assert reserve(hand, 55.0, 70.0).code is Code.NO_CAPACITY  # Reserved, and leased.
     assert where(reserve(hand, 60.0, 70.0)) == [("c", "n000")]
     assert where(reserve(hand, 100.0, 120.0)) == [("c", "n000")]
@@ -59,11 +59,11 @@ def test_it_takes_what_is_free_of_others_when_it_begins(hand: Hand) -> None:
 def test_the_smallest_nodes_that_will_do_are_reserved(hand: Hand) -> None:
     hand.see(nodes(1, 8, "a"))
     assert where(reserve(hand, 50.0, 100.0)) == [("c", "n000")]
-    told = reserve(hand, 50.0, 100.0, candidates=(ClusterId("a"),))
-    assert where(told) == [("a", "n000")]
+    reply = reserve(hand, 50.0, 100.0, candidates=(ClusterId("a"),))
+    assert where(reply) == [("a", "n000")]
 
 
-def test_a_lease_that_would_run_into_it_goes_elsewhere_or_is_told_how_long(hand: Hand) -> None:
+def test_a_lease_that_would_run_into_it_goes_elsewhere_or_is_shortened(hand: Hand) -> None:
     reserve(hand, 50.0, 100.0)
     turn = hand.ask(ask("long", ONE))
     assert turn.effects[0].reserved == (("c", "n000"),)  # type: ignore[union-attr]  # A consultation.
@@ -104,8 +104,8 @@ def test_a_whole_lease_elsewhere_goes_before_a_shorter_one(hand: Hand) -> None:
 
 
 def test_a_dry_run_says_where_it_would_be_or_what_is_in_the_way(hand: Hand) -> None:
-    told = reserve(hand, 50.0, 100.0, dry_run=True)
-    assert where(told) == [("c", "n000")]
+    reply = reserve(hand, 50.0, 100.0, dry_run=True)
+    assert where(reply) == [("c", "n000")]
     assert not hand.allocator.state.reserved
     hand.grant(ask("long", ONE), place("n000", "0"))
     name = reserve(hand, 50.0, 100.0)["reservation"]
@@ -114,7 +114,7 @@ def test_a_dry_run_says_where_it_would_be_or_what_is_in_the_way(hand: Hand) -> N
     assert refusal.details["reservations"] == [{"reservation": name, "until": 100.0}]
 
 
-def test_what_is_kept_for_the_head_is_no_place_for_a_whole_lease(hand: Hand) -> None:
+def test_nodes_reserved_for_the_head_take_no_whole_lease(hand: Hand) -> None:
     hand.see(nodes(3, 1))
     reserve(hand, 50.0, 100.0)  # Node n000.
     hand.grant(ask("there", ONE), place("n002", "0"))
@@ -181,9 +181,9 @@ def test_unused_it_lapses_and_used_it_stays(hand: Hand) -> None:
 
 
 def test_an_operator_ends_it_and_who_waits_is_served(hand: Hand) -> None:
-    told = reserve(hand, 10.0, 100.0, Demand(gpus=1, nodes=2))
+    reply = reserve(hand, 10.0, 100.0, Demand(gpus=1, nodes=2))
     assert consults(hand.ask(ask("waits", ONE, wait=60.0))) == []
-    name = RequestId(told["reservation"])
+    name = RequestId(reply["reservation"])
     assert consults(hand.step(UnreserveAsked(hand.to(), BOB, name))) == ["waits"]
     (refusal,) = answers(hand.step(UnreserveAsked(hand.to(), BOB, name)))
     assert (refusal.code, refusal.field) == (Code.NOT_FOUND, "reservation")
@@ -262,7 +262,7 @@ def test_others_get_what_is_not_reserved(one: Hand) -> None:
     one.grant(ask("bob", ONE, tenant=BOB), place("n000", "1"))
 
 
-def test_cores_are_kept_for_reserved_devices(one: Hand) -> None:
+def test_cores_are_reserved_with_devices(one: Hand) -> None:
     reserve(one, 50.0, 100.0, TWO)
     (refusal,) = answers(one.ask(ask("wide", Demand(gpus=1, cpu_milli=48_001))))
     assert refusal.details["ttl_max_seconds"] == 50.0
@@ -276,8 +276,8 @@ def test_who_ends_in_time_leaves_room_for_who_stays(one: Hand) -> None:
         ask("brief", Demand(gpus=2, cpu_milli=60_000), terms={"ttl_seconds": 40.0}),
         place("n000", "0", "1"),
     )
-    told = reserve(one, 50.0, 100.0, TWO)
-    assert told["nodes"][0]["gpus"] == ["0", "1"]
+    reply = reserve(one, 50.0, 100.0, TWO)
+    assert reply["nodes"][0]["gpus"] == ["0", "1"]
     one.grant(ask("stays", Demand(gpus=6, cpu_milli=4_000)), place("n000", *"234567"))
     renewal = RenewAsked(one.to(), RequestId("brief"), "token of brief", 60.0)
     (news,) = answers(one.step(renewal))
@@ -299,11 +299,13 @@ def test_two_reservations_of_one_tenant_are_not_filled_by_one_lease(one: Hand) -
     assert [reserve(one, 0.0, 100.0, half)["nodes"][0]["gpus"] for _ in range(2)] == [["0"]] * 2
     one.grant(ask("bob", half, tenant=BOB), place("n000", "0", gpu_milli=500))
     turn = one.ask(ask("ann", half))
-    kept = {gpu: share.gpu_milli for share in turn.effects[0].excluded_parts for gpu in share.gpus}  # type: ignore[union-attr]  # A consultation.
-    assert kept == {"0": 500}
+    excluded = {
+        gpu: share.gpu_milli for share in turn.effects[0].excluded_parts for gpu in share.gpus
+    }  # type: ignore[union-attr]  # A consultation.
+    assert excluded == {"0": 500}
 
 
-def test_two_tenants_share_a_device_on_a_node_that_is_kept_for_the_head(one: Hand) -> None:
+def test_two_tenants_share_a_device_on_a_node_reserved_for_the_head(one: Hand) -> None:
     half = Demand(gpus=1, gpu_milli=500)
     for tenant in (BOB, Tenant("eve")):
         name = RequestId(f"reserved for {tenant}")
@@ -323,7 +325,7 @@ def test_two_tenants_share_a_device_on_a_node_that_is_kept_for_the_head(one: Han
     assert RequestId("bob") in one.allocator.state.leases
 
 
-def test_who_was_offered_its_own_part_alone_is_asked_again_when_there_is_more(one: Hand) -> None:
+def test_a_request_offered_only_its_reserved_part_is_consulted_again(one: Hand) -> None:
     reserve(one, 0.0, 100.0, ONE)
     at(one, 1.0)
     one.grant(ask("ann", ONE), place("n000", "7"))
@@ -336,7 +338,7 @@ def test_who_was_offered_its_own_part_alone_is_asked_again_when_there_is_more(on
 
 
 def test_what_was_used_before_it_had_begun_is_open_to_its_tenant(one: Hand) -> None:
-    """Who waits is told of the start, also where a lease came between it and the tick."""
+    """Waiters learn of the start, also where a lease came between it and the tick."""
     reserve(one, 5.0, 100.0, Demand(gpus=2, cpu_milli=2_000))
     one.grant(ask("ann", ONE), place("n000", "7"))
     one.ask(ask("head", Demand(gpus=6), wait=100.0, tenant="cay"))
@@ -382,8 +384,8 @@ def test_a_no_counts_candidates_alone(one: Hand) -> None:
 
 
 def test_without_devices_nodes_are_reserved_whole(one: Hand) -> None:
-    told = reserve(one, 50.0, 100.0, Demand(cpu_milli=1_000))
-    assert told["nodes"] == [{"cluster_id": "c", "node_id": "n000", "whole": True}]
+    reply = reserve(one, 50.0, 100.0, Demand(cpu_milli=1_000))
+    assert reply["nodes"] == [{"cluster_id": "c", "node_id": "n000", "whole": True}]
     turn = one.ask(ask("ann", None))
     assert turn.effects[0].reserved == (("c", "n000"),)  # type: ignore[union-attr]  # A consultation.
 

@@ -97,8 +97,8 @@ def test_why_tells_each_node_the_nearest_misses_first() -> None:
     hand.grant(ask("c", Demand(gpus=8)), place("n000", *"01234567"))
     hand.grant(ask("d", Demand(gpus=8)), place("n003", *"01234567"))
     hand.ask(ask("late", Demand(gpus=8), wait=5))
-    told = hand.inquire("why", subject="late", filters={"nodes": True})
-    rows = told["node_verdicts"]
+    reply = hand.inquire("why", subject="late", filters={"nodes": True})
+    rows = reply["node_verdicts"]
     assert [row["text"] for row in rows] == [
         "n001 lacks 2 of 8 GPUs free",
         "n002 lacks 5 of 8 GPUs free",
@@ -164,9 +164,9 @@ def test_each_change_that_is_named_fits_an_empty_fleet_and_no_larger_amount_does
     judge, fleet = hand.allocator.feasibility, hand.allocator.state.fleet
     if judge.fits(demand, None):
         return
-    told = judge.refusal(demand, None)
-    assert told.details["verdict"] == "never"  # The fleet is empty.
-    for change in told.details["fits_if"]:
+    reply = judge.refusal(demand, None)
+    assert reply.details["verdict"] == "never"  # The fleet is empty.
+    for change in reply.details["fits_if"]:
         name = change["field"].removeprefix("resources.")
         fits = change["fits"]
         for value in [(each,) for each in fits] if name == "models" else [fits]:
@@ -174,7 +174,7 @@ def test_each_change_that_is_named_fits_an_empty_fleet_and_no_larger_amount_does
         if name in {"gpus", "nodes"}:
             assert not judge.fits(replace(demand, **{name: fits + 1}), None)
     for alone in ("gpus", "nodes"):
-        if not any(each["field"] == f"resources.{alone}" for each in told.details["fits_if"]):
+        if not any(each["field"] == f"resources.{alone}" for each in reply.details["fits_if"]):
             assert not getattr(demand, alone) > 1 or not judge.fits(
                 replace(demand, **{alone: 1}), None
             )

@@ -9,8 +9,8 @@ from moorage.model import Cluster, ClusterId, Demand, Gpu, Node, NodeId
 
 
 def refusal(hand: Hand, value: object, demand: Demand | None = None, **more: object) -> str:
-    asked = ask("r", demand, **more)
-    (no,) = answers(hand.grant(asked if demand else replace(asked, terms=None), value))
+    request = ask("r", demand, **more)
+    (no,) = answers(hand.grant(request if demand else replace(request, terms=None), value))
     assert isinstance(no, Refusal)
     return no.reason
 

@@ -42,8 +42,8 @@ def hand() -> Hand:
 def reserve(hand: Hand, begins_in: float, seconds: float, lapse: float = 0.0) -> RequestId:
     name = RequestId(f"reserved-{next(hand.numbers)}")
     starts_at = hand.now + begins_in
-    asked = ReserveAsked(hand.to(), name, BOB, ONE, starts_at, starts_at + seconds, lapse)
-    (answer,) = answers(hand.step(asked))
+    event = ReserveAsked(hand.to(), name, BOB, ONE, starts_at, starts_at + seconds, lapse)
+    (answer,) = answers(hand.step(event))
     assert answer.data["reservation"] == name
     return name
 
@@ -96,8 +96,8 @@ def keep_warm(hand: Hand, name: str, seconds: float) -> None:
 
 def test_what_ran_out_while_the_daemon_stood_still_has_the_grace_of_a_restart(hand: Hand) -> None:
     hand.grant(ask("lease", ONE, terms={"ttl_seconds": 6.0}), place("n000", "0"))
-    kept = Provision("memory", keep_warm_seconds=5.0)
-    hand.grant(ask("warm", ONE, provision=kept), place("n001", "0"))
+    warm_spec = Provision("memory", keep_warm_seconds=5.0)
+    hand.grant(ask("warm", ONE, provision=warm_spec), place("n001", "0"))
     keep_warm(hand, "warm", 5.0)
     reservation = reserve(hand, 0.0, 1_000.0, lapse=4.0)
     hand.step(Tick())
@@ -116,8 +116,8 @@ def test_what_ran_out_while_the_daemon_stood_still_has_the_grace_of_a_restart(ha
 
 
 def test_a_restart_gives_waiters_and_what_is_warm_the_same(hand: Hand) -> None:
-    kept = Provision("memory", keep_warm_seconds=5.0)
-    hand.grant(ask("warm", ONE, provision=kept), place("n001", "0"))
+    warm_spec = Provision("memory", keep_warm_seconds=5.0)
+    hand.grant(ask("warm", ONE, provision=warm_spec), place("n001", "0"))
     keep_warm(hand, "warm", 5.0)
     reservation = reserve(hand, 0.0, 1_000.0, lapse=4.0)
     hand.grant(ask("lease", ONE), place("n002", "0"))
@@ -199,8 +199,8 @@ def test_a_lease_that_stood_still_leaves_when_it_must(hand: Hand) -> None:
 def test_a_clock_that_is_set_changes_no_remaining_time(hand: Hand, seconds: float) -> None:
     hand.step(HalfLifeConfigured(600.0))
     hand.grant(ask("lease", ONE), place("n000", "0"))
-    kept = Provision("memory", keep_warm_seconds=50.0)
-    hand.grant(ask("warm", ONE, provision=kept), place("n001", "0"))
+    warm_spec = Provision("memory", keep_warm_seconds=50.0)
+    hand.grant(ask("warm", ONE, provision=warm_spec), place("n001", "0"))
     keep_warm(hand, "warm", 50.0)
     hand.ask(ask("first", Demand(gpus=1, nodes=3), wait=40.0))
     hand.now += 10.0
@@ -295,7 +295,7 @@ def test_a_lease_that_now_runs_into_a_reservation_keeps_its_time_and_no_more(han
     assert refusal.code is Code.NO_CAPACITY
 
 
-def test_a_waiter_is_told_late_in_the_ledger_that_it_may_wait_on(hand: Hand) -> None:
+def test_a_late_waiter_learns_that_it_may_wait_on(hand: Hand) -> None:
     hand.ask(ask("waiter", Demand(gpus=1, nodes=4), wait=3.0))
     hand.see(nodes(4, 1))
     hand.grant(ask("lease", ONE), place("n000", "0"))

@@ -34,11 +34,11 @@ def hand() -> Hand:
 
 
 def cordon(hand: Hand, mode: Any, node: str = "", **more: Any) -> Any:
-    asked = CordonAsked(hand.to(), Tenant("op"), ClusterId("c"), NodeId(node), mode, **more)
-    return hand.step(asked)
+    request = CordonAsked(hand.to(), Tenant("op"), ClusterId("c"), NodeId(node), mode, **more)
+    return hand.step(request)
 
 
-def told(turn: Any) -> Any:
+def reply(turn: Any) -> Any:
     (answer,) = answers(turn)
     return answer.data
 
@@ -50,7 +50,7 @@ def offered(hand: Hand) -> list[str]:
 
 def test_nothing_new_comes_to_a_node_until_it_is_put_back(hand: Hand) -> None:
     turn = cordon(hand, "cordon", "n000", reason="new fans")
-    assert told(turn) == {
+    assert reply(turn) == {
         "cluster_id": "c",
         "node_id": "n000",
         "leases": [],
@@ -76,7 +76,7 @@ def test_a_whole_cluster_takes_in_nodes_that_come_later(hand: Hand) -> None:
     assert offered(hand) == ["n000", "n001"]
     cordon(hand, "uncordon", "n002")
     assert len(offered(hand)) == 3
-    assert told(cordon(hand, "uncordon", "n002"))["unavailable"] is None, "twice is no error"
+    assert reply(cordon(hand, "uncordon", "n002"))["unavailable"] is None, "twice is no error"
 
 
 def test_a_drain_moves_what_may_start_again_and_asks_the_rest_to_leave(hand: Hand) -> None:
@@ -84,24 +84,24 @@ def test_a_drain_moves_what_may_start_again_and_asks_the_rest_to_leave(hand: Han
     lease = hand.allocator.state.leases[RequestId("moves")]
     hand.step(WorkloadStarted(lease.id, lease.fencing))
     turn = cordon(hand, "cordon", "n000")
-    assert told(turn)["leases"] == ["moves"]
+    assert reply(turn)["leases"] == ["moves"]
     assert not any(isinstance(effect, Stop) for effect in turn.effects), "a cordon leaves it there"
     turn = cordon(hand, "drain", "n000")
     assert any(isinstance(effect, Stop) for effect in turn.effects)
-    assert told(turn)["leases"] == ["moves"], "it is there until its backend says otherwise"
+    assert reply(turn)["leases"] == ["moves"], "it is there until its backend says otherwise"
     turn = hand.step(WorkloadStopped(lease.id, lease.fencing))
     hand.propose(turn, place("n001", "0"))
     moved = hand.allocator.state.leases[RequestId("moves")]
     assert (moved.placement[0].node_id, moved.attempt) == ("n001", 2)
     assert moved.outcome is not None
     assert "drained by op" in moved.outcome.detail
-    assert told(cordon(hand, "drain", "n000"))["leases"] == []
+    assert reply(cordon(hand, "drain", "n000"))["leases"] == []
     check(hand.allocator.state)
 
 
 def test_a_lease_cannot_be_renewed_beyond_the_time_of_a_drain(hand: Hand) -> None:
     hand.grant(ask("stays", ONE), place("n000", "0"))
-    assert told(cordon(hand, "drain", "n000", seconds=20.0))["leases"] == ["stays"]
+    assert reply(cordon(hand, "drain", "n000", seconds=20.0))["leases"] == ["stays"]
     lease = hand.allocator.state.leases[RequestId("stays")]
     assert lease.expires_at == 20.0
     hand.now = 10.0

@@ -49,8 +49,8 @@ def test_a_gang_is_served_where_several_leases_end(hand: Hand) -> None:
 
 def test_requests_of_others_are_counted(hand: Hand) -> None:
     hand.ask(ask("theirs", Demand(gpus=1), wait=500, tenant=Tenant("bob")))
-    told = freed(hand, "on n000")
-    assert (told["then_fit"], told["then_fit_others"]) == ([], 1)
+    reply = freed(hand, "on n000")
+    assert (reply["then_fit"], reply["then_fit_others"]) == ([], 1)
     assert freed(hand, "on n000", sees_all=True)["then_fit"] == ["theirs"]
 
 

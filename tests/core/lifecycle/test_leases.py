@@ -45,7 +45,7 @@ def at_once() -> Hand:
 
 
 def crowded(*names: str) -> Hand:
-    """Leases on one node of as many devices, in the order in which they were asked for."""
+    """Leases on one node of as many devices, in the order of their requests."""
     hand = at_once()
     hand.see(nodes(1, len(names)))
     for number, name in enumerate(names):
@@ -86,7 +86,7 @@ def test_what_a_lease_in_the_queue_brought_along_counts_until_it_leaves() -> Non
     assert state.ended[RequestId("r")].ask is None
 
 
-def test_a_policy_that_fails_among_the_other_nodes_is_asked_about_all() -> None:
+def test_a_policy_that_fails_among_some_nodes_gets_all_nodes() -> None:
     hand = at_once()
     hand.see(nodes(2, 1))
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
@@ -139,8 +139,8 @@ def test_pages_of_leases_go_on_where_one_of_them_waits() -> None:
     assert [each["id"] for each in page["leases"]] == ["c"]
     (row,) = hand.inquire("leases", filters={"state": "queued"})["leases"]
     assert (row["workload"]["phase"], row["placement"]) == ("failed", [])
-    told = hand.inquire("why", subject="a")
-    assert (told["state"], told["reason"]) == ("queued", "attempt 1 of 3 failed: no image")
+    reply = hand.inquire("why", subject="a")
+    assert (reply["state"], reply["reason"]) == ("queued", "attempt 1 of 3 failed: no image")
 
 
 def test_what_started_says_where_it_is_reached_as_long_as_it_runs() -> None:
@@ -182,9 +182,9 @@ def test_who_pauses_is_not_tried_whatever_becomes_free_and_says_until_when() -> 
     assert consults(hand.see(nodes(2, 4))) == []
     (row,) = hand.inquire("queue")["waiting"]
     assert row["lease"]["retry_at"] == hand.now + 2.0
-    told = hand.inquire("why", subject="r")
-    assert told["lease"]["retry_at"] == hand.now + 2.0
-    assert "it is tried again at retry_at, not before" in told["reason"]
+    reply = hand.inquire("why", subject="r")
+    assert reply["lease"]["retry_at"] == hand.now + 2.0
+    assert "it is tried again at retry_at, not before" in reply["reason"]
     hand.now += 2.0
     assert consults(hand.step(Tick())) == ["r"]
     (row,) = hand.inquire("queue")["waiting"]
@@ -260,10 +260,10 @@ def test_a_fault_of_the_sandbox_ends_no_lease(code: Code) -> None:
     hand.see(nodes(1, 1))
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
     assert consults(unanswered(hand, fail(hand, "r"), code)) == []
-    told = hand.inquire("why", subject="r")
-    assert told["lease"]["retry_at"] == hand.now + FAULT_PAUSE_SECONDS
-    assert told["last"]["code"] == code
-    assert "attempt 1 of 3 failed: no image; it is tried again at" in told["reason"]
+    reply = hand.inquire("why", subject="r")
+    assert reply["lease"]["retry_at"] == hand.now + FAULT_PAUSE_SECONDS
+    assert reply["last"]["code"] == code
+    assert "attempt 1 of 3 failed: no image; it is tried again at" in reply["reason"]
     hand.now += FAULT_PAUSE_SECONDS
     hand.propose(hand.step(Tick()), place("n000", "0"))
     lease = hand.allocator.state.leases[RequestId("r")]
@@ -285,7 +285,7 @@ def test_a_policy_that_never_answers_ends_a_lease_after_a_while_also_over_restar
         hand.allocator.replay(facts)
         hand.now = hand.allocator.next_deadline() or 0.0
         turn = hand.step(Tick())
-    assert hand.now - began > 2 * OPEN_SECONDS_MAX, "a policy that rests is asked again after it"
+    assert hand.now - began > 2 * OPEN_SECONDS_MAX, "a policy that rests has its turn after it"
     unanswered(hand, turn)
     ended = hand.allocator.state.ended[RequestId("r")]
     assert ended.reason == "attempt 1 of 3 failed: no image; then: its cell was stopped"
@@ -323,6 +323,6 @@ def test_others_are_served_while_a_lease_pauses_whose_policy_did_not_answer() ->
     ids=["command", "spec", "parameters", "resources", "tenant"],
 )
 def test_a_request_that_differs_in_anything_takes_no_warm_workload_over(change: dict) -> None:
-    kept = {"demand": ONE, "provision": Provision("memory", {"command": ["one"]})}
-    assert likeness(ask("a", **kept)) == likeness(ask("b", wait=9.0, **kept))
-    assert likeness(ask("a", **kept)) != likeness(ask("b", **kept | change))
+    same = {"demand": ONE, "provision": Provision("memory", {"command": ["one"]})}
+    assert likeness(ask("a", **same)) == likeness(ask("b", wait=9.0, **same))
+    assert likeness(ask("a", **same)) != likeness(ask("b", **same | change))

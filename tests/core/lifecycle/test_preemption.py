@@ -54,7 +54,7 @@ def need(hand: Hand, gpus: int, priority: int = 1, wait: float = 60.0, **more: A
     return hand.ask(ask("needs", demand, wait, terms={"priority": priority}, **more))
 
 
-def told(hand: Hand) -> list[str]:
+def notified(hand: Hand) -> list[str]:
     return [fact.lease for fact in hand.facts if isinstance(fact, Preempted)]
 
 
@@ -65,7 +65,7 @@ def test_the_fewest_and_youngest_give_way_and_no_other(hand: Hand) -> None:
     hold(hand, "b", "n001", "1")
     hold(hand, "c", "n001", "2", "3", preemptible=False)
     turn = need(hand, 2)
-    assert told(hand) == ["young"], "one of two GPUs goes, not two of one"
+    assert notified(hand) == ["young"], "one of two GPUs goes, not two of one"
     assert consults(turn) == ["needs"], "it ran nothing, and has left at once"
     state = hand.allocator.state
     assert "of tenant ann, of priority 1" in state.ended[RequestId("young")].reason
@@ -77,7 +77,7 @@ def test_none_leaves_for_what_would_not_fit_even_so(hand: Hand) -> None:
     hold(hand, "b", "n000", "2", "3", preemptible=False)
     hold(hand, "c", "n001", "0", "1", "2", "3", preemptible=False)
     assert consults(need(hand, 4)) == []
-    assert told(hand) == []
+    assert notified(hand) == []
 
 
 @pytest.mark.parametrize("priority", [0, -1])
@@ -85,7 +85,7 @@ def test_none_leaves_for_what_is_not_of_higher_priority(hand: Hand, priority: in
     for node in ("n000", "n001"):
         hold(hand, node, node, "0", "1", "2", "3")
     need(hand, 4, priority)
-    assert told(hand) == []
+    assert notified(hand) == []
 
 
 def test_a_workload_ends_first_and_starts_elsewhere_if_its_request_said_so(hand: Hand) -> None:
@@ -126,7 +126,7 @@ def test_a_victim_is_spared_when_the_request_is_gone(hand: Hand) -> None:
     lease = hold(hand, "a", "n000", "0", "1", "2", "3", notice_seconds=5.0)
     hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
     need(hand, 4)
-    assert told(hand) == ["a"]
+    assert notified(hand) == ["a"]
     hand.step(CancelAsked(hand.to(), RequestId("needs"), Tenant("ann")))
     hand.now += 5.0
     hand.step(Tick())
@@ -139,23 +139,23 @@ def test_a_victim_is_spared_when_it_would_leave_in_vain(hand: Hand) -> None:
     hold(hand, "a", "n000", "0", "1", "2", "3", notice_seconds=5.0)
     hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
     need(hand, 4)
-    assert told(hand) == ["a"]
+    assert notified(hand) == ["a"]
     place = ClusterId("c"), NodeId("n000")
     hand.step(CordonAsked(hand.to(), Tenant("op"), *place, "cordon", "", None))
     hand.now += 5.0
     hand.step(Tick())
     assert any(isinstance(fact, Spared) for fact in hand.facts)
     hand.step(CordonAsked(hand.to(), Tenant("op"), *place, "uncordon", "", None))
-    assert told(hand) == ["a", "a"]
+    assert notified(hand) == ["a", "a"]
     hand.now += 5.0
     assert consults(hand.step(Tick())) == ["needs"]
 
 
-def test_none_is_told_to_leave_after_the_request_has_given_up(hand: Hand) -> None:
+def test_none_gives_way_after_the_request_has_given_up(hand: Hand) -> None:
     for node in ("n000", "n001"):
         hold(hand, node, node, "0", "1", "2", "3", notice_seconds=100.0)
     need(hand, 4, wait=60.0)
-    assert told(hand) == []
+    assert notified(hand) == []
 
 
 def test_a_gang_gives_way_as_a_whole_and_is_given_way_to_as_a_whole(hand: Hand) -> None:
@@ -163,11 +163,11 @@ def test_a_gang_gives_way_as_a_whole_and_is_given_way_to_as_a_whole(hand: Hand) 
     wanted = [place(node, "0", "1", "2", "3") for node in ("n000", "n001")]
     hand.grant(ask("gang", gang, terms={"preemptible": True}), wanted)
     turn = need(hand, 1)
-    assert told(hand) == ["gang"]
+    assert notified(hand) == ["gang"]
     hand.propose(turn, place("n000", "0"))
     hold(hand, "a", "n001", "0", "1", "2", "3")
     hand.ask(ask("pair", gang, 60.0, terms={"priority": 2}))
-    assert told(hand) == ["gang"], "the other node is held by one that does not give way"
+    assert notified(hand) == ["gang"], "the other node is held by one that does not give way"
 
 
 def test_what_was_lent_is_taken_back_with_notice(hand: Hand) -> None:
@@ -182,7 +182,7 @@ def test_what_was_lent_is_taken_back_with_notice(hand: Hand) -> None:
     hold(hand, "lent", "n001", "0", "1", tenant=Tenant("bob"), preemptible=False)
     hold(hand, "lent2", "n001", "2", "3", tenant=Tenant("bob"), preemptible=False)
     need(hand, 2, priority=0)
-    assert told(hand) == ["lent2"], "as little as it needs, the youngest first"
+    assert notified(hand) == ["lent2"], "as little as it needs, the youngest first"
     hand.now += 10.0
     assert consults(hand.step(Tick())) == ["needs"]
     reason = hand.allocator.state.ended[RequestId("lent2")].reason
@@ -196,7 +196,7 @@ def test_none_leaves_for_a_device_that_another_would_still_withhold() -> None:
     hold(hand, "b", "n000", "1", preemptible=False)
     hand.see(lab("aaa", node="n000"))
     assert consults(need(hand, 1)) == []
-    assert told(hand) == [], "a part of the whole is the other's"
+    assert notified(hand) == [], "a part of the whole is the other's"
 
 
 @pytest.mark.parametrize("milli", [500, 1000])
@@ -209,7 +209,7 @@ def test_who_has_lost_a_device_leaves_it_whole(milli: int) -> None:
     hold(hand, "b", "n000", "1", preemptible=False)
     hand.see(lab("aaa/x", "bbb", node="n000"))
     turn = need(hand, 1)
-    assert told(hand) == ["a"]
+    assert notified(hand) == ["a"]
     hand.propose(turn, place("n000", "0"))
     assert "needs" in hand.allocator.state.leases
     check(hand.allocator.state)
@@ -222,7 +222,7 @@ def test_who_has_lost_a_device_leaves_it_where_it_is_now() -> None:
     hold(hand, "b", "n001", "0", preemptible=False)
     hand.see(both(lab(node="n000"), lab("bbb", "aaa", node="n001")))
     turn = need(hand, 1)
-    assert told(hand) == ["a"]
+    assert notified(hand) == ["a"]
     hand.propose(turn, place("n001", "1"))
     assert "needs" in hand.allocator.state.leases
     check(hand.allocator.state)
@@ -238,6 +238,6 @@ def test_none_leaves_for_a_lease_that_would_run_into_a_reservation_by_then(
     name, bob, one = RequestId("reserved"), Tenant("bob"), Demand(gpus=1)
     hand.step(ReserveAsked(hand.to(), name, bob, one, starts, 100.0))
     need(hand, 1)
-    assert told(hand) == victims
+    assert notified(hand) == victims
     hand.now += 10.0
     assert consults(hand.step(Tick())) == ["needs"] * len(victims)

@@ -20,13 +20,13 @@ def there(*gpus: str) -> dict[str, object]:
     return place("n000", *gpus) | {"cluster_id": "d"}
 
 
-def test_a_gang_of_which_a_part_is_kept_for_the_head_gives_way_too() -> None:
+def test_a_gang_with_a_part_on_reserved_nodes_gives_way() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     hand.see(nodes(1, 2, "d"))
-    kept = Provision("memory", keep_warm_seconds=60.0)
+    warm_spec = Provision("memory", keep_warm_seconds=60.0)
     gang = [place("n000", "0"), there("0")]
-    hand.grant(ask("gang", Demand(gpus=1, nodes=2), provision=kept), gang)
+    hand.grant(ask("gang", Demand(gpus=1, nodes=2), provision=warm_spec), gang)
     hand.grant(ask("b", ONE), place("n000", "1"))
     hand.grant(ask("d", ONE), there("1"))
     hand.step(WorkloadStarted(RequestId("gang"), 1))
@@ -43,12 +43,12 @@ def test_a_gang_of_which_a_part_is_kept_for_the_head_gives_way_too() -> None:
 def test_warm_leases_end_one_by_one_until_the_policy_has_enough() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
-    kept = Provision("memory", keep_warm_seconds=60.0)
+    warm_spec = Provision("memory", keep_warm_seconds=60.0)
     for number, name in enumerate(("first", "second")):
         hand.now += 1.0
-        asked = ask(name, ONE, provision=kept, inputs={"number": number})
-        hand.grant(asked, place("n000", str(number)))
-        lease = hand.allocator.state.leases[asked.id]
+        request = ask(name, ONE, provision=warm_spec, inputs={"number": number})
+        hand.grant(request, place("n000", str(number)))
+        lease = hand.allocator.state.leases[request.id]
         hand.step(WorkloadStarted(lease.id, lease.fencing))
         hand.step(ReleaseAsked(hand.to(), lease.id, f"token of {name}"))
         hand.step(WorkloadKept(lease.id, lease.fencing))
@@ -66,12 +66,12 @@ def test_warm_leases_end_one_by_one_until_the_policy_has_enough() -> None:
 def test_a_warm_lease_is_taken_over_by_the_first_in_line_though_it_would_not_wait() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
-    kept = Provision("memory", keep_warm_seconds=60.0)
-    hand.grant(ask("used", ONE, provision=kept), place("n000", "0"))
+    warm_spec = Provision("memory", keep_warm_seconds=60.0)
+    hand.grant(ask("used", ONE, provision=warm_spec), place("n000", "0"))
     hand.step(WorkloadStarted(RequestId("used"), 1))
     hand.step(ReleaseAsked(hand.to(), RequestId("used"), "token of used"))
-    hand.ask(ask("urgent", ONE, provision=kept, terms={"priority": 2}))
-    hand.ask(ask("patient", ONE, wait=100.0, provision=kept))
+    hand.ask(ask("urgent", ONE, provision=warm_spec, terms={"priority": 2}))
+    hand.ask(ask("patient", ONE, wait=100.0, provision=warm_spec))
     hand.step(WorkloadKept(RequestId("used"), 1))
     assert list(hand.allocator.state.leases) == ["urgent"]
 
@@ -79,8 +79,8 @@ def test_a_warm_lease_is_taken_over_by_the_first_in_line_though_it_would_not_wai
 def test_who_waits_where_a_lost_device_is_now_has_its_lease_end() -> None:
     hand = Hand()
     hand.see(lab("aaa", "bbb"))
-    kept = Provision("memory", keep_warm_seconds=60.0)
-    hand.grant(ask("lost", ONE, provision=kept), place("n1", "0"))
+    warm_spec = Provision("memory", keep_warm_seconds=60.0)
+    hand.grant(ask("lost", ONE, provision=warm_spec), place("n1", "0"))
     hand.step(WorkloadStarted(RequestId("lost"), 1))
     hand.grant(ask("stays", ONE), place("n1", "1"))
     hand.see(lab("bbb"))
@@ -95,8 +95,8 @@ def test_what_is_warm_gives_way_to_who_comes_to_wait_for_its_quota() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.see(nodes(1, 1, "d"))
-    kept = Provision("memory", keep_warm_seconds=60.0)
-    hand.grant(ask("used", ONE, provision=kept), place("n000", "0"))
+    warm_spec = Provision("memory", keep_warm_seconds=60.0)
+    hand.grant(ask("used", ONE, provision=warm_spec), place("n000", "0"))
     hand.grant(ask("d", ONE), there("0"))
     hand.step(WorkloadStarted(RequestId("used"), 1))
     hand.step(ReleaseAsked(hand.to(), RequestId("used"), "token of used"))

@@ -199,8 +199,8 @@ def crowded(waiters: int) -> Hand:
 
 def test_a_grant_and_a_release_do_not_look_at_all_who_wait_with_alternatives() -> None:
     def bystander(hand: Hand) -> None:
-        asked = ask("bystander", Demand(gpus=1), terms={"priority": 9})
-        hand.grant(asked, {"cluster_id": "d", "node_id": "n000", "gpus": ["0"]})
+        request = ask("bystander", Demand(gpus=1), terms={"priority": 9})
+        hand.grant(request, {"cluster_id": "d", "node_id": "n000", "gpus": ["0"]})
         hand.step(ReleaseAsked(hand.to(), "bystander", "token of bystander"))
 
     few, many = crowded(8), crowded(160)

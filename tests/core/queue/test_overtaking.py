@@ -15,7 +15,7 @@ TIMES = 3
 
 @pytest.fixture
 def hand() -> Hand:
-    """Ann has a GPU of each node, and waits for a whole one; one is kept for Bob, who has none."""
+    """Ann has a GPU of each node and waits for a whole one; Bob, who has none, waits too."""
     hand = Hand(Allocator(overtaken_max=TIMES))
     hand.see(nodes(2, 4))
     hand.grant(ask("ann-0", ONE), place("n000", "0"))
@@ -32,9 +32,9 @@ def head(hand: Hand) -> str:
 
 
 def free(hand: Hand) -> str:
-    """Return the node that is not kept for the head of the queue."""
-    ((_, kept),) = hand.allocator.requests.queue.reservation
-    return {"n000": "n001", "n001": "n000"}[kept]
+    """Return the node that is not reserved for the head of the queue."""
+    ((_, reserved),) = hand.allocator.requests.queue.reservation
+    return {"n000": "n001", "n001": "n000"}[reserved]
 
 
 def come(hand: Hand, number: int, **changes: object) -> list[str]:
@@ -81,13 +81,13 @@ def test_what_never_could_be_there_is_not_overtaken(hand: Hand) -> None:
 
 
 def test_who_came_before_overtakes_none(hand: Hand) -> None:
-    ((_, kept),) = hand.allocator.requests.queue.reservation
+    ((_, reserved),) = hand.allocator.requests.queue.reservation
     hand.now += 1.0
     hand.ask(ask("cay-1", WHOLE, wait=1000.0, tenant="cay"))
-    lease = f"ann-{int(kept[1:])}"
+    lease = f"ann-{int(reserved[1:])}"
     turn = hand.step(ReleaseAsked(hand.to(), RequestId(lease), f"token of {lease}"))
     assert consults(turn) == ["bob-1"]
-    turn = hand.propose(turn, place(kept, "0", "1", "2", "3"))
+    turn = hand.propose(turn, place(reserved, "0", "1", "2", "3"))
     assert [f.overtakes for f in turn.facts if isinstance(f, Granted)] == [None]
     assert overtaken(hand) == {"ann-2": 0}
 

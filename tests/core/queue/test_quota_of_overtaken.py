@@ -1,4 +1,4 @@
-"""Quota is kept for a request that smaller ones of its own tenant passed too often."""
+"""Quota is reserved for a request that smaller ones of its own tenant passed too often."""
 
 from typing import Any
 
@@ -51,13 +51,13 @@ def pass_by(hand: Hand, times: int, **changes: Any) -> None:
         assert come(hand, f"again-{number}", str(number), **changes) == ["large"]
 
 
-def refusal(hand: Hand, asked: Any) -> Any:
+def refusal(hand: Hand, request: Any) -> Any:
     hand.now += 1.0
-    (answer,) = answers(hand.ask(asked))
+    (answer,) = answers(hand.ask(request))
     return answer
 
 
-def test_a_large_request_is_passed_so_often_and_then_its_quota_is_kept(hand: Hand) -> None:
+def test_quota_is_reserved_for_a_request_that_was_overtaken_too_often(hand: Hand) -> None:
     pass_by(hand, TIMES)
     leave(hand, "a3")
     no = refusal(hand, ask("no", ONE))
@@ -68,7 +68,7 @@ def test_a_large_request_is_passed_so_often_and_then_its_quota_is_kept(hand: Han
     assert [leave(hand, f"again-{number}") for number in range(TIMES)] == [[], [], ["large"]]
 
 
-def test_what_is_beyond_what_is_kept_may_be_had(hand: Hand) -> None:
+def test_capacity_beyond_the_reserved_may_be_had(hand: Hand) -> None:
     pass_by(hand, TIMES)
     allow(hand, "ann", 9)
     assert consults(hand.ask(ask("one", ONE))) == ["one"]
@@ -86,7 +86,7 @@ def test_other_tenants_pass(hand: Hand) -> None:
     assert come(hand, "bob", "7", tenant="bob") == [None]
 
 
-def test_who_waited_for_what_was_kept_is_served_when_it_is_kept_no_more(hand: Hand) -> None:
+def test_a_waiter_is_served_when_a_reservation_of_nodes_ends(hand: Hand) -> None:
     pass_by(hand, TIMES)
     leave(hand, "a3")
     hand.ask(ask("waits", ONE, wait=1000.0))
@@ -94,7 +94,7 @@ def test_who_waited_for_what_was_kept_is_served_when_it_is_kept_no_more(hand: Ha
     assert consults(turn) == ["waits"]
 
 
-def test_who_did_not_say_what_it_needs_is_asked_again(hand: Hand) -> None:
+def test_a_request_without_demand_is_consulted_again(hand: Hand) -> None:
     pass_by(hand, TIMES)
     leave(hand, "a3")
     turn = hand.ask(ask("unsaid", None, wait=1000.0))
@@ -104,7 +104,7 @@ def test_who_did_not_say_what_it_needs_is_asked_again(hand: Hand) -> None:
     assert consults(turn) == ["unsaid"]
 
 
-def test_nothing_is_kept_of_what_is_only_borrowed(hand: Hand) -> None:
+def test_borrowed_quota_is_not_reserved(hand: Hand) -> None:
     pass_by(hand, TIMES)
     allow(hand, "bob", 8)
     allow(hand, "ann", 3, borrow=1)
@@ -112,7 +112,7 @@ def test_nothing_is_kept_of_what_is_only_borrowed(hand: Hand) -> None:
     assert come(hand, "more", "3") == [None]
 
 
-def test_the_quota_of_a_project_is_kept_for_its_own(hand: Hand) -> None:
+def test_the_quota_of_a_project_is_reserved_for_it(hand: Hand) -> None:
     night = {"terms": {"project": "night"}}
     hand.step(CancelAsked(hand.to(), RequestId("large"), Tenant("ann")))
     allow(hand, "ann", 8)
@@ -140,18 +140,18 @@ def test_of_two_the_first_is_served_first(hand: Hand) -> None:
     assert leave(hand, "large") == ["second"]
 
 
-def test_a_waiter_is_told_what_is_in_its_way_now(hand: Hand) -> None:
-    """Also after a restart, which forgets what it was told."""
+def test_why_says_what_a_waiter_lacks_now(hand: Hand) -> None:
+    """Also after a restart, which forgets all news."""
     pass_by(hand, TIMES)
     again = Hand(Allocator(overtaken_max=TIMES))
     again.allocator.replay(hand.facts)
     for each in (hand, again):
-        told = each.inquire("why", subject="large")
-        assert (told["state"], told["code"], told["used"]) == ("waiting", "quota_exceeded", 4000)
-        assert told["overtaken"] == TIMES
+        reply = each.inquire("why", subject="large")
+        assert (reply["state"], reply["code"], reply["used"]) == ("waiting", "quota_exceeded", 4000)
+        assert reply["overtaken"] == TIMES
     hand.now += 1.0
     hand.ask(ask("later", ONE, wait=1000.0))
     assert hand.inquire("why", subject="later")["used"] == 4000
     leave(hand, "a3")
-    told = hand.inquire("why", subject="later")
-    assert (told["used"], told["kept_for"]) == (3000, "large")
+    reply = hand.inquire("why", subject="later")
+    assert (reply["used"], reply["kept_for"]) == (3000, "large")

@@ -32,8 +32,8 @@ def hand() -> Hand:
 
 
 def allow(hand: Hand, tenant: str, quota: Quota | None, project: str | None = None) -> Any:
-    asked = QuotaAsked(hand.to(), Tenant("op"), Tenant(tenant), project, quota)
-    (answer,) = answers(hand.step(asked))
+    request = QuotaAsked(hand.to(), Tenant("op"), Tenant(tenant), project, quota)
+    (answer,) = answers(hand.step(request))
     return answer.data if quota is None or hasattr(answer, "data") else answer
 
 
@@ -71,7 +71,7 @@ def test_a_refusal_says_used_quota_and_borrowed(hand: Hand) -> None:
     assert details.items() >= {**figures, "asked": 2000, "verdict": "not_you"}.items()
     assert details["never"] is False
     never = refused(hand.ask(of("ann", "c", Demand(gpus=3), wait=60.0)))
-    assert never[0] is Code.QUOTA_EXCEEDED, "it is not kept waiting for what can never be"
+    assert never[0] is Code.QUOTA_EXCEEDED, "it does not wait for what can never be"
     assert never[1]["never"] is True
     assert consults(hand.ask(of("bob", "d", Demand(gpus=8)))) == ["d"], "others have no limit"
 
@@ -95,7 +95,7 @@ def test_room_counts_wherever_capacity_is(hand: Hand) -> None:
     check(hand.allocator.state)
 
 
-def test_who_was_asked_about_while_its_quota_filled_is_asked_again(hand: Hand) -> None:
+def test_a_request_is_consulted_again_after_its_quota_filled_meanwhile(hand: Hand) -> None:
     """What makes room again is where the waiter could not be."""
     hand.see(nodes(1, 1, "d"))
     hand.see(nodes(1, 2, "e"))
@@ -106,11 +106,11 @@ def test_who_was_asked_about_while_its_quota_filled_is_asked_again(hand: Hand) -
     hand.ask(ask("head", Demand(gpus=2), 60.0, tenant="cay", candidates=("e",)))
     waits = ask("waits", ONE, 60.0, candidates=("d",))
     assert consults(hand.ask(waits)) == []
-    asked = release(hand, "b")
-    assert consults(asked) == ["waits"]
+    request = release(hand, "b")
+    assert consults(request) == ["waits"]
     hold(hand, "ann", "a", "0")
     hold(hand, "ann", "a2", "1")
-    hand.propose(asked, there)
+    hand.propose(request, there)
     assert RequestId("waits") in hand.allocator.state.waiting
     assert consults(release(hand, "a")) == ["waits"]
 
@@ -119,8 +119,8 @@ def test_a_changed_quota_wakes_who_waited_for_it(hand: Hand) -> None:
     allow(hand, "ann", gpus(1))
     hold(hand, "ann", "a", "0")
     hand.ask(of("ann", "waits", wait=60.0))
-    asked = QuotaAsked(hand.to(), Tenant("op"), Tenant("ann"), None, gpus(2))
-    assert consults(hand.step(asked)) == ["waits"]
+    request = QuotaAsked(hand.to(), Tenant("op"), Tenant("ann"), None, gpus(2))
+    assert consults(hand.step(request)) == ["waits"]
 
 
 def test_others_borrow_what_is_unused_and_lent(hand: Hand) -> None:
@@ -154,7 +154,7 @@ def test_everyone_has_the_quota_of_all_but_for_those_with_their_own(hand: Hand) 
     assert consults(hand.ask(of("bob", "b3"))) == ["b3"]
 
 
-def test_a_policy_that_takes_more_than_was_asked_for_is_held_to_the_quota(hand: Hand) -> None:
+def test_a_policy_that_takes_more_than_the_demand_is_held_to_the_quota(hand: Hand) -> None:
     quota = Quota(nominal=Amounts(cpu_milli=1_000))
     allow(hand, "ann", quota)
     turn = hand.grant(of("ann", "a"), place("n000", "0", cpu_milli=2_000))
@@ -244,8 +244,8 @@ def keep_warm(
 ) -> None:
     """Hold devices for a workload, and give it back so that it stays warm."""
     provision = replace(KEPT, spec={"name": spec or name})
-    asked = replace(of(tenant, name, Demand(gpus=len(devices)), **more), provision=provision)
-    hand.grant(asked, place("n000", *devices))
+    request = replace(of(tenant, name, Demand(gpus=len(devices)), **more), provision=provision)
+    hand.grant(request, place("n000", *devices))
     fencing = hand.allocator.state.leases[RequestId(name)].fencing
     hand.step(WorkloadStarted(RequestId(name), fencing))
     release(hand, name)

@@ -84,14 +84,14 @@ def test_a_lease_is_listed_whole_but_for_its_token():
     }
 
 
-def test_a_demand_is_shown_as_it_is_asked_for():
+def test_a_demand_is_shown_as_the_client_sent_it():
     where = (Requirement("zone", "In", ("eu", "us")), Requirement("spot", "DoesNotExist"))
     demand = Demand(gpus=2, models=("A100",), topology="nvlink", where=where)
     shown = plain(resources_of(demand))
-    told = [
+    answer = [
         Requirement(each["key"], each["operator"], tuple(each["values"])) for each in shown["where"]
     ]
-    read = {**shown, "models": tuple(shown["models"]), "where": tuple(told)}
+    read = {**shown, "models": tuple(shown["models"]), "where": tuple(answer)}
     assert read == asdict(demand)
 
 

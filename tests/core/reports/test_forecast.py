@@ -91,8 +91,8 @@ def hand_of(facts: list[Fact]) -> Allocator:
 
 def test_who_would_run_into_a_reservation_of_others_waits_for_its_end(hand: Hand) -> None:
     bob = Tenant("bob")
-    asked = ReserveAsked(hand.to(), RequestId("r"), bob, Demand(gpus=1), 60.0, 90.0)
-    hand.step(asked)
+    request = ReserveAsked(hand.to(), RequestId("r"), bob, Demand(gpus=1), 60.0, 90.0)
+    hand.step(request)
     assert [each.nodes for each in hand.allocator.state.reserved.by_id.values()] == [
         (("c", "n000"),)
     ]

@@ -80,7 +80,7 @@ def test_another_order_moves_all_that_is_held(order):
     assert free(hand) == {str(index): left[uuid] for index, uuid in enumerate(order)}
 
 
-def test_a_lost_device_is_free_for_no_other_lease_and_its_holder_is_told():
+def test_a_lost_device_is_free_for_no_other_lease_and_its_holder_learns_it():
     hand = Hand()
     hand.see(lab("aaa", "bbb", "ccc"))
     hold(hand, "holder", "1")
@@ -88,12 +88,12 @@ def test_a_lost_device_is_free_for_no_other_lease_and_its_holder_is_told():
     (moved,) = of(turn.facts)
     assert [device.uuid for device in moved.lost] == ["GPU-bbb"]
     assert free(hand) == {"0": 1000, "1": 0}, "its holder may still use what is called 1"
-    told = hand.inquire("why", subject="holder")
-    assert told["lease"]["lost_devices"] == ["GPU-bbb"]
-    assert "GPU-bbb is gone from its node" in told["drift"][0]
+    reply = hand.inquire("why", subject="holder")
+    assert reply["lease"]["lost_devices"] == ["GPU-bbb"]
+    assert "GPU-bbb is gone from its node" in reply["drift"][0]
     assert (
         plain(LeaseAnswer.of(hand.inquire("status", subject="holder").answer.lease))
-        == told["lease"]
+        == reply["lease"]
     )
     hand.see(lab("aaa", "ccc", "bbb"))
     assert (held(hand, "holder"), lease(hand, "holder").lost) == (("2",), ())
@@ -187,15 +187,15 @@ def test_reserved_devices_move_too():
     until = (100.0, 200.0)
     hand.step(ReserveAsked(hand.to(), RequestId("r"), Tenant("bob"), ONE, *until))
     (part,) = hand.allocator.state.reserved.by_id[RequestId("r")].parts
-    kept = {"0": "aaa", "1": "bbb", "2": "ccc"}[part.gpus[0]]
+    uuid = {"0": "aaa", "1": "bbb", "2": "ccc"}[part.gpus[0]]
     order = ["ccc", "aaa", "bbb"]
     hand.see(lab(*order))
     (part,) = hand.allocator.state.reserved.by_id[RequestId("r")].parts
-    assert part.gpus == (str(order.index(kept)),)
-    order.remove(kept)
+    assert part.gpus == (str(order.index(uuid)),)
+    order.remove(uuid)
     hand.see(lab(*order))
     hold(hand, "beside", *(gpu for gpu, milli in free(hand).items() if milli), milli=100)
-    hand.see(lab(*order, kept))
+    hand.see(lab(*order, uuid))
     (part,) = hand.allocator.state.reserved.by_id[RequestId("r")].parts
     assert part.gpus == ("2",), "it is back"
     check(hand.allocator.state)

@@ -37,7 +37,7 @@ def test_one_that_has_lasted_longer_is_like_those_that_did(lease: Lease) -> None
     assert found.of_lease(lease, 100.0) == pytest.approx(1000.0, rel=0.2)
 
 
-def test_a_tenant_is_told_of_its_own_and_a_new_one_of_all(lease: Lease) -> None:
+def test_a_tenant_sees_its_own_and_a_new_one_sees_all(lease: Lease) -> None:
     found = learned(lease, 10.0)
     other, third = (replace(lease, tenant=Tenant(name)) for name in ("other", "third"))
     for _ in range(3 * ENOUGH):

@@ -23,17 +23,17 @@ def cookie(logins: ConsoleLogins, tenant: str) -> str:
 
 
 def test_a_thousand_logins_of_one_tenant_end_none_of_another() -> None:
-    kept = logins()
-    other = cookie(kept, "b")
-    ours = [cookie(kept, "a") for _ in range(LOGINS_MAX + 1)]
-    assert kept.find([other]) is not None
-    assert sum(kept.find([each]) is not None for each in ours) == LOGINS_OF_TENANT_MAX
-    assert kept.find([ours[-1]]) is not None
+    store = logins()
+    other = cookie(store, "b")
+    ours = [cookie(store, "a") for _ in range(LOGINS_MAX + 1)]
+    assert store.find([other]) is not None
+    assert sum(store.find([each]) is not None for each in ours) == LOGINS_OF_TENANT_MAX
+    assert store.find([ours[-1]]) is not None
 
 
 def test_where_all_are_taken_the_tenant_with_most_gives_way() -> None:
-    kept = logins()
-    many = [cookie(kept, "a") for _ in range(LOGINS_OF_TENANT_MAX)]
-    few = [cookie(kept, f"t{number}") for number in range(LOGINS_MAX)]
-    assert all(kept.find([each]) is not None for each in few)
-    assert sum(kept.find([each]) is not None for each in many) <= 1
+    store = logins()
+    many = [cookie(store, "a") for _ in range(LOGINS_OF_TENANT_MAX)]
+    few = [cookie(store, f"t{number}") for number in range(LOGINS_MAX)]
+    assert all(store.find([each]) is not None for each in few)
+    assert sum(store.find([each]) is not None for each in many) <= 1

@@ -268,7 +268,7 @@ async def test_a_rotated_key_is_fetched_once_for_all_and_a_withdrawn_one_is_void
     assert tokens.caller(new) is not None
 
 
-async def test_unknown_keys_have_the_issuer_asked_no_oftener_than_it_may_be(
+async def test_unknown_keys_do_not_flood_the_issuer(
     issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = verifier(issuer)

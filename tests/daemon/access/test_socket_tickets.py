@@ -13,29 +13,29 @@ def tickets() -> SocketTickets:
 
 
 def test_a_ticket_is_good_once() -> None:
-    kept = tickets()
-    secret, ticket = kept.issue("ann")
-    assert kept.redeem(secret) == ticket
+    store = tickets()
+    secret, ticket = store.issue("ann")
+    assert store.redeem(secret) == ticket
     assert ticket.token == "ann"  # noqa: S105  # A tenant's name here.
-    assert kept.redeem(secret) is None
-    assert kept.redeem("guessed") is None
+    assert store.redeem(secret) is None
+    assert store.redeem("guessed") is None
 
 
 def test_a_ticket_is_void_after_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = tickets()
-    secret, ticket = kept.issue("ann")
+    store = tickets()
+    secret, ticket = store.issue("ann")
     monkeypatch.setattr(socket_tickets.time, "time", lambda: ticket.expires_at)
-    assert kept.redeem(secret) is None
+    assert store.redeem(secret) is None
     assert TICKET_SECONDS == 10
 
 
 def test_one_tenant_takes_no_other_ones_tickets() -> None:
-    kept = tickets()
-    theirs, _ = kept.issue("bob")
-    ours = [kept.issue("ann")[0] for _ in range(TICKETS_MAX + 5)]
-    assert kept.redeem(theirs) is not None
-    assert kept.redeem(ours[0]) is None
-    assert kept.redeem(ours[-1]) is not None
+    store = tickets()
+    theirs, _ = store.issue("bob")
+    ours = [store.issue("ann")[0] for _ in range(TICKETS_MAX + 5)]
+    assert store.redeem(theirs) is not None
+    assert store.redeem(ours[0]) is None
+    assert store.redeem(ours[-1]) is not None
 
 
 def test_what_a_ticket_stands_for_is_not_shown() -> None:

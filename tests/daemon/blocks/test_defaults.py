@@ -45,7 +45,7 @@ def test_without_a_demand_the_emptiest_node_wins_with_its_free_gpus():
     }
 
 
-def test_only_what_is_asked_for_counts():
+def test_only_requested_resources_count():
     fleet = fleet_of(a=[node("a0")])
     hold(fleet, "a", "a0", "0", "1", cpu_milli=2000)
     why = "its only node has not anything free"

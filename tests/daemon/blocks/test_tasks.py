@@ -84,7 +84,7 @@ async def test_of_more_clusters_than_allowed_the_first_are_taken_and_that_is_sai
     assert (await house.blocks(3).place(HERE, {}, "dry_run")).warnings == []
 
 
-async def test_one_that_waits_beyond_the_limit_is_told_so_and_the_others_are_served(house):
+async def test_a_reader_beyond_the_limit_is_refused_and_the_others_are_served(house):
     await house.register("a")
     placing = house.blocks()
     many = placement.RUNNING_MAX + placement.WAITING_MAX + 1
@@ -103,7 +103,7 @@ async def test_what_cannot_be_packed_is_refused(house):
         assert (error.code, error.field) == (Code.BAD_MESSAGE, "input")
 
 
-async def test_a_task_is_its_tenants_and_is_told_as_it_stands(house):
+async def test_a_task_is_its_tenants_and_shows_its_state(house):
     await house.register("a")
     services = BlockServices(house.blocks(), house.spawn)
     task_id = await services.allocate({}, "here")
@@ -160,7 +160,7 @@ async def test_a_block_about_as_deep_as_can_be_packed_ends_as_a_task_all_the_sam
     assert set(ends) == {"completed", "failed"}
 
 
-async def test_results_kept_are_bounded_in_bytes(house):
+async def test_stored_results_are_bounded_in_bytes(house):
     await house.register("a")
     services = BlockServices(house.blocks(), house.spawn)
     large = {"pad": "x" * (8 << 20)}

@@ -93,8 +93,8 @@ def test_what_lies_scattered_would_fit_if_it_were_gathered():
     fleet = fleet_of([Node(NodeId(f"n{n}"), 1, 1, gpus) for n in range(4)])
     for n in range(3):
         fleet.take(Share(ClusterId("c"), NodeId(f"n{n}"), tuple("0123")))
-    told = ShapeCounts(Demand(gpus=8), fleet).row()
-    assert told == {"fits": 1, "defragmented": 2, "stranded": 12, "where": [["c", "n3", 1]]}
+    answer = ShapeCounts(Demand(gpus=8), fleet).row()
+    assert answer == {"fits": 1, "defragmented": 2, "stranded": 12, "where": [["c", "n3", 1]]}
     fits_all = ShapeCounts(Demand(gpus=4), fleet).row()
     assert (fits_all["fits"], fits_all["defragmented"], fits_all["stranded"]) == (5, 5, 0)
 
@@ -103,8 +103,8 @@ def test_gathering_makes_no_cpu():
     gpus = tuple(Gpu(str(n)) for n in range(8))
     fleet = fleet_of([Node(NodeId(f"n{n}"), 8_000, 1, gpus) for n in range(2)])
     demand = Demand(gpus=1, cpu_milli=4_000)
-    told = ShapeCounts(demand, fleet).row()
-    assert (told["fits"], told["defragmented"], told["stranded"]) == (4, 4, 12)
+    answer = ShapeCounts(demand, fleet).row()
+    assert (answer["fits"], answer["defragmented"], answer["stranded"]) == (4, 4, 12)
 
 
 def test_a_gang_takes_different_nodes_and_one_rack_where_it_says_so():
@@ -117,25 +117,25 @@ def test_a_gang_takes_different_nodes_and_one_rack_where_it_says_so():
     assert ShapeCounts(Demand(gpus=4, nodes=2, topology="zone"), fleet).row()["fits"] == 2
 
 
-def test_the_most_asked_shapes_are_shown_and_the_usual_ones_behind():
-    asked = AskedShapes()
+def test_the_most_frequent_shapes_come_first_and_the_usual_ones_behind():
+    request = AskedShapes()
     for times, gpus in ((3, 3), (5, 5), (1, 8)):
         for _ in range(times):
-            asked.note(ANN, Demand(gpus=gpus))
-    asked.note(BOB, Demand(gpus=7))
-    asked.note(BOB, Demand(cpu_milli=1))
-    most = [(demand.gpus, count) for demand, count in asked.most(ANN)]
+            request.note(ANN, Demand(gpus=gpus))
+    request.note(BOB, Demand(gpus=7))
+    request.note(BOB, Demand(cpu_milli=1))
+    most = [(demand.gpus, count) for demand, count in request.most(ANN)]
     assert most == [(5, 5), (3, 3), (8, 1), (1, 0), (2, 0), (4, 0)]
-    assert Demand(gpus=7) in [demand for demand, _ in asked.most(None)]
+    assert Demand(gpus=7) in [demand for demand, _ in request.most(None)]
     assert [demand for demand, _ in AskedShapes().most(None)] == list(USUAL)
 
 
-def test_what_is_counted_is_bounded_and_what_is_asked_most_stays():
-    asked = AskedShapes()
+def test_counted_shapes_are_bounded_and_the_most_frequent_stay():
+    request = AskedShapes()
     for _ in range(50):
-        asked.note(ANN, Demand(gpus=5))
+        request.note(ANN, Demand(gpus=5))
     for number in range(20_000):
-        asked.note(ANN, Demand(gpus=1, cpu_milli=number))
-    assert len(asked._asked) <= 4_096
-    assert len(asked.most(ANN)) == SHAPES_MAX
-    assert asked.most(ANN)[0][0] == Demand(gpus=5)
+        request.note(ANN, Demand(gpus=1, cpu_milli=number))
+    assert len(request._counts) <= 4_096
+    assert len(request.most(ANN)) == SHAPES_MAX
+    assert request.most(ANN)[0][0] == Demand(gpus=5)

@@ -98,7 +98,7 @@ def fleet(clusters: int) -> Fleet:
     return made
 
 
-def test_the_fleet_is_told_by_cluster_and_model() -> None:
+def test_the_fleet_is_measured_by_cluster_and_model() -> None:
     (metric,) = gauges.fleet_gauges(fleet(2))
     found = [metric]
     name = "moorage_fleet_gpu_milli"

@@ -93,19 +93,19 @@ def test_what_is_held_and_what_happened_within_a_minute() -> None:
     it.refuse()
     it.ring.take(120.0)
     it.ring.take(180.0)
-    told = it.ring.answer(ALL, 60, 1)
-    assert told.at == [60.0, 120.0, 180.0]
-    assert told.minutes == [1, 1, 1]
-    assert told.models["A100"].total == [4000, 4000, 4000]
-    assert told.models["A100"].used == [0, 2000, 2000]
-    assert told.tenants == {"ann": [0, 1000, 1000], "bob": [0, 1000, 1000]}
-    assert told.grants == [0, 2, 0]
-    assert told.refusals == {"no_capacity": [0, 1, 0]}
-    assert told.grant.p50[0] is None
-    assert told.grant.p99[1] is not None
-    assert 1.0 < told.grant.p99[1] <= 2.5
-    assert told.now.models["A100"].used == 2000
-    assert (told.now.nodes, told.now.sessions, told.now.leases) == (1, 3, 2)
+    reply = it.ring.answer(ALL, 60, 1)
+    assert reply.at == [60.0, 120.0, 180.0]
+    assert reply.minutes == [1, 1, 1]
+    assert reply.models["A100"].total == [4000, 4000, 4000]
+    assert reply.models["A100"].used == [0, 2000, 2000]
+    assert reply.tenants == {"ann": [0, 1000, 1000], "bob": [0, 1000, 1000]}
+    assert reply.grants == [0, 2, 0]
+    assert reply.refusals == {"no_capacity": [0, 1, 0]}
+    assert reply.grant.p50[0] is None
+    assert reply.grant.p99[1] is not None
+    assert 1.0 < reply.grant.p99[1] <= 2.5
+    assert reply.now.models["A100"].used == 2000
+    assert (reply.now.nodes, reply.now.sessions, reply.now.leases) == (1, 3, 2)
 
 
 def test_what_is_held_on_a_cordoned_node_is_held_still() -> None:
@@ -122,10 +122,10 @@ def test_points_of_several_minutes() -> None:
     for minute in range(7):
         it.refuse()
         it.ring.take(60.0 * minute)
-    told = it.ring.answer(ALL, 5, 5)
-    assert told.minutes == [3, 2]
-    assert told.refusals == {"no_capacity": [3, 2]}
-    assert told.at == [240.0, 360.0]
+    reply = it.ring.answer(ALL, 5, 5)
+    assert reply.minutes == [3, 2]
+    assert reply.refusals == {"no_capacity": [3, 2]}
+    assert reply.at == [240.0, 360.0]
 
 
 def test_a_tenant_sees_the_others_as_a_sum() -> None:
@@ -133,20 +133,20 @@ def test_a_tenant_sees_the_others_as_a_sum() -> None:
     for number, tenant in enumerate(("ann", "bob", "eve")):
         it.grant(tenant, number)
     it.ring.take(60.0)
-    told = it.ring.answer(Caller(Tenant("ann"), Role.CLIENT), 60, 1)
-    assert told.tenants == {"ann": [1000], "others": [2000]}
-    assert told.now.tenants == {"ann": 1000, "others": 2000}
+    reply = it.ring.answer(Caller(Tenant("ann"), Role.CLIENT), 60, 1)
+    assert reply.tenants == {"ann": [1000], "others": [2000]}
+    assert reply.now.tenants == {"ann": 1000, "others": 2000}
 
 
 def test_it_is_a_day_long_and_many_tenants_are_one_series() -> None:
     it = Watched()
     for minute in range(history.SAMPLES_MAX + 30):
         it.ring.take(60.0 * minute)
-    told = it.ring.answer(ALL, history.SAMPLES_MAX, 1)
-    assert len(told.at) == history.SAMPLES_MAX
-    assert told.at[0] == 60.0 * 30
+    reply = it.ring.answer(ALL, history.SAMPLES_MAX, 1)
+    assert len(reply.at) == history.SAMPLES_MAX
+    assert reply.at[0] == 60.0 * 30
     many: Any = {f"t{n}": n for n in range(50)}
-    few = history._bounded(many)
+    few = history._bound(many)
     assert len(few) == history.SERIES_MAX
     assert sum(few.values()) == sum(many.values())
 
@@ -205,9 +205,9 @@ async def test_a_day_goes_on_over_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     await started(path)
     assert path.stat().st_mode & 0o077 == 0
-    told = (await started(path)).ring.answer(ALL, 60, 1)
-    assert len(told.at) == 2
-    assert told.models["A100"].total == [4000, 4000]
+    reply = (await started(path)).ring.answer(ALL, 60, 1)
+    assert len(reply.at) == 2
+    assert reply.models["A100"].total == [4000, 4000]
 
 
 async def test_of_a_file_counts_what_is_of_the_last_day_and_whole(tmp_path: Path) -> None:

@@ -31,8 +31,10 @@ def test_a_refusal_is_followed_from_its_socket_to_its_code(lines) -> None:
     follower = RequestTraces(None)
     follower.begin(address(1), TENANT, MESSAGE)
     follower.admitted(address(1), RequestId("r1"))
-    follower.answered(address(1), b'{"success":false,"error":{"code":"no_capacity","reason":""}}')
-    follower.answered(address(1), b"{}")  # Of no request that is followed.
+    follower.note_answer(
+        address(1), b'{"success":false,"error":{"code":"no_capacity","reason":""}}'
+    )
+    follower.note_answer(address(1), b"{}")  # Of no request that is followed.
     begun, ended, answered = lines
     assert (begun["event"], begun["part"]) == ("request_part_begun", "admission")
     assert (ended["request"], ended["session"], ended["number"]) == ("r1", "s", 1)
@@ -55,7 +57,7 @@ def test_beyond_the_bound_the_oldest_gives_way(lines) -> None:
         follower.begin(address(number), TENANT, MESSAGE)
     assert [each["crowded_out"] for each in lines if "crowded_out" in each] == [True]
     del lines[:]
-    follower.answered(address(0), b"{}")
+    follower.note_answer(address(0), b"{}")
     assert lines == []
-    follower.answered(address(1), b"{}")
+    follower.note_answer(address(1), b"{}")
     assert lines[-1]["event"] == "request_answered"

@@ -61,9 +61,9 @@ class Owner:
     async def logs(self, offset: int = 0) -> dict[str, Any]:
         message = wire.Logs(lease=NAME, token="", offset=offset)
         access = WorkloadAccess(self.room, lambda _name: self.lease)
-        told = await access.answer(message, Tenant("t"), SESSION)
-        assert isinstance(told, Information)
-        return told.data
+        reply = await access.answer(message, Tenant("t"), SESSION)
+        assert isinstance(reply, Information)
+        return reply.data
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ async def owner(tmp_path) -> AsyncIterator[Owner]:
     made.room.start(made.lease)
     async with asyncio.timeout(60):
         await made.ended.wait()
-    made.lease = replace(made.lease, state="active")  # The core has not been told yet.
+    made.lease = replace(made.lease, state="active")  # The core does not know yet.
     yield made
     await made.backend.stop(NAME)
     await made.room.close()

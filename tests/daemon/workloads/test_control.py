@@ -131,7 +131,7 @@ async def test_what_dies_after_the_look_is_news_of_the_lease_that_took_it_over(h
     house.room.look(second)
     ended = await house.heard(WorkloadEnded)
     assert (ended.lease, ended.fencing, ended.exit_code) == (second.id, second.fencing, 3)
-    house.room.start(second)  # Durable at last; it was told what became of it.
+    house.room.start(second)  # Durable at last; it has got the news.
     await house.settled()
     assert len(house.events) == 2
 
@@ -157,7 +157,7 @@ async def test_a_look_at_what_has_orders_waits_for_its_start(house):
     assert (await house.heard(WorkloadStarted)).lease == second.id
 
 
-async def test_nothing_is_told_of_a_lease_before_its_start_was_ordered(house):
+async def test_no_news_of_a_lease_before_its_start_was_ordered(house):
     """Its grant may not be durable: watchers still know the workload by its first lease."""
     second = await house.warm(die_seconds=0.2)
     house.progress.clear()

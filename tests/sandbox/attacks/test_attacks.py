@@ -161,7 +161,7 @@ async def test_documents_are_sent_once_however_often_they_are_wanted(arena):
     assert arena.registry.fetched == ["c0"]
     (cell,) = [c for c in arena.sandbox._pool._group_of if c.code.ref == code.ref]
     # Unknown names are not remembered.
-    assert cell._sync._kept == {"documents": {"c0"}}
+    assert cell._sync._cached == {"documents": {"c0"}}
 
 
 async def test_what_is_wanted_beside_a_fleet_brings_nothing_along(arena):

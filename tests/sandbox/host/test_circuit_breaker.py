@@ -100,7 +100,7 @@ def test_what_hangs_at_every_other_request_rests_too(circuits, apart, answers):
     while not circuits.overran(work(), now) and overruns < 2 * LIMIT:
         overruns += 1
         for _ in range(answers):
-            circuits.answered(work())
+            circuits.note_answer(work())
         now += apart
     assert circuits.refusal(work(), now) is not None
     assert LIMIT <= overruns <= LIMIT + 1
@@ -111,7 +111,7 @@ def test_a_rare_hang_never_makes_it_rest_however_fast_it_is_asked(circuits):
     for _ in range(100):
         assert not circuits.overran(work(), 5.0)
         for _ in range(ANSWERS_PER_OVERRUN):
-            circuits.answered(work())
+            circuits.note_answer(work())
 
 
 def test_a_hang_now_and_then_never_makes_it_rest_however_seldom_it_is_asked(circuits):
@@ -133,10 +133,10 @@ def test_an_answer_ends_no_rest_and_forgives_one_tenant_only(circuits):
         for _ in range(LIMIT - 1):
             circuits.overran(work(tenant), 5.0)
     for _ in range(LIMIT * ANSWERS_PER_OVERRUN):
-        circuits.answered(work())
+        circuits.note_answer(work())
     assert not circuits.overran(work(), 5.0)
     assert circuits.overran(work("b"), 5.0)
-    circuits.answered(work("b"))  # It was in another cell's pipe when the rest began.
+    circuits.note_answer(work("b"))  # It was in another cell's pipe when the rest began.
     assert circuits.refusal(work("b"), 5.0) is not None
 
 

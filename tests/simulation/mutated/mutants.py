@@ -642,7 +642,7 @@ MUTANTS = [
     ),
     Mutant(
         "does not answer those who asked again",
-        "Requests._asked_before",
+        "Requests._answer_repeat",
         Drop("self._requests.listen(...)"),
         "every message is answered",
         0,
@@ -743,7 +743,7 @@ MUTANTS = [
     ),
     Mutant(
         "ends a lease because its policy did not get to answer",
-        "Requests.heard",
+        "Requests.take_answer",
         Always("not self._comes_back(...)"),
         "a fault that passes ends no lease|a failed node is tried last",
         3,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import msgspec
 import structlog
@@ -38,13 +38,14 @@ from moorage.backends.base import (
 from moorage.backends.completion import finished
 from moorage.backends.specs import BaseResourceSpec
 from moorage.model import ClusterId, Lease, NodeId
+from moorage.records.json_values import JsonValue
 
 __all__ = ["AgentMachine", "FleetBackend", "Place"]
 
 CALL_WAIT_SECONDS: Final = 5.0
 """How long a look into a workload waits for a machine that is away."""
 RETRY_SECONDS: Final = 2.0
-"""Before the stop of a workload without a lease is tried again."""
+"""Pause before stopping a workload without a lease is tried again."""
 PLACES_MAX: Final = 10_000
 """Workloads whose machine is remembered; that of older ones is looked up by their lease."""
 
@@ -63,7 +64,7 @@ class AgentMachine:
     Attributes:
         heard_time: When it was last heard of, in seconds since the epoch.
         lost: Whether it has not been heard of for too long.
-        idle: Whether it has not been heard of for so long that it has ended all that ran there.
+        idle: Whether its silence has lasted until the agent must have ended all that ran there.
         gone: Whether an operator has said that it will not come back.
 
     """
@@ -107,7 +108,7 @@ class AgentMachine:
         text = f"the machine {self.place[1]} is not heard of since {since:%Y-%m-%d %H:%M:%S} UTC"
         return f"{text}, and has ended what ran there" if self.idle else text
 
-    def note(self, **changes: Any) -> None:
+    def note(self, **changes: object) -> None:
         """Change attributes, and wake all who wait for a change."""
         for name, value in changes.items():
             setattr(self, name, value)
@@ -465,7 +466,7 @@ class FleetBackend:
         """Look at a process of this machine at once; see `Backend.glance`."""
         return None if self._machines_of(workload) else self._own.glance(workload)
 
-    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+    async def control(self, workload: str, limits: Mapping[str, JsonValue]) -> None:
         """Change limits of a workload; see `Backend.control`."""
         machines = self._machines_of(workload)
         if not machines:
@@ -473,7 +474,7 @@ class FleetBackend:
         order = wire.ControlOrder(workload, dict(limits))
         await asyncio.gather(*(each.look(order, type(None)) for each in machines))
 
-    async def reset(self, workload: str) -> Any:
+    async def reset(self, workload: str) -> JsonValue:
         """Make a used workload as new; see `Backend.reset`."""
         machines = self._machines_of(workload)
         if not machines:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 import msgspec
 import structlog
@@ -27,6 +27,7 @@ from moorage.backends.local import deadline, workload_store
 from moorage.backends.local.measurements import Measurement
 from moorage.backends.local.orders import free_port
 from moorage.protocol.agent_socket import AgentSocket
+from moorage.records.json_values import JsonValue
 
 __all__ = ["AgentHost"]
 
@@ -43,7 +44,7 @@ class AgentHost:
 
     Args:
         backend: Of this machine.
-        folder: Where the fencing numbers of the last orders are kept.
+        folder: Holds the fencing numbers of the last orders.
         on_heard: Called when the server has heard what was sent at a time of `deadline.now`.
         address: Where members of a gang on other machines find this one; empty: by the address
             with which it reaches the server.
@@ -148,7 +149,7 @@ class AgentHost:
             reason = f"this order is of a server with epoch {epoch}, and one with {self._epoch} led"
             raise BackendError(f"{reason} since; nothing was done")
 
-    async def _done(self, order: wire.AnyOrder, socket: AgentSocket) -> Any:
+    async def _done(self, order: wire.AnyOrder, socket: AgentSocket) -> JsonValue:
         match order:
             case wire.MeetOrder():
                 return wire.Meeting(self._address or socket.own_address, free_port(""))
@@ -159,7 +160,7 @@ class AgentHost:
             case _:  # The rest is a `BackendOrder`, whose match is closed.
                 return await self._at_backend(order)
 
-    async def _look_at_files(self, order: wire.FileOrder) -> Any:
+    async def _look_at_files(self, order: wire.FileOrder) -> JsonValue:
         if not isinstance(self._backend, FileSource):
             raise UnsupportedSpecError("this machine gives out no files")
         if isinstance(order, wire.FilesOrder):
@@ -168,7 +169,7 @@ class AgentHost:
             order.workload, order.path, order.offset, order.attempt
         )
 
-    async def _at_backend(self, order: wire.BackendOrder) -> Any:
+    async def _at_backend(self, order: wire.BackendOrder) -> JsonValue:
         backend = self._backend
         match order:
             case wire.DiscoverOrder():
@@ -222,7 +223,7 @@ class AgentHost:
         if not start.cancelled():
             start.exception()  # Without a connection none else looks at it.
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    def _spawn(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -263,7 +264,7 @@ class AgentHost:
             self._spawn(self._send(self._socket))
 
     async def _send(self, socket: AgentSocket, report: wire.Report | None = None) -> None:
-        """Send news, and then a report: what came before a call's end is told before it."""
+        """Send news, and then a report: news from before a call's end precede it."""
         async with self._sending:
             while self._news:
                 await socket.send(wire.encode(wire.AgentNews(self._news.popleft())))

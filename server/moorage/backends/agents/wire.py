@@ -6,7 +6,7 @@ each in an `AgentCall`. The agent reports. Both sides import this module: `link`
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ from moorage.backends.base import (
 from moorage.backends.spec_documents import document_from_spec, spec_from_document
 from moorage.backends.specs import SpecError
 from moorage.model import DeviceId, Placement
+from moorage.records.json_values import JsonObject
 
 __all__ = [
     "VERSION",
@@ -89,7 +90,7 @@ class AgentHello(_Frame):
     version: int
     release: str
     agent: str
-    node: dict[str, Any]
+    node: JsonObject
     unheard_seconds: float
     busy: dict[str, str]
 
@@ -102,7 +103,7 @@ class AnyHello(msgspec.Struct, tag="AgentHello"):
 
 
 class AgentBeat(_Frame):
-    """Says that the agent is there, and when it was sent, by a clock of the agent's."""
+    """A sign of life of the agent, with the time at which it was sent, by the agent's clock."""
 
     at: float
 
@@ -154,7 +155,7 @@ class AgentFailure(_Frame):
     def of(cls, call: int, error: Exception) -> "AgentFailure":
         """Return the frame of an error of a backend."""
         kind = next((name for name, kind in _ERRORS.items() if type(error) is kind), "failed")
-        attempts = error.kept if isinstance(error, UnknownAttemptError) else ()
+        attempts = error.attempts if isinstance(error, UnknownAttemptError) else ()
         return cls(call, kind, str(error) or type(error).__name__, attempts)
 
     def error(self, workload: str) -> Exception:
@@ -241,7 +242,7 @@ class DiscoverOrder(_Frame):
 class StartOrder(_WorkloadOrder):
     """See `Backend.start`; all but `spec` is as in the `Order`."""
 
-    spec: dict[str, Any]
+    spec: JsonObject
     placement: Placement
     environment: dict[str, str]
     timeout_seconds: float | None
@@ -296,7 +297,7 @@ class ProbeOrder(_WorkloadOrder):
 class ControlOrder(_WorkloadOrder):
     """See `Backend.control`."""
 
-    limits: dict[str, Any]
+    limits: JsonObject
 
 
 class ResetOrder(_WorkloadOrder):

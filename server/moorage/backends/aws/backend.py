@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from moorage.backends.aws import catalogue, commands, containers, orders
 from moorage.backends.aws.calls import AwsCalls, AwsError, Meaning
@@ -39,6 +39,7 @@ from moorage.backends.completion import finished
 from moorage.backends.local.readiness import accepts
 from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
 from moorage.model import Node, Share
+from moorage.records.json_values import JsonValue
 
 __all__ = ["AwsBackend"]
 
@@ -318,7 +319,7 @@ class AwsBackend:
         return lines
 
     def _patiently(self, look: Callable[[], T], given_up: threading.Event, trouble: list[str]) -> T:
-        """Look, again and again while AWS does not answer, until the start is given up.
+        """Call `look`, and again while AWS does not answer, until the start is given up.
 
         A daemon that comes back must not take an instance for gone because AWS is not reached.
         """
@@ -377,14 +378,14 @@ class AwsBackend:
 
     # What AWS has not --------------------------------------------------------------------------
 
-    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+    async def control(self, workload: str, limits: Mapping[str, JsonValue]) -> None:
         """Refuse: the limits of an instance are those of its type; see `Backend.control`."""
         await self.status(workload)
         if limits:
             names = ", ".join(sorted(limits))
             raise UnsupportedSpecError(f"the backend aws has no limit named {names}")
 
-    async def reset(self, workload: str) -> Any:
+    async def reset(self, workload: str) -> JsonValue:
         """Refuse: only a new machine undoes the changes of a user."""
         await self._refused(workload, "an instance cannot be reset; end it and start another")
 
@@ -449,7 +450,7 @@ class AwsBackend:
             raise
 
     def _name(self, workload: str) -> threading.Lock:
-        """Return the lock to hold while a name is looked up and launched, or ended."""
+        """Return the lock of a workload: its holder alone looks it up, launches or ends it."""
         with self._lock:
             return self._names.setdefault(workload, threading.Lock())
 

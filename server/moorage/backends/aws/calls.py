@@ -1,13 +1,13 @@
 """Calls of AWS: clients, and what their errors mean, in plain words.
 
 Credentials come by boto3's own chain (environment, profile, role of the machine) and are never
-kept here. So do the region and, for private endpoints, `AWS_ENDPOINT_URL`.
+here. So do the region and, for private endpoints, `AWS_ENDPOINT_URL`.
 """
 
 import threading
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import boto3
 from botocore.config import Config
@@ -22,9 +22,12 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 
 from moorage.backends.base import BackendError
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["AwsCalls", "AwsError", "Meaning", "UnreachableError"]
 
+Client: TypeAlias = Any
+"""A client of boto3, which makes the classes of its clients at run time."""
 CONNECT_SECONDS_MAX: Final = 5.0
 READ_SECONDS_MAX: Final = 20.0
 """Of one try of one call. `RunInstances` with one instance answers within a few."""
@@ -131,7 +134,7 @@ class AwsCalls:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._session: boto3.session.Session | None = None
-        self._clients: dict[tuple[str, str, int], Any] = {}
+        self._clients: dict[tuple[str, str, int], Client] = {}
 
     @property
     def region(self) -> str | None:
@@ -148,7 +151,7 @@ class AwsCalls:
             raise AwsError(f"AWS is not configured well here: {error}", "Configuration") from error
         return name
 
-    def call(self, name: str, region: str, **arguments: Any) -> dict[str, Any]:
+    def call(self, name: str, region: str, **arguments: JsonValue) -> JsonObject:
         """Make one call of EC2; boto3 repeats it where that helps.
 
         Raises:
@@ -158,14 +161,14 @@ class AwsCalls:
         """
         return self._call(name, region, TRIES_MAX, arguments)
 
-    def launch(self, region: str, **arguments: Any) -> dict[str, Any]:
+    def launch(self, region: str, **arguments: JsonValue) -> JsonObject:
         """Call RunInstances once, not repeated by boto3.
 
         AWS sends a lack of capacity as HTTP 500, and boto3 takes that for trouble that passes.
         """
         return self._call("run_instances", region, 1, arguments)
 
-    def manage(self, name: str, region: str, **arguments: Any) -> dict[str, Any]:
+    def manage(self, name: str, region: str, **arguments: JsonValue) -> JsonObject:
         """Make one call of Systems Manager, which runs commands on instances.
 
         Raises:
@@ -175,17 +178,17 @@ class AwsCalls:
         """
         return self._call(name, region, TRIES_MAX, arguments, "ssm")
 
-    def pages(self, name: str, region: str, **arguments: Any) -> Iterator[dict[str, Any]]:
+    def pages(self, name: str, region: str, **arguments: JsonValue) -> Iterator[JsonObject]:
         """Make a call of EC2 whose answer comes in pages."""
         yield from self._pages("ec2", name, region, arguments)
 
-    def price_pages(self, **arguments: Any) -> Iterator[dict[str, Any]]:
+    def price_pages(self, **arguments: JsonValue) -> Iterator[JsonObject]:
         """Ask the price list."""
         yield from self._pages("pricing", "get_products", PRICING_REGION, arguments)
 
     def _pages(
-        self, service: str, name: str, region: str, arguments: dict[str, Any]
-    ) -> Iterator[dict[str, Any]]:
+        self, service: str, name: str, region: str, arguments: JsonObject
+    ) -> Iterator[JsonObject]:
         try:
             yield from (
                 self._client(service, region, TRIES_MAX).get_paginator(name).paginate(**arguments)
@@ -194,16 +197,16 @@ class AwsCalls:
             raise _error_of(error, name, region) from error
 
     def _call(
-        self, name: str, region: str, tries: int, arguments: dict[str, Any], service: str = "ec2"
-    ) -> dict[str, Any]:
+        self, name: str, region: str, tries: int, arguments: JsonObject, service: str = "ec2"
+    ) -> JsonObject:
         try:
             client = self._client(service, region, tries)
-            answer: dict[str, Any] = getattr(client, name)(**arguments)
+            answer: JsonObject = getattr(client, name)(**arguments)
         except _ERRORS as error:
             raise _error_of(error, name, region) from error
         return answer
 
-    def _client(self, service: str, region: str, tries: int) -> Any:
+    def _client(self, service: str, region: str, tries: int) -> Client:
         """Return a client. They may be shared between threads; making them may not be."""
         key = (service, region, tries)
         with self._lock:

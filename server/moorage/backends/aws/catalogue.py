@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.aws.calls import AwsCalls
 from moorage.backends.base import BackendError
+from moorage.records.json_values import JsonValue
 
 __all__ = ["Catalogue", "InstanceType", "load", "refresh"]
 
@@ -214,7 +215,7 @@ def _prices(calls: AwsCalls, region: str) -> Iterable[tuple[str, float]]:
                 yield name, price
 
 
-def _hourly(terms: Mapping[str, Any]) -> float | None:
+def _hourly(terms: Mapping[str, JsonValue]) -> float | None:
     for term in terms.values():
         for dimension in term["priceDimensions"].values():
             if dimension["unit"] == "Hrs" and "USD" in dimension["pricePerUnit"]:

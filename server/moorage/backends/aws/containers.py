@@ -2,12 +2,13 @@
 
 import dataclasses
 import shlex
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.aws.specs import InstanceResourceSpec
 from moorage.backends.base import UnsupportedSpecError
 from moorage.backends.local.container_plans import is_shell
 from moorage.backends.specs import ContainerResourceSpec, SpecError, memory_bytes
+from moorage.records.json_values import JsonObject
 
 __all__ = ["NAME", "instance_of"]
 
@@ -47,7 +48,7 @@ def instance_of(spec: ContainerResourceSpec) -> InstanceResourceSpec:
     wanted = {each for each in (spec.container_port, probe and probe.port) if each}
     ports = {each: spec.ports.get(each) or each for each in (*sorted(wanted), *spec.ports)}
     port = (probe.port or spec.container_port) if probe is not None else None
-    made: dict[str, Any] = {
+    made: JsonObject = {
         "user_data": _script(spec, ports),
         "cpu_count": spec.cpu_count,
         "mem_limit": spec.mem_limit,

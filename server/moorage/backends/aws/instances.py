@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.aws.calls import AwsCalls, AwsError
 from moorage.backends.base import LOG_TAIL_LINES, Phase, WorkloadReport
+from moorage.records.json_values import JsonObject
 
 __all__ = ["CONTAINER", "READY", "SERVER", "WORKLOAD", "Ec2Instance", "Instances"]
 
@@ -137,7 +138,7 @@ class Instances:
             self._launched[instance.id] = (instance, time.monotonic())
 
     def all(self, region: str, workload: str | None = None) -> list[Ec2Instance]:
-        """Return those of the server, or of one workload; the earliest first.
+        """Return the instances of this server, or of one workload; the earliest first.
 
         Raises:
             AwsError: AWS did not say.
@@ -191,7 +192,7 @@ class Instances:
         )
 
     def mark_ready(self, instance: Ec2Instance) -> None:
-        """Note at AWS that it was ready."""
+        """Tag the instance at AWS as ready."""
         self._tag(instance.region, [instance.id], READY)
 
     def end(self, instances: Iterable[Ec2Instance]) -> None:
@@ -230,7 +231,7 @@ class Instances:
         return ()
 
     def output(self, instance: Ec2Instance) -> str:
-        """Return the end of its console, as AWS has it: up to 64 KiB, minutes old."""
+        """Return the end of an instance's console, as AWS has it: up to 64 KiB, minutes old."""
         answer = self._calls.call("get_console_output", instance.region, InstanceId=instance.id)
         text: str = answer.get("Output", "")
         return text
@@ -251,7 +252,7 @@ class Instances:
             return [each for each, _ in self._launched.values()]
 
 
-def parse(page: dict[str, Any], region: str) -> list[Ec2Instance]:
+def parse(page: JsonObject, region: str) -> list[Ec2Instance]:
     """Return the instances of an answer of DescribeInstances or RunInstances."""
     reservations = page.get("Reservations", [page])
     return [
@@ -259,7 +260,7 @@ def parse(page: dict[str, Any], region: str) -> list[Ec2Instance]:
     ]
 
 
-def _parse(document: dict[str, Any], region: str) -> Ec2Instance:
+def _parse(document: JsonObject, region: str) -> Ec2Instance:
     tags = {each["Key"]: each["Value"] for each in document.get("Tags", [])}
     reason = document.get("StateReason", {})
     return Ec2Instance(

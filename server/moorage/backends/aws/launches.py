@@ -6,7 +6,7 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.aws import orders
 from moorage.backends.aws.calls import AwsCalls, AwsError, Meaning
@@ -14,6 +14,7 @@ from moorage.backends.aws.instances import Ec2Instance, Instances, parse
 from moorage.backends.aws.orders import Offer
 from moorage.backends.aws.specs import InstanceResourceSpec
 from moorage.backends.base import BackendError, Order
+from moorage.records.json_values import JsonObject
 
 __all__ = ["LaunchPlan", "launch"]
 
@@ -128,7 +129,7 @@ def _one(
 
 
 def _launched(
-    parameters: dict[str, Any], plan: LaunchPlan, calls: AwsCalls, given_up: threading.Event
+    parameters: JsonObject, plan: LaunchPlan, calls: AwsCalls, given_up: threading.Event
 ) -> Ec2Instance:
     """Call RunInstances, again where the outcome is not known or AWS asks for patience."""
     for pause in (*PAUSES_SECONDS, None):
@@ -146,7 +147,7 @@ def _launched(
 
 
 def _by_token(
-    parameters: dict[str, Any], plan: LaunchPlan, calls: AwsCalls, error: AwsError
+    parameters: JsonObject, plan: LaunchPlan, calls: AwsCalls, error: AwsError
 ) -> Ec2Instance:
     """Return the instance that an earlier launch made, whose other arguments were not the same.
 
@@ -160,7 +161,7 @@ def _by_token(
     return found[0]
 
 
-def _add_root_device(parameters: dict[str, Any], plan: LaunchPlan, calls: AwsCalls) -> None:
+def _add_root_device(parameters: JsonObject, plan: LaunchPlan, calls: AwsCalls) -> None:
     """Look up the name of the root device of the user's image, if its size is given."""
     for each in parameters.get("BlockDeviceMappings", []):
         if not each["DeviceName"]:

@@ -9,7 +9,7 @@ AWS that is rented only when a lease starts something there.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.aws.catalogue import Catalogue, InstanceType
 from moorage.backends.aws.instances import CONTAINER, SERVER, WORKLOAD
@@ -18,6 +18,7 @@ from moorage.backends.base import BackendError, BackendUnavailableError, Order, 
 from moorage.backends.specs import ContainerResourceSpec, memory_bytes
 from moorage.model import Node, Share
 from moorage.policy import capacity_type
+from moorage.records.json_values import JsonObject
 
 __all__ = ["LABELS", "Offer", "check", "offers", "region_of", "request", "zones_of"]
 
@@ -165,7 +166,7 @@ def _types(
         return [label]
     if sized or share is None:
         memory = memory_bytes(spec.mem_limit) / (1 << 20) if spec.mem_limit else 0
-        wanted: dict[str, Any] = {
+        wanted: JsonObject = {
             "vcpus": spec.cpu_count or 0,
             "memory_mib": memory,
             "gpus": spec.gpus,
@@ -194,7 +195,7 @@ def _types(
 
 def request(
     order: Order, spec: InstanceResourceSpec, offer: Offer, zone: str, server: str, turn: int
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the arguments of RunInstances.
 
     The client token is made of the server, the workload's name, the turn, the offer and the zone:
@@ -221,7 +222,7 @@ def request(
     if lease := order.environment.get("MOORAGE_LEASE_ID"):
         tags["moorage:lease"] = lease
     listed = [{"Key": key, "Value": value} for key, value in tags.items()]
-    parameters: dict[str, Any] = {
+    parameters: JsonObject = {
         "MinCount": 1,
         "MaxCount": 1,
         "InstanceType": offer.type,
@@ -275,9 +276,9 @@ def _user_data(text: str, environment: Mapping[str, str]) -> str:
     first, newline, rest = text.partition("\n")
     if not newline or not first.strip().startswith(_SHELLS):
         return text
-    lines = [f"export {name}='{_quoted(value)}'" for name, value in environment.items()]
+    lines = [f"export {name}='{_quote(value)}'" for name, value in environment.items()]
     return "\n".join((first, *lines, rest))
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     return value.replace("'", "'\\''")

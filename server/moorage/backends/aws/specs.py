@@ -19,10 +19,10 @@ class InstanceResourceSpec(BaseResourceSpec):
 
     Args:
         instance_type: E.g. `g5.xlarge`; by default the cheapest that has what the spec wants.
-        gpus: At least so many, where no type is given.
+        gpus: Smallest number, where no type is given.
         gpu_model: Of this model, as `A100` or `A100-80GB`, where no type is given.
-        cpu_count: At least so many, where no type is given.
-        mem_limit: At least so much, where no type is given.
+        cpu_count: Smallest number, where no type is given.
+        mem_limit: Smallest memory, where no type is given.
         image_id: What it boots; Amazon Linux 2023, or with GPUs AWS's Ubuntu with their driver,
             where not given.
         region: Where; that of the credentials where not given.

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from moorage.backends.base import (
     CommandExecution,
@@ -31,6 +31,7 @@ from moorage.backends.kubernetes.specs import (
 from moorage.backends.kubernetes.workloads.runs import WorkloadRuns
 from moorage.backends.kubernetes.workloads.translation import CATEGORIES, pod_order
 from moorage.backends.specs import BaseResourceSpec
+from moorage.records.json_values import JsonValue
 
 __all__ = ["KubernetesBackend"]
 
@@ -112,14 +113,14 @@ class KubernetesBackend:
         seen = self._runs.reports.get(workload) if self._runs else None
         return seen if seen is not None and seen.phase is Phase.READY else None
 
-    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+    async def control(self, workload: str, limits: Mapping[str, JsonValue]) -> None:
         """Refuse: a pod has the limits that it was made with; see `Backend.control`."""
         await self.status(workload)
         if limits:
             names = ", ".join(sorted(limits))
             raise UnsupportedSpecError(f"the backend kubernetes has no limit named {names}")
 
-    async def reset(self, workload: str) -> Any:
+    async def reset(self, workload: str) -> JsonValue:
         """Refuse: only a new container undoes the changes of a user."""
         await self._refused(workload, "a pod cannot be reset; end it and start another")
 
@@ -164,7 +165,7 @@ class KubernetesBackend:
             self._runs = WorkloadRuns(*self._arguments)
         return self._runs
 
-    async def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+    async def _run(self, work: Coroutine[object, object, _T]) -> _T:
         return await self._thread.run(work)
 
     def _tell(self, workload: WorkloadReport) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import aiohttp
 import msgspec
@@ -25,6 +25,7 @@ from moorage.backends.kubernetes.errors import (
     RefusedError,
 )
 from moorage.backends.kubernetes.objects import ApiStatus
+from moorage.records.json_values import JsonObject, JsonValue
 
 IN_CLUSTER: Final = "in-cluster"
 """The context of the cluster that this runs in a pod of: the pod's account logs in."""
@@ -88,7 +89,7 @@ class ClusterConnection:
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
-    async def read(self, path: str, **query: Any) -> bytes:
+    async def read(self, path: str, **query: JsonValue) -> bytes:
         """Return the body of a GET.
 
         Raises:
@@ -98,7 +99,9 @@ class ClusterConnection:
         """
         return await self._send("GET", path, query, None)
 
-    async def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
+    async def call(
+        self, method: str, path: str, body: JsonValue = None, **query: JsonValue
+    ) -> JsonValue:
         """Make any call with JSON, and return the JSON that it answers; a PATCH is merged.
 
         Raises:
@@ -108,7 +111,7 @@ class ClusterConnection:
         """
         return msgspec.json.decode(await self._send(method, path, query, body))
 
-    async def _send(self, method: str, path: str, query: dict[str, Any], body: Any) -> bytes:
+    async def _send(self, method: str, path: str, query: JsonObject, body: JsonValue) -> bytes:
         bound = aiohttp.ClientTimeout(CALL_SECONDS_MAX, sock_connect=CONNECT_SECONDS_MAX)
         async with self._answer(method, path, query, body, bound) as response:
             content: bytes = await response.read()
@@ -116,13 +119,13 @@ class ClusterConnection:
 
     @contextlib.asynccontextmanager
     async def stream(
-        self, path: str, silence_seconds: float = SILENCE_SECONDS_MAX, **query: Any
+        self, path: str, silence_seconds: float = SILENCE_SECONDS_MAX, **query: JsonValue
     ) -> AsyncIterator[aiohttp.StreamReader]:
         """Open a GET whose lines come as they happen; reading raises as `read` does.
 
         Args:
             path: What to read.
-            silence_seconds: After so long without a word, the connection counts as cut.
+            silence_seconds: Longest silence; after it the connection counts as cut.
             query: Parameters.
 
         """
@@ -189,8 +192,8 @@ class ClusterConnection:
         self,
         method: str,
         path: str,
-        query: dict[str, Any],
-        body: Any,
+        query: JsonObject,
+        body: JsonValue,
         bound: aiohttp.ClientTimeout,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         try:
@@ -211,7 +214,7 @@ class ClusterConnection:
             raise ConfigurationError(f"{self._configuration.host}: {error}") from error
 
     async def _log_in_again(self, logins: int) -> None:
-        """Log in again, once for all calls that were refused after so many logins.
+        """Log in again, once for all calls that were refused since the same login.
 
         Raises:
             ConfigurationError: What says how cannot be read.
@@ -234,8 +237,8 @@ class ClusterConnection:
         self,
         method: str,
         path: str,
-        query: dict[str, Any],
-        body: Any,
+        query: JsonObject,
+        body: JsonValue,
         bound: aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:
         headers = {"Accept": "application/json"}

@@ -74,7 +74,7 @@ def machine_document(
         ]
     else:
         ours = {name for pod in own for name in pod.gpus}.union(leased)
-        held = _counted(node, others, ours)
+        held = _count(node, others, ours)
     used = {
         "cpuMilli": sum(pod.cpu_milli for pod in others),
         "memoryMib": sum(pod.memory_mib for pod in others),
@@ -88,7 +88,7 @@ def _order(device: Document) -> tuple[str, str, int, str]:
     return device["driver"], device["pool"], index, device["device"]
 
 
-def _counted(node: NodeRecord, others: Iterable[PodRecord], ours: Collection[str]) -> list[str]:
+def _count(node: NodeRecord, others: Iterable[PodRecord], ours: Collection[str]) -> list[str]:
     """Return ids that stand for the devices of others, where devices are only counted.
 
     Which devices those are, only their kubelet knows: the last ids that no lease of ours has, and

@@ -10,7 +10,7 @@ class ConfigurationError(KubernetesError):
 
 
 class NoAnswerError(KubernetesError):
-    """Its API server did not answer in time, or broke off."""
+    """The cluster's API server did not answer in time, or cut the connection."""
 
 
 class RefusedError(KubernetesError):

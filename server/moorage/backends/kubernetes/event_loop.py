@@ -5,7 +5,7 @@ import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from moorage.backends.completion import finished
 
@@ -23,7 +23,7 @@ class EventLoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+    async def run(self, work: Coroutine[object, object, _T]) -> _T:
         """Run `work` to its end; cancelled, it is cancelled, and waited for all the same."""
         done: concurrent.futures.Future[_T] = concurrent.futures.Future()
         tasks: list[asyncio.Task[_T]] = []
@@ -31,7 +31,7 @@ class EventLoopThread:
 
         def begin() -> None:
             tasks.append(loop.create_task(work))
-            tasks[0].add_done_callback(lambda task: _copied(task, done))
+            tasks[0].add_done_callback(lambda task: _copy(task, done))
 
         loop.call_soon_threadsafe(begin)
         outcome = asyncio.wrap_future(done)
@@ -78,7 +78,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-def _copied(task: "asyncio.Task[_T]", done: "concurrent.futures.Future[_T]") -> None:
+def _copy(task: "asyncio.Task[_T]", done: "concurrent.futures.Future[_T]") -> None:
     if done.cancelled():
         return
     if task.cancelled():

@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 import threading
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -19,6 +19,7 @@ from moorage.backends.kubernetes.documents import offered_document
 from moorage.backends.kubernetes.errors import KubernetesError
 from moorage.backends.kubernetes.following import ClusterFollower, ClusterSource
 from moorage.backends.kubernetes.inventory import ClusterInventory
+from moorage.records.json_values import JsonObject
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -53,7 +54,7 @@ async def _follow(source: ClusterSource) -> None:
         stale = view.stale
 
 
-def _say(line: dict[str, Any]) -> None:
+def _say(line: JsonObject) -> None:
     sys.stdout.buffer.write(_encode(line) + b"\n")
     sys.stdout.buffer.flush()
 

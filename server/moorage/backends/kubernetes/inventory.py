@@ -194,7 +194,7 @@ class ClusterInventory:
                 self._stale.add(name)
 
     def refresh(self, most: int) -> bool:
-        """Make the documents of nodes that changed, so many at most; tell if there are more."""
+        """Make documents of changed nodes, up to a bound; return whether more are left."""
         for name in list(itertools.islice(self._stale, most)):
             self._stale.discard(name)
             node = self._nodes.records.get(f"/{name}")

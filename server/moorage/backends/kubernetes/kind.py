@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.backends.registry import BackendKind, Inventory, Surroundings
 from moorage.setting_kinds import FILE, NAME_CHARS_MAX, Setting, SettingKind, read_list
@@ -19,7 +19,7 @@ _CLUSTER_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]*", re.ASCII)
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 
 
-def _read_clusters(value: Any) -> dict[str, str]:
+def _read_clusters(value: object) -> dict[str, str]:
     """Return the context of each cluster, by its id; one that is not named is called the same."""
     if isinstance(value, Mapping):
         pairs = [(name, context) for name, context in value.items()]
@@ -36,7 +36,7 @@ def _read_clusters(value: Any) -> dict[str, str]:
     return dict(pairs)
 
 
-def _read_namespace(value: Any) -> str:
+def _read_namespace(value: object) -> str:
     if not isinstance(value, str) or not _NAMESPACE.fullmatch(value.replace("{tenant}", "t")):
         raise ValueError
     return value

@@ -3,9 +3,9 @@
 `records` makes its records of them. Field names are those of the API.
 """
 
-from typing import Any
-
 import msgspec
+
+from moorage.records.json_values import JsonObject
 
 Labels = dict[str, str]
 
@@ -127,7 +127,7 @@ class ApiDevice(_Read, frozen=True, rename="camel"):
     attributes: dict[str, ApiAttribute] | None = None
     capacity: dict[str, ApiCapacity] | None = None
     taints: list[ApiDeviceTaint] | None = None
-    consumes_counters: list[dict[str, Any]] | None = None
+    consumes_counters: list[JsonObject] | None = None
 
 
 class ApiPool(_Read, frozen=True, rename="camel"):

@@ -6,7 +6,7 @@ builds the cluster document from them. A function returns None if the object doe
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from moorage.backends.kubernetes.objects import (
     ApiContainer,
@@ -19,6 +19,7 @@ from moorage.backends.kubernetes.objects import (
 )
 from moorage.protocol.cluster_documents import MIB, Document, device
 from moorage.protocol.kubernetes_nodes import WHOLE_DEVICES, NodeReading, mig_profile, quantity
+from moorage.records.json_values import JsonValue
 
 SERVER_LABEL: Final = "moorage.dev/server"
 """On pods and claims that a server made: its name. All others are not the server's."""
@@ -86,7 +87,7 @@ class ClaimRecord:
     devices: tuple[DeviceName, ...]
 
 
-def node_record(item: Mapping[str, Any]) -> NodeRecord:
+def node_record(item: Mapping[str, JsonValue]) -> NodeRecord:
     """Return the record of a Node.
 
     Raises:
@@ -217,8 +218,11 @@ def _device(driver: str, pool: str, found: ApiDevice) -> Document | None:
 
 
 def _first_of(
-    values: Mapping[str, Any], names: tuple[str, ...], kind: Any, otherwise: _T
-) -> _T | Any:
+    values: Mapping[str, JsonValue],
+    names: tuple[str, ...],
+    kind: type | tuple[type, ...],
+    otherwise: _T,
+) -> _T | JsonValue:
     return next((values[name] for name in names if isinstance(values.get(name), kind)), otherwise)
 
 

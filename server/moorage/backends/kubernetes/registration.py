@@ -19,7 +19,9 @@ from moorage.backends.kubernetes.following import ClusterFollower, ClusterSource
 from moorage.backends.kubernetes.identity import server_name
 from moorage.backends.registry import Inventory
 from moorage.model import Code
+from moorage.protocol.cluster_documents import Document
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 from moorage.records.rights import SERVER_ITSELF
 
 log = structlog.get_logger("moored")
@@ -44,7 +46,7 @@ class FollowedClusters:
         self._inventory = inventory
         self._stale = dict.fromkeys(contexts, _UNREAD)
         self._registered: dict[str, bool] = {}
-        self._unregistered: dict[str, Any] = {}
+        self._unregistered: JsonObject = {}
         self._drifts: dict[str, dict[Any, Drift]] = {}
 
     def start(self) -> None:
@@ -103,7 +105,7 @@ class FollowedClusters:
                     held.setdefault(share.node_id, set()).update(share.gpus)
         return held
 
-    async def _register(self, cluster_id: str, document: Any, stale: str) -> None:
+    async def _register(self, cluster_id: str, document: JsonObject | None, stale: str) -> None:
         if document is not None:
             await self._put(cluster_id, document | {"unavailable": stale})
         elif self._registered.get(cluster_id) != bool(stale):
@@ -112,7 +114,7 @@ class FollowedClusters:
         self._registered[cluster_id] = bool(stale)
         self._note(cluster_id, stale)
 
-    async def _put(self, cluster_id: str, document: Any) -> None:
+    async def _put(self, cluster_id: str, document: JsonObject) -> None:
         """Change a cluster's document; fields that others added stay."""
         clusters = self._inventory.documents
         try:
@@ -129,7 +131,7 @@ class FollowedClusters:
         elif before and not stale:
             log.info("cluster", cluster=cluster_id, finding="known as it is")
 
-    def _tell_drift(self, cluster_id: str, machines: Any) -> None:
+    def _tell_drift(self, cluster_id: str, machines: Mapping[str, Document]) -> None:
         found = drifts(self._inventory.state.leases.values(), cluster_id, machines)
         now = {(each.lease, each.node, each.kind): each for each in found}
         before = self._drifts.get(cluster_id, {})
@@ -141,7 +143,7 @@ class FollowedClusters:
                 (log.info if over else log.warning)(
                     "drift", lease=each.lease, cluster=cluster_id, finding=finding
                 )
-                news: dict[str, Any] = {
+                news: JsonObject = {
                     "id": each.lease,
                     "cluster_id": cluster_id,
                     "node_id": each.node,

@@ -1,7 +1,6 @@
 """The specs of the backend `kubernetes`."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from moorage.backends.spec_fields import (
     Command,
@@ -15,6 +14,7 @@ from moorage.backends.spec_fields import (
     StopSeconds,
 )
 from moorage.backends.specs import BaseResourceSpec, Readiness
+from moorage.records.json_values import JsonObject
 
 __all__ = ["JobResourceSpec", "PodResourceSpec", "PodServiceResourceSpec"]
 
@@ -51,7 +51,7 @@ class PodResourceSpec(BaseResourceSpec):
     mem_limit: Memory | None = None
     gpus: Count | None = None
     gpu_resource: Name = "nvidia.com/gpu"
-    manifest: dict[str, Any] = field(default_factory=dict[str, Any])
+    manifest: JsonObject = field(default_factory=JsonObject)
     readiness: Readiness | None = None
     stop_seconds: StopSeconds = 10.0
     start_timeout: StartSeconds | None = 300.0

@@ -21,7 +21,7 @@ from moorage.backends.kubernetes.objects import ApiEvent, ApiItem, ApiMeta, ApiP
 
 PAGE_OBJECTS: Final = 500
 WATCH_SECONDS: Final = 20
-"""After so long, and up to half as long again, the API server ends a watch and it is resumed.
+"""After this, and up to half as long again, the API server ends a watch and it is resumed.
 
 Just before, it says how far it was. A watch that says nothing for longer hangs, behind a network
 that forgot its connection, say.
@@ -29,7 +29,7 @@ that forgot its connection, say.
 STEADY_SECONDS: Final = 5.0
 """A watch that was longer than this did not fail."""
 WATCH_SILENCE_SECONDS_MAX: Final = 45.0
-"""A watch that says nothing for so long is cut, and resumed."""
+"""Longest silence of a watch; then it is cut, and resumed."""
 PAUSE_SECONDS: Final = 0.1
 """Doubled with each failure in a row."""
 PAUSE_SECONDS_MAX: Final = 10.0

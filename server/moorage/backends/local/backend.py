@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
@@ -33,6 +33,7 @@ from moorage.backends.local.run_files import listed, piece
 from moorage.backends.local.workload_store import WorkloadStore
 from moorage.backends.local.workloads import LIMITS, LocalWorkloads
 from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
+from moorage.records.json_values import JsonValue
 
 __all__ = ["LocalBackend"]
 
@@ -43,7 +44,7 @@ log = structlog.get_logger("moored")
 
 @contextlib.contextmanager
 def _plain() -> Iterator[None]:
-    """Turn whatever the machine says about one workload into an error of this package."""
+    """Turn the machine's errors about one workload into errors of this package."""
     try:
         yield
     except (BackendError, TimeoutError):
@@ -92,10 +93,12 @@ class LocalBackend:
         for finding in (*folders.quarantined, *boxes.quarantined):
             log.warning("backend", name=self.name, finding=finding)
         self._devices = Devices(gpus, {**folders.devices(), **boxes.devices()})
-        kept_out = Confinement() if hidden is None else find(os.fspath(hidden))
-        if hidden is not None and not kept_out.way:
-            log.warning("backend", name=self.name, finding=kept_out.detail)
-        self._processes = Processes(folders, self._devices, self._tell, kept_out, outlive=outlive)
+        confinement = Confinement() if hidden is None else find(os.fspath(hidden))
+        if hidden is not None and not confinement.way:
+            log.warning("backend", name=self.name, finding=confinement.detail)
+        self._processes = Processes(
+            folders, self._devices, self._tell, confinement, outlive=outlive
+        )
         self._containers = Containers(boxes, self._devices, self._tell, hidden, outlive=outlive)
 
     @property
@@ -154,12 +157,12 @@ class LocalBackend:
         """Look at a process at once; see `Backend.glance`."""
         return self._processes.glance(workload)
 
-    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+    async def control(self, workload: str, limits: Mapping[str, JsonValue]) -> None:
         """Change limits of a workload; see `Backend.control`."""
         with _plain():
             await self._part(workload).control(workload, limits)
 
-    async def reset(self, workload: str) -> Any:
+    async def reset(self, workload: str) -> JsonValue:
         """Make a used workload as new; see `Backend.reset`."""
         with _plain():
             await self._part(workload).reset(workload)

@@ -34,7 +34,7 @@ SCOPE_SIGNAL = 1 << 1
 ABOUT_ONE_FILE = 0b1100_0000_0000_0111
 """Rights that a file can have that is no folder: execute, write, read, truncate, control."""
 LIST = 1 << 3
-"""To list a folder. Not restricted: the folders that lead to the data folder must be listed."""
+"""Right to list a folder. Not restricted: programs list the ancestors of the data folder."""
 NO_NEW_PRIVILEGES = 38
 NEW_MOUNTS = 0x20000
 READ_ONLY, NO_SETUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, SLAVE = (
@@ -132,13 +132,13 @@ def confine(way: str, hidden: str, work: str, *, signals: bool) -> None:
         os.close(ruleset)
 
 
-def system_call(number: int, *arguments: "Any") -> int:
+def system_call(number: int, *arguments: "object") -> int:
     """Make a system call; OSError says why not."""
     widened = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    return _checked(libc.syscall(ctypes.c_long(number), *widened))
+    return _check(libc.syscall(ctypes.c_long(number), *widened))
 
 
-def _checked(result: int) -> int:
+def _check(result: int) -> int:
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -147,7 +147,7 @@ def _checked(result: int) -> int:
 
 def _cover(hidden: str, work: str) -> None:
     """Mount an empty folder over one, with another one in its place, for this process alone."""
-    _checked(libc.unshare(NEW_MOUNTS))
+    _check(libc.unshare(NEW_MOUNTS))
     _mount(None, "/", RECURSIVE | SLAVE)
     folder_fd = os.open(work, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -163,11 +163,11 @@ def _cover(hidden: str, work: str) -> None:
 def _mount(source: "str | None", place: str, flags: int, kind: str = "", data: str = "") -> None:
     texts = [None if not text else os.fsencode(text) for text in (source, place, kind, data)]
     source_, place_, kind_, data_ = texts
-    _checked(libc.mount(source_, place_, kind_, ctypes.c_ulong(flags), data_))
+    _check(libc.mount(source_, place_, kind_, ctypes.c_ulong(flags), data_))
 
 
 def _beside(hidden: str, work: str) -> "list[str]":
-    """Return all that lies beside a folder and beside what leads to it, and one folder more."""
+    """Return the siblings of a folder and of its ancestors, and one folder more."""
     found = [work]
     here = "/"
     for part in hidden.strip("/").split("/"):

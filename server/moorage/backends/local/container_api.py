@@ -15,10 +15,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from moorage.backends.base import LOG_BYTES_MAX, BackendError, Log, UnsupportedSpecError
 from moorage.backends.local.container_plans import ContainerPlan, is_shell
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["ContainerApi", "Events", "Seen"]
 
@@ -60,12 +62,12 @@ class Seen:
 
     @property
     def running(self) -> bool:
-        """Whether its processes are there."""
+        """Whether the container has processes."""
         return self.state in {"running", "paused", "restarting", "stopping"}
 
     @property
     def ended(self) -> bool:
-        """Whether it ran, and does no longer."""
+        """Whether the container has run and ended."""
         return self.state in {"exited", "dead", "stopped", "removing"}
 
 
@@ -81,14 +83,16 @@ class ContainerApi:
     """
 
     def __init__(self, place: Path) -> None:
-        self._docker: Any = importlib.import_module("docker")  # An extra, so only where used.
-        self._requests: Any = importlib.import_module("requests")
+        self._docker: ModuleType = importlib.import_module(
+            "docker"
+        )  # An extra, so only where used.
+        self._requests: ModuleType = importlib.import_module("requests")
         self.place = place
         with self._errors("connect"):
             self._api: Any = self._docker.APIClient(
                 base_url=f"unix://{place}", version="auto", timeout=ANSWER_SECONDS_MAX
             )
-            self._version: Mapping[str, Any] = self._api.version()
+            self._version: Mapping[str, JsonValue] = self._api.version()
         parts = self._version.get("Components") or [{}]
         self._podman = str(parts[0].get("Name", "")).startswith("Podman")
 
@@ -200,7 +204,7 @@ class ContainerApi:
 
     def _create_podman(self, plan: ContainerPlan) -> None:
         """Create a container with devices of the Container Device Interface at Podman's own API."""
-        limits: dict[str, Any] = _limits(plan.cpu_count, plan.memory_bytes)
+        limits: JsonObject = _limits(plan.cpu_count, plan.memory_bytes)
         self._libpod(
             "containers/create",
             {
@@ -267,7 +271,7 @@ class ContainerApi:
         return [each.get("Labels") or {} for each in found]
 
     def stop(self, name: str, seconds: float) -> None:
-        """End a container, with SIGKILL after so long. One that has ended is no error."""
+        """End a container, with SIGKILL when the time is up. One that has ended is no error."""
         with contextlib.suppress(BackendError), self._errors("go on with the container"):
             self._api.unpause(name)  # A paused one hears no signal.
         with contextlib.suppress(_MissingError), self._errors("stop the container"):
@@ -383,7 +387,7 @@ class ContainerApi:
         return str(made["Id"])
 
     def run_command(self, command: str) -> tuple[int, str]:
-        """Run a command that is ready to its end; returns its exit code and output."""
+        """Run a prepared command to its end; return its exit code and output."""
         data = bytearray()
         with self._errors("run a command in the container"):
             pieces = self._api.exec_start(command, stream=True)
@@ -409,7 +413,7 @@ class ContainerApi:
             wanted = {"label": [f"{label}={value}"], "type": ["container"]}
             return Events(self._api.events(filters=wanted, decode=True))
 
-    def _libpod(self, path: str, body: Mapping[str, Any]) -> None:
+    def _libpod(self, path: str, body: Mapping[str, JsonValue]) -> None:
         url = f"{self._api.base_url}{_LIBPOD}/{path}"
         self._api._raise_for_status(self._api.post(url, json=body, timeout=ANSWER_SECONDS_MAX))  # noqa: SLF001  # It turns statuses into the SDK's errors.
 
@@ -468,9 +472,9 @@ class _MissingError(BackendError):
     """There is no such container, image or command."""
 
 
-def _limits(cpu_count: float | None, memory_bytes: int | None) -> dict[str, Any]:
+def _limits(cpu_count: float | None, memory_bytes: int | None) -> JsonObject:
     """Return limits as the runtimes of containers take them."""
-    limits: dict[str, Any] = {}
+    limits: JsonObject = {}
     if memory_bytes is not None:
         limits["memory"] = {"limit": memory_bytes, "swap": memory_bytes}
     if cpu_count is not None:

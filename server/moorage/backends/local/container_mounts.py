@@ -34,11 +34,11 @@ def _mounts() -> list[_Mount]:
     found = []
     for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         _, _, device, root, place = line.split(" ")[:5]
-        found.append(_Mount(_unescaped(place), device, _unescaped(root)))
+        found.append(_Mount(_unescape(place), device, _unescape(root)))
     return found[::-1]
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     for number in (0o40, 0o11, 0o12, 0o134):  # The kernel writes these in octal, the last one too.
         text = text.replace(f"\\{number:03o}", chr(number))
     return text

@@ -21,7 +21,7 @@ import urllib.parse
 from pathlib import Path
 
 QUIET_SECONDS = 5.0
-"""So long nothing of the label must be there: a request of the dead may still be under way."""
+"""How long no container with the label may appear: a request of the dead may be under way."""
 REAP_SECONDS_MAX = 120.0
 """How long the container engine may take, or be away; then it is given up."""
 PAUSE_SECONDS = 0.5
@@ -42,13 +42,13 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(self._place)
 
 
-def start(place: str, label: str, value: str, heard: str = "") -> int:
+def start(place: str, label: str, value: str, contact_file: str = "") -> int:
     """Start the program beside this process, or about a file; return its pid."""
-    about = heard or str(os.getpid())
+    about = contact_file or str(os.getpid())
     command = [sys.executable, "-I", "-S", __file__, place, label, value, about]
     quiet = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
     return os.posix_spawn(
-        sys.executable, command, {}, setsid=True, file_actions=quiet if heard else []
+        sys.executable, command, {}, setsid=True, file_actions=quiet if contact_file else []
     )
 
 
@@ -72,16 +72,16 @@ def reap(place: str, label: str, value: str) -> None:
         time.sleep(PAUSE_SECONDS)  # A container engine has no news of what is not there.
 
 
-def guard(place: str, label: str, value: str, heard: str) -> None:
+def guard(place: str, label: str, value: str, contact_file: str) -> None:
     """End containers of a label while the server is not heard; return when none is to be.
 
     Another such program may be there already; then this one is not needed.
     """
-    lock = os.open(f"{heard}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(f"{contact_file}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         while True:
-            document = json.loads(Path(heard).read_text(encoding="utf-8"))
+            document = json.loads(Path(contact_file).read_text(encoding="utf-8"))
             if time.clock_gettime(time.CLOCK_BOOTTIME) > document["at"] + document["seconds"]:
                 with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
                     kill(place, label, value)

@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import (
     LOG_TAIL_LINES,
@@ -59,6 +59,7 @@ from moorage.backends.local.deadline import HEARD
 from moorage.backends.local.devices import DeviceBinding, Devices
 from moorage.backends.local.workloads import LocalWorkloads
 from moorage.backends.specs import ContainerResourceSpec, Readiness
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["CATEGORIES", "Containers"]
 
@@ -96,7 +97,7 @@ class Containers(LocalWorkloads):
         # Threads of their own: commands may take an hour, and everything else has few.
         self._commands = ThreadPoolExecutor(COMMANDS_MAX, "container-command")
         self._reaper: int | None = None
-        self._heard = folders.root.parent / HEARD
+        self._contact_file = folders.root.parent / HEARD
         self._begun_here: set[str] = set()
         self._stopping: set[str] = set()
         self._reported: set[str] = set()
@@ -152,7 +153,7 @@ class Containers(LocalWorkloads):
 
     def _limit(
         self, workload: str, memory_bytes: int | None, grant: DeviceBinding | None
-    ) -> Mapping[str, Any]:
+    ) -> Mapping[str, JsonValue]:
         """Change limits at the container engine; see `LocalWorkloads`."""
         cpu_count = None if grant is None else grant.cpu_count
         self._api().update(self._name(workload), cpu_count, memory_bytes)
@@ -254,7 +255,7 @@ class Containers(LocalWorkloads):
                 workload_store.write(folder / "container.json", {"name": name})
             seen = api.inspect(name)
             if seen is not None and seen.state in {"created", "configured", "initialized"}:
-                if supervisor.unheard({"heard": self._heard}):
+                if supervisor.unheard({"heard": self._contact_file}):
                     raise BackendError(supervisor.UNHEARD)
                 api.start(name)
 
@@ -263,7 +264,7 @@ class Containers(LocalWorkloads):
         grant = self._devices.take(order)
         folder = self._store.folder(order.id)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        noted: dict[str, Any] = {"id": order.id, "attempt": order.attempt}
+        noted: JsonObject = {"id": order.id, "attempt": order.attempt}
         noted |= {"category": spec.category, "devices": grant.rows}
         if spec.readiness is not None:
             noted |= {"probe": asdict(spec.readiness), "host": reachable_host(spec)}
@@ -300,7 +301,7 @@ class Containers(LocalWorkloads):
         return news
 
     async def _answers(
-        self, workload: str, order: Mapping[str, Any], probe: Readiness | None
+        self, workload: str, order: Mapping[str, JsonValue], probe: Readiness | None
     ) -> bool:
         """Look whether a container runs, and ask it whether it is ready; see `LocalWorkloads`."""
         seen = await asyncio.to_thread(lambda: self._api().inspect(self._name(workload)))
@@ -370,7 +371,7 @@ class Containers(LocalWorkloads):
                 log = self._api().log(self._name(workload), offset)
                 if self._begun(folder, attempt) == begun:
                     return log
-        return self._kept_log(workload, offset, attempt)
+        return self._stored_log(workload, offset, attempt)
 
     @staticmethod
     def _begun(folder: Path, attempt: int) -> int | None:
@@ -460,9 +461,9 @@ class Containers(LocalWorkloads):
             if not self._outlive:
                 root = str(self._store.root)
                 self._reaper = container_reaper.start(str(api.place), _LABEL_ROOT, root)
-            elif self._heard.exists():  # Where one is there already, this one leaves.
+            elif self._contact_file.exists():  # Where one is there already, this one leaves.
                 place = str(api.place), _LABEL_ROOT, str(self._store.root)
-                container_reaper.start(*place, os.fspath(self._heard))
+                container_reaper.start(*place, os.fspath(self._contact_file))
 
     def _hear(self, api: ContainerApi) -> None:
         """Report every end; after a silence, the missed ones."""

@@ -53,7 +53,7 @@ class HeardFile:
         """Whether the server has not been heard for too long."""
         return bool(self._seconds) and now() > self._at + self._seconds
 
-    def heard(self, at: float) -> None:
+    def note_contact(self, at: float) -> None:
         """Note that the server has heard the message of that time."""
         self._at = max(self._at, at)
         self._write()
@@ -61,7 +61,7 @@ class HeardFile:
     def agreed(self, at: float) -> None:
         """Note that the server has agreed to `seconds`, and heard the message of that time."""
         self._seconds = self._wanted
-        self.heard(at)
+        self.note_contact(at)
 
     def _write(self) -> None:
         """Put it in place; it need not outlive the machine, so none waits for the disk."""

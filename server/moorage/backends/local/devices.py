@@ -15,13 +15,14 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import BackendError, Order, UnsupportedSpecError
 from moorage.backends.local.gpus import Device, device_of, found, look_again
 from moorage.backends.spec_fields import CPUS_MAX
 from moorage.extras import install_command
 from moorage.model import DeviceId, Share
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.slots import ResourceUnavailable, SlotsError, make_resource_pool
 
 __all__ = ["DEVICE_ORDER", "DeviceBinding", "Devices", "Rows"]
@@ -33,7 +34,7 @@ _LEASED: Final = "leased"
 DEVICE_ORDER: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """Has CUDA count GPUs as NVML does, which ids come from; by itself it puts the fastest first."""
 
-Rows = dict[str, list[dict[str, Any]]]
+Rows = dict[str, list[JsonObject]]
 """What was checked out of the pool, as JSON: `{"cpus": [{"id", "slots"}], "gpus": […]}`; and what a
 lease named, `{"leased": [{"id", "slots", "of", "device"}]}`: the devices, by which node it got
 them, and which they were when it started, as `[GPU, MIG instance]`, where that was known."""
@@ -178,7 +179,7 @@ class Devices:
         with self._lock:
             self._check_in(self._held.pop(workload, {}))
 
-    def _refuse_twice(self, wanted: Sequence[Mapping[str, Any]]) -> None:
+    def _refuse_twice(self, wanted: Sequence[Mapping[str, JsonValue]]) -> None:
         """Refuse devices that other workloads have more of than would leave room.
 
         Raises:
@@ -193,7 +194,9 @@ class Devices:
                     if left + _ROUNDING < float(row["slots"]):
                         raise _twice(row, workload, held)
 
-    def _check_out(self, members: Sequence[Mapping[str, Any]], *, must: bool, could: bool) -> Rows:
+    def _check_out(
+        self, members: Sequence[Mapping[str, JsonValue]], *, must: bool, could: bool
+    ) -> Rows:
         """Check out of the pool; what need not be had is not bound, where it cannot be had.
 
         Args:
@@ -218,7 +221,7 @@ class Devices:
                 raise UnsupportedSpecError(f"this machine has not got that: {error}") from error
         return {}
 
-    def _unseen(self, members: Sequence[Mapping[str, Any]]) -> str:
+    def _unseen(self, members: Sequence[Mapping[str, JsonValue]]) -> str:
         """Return the advice for a request for GPUs where none can be seen."""
         wanted = any(each["type"] == "gpus" for each in members)
         if wanted and not self._pool.count("gpus") and importlib.util.find_spec("pynvml") is None:
@@ -268,12 +271,12 @@ class Devices:
                     each[:] = [row for row in each if (kind, str(row["id"])) in known]
 
 
-def _whole(rows: Rows) -> list[dict[str, Any]]:
+def _whole(rows: Rows) -> list[JsonObject]:
     """Return the GPUs that came from the pool, which has no others' shares."""
     return [{**row, "slots": 1.0} for row in rows.get("gpus", ())]
 
 
-def _leased(order: Order, share: Share | None) -> list[dict[str, Any]]:
+def _leased(order: Order, share: Share | None) -> list[JsonObject]:
     """Return the GPUs of this machine that a lease holds, under their present ids.
 
     Raises:
@@ -284,7 +287,7 @@ def _leased(order: Order, share: Share | None) -> list[dict[str, Any]]:
         return []
     of, slots = f"{share.cluster_id}/{share.node_id}", share.gpu_milli / _WHOLE_MILLI
     devices = next(iter(order.devices), ()) or [DeviceId()] * len(share.gpus)
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for gpu, meant in zip(share.gpus, devices, strict=True):
         try:
             name, device = found(gpu, meant)
@@ -298,7 +301,7 @@ def _leased(order: Order, share: Share | None) -> list[dict[str, Any]]:
     return rows
 
 
-def _taken(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> float:
+def _taken(wanted: Mapping[str, JsonValue], held: Mapping[str, JsonValue]) -> float:
     """Return the part of a device that `held` takes."""
     known = "device" in wanted and "device" in held
     one, other = (_device(row, known=known) for row in (wanted, held))
@@ -310,17 +313,17 @@ def _taken(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> float:
     return 0.0 if one.instance and other.instance else 1.0
 
 
-def _meant(row: Mapping[str, Any]) -> DeviceId:
+def _meant(row: Mapping[str, JsonValue]) -> DeviceId:
     gpu, instance = row["device"]
     return DeviceId(instance or gpu, gpu if instance else "")
 
 
-def _device(row: Mapping[str, Any], *, known: bool) -> Device:
+def _device(row: Mapping[str, JsonValue], *, known: bool) -> Device:
     """Return which device is held: as it was noted, or else as its name has it now."""
     return Device(*row["device"]) if known else device_of(str(row["id"]))
 
 
-def _visible(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _visible(rows: Sequence[Mapping[str, JsonValue]]) -> dict[str, str]:
     """Return the variables that show these GPUs, and no others, to a workload."""
     # An empty list hides all of them: a lease without GPUs must not use any.
     names = ",".join(str(row["id"]) for row in rows)
@@ -329,7 +332,9 @@ def _visible(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": cuda, "NVIDIA_VISIBLE_DEVICES": names or "void"}
 
 
-def _twice(row: Mapping[str, Any], workload: str, held: Mapping[str, Any]) -> BackendError:
+def _twice(
+    row: Mapping[str, JsonValue], workload: str, held: Mapping[str, JsonValue]
+) -> BackendError:
     of, other = row.get("of"), held.get("of")
     reason = f"GPU {row['id']} of this machine is in use by the workload {workload}"
     if other and of and other != of:
@@ -340,12 +345,12 @@ def _twice(row: Mapping[str, Any], workload: str, held: Mapping[str, Any]) -> Ba
     return BackendError(f"{reason}; it ends with its lease, or release that")
 
 
-def _cpus(count: float | None) -> list[dict[str, Any]]:
-    """Return the members of a request for so many processors; the last one may be a share."""
+def _cpus(count: float | None) -> list[JsonObject]:
+    """Return the members of a request for processors; the last one may be a share."""
     if count is None:
         return []
     if not 0 < count <= CPUS_MAX:
         raise UnsupportedSpecError(f"cpu_count: expected a number above 0, not {count}")
     whole, share = divmod(count, 1)
-    members: list[dict[str, Any]] = [{"type": "cpus", "slots": 1}] * int(whole)
+    members: list[JsonObject] = [{"type": "cpus", "slots": 1}] * int(whole)
     return [*members, {"type": "cpus", "slots": share}] if share else members

@@ -2,7 +2,8 @@
 
 import importlib
 from functools import lru_cache
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 from moorage.model import DeviceId
 
@@ -90,7 +91,7 @@ def _known() -> dict[str, Device]:
     return names
 
 
-def _instances(nvml: Any, handle: Any) -> list[tuple[int, str]]:
+def _instances(nvml: ModuleType, handle: object) -> list[tuple[int, str]]:
     found = []
     try:
         for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
@@ -104,7 +105,7 @@ def _instances(nvml: Any, handle: Any) -> list[tuple[int, str]]:
     return found
 
 
-def nvml_here() -> Any:
+def nvml_here() -> ModuleType | None:
     """Return the bindings, ready for use; None if there is no driver, and so are no GPUs."""
     try:
         nvml = importlib.import_module("pynvml")

@@ -8,11 +8,12 @@ So the folder of the backend remembers under which names it knew itself, and as 
 import platform
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from moorage.backends.local.workload_store import read, write
 from moorage.model import Cluster
 from moorage.protocol.cluster_documents import machine_key
+from moorage.records.json_values import JsonObject
 
 __all__ = ["RegisteredNode", "names_of", "note_registered", "registered", "this_node"]
 
@@ -76,10 +77,10 @@ def _machine_key() -> str:
         return ""  # As in most containers.
 
 
-def _read(root: Path) -> dict[str, Any]:
+def _read(root: Path) -> JsonObject:
     return read(root / _FILE) or {}
 
 
-def _write(root: Path, known: dict[str, Any]) -> None:
+def _write(root: Path, known: JsonObject) -> None:
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     write(root / _FILE, known)

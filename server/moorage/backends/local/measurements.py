@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from moorage.backends.local.gpus import nvml_here
@@ -83,7 +84,7 @@ def _disk(folder: Path) -> dict[str, float]:
     return {"freeMem": usage.free // _MIB, "usedMem": usage.used // _MIB}
 
 
-def _gpus(nvml: Any, held: Collection[str]) -> tuple[list[dict[str, float]], dict[str, str]]:
+def _gpus(nvml: ModuleType, held: Collection[str]) -> tuple[list[dict[str, float]], dict[str, str]]:
     rows: list[dict[str, float]] = []
     busy: dict[str, str] = {}
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -95,11 +96,11 @@ def _gpus(nvml: Any, held: Collection[str]) -> tuple[list[dict[str, float]], dic
                 uuid = str(nvml.nvmlDeviceGetUUID(each))
                 users = list(nvml.nvmlDeviceGetComputeRunningProcesses(each))
                 if users and uuid.lower() not in held:
-                    busy[uuid] = _shown(users)
+                    busy[uuid] = _describe(users)
     return rows, busy
 
 
-def _gpu(nvml: Any, handle: Any) -> dict[str, float]:
+def _gpu(nvml: ModuleType, handle: object) -> dict[str, float]:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     row: dict[str, float] = {
         "usedMem": memory.used // _MIB,
@@ -118,14 +119,14 @@ def _gpu(nvml: Any, handle: Any) -> dict[str, float]:
     return row
 
 
-def _instances(nvml: Any, handle: Any) -> Iterator[Any]:
+def _instances(nvml: ModuleType, handle: object) -> Iterator[object]:
     with suppress(nvml.NVMLError):
         for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             with suppress(nvml.NVMLError_NotFound):  # Numbers have gaps.
                 yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
 
 
-def _shown(users: list[Any]) -> str:
+def _describe(users: list[Any]) -> str:
     named = []
     for each in users[:_SHOWN_MAX]:
         name = "a program"

@@ -3,7 +3,7 @@
 import os
 import socket
 from dataclasses import asdict, replace
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import Order, UnsupportedSpecError
 from moorage.backends.local import marks
@@ -17,6 +17,7 @@ from moorage.backends.specs import (
     VLLMModelResourceSpec,
     memory_bytes,
 )
+from moorage.records.json_values import JsonObject
 
 __all__ = ["document", "free_port", "process"]
 
@@ -58,7 +59,7 @@ def document(
     confinement: Confinement,
     owner: int | None,
     heard: str,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the content of `order.json`.
 
     Args:

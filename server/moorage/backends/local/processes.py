@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import (
     BackendError,
@@ -46,6 +46,7 @@ from moorage.backends.local.devices import DeviceBinding, Devices
 from moorage.backends.local.watcher import Watcher, lives
 from moorage.backends.local.workloads import LocalWorkloads
 from moorage.backends.specs import ProcessResourceSpec, Readiness, ServiceResourceSpec
+from moorage.records.json_values import JsonValue
 
 __all__ = ["CATEGORIES", "Processes"]
 
@@ -193,7 +194,7 @@ class Processes(LocalWorkloads):
 
     def _limit(
         self, workload: str, memory_bytes: int | None, grant: DeviceBinding | None
-    ) -> Mapping[str, Any]:
+    ) -> Mapping[str, JsonValue]:
         """Bind and bound a process and all it started; see `LocalWorkloads`."""
         holder = workload_store.holder(self._store.folder(workload))
         pids = list(marks.below(() if holder is None else (holder,)))
@@ -260,7 +261,7 @@ class Processes(LocalWorkloads):
 
     async def logs(self, workload: str, offset: int, attempt: int) -> Log:
         """Read the output of a process, even a stopped one; see `Backend.logs`."""
-        return await asyncio.to_thread(self._kept_log, workload, offset, attempt)
+        return await asyncio.to_thread(self._stored_log, workload, offset, attempt)
 
     def close(self) -> None:
         """Watch no longer. The processes go on."""
@@ -328,7 +329,7 @@ class Processes(LocalWorkloads):
         return self._noted(ready)
 
     async def _answers(
-        self, workload: str, order: Mapping[str, Any], probe: Readiness | None
+        self, workload: str, order: Mapping[str, JsonValue], probe: Readiness | None
     ) -> bool:
         """Ask a service whether it is ready; see `LocalWorkloads`."""
         if probe is None:

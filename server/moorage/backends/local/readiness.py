@@ -19,7 +19,7 @@ _FAILED_FROM: Final = 400
 """HTTP statuses from this one on are no answer."""
 
 RunCommand = Callable[[Sequence[str], float], Awaitable[int]]
-"""Runs a command inside of the workload, in so many seconds, and returns its exit status."""
+"""Runs a command inside the workload, within some seconds, and returns its exit status."""
 
 
 async def still(ask: Callable[[], Awaitable[bool]], probe: Readiness | None) -> bool:
@@ -103,7 +103,7 @@ def _no_certificates() -> ssl.SSLContext:
 
 
 async def accepts(host: str, port: int, timeout_seconds: float, *, proxied: bool = False) -> bool:
-    """Whether a TCP connection is accepted there in so many seconds, not only by a proxy."""
+    """Whether a TCP connection is accepted there within some seconds, not only by a proxy."""
     try:
         async with asyncio.timeout(timeout_seconds):
             reader, writer = await asyncio.open_connection(host, port)

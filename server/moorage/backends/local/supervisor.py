@@ -38,7 +38,7 @@ import time
 
 TYPE_CHECKING = False  # `typing` itself would take longer to import than all the rest.
 if TYPE_CHECKING:
-    from typing import Any
+    from moorage.records.json_values import JsonObject
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -127,7 +127,7 @@ def take(folder: str) -> bool:
     return held.st_ino == there.st_ino and not begun
 
 
-def make_group(order: "dict[str, Any]") -> str:
+def make_group(order: "JsonObject") -> str:
     """Make the workload's control group; return its path, or nothing if there can be none."""
     group = str(order.get("group") or "")
     if not group:
@@ -159,7 +159,7 @@ def enter(group: str) -> None:
             procs.write("0")
 
 
-def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL, group: str, output: int) -> int:
+def start(order: "JsonObject", folder: str, libc: ctypes.CDLL, group: str, output: int) -> int:
     """Start the command in a session of its own and return its pid; OSError says why not."""
     work = os.path.join(folder, "work")
     with contextlib.suppress(OSError):
@@ -232,7 +232,7 @@ def detach(output: int, written: int) -> None:
     os.closerange(written + 1, 256)
 
 
-def become(order: "dict[str, Any]", place: str) -> None:
+def become(order: "JsonObject", place: str) -> None:
     """Become the command, in a folder."""
     try:
         os.chdir(place)
@@ -243,7 +243,7 @@ def become(order: "dict[str, Any]", place: str) -> None:
 
 
 def supervise(
-    folder: str, order: "dict[str, Any]", child: int, group: str, wanted: "set[signal.Signals]"
+    folder: str, order: "JsonObject", child: int, group: str, wanted: "set[signal.Signals]"
 ) -> "tuple[int, str]":
     """Wait until the command has ended; return its status, and why that was brought about."""
     deadline = None
@@ -275,7 +275,7 @@ def supervise(
     return status, detail
 
 
-def unheard(order: "dict[str, Any]") -> bool:
+def unheard(order: "JsonObject") -> bool:
     """Return whether an agent has not heard its server for longer than its workloads may run on."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         with open(order["heard"], encoding="utf-8") as file:
@@ -285,7 +285,7 @@ def unheard(order: "dict[str, Any]") -> bool:
 
 
 def reap() -> "list[tuple[int, int]]":
-    """Return all that has ended, as (pid, status)."""
+    """Reap all child processes that have ended; return them as (pid, status)."""
     ended = []
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -483,7 +483,7 @@ def finish(folder: str, code: "int | None", detail: str, *, started: bool = True
         write(os.path.join(folder, "exit.json"), ended)
 
 
-def write(path: str, document: "dict[str, Any]") -> None:
+def write(path: str, document: "JsonObject") -> None:
     """Write a file whole or not at all, to last."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(f"{path}.new")
@@ -495,7 +495,7 @@ def write(path: str, document: "dict[str, Any]") -> None:
     os.replace(f"{path}.new", path)
 
 
-def report(pipe: int, document: "dict[str, Any]") -> None:
+def report(pipe: int, document: "JsonObject") -> None:
     """Send a report to the parent of this supervisor, if it is still there."""
     with contextlib.suppress(OSError):
         os.write(pipe, json.dumps(document).encode() + b"\n")

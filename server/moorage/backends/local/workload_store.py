@@ -31,7 +31,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from numbers import Real
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, unquote
 
 from moorage.backends.base import (
@@ -43,6 +43,7 @@ from moorage.backends.base import (
     UnsupportedSpecError,
     WorkloadReport,
 )
+from moorage.records.json_values import JsonObject, JsonValue
 
 ENDED_MAX: Final = 200
 """Folders of stopped workloads, one per start, that stay for their output; and as many of
@@ -76,10 +77,10 @@ class WorkloadStore:
         for folder in (root, self._running, self._ended, self._damaged):
             folder.mkdir(exist_ok=True, mode=0o700)
             folder.chmod(0o700)  # An earlier release made some that others could read.
-        self.quarantined = tuple(filter(None, map(self._tidied, sorted(self._running.iterdir()))))
+        self.quarantined = tuple(filter(None, map(self._tidy, sorted(self._running.iterdir()))))
         """What could not be read, in words, and was put aside."""
 
-    def _tidied(self, folder: Path) -> str:
+    def _tidy(self, folder: Path) -> str:
         """Remove folders without an order; put unreadable ones aside, and return a message."""
         plain = not folder.is_symlink() and folder.is_dir()
         if plain and not os.path.lexists(folder / "order.json"):
@@ -101,12 +102,12 @@ class WorkloadStore:
         name = unquote(folder.name)
         return name if self.folder(name) == folder else None
 
-    def order(self, workload: str) -> dict[str, Any] | None:
+    def order(self, workload: str) -> JsonObject | None:
         """Return the order of a workload; None if there is none, or it is lost."""
         return _sound(self.folder(workload))
 
     def has(self, workload: str) -> bool:
-        """Return whether a workload was begun and not stopped."""
+        """Return whether a workload was started and not stopped."""
         return self.order(workload) is not None
 
     def keeps(self, workload: str) -> bool:
@@ -130,7 +131,7 @@ class WorkloadStore:
             if order is not None:
                 yield str(order["id"])
 
-    def devices(self) -> dict[str, dict[str, Any]]:
+    def devices(self) -> dict[str, JsonObject]:
         """Return the devices of all workloads that were begun and not stopped, by name."""
         held = {}
         for name in self.names():
@@ -277,7 +278,7 @@ def _piece(folder: Path, offset: int, attempt: int, *, over: bool) -> Log | None
         ended = read(Path("exit.json"), opened)  # Before the output, which is complete by then.
         code = None if ended is None else ended["code"]
         over = over or ended is not None
-        output = _opened(Path("output.log"), opened)
+        output = _open(Path("output.log"), opened)
         if output is None:
             if os.path.lexists(folder / "output.log"):
                 raise BackendError("its output is no file any more: it cannot be read")
@@ -294,7 +295,7 @@ def _piece(folder: Path, offset: int, attempt: int, *, over: bool) -> Log | None
     return Log.of(data, start, over=over and end >= size, exit_code=code)
 
 
-def read(path: Path, folder: int | None = None) -> dict[str, Any] | None:
+def read(path: Path, folder: int | None = None) -> JsonObject | None:
     """Return a file of JSON, or None where there is none, or none that is whole.
 
     Args:
@@ -305,7 +306,7 @@ def read(path: Path, folder: int | None = None) -> dict[str, Any] | None:
         OSError: It is unknown, e.g. because no descriptor is left.
 
     """
-    opened = _opened(path, folder)
+    opened = _open(path, folder)
     if opened is None:
         return None
     with open(opened, "rb") as file:  # noqa: PTH123  # It is open already.
@@ -317,7 +318,7 @@ def read(path: Path, folder: int | None = None) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _opened(path: Path, folder: int | None = None) -> int | None:
+def _open(path: Path, folder: int | None = None) -> int | None:
     """Open a plain file for reading; None where there is none, whatever else is there."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -334,7 +335,7 @@ def _opened(path: Path, folder: int | None = None) -> int | None:
     return None
 
 
-def _sound(folder: Path) -> dict[str, Any] | None:
+def _sound(folder: Path) -> JsonObject | None:
     """Return the order in a folder; None where there is none that was written for it."""
     order = read(folder / "order.json")
     if order is None:
@@ -360,7 +361,7 @@ def _remove(place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
 
 
-def write(path: Path, document: Mapping[str, Any]) -> None:
+def write(path: Path, document: Mapping[str, JsonValue]) -> None:
     """Write a file whole or not at all, to last."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
@@ -396,7 +397,7 @@ def holder(folder: Path) -> int | None:
 
 def tail(folder: Path) -> tuple[str, ...]:
     """Return the last lines of a workload's output."""
-    opened = _opened(folder / "output.log")
+    opened = _open(folder / "output.log")
     if opened is None:
         return ()
     with open(opened, "rb") as file:  # noqa: PTH123  # It is open already.
@@ -405,7 +406,7 @@ def tail(folder: Path) -> tuple[str, ...]:
     return tuple(lines[-LOG_TAIL_LINES:])
 
 
-def _ended(workload: str, ended: Mapping[str, Any], lines: tuple[str, ...]) -> WorkloadReport:
+def _ended(workload: str, ended: Mapping[str, JsonValue], lines: tuple[str, ...]) -> WorkloadReport:
     code, detail = ended["code"], ended["detail"]
     if not ended.get("started", True):
         code = None  # It is a shell's word for that: see `log`.

@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from moorage.backends.base import (
     BackendError,
@@ -29,6 +29,7 @@ from moorage.backends.local import readiness, workload_store
 from moorage.backends.local.devices import DeviceBinding, Devices
 from moorage.backends.spec_fields import memory_bytes
 from moorage.backends.specs import Readiness
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["LIMITS", "LocalWorkloads"]
 
@@ -92,7 +93,7 @@ class LocalWorkloads(abc.ABC):
                 raise TimeoutError(reason) from None
             raise
 
-    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+    async def control(self, workload: str, limits: Mapping[str, JsonValue]) -> None:
         """Change limits of a workload while it runs; see `Backend.control`."""
         order = self._order(workload)
         if unknown := limits.keys() - LIMITS:
@@ -123,7 +124,9 @@ class LocalWorkloads(abc.ABC):
             raise
         self._note(workload, order, noted)
 
-    def _note(self, workload: str, order: Mapping[str, Any], noted: Mapping[str, Any]) -> None:
+    def _note(
+        self, workload: str, order: Mapping[str, JsonValue], noted: Mapping[str, JsonValue]
+    ) -> None:
         """Write down what changed of an order."""
         if noted:
             workload_store.write(self._store.folder(workload) / "order.json", {**order, **noted})
@@ -186,7 +189,7 @@ class LocalWorkloads(abc.ABC):
 
     @abc.abstractmethod
     async def _answers(
-        self, workload: str, order: Mapping[str, Any], probe: Readiness | None
+        self, workload: str, order: Mapping[str, JsonValue], probe: Readiness | None
     ) -> bool:
         """Ask a workload that runs whether it is ready; one without a probe says so by running."""
 
@@ -205,10 +208,10 @@ class LocalWorkloads(abc.ABC):
     @abc.abstractmethod
     def _limit(
         self, workload: str, memory_bytes: int | None, grant: DeviceBinding | None
-    ) -> Mapping[str, Any]:
+    ) -> Mapping[str, JsonValue]:
         """Change the limits that are not None; return the values to note. Blocks."""
 
-    def _kept_log(self, workload: str, offset: int, attempt: int) -> Log:
+    def _stored_log(self, workload: str, offset: int, attempt: int) -> Log:
         """Read output that has a file here. Blocks.
 
         Raises:
@@ -225,7 +228,7 @@ class LocalWorkloads(abc.ABC):
             )
         return log
 
-    def _order(self, workload: str) -> dict[str, Any]:
+    def _order(self, workload: str) -> JsonObject:
         """Return the order of a workload.
 
         Raises:

@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import (
     BackendError,
@@ -25,6 +25,7 @@ from moorage.backends.base import (
 )
 from moorage.backends.spec_documents import SPECS
 from moorage.backends.specs import BaseResourceSpec, MemoryResourceSpec
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["MemoryBackend"]
 
@@ -38,7 +39,7 @@ class _Entry:
     spec: MemoryResourceSpec
     workload: WorkloadReport
     fail_stops: int
-    limits: dict[str, Any] = field(default_factory=dict[str, Any])
+    limits: JsonObject = field(default_factory=JsonObject)
     faults: list[threading.Timer] = field(default_factory=list[threading.Timer])
 
 
@@ -135,7 +136,7 @@ class MemoryBackend:
         ready = entry is not None and entry.workload.phase is Phase.READY
         return entry.workload if entry is not None and ready else None
 
-    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+    async def control(self, workload: str, limits: Mapping[str, JsonValue]) -> None:
         """Note new limits of a workload; see `Backend.control`."""
         entry = self._entry(workload)
         if unknown := limits.keys() - _LIMITS:
@@ -143,7 +144,7 @@ class MemoryBackend:
             raise UnsupportedSpecError(f"the backend memory has no limit named {names}")
         entry.limits.update(limits)
 
-    async def reset(self, workload: str) -> Any:
+    async def reset(self, workload: str) -> JsonValue:
         """Reset a workload; see `Backend.reset`."""
         spec = self._entry(workload).spec
         if not spec.resettable:

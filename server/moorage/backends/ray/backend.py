@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import (
     LOG_BYTES_MAX,
@@ -34,6 +34,7 @@ from moorage.backends.ray.connection import RayConnection, WorkloadFailedError
 from moorage.backends.ray.records import Records
 from moorage.backends.ray.specs import RayJobResourceSpec
 from moorage.backends.specs import BaseResourceSpec
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["RayBackend"]
 
@@ -96,15 +97,15 @@ class RayBackend:
 
     async def discover(self) -> Collection[WorkloadReport]:
         """Return the workloads here; see `Backend.discover`."""
-        found = await self._discovered()
+        found = await self._discover()
         known = {name: _report(name, each) for name, each in found.items()}
         for name in self._records.ready() - known.keys():
             known[name] = _gone(name)
         return list(known.values())
 
-    async def _discovered(self) -> dict[str, Any]:
+    async def _discover(self) -> JsonObject:
         shapes = self._records.shapes()
-        found: dict[str, Any] = await self.connection.call(
+        found: JsonObject = await self.connection.call(
             "discover", ANSWER_SECONDS_MAX, shapes=shapes
         )
         return found
@@ -172,13 +173,13 @@ class RayBackend:
 
     async def status(self, workload: str) -> WorkloadReport:
         """Look at a workload; see `Backend.status`."""
-        return await self._looked(workload, probe=False)
+        return await self._look(workload, probe=False)
 
     async def probe(self, workload: str) -> WorkloadReport:
         """Look at a workload and ask whether it answers; see `Backend.probe`."""
-        return await self._looked(workload, probe=True)
+        return await self._look(workload, probe=True)
 
-    async def _looked(self, workload: str, *, probe: bool) -> WorkloadReport:
+    async def _look(self, workload: str, *, probe: bool) -> WorkloadReport:
         try:
             seen = await self.connection.call(
                 "status",
@@ -198,14 +199,14 @@ class RayBackend:
         del workload
         return None
 
-    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+    async def control(self, workload: str, limits: Mapping[str, JsonValue]) -> None:
         """Refuse: an actor's share of Ray cannot change; see `Backend.control`."""
         await self.status(workload)
         if limits:
             names = ", ".join(sorted(limits))
             raise UnsupportedSpecError(f"the backend ray has no limit named {names}")
 
-    async def reset(self, workload: str) -> Any:
+    async def reset(self, workload: str) -> JsonValue:
         """Refuse: nothing on Ray says how; see `Backend.reset`."""
         await self.status(workload)
         raise UnsupportedSpecError("the backend ray resets nothing; end it and start another")
@@ -269,14 +270,14 @@ class RayBackend:
 
     # The cluster -------------------------------------------------------------------------------
 
-    async def observe(self) -> dict[str, Any]:
+    async def observe(self) -> JsonObject:
         """Return the capacity of the cluster and its use; see `inventory`.
 
         Raises:
             BackendError: Ray does not answer.
 
         """
-        seen: dict[str, Any] = await self.connection.call("observe", ANSWER_SECONDS_MAX)
+        seen: JsonObject = await self.connection.call("observe", ANSWER_SECONDS_MAX)
         self._nodes = frozenset(str(each["id"]) for each in seen["nodes"])
         return seen
 
@@ -286,7 +287,7 @@ class RayBackend:
 
     # News --------------------------------------------------------------------------------------
 
-    def _ended(self, workload: str, report: Mapping[str, Any]) -> None:
+    def _ended(self, workload: str, report: Mapping[str, JsonValue]) -> None:
         self._tell(_report(workload, report))
 
     def _reconnected(self) -> None:
@@ -297,7 +298,7 @@ class RayBackend:
     async def _caught_up(self) -> None:
         before = self._records.ready()
         try:
-            found = await self._discovered()
+            found = await self._discover()
             for name in sorted(self._unwanted):
                 with self._lock:
                     wanted = name in self._busy or name not in self._unwanted
@@ -334,7 +335,7 @@ class RayBackend:
             self._listener(workload)
 
 
-def _report(workload: str, seen: Mapping[str, Any]) -> WorkloadReport:
+def _report(workload: str, seen: Mapping[str, JsonValue]) -> WorkloadReport:
     return WorkloadReport(
         workload,
         Phase(seen["phase"]),
@@ -345,7 +346,7 @@ def _report(workload: str, seen: Mapping[str, Any]) -> WorkloadReport:
     )
 
 
-def _archived(piece: Mapping[str, Any], offset: int) -> Log:
+def _archived(piece: Mapping[str, JsonValue], offset: int) -> Log:
     """Return a part of the stored output of a stopped workload."""
     data, first = base64.b64decode(piece["data"]), int(piece["start"])
     size = first + len(data)
@@ -359,6 +360,6 @@ def _gone(workload: str) -> WorkloadReport:
     return WorkloadReport(workload, Phase.FAILED, detail=_GONE)
 
 
-def _where(plans: Sequence[Mapping[str, Any]]) -> str:
+def _where(plans: Sequence[Mapping[str, JsonValue]]) -> str:
     nodes = ", ".join(each["node"] for each in plans if each["node"])
     return f"requested from Ray on {nodes}" if nodes else "requested from Ray"

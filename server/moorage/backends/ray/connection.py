@@ -12,17 +12,18 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import BackendError, UnknownWorkloadError
 from moorage.launch import command
+from moorage.records.json_values import JsonValue
 
 __all__ = ["RayConnection", "RayUnreachableError", "WorkloadFailedError"]
 
 CONNECT_SECONDS_MAX: Final = 60.0
 """How long the process may take to find the cluster."""
 SILENCE_SECONDS_MAX: Final = 15.0
-"""So long Ray may not answer; then the process is ended and another one started."""
+"""Longest silence of Ray; then the process is ended and another one started."""
 PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 5.0)
 """Before it is started again; the last one repeats."""
 WAITING_SECONDS: Final = 0.05
@@ -61,7 +62,7 @@ class RayConnection:
         namespace: str,
         folder: Path,
         connected: Callable[[], None],
-        ended: Callable[[str, Mapping[str, Any]], None],
+        ended: Callable[[str, Mapping[str, JsonValue]], None],
     ) -> None:
         self.address = address
         self._server = server
@@ -71,7 +72,7 @@ class RayConnection:
         self._ended = ended
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, Future[Any]] = {}
+        self._waiting: dict[int, Future[JsonValue]] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._up = threading.Event()
         self._closing = threading.Event()
@@ -90,7 +91,7 @@ class RayConnection:
         with self._lock:
             return self._process.pid if self._process is not None else None
 
-    async def call(self, name: str, seconds: float | None, /, **arguments: Any) -> Any:
+    async def call(self, name: str, seconds: float | None, /, **arguments: JsonValue) -> JsonValue:
         """Call the process.
 
         Args:
@@ -109,7 +110,7 @@ class RayConnection:
         if not await self._wait(connecting):
             raise RayUnreachableError(f"Ray at {self.address} is not reached: {self.trouble}")
         number = next(self._numbers)
-        future: Future[Any] = Future()
+        future: Future[JsonValue] = Future()
         with self._lock:
             if self._process is None:  # It has just ended.
                 raise RayUnreachableError(f"Ray at {self.address} is not reached: {self.trouble}")
@@ -163,7 +164,7 @@ class RayConnection:
             await asyncio.sleep(WAITING_SECONDS)  # A thread's event wakes no event loop.
         return True
 
-    def _write(self, message: Mapping[str, Any]) -> None:
+    def _write(self, message: Mapping[str, JsonValue]) -> None:
         line = json.dumps(message).encode() + b"\n"
         with self._lock:
             process = self._process
@@ -233,7 +234,7 @@ class RayConnection:
                 elif "ended" in message:
                     self._ended(message["ended"], message["report"])
                 elif "id" in message:
-                    self._answered(message)
+                    self._take_answer(message)
         process.kill()
         process.wait()
         self._trouble = trouble
@@ -256,7 +257,7 @@ class RayConnection:
             return next((f": {each[:WORDS_MAX]}" for each in reversed(lines) if each.strip()), "")
         return ""
 
-    def _answered(self, message: Mapping[str, Any]) -> None:
+    def _take_answer(self, message: Mapping[str, JsonValue]) -> None:
         with self._lock:
             future = self._waiting.pop(message["id"], None)
         if future is not None and not future.done():

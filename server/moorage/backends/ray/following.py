@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -13,6 +13,7 @@ from moorage.backends.ray.inventory import UNREACHABLE, bundles, document
 from moorage.backends.registry import Inventory
 from moorage.protocol.cluster_documents import Document
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 from moorage.records.rights import SERVER_ITSELF
 
 log = structlog.get_logger("moored")
@@ -20,7 +21,7 @@ log = structlog.get_logger("moored")
 LOOK_SECONDS: Final = 2.0
 """Between two looks at what the cluster has."""
 UNREACHABLE_SECONDS: Final = 10.0
-"""So long Ray may not answer before its cluster gets no new leases."""
+"""Longest silence of Ray before its cluster gets no new leases."""
 TAG: Final = "ray"
 """The mark of documents that this module writes; one without it came from a client."""
 
@@ -45,9 +46,9 @@ class RayFollower:
         self._inventory = inventory
         self._finding = ""
         self._failed = asyncio.Event()
-        self._answered = time.monotonic()
+        self._answered_at = time.monotonic()
         self._last: Document = {}
-        self._seen: dict[str, Any] | None = None
+        self._seen: JsonObject | None = None
         self._requested: list[dict[str, float]] | None = None  # The last request to Ray is unknown.
 
     async def run(self) -> None:
@@ -71,7 +72,7 @@ class RayFollower:
     async def look(self) -> str:
         """Look once; return the fault."""
         answer = asyncio.ensure_future(self._backend.observe())
-        left = self._answered + UNREACHABLE_SECONDS - time.monotonic()
+        left = self._answered_at + UNREACHABLE_SECONDS - time.monotonic()
         try:
             await asyncio.wait([answer], timeout=max(left, 0.0))
             if not answer.done():  # It may take longer; the outage is known by now.
@@ -79,12 +80,12 @@ class RayFollower:
             self._seen = await answer
         except BackendError as error:
             self._requested = None  # A cluster that is started again has forgotten it.
-            if time.monotonic() - self._answered < UNREACHABLE_SECONDS:
+            if time.monotonic() - self._answered_at < UNREACHABLE_SECONDS:
                 return str(error)
             return await self._away() or str(error)
         finally:
             answer.cancel()
-        self._answered = time.monotonic()
+        self._answered_at = time.monotonic()
         wrong = await self._write(document(self._cluster, self._seen))
         if self._autoscale:
             wrong = await self._request(self._seen) or wrong
@@ -119,7 +120,7 @@ class RayFollower:
         self._last = written
         return ""
 
-    async def _request(self, seen: dict[str, Any]) -> str:
+    async def _request(self, seen: JsonObject) -> str:
         """Request room for waiting requests from Ray's autoscaler; return the fault."""
         wanted = bundles(
             [

@@ -7,7 +7,7 @@ again as are only reserved, by placement groups; of processors and memory the am
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from moorage.model import Demand
 from moorage.protocol.cluster_documents import (
@@ -17,6 +17,7 @@ from moorage.protocol.cluster_documents import (
     device,
     node_document,
 )
+from moorage.records.json_values import JsonValue
 
 __all__ = ["UNREACHABLE", "bundles", "document"]
 
@@ -30,7 +31,7 @@ _WHOLE: Final = 0.9999
 """Ray counts in ten-thousandths."""
 
 
-def document(cluster_id: str, seen: Mapping[str, Any], *, live: bool = True) -> Document:
+def document(cluster_id: str, seen: Mapping[str, JsonValue], *, live: bool = True) -> Document:
     """Return the document of the cluster.
 
     Args:
@@ -45,7 +46,7 @@ def document(cluster_id: str, seen: Mapping[str, Any], *, live: bool = True) -> 
     return made if live else made | {"status": UNREACHABLE}
 
 
-def bundles(demands: Sequence[Demand], seen: Mapping[str, Any]) -> list[dict[str, float]]:
+def bundles(demands: Sequence[Demand], seen: Mapping[str, JsonValue]) -> list[dict[str, float]]:
     """Return the bundles to request from Ray's autoscaler, so that waiting requests find room.
 
     Ray reads them as all that its cluster must be able to hold, not as an addition. So they
@@ -64,10 +65,12 @@ def bundles(demands: Sequence[Demand], seen: Mapping[str, Any]) -> list[dict[str
         waiting += [wanted or {"CPU": 1.0}] * demand.nodes
     if not waiting:
         return []
-    return [taken for node in seen["nodes"] if (taken := _taken(node, waiting))] + waiting
+    return [taken for node in seen["nodes"] if (taken := _taken_amounts(node, waiting))] + waiting
 
 
-def _taken(node: Mapping[str, Any], waiting: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _taken_amounts(
+    node: Mapping[str, JsonValue], waiting: Sequence[Mapping[str, float]]
+) -> dict[str, float]:
     """Return the use of a node: all of it if the rest is too little for any request."""
     total = {name: float(node["resources"].get(name, 0)) for name in ("GPU", "CPU", "memory")}
     free = {name: float(node["free"].get(name, 0)) for name in total}
@@ -81,7 +84,7 @@ def _taken(node: Mapping[str, Any], waiting: Sequence[Mapping[str, float]]) -> d
     return {name: amount for name, amount in total.items() if amount}
 
 
-def _node(node: Mapping[str, Any], ours: frozenset[str]) -> Document:
+def _node(node: Mapping[str, JsonValue], ours: frozenset[str]) -> Document:
     resources, free = node["resources"], node["free"]
     labels = {str(name): str(value) for name, value in node["labels"].items()}
     if node["name"]:

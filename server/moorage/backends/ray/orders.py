@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import BackendError, Order, UnsupportedSpecError
 from moorage.backends.local.container_plans import LOOPBACK, is_shell, mounts, probe_port
@@ -19,6 +19,7 @@ from moorage.backends.specs import (
     memory_bytes,
 )
 from moorage.model import GPU_MILLI, Share
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["CATEGORIES", "NAMESPACE", "Plan", "check", "plans"]
 
@@ -37,7 +38,7 @@ CALLS_MAX: Final = 1000
 NODE_PYTHON: Final = "{python}"
 """Program of a command: the interpreter that Ray itself has on the node."""
 
-Plan = dict[str, Any]
+Plan = JsonObject
 """What runs on one node, as JSON: `driver` starts the actor by it, `node.host` the workload."""
 
 
@@ -87,7 +88,7 @@ def _check_container(spec: ContainerResourceSpec, *, leased: bool) -> None:
     _check_options(spec.ray_actor_options, leased=leased)
 
 
-def _check_options(options: Mapping[str, Any], *, leased: bool) -> None:
+def _check_options(options: Mapping[str, JsonValue], *, leased: bool) -> None:
     """Refuse what Ray would only refuse once the lease is granted."""
     allowed = OPTIONS if leased else OPTIONS | OWN_OPTIONS
     for option in options.keys() - allowed:
@@ -157,17 +158,17 @@ def plans(order: Order, server: str) -> list[Plan]:
     return found
 
 
-def _options(share: Share | None, spec: BaseResourceSpec) -> dict[str, Any]:
+def _options(share: Share | None, spec: BaseResourceSpec) -> JsonObject:
     """Return the options of the actor, with its share."""
-    given: Mapping[str, Any] = {}
+    given: Mapping[str, JsonValue] = {}
     if isinstance(spec, RayActorResourceSpec | ContainerResourceSpec):
         given = {name: spec.ray_actor_options[name] for name in spec.ray_actor_options}
     options = {name: value for name, value in given.items() if name != "max_concurrency"}
     held: dict[str, float] = {"num_cpus": 0, "num_gpus": 0}
-    return {**held, **options, **(_held(share) if share is not None else _wanted(spec))}
+    return {**held, **options, **(_held(share) if share is not None else _amounts(spec))}
 
 
-def _wanted(spec: BaseResourceSpec) -> dict[str, float]:
+def _amounts(spec: BaseResourceSpec) -> dict[str, float]:
     """Return the spec's own resources, for a workload without a lease."""
     said = {"num_cpus": "cpu_count", "num_gpus": "gpus", "memory": "mem_limit"}
     given = {option: getattr(spec, name, None) for option, name in said.items()}
@@ -216,10 +217,10 @@ def _held(share: Share) -> dict[str, float]:
     return held
 
 
-def _work(spec: BaseResourceSpec, share: Share | None) -> dict[str, Any]:
+def _work(spec: BaseResourceSpec, share: Share | None) -> JsonObject:
     """Return the work of the actor."""
     programs = resources.files("moorage.backends.ray.node")
-    work: dict[str, Any] = {
+    work: JsonObject = {
         "actor": None,
         "command": [],
         "workdir": None,
@@ -262,7 +263,7 @@ def _work(spec: BaseResourceSpec, share: Share | None) -> dict[str, Any]:
     return work
 
 
-def _check(probe: Readiness) -> dict[str, Any]:
+def _check(probe: Readiness) -> JsonObject:
     """Return the readiness check of a workload."""
     return {
         "path": probe.path,
@@ -273,7 +274,7 @@ def _check(probe: Readiness) -> dict[str, Any]:
     }
 
 
-def _container(spec: ContainerResourceSpec, share: Share | None) -> dict[str, Any]:
+def _container(spec: ContainerResourceSpec, share: Share | None) -> JsonObject:
     """Return the container for the engine of a node; the lease adds to the spec."""
     cpus = spec.cpu_count or (share.cpu_milli / 1000 if share else 0)
     size = (

@@ -12,9 +12,10 @@ import threading
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import BackendError
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["Records"]
 
@@ -35,7 +36,7 @@ class Records:
         self.folder = folder
         self._lock = threading.Lock()
         self._server = ""
-        self._known: dict[str, dict[str, Any] | None] | None = None
+        self._known: dict[str, JsonObject | None] | None = None
 
     def server(self) -> str:
         """Return the id that actors' names begin with; drawn when it is first needed."""
@@ -55,27 +56,27 @@ class Records:
     def ready(self) -> set[str]:
         """Return the workloads that were ready and were not stopped since."""
         with self._lock:
-            return set(self._loaded())
+            return set(self._load())
 
-    def shapes(self) -> dict[str, dict[str, Any]]:
+    def shapes(self) -> dict[str, JsonObject]:
         """Return the number of actors by node of each workload; older ones did not note it."""
         with self._lock:
-            return {name: shape for name, shape in self._loaded().items() if shape is not None}
+            return {name: shape for name, shape in self._load().items() if shape is not None}
 
-    def note(self, workload: str, shape: dict[str, Any]) -> None:
+    def note(self, workload: str, shape: JsonObject) -> None:
         """Write down that a workload was ready, and its members; durable when this returns."""
         with self._lock:
-            if workload not in self._loaded():
+            if workload not in self._load():
                 self._write(self._path(workload), {"workload": workload, "shape": shape})
-                self._loaded()[workload] = shape
+                self._load()[workload] = shape
 
     def forget(self, workload: str) -> None:
         """Note no more of a workload."""
         with self._lock:
             self._path(workload).unlink(missing_ok=True)
-            self._loaded().pop(workload, None)
+            self._load().pop(workload, None)
 
-    def archive(self, workload: str, output: Mapping[str, Any]) -> None:
+    def archive(self, workload: str, output: Mapping[str, JsonValue]) -> None:
         """Store the output of a stopped workload; the oldest of many is deleted."""
         name = f"{self._path(workload).stem}.{int(output['attempt'])}.json"
         folder = self.folder / "output"
@@ -85,12 +86,12 @@ class Records:
             for old in files[:-OUTPUTS_MAX]:
                 old.unlink(missing_ok=True)
 
-    def archived(self, workload: str) -> dict[int, dict[str, Any]]:
+    def archived(self, workload: str) -> dict[int, JsonObject]:
         """Return the stored output of a workload, by attempt."""
         found = {}
         for path in (self.folder / "output").glob(f"{self._path(workload).stem}.*.json"):
             with contextlib.suppress(FileNotFoundError):  # It was the oldest, and is gone since.
-                document: dict[str, Any] = json.loads(path.read_text())
+                document: JsonObject = json.loads(path.read_text())
                 found[int(document["attempt"])] = document
         return found
 
@@ -98,7 +99,7 @@ class Records:
         digest = hashlib.sha256(workload.encode()).hexdigest()[:32]
         return self.folder / "workloads" / f"{digest}.json"
 
-    def _loaded(self) -> dict[str, dict[str, Any] | None]:
+    def _load(self) -> dict[str, JsonObject | None]:
         if self._known is None:
             self._known = {}
             for path in (self.folder / "workloads").glob("*.json"):
@@ -109,7 +110,7 @@ class Records:
                     raise BackendError(f"{path} cannot be read ({error}): remove it") from error
         return self._known
 
-    def _write(self, path: Path, document: Mapping[str, Any]) -> None:
+    def _write(self, path: Path, document: Mapping[str, JsonValue]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft = path.with_suffix(".draft")
         with draft.open("w") as file:

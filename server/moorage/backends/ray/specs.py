@@ -1,9 +1,9 @@
 """The specs of the backend `ray` beside those of all."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from moorage.backends.specs import BaseResourceSpec, ProcessResourceSpec
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["RayActorResourceSpec", "RayJobResourceSpec"]
 
@@ -23,9 +23,9 @@ class RayActorResourceSpec(BaseResourceSpec):
     category: str = "ray_actor"
 
     actor_cls_path: str = ""
-    init_args: list[Any] = field(default_factory=list[Any])
-    init_kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
-    ray_actor_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    init_args: list[JsonValue] = field(default_factory=list[JsonValue])
+    init_kwargs: JsonObject = field(default_factory=JsonObject)
+    ray_actor_options: JsonObject = field(default_factory=JsonObject)
 
     @property
     def title(self) -> str:

@@ -44,7 +44,7 @@ PATH_CHARS_MAX: Final = 255
 RATIO_MAX: Final = 200
 """Unpacked bytes per packed byte; source code reaches about ten."""
 RATIO_FREE_BYTES: Final = 1024 * 1024
-"""So much may be unpacked whatever the ratio: small archives of blank files are no bombs."""
+"""Bytes that may be unpacked whatever the ratio: small archives of blank files are no bombs."""
 LZMA_MEMORY_MAX: Final = 72 * 1024 * 1024
 """Of a .tar.xz; the strongest preset of `xz` needs 65 MiB."""
 _SHOWN_CHARS_MAX: Final = 80
@@ -262,7 +262,7 @@ def _no_file(name: str) -> ServiceError:
 
 
 def _tar_members(content: bytes) -> Iterator[tuple[str, bytes]]:
-    plain = io.BytesIO(_unpacked(content))
+    plain = io.BytesIO(_unpack(content))
     with tarfile.open(fileobj=plain, mode="r:") as archive:
         for number, member in enumerate(archive):
             if number >= 2 * FILES_MAX:
@@ -280,7 +280,7 @@ def _tar_members(content: bytes) -> Iterator[tuple[str, bytes]]:
             yield member.name, _at_most(file)
 
 
-def _unpacked(content: bytes) -> bytes:
+def _unpack(content: bytes) -> bytes:
     """Return the plain tar, giving up as soon as it grows beyond the caps."""
     dense = max(RATIO_FREE_BYTES, RATIO_MAX * len(content))
     plain = bytearray()

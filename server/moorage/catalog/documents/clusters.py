@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -22,6 +22,7 @@ from moorage.catalog.limits import GPUS_PER_NODE_MAX, NODES_PER_CLUSTER_MAX
 from moorage.catalog.values import Document
 from moorage.model import DEVICE, Cluster, ClusterId, Code, DeviceId, Gpu, Node, NodeId
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["CheckedCluster", "check_names", "cluster_model", "is_live", "read_cluster_document"]
 
@@ -57,7 +58,7 @@ class CheckedCluster:
     live: bool
 
 
-def read_cluster_document(given: Any) -> CheckedCluster:
+def read_cluster_document(given: JsonValue) -> CheckedCluster:
     """Check a cluster document and fill in the aggregates that it omits.
 
     Args:
@@ -104,13 +105,13 @@ def check_names(cluster: Cluster) -> None:
                 raise WrongField(field, _SAFE).under(f"nodes.nodeData[{number}]").fault()
 
 
-def is_live(document: Mapping[str, Any]) -> bool:
+def is_live(document: Mapping[str, JsonValue]) -> bool:
     """Return whether the cluster may be a candidate, by its `status`."""
     status = document.get("status")
     return status is None or (isinstance(status, str) and status.lower() in LIVE_STATUSES)
 
 
-def cluster_model(document: Any) -> Cluster:
+def cluster_model(document: JsonValue) -> Cluster:
     """Return the part of a cluster document that placement depends on.
 
     Memory is read in MB as the documents have it and taken for MiB, never converted.
@@ -156,11 +157,11 @@ def _nodes(document: Document) -> list[Node]:
     return nodes
 
 
-def _node(entry: Any, why_not: str) -> Node:
+def _node(entry: JsonValue, why_not: str) -> Node:
     if not isinstance(entry, dict):
         raise WrongField("", _OBJECT)
     cores = _amount(_object(entry, "vcpus"), "count", "vcpus.count")
-    gpus, devices = _told_apart(_object(entry, "gpus"))
+    gpus, devices = _split_ids(_object(entry, "gpus"))
     names = [f"{what} {name}" for what, key in _NAMES.items() if (name := _text(entry, key))]
     given = _object(entry, "labels")
     labels = {key: _label(value, f"labels.{key}") for key, value in given.items()}
@@ -178,7 +179,9 @@ def _node(entry: Any, why_not: str) -> Node:
     )
 
 
-def _told_apart(group: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[DeviceId, ...]]:
+def _split_ids(
+    group: Mapping[str, JsonValue],
+) -> tuple[Mapping[str, JsonValue], tuple[DeviceId, ...]]:
     """Return the devices of a node as those of its kind are, and what tells them from these."""
     devices = group.get("gpus")
     listed = devices if isinstance(devices, list) else ()
@@ -187,7 +190,7 @@ def _told_apart(group: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[Devi
     found: list[DeviceId] = []
     known: set[str] = set()
     whole: set[str] = set()
-    alike: list[Any] = []
+    alike: list[JsonValue] = []
     for index, device in enumerate(listed):
         if not isinstance(device, dict):
             return group, ()  # Told where it is, where devices are read.
@@ -211,7 +214,7 @@ def _keys(devices: Sequence[DeviceId]) -> dict[str, None]:
     return dict.fromkeys(f"{DEVICE}{uuid.lower()}" for each in devices for uuid in each if uuid)
 
 
-def _gpus(group: Mapping[str, Any]) -> tuple[Gpu, ...]:
+def _gpus(group: Mapping[str, JsonValue]) -> tuple[Gpu, ...]:
     """Return the devices of a node; nodes of one kind share theirs."""
     if not group:
         return ()
@@ -227,7 +230,7 @@ def _kind(encoded: bytes) -> tuple[Gpu, ...]:
     return _read_gpus(msgspec.json.decode(encoded))
 
 
-def _read_gpus(group: Mapping[str, Any]) -> tuple[Gpu, ...]:
+def _read_gpus(group: Mapping[str, JsonValue]) -> tuple[Gpu, ...]:
     count = _whole(group, "count", "gpus.count")
     devices = group.get("gpus")
     if devices is not None and not isinstance(devices, list):
@@ -250,7 +253,7 @@ def _read_gpus(group: Mapping[str, Any]) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def _counted_gpus(group: Mapping[str, Any], count: int) -> tuple[Gpu, ...]:
+def _counted_gpus(group: Mapping[str, JsonValue], count: int) -> tuple[Gpu, ...]:
     """Return the devices of a node that only counts them: `memory` is that of all together."""
     names = group.get("modelNames") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -261,7 +264,7 @@ def _counted_gpus(group: Mapping[str, Any], count: int) -> tuple[Gpu, ...]:
     return tuple(Gpu(str(index), names[index], memory) for index in range(count))
 
 
-def _gpu(device: Any, index: int) -> Gpu:
+def _gpu(device: JsonValue, index: int) -> Gpu:
     if not isinstance(device, dict):
         raise WrongField("", _OBJECT)
     given = device.get("id", device.get("gpu_id"))
@@ -290,7 +293,7 @@ def _claim(name: str, seen: set[str], what: str) -> None:
 # Fields ----------------------------------------------------------------------------------------
 
 
-def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _object(holder: Mapping[str, JsonValue], key: str) -> Mapping[str, JsonValue]:
     value = holder.get(key)
     if value is None:
         return {}
@@ -299,7 +302,7 @@ def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value
 
 
-def _number(value: Any) -> float | int | None:
+def _number(value: JsonValue) -> float | int | None:
     """Return a number within bounds, also one given as text (their database casts it); or None."""
     if type(value) is int:  # Nearly all of millions that a large fleet has.
         return value if 0 <= value <= AMOUNT_MAX else None
@@ -313,7 +316,7 @@ def _number(value: Any) -> float | int | None:
     return value if math.isfinite(value) and 0 <= value <= AMOUNT_MAX else None
 
 
-def _amount(holder: Mapping[str, Any], key: str, path: str) -> float | int:
+def _amount(holder: Mapping[str, JsonValue], key: str, path: str) -> float | int:
     value = holder.get(key)
     if value is None:
         return 0
@@ -323,7 +326,7 @@ def _amount(holder: Mapping[str, Any], key: str, path: str) -> float | int:
     return number
 
 
-def _whole(holder: Mapping[str, Any], key: str, path: str) -> int:
+def _whole(holder: Mapping[str, JsonValue], key: str, path: str) -> int:
     value = holder.get(key)
     if value is None:
         return 0
@@ -333,7 +336,7 @@ def _whole(holder: Mapping[str, Any], key: str, path: str) -> int:
     return int(number)
 
 
-def _text(holder: Mapping[str, Any], key: str) -> str:
+def _text(holder: Mapping[str, JsonValue], key: str) -> str:
     value = holder.get(key)
     if value is None:
         return ""
@@ -342,7 +345,7 @@ def _text(holder: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def _name(value: Any, path: str) -> str:
+def _name(value: JsonValue, path: str) -> str:
     """Return an id or group name; whole numbers are names too (GPU ids are indices)."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -351,7 +354,7 @@ def _name(value: Any, path: str) -> str:
     raise WrongField(path, f"a text of 1 to {NAME_CHARS_MAX} characters")
 
 
-def _label(value: Any, path: str) -> str:
+def _label(value: JsonValue, path: str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (str, int, float)):
@@ -365,7 +368,7 @@ def _label(value: Any, path: str) -> str:
 def _with_aggregates(given: Document) -> Document:
     """Return a copy with the totals over `nodes.nodeData` where the document has none."""
     nodes = _object(given, "nodes")
-    entries: Sequence[Mapping[str, Any]] = nodes.get("nodeData") or ()
+    entries: Sequence[Mapping[str, JsonValue]] = nodes.get("nodeData") or ()
     if not entries:
         return given
     document = {**given}
@@ -392,13 +395,13 @@ _GROUPS: Final = {
 }
 
 
-def _set_total(totals: dict[str, Any], key: str, values: Sequence[Any]) -> None:
+def _set_total(totals: JsonObject, key: str, values: Sequence[JsonValue]) -> None:
     numbers = [number for value in values if (number := _number(value)) is not None]
     if numbers:
         totals[key] = sum(numbers)
 
 
-def _group_value(node: Mapping[str, Any], group: str, key: str) -> Any:
+def _group_value(node: Mapping[str, JsonValue], group: str, key: str) -> JsonValue:
     values = node.get(group)
     if not isinstance(values, dict):
         return None

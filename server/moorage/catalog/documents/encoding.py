@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -11,6 +11,7 @@ from moorage.catalog.values import Document
 from moorage.model import ClusterId, Code
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.large_json import PART_BYTES_MAX, decode_in_parts
+from moorage.records.json_values import JsonValue
 
 __all__ = [
     "PACKABLE",
@@ -59,7 +60,7 @@ class WrongField(Exception):  # noqa: N818  # It names what it is about, and sta
         return ServiceError.wrong_field(self.path, self.expected)
 
 
-def cluster_id_of(value: Any, field: str) -> ClusterId:
+def cluster_id_of(value: JsonValue, field: str) -> ClusterId:
     """Return a valid cluster id, or refuse it under the name `field`."""
     if (
         isinstance(value, str)
@@ -71,7 +72,7 @@ def cluster_id_of(value: Any, field: str) -> ClusterId:
     raise ServiceError.wrong_field(field, _CLUSTER_ID_EXPECTED)
 
 
-def encode(document: Any) -> bytes:
+def encode(document: JsonValue) -> bytes:
     """Return a document as JSON, or refuse what JSON or the limits cannot hold."""
     try:
         encoded = _encoder.encode(document)
@@ -87,7 +88,7 @@ def encode(document: Any) -> bytes:
     return encoded
 
 
-def is_packable(value: Any) -> bool:
+def is_packable(value: JsonValue) -> bool:
     """Return whether a cell can be sent a JSON value; whole numbers of JSON may be too large."""
     try:
         _packer.encode(value)
@@ -96,7 +97,7 @@ def is_packable(value: Any) -> bool:
     return True
 
 
-def pack(document: Any) -> bytes:
+def pack(document: JsonValue) -> bytes:
     """Return a document as msgpack, or refuse values that msgpack cannot hold."""
     try:
         return _packer.encode(document)
@@ -104,7 +105,7 @@ def pack(document: Any) -> bytes:
         raise _not_json(error) from error
 
 
-def snapshot(given: Any) -> tuple[bytes, Document]:
+def snapshot(given: JsonValue) -> tuple[bytes, Document]:
     """Return a document as JSON, and as a restart will read it from there.
 
     The memory holds this copy: no caller holds a reference to it, and it is what the
@@ -139,7 +140,7 @@ def _not_json(error: Exception) -> ServiceError:
     )
 
 
-def index_of(part: str, items: Sequence[Any]) -> int | None:
+def index_of(part: str, items: Sequence[JsonValue]) -> int | None:
     """Return the index in a list that one part of a path means, or None if it means none."""
     # Other scripts have digits that `int` does not read, and it refuses thousands of them.
     digits = part.isascii() and part.isdigit() and len(part) <= INDEX_DIGITS_MAX

@@ -18,7 +18,7 @@ In the place of both, `input_data` is what `eval` gets, for policies that rank o
 import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -29,6 +29,7 @@ from moorage.model import Code
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest, decode_allocation
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["EXAMPLES_FILE", "NO_OUTPUT", "Example", "read_examples", "unlike"]
 
@@ -78,11 +79,11 @@ class Example:
     name: str
     request: AllocationRequest | None
     fleet: Sequence[CheckedCluster]
-    metrics: Mapping[str, Any]
-    input_data: Any
-    parameters: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    output: Any
+    metrics: Mapping[str, JsonValue]
+    input_data: JsonValue
+    parameters: Mapping[str, JsonValue]
+    settings: Mapping[str, JsonValue]
+    output: JsonValue
 
     @property
     def title(self) -> str:
@@ -90,7 +91,9 @@ class Example:
         return f"{self.place} “{self.name}”" if self.name else self.place
 
 
-def read_examples(document: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple[Example, ...]:
+def read_examples(
+    document: Mapping[str, JsonValue], files: Mapping[str, bytes]
+) -> tuple[Example, ...]:
     """Return the examples of a policy.
 
     Args:
@@ -102,15 +105,15 @@ def read_examples(document: Mapping[str, Any], files: Mapping[str, bytes]) -> tu
 
     """
     metadata = document.get("metadata") or {}
-    found: list[tuple[str, Any]] = []
+    found: list[tuple[str, JsonValue]] = []
     if metadata.get("examples") is not None:
-        found += _listed(metadata["examples"], _DOCUMENT)
+        found += _list(metadata["examples"], _DOCUMENT)
     if EXAMPLES_FILE in files:
         try:
             listed = msgspec.json.decode(files[EXAMPLES_FILE].removeprefix(codecs.BOM_UTF8))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _wrong(EXAMPLES_FILE, "a list of examples as JSON", str(error)) from error
-        found += _listed(listed, EXAMPLES_FILE)
+        found += _list(listed, EXAMPLES_FILE)
     if len(found) > EXAMPLES_MAX:
         raise _wrong(found[EXAMPLES_MAX][0], f"at most {EXAMPLES_MAX} examples", "one too many")
     if found and len(msgspec.json.encode([each for _, each in found])) > EXAMPLES_BYTES_MAX:
@@ -121,22 +124,22 @@ def read_examples(document: Mapping[str, Any], files: Mapping[str, bytes]) -> tu
     return tuple(_example(given, place, uri) for place, given in found)
 
 
-def _listed(given: Any, place: str) -> list[tuple[str, Any]]:
+def _list(given: JsonValue, place: str) -> list[tuple[str, JsonValue]]:
     if not isinstance(given, list):
-        raise _wrong(place, "a list of examples {request, fleet, output}", _shown(given))
+        raise _wrong(place, "a list of examples {request, fleet, output}", _show(given))
     return [(f"{place}[{number}]", each) for number, each in enumerate(given)]
 
 
-def _example(given: Any, place: str, uri: str) -> Example:
+def _example(given: JsonValue, place: str, uri: str) -> Example:
     if not isinstance(given, dict):
-        raise _wrong(place, "an object {request, fleet, output}", _shown(given))
+        raise _wrong(place, "an object {request, fleet, output}", _show(given))
     if not is_packable(given):
         raise _wrong(place, PACKABLE, "something else")
     for key in given.keys() - _KEYS:
         raise _wrong(f"{place}.{key}", f"one of {', '.join(sorted(_KEYS))}", "an unknown field")
     name = given.get("name", "")
     if not isinstance(name, str):
-        raise _wrong(f"{place}.name", "a text", _shown(name))
+        raise _wrong(f"{place}.name", "a text", _show(name))
     if ("request" in given) == ("input_data" in given):
         found = "both" if "request" in given else "neither"
         raise _wrong(place, "either `request` or `input_data`", found)
@@ -159,16 +162,16 @@ def _example(given: Any, place: str, uri: str) -> Example:
     )
 
 
-def _object(given: Mapping[str, Any], key: str, place: str) -> Mapping[str, Any]:
+def _object(given: Mapping[str, JsonValue], key: str, place: str) -> Mapping[str, JsonValue]:
     value = given.get(key, {})
     if not isinstance(value, dict):
-        raise _wrong(f"{place}.{key}", "an object", _shown(value))
+        raise _wrong(f"{place}.{key}", "an object", _show(value))
     return value
 
 
-def _request(given: Any, place: str, uri: str) -> AllocationRequest:
+def _request(given: JsonValue, place: str, uri: str) -> AllocationRequest:
     if not isinstance(given, dict):
-        raise _wrong(place, "an object {inputs, resources, parameters, settings}", _shown(given))
+        raise _wrong(place, "an object {inputs, resources, parameters, settings}", _show(given))
     for key in given.keys() - _REQUEST_KEYS:
         expected = f"one of {', '.join(sorted(_REQUEST_KEYS))}"
         raise _wrong(f"{place}.{key}", expected, "a field that no example can have")
@@ -180,9 +183,9 @@ def _request(given: Any, place: str, uri: str) -> AllocationRequest:
         raise _inside(place, error.reason, field, error.expected) from error
 
 
-def _fleet(given: Any, place: str) -> tuple[CheckedCluster, ...]:
+def _fleet(given: JsonValue, place: str) -> tuple[CheckedCluster, ...]:
     if not isinstance(given, list) or not given:
-        raise _wrong(place, "a list of cluster documents, not empty", _shown(given))
+        raise _wrong(place, "a list of cluster documents, not empty", _show(given))
     fleet: list[CheckedCluster] = []
     for number, each in enumerate(given):
         try:
@@ -195,10 +198,10 @@ def _fleet(given: Any, place: str) -> tuple[CheckedCluster, ...]:
     return tuple(fleet)
 
 
-def _metrics(given: Any, place: str) -> Mapping[str, Any]:
+def _metrics(given: JsonValue, place: str) -> Mapping[str, JsonValue]:
     if not isinstance(given, list):
-        raise _wrong(place, "a list of metrics documents", _shown(given))
-    found: dict[str, Any] = {}
+        raise _wrong(place, "a list of metrics documents", _show(given))
+    found: JsonObject = {}
     for number, each in enumerate(given):
         try:
             cluster_id, document = read_metrics_document(each)
@@ -212,7 +215,7 @@ def _metrics(given: Any, place: str) -> Mapping[str, Any]:
 # Comparing -------------------------------------------------------------------------------------
 
 
-def unlike(expected: Any, answer: Any, path: str = "output") -> str:
+def unlike(expected: JsonValue, answer: JsonValue, path: str = "output") -> str:
     """Return the difference of an answer from an example's expectation, in words; empty for none.
 
     An object must have what the expected one names, and may have more; a list must be the same
@@ -221,7 +224,7 @@ def unlike(expected: Any, answer: Any, path: str = "output") -> str:
     if isinstance(expected, dict) and isinstance(answer, dict):
         for key, value in expected.items():
             if key not in answer:
-                return f"expected {path}.{key} to be {_shown(value)}; it is missing"
+                return f"expected {path}.{key} to be {_show(value)}; it is missing"
             if different := unlike(value, answer[key], f"{path}.{key}"):
                 return different
         return ""
@@ -230,16 +233,16 @@ def unlike(expected: Any, answer: Any, path: str = "output") -> str:
         return next((no for at, (e, a) in pairs if (no := unlike(e, a, f"{path}[{at}]"))), "")
     if _same(expected, answer, gpus=".gpus[" in path):
         return ""
-    return f"expected {path} to be {_shown(expected)}; it is {_shown(answer)}"
+    return f"expected {path} to be {_show(expected)}; it is {_show(answer)}"
 
 
-def _same(expected: Any, answer: Any, *, gpus: bool) -> bool:
+def _same(expected: JsonValue, answer: JsonValue, *, gpus: bool) -> bool:
     if isinstance(expected, bool) or isinstance(answer, bool):
         return expected is answer
     return expected == answer or (gpus and str(expected) == str(answer))
 
 
-def _shown(value: Any) -> str:
+def _show(value: JsonValue) -> str:
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}…"
 

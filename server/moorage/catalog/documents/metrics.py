@@ -7,25 +7,26 @@ that of docs/reference/allocation-server.md, "Metrics documents"; totals are mad
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from moorage.catalog.documents.encoding import cluster_id_of
 from moorage.catalog.limits import NODES_PER_CLUSTER_MAX
 from moorage.catalog.values import Document
 from moorage.model import ClusterId
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonValue
 
 __all__ = ["aggregate", "read_metrics_document"]
 
 TREE_DEPTH_MAX: Final = 16
-"""Groups within groups of a node tree; what lies deeper is not added up."""
+"""Levels of groups in a node's metrics; deeper ones are not added up."""
 
 _LOAD: Final = re.compile(r"load_?(\d+m)")
 # Identity and lists (the devices of `gpus`) have no total.
 _NOT_ADDED: Final = frozenset({"id", "nodeId", "gpu_id", "timestamp"})
 
 
-def read_metrics_document(given: Any) -> tuple[ClusterId, Document]:
+def read_metrics_document(given: JsonValue) -> tuple[ClusterId, Document]:
     """Check a metrics document and complete it.
 
     Args:
@@ -64,7 +65,7 @@ def read_metrics_document(given: Any) -> tuple[ClusterId, Document]:
     return cluster_id, document
 
 
-def aggregate(trees: Sequence[Mapping[str, Any]]) -> Document:
+def aggregate(trees: Sequence[Mapping[str, JsonValue]]) -> Document:
     """Return the cluster's groups, added up over its nodes and nested as theirs are.
 
     Sums; averages for `averageUtil`, `avg…` and `load…`; the largest `maxDisk`, the smallest
@@ -73,7 +74,7 @@ def aggregate(trees: Sequence[Mapping[str, Any]]) -> Document:
     return _merge(trees, 0)
 
 
-def _merge(groups: Sequence[Mapping[str, Any]], depth: int) -> Document:
+def _merge(groups: Sequence[Mapping[str, JsonValue]], depth: int) -> Document:
     merged: Document = {}
     for key in dict.fromkeys(key for group in groups for key in group if key not in _NOT_ADDED):
         values = [group[key] for group in groups if key in group]
@@ -107,7 +108,7 @@ def _total(key: str, numbers: Sequence[float]) -> float:
     return min(numbers) if key == "minDisk" else sum(numbers)
 
 
-def _with_both_loads(tree: Mapping[str, Any]) -> Document:
+def _with_both_loads(tree: Mapping[str, JsonValue]) -> Document:
     """Return a copy whose `vcpu` has every load average under `load5m` and `load_5m`."""
     copy = {**tree}
     vcpu = tree.get("vcpu")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -23,6 +23,7 @@ from moorage.catalog.values import Document, PolicyRecord, PreparedPolicy
 from moorage.model import Code, PolicyRef
 from moorage.policy.requirements import REQUIREMENTS
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonValue
 
 __all__ = [
     "complete_policy_document",
@@ -72,7 +73,7 @@ _OBJECTS: Final = (
     *("policy_settings", "policy_parameters", "policy_input_schema", "policy_output_schema"),
     *("policy_settings_schema", "policy_parameters_schema"),
 )
-_EMPTY: Final[Mapping[str, Any]] = {
+_EMPTY: Final[Mapping[str, JsonValue]] = {
     **{field: {} for field in _OBJECTS},
     **dict.fromkeys(("tags", "code_type", "type", "description"), ""),
     "management_commands_schema": [],
@@ -97,7 +98,7 @@ _NEARLY: Final = 0.85
 _DIGESTED: Final = tuple(field for field in _POLICY_FIELDS if field.endswith("_schema"))
 
 
-def complete_policy_document(given: Any) -> Document:
+def complete_policy_document(given: JsonValue) -> Document:
     """Return a checked copy of a PolicyRule document with its identity filled in.
 
     A URL in `code` loses its credentials: readers of documents would read them, too.
@@ -202,7 +203,7 @@ def _identity(given: Document) -> dict[str, str]:
     return {"policy_rule_uri": uri, **{key: parts[key] or found[key] for key in parts}}
 
 
-def _composes(uri: str, parts: Mapping[str, Any]) -> bool:
+def _composes(uri: str, parts: Mapping[str, JsonValue]) -> bool:
     return uri == f"{parts['name']}:{parts['version']}-{parts['release_tag']}"
 
 

@@ -8,7 +8,7 @@ is `policy.schema`. What a policy returned is hostile, so it is checked here, ou
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -17,6 +17,7 @@ from moorage.policy.schema import Schema, SchemaError, SchemaPattern
 from moorage.policy.schema_reader import read_schema
 from moorage.protocol.faults import ServiceError
 from moorage.query import QueryError, expression
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["PolicySchemas", "read_schemas"]
 
@@ -27,7 +28,7 @@ PART_MAX: Final = 256
 NO_ANSWER: Final = frozenset({"error", "declined"})
 """With one of these fields, and no cluster, a policy says no: such an answer is no placement, and
 so not what the output schema is about."""
-_NOTHING: Final[Mapping[str, Any]] = {}
+_NOTHING: Final[Mapping[str, JsonValue]] = {}
 _COMMANDS_FIELD: Final = "management_commands_schema"
 
 
@@ -54,14 +55,14 @@ class PolicySchemas:
     settings: Schema | None = None
     parameters: Schema | None = None
     commands: Mapping[str, Schema | None] | None = None
-    settings_completed: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    parameters_completed: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    settings_completed: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    parameters_completed: Mapping[str, JsonValue] = field(default_factory=JsonObject)
 
-    def given(self, inputs: Any) -> Any:
+    def given(self, inputs: JsonValue) -> JsonValue:
         """Return the inputs of a request with their defaults, or raise `bad_message`."""
-        return self._checked(self.inputs, inputs, "inputs")
+        return self._check(self.inputs, inputs, "inputs")
 
-    def completed_input(self, input_data: Any) -> Any:
+    def completed_input(self, input_data: JsonValue) -> JsonValue:
         """Return the argument of `eval`, with the defaults, for calls that are no requests here.
 
         What another server has executed brings the `inputs` of its request. What a block or a
@@ -74,13 +75,13 @@ class PolicySchemas:
         if self.inputs is None:
             return input_data
         if isinstance(input_data, list):
-            return [each for part in self.asked_parts(input_data) for each in part]
+            return [each for part in self.completed_parts(input_data) for each in part]
         if isinstance(input_data, dict) and "inputs" in input_data:
-            given = self._checked(self.inputs, input_data["inputs"], "input_data.inputs")
+            given = self._check(self.inputs, input_data["inputs"], "input_data.inputs")
             return {**input_data, "inputs": given}
-        return self._checked(self.inputs, input_data, "input_data")
+        return self._check(self.inputs, input_data, "input_data")
 
-    def asked_parts(self, values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    def completed_parts(self, values: Sequence[JsonValue]) -> Iterator[Sequence[JsonValue]]:
         """Do the same for a list, some elements at a time: each part is a check of its own."""
         for first in range(0, len(values), PART_MAX):
             part = values[first : first + PART_MAX]
@@ -90,12 +91,12 @@ class PolicySchemas:
             yield part
 
     def overrides(
-        self, parameters: Mapping[str, Any], settings: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        self, parameters: Mapping[str, JsonValue], settings: Mapping[str, JsonValue]
+    ) -> tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]:
         """Return a caller's overrides of the defaults, or raise `bad_message`."""
         return (
-            self._checked(self.parameters, parameters, "parameters", self.parameters_completed),
-            self._checked(self.settings, settings, "settings", self.settings_completed),
+            self._check(self.parameters, parameters, "parameters", self.parameters_completed),
+            self._check(self.settings, settings, "settings", self.settings_completed),
         )
 
     def completed(self, ask: Ask) -> Ask:
@@ -109,7 +110,7 @@ class PolicySchemas:
         inputs = self.given(ask.inputs)
         return replace(ask, inputs=inputs, parameters=parameters, settings=settings)
 
-    def judge(self, value: Any) -> None:
+    def judge(self, value: JsonValue) -> None:
         """Check the value that the policy returned.
 
         Raises:
@@ -132,7 +133,7 @@ class PolicySchemas:
                 details={"policy_rule_uri": self.uri},
             ) from error
 
-    def command(self, action: str, data: Any) -> Any:
+    def command(self, action: str, data: JsonValue) -> JsonValue:
         """Return the data of a management command with its defaults.
 
         Raises:
@@ -149,11 +150,15 @@ class PolicySchemas:
                 field="action",
                 expected=f"one of {names}",
             )
-        return self._checked(self.commands[action], {} if data is None else data, "data")
+        return self._check(self.commands[action], {} if data is None else data, "data")
 
-    def _checked(
-        self, schema: Schema | None, value: Any, path: str, known: Mapping[str, Any] = _NOTHING
-    ) -> Any:
+    def _check(
+        self,
+        schema: Schema | None,
+        value: JsonValue,
+        path: str,
+        known: Mapping[str, JsonValue] = _NOTHING,
+    ) -> JsonValue:
         if schema is None or (value == {} and schema.takes_nothing(known)):
             return value
         with self._refusals():
@@ -171,7 +176,7 @@ class PolicySchemas:
             ) from error
 
 
-def read_schemas(document: Mapping[str, Any]) -> tuple[PolicySchemas | None, tuple[str, ...]]:
+def read_schemas(document: Mapping[str, JsonValue]) -> tuple[PolicySchemas | None, tuple[str, ...]]:
     """Return the schemas of a PolicyRule document, None if it has none, and warnings.
 
     Warnings are of what cannot be read, and so is not enforced, and of defaults of the document
@@ -197,17 +202,17 @@ def read_schemas(document: Mapping[str, Any]) -> tuple[PolicySchemas | None, tup
         settings,
         parameters,
         commands,
-        _completed(settings, document, "policy_settings", warnings),
-        _completed(parameters, document, "policy_parameters", warnings),
+        _complete(settings, document, "policy_settings", warnings),
+        _complete(parameters, document, "policy_parameters", warnings),
     )
     return schemas, tuple(warnings)
 
 
-def _completed(
-    schema: Schema | None, document: Mapping[str, Any], field: str, warnings: list[str]
-) -> Mapping[str, Any]:
+def _complete(
+    schema: Schema | None, document: Mapping[str, JsonValue], field: str, warnings: list[str]
+) -> Mapping[str, JsonValue]:
     """Return a document's defaults with those of the schema; required values may come later."""
-    given: Mapping[str, Any] = document.get(field) or {}
+    given: Mapping[str, JsonValue] = document.get(field) or {}
     try:
         return given if schema is None else schema.check(given, field, known=schema.required)
     except SchemaError as error:
@@ -215,7 +220,9 @@ def _completed(
         return given
 
 
-def _schema(document: Mapping[str, Any], name: str, notes: list[SchemaError]) -> Schema | None:
+def _schema(
+    document: Mapping[str, JsonValue], name: str, notes: list[SchemaError]
+) -> Schema | None:
     schema, new = read_schema(document.get(name), name, _pattern)
     notes += new
     return schema
@@ -225,11 +232,11 @@ def _pattern(text: str, path: str) -> SchemaPattern:
     try:
         return expression(text, "", path)
     except QueryError as error:
-        found = f"in {_quoted(text)}, {error.reason}"
+        found = f"in {_quote(text)}, {error.reason}"
         raise SchemaError(path, error.expected, found) from error
 
 
-def _commands(given: Any, notes: list[SchemaError]) -> Mapping[str, Schema | None] | None:
+def _commands(given: JsonValue, notes: list[SchemaError]) -> Mapping[str, Schema | None] | None:
     """Return the commands; None, and a note, if they cannot be understood."""
     if not given:
         return None
@@ -246,7 +253,7 @@ def _commands(given: Any, notes: list[SchemaError]) -> Mapping[str, Schema | Non
             return None
         name = each.get("name")
         if not isinstance(name, str) or not name or name in commands:
-            found = "it is missing" if name is None else f"found {_quoted(str(name))}"
+            found = "it is missing" if name is None else f"found {_quote(str(name))}"
             expected = "a text that no other command has as name"
             notes.append(SchemaError(f"{path}.name", expected, found))
             return None
@@ -255,9 +262,9 @@ def _commands(given: Any, notes: list[SchemaError]) -> Mapping[str, Schema | Non
     return commands
 
 
-def _says_no(value: Any) -> bool:
+def _says_no(value: JsonValue) -> bool:
     return isinstance(value, dict) and "cluster_id" not in value and bool(NO_ANSWER & value.keys())
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return f'"{text[:60]}"'

@@ -182,15 +182,15 @@ class CodeSources:
 
         """
         if fetched is not None:
-            return _fetched(fetched, without_credentials(code))
+            return _decode(fetched, without_credentials(code))
         if code[:5].lower() == "data:":
-            return _unpacked(_from_data_url(code))
+            return _unpack(_from_data_url(code))
         if code.lstrip().startswith(_ARCHIVE_IN_BASE64):
-            return _unpacked(_from_base64("".join(code.split())))
+            return _unpack(_from_base64("".join(code.split())))
         named = code if self.root is None else code.replace(" ", "_")
         if _CLASS.decode() in code or not _PATH.fullmatch(named):
             # Text of one line, too: the place of its mistake tells more than that it is no path.
-            return _unpacked(code.encode("utf-8", "surrogatepass"))
+            return _unpack(code.encode("utf-8", "surrogatepass"))
         return self._local(code)
 
     def _local(self, code: str) -> Files:
@@ -213,7 +213,7 @@ class CodeSources:
             if not path.is_file():  # Opening a pipe would wait for its other end.
                 raise bad_code(f"{path} is a special file", "a file or a folder")
             with path.open("rb") as file:
-                return _unpacked(file.read(CODE_BYTES_MAX + 1))
+                return _unpack(file.read(CODE_BYTES_MAX + 1))
         except (OSError, ValueError) as error:
             raise bad_code(f"the path {code!r} cannot be read: {error}", _EXPECTED) from error
 
@@ -235,13 +235,13 @@ def _cause(error: Exception) -> str:
     return type(error).__name__
 
 
-def _fetched(content: bytes, shown: str) -> Files:
+def _decode(content: bytes, shown: str) -> Files:
     """Return the files of fetched content, or refuse it without a word of the content.
 
     A user who names a URL need not be one who may read what this server can read there.
     """
     try:
-        files = _unpacked(content)
+        files = _unpack(content)
     except ServiceError as error:
         if error.code is Code.TOO_LARGE:
             raise
@@ -250,7 +250,7 @@ def _fetched(content: bytes, shown: str) -> Files:
         raise bad_code(
             f"{shown} serves no policy",
             f"a text or an archive that defines {_CLASS.decode()}; put into the document itself,"
-            " in base64, it is told what is wrong",
+            " in base64, the reply says what is wrong",
         )
     return files
 
@@ -265,7 +265,7 @@ def _walk(folder: Path) -> Iterator[tuple[str, bytes]]:
                 yield path.relative_to(folder).as_posix(), file.read(FILES_BYTES_MAX + 1)
 
 
-def _unpacked(content: bytes) -> Files:
+def _unpack(content: bytes) -> Files:
     if len(content) > CODE_BYTES_MAX:
         raise _too_large()
     if is_archive(content):

@@ -5,11 +5,12 @@ document is.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from moorage.catalog.documents.encoding import index_of
 from moorage.catalog.values import Document
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonValue
 
 __all__ = ["apply_change"]
 
@@ -20,7 +21,7 @@ STEPS_MAX: Final = 1000
 _OPERATORS: Final = frozenset({"$set", "$unset", "$inc", "$push"})
 
 
-def apply_change(document: Document, change: Any) -> Document:
+def apply_change(document: Document, change: JsonValue) -> Document:
     """Return a changed copy of a document, as the servers that existing clients know change theirs.
 
     Args:
@@ -50,31 +51,31 @@ def apply_change(document: Document, change: Any) -> Document:
     if dotted + len(given["$inc"]) + len(given["$push"]) + len(unsetting) > STEPS_MAX:
         expected = f"at most {STEPS_MAX} dotted paths and operations in one change"
         raise ServiceError.wrong_field("body", expected)
-    changed: Any = _all_set(document, plain, "")
+    changed: JsonValue = _all_set(document, plain, "")
     changed = _all_set(changed, given["$set"], "$set")
-    for operator, change_of in (("$inc", _increased), ("$push", _pushed)):
+    for operator, change_of in (("$inc", _increase), ("$push", _push)):
         for path, value in given[operator].items():
             field = f"{operator}.{path}"
             parts = _parts(path, operator)
             new = change_of(_at(changed, parts), value, field)
-            changed = _placed(changed, parts, new, field)
+            changed = _place(changed, parts, new, field)
     for path in unsetting:
         changed = _without(changed, _parts(path, "$unset"))
     result: Document = changed
     return result
 
 
-def _all_set(document: Document, values: Mapping[str, Any], operator: str) -> Document:
+def _all_set(document: Document, values: Mapping[str, JsonValue], operator: str) -> Document:
     paths = {path: _parts(path, operator) for path in values}
     changed = {**document, **{path: values[path] for path in paths if len(paths[path]) == 1}}
     for path, parts in paths.items():
         if len(parts) > 1:
             field = f"{operator}.{path}" if operator else path
-            changed = _placed(changed, parts, values[path], field)
+            changed = _place(changed, parts, values[path], field)
     return changed
 
 
-def _at(node: Any, parts: Sequence[str]) -> Any:
+def _at(node: JsonValue, parts: Sequence[str]) -> JsonValue:
     """Return the value at a path, or None."""
     for part in parts:
         if isinstance(node, list):
@@ -85,14 +86,14 @@ def _at(node: Any, parts: Sequence[str]) -> Any:
     return node
 
 
-def _increased(old: Any, by: Any, field: str) -> Any:
+def _increase(old: JsonValue, by: JsonValue, field: str) -> JsonValue:
     for each in (by, 0 if old is None else old):
         if isinstance(each, bool) or not isinstance(each, int | float):
             raise ServiceError.wrong_field(field, "a number, and one that is there or nothing")
     return by if old is None else old + by
 
 
-def _pushed(old: Any, value: Any, field: str) -> Any:
+def _push(old: JsonValue, value: JsonValue, field: str) -> JsonValue:
     if old is not None and not isinstance(old, list):
         raise ServiceError.wrong_field(field, "a list to push to, or nothing yet")
     several = isinstance(value, dict) and value.keys() == {"$each"}
@@ -102,7 +103,7 @@ def _pushed(old: Any, value: Any, field: str) -> Any:
     return [*(old or ()), *new]
 
 
-def _parts(path: Any, operator: str) -> list[str]:
+def _parts(path: JsonValue, operator: str) -> list[str]:
     parts = path.split(".") if isinstance(path, str) else []
     if (
         not 0 < len(parts) <= PATH_PARTS_MAX
@@ -116,22 +117,22 @@ def _parts(path: Any, operator: str) -> list[str]:
     return parts
 
 
-def _placed(node: Any, parts: Sequence[str], value: Any, field: str) -> Any:
+def _place(node: JsonValue, parts: Sequence[str], value: JsonValue, field: str) -> JsonValue:
     """Return a copy of `node` with `value` at `parts`; objects on the way are made as needed."""
     if not parts:
         return value
     head, rest = parts[0], parts[1:]
     if isinstance(node, dict):
-        return {**node, head: _placed(node.get(head, {}), rest, value, field)}
+        return {**node, head: _place(node.get(head, {}), rest, value, field)}
     if isinstance(node, list):
         index = index_of(head, node)
         if index is None:
             raise ServiceError.wrong_field(field, f"an index below {len(node)} in place of {head}")
-        return [*node[:index], _placed(node[index], rest, value, field), *node[index + 1 :]]
+        return [*node[:index], _place(node[index], rest, value, field), *node[index + 1 :]]
     raise ServiceError.wrong_field(field, f"an object or a list to hold {head}")
 
 
-def _without(node: Any, parts: Sequence[str]) -> Any:
+def _without(node: JsonValue, parts: Sequence[str]) -> JsonValue:
     """Return a copy of `node` with nothing at `parts`; where nothing is there, `node` itself."""
     head, rest = parts[0], parts[1:]
     if isinstance(node, dict) and head in node:

@@ -6,7 +6,7 @@ at all. `catalog.embedded.memory` resolves with it, `daemon.publishing.aliases` 
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
@@ -16,6 +16,7 @@ from moorage.catalog.embedded.store import Database, DocumentStore, StoredRow
 from moorage.core.state.refusals import nearest_or_known
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 
 __all__ = [
     "DEFAULT_NAME",
@@ -178,11 +179,11 @@ class Alias(Struct, frozen=True, omit_defaults=True):
             if found == standing
         ]
 
-    def changed(self, change: AliasChange, **fields: Any) -> "Alias":
+    def changed(self, change: AliasChange, **fields: object) -> "Alias":
         """Return it with some fields changed, and that in its history."""
         return replace(self, **fields, history=(*self.history, change)[-HISTORY_MAX:])
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """Return it for readers."""
         latest = next((c for c in reversed(self.history) if c.version == self.version), None)
         return {
@@ -226,11 +227,11 @@ class Aliases:
 
     def __init__(self, store: DocumentStore) -> None:
         self._store = store
-        self._kept: dict[str, Alias] = {}
+        self._by_name: dict[str, Alias] = {}
         self._meanings: dict[str, str] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._by_name)
 
     def __contains__(self, given: str) -> bool:
         """Tell whether `given` is an alias, or a bare name that means one. The hot path."""
@@ -239,7 +240,7 @@ class Aliases:
     def take_over(self, aliases: list[Alias], gone: Iterable[str] = ()) -> None:
         """Learn what the file holds, and holds no more."""
         for name in gone:
-            self._drop(self._kept[name])
+            self._drop(self._by_name[name])
         for alias in aliases:
             self._keep(alias)
 
@@ -249,11 +250,11 @@ class Aliases:
 
     def find(self, given: str) -> Alias | None:
         """Return an alias by its name, or by a bare policy name."""
-        return self._kept.get(given) or self._kept.get(f"{given}:{DEFAULT_NAME}")
+        return self._by_name.get(given) or self._by_name.get(f"{given}:{DEFAULT_NAME}")
 
     def all(self) -> list[Alias]:
         """Return all aliases, by name."""
-        return [self._kept[name] for name in sorted(self._kept)]
+        return [self._by_name[name] for name in sorted(self._by_name)]
 
     def using(self, uri: str) -> list[str]:
         """Return the aliases that send requests to a version."""
@@ -289,19 +290,19 @@ class Aliases:
         def work(database: Database) -> Alias:
             row = database.get("alias", name)
             if row is None:
-                raise unknown_alias(name, self._kept)
+                raise unknown_alias(name, self._by_name)
             database.remove("alias", name)
             return read_alias(row)
 
         return await self._store.run(work, self._drop)
 
     def _keep(self, alias: Alias) -> None:
-        self._kept[alias.name] = alias
+        self._by_name[alias.name] = alias
         for meaning in _readings(alias):
             self._meanings[meaning] = alias.version
 
     def _drop(self, alias: Alias) -> None:
-        self._kept.pop(alias.name, None)
+        self._by_name.pop(alias.name, None)
         for meaning in _readings(alias):
             self._meanings.pop(meaning, None)
 

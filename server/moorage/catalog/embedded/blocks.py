@@ -6,14 +6,14 @@ starts or stops any. Source: docs/reference/allocation-server.md,
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.encoding import cluster_id_of, snapshot
 from moorage.catalog.embedded.records import (
     DocumentEntry,
     aggregated,
-    answered,
+    answer_documents,
     changed,
     entry_of,
     measured,
@@ -28,6 +28,7 @@ from moorage.model import ClusterId, Code
 from moorage.protocol.block_documents import bare_block
 from moorage.protocol.faults import ServiceError
 from moorage.query import Filter
+from moorage.records.json_values import JsonValue
 
 __all__ = ["EmbeddedBlocks", "checked_block"]
 
@@ -45,8 +46,11 @@ class EmbeddedBlocks:
 
     def __init__(self, store: DocumentStore) -> None:
         self._store = store
-        self._kept: dict[BlockKind, dict[str, DocumentEntry]] = {"block": {}, "block_metrics": {}}
-        blocks, metrics = self._kept.values()
+        self._entries: dict[BlockKind, dict[str, DocumentEntry]] = {
+            "block": {},
+            "block_metrics": {},
+        }
+        blocks, metrics = self._entries.values()
         self._search = DocumentSearch(blocks, metrics, "blockMetrics", "blockId")
 
     def take_over(
@@ -54,14 +58,14 @@ class EmbeddedBlocks:
     ) -> None:
         """Keep what the store holds, and nothing of what it holds no more."""
         for name in gone:
-            del self._kept[kind][name]
-        self._kept[kind].update((entry.id, entry) for entry in entries)
+            del self._entries[kind][name]
+        self._entries[kind].update((entry.id, entry) for entry in entries)
         for name in (*gone, *(entry.id for entry in entries)):
             self._search.changed(name)
 
     def keep_metrics(self, found: dict[str, DocumentEntry]) -> None:
         """Put the metrics of all blocks in, in the place of those before."""
-        metrics = self._kept["block_metrics"]
+        metrics = self._entries["block_metrics"]
         changed = metrics.keys() | found.keys()
         metrics.clear()
         metrics.update(found)
@@ -112,7 +116,7 @@ class EmbeddedBlocks:
 
     async def get(self, kind: BlockKind, block_id: str) -> Document:
         """See `Blocks.get`."""
-        return entry_of(self._kept[kind], block_id, kind).document
+        return entry_of(self._entries[kind], block_id, kind).document
 
     async def update(
         self, kind: BlockKind, block_id: str, change: Document
@@ -135,21 +139,23 @@ class EmbeddedBlocks:
         """See `Blocks.delete`."""
 
         def drop(name: str) -> None:
-            del self._kept[kind][name]
+            del self._entries[kind][name]
             self._search.changed(name)
 
-        return await remove(self._store, kind, block_id, self._kept[kind], drop)
+        return await remove(self._store, kind, block_id, self._entries[kind], drop)
 
     async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
         """See `Blocks.query`."""
         condition = parse_filter(query)
         search = self._search.clusters if kind == "block" else self._search.metrics
-        entries = self._kept[kind]
-        return answered([entries[name] for name in await search(condition) if name in entries])
+        entries = self._entries[kind]
+        return answer_documents(
+            [entries[name] for name in await search(condition) if name in entries]
+        )
 
-    async def aggregate_metrics(self, stages: Any) -> list[Document]:
+    async def aggregate_metrics(self, stages: JsonValue) -> list[Document]:
         """See `Blocks.aggregate_metrics`."""
-        entries = self._kept["block_metrics"]
+        entries = self._entries["block_metrics"]
         taken = [entries[name].document for name in sorted(entries)]
         return await self._search.run(lambda: aggregated(stages, taken))
 
@@ -158,23 +164,23 @@ class EmbeddedBlocks:
         return [str(name) for name in await self._search.matching(wanted)]
 
     async def alike(
-        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
+        self, like: str | Mapping[str, JsonValue], weights: Mapping[str, float] | None
     ) -> list[str]:
         """See `Blocks.alike`."""
         return [str(name) for name in await self._search.alike(like, weights)]
 
     def known(self, block_id: str) -> bool:
         """See `Blocks.known`."""
-        return block_id in self._kept["block"]
+        return block_id in self._entries["block"]
 
     def documents(self, block_ids: Sequence[str]) -> list[Document]:
         """See `Blocks.documents`."""
-        blocks, metrics = self._kept["block"], self._kept["block_metrics"]
+        blocks, metrics = self._entries["block"], self._entries["block_metrics"]
         return measured([blocks[name] for name in block_ids if name in blocks], metrics)
 
     def _publisher(self, kind: BlockKind) -> Callable[[DocumentEntry], None]:
         def publish(entry: DocumentEntry) -> None:
-            self._kept[kind][entry.id] = entry
+            self._entries[kind][entry.id] = entry
             self._search.changed(entry.id)
 
         return publish

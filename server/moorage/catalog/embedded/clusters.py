@@ -9,7 +9,7 @@ from moorage.catalog.documents.encoding import decode, snapshot
 from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.embedded.records import (
     DocumentEntry,
-    answered,
+    answer_documents,
     changed,
     entry_of,
     owner_of,
@@ -112,7 +112,7 @@ class EmbeddedClusters:
         """See `DocumentCollection.query`."""
         entries = self._memory.clusters
         found = await self._memory.index.clusters(parse_filter(query))
-        return answered([entries[name] for name in found if name in entries])
+        return answer_documents([entries[name] for name in found if name in entries])
 
     def _publish(self, result: tuple[DocumentEntry, CheckedCluster]) -> None:
         entry, read = result

@@ -5,7 +5,7 @@ as it is given. The one named `DEFAULT_EXECUTOR` is always there.
 """
 
 import re
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -16,6 +16,7 @@ from moorage.catalog.filters import compile_filter
 from moorage.catalog.values import Document
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 
 __all__ = ["DEFAULT_EXECUTOR", "Executors"]
 
@@ -63,13 +64,13 @@ class Executors:
 
     async def get(self, name: str) -> Document:
         """Return one, or raise `not_found`."""
-        return await self._store.run(lambda database: _found(database, name))
+        return await self._store.run(lambda database: _find(database, name))
 
     async def update(self, name: str, change: Document) -> Document:
         """Change one, as `DocumentCollection.update` says; return the new one."""
 
         def work(database: Database) -> Document:
-            changed = apply_change(_found(database, name), change)
+            changed = apply_change(_find(database, name), change)
             if name == DEFAULT_EXECUTOR or changed.setdefault("executor_id", name) != name:
                 raise ServiceError.wrong_field("executor_id", f"{name}, as it is; an id stays")
             encoded, given = snapshot(changed)
@@ -82,7 +83,7 @@ class Executors:
         """Delete one and return it, or raise `not_found`."""
 
         def work(database: Database) -> Document:
-            removed = _found(database, name)
+            removed = _find(database, name)
             if name == DEFAULT_EXECUTOR:
                 raise ServiceError(Code.UNSUPPORTED, f"the executor {name} is this server itself")
             database.remove("executor", name)
@@ -101,7 +102,7 @@ class Executors:
         return await self._store.run(work)
 
 
-def _found(database: Database, name: str) -> Document:
+def _find(database: Database, name: str) -> Document:
     if name == DEFAULT_EXECUTOR:
         return _default()
     row = database.get("executor", name)
@@ -111,5 +112,5 @@ def _found(database: Database, name: str) -> Document:
     return document
 
 
-def _default() -> dict[str, Any]:
+def _default() -> JsonObject:
     return {"executor_id": DEFAULT_EXECUTOR, "description": "the sandbox of this server"}

@@ -5,7 +5,7 @@ without its note. What is noted outlives the policy: its removal is in its histo
 """
 
 import time
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -13,6 +13,7 @@ from msgspec import Struct
 from moorage.catalog.embedded.store import Database, StoredRow
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 
 __all__ = ["PolicyChange", "history_of", "note"]
 
@@ -64,7 +65,7 @@ def note(
         database.remove_oldest_without("history", "policy")
 
 
-def history_of(database: Database, uri: str) -> list[dict[str, Any]]:
+def history_of(database: Database, uri: str) -> list[JsonObject]:
     """Return the changes of a URI, the first one first.
 
     Raises:
@@ -78,5 +79,5 @@ def history_of(database: Database, uri: str) -> list[dict[str, Any]]:
             f"no policy {uri[:300]!r} was ever registered; GET /policy lists those that are",
             field="policy_rule_uri",
         )
-    changes: list[dict[str, Any]] = msgspec.to_builtins(_changes(row.document))
+    changes: list[JsonObject] = msgspec.to_builtins(_changes(row.document))
     return changes

@@ -22,7 +22,7 @@ from moorage.catalog.embedded.records import (
     DocumentEntry,
     PolicyEntry,
     StoredRecords,
-    answered,
+    answer_documents,
     blob_of,
     measured,
 )
@@ -169,7 +169,9 @@ class Memory:
             ServiceError: `too_large`.
 
         """
-        return answered([self.clusters[name] for name in cluster_ids if name in self.clusters])
+        return answer_documents(
+            [self.clusters[name] for name in cluster_ids if name in self.clusters]
+        )
 
     def measured(self, cluster_ids: Sequence[str]) -> list[Document]:
         """Return them as `documents` does, each with its `metrics`: `{}` where it has none."""

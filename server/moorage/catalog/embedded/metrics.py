@@ -3,15 +3,13 @@
 They are observations: the next ones replace them, so they need not outlive a power cut.
 """
 
-from typing import Any
-
 from moorage.catalog.documents.encoding import snapshot
 from moorage.catalog.documents.metrics import read_metrics_document
 from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.embedded.records import (
     DocumentEntry,
     aggregated,
-    answered,
+    answer_documents,
     changed,
     entry_of,
     remove,
@@ -20,6 +18,7 @@ from moorage.catalog.embedded.records import (
 from moorage.catalog.embedded.store import Database, DocumentStore
 from moorage.catalog.filters import parse_filter
 from moorage.catalog.values import Document
+from moorage.records.json_values import JsonValue
 
 __all__ = ["EmbeddedMetrics"]
 
@@ -80,9 +79,9 @@ class EmbeddedMetrics:
         """See `Metrics.query`."""
         entries = self._memory.metrics
         found = await self._memory.index.metrics(parse_filter(query))
-        return answered([entries[name] for name in found if name in entries])
+        return answer_documents([entries[name] for name in found if name in entries])
 
-    async def aggregate(self, stages: Any) -> list[Document]:
+    async def aggregate(self, stages: JsonValue) -> list[Document]:
         """See `Metrics.aggregate`."""
         entries = self._memory.metrics
         taken = [entries[name].document for name in sorted(entries)]

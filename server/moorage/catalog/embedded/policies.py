@@ -16,7 +16,7 @@ from moorage.catalog.embedded.history import history_of, note
 from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.embedded.records import (
     PolicyEntry,
-    answered,
+    answer_documents,
     entry_of,
     not_found,
     refuse_differences,
@@ -132,4 +132,4 @@ class EmbeddedPolicies:
         def work() -> list[PolicyEntry]:
             return sorted((p for p in taken if matches(p.document)), key=lambda entry: entry.id)
 
-        return answered(await self._memory.index.run(work))
+        return answer_documents(await self._memory.index.run(work))

@@ -6,7 +6,7 @@ in the store's thread within a transaction and raise to undo it.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ from moorage.core.state.refusals import closest_policies, nearest_or_known
 from moorage.model import Cluster, ClusterId, Code, PolicyRef
 from moorage.protocol.faults import ServiceError
 from moorage.query import QueryError, parse_pipeline
+from moorage.records.json_values import JsonValue
 
 __all__ = [
     "READERS",
@@ -37,7 +38,7 @@ __all__ = [
     "PolicyEntry",
     "StoredRecords",
     "aggregated",
-    "answered",
+    "answer_documents",
     "changed",
     "check_limits",
     "entry_of",
@@ -181,7 +182,7 @@ def _policy(row: StoredRow) -> PolicyEntry:
     )
 
 
-READERS: Final[dict[Kind, Callable[[StoredRow], Any]]] = {
+READERS: Final[dict[Kind, Callable[[StoredRow], object]]] = {
     "cluster": _cluster,
     "metrics": _metrics,
     "policy": _policy,
@@ -351,7 +352,7 @@ def refuse_differences(uri: str, fields: Sequence[str]) -> None:
         )
 
 
-def aggregated(stages: Any, documents: Sequence[Document]) -> list[Document]:
+def aggregated(stages: JsonValue, documents: Sequence[Document]) -> list[Document]:
     """Return the result of a pipeline over documents, or refuse an answer of that size.
 
     Raises:
@@ -369,7 +370,7 @@ def measured(
     found: Sequence[CatalogEntry], metrics: Mapping[str, "DocumentEntry"]
 ) -> list[Document]:
     """Return documents with the `metrics` of each, or refuse to make an answer of that size."""
-    answered([*found, *(metrics[entry.id] for entry in found if entry.id in metrics)])
+    answer_documents([*found, *(metrics[entry.id] for entry in found if entry.id in metrics)])
     return [
         # Never null: existing policies read it with `.get`.
         {**each.document, "metrics": metrics[each.id].document if each.id in metrics else {}}
@@ -377,7 +378,7 @@ def measured(
     ]
 
 
-def answered(found: Sequence[CatalogEntry]) -> list[Document]:
+def answer_documents(found: Sequence[CatalogEntry]) -> list[Document]:
     """Return the documents of a query's answer, or refuse to make one of that size."""
     if sum(entry.size for entry in found) > RESULT_BYTES_MAX:
         raise ServiceError(

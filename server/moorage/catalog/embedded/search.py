@@ -1,13 +1,13 @@
 """Search and freshness of a catalog that has everything itself."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.search import DocumentSearch
 from moorage.catalog.values import Document, Examine, SearchAction
 from moorage.model import ClusterId
 from moorage.query import Filter
+from moorage.records.json_values import JsonValue
 
 __all__ = ["AlwaysFresh", "EmbeddedSearch"]
 
@@ -28,7 +28,7 @@ class EmbeddedSearch:
         return await self._index.matching(wanted)
 
     async def alike(
-        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
+        self, like: str | Mapping[str, JsonValue], weights: Mapping[str, float] | None
     ) -> list[ClusterId]:
         """See `ClusterSearch.alike`."""
         return await self._index.alike(like, weights)

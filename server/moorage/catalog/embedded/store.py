@@ -285,7 +285,7 @@ class DocumentStore:
 # On the event loop -----------------------------------------------------------------------------
 
 
-def _fail(future: "asyncio.Future[Any]", error: BaseException) -> None:
+def _fail(future: "asyncio.Future[T]", error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -13,7 +13,7 @@ from moorage.catalog.embedded.integrity import is_intact, unavailable
 from moorage.catalog.embedded.records import stored_files
 from moorage.catalog.embedded.store import StoredRow
 from moorage.protocol.faults import ServiceError
-from moorage.storage.base import RecordRow, StorageError
+from moorage.storage.base import RecordRow, SqlRow, StorageError
 from moorage.storage.sqlite import records
 from moorage.storage.sqlite.files import UNREADABLE, log_damage, log_lost
 from moorage.storage.sqlite.marks import Found, read_mark
@@ -37,7 +37,7 @@ class CatalogWalk:
     """
 
     findings: list[str] = field(default_factory=list[str])
-    rows: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    rows: list[SqlRow] = field(default_factory=list[SqlRow])
     mark: Found = field(default_factory=lambda: Found(exists=False))
     missing: int = 0
     stored: dict[str, int] = field(default_factory=dict[str, int])
@@ -124,7 +124,7 @@ def _doubt(row: StoredRow) -> str:
     return ""
 
 
-def _rows(tables: RecordTables, path: Path, found: CatalogWalk) -> Iterator[tuple[Any, ...]]:
+def _rows(tables: RecordTables, path: Path, found: CatalogWalk) -> Iterator[SqlRow]:
     for start in range(0, tables.last_number(), 100):
         try:
             yield from tables.numbered(start, start + 100)
@@ -156,7 +156,7 @@ def loss(found: CatalogWalk) -> list[str]:
     ]
 
 
-def kept(found: CatalogWalk) -> list[str]:
+def remaining(found: CatalogWalk) -> list[str]:
     """Return the number of records of each kind, each as a sentence."""
     left = Counter(row[0] for row in found.rows)
     return [f"in the catalog: {count} of kind {kind}." for kind, count in sorted(left.items())]

@@ -7,7 +7,7 @@ few compared with what they run on, and one question serves every search that wa
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from moorage.catalog.allowances import SPENT, Allowance
 from moorage.catalog.documents.encoding import pack
@@ -24,6 +24,7 @@ from moorage.catalog.mirrored.http import (
 from moorage.catalog.values import Document
 from moorage.model import ClusterId, Code
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonValue
 
 __all__ = ["BlockMetricsMirror"]
 
@@ -101,9 +102,13 @@ class BlockMetricsMirror:
     async def _read(self, keys: frozenset[str]) -> None:
         del keys  # A list is a list of all.
         began = asyncio.get_running_loop().time()
-        found = await self.service.ask(ServiceRequest("POST", "/block/query", b"{}"), self._found)
+        found = await self.service.ask(
+            ServiceRequest("POST", "/block/query", b"{}"), self._read_entries
+        )
         if found is None:
-            found = await self.service.ask(ServiceRequest("GET", "/block/query"), self._found)
+            found = await self.service.ask(
+                ServiceRequest("GET", "/block/query"), self._read_entries
+            )
         if found is None:
             raise ServiceError(
                 Code.UNAVAILABLE,
@@ -115,13 +120,15 @@ class BlockMetricsMirror:
         self._read_at = began
         self._keep(entries)
 
-    def _found(self, reply: ServiceReply) -> tuple[dict[str, DocumentEntry], dict[str, str]] | None:
+    def _read_entries(
+        self, reply: ServiceReply
+    ) -> tuple[dict[str, DocumentEntry], dict[str, str]] | None:
         if reply.status in _NO_POST:
             return None
         entries: dict[str, DocumentEntry] = {}
         left_out: dict[str, str] = {}
         for number, raw in enumerate(documents_of(reply)):
-            document: Any = None
+            document: JsonValue = None
             try:
                 document = document_of(bytes(raw))
                 check_depth(document)

@@ -3,13 +3,12 @@
 The block documents lie here all the same; only their metrics are read from the service.
 """
 
-from typing import Any
-
 from moorage.catalog.embedded.blocks import EmbeddedBlocks
 from moorage.catalog.filters import parse_filter
 from moorage.catalog.mirrored.block_metrics import BlockMetricsMirror
 from moorage.catalog.mirrored.refusals import Refused, changed_at
 from moorage.catalog.values import BlockKind, Document
+from moorage.records.json_values import JsonValue
 
 __all__ = ["MirroredBlocks"]
 
@@ -24,7 +23,7 @@ class MirroredBlocks:
     """
 
     def __init__(self, embedded: EmbeddedBlocks, mirror: BlockMetricsMirror) -> None:
-        self._kept = embedded
+        self._embedded = embedded
         self._mirror = mirror
         self._refuse: Refused = changed_at(mirror.service, "block metrics")
         self.put_metrics = self._refuse
@@ -39,7 +38,7 @@ class MirroredBlocks:
         """See `Blocks.get`."""
         if kind == "block_metrics":
             await self._mirror.require()
-        return await self._kept.get(kind, block_id)
+        return await self._embedded.get(kind, block_id)
 
     async def update(
         self, kind: BlockKind, block_id: str, change: Document
@@ -47,22 +46,22 @@ class MirroredBlocks:
         """See `Blocks.update`."""
         if kind == "block_metrics":
             await self._refuse()
-        return await self._kept.update(kind, block_id, change)
+        return await self._embedded.update(kind, block_id, change)
 
     async def delete(self, kind: BlockKind, block_id: str) -> Document:
         """See `Blocks.delete`."""
         if kind == "block_metrics":
             await self._refuse()
-        return await self._kept.delete(kind, block_id)
+        return await self._embedded.delete(kind, block_id)
 
-    async def aggregate_metrics(self, stages: Any) -> list[Document]:
+    async def aggregate_metrics(self, stages: JsonValue) -> list[Document]:
         """See `Blocks.aggregate_metrics`."""
         await self._mirror.require()
-        return await self._kept.aggregate_metrics(stages)
+        return await self._embedded.aggregate_metrics(stages)
 
     async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
         """See `Blocks.query`."""
         parse_filter(query)  # What it refuses asks no service.
         if kind == "block_metrics":
             await self._mirror.require()
-        return await self._kept.query(kind, query)
+        return await self._embedded.query(kind, query)

@@ -6,13 +6,14 @@ unchecked, and one bad document never costs the others.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from moorage.catalog.limits import CLUSTERS_MAX, DOCUMENT_BYTES_MAX
 from moorage.catalog.mirrored.http import ServiceReply, WrongAnswer, body_shown
 from moorage.catalog.values import Document
+from moorage.records.json_values import JsonValue
 
 __all__ = [
     "DEPTH_MAX",
@@ -66,13 +67,13 @@ def payload_of(reply: ServiceReply) -> msgspec.Raw | Denied:
     if reply.status in UNKNOWN:
         return Denied(reply.status, _message(envelope))
     if "success" in envelope:
-        return _unwrapped(envelope, reply.status)
+        return _unwrap(envelope, reply.status)
     if "error" in envelope and "id" not in envelope:
         return Denied(reply.status, _message(envelope))
     return msgspec.Raw(reply.body)
 
 
-def _unwrapped(envelope: Mapping[str, msgspec.Raw], status: int) -> msgspec.Raw | Denied:
+def _unwrap(envelope: Mapping[str, msgspec.Raw], status: int) -> msgspec.Raw | Denied:
     if bytes(envelope["success"]).strip() != b"true":
         return Denied(status, _message(envelope))
     if "data" not in envelope:
@@ -81,7 +82,7 @@ def _unwrapped(envelope: Mapping[str, msgspec.Raw], status: int) -> msgspec.Raw 
     if data[:1] == b"[":
         items = decoded(data, list[msgspec.Raw])
         if items and bytes(items[0]) == b"false":
-            text = decoded(bytes(items[1]), Any) if len(items) > 1 else "no reason"
+            text = decoded(bytes(items[1]), JsonValue) if len(items) > 1 else "no reason"
             return Denied(status, str(text)[:500])
     return msgspec.Raw(data)
 
@@ -102,13 +103,13 @@ def documents_of(reply: ServiceReply) -> list[msgspec.Raw]:
 def _message(envelope: Mapping[str, msgspec.Raw]) -> str:
     for key in ("message", "error", "reason"):
         if key in envelope:
-            value = decoded(bytes(envelope[key]), Any)
+            value = decoded(bytes(envelope[key]), JsonValue)
             text = value.get("reason", value) if isinstance(value, dict) else value
             return str(text)[:500]
     return "no reason given"
 
 
-def decoded(raw: bytes, kind: Any) -> Any:
+def decoded(raw: bytes, kind: object) -> JsonValue:
     """Return JSON as a value of this kind; raise `WrongAnswer`."""
     try:
         return msgspec.json.decode(raw, type=kind)
@@ -118,14 +119,14 @@ def decoded(raw: bytes, kind: Any) -> Any:
 
 def object_of(raw: msgspec.Raw | bytes, expected: str) -> Document:
     """Return the one object of an answer; raise `WrongAnswer` with the difference."""
-    document = decoded(bytes(raw), Any)
+    document = decoded(bytes(raw), JsonValue)
     if not isinstance(document, dict):
         raise WrongAnswer(f"answered what is not {expected}")
     check_depth(document)
     return document
 
 
-def check_depth(document: Any) -> None:
+def check_depth(document: JsonValue) -> None:
     """Refuse nesting that later readers, some of them recursive, should never meet."""
     level = [document]
     for _ in range(DEPTH_MAX):
@@ -144,14 +145,14 @@ def document_of(content: bytes) -> Document:
     """Return one document of a list, of bounded size; raise `WrongAnswer`."""
     if len(content) > DOCUMENT_BYTES_MAX:
         raise WrongAnswer(f"a document of more than {DOCUMENT_BYTES_MAX} bytes")
-    document = decoded(content, Any)
+    document = decoded(content, JsonValue)
     if not isinstance(document, dict):
         raise WrongAnswer("it is no object")
     return document
 
 
 def leave_out(
-    left_out: dict[str, str], document: Any, id_field: str, number: int, what: str
+    left_out: dict[str, str], document: JsonValue, id_field: str, number: int, what: str
 ) -> None:
     """Note the fault of document `number` of a list, under its own id, if it has one."""
     name = document.get(id_field) if isinstance(document, dict) else None

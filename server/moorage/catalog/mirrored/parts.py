@@ -7,7 +7,6 @@ that they are changed at their service, not here.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.encoding import cluster_id_of
@@ -16,7 +15,7 @@ from moorage.catalog.documents.sources import CodeSources
 from moorage.catalog.embedded.aliases import Aliases
 from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.embedded.policies import prepare_policy
-from moorage.catalog.embedded.records import aggregated, answered, entry_of, not_found
+from moorage.catalog.embedded.records import aggregated, answer_documents, entry_of, not_found
 from moorage.catalog.filters import compile_filter, parse_filter
 from moorage.catalog.mirrored.clusters import ClusterMirror, MetricsMirror
 from moorage.catalog.mirrored.policies import PolicyMirror
@@ -26,6 +25,7 @@ from moorage.catalog.search import DocumentSearch
 from moorage.catalog.values import Document, PreparedPolicy, SearchAction
 from moorage.model import ClusterId
 from moorage.query import Filter, text_at
+from moorage.records.json_values import JsonValue
 
 __all__ = ["MirroredClusters", "MirroredMetrics", "MirroredPolicies", "MirroredSearch"]
 
@@ -56,7 +56,7 @@ class MirroredClusters:
         await self._mirror.fetch(None, Allowance())
         entries = self._memory.clusters
         found = await self._memory.index.clusters(parse_filter(query))
-        return answered([entries[name] for name in found if name in entries])
+        return answer_documents([entries[name] for name in found if name in entries])
 
 
 class MirroredMetrics:
@@ -96,7 +96,7 @@ class MirroredMetrics:
             return [] if entry is None else [entry.document]
         return await self._mirror.service.matching(query or {})
 
-    async def aggregate(self, stages: Any) -> list[Document]:
+    async def aggregate(self, stages: JsonValue) -> list[Document]:
         """See `Metrics.aggregate`."""
         documents = await self._mirror.service.matching({})
         return await self._memory.index.run(lambda: aggregated(stages, documents))
@@ -160,7 +160,7 @@ class MirroredSearch:
         return await self._index.matching(wanted)
 
     async def alike(
-        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
+        self, like: str | Mapping[str, JsonValue], weights: Mapping[str, float] | None
     ) -> list[ClusterId]:
         """See `ClusterSearch.alike`."""
         return await self._index.alike(like, weights)

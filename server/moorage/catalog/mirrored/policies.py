@@ -55,7 +55,7 @@ class _Remembered:
     document: Document
     etag: str
     size: int
-    asked_at: float
+    requested_at: float
     read_at: float
     wanted: bool = False
     failure: ServiceError | None = None
@@ -95,7 +95,7 @@ class PolicyMirror:
         self._new = asyncio.Event()
         self._fresh_seconds = fresh_seconds
         self._stale_seconds_max = stale_seconds_max
-        self._kept: dict[str, _Remembered] = {}
+        self._records: dict[str, _Remembered] = {}
         self._bytes = 0
         self._asking: dict[str, Batches] = {}
 
@@ -111,7 +111,7 @@ class PolicyMirror:
             await asyncio.sleep(max(self._fresh_seconds / ROUNDS, ROUND_SECONDS_MIN))
             due = _now() - self._fresh_seconds * (1 - 2 / ROUNDS)
             for uri in [
-                u for u, entry in self._kept.items() if entry.wanted and entry.asked_at < due
+                u for u, entry in self._records.items() if entry.wanted and entry.requested_at < due
             ]:
                 with contextlib.suppress(ServiceError):  # The next request reports what fails.
                     await self._read(uri)
@@ -124,7 +124,7 @@ class PolicyMirror:
             del self._unexamined[uri]
             if not self._unexamined:
                 self._new.clear()
-            before = self._kept.get(uri)
+            before = self._records.get(uri)
             if before is None:
                 continue
             try:
@@ -134,14 +134,14 @@ class PolicyMirror:
                 self._unexamined[uri] = None
                 self._new.set()
                 continue
-            entry = self._kept.get(uri)  # It may have been read again meanwhile.
+            entry = self._records.get(uri)  # It may have been read again meanwhile.
             if doubt and entry is not None and entry.record is before.record:
                 entry.doubt = f"{self._place} has “{uri}”, which fails its own examples: {doubt}"
 
     def at_hand(self, uri: str) -> list[str] | None:
         """Return warnings where the policy is known and fresh, else None."""
-        entry = self._kept.get(uri)
-        if entry is None or _now() - entry.asked_at > self._fresh_seconds:
+        entry = self._records.get(uri)
+        if entry is None or _now() - entry.requested_at > self._fresh_seconds:
             return None
         entry.wanted = True
         return _warnings(entry)
@@ -162,7 +162,7 @@ class PolicyMirror:
         found = self.at_hand(uri)
         if found is not None:
             return found
-        entry = self._kept.get(uri)
+        entry = self._records.get(uri)
         if (
             entry is not None
             and allowance.left <= reserved
@@ -172,7 +172,7 @@ class PolicyMirror:
         if not allowance.spend():
             raise ServiceError(Code.UNAVAILABLE, f"{self._place} got no request. {SPENT}")
         await self._read(uri)
-        entry = self._kept.get(uri)
+        entry = self._records.get(uri)
         if entry is None:
             return []
         entry.wanted = True
@@ -185,21 +185,21 @@ class PolicyMirror:
         try:
             await asking.join([uri])
         except ServiceError as error:
-            entry = self._kept.get(uri)
+            entry = self._records.get(uri)
             if (
                 entry is None
                 or error.code is not Code.UNAVAILABLE
                 or _now() - entry.read_at > self._stale_seconds_max
             ):
                 raise
-            entry.failure, entry.asked_at = error, _now()
+            entry.failure, entry.requested_at = error, _now()
         finally:
             if asking.idle and self._asking.get(uri) is asking:
                 del self._asking[uri]
 
     async def _ask(self, keys: frozenset[str]) -> None:
         (uri,) = keys
-        entry = self._kept.get(uri)
+        entry = self._records.get(uri)
         answer = await self.store.get(uri, entry.etag if entry else "")
         if isinstance(answer, Denied):
             self._let_go(uri)
@@ -220,11 +220,11 @@ class PolicyMirror:
         else:
             record, size, doubt = entry.record, entry.size, entry.doubt
         self._bytes += size - (entry.size if entry else 0)
-        self._kept.pop(uri, None)
+        self._records.pop(uri, None)
         now = _now()
-        self._kept[uri] = _Remembered(record, document, etag, size, now, now, doubt=doubt)
-        while len(self._kept) > POLICIES_KEPT_MAX or self._bytes > POLICIES_BYTES_MAX:
-            self._let_go(next(iter(self._kept)))
+        self._records[uri] = _Remembered(record, document, etag, size, now, now, doubt=doubt)
+        while len(self._records) > POLICIES_KEPT_MAX or self._bytes > POLICIES_BYTES_MAX:
+            self._let_go(next(iter(self._records)))
 
     async def _take(self, uri: str, document: Document) -> tuple[PolicyRecord, int]:
         """Prepare a policy and keep it; return it, and how much memory it needs, in bytes."""
@@ -255,7 +255,7 @@ class PolicyMirror:
         )
 
     def _let_go(self, uri: str) -> None:
-        entry = self._kept.pop(uri, None)
+        entry = self._records.pop(uri, None)
         if entry is not None:
             self._bytes -= entry.size
             self._drop(uri)

@@ -1,7 +1,7 @@
 """Refusals of changes to a mirrored part: changes belong to the service with the documents."""
 
 from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from moorage.catalog.mirrored.http import Service
 from moorage.model import Code
@@ -9,7 +9,7 @@ from moorage.protocol.faults import ServiceError
 
 __all__ = ["Refused", "changed_at"]
 
-Refused = Callable[..., Coroutine[Any, Any, NoReturn]]
+Refused = Callable[..., Coroutine[object, object, NoReturn]]
 """Stands for every method that would change something."""
 
 

@@ -8,10 +8,11 @@ where the documents say MB; DCGM's numbers stand as they are. No I/O.
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from moorage.catalog.documents.metrics import aggregate
 from moorage.catalog.values import Document
+from moorage.records.json_values import JsonValue
 
 __all__ = ["QUERIES", "SOURCE", "Composed", "Labels", "MetricSample", "compose"]
 
@@ -188,7 +189,7 @@ def compose(
     return composed
 
 
-def _marks(trees: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+def _marks(trees: Iterable[Mapping[str, JsonValue]]) -> list[tuple[JsonValue, ...]]:
     """Return a mark that tells two rounds apart: values change only with the time of measuring."""
     return [(tree.get("id"), tree.get("timestamp"), tree.get("stale")) for tree in trees]
 
@@ -260,7 +261,7 @@ def _candidates(
 
 def _trees(
     machines: Mapping[str, _Machine],
-    old: Sequence[Mapping[str, Any]],
+    old: Sequence[Mapping[str, JsonValue]],
     known: Collection[str],
     now: float,
 ) -> list[Document]:
@@ -275,7 +276,7 @@ def _trees(
     return sorted(trees, key=lambda tree: str(tree["id"]))
 
 
-def _tree(node_id: str, machine: _Machine, old: Mapping[str, Any], now: float) -> Document:
+def _tree(node_id: str, machine: _Machine, old: Mapping[str, JsonValue], now: float) -> Document:
     """Return the tree of one node; the half that is no longer measured stays as it was."""
     halves: dict[str, Document] = {}
     if machine.devices:

@@ -9,7 +9,7 @@ never costs the others. Source: docs/reference/allocation-server.md,
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -42,6 +42,7 @@ from moorage.catalog.mirrored.http import (
 from moorage.catalog.values import Document, SearchAction
 from moorage.model import Cluster, ClusterId, Code
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonValue
 
 __all__ = [
     "ClusterRegistry",
@@ -163,7 +164,7 @@ class MetricsService:
     ) -> MetricsRead:
         """Read all metrics by GET, as documented, and take the wanted ones.
 
-        What several ids in a URL mean is written nowhere, and a URL holds only so many.
+        What several ids in a URL mean is written nowhere, and the length of a URL is bounded.
         """
         self._posts = False
         read = await self._ask(ServiceRequest("GET", "/cluster/query"), seen, wanted)
@@ -274,7 +275,7 @@ class SearchService:
 # Documents ---------------------------------------------------------------------------------------
 
 
-def _json(value: Any) -> bytes:
+def _json(value: JsonValue) -> bytes:
     return msgspec.json.encode(value)
 
 
@@ -310,7 +311,7 @@ def _read_clusters(
 ) -> ClustersRead:
     read = ClustersRead()
     for number, content, digest in _unseen(raws, seen, read):
-        document: Any = None
+        document: JsonValue = None
         try:
             document = document_of(content)
             check_depth(document)
@@ -339,7 +340,7 @@ def _read_metrics(
 ) -> MetricsRead:
     read = MetricsRead()
     for number, content, digest in _unseen(raws, seen, read):
-        document: Any = None
+        document: JsonValue = None
         try:
             document = document_of(content)
             check_depth(document)
@@ -363,7 +364,7 @@ def _read_found(reply: ServiceReply) -> list[ClusterId] | Denied:
     payload = payload_of(reply)
     if isinstance(payload, Denied):
         return payload
-    value = decoded(bytes(payload), Any)
+    value = decoded(bytes(payload), JsonValue)
     check_depth(value if isinstance(value, dict | list) else [])
     if value is None:
         return []

@@ -16,12 +16,12 @@ const PAGES_MAX = 20;
 export function useListing(message, field, key, refresh_ms) {
 	const [state, setState] = useState({ rows: undefined, latest: [], more: false, total: undefined, error: null });
 	const pages = useRef(1);
-	const asked = useRef("");
+	const latestWanted = useRef("");
 	const wanted = JSON.stringify(message);
 
 	const load = async (replace) => {
 		const mine = wanted;
-		asked.current = mine;
+		latestWanted.current = mine;
 		try {
 			let latest = [];
 			let after = "";
@@ -34,7 +34,7 @@ export function useListing(message, field, key, refresh_ms) {
 				total = data.total;
 				more = data.next !== null && data.next !== undefined;
 			}
-			if (asked.current !== mine) return;
+			if (latestWanted.current !== mine) return;
 			setState((old) => ({ rows: replace || !old.rows ? latest : merged(old.rows, latest, key, more), latest, more, total, error: null }));
 		} catch (error) {
 			if (error.code !== "lost") setState((old) => ({ ...old, error }));

@@ -1,7 +1,7 @@
 // Who is here, and requests over HTTP: every view asks through this module.
 import { signal } from "./signal.js";
 
-/** The session; undefined: not yet asked; null: a login is needed. */
+/** The session; undefined: not known yet; null: a login is needed. */
 export const session = signal(undefined);
 
 /** Whether the role of who is here has a right. `right`: Its name in the table of rights. */

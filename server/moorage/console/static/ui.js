@@ -10,7 +10,7 @@ import { may, missing, session } from "./session.js";
 
 export const html = htm.bind(h);
 
-/** What a screen reader is told, beside what is seen. */
+/** Text for screen readers, beside what is seen. */
 export const said = signal("");
 
 export const Loading = ({ what }) => html`<p class="loading" role="status">Loading ${what}…</p>`;
@@ -41,7 +41,7 @@ export function Raw({ value, label = "JSON" }) {
 
 export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 
-/** Where `moorage` looks for a server that it is told nothing of. */
+/** The address that `moorage` uses where none is given. */
 const USUAL = [/^ws:\/\/(127\.0\.0\.1|localhost|\[::1\]):8765$/, /^http:\/\/(127\.0\.0\.1|localhost|\[::1\]):8080$/];
 
 /** What tells `moorage` of this server, where it is not the usual one. */

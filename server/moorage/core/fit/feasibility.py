@@ -7,7 +7,7 @@ the verdicts come from `Fleet.feasible` and `Fleet.misfits`, like everyone's.
 
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from moorage.core.state.facts import Refusal
 from moorage.core.state.state import State
 from moorage.model import Ask, ClusterId, Demand, Nodes, Placement
 from moorage.policy import NEVER, Fleet, Misfit, gang_groups
+from moorage.records.json_values import JsonObject
 
 CLASSES_MAX: Final = 4_096
 """Classes of demand remembered; beyond it the cache starts afresh."""
@@ -76,7 +77,7 @@ class _Tally:
     version: int
     reasons: npt.NDArray[np.int8]
     counts: npt.NDArray[np.int64]
-    never: dict[str, Any] | None = None
+    never: JsonObject | None = None
     refusal: Refusal | None = None
     refused: int = 0
 
@@ -147,7 +148,7 @@ class Feasibility:
 
     def _refusal(self, demand: Demand, tally: _Tally, reserved: Nodes) -> Refusal:
         nodes, counts = _counts(tally)
-        details: dict[str, Any] = {"nodes": nodes, "misfits": counts}
+        details: JsonObject = {"nodes": nodes, "misfits": counts}
         able = tally.reasons == Misfit.FITS
         capable = able | ((tally.reasons > NEVER) & (tally.reasons != _ELSEWHERE))
         never = not self.enough_nodes(capable, demand)
@@ -185,7 +186,7 @@ class Feasibility:
         models = list(filter(None, (fleet.models[code] for code in codes[codes >= 0].tolist())))
         return [] if set(models) & set(demand.models) else models[:MODELS_TOLD_MAX]
 
-    def _changes(self, demand: Demand, rows: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    def _changes(self, demand: Demand, rows: npt.NDArray[np.bool_]) -> JsonObject:
         """Return the largest demand that could ever fit, since `demand` cannot."""
         if self._kinds is None:
             self._kinds = NodeKinds(self._state.fleet)
@@ -193,13 +194,13 @@ class Feasibility:
 
     def nodes(
         self, demand: Demand, candidates: Candidates, after: int, limit: int
-    ) -> tuple[list[dict[str, Any]], int | None]:
+    ) -> tuple[list[JsonObject], int | None]:
         """Return one page of verdicts of candidate nodes on `demand` now, the nearest first."""
         reasons = self._tally(demand, candidates).reasons
         rows = np.flatnonzero(reasons != _ELSEWHERE)
         return node_verdicts(self._state.fleet, demand, rows, reasons[rows], (after, limit))
 
-    def reasons(self, demand: Demand, candidates: Candidates) -> dict[str, Any]:
+    def reasons(self, demand: Demand, candidates: Candidates) -> JsonObject:
         """Return the nodes counted by reason, for the "yes" of an explained request."""
         nodes, counts = _counts(self._tally(demand, candidates))
         fitting = nodes - sum(counts.values())

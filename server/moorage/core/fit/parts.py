@@ -4,16 +4,17 @@ What cannot be granted is replaced by the reason, in its place; the other parts 
 whole or not at all, and is judged as one by `verification`.
 """
 
-from typing import Any
-
 from moorage.core.fit.verification import Unsound, verify
 from moorage.core.state import refusals
 from moorage.core.state.facts import Refusal
 from moorage.model import Ask, Cluster, ClusterId
 from moorage.policy import Fleet, ProposalError, ProposedShare, has_empty_parts, parse_proposal
+from moorage.records.json_values import JsonValue
 
 
-def with_reasons(ask: Ask, value: Any, fleet: Fleet, clusters: dict[ClusterId, Cluster]) -> Any:
+def with_reasons(
+    ask: Ask, value: JsonValue, fleet: Fleet, clusters: dict[ClusterId, Cluster]
+) -> JsonValue:
     """Return a list with reasons in the place of parts that can never be granted; others as is.
 
     Args:
@@ -26,7 +27,7 @@ def with_reasons(ask: Ask, value: Any, fleet: Fleet, clusters: dict[ClusterId, C
     if not has_empty_parts(value, ask.demand):
         return value
     taken: list[ProposedShare] = []
-    judged: list[Any] = []
+    judged: list[JsonValue] = []
     for part in value:
         refusal = _refusal(ask, part, taken, fleet, clusters)
         judged.append(part if refusal is None else {"error": refusal.reason})
@@ -35,7 +36,7 @@ def with_reasons(ask: Ask, value: Any, fleet: Fleet, clusters: dict[ClusterId, C
 
 def _refusal(
     ask: Ask,
-    part: Any,
+    part: JsonValue,
     taken: list[ProposedShare],
     fleet: Fleet,
     clusters: dict[ClusterId, Cluster],

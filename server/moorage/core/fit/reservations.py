@@ -7,7 +7,7 @@ is the only caller.
 
 from collections.abc import Iterable
 from heapq import nsmallest
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from msgspec.structs import asdict, replace
@@ -24,6 +24,7 @@ from moorage.core.turns.events import ReserveAsked, UnreserveAsked
 from moorage.core.turns.turn import TurnWriter
 from moorage.model import Code, Demand, Lease, Nodes, Placement, RequestId, Share
 from moorage.policy import Fleet, Misfit
+from moorage.records.json_values import JsonObject
 from moorage.records.requests import resources_of
 
 RESERVATIONS_MAX: Final = 1_000
@@ -224,20 +225,20 @@ def _part(fleet: Fleet, row: int, demand: Demand) -> Share:
 
 def _in_the_way(
     places: set[Place], staying: list[tuple[Lease, Placement]], others: list[NodeReservation]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the leases and reservations that block nodes which would otherwise do, by name."""
     leases = {x.id: x.expires_at for x, held in staying if touches(held, places)}
     ends = {each.id: each.ends_at for each in others if not places.isdisjoint(each.nodes)}
     return {"leases": _first(leases, "lease"), "reservations": _first(ends, "reservation")}
 
 
-def _first(ends: dict[RequestId, float], kind: str) -> list[dict[str, Any]]:
+def _first(ends: dict[RequestId, float], kind: str) -> list[JsonObject]:
     """Return the first obstacles to end, each with its end, as JSON values."""
     first = nsmallest(NAMED_MAX, ends.items(), key=lambda each: (each[1], each[0]))
     return [{kind: name, "until": until} for name, until in first]
 
 
-def row(reservation: NodeReservation) -> dict[str, Any]:
+def row(reservation: NodeReservation) -> JsonObject:
     """Return a reservation as JSON values."""
     return {
         "reservation": reservation.id,
@@ -251,7 +252,7 @@ def row(reservation: NodeReservation) -> dict[str, Any]:
     }
 
 
-def _node_row(reservation: NodeReservation, place: Place) -> dict[str, Any]:
+def _node_row(reservation: NodeReservation, place: Place) -> JsonObject:
     part = reservation.part(place)
     if part is None:
         return {"cluster_id": place[0], "node_id": place[1], "whole": True}

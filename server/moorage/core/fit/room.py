@@ -46,7 +46,7 @@ def amounts(share: Share) -> Amounts:
 
 
 def shares(place: Place, of: Amounts) -> Iterator[Share]:
-    """Yield shares that hold so much of a node together: devices have one share of each size."""
+    """Yield shares that together hold a part of a node: devices have one share of each size."""
     cluster_id, node_id = place
     devices: dict[int, list[str]] = defaultdict(list)
     for (kind, gpu), milli in of.items():
@@ -160,7 +160,7 @@ def begins(state: State, lease: Lease, after: float) -> float:
     Args:
         state: As it is now.
         lease: What holds something, or is about to.
-        after: Seconds since the epoch: it is there so long.
+        after: Until when it is there, in seconds since the epoch.
 
     """
     at = math.inf

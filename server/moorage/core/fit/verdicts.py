@@ -16,6 +16,7 @@ from moorage.policy import NEVER, Fleet, Misfit
 from moorage.policy.inventory import Ints
 from moorage.policy.matching import CLUSTER_KEY, NODE_KEY, label_values
 from moorage.records.fields import shown_name
+from moorage.records.json_values import JsonObject, JsonValue
 
 Verdict = Literal["never", "not_now", "not_you"]
 NAMES_MAX: Final = 20
@@ -52,7 +53,7 @@ class NodeKinds:
 
     def changes(
         self, demand: Demand, allowed: _Bools, enough: Callable[[_Bools, Demand], bool]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Return the maximum in the fleet, and the change that lets a demand fit that never will.
 
         Args:
@@ -152,7 +153,7 @@ def _scattered(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def _most(
     demand: Demand, name: str, values: Sequence[int], could: Callable[[Demand], bool]
-) -> dict[str, Any] | None:
+) -> JsonObject | None:
     """Return the largest of ascending values with which it could fit: less always is easier."""
     low, high = 0, len(values)
     if not values or not could(_with(demand, name, values[0])):
@@ -166,16 +167,16 @@ def _most(
     return _change(name, getattr(demand, name), values[low])
 
 
-def _with(demand: Demand, name: str, value: Any) -> Demand:
+def _with(demand: Demand, name: str, value: JsonValue) -> Demand:
     changed: dict[str, Any] = {name: value}
     return replace(demand, **changed)
 
 
-def _change(name: str, now: Any, fits: Any) -> dict[str, Any]:
+def _change(name: str, now: JsonValue, fits: JsonValue) -> JsonObject:
     return {"field": f"resources.{name}", "asked": now, "fits": fits}
 
 
-def change_in_words(change: dict[str, Any]) -> str:
+def change_in_words(change: JsonObject) -> str:
     """Return one of `fits_if` as a sentence."""
     fits = change["fits"]
     if change["field"] == "clusters":
@@ -206,7 +207,7 @@ def unmet_labels(fleet: Fleet, demand: Demand, candidates: _Bools) -> str:
     return ""
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: JsonValue) -> JsonValue:
     return " or ".join(value[:NAMES_MAX]) if isinstance(value, list) else value
 
 
@@ -219,7 +220,7 @@ def node_verdicts(
     candidates: npt.NDArray[np.intp],
     reasons: npt.NDArray[np.int8],
     page: tuple[int, int],
-) -> tuple[list[dict[str, Any]], int | None]:
+) -> tuple[list[JsonObject], int | None]:
     """Return one page of verdicts of candidate nodes on a demand, the nearest first.
 
     Args:
@@ -287,7 +288,9 @@ def _devices(fleet: Fleet, demand: Demand, rows: npt.NDArray[np.intp], misfit: M
     return most
 
 
-def _node_row(fleet: Fleet, row: int, misfit: Misfit, has: Any, needs: Any) -> dict[str, Any]:
+def _node_row(
+    fleet: Fleet, row: int, misfit: Misfit, has: JsonValue, needs: JsonValue
+) -> JsonObject:
     cluster, node = fleet.node_ids[row]
     verdict = "fits" if misfit is Misfit.FITS else "not_now" if misfit > NEVER else "never"
     lacks = int(needs) - int(has)

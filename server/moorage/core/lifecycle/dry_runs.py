@@ -1,7 +1,5 @@
 """Dry runs: the effect an operation would have now. Changes nothing; the allocator calls it."""
 
-from typing import Any
-
 from msgspec import to_builtins
 from msgspec.structs import replace
 
@@ -18,6 +16,7 @@ from moorage.core.state.state import RELEASED, State
 from moorage.core.turns.effects import Information, LeaseNews, Response
 from moorage.core.turns.events import CancelAsked, CordonAsked, DryRun, FlushAsked, ReleaseAsked
 from moorage.model import Lease, LeaseState
+from moorage.records.json_values import JsonObject
 from moorage.records.leases import ReleasePreview
 
 
@@ -58,7 +57,7 @@ class DryRuns:
             case CancelAsked() as event:
                 return self._cancel(event)
             case FlushAsked(_, tenant, cluster):
-                flushed = [lease.id for lease in self._warm.kept_for(tenant, cluster)]
+                flushed = [lease.id for lease in self._warm.warm_leases(tenant, cluster)]
                 return Information({"dry_run": True, "flushed": flushed})
             case CordonAsked() as event:
                 return self._cordon(event, now, sees_all=run.sees_all)
@@ -73,7 +72,7 @@ class DryRuns:
         ends = replace(found, state=state, reason=RELEASED)
         return LeaseNews(ends, reasons=self._freed(found, run, now), owner=False)
 
-    def _freed(self, lease: Lease, run: DryRun, now: float) -> dict[str, Any]:
+    def _freed(self, lease: Lease, run: DryRun, now: float) -> JsonObject:
         """Return the waiters that get a turn after a release, and the duration until then."""
         beside = [self._state.leases.get(each) for each in run.beside]
         own = [each for each in beside if each is not None and each.tenant == lease.tenant]
@@ -87,7 +86,7 @@ class DryRuns:
             if run.sees_all or state.waiting[each].ask.tenant == lease.tenant
         ]
         preview = ReleasePreview(warm, tuple(shown), len(served) - len(shown), run.stop_seconds)
-        row: dict[str, Any] = to_builtins(preview)
+        row: JsonObject = to_builtins(preview)
         return row
 
     def _cancel(self, event: CancelAsked) -> Response:
@@ -107,7 +106,7 @@ class DryRuns:
         cordon = Cordoned(*place, now, event.tenant, event.reason, drains, until)
         there = self._cordons.there(event)
         others = [] if sees_all else [each for each in there if each.tenant != event.tenant]
-        answer: dict[str, Any] = {
+        answer: JsonObject = {
             "cluster_id": event.cluster,
             "node_id": event.node or None,
             "leases": [each.id for each in there if sees_all or each.tenant == event.tenant],

@@ -8,7 +8,7 @@ The allocator is the only caller.
 
 import json
 from hashlib import sha256
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -51,13 +51,14 @@ from moorage.model import (
     RequestId,
     Tenant,
 )
+from moorage.records.json_values import JsonValue
 
 _DEMANDED: Final = tuple(
     each.name for each in msgspec.structs.fields(Demand) if each.name != "where"
 )
 
 
-def _demanded(demand: Demand) -> list[Any]:
+def _demanded(demand: Demand) -> list[JsonValue]:
     """Return the fields of a demand; without `where`, as digests of earlier releases have them."""
     fields = [getattr(demand, name) for name in _DEMANDED]
     return [*fields, demand.where] if demand.where else fields
@@ -110,7 +111,7 @@ class LeaseLifecycle:
 
         """
         inherited = "" if warm is None else warm.workload
-        like = "" if not _kept(ask) else likeness(ask) if warm is None else warm.likeness
+        like = "" if not _stays_warm(ask) else likeness(ask) if warm is None else warm.likeness
         assert ask.terms is not None
         now, fencing = self._turn.now, self._turn.state.fencing + 1
         waiting = self._turn.state.lease(ask.id)
@@ -387,5 +388,5 @@ def _failure(lease: Lease) -> str:
     return f"attempt {outcome.attempt} of {provision.attempts_max} failed: {outcome.detail}"
 
 
-def _kept(ask: Ask) -> bool:
+def _stays_warm(ask: Ask) -> bool:
     return ask.provision is not None and ask.provision.keep_warm_seconds > 0

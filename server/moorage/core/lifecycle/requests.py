@@ -1,11 +1,11 @@
 """The life of an ask, from its arrival to its lease, its refusal, or its place in the queue.
 
-Policies propose; what they propose is verified against the state as it is now, and granted, asked
+Policies propose; a proposal is verified against the state as it is now, and granted, asked
 for again, queued or refused. The allocator is the only caller.
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -38,6 +38,7 @@ from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.core.turns.turn import TurnWriter
 from moorage.model import Ask, Code, Lease, Nodes, Placement, RequestId, Tenant
 from moorage.policy import ProposalError, ProposedShare, parse_proposal
+from moorage.records.json_values import JsonObject, JsonValue
 
 WAITING_MAX: Final = 100_000
 """Asks in the queue; the next one is answered `busy`."""
@@ -63,7 +64,7 @@ class Requests:
         requests: Those that are open.
         leases: Grants and ends leases.
         warm: Knows the warm leases that the next like request takes over.
-        quotas: Knows who may hold so much.
+        quotas: Knows the quota of each tenant and project.
         exclusions: Computes what each request may not use.
 
     """
@@ -93,7 +94,7 @@ class Requests:
 
     def take(self, to: Address, ask: Ask) -> None:
         """Take a request: answer it, or have its policy consulted."""
-        if not ask.dry_run and self._asked_before(to, ask):
+        if not ask.dry_run and self._answer_repeat(to, ask):
             return
         if (refusal := self._turned_away(ask)) is not None:
             self._turn.respond(to, refusal)
@@ -183,8 +184,8 @@ class Requests:
             return refusals.too_many_undecided(PENDING_MAX, ASKS_BYTES_MAX)
         return None if self._state.clusters else refusals.no_cluster()
 
-    def _asked_before(self, to: Address, ask: Ask) -> bool:
-        """Answer a repeated request with what became of the first one."""
+    def _answer_repeat(self, to: Address, ask: Ask) -> bool:
+        """Answer a repeated request as the first one; False: it is the first one."""
         key = ask.terms.idempotency_key if ask.terms else ""
         first = self._requests.first_with(ask.tenant, key) if key else None
         if first is None:
@@ -221,7 +222,7 @@ class Requests:
         self.consult(pending, exclusions)
         return True
 
-    def heard(self, news: Proposed | ConsultFailed) -> None:
+    def take_answer(self, news: Proposed | ConsultFailed) -> None:
         """Take a policy's answer; one to an earlier consultation is stale."""
         pending = self._pending.get(news.request)
         if pending is None or pending.consultation != news.consultation:
@@ -249,7 +250,7 @@ class Requests:
         self._turn.wakes = True  # What was reserved for it is for the others now.
         return True
 
-    def _proposed(self, pending: Pending, value: Any, exclusions: Exclusions) -> None:
+    def _proposed(self, pending: Pending, value: JsonValue, exclusions: Exclusions) -> None:
         ask = pending.ask
         value = with_reasons(ask, value, self._state.fleet, self._state.clusters)
         try:
@@ -268,7 +269,7 @@ class Requests:
         self,
         pending: Pending,
         wishes: tuple[ProposedShare, ...],
-        value: Any,
+        value: JsonValue,
         exclusions: Exclusions,
     ) -> None:
         """Grant the proposal of a policy, consult the policy again, or refuse with the reason."""
@@ -282,7 +283,7 @@ class Requests:
         elif isinstance(verdict, tuple) and not touches(verdict, nodes):
             self._accept(pending, verdict, value)
         elif isinstance(verdict, tuple):
-            refusal = refusals.kept_for_head()
+            refusal = refusals.reserved_for_head()
             if nodes == pending.exclusions.nodes:
                 # The policy knew; consulted again, it would say the same.
                 self._wait_or_refuse(pending, refusal, exclusions, pending.gains)
@@ -308,7 +309,7 @@ class Requests:
             refusal = refusals.others_were_faster(CONSULTS_MAX, conflict.details)
             self._wait_or_refuse(pending, refusal, exclusions, -1)  # It fits, so nothing stands.
 
-    def _declined(self, pending: Pending, value: Any, exclusions: Exclusions) -> None:
+    def _declined(self, pending: Pending, value: JsonValue, exclusions: Exclusions) -> None:
         """The policy returned a value that names no cluster: it is passed on and grants nothing."""
         ask = pending.ask
         if self._insist(pending, exclusions):
@@ -344,7 +345,7 @@ class Requests:
             return False
         return self._fits(ask, exclusions)
 
-    def _accept(self, pending: Pending, placement: Placement, value: Any) -> None:
+    def _accept(self, pending: Pending, placement: Placement, value: JsonValue) -> None:
         ask = pending.ask
         if ask.terms is None or ask.dry_run:
             self._answer(pending, Advice(value, self._reasons(pending) if ask.explain else None))
@@ -368,7 +369,11 @@ class Requests:
         return warm is not None
 
     def _grant(
-        self, pending: Pending, placement: Placement, value: Any = None, warm: Lease | None = None
+        self,
+        pending: Pending,
+        placement: Placement,
+        value: JsonValue = None,
+        warm: Lease | None = None,
     ) -> None:
         ask = pending.ask
         if ask.id in self._state.waiting:
@@ -381,10 +386,10 @@ class Requests:
         if lease.provision is not None:
             self._turn.emit(Start(lease))
 
-    def _reasons(self, pending: Pending) -> dict[str, Any]:
+    def _reasons(self, pending: Pending) -> JsonObject:
         """Return the reasons for the answer, for `explain` and `why`."""
         ask = pending.ask
-        reasons: dict[str, Any] = {
+        reasons: JsonObject = {
             "policy_rule_uri": ask.policy.uri,
             "consultations": pending.consultations,
             "waited_seconds": round(self._turn.now - pending.since, 6),

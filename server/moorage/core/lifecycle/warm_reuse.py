@@ -264,12 +264,12 @@ class WarmReuse:
 
     def flush(self, to: Address, tenant: Tenant, cluster: ClusterId | None) -> None:
         """End the warm leases of a tenant, in one cluster or everywhere; return which."""
-        flushed = self.kept_for(tenant, cluster)
+        flushed = self.warm_leases(tenant, cluster)
         for lease in flushed:
             self._leases.end(lease, "flushed")
         self._turn.respond(to, Information({"flushed": [lease.id for lease in flushed]}))
 
-    def kept_for(self, tenant: Tenant, cluster: ClusterId | None) -> list[Lease]:
+    def warm_leases(self, tenant: Tenant, cluster: ClusterId | None) -> list[Lease]:
         """Return the warm leases of a tenant, in one cluster or everywhere."""
         return [
             lease

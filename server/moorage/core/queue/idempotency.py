@@ -3,8 +3,6 @@
 The allocator is the only caller.
 """
 
-from typing import Any
-
 from moorage.core.queue import alternatives
 from moorage.core.state import refusals
 from moorage.core.state.facts import Refusal
@@ -33,7 +31,7 @@ def mismatch(
     return refusals.key_of_another(key, first)
 
 
-def _gist(ask: Ask) -> tuple[Any, ...]:
+def _gist(ask: Ask) -> tuple[object, ...]:
     """Return the parts that two requests with one idempotency key must have in common."""
     return ask.policy.uri, ask.alternatives or ask.demand, ask.provision, _apart(ask)
 

@@ -144,7 +144,7 @@ class OpenRequests:
         known = self._state.keys.get((tenant, idempotency_key))
         return known or self.undecided.named(tenant, idempotency_key)
 
-    def policy_asked(self, tenant: Tenant, idempotency_key: str) -> str:
+    def policy_of(self, tenant: Tenant, idempotency_key: str) -> str:
         """Return the URI of the policy that the first request with this key went to, or ""."""
         first = self.first_with(tenant, idempotency_key) or RequestId("")
         known, lease = self.known(first), self._state.lease(first)

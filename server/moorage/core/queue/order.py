@@ -91,7 +91,7 @@ class WaitingQueue:
 
     @property
     def changes(self) -> int:
-        """Counts the times that capacity grew, or was reserved no longer; a "no" stands so long."""
+        """Counts gains of capacity and ends of reservations; a "no" stands until the next one."""
         return self._state.gains + self._unreserved
 
     # Who waits -------------------------------------------------------------------------------
@@ -517,7 +517,7 @@ class WaitingQueue:
 def _count(
     line: Iterable[RequestId], before: int, wanted: int, positions: dict[RequestId, int]
 ) -> None:
-    """Note the positions of those in a line that are wanted, so many."""
+    """Note the positions of the wanted requests in a line, until `wanted` of them are found."""
     for at, request in enumerate(line, before + 1):
         if request in positions:
             positions[request] = at

@@ -5,19 +5,26 @@ The queue passes over who waits for its quota, and keeps no nodes for them; quot
 for who was overtaken too often.
 """
 
-from typing import Any
-
 import numpy as np
 from msgspec.structs import astuple
 
 from moorage.core.queue.order import WaitingQueue
 from moorage.core.state import refusals
-from moorage.core.state.accounts import EVERYONE, Account, Amounts, accounts_of, demanded, placed
+from moorage.core.state.accounts import (
+    EVERYONE,
+    Account,
+    Accounts,
+    Amounts,
+    accounts_of,
+    demanded,
+    placed,
+)
 from moorage.core.state.facts import HalfLifeSet, QuotaSet, Refusal
 from moorage.core.turns.effects import Information
 from moorage.core.turns.events import QuotaAsked
 from moorage.core.turns.turn import TurnWriter
 from moorage.model import RESOURCES, Ask, Lease, Placement, Quota
+from moorage.records.json_values import JsonObject
 from moorage.records.replies import QuotaTerms
 from moorage.records.requests import QuotaAmounts
 
@@ -94,7 +101,7 @@ class Quotas:
         return None
 
 
-def row(accounts: Any, account: Account) -> dict[str, Any]:
+def row(accounts: Accounts, account: Account) -> JsonObject:
     """Return a quota and its use as JSON values."""
     tenant, project = account
     quota = accounts.quota(account)

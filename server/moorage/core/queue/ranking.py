@@ -6,12 +6,12 @@ it neither sorts nor visits all that wait. `order` is the only caller.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from moorage.core.state.accounts import Account, accounts_of
+from moorage.core.state.accounts import Account, Column, accounts_of
 from moorage.core.state.growth import PLACES_MAX, GrownPlace
 from moorage.core.state.state import State
 from moorage.core.state.waiters import UNJUDGED, Shape, WaiterClass
@@ -21,7 +21,7 @@ from moorage.policy import Fleet
 Rows = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 T = TypeVar("T", bound=Hashable)
-_Key = Callable[[Rows], npt.NDArray[Any]]
+_Key = Callable[[Rows], Column]
 Rank = tuple[int, float, float, float, int]
 """Its precedence, negated; the share of the tenant; that of its project; since when; which came
 first then. Less comes first."""
@@ -54,18 +54,18 @@ def _alternatives(shape: Shape) -> list[Shape]:
 class Table(Generic[T]):
     """Numbered things, each with a row in some columns; a number is given again when it is free."""
 
-    def __init__(self, **columns: Any) -> None:
+    def __init__(self, **columns: npt.DTypeLike) -> None:
         self.columns = {name: np.zeros(16, kind) for name, kind in columns.items()}
         self.numbers: dict[T, int] = {}
         self.users: dict[T, int] = {}
         self._unused: list[int] = []
         self.rows = 0
 
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+    def __getitem__(self, name: str) -> Column:
         """Return a column, cut to the number of rows."""
         return self.columns[name][: self.rows]
 
-    def add(self, item: T, **values: Any) -> int:
+    def add(self, item: T, **values: object) -> int:
         """Return the number of a thing that has one user more; `values` where it is new."""
         number = self.numbers.get(item)
         self.users[item] = self.users.get(item, 0) + 1
@@ -139,7 +139,7 @@ class Ranking:
         self._overdue: dict[int, None] = {}
         self._found_over: dict[int, None] = {}
         self._grown: dict[GrownPlace, None] | None = {}
-        self._quotas_as_of: Any = None
+        self._quotas_as_of: object = None
         self._rooms = 0
 
     def add(self, waiters: WaiterClass) -> int:
@@ -507,23 +507,23 @@ class Ranking:
         by_class = [lambda rows, key=key: key(of[rows]) for key in self._shared]
         return [*by_class, lines["since"].__getitem__, lines["number"].__getitem__]
 
-    def _precedence(self, rows: Rows) -> npt.NDArray[Any]:
+    def _precedence(self, rows: Rows) -> Column:
         return -self._classes["precedence"][rows]
 
-    def _held(self, rows: Rows) -> npt.NDArray[Any]:
+    def _held(self, rows: Rows) -> Column:
         return self._shares(rows, "tenant")
 
-    def _held_by_project(self, rows: Rows) -> npt.NDArray[Any]:
+    def _held_by_project(self, rows: Rows) -> Column:
         return self._shares(rows, "project")
 
-    def _shares(self, rows: Rows, of: str) -> npt.NDArray[Any]:
+    def _shares(self, rows: Rows, of: str) -> Column:
         shares = self._state.accounts.shares(self._classes[of][rows])
         return np.where(self._classes["precedence"][rows] % 2, 0.0, shares)
 
-    def _since(self, rows: Rows) -> npt.NDArray[Any]:
+    def _since(self, rows: Rows) -> Column:
         return self._classes["since"][rows]
 
-    def _number(self, rows: Rows) -> npt.NDArray[Any]:
+    def _number(self, rows: Rows) -> Column:
         return self._classes["number"][rows]
 
 

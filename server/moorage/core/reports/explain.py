@@ -10,21 +10,22 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, get_args
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import UNSET
 
 from moorage.core.fit import reservations
-from moorage.core.fit.feasibility import Feasibility
+from moorage.core.fit.feasibility import Candidates, Feasibility
 from moorage.core.queue import quotas
 from moorage.core.queue.order import WaitingQueue
 from moorage.core.reports import forecast
 from moorage.core.state import refusals
+from moorage.core.state.accounts import Column
 from moorage.core.state.facts import Refusal
 from moorage.core.state.state import State
 from moorage.core.state.waiters import Seniority, Waiter
 from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
 from moorage.core.turns.events import Inquired
-from moorage.model import ClusterId, Code, Lease, LeaseState, NodeId, RequestId, Share
+from moorage.model import ClusterId, Code, Demand, Lease, LeaseState, NodeId, RequestId, Share
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.replies import AwaitedLease, ClusterCapacity, NodeCapacity
 from moorage.records.requests import resources_of
@@ -79,7 +80,7 @@ def answer(  # noqa: C901  # One case per question.
     inquiry: Inquired,
     state: State,
     queue: WaitingQueue,
-    decisions: Mapping[str, dict[str, Any]],
+    decisions: Mapping[str, JsonObject],
     feasibility: Feasibility,
     now: float,
 ) -> Response | None:
@@ -165,7 +166,7 @@ def _sorted_leases(inquiry: Inquired, pool: Iterable[Lease]) -> Response:
     return Information({"leases": rows, "next": following, "total": total})
 
 
-def _ordered(lease: Lease, name: str) -> Any:
+def _ordered(lease: Lease, name: str) -> JsonValue:
     """Return by what leases are ordered; of texts the beginning, as a cursor is short."""
     match name:
         case "gpus":
@@ -184,7 +185,7 @@ def _ordered(lease: Lease, name: str) -> Any:
             return getattr(lease, name)
 
 
-def _by_start(row: Mapping[str, Any]) -> tuple[float, str]:
+def _by_start(row: Mapping[str, JsonValue]) -> tuple[float, str]:
     return row["starts_at"], row["reservation"]
 
 
@@ -250,7 +251,7 @@ def _status(inquiry: Inquired, state: State) -> Response | None:
 def _why(
     inquiry: Inquired,
     state: State,
-    decisions: Mapping[str, dict[str, Any]],
+    decisions: Mapping[str, JsonObject],
     feasibility: Feasibility,
 ) -> Response | None:
     request = RequestId(inquiry.subject)
@@ -283,7 +284,7 @@ def _why(
     return Information({"request": request, **record})
 
 
-def _remembered(decisions: Mapping[str, dict[str, Any]], request: RequestId) -> dict[str, Any]:
+def _remembered(decisions: Mapping[str, JsonObject], request: RequestId) -> JsonObject:
     """Return a decision record; that of a grant is put into words only here."""
     record = dict(decisions.get(request, {}))
     granted: Lease | None = record.pop("granted", None)
@@ -299,15 +300,18 @@ def _awaited(inquiry: Inquired, lease: Lease, share: Share) -> AwaitedLease:
 
 
 def _add_nodes(
-    record: dict[str, Any], inquiry: Inquired, question: Any, feasibility: Feasibility
+    record: JsonObject,
+    inquiry: Inquired,
+    question: tuple[Demand | None, Candidates] | None,
+    feasibility: Feasibility,
 ) -> Refusal | None:
     """Add what each candidate node says to the request now; null where that is not known."""
     record |= {"node_verdicts": None, "next": None}
-    if question is None or question[0] is None:
+    demand, candidates = question or (None, None)
+    if demand is None:
         return None
     if not (inquiry.after or "0").isdecimal():
         return refusals.no_cursor(inquiry.after)
-    demand, candidates = question
     after = int(inquiry.after or "0")
     rows, following = feasibility.nodes(demand, candidates, after, inquiry.limit)
     record |= {"node_verdicts": rows, "next": None if following is None else str(following)}
@@ -333,7 +337,7 @@ def _drift(lease: Lease, state: State) -> Iterable[str]:
             yield f"GPU {listed} of {place} is gone from the inventory, or in foreign use"
 
 
-def outcome(given: Advice | Information | Refusal) -> dict[str, Any]:
+def outcome(given: Advice | Information | Refusal) -> JsonObject:
     """Return the outcome of a request, from its answer, for its decision record."""
     if isinstance(given, Refusal):
         return {"state": "refused", **refusal_object(given)}
@@ -349,7 +353,7 @@ def granted_reason(lease: Lease) -> str:
     return f"{lease.policy.uri} proposed {where}; it fitted and was granted."
 
 
-def refusal_object(refusal: Refusal) -> dict[str, Any]:
+def refusal_object(refusal: Refusal) -> JsonObject:
     """Return a refusal as JSON values, without its empty parts.
 
     The value of a policy that declined is left out: the client got it once, it may be a
@@ -365,7 +369,7 @@ def refusal_object(refusal: Refusal) -> dict[str, Any]:
     return {name: part for name, part in parts.items() if part} | details
 
 
-def waiter_row(waiter: Waiter) -> dict[str, Any]:
+def waiter_row(waiter: Waiter) -> JsonObject:
     """Return a waiter as JSON values."""
     ask = waiter.ask
     row = {
@@ -390,7 +394,7 @@ def waiter_document(waiter: Waiter, state: str) -> Information:
 def _clusters(state: State) -> Iterable[ClusterCapacity]:
     fleet = state.fleet
 
-    def sums(column: npt.NDArray[Any]) -> list[int]:
+    def sums(column: Column) -> list[int]:
         totals = np.zeros(len(fleet.cluster_ids), np.int64)
         np.add.at(totals, fleet.cluster, column)
         return totals.tolist()
@@ -440,7 +444,7 @@ def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
     return page(inquiry, "nodes", rows(), lambda row: row.node_id)
 
 
-def _seniority(row: dict[str, Any]) -> Seniority:
+def _seniority(row: JsonObject) -> Seniority:
     """Return the key that orders the pages of the queue."""
     return Seniority(-row["priority"], row["since"], row["request"])
 
@@ -448,8 +452,8 @@ def _seniority(row: dict[str, Any]) -> Seniority:
 def page(
     inquiry: Inquired,
     name: str,
-    rows: Iterable[Any],
-    key: Callable[[Any], Any],
+    rows: Iterable[JsonValue],
+    key: Callable[[JsonValue], JsonValue],
 ) -> Response:
     """Return one page of `rows`, which ascend by `key`, and the key after which the next starts.
 
@@ -457,7 +461,7 @@ def page(
     """
     # The cluster chose what is listed, but for leases: of those it is where they are.
     wanted = {k: v for k, v in inquiry.filters.items() if k != "cluster" or name == "leases"}
-    shown: list[Any] = []
+    shown: list[JsonValue] = []
     for row in rows:
         try:
             if inquiry.after and not key(row) > _cursor(key(row), inquiry.after):
@@ -474,7 +478,7 @@ def page(
     return Information({name: shown, "next": None})
 
 
-def _cursor(like: Any, after: str) -> Any:
+def _cursor(like: JsonValue, after: str) -> JsonValue:
     """Read what `next` of the page before said; raise what says that it said no such thing."""
     if isinstance(like, str):
         return after
@@ -486,7 +490,7 @@ def _cursor(like: Any, after: str) -> Any:
     return tuple(found)
 
 
-def _matches(row: Any, key: str, value: Any) -> bool:
+def _matches(row: JsonValue, key: str, value: JsonValue) -> bool:
     if key in {"cluster", "cluster_id", "node_id"} and isinstance(row, LeaseAnswer):
         at = "node_id" if key == "node_id" else "cluster_id"
         return any(getattr(share, at) == value for share in row.placement)

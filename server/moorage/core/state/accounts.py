@@ -6,7 +6,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ same whether it is added up once or a thousand times, here or in a replay."""
 _HALVING: Final = np.array([2.0 ** (-step / STEPS) for step in range(STEPS)])
 
 Numbers = npt.NDArray[np.int64]
+Column: TypeAlias = npt.NDArray[Any]
+"""One value per row: numbers of one type, or booleans."""
 
 
 class Past(NamedTuple):
@@ -92,7 +94,7 @@ class Accounts:
         self._numbers: dict[Account, int] = {}
         self._names: list[Account] = []
         self._groups: dict[Tenant | None, int] = {}
-        self._columns: dict[str, npt.NDArray[Any]] = {
+        self._columns: dict[str, Column] = {
             "held": np.zeros((16, len(RESOURCES)), np.int64),
             "nominal": np.zeros((16, len(RESOURCES)), np.int64),
             "borrow": np.zeros((16, len(RESOURCES)), np.int64),
@@ -116,7 +118,7 @@ class Accounts:
         """What leases of a tenant and project took since the columns were last read. Most servers
         never read them: no quota is set, and no request waits for a fair share."""
 
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+    def __getitem__(self, name: str) -> Column:
         """Return a column."""
         if self._uncounted:
             self._count()
@@ -172,7 +174,7 @@ class Accounts:
         )
 
     def _count(self) -> None:
-        """Count in the columns what leases took, and gave back, since this was last done."""
+        """Add to the columns what leases have taken and given back since the last call."""
         changes, self._uncounted = self._uncounted, {}
         for holder, change in changes.items():
             for account in accounts_of(*holder):
@@ -281,7 +283,7 @@ class Accounts:
     # What may be held ------------------------------------------------------------------------
 
     def set_quota(self, account: Account, quota: Quota | None) -> None:
-        """Let an account hold so much; None: what everyone may."""
+        """Set the quota of an account; None: that of everyone."""
         self._count()
         if quota is None:
             del self.quotas[account]
@@ -348,7 +350,9 @@ class Accounts:
         )
         return room
 
-    def over(self, numbers: Numbers, wanted: Iterable[Numbers], reserved: Numbers) -> Any:
+    def over(
+        self, numbers: Numbers, wanted: Iterable[Numbers], reserved: Numbers
+    ) -> npt.NDArray[np.bool_]:
         """Return the accounts without room for the wanted amounts: bool `[accounts]`.
 
         Args:
@@ -404,6 +408,6 @@ class Accounts:
 
 
 def _decay(steps: Numbers) -> npt.NDArray[np.float64]:
-    """Return the weight of use that is so many steps old."""
+    """Return the weight of use of an age in steps."""
     decay: npt.NDArray[np.float64] = np.ldexp(_HALVING[steps % STEPS], -(steps // STEPS))
     return decay

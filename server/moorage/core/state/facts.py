@@ -5,7 +5,6 @@ A closed union of frozen records, as `events` and `effects` are. A new behaviour
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -24,6 +23,7 @@ from moorage.model import (
     RequestId,
     Tenant,
 )
+from moorage.records.json_values import JsonObject, JsonValue
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
@@ -41,7 +41,7 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     reason: str
     field: str = ""
     expected: str = ""
-    details: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    details: Mapping[str, JsonValue] = msgspec.field(default_factory=JsonObject)
 
 
 class ClusterSet(msgspec.Struct, frozen=True, gc=False):
@@ -106,7 +106,7 @@ class Unreserved(msgspec.Struct, frozen=True, gc=False):
 
 
 class QuotaSet(msgspec.Struct, frozen=True, gc=False):
-    """A tenant, or one of its projects, may hold so much from now on.
+    """A tenant, or one of its projects, has this quota from now on.
 
     Args:
         tenant: `*`: each tenant that has no quota of its own.
@@ -124,7 +124,7 @@ class QuotaSet(msgspec.Struct, frozen=True, gc=False):
 
 
 class HalfLifeSet(msgspec.Struct, frozen=True, gc=False):
-    """Past use counts half as much after so many seconds; 0: not at all."""
+    """Past use counts half as much after these seconds; 0: not at all."""
 
     seconds: float
     at: float
@@ -150,7 +150,7 @@ class DurationsCarried(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         tenant: Empty: of any. As are `policy`, and `gpu_milli` where it is -1.
-        counts: Steps (see `core.state.durations`), and how many lasted so long.
+        counts: Steps (see `core.state.durations`), and how many lasted that long.
 
     """
 

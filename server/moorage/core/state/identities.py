@@ -34,7 +34,7 @@ class Identities:
     _holders: dict[str, Place] = field(default_factory=dict[str, Place])
     _by_cluster: dict[str, set[Place]] = field(default_factory=dict[str, set[Place]])
     _left: set[Place] = field(default_factory=set[Place])
-    """Nodes that are gone while leases stand on them: their workloads may still run."""
+    """Nodes that left the inventory under leases: the workloads there may still run."""
 
     def decided(self, cluster: Cluster, leased: Leased) -> Cluster:
         """Return a cluster in which each node that is another one's machine says so."""

@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import chain, islice, takewhile
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -15,6 +15,7 @@ from moorage.core.state.facts import Refusal
 from moorage.model import GPU_MILLI, Code, Lease, RequestId
 from moorage.policy import ProposalError
 from moorage.records.fields import shown_name
+from moorage.records.json_values import JsonValue
 
 _NOT_NOW: Final = {"verdict": "not_now"}
 PASSING: Final = frozenset(
@@ -158,7 +159,7 @@ def key_of_another(key: str, first: RequestId) -> Refusal:
     return Refusal(Code.IDEMPOTENCY_MISMATCH, reason, "lease.idempotency_key", expected)
 
 
-def never_fits(why: str, details: Mapping[str, Any]) -> Refusal:
+def never_fits(why: str, details: Mapping[str, JsonValue]) -> Refusal:
     """Not even an empty fleet has room."""
     return Refusal(
         Code.NEVER_FITS,
@@ -169,7 +170,7 @@ def never_fits(why: str, details: Mapping[str, Any]) -> Refusal:
     )
 
 
-def no_capacity(why: str, details: Mapping[str, Any]) -> Refusal:
+def no_capacity(why: str, details: Mapping[str, JsonValue]) -> Refusal:
     """There is no room now."""
     return Refusal(
         Code.NO_CAPACITY,
@@ -181,7 +182,7 @@ def no_capacity(why: str, details: Mapping[str, Any]) -> Refusal:
 
 
 def runs_into_reservation(refusal: Refusal, many: int, seconds: float) -> Refusal:
-    """There is room, but not for so long: another tenant has reserved it from then on."""
+    """There is room, but for less time: another tenant has reserved it from then on."""
     details = {"reserved_in_advance": many, "ttl_max_seconds": round(seconds, 3)}
     why = "It would run into a reservation; there is room for a lease of"
     reason = f"{why} {seconds:.0f} s at most (`ttl_max_seconds`)."
@@ -239,14 +240,14 @@ def over_quota(
     figures: Mapping[str, int | None],
     reserved: tuple[int, str | None],
 ) -> Refusal:
-    """The tenant or project has no quota for so much more; if it never will, waiting is no use.
+    """The request exceeds the quota of the tenant or project; if it always will, waiting is no use.
 
     Some of the room may be reserved for another request, which is named.
     """
     tenant, project = account
-    whose = f"Tenant “{tenant}”"
+    owner = f"Tenant “{tenant}”"
     if project is not None:
-        whose = f"Project “{project}” of tenant “{tenant}”"
+        owner = f"Project “{project}” of tenant “{tenant}”"
     most = (figures["quota"] or 0) + (figures["borrow_max"] or 0)
     never = amount > most
     unit, name = (GPU_MILLI, "GPUs") if resource == "gpu_milli" else (1, shown_name(resource))
@@ -262,7 +263,7 @@ def over_quota(
     if reserved[0] and not never:
         left += f", and {reserved[0] / unit:.12g} are reserved for request “{reserved[1]}”"
         details |= {"kept": reserved[0], "kept_for": reserved[1]}
-    reason = f"{whose} {has}, but {may}{left}."
+    reason = f"{owner} {has}, but {may}{left}."
     return Refusal(
         Code.QUOTA_EXCEEDED,
         reason,
@@ -294,7 +295,7 @@ def taken_and_seen(stale: Refusal) -> Refusal:
     return Refusal(Code.POLICY_UNSOUND, reason, "gpus", "free ones", stale.details)
 
 
-def not_free(node: str, details: Mapping[str, Any]) -> Refusal:
+def not_free(node: str, details: Mapping[str, JsonValue]) -> Refusal:
     """The proposed devices were taken meanwhile."""
     reason = f"{node} cannot take it: what the policy named is not free."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW | dict(details))
@@ -305,19 +306,19 @@ def nothing_fits_in(cluster: str) -> Refusal:
     return Refusal(Code.CONFLICT, f"Nothing fits in “{cluster}” now.", details=_NOT_NOW)
 
 
-def kept_for_head() -> Refusal:
+def reserved_for_head() -> Refusal:
     """The proposed devices are reserved."""
     reason = "The nodes it proposed are reserved for others."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW)
 
 
-def others_were_faster(times: int, details: Mapping[str, Any]) -> Refusal:
+def others_were_faster(times: int, details: Mapping[str, JsonValue]) -> Refusal:
     """Others took the proposed devices, again and again."""
     reason = f"Others were faster {counted(times, 'time')} in a row; try again."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW | dict(details))
 
 
-def declined(value: Any) -> Refusal:
+def declined(value: JsonValue) -> Refusal:
     """The policy found no placement."""
     why = "its answer is empty"
     if value is None:
@@ -348,7 +349,7 @@ def cancelled() -> Refusal:
 
 
 def waited(
-    seconds: float, last: Refusal | None, details: Mapping[str, Any], *, patient: bool
+    seconds: float, last: Refusal | None, details: Mapping[str, JsonValue], *, patient: bool
 ) -> Refusal:
     """The wait is over."""
     code = Code.WAIT_TIMEOUT if patient else Code.NO_CAPACITY

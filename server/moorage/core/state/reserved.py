@@ -23,7 +23,7 @@ class NodeReservation(msgspec.Struct, frozen=True, gc=False):
         demand: The request, which each of them can take in that time.
         starts_at: When leases of others there end at the latest, in seconds since the epoch.
         ends_at: When the nodes are for everybody again.
-        lapse_seconds: It ends so long after its start if its tenant has had no lease there; 0: it
+        lapse_seconds: It ends these seconds after its start if its tenant had no lease there; 0: it
             does not.
         used: Its tenant has had one.
         begun: Its start is over, and waiters have been woken.

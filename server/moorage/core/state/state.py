@@ -7,7 +7,7 @@ alone, so replaying a ledger gives the same state, whatever release reads it.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 from msgspec.structs import replace
 
@@ -491,7 +491,7 @@ def _notify(state: State, request: RequestId, notice: Notice | None) -> None:
     state._due(request)  # noqa: SLF001  # Called by apply().
 
 
-def _move(state: State, request: RequestId, **held: Any) -> None:
+def _move(state: State, request: RequestId, **held: object) -> None:
     lease = replace(state.leases[request], **held)
     state.leases[request] = lease
     for share in lease.placement:

@@ -4,7 +4,7 @@ A closed union of frozen records, as `events` and `facts` are. The daemon carrie
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -17,6 +17,7 @@ from moorage.model import (
     SessionId,
     Tenant,
 )
+from moorage.records.json_values import JsonValue
 
 
 class Address(msgspec.Struct, frozen=True, gc=False):
@@ -29,16 +30,16 @@ class Address(msgspec.Struct, frozen=True, gc=False):
 class Advice(msgspec.Struct, frozen=True, gc=False):
     """The proposal of a policy as advice; nothing is held."""
 
-    data: Any
-    reasons: Mapping[str, Any] | None = None
+    data: JsonValue
+    reasons: Mapping[str, JsonValue] | None = None
 
 
 class LeaseNews(msgspec.Struct, frozen=True, gc=False):
     """A lease as it is now, with the result of its policy if it has just been granted."""
 
     lease: Lease
-    data: Any = None
-    reasons: Mapping[str, Any] | None = None
+    data: JsonValue = None
+    reasons: Mapping[str, JsonValue] | None = None
     owner: bool = True
     """Whether the receiver gets the token."""
     ttl_max_seconds: float | None = None
@@ -48,7 +49,7 @@ class LeaseNews(msgspec.Struct, frozen=True, gc=False):
 class Information(msgspec.Struct, frozen=True, gc=False):
     """The answer to a question, as plain JSON values."""
 
-    data: Any
+    data: JsonValue
 
 
 Response = Advice | LeaseNews | Information | Refusal

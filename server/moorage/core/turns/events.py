@@ -4,7 +4,7 @@ A closed union of frozen records. Time is never read here: `step` is given `now`
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -21,6 +21,7 @@ from moorage.model import (
     SessionId,
     Tenant,
 )
+from moorage.records.json_values import JsonObject, JsonValue
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
@@ -35,7 +36,7 @@ class Proposed(msgspec.Struct, frozen=True, gc=False):
 
     request: RequestId
     consultation: int
-    value: Any
+    value: JsonValue
 
 
 class ConsultFailed(msgspec.Struct, frozen=True, gc=False):
@@ -95,7 +96,7 @@ class Inquired(msgspec.Struct, frozen=True, gc=False):
     question: Literal["status", "why", "queue", "leases", "fleet", "quotas", "reservations"]
     tenant: Tenant
     subject: str = ""
-    filters: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    filters: Mapping[str, JsonValue] = msgspec.field(default_factory=JsonObject)
     after: str = ""
     limit: int = 100
     sees_all: bool = False

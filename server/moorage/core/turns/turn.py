@@ -4,7 +4,7 @@ The allocator begins a turn at every event, and the daemon commits it. `record` 
 make a fact true and keep it.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -14,6 +14,7 @@ from moorage.core.turns.effects import Address, Effect, Respond, Response
 from moorage.model import (
     RequestId,
 )
+from moorage.records.json_values import JsonObject
 
 
 class Turn(msgspec.Struct, frozen=True, gc=False):
@@ -43,7 +44,7 @@ class TurnWriter:
         self.state = State()
         self.now = 0.0
         self.turn = Turn()
-        self.decisions: dict[str, dict[str, Any]] = {}
+        self.decisions: dict[str, JsonObject] = {}
         self.wakes = False
 
     def begin(self, now: float) -> Turn:
@@ -64,7 +65,7 @@ class TurnWriter:
         """Answer a message."""
         self.turn.effects.append(Respond(to, answer))
 
-    def explain(self, request: RequestId, record: dict[str, Any]) -> None:
+    def explain(self, request: RequestId, record: JsonObject) -> None:
         """Remember why a request was answered as it was."""
         self.decisions.pop(request, None)
         self.decisions[request] = record

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
@@ -23,6 +23,7 @@ from moorage.daemon.access.audit_chain import (
     checked,
 )
 from moorage.records.audit import AuditEntry
+from moorage.records.json_values import JsonObject
 
 __all__ = ["AuditFiles", "read_lines", "verify"]
 
@@ -126,7 +127,7 @@ class AuditFiles:
             total -= status.st_size
 
 
-def read_lines(folder: Path, after: int = 0) -> Iterator[dict[str, Any]]:
+def read_lines(folder: Path, after: int = 0) -> Iterator[JsonObject]:
     """Yield the lines of a data folder as JSON objects, the oldest first.
 
     Args:

@@ -160,12 +160,12 @@ class AuditLog:
             self._hurry.wait(GATHER_SECONDS)  # Many together cost a tenth of each alone.
             self._bell.clear()
             self._hurry.clear()
-            if not self._written():
+            if not self._write_all():
                 self._closing.wait(RETRY_SECONDS)  # The disk may have room again.
                 self._bell.set()
-        self._written()
+        self._write_all()
 
-    def _written(self) -> bool:
+    def _write_all(self) -> bool:
         """Write pending entries; return whether that was possible."""
         now, unsaid, waiters = time.time(), self._unsaid, len(self._waiters)
         entries = self._pending[:]

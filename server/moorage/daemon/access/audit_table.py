@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from moorage.daemon.access.audit_chain import (
     ChainEnd,
@@ -13,6 +12,7 @@ from moorage.daemon.access.audit_chain import (
 )
 from moorage.daemon.access.audit_files import PRUNE_SECONDS
 from moorage.records.audit import AuditEntry
+from moorage.records.json_values import JsonObject
 from moorage.storage.base import AuditEnd, AuditRows
 
 __all__ = ["AuditTable", "read_rows", "verify_rows"]
@@ -69,7 +69,7 @@ class AuditTable:
         self._rows.close()
 
 
-def read_rows(rows: AuditRows, after: int = 0) -> Iterator[dict[str, Any]]:
+def read_rows(rows: AuditRows, after: int = 0) -> Iterator[JsonObject]:
     """Yield the lines of a database as JSON objects, the oldest first.
 
     Args:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from time import time
-from typing import Any
 
 from moorage.core.state.facts import (
     Cordoned,
@@ -25,6 +24,7 @@ from moorage.daemon.access.audit_log import AuditLog
 from moorage.ledger.base import LedgerEntry
 from moorage.model import Code, Lease, Placement, Quota, RequestId, Tenant
 from moorage.records.audit import AuditEntry
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.rights import Caller
 
 __all__ = ["AuditTrail"]
@@ -108,7 +108,7 @@ class AuditTrail:
         entry: AuditEntry | None = None
         match fact:
             case Granted(lease):
-                about: dict[str, Any] = {"lease": lease.id}
+                about: JsonObject = {"lease": lease.id}
                 places = _places(lease.placement)
                 uri, asker = lease.policy.uri, self._asker(lease.id)
                 entry = self._by(
@@ -153,7 +153,7 @@ class AuditTrail:
         lease = self._lease(name)
         if lease is None:
             return self._by(to, at, what, _SERVER, {"lease": name}, why=why)
-        about: dict[str, Any] = {"lease": name, "tenant": lease.tenant}
+        about: JsonObject = {"lease": name, "tenant": lease.tenant}
         return self._by(to, at, what, _SERVER, about, _places(lease.placement), why=why)
 
     def _by(
@@ -162,9 +162,9 @@ class AuditTrail:
         at: float,
         what: str,
         who: str,
-        about: dict[str, Any],
-        before: Any = None,
-        after: Any = None,
+        about: JsonObject,
+        before: JsonValue = None,
+        after: JsonValue = None,
         why: str = "",
     ) -> AuditEntry:
         """Return an entry of the one who awaits an answer `to`, or where none does, of `who`."""
@@ -175,7 +175,7 @@ class AuditTrail:
         return AuditEntry(at, what, caller.tenant, role, token, remote, about, before, after, why)
 
 
-def _places(placement: Placement) -> list[list[Any]]:
+def _places(placement: Placement) -> list[list[JsonValue]]:
     """Return the placement of a lease: cluster, node, GPUs and thousandths of each of them."""
     return [
         [share.cluster_id, share.node_id, list(share.gpus), share.gpu_milli] for share in placement

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import jwt
 import structlog
@@ -15,6 +15,7 @@ import structlog
 from moorage.daemon.access.lease_tokens import digest
 from moorage.daemon.access.oidc_keys import ALGORITHMS, IssuerKeys
 from moorage.model import Tenant
+from moorage.records.json_values import JsonValue
 from moorage.records.rights import Caller, Role
 
 __all__ = ["ClaimSettings", "OidcTokens"]
@@ -105,7 +106,7 @@ class OidcTokens:
         if digest(bearer) in self._verified:
             return None
         header = _header(bearer)
-        if header is None or not self._is_ours(bearer) or self._found(header) is not None:
+        if header is None or not self._is_ours(bearer) or self._find_key(header) is not None:
             return None
         return self._keys.refresh()
 
@@ -137,7 +138,7 @@ class OidcTokens:
             return False
         return lasts and claims.get("iss") == self._claims.issuer
 
-    def _found(self, header: Mapping[str, Any]) -> jwt.PyJWK | None:
+    def _find_key(self, header: Mapping[str, JsonValue]) -> jwt.PyJWK | None:
         """Return the key that a header names; without a name, the only one that there is."""
         known, algorithm = self._keys.by_id, str(header.get("alg"))
         name = header.get("kid")
@@ -147,7 +148,7 @@ class OidcTokens:
 
     def _verify(self, bearer: str) -> tuple[Caller | None, float]:
         header = _header(bearer)
-        key = None if header is None else self._found(header)
+        key = None if header is None else self._find_key(header)
         if key is None:
             return None, 0.0
         try:
@@ -172,7 +173,7 @@ class OidcTokens:
             log.warning("oidc_token_refused", reason=reason, subject=claims["sub"][:NAME_CHARS_MAX])
         return caller, expires_at
 
-    def _read(self, claims: Mapping[str, Any]) -> tuple[Caller | None, str]:
+    def _read(self, claims: Mapping[str, JsonValue]) -> tuple[Caller | None, str]:
         """Return the caller that claims describe, or why they describe none."""
         tenant, role = (_claim(claims, each) for each in (self._claims.tenant, self._claims.role))
         if not isinstance(tenant, str) or not _is_name(tenant) or tenant == "*":
@@ -190,17 +191,17 @@ class OidcTokens:
         return Caller(Tenant(tenant), highest, f"oidc:{subject}"), ""
 
 
-def _claim(claims: Mapping[str, Any], name: str) -> Any:
+def _claim(claims: Mapping[str, JsonValue], name: str) -> JsonValue:
     """Return a claim by its name, else by the path that its name is; None: there is none."""
     if name in claims:
         return claims[name]
-    found: Any = claims
+    found: JsonValue = claims
     for part in name.split("."):
         found = found.get(part) if isinstance(found, dict) else None
     return found
 
 
-def _header(bearer: str) -> Mapping[str, Any] | None:
+def _header(bearer: str) -> Mapping[str, JsonValue] | None:
     """Return the header of what may be a token of ours; None: it is none."""
     if bearer.count(".") != 2 or len(bearer) > TOKEN_CHARS_MAX:  # noqa: PLR2004  # RFC 7515, 3.1.
         return None

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import httpx
@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from moorage.protocol.origins import is_loopback
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["IssuerKeys", "KeysUnavailableError"]
 
@@ -64,10 +65,10 @@ class IssuerKeys:
     def __init__(self, issuer: str) -> None:
         self.by_id: Keys = {}
         self.changes = 0
-        self.discovered: dict[str, Any] = {}
+        self.discovered: JsonObject = {}
         self._issuer = issuer
         self._trusted = httpx.create_ssl_context()
-        self._fetched: list[dict[str, Any]] = []
+        self._fetched: list[JsonObject] = []
         self._tried_at = -REFRESH_PAUSE_SECONDS
         self._refreshing: asyncio.Task[bool] | None = None
         self._waiters = 0
@@ -125,7 +126,7 @@ class IssuerKeys:
             log.info("oidc_keys", issuer=self._issuer, ids=sorted(self.by_id))
         return True
 
-    async def _fetch(self) -> list[dict[str, Any]]:
+    async def _fetch(self) -> list[JsonObject]:
         async with self._client() as client:
             found = await _document(client, self._issuer.rstrip("/") + _DISCOVERY)
             if found.get("issuer") != self._issuer:
@@ -140,7 +141,7 @@ class IssuerKeys:
             raise KeysUnavailableError(f"{place} has no `keys`")
         return rows[:KEYS_MAX]
 
-    async def post(self, url: str, form: Mapping[str, str]) -> dict[str, Any]:
+    async def post(self, url: str, form: Mapping[str, str]) -> JsonObject:
         """Return the answer of the issuer's endpoint to a form.
 
         Raises:
@@ -172,7 +173,7 @@ def _is_safe(url: str) -> bool:
 
 async def _document(
     client: httpx.AsyncClient, url: str, form: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     content, headers = bytearray(), {"accept": "application/json"}
     method = "GET" if form is None else "POST"
     async with client.stream(method, url, data=form, headers=headers) as response:
@@ -183,12 +184,12 @@ async def _document(
             if len(content) > DOCUMENT_BYTES_MAX:
                 raise KeysUnavailableError(f"{url} answers more than {DOCUMENT_BYTES_MAX} bytes")
     try:
-        return msgspec.json.decode(content, type=dict[str, Any])
+        return msgspec.json.decode(content, type=JsonObject)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise KeysUnavailableError(f"{url} answers no object of JSON") from error
 
 
-def _readable(rows: list[dict[str, Any]]) -> Keys:
+def _readable(rows: list[JsonObject]) -> Keys:
     """Return the keys that may verify; others, of kinds that are not known here, are left out."""
     found: dict[str, dict[str, jwt.PyJWK]] = {}
     for row in rows:
@@ -200,7 +201,7 @@ def _readable(rows: list[dict[str, Any]]) -> Keys:
     return found
 
 
-def _algorithms(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _algorithms(row: Mapping[str, JsonValue]) -> tuple[str, ...]:
     """Return the algorithms of a key, by its kind; its own `alg` narrows them down."""
     if row.get("use", "sig") != "sig":
         return ()

@@ -8,12 +8,12 @@ import base64
 import hashlib
 import hmac
 import secrets
-from typing import Any
 from urllib.parse import urlencode
 
 import httpx
 
 from moorage.daemon.access.oidc_keys import IssuerKeys, KeysUnavailableError
+from moorage.records.json_values import JsonObject
 
 __all__ = ["BrowserSignIn"]
 
@@ -80,7 +80,7 @@ class BrowserSignIn:
             "code_verifier": verifier,
         }
         try:
-            answer: dict[str, Any] = await self._keys.post(place, form)
+            answer: JsonObject = await self._keys.post(place, form)
         except (KeysUnavailableError, OSError, ValueError, httpx.HTTPError, httpx.InvalidURL):
             return []
         tokens = (answer.get(name) for name in ("access_token", "id_token"))

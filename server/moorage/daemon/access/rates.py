@@ -11,7 +11,7 @@ from moorage.protocol.faults import ServiceError
 __all__ = ["EvaluationRate", "TenantRates"]
 
 TENANTS_MAX: Final = 10_000
-"""Tenants whose buckets are held; beyond it the one that was full longest ago is forgotten."""
+"""Token buckets in memory, one a tenant; beyond it the one that was full longest ago goes."""
 MINUTE_SECONDS: Final = 60.0
 RETRY_SECONDS_MIN: Final = 0.1
 """When a tenant may come again that has nothing left, and owes nothing."""
@@ -45,7 +45,7 @@ class _Buckets:
         return -left / self._per_second
 
     def spend(self, tenant: Tenant, amount: float) -> float:
-        """Take tokens, also such as are not there yet; return how many are left."""
+        """Take tokens from a bucket, below zero too; return what is left."""
         now = self._clock()
         left, counted_at = self._left.pop(tenant, (self._size, now))
         left = min(self._size, left + (now - counted_at) * self._per_second) - amount

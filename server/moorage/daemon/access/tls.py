@@ -51,16 +51,16 @@ class _Connection(ssl.SSLObject):
     """The TLS of one connection."""
 
     outgoing = ssl.MemoryBIO()  # The context gives each its own.
-    answered = False
+    has_replied = False
 
     def do_handshake(self) -> None:
         """Go on with the handshake; bytes that are no TLS get one answer, then an error."""
         try:
             super().do_handshake()
         except ssl.SSLError as error:
-            if self.answered or error.reason != "HTTP_REQUEST":
+            if self.has_replied or error.reason != "HTTP_REQUEST":
                 raise
-            self.answered = True
+            self.has_replied = True
             self.outgoing.write(_PLAIN)
             raise ssl.SSLWantReadError("answered without TLS") from error
 

@@ -85,7 +85,7 @@ class Tokens:
     @property
     def required(self) -> bool:
         """Whether callers need a token: there are or were some, or there is an issuer of them."""
-        return bool(self._callers) or self._issuer is not None or self._named() != {}
+        return bool(self._callers) or self._issuer is not None or self._read_named() != {}
 
     def caller(self, bearer: str | None) -> Caller | None:
         """Return the caller of a token; None if it is unknown, expired or revoked."""
@@ -96,7 +96,7 @@ class Tokens:
         shown = digest(bearer or "")
         if (found := self._callers.get(shown)) is not None:
             return found
-        named = (self._named() or {}).get(shown)
+        named = (self._read_named() or {}).get(shown)
         if named is not None:
             valid = named.is_valid(time.time())
             return Caller(Tenant(named.tenant), named.role, named.name) if valid else None
@@ -108,7 +108,7 @@ class Tokens:
         Its result: whether the token can be verified now. It cannot be if its issuer does not
         answer, or the store of named tokens cannot be read: a database that restarts, say.
         """
-        if bearer and self._named() is None and digest(bearer) not in self._callers:
+        if bearer and self._read_named() is None and digest(bearer) not in self._callers:
             return _unverifiable()
         return None if self._issuer is None or not bearer else self._issuer.pending(bearer)
 
@@ -135,11 +135,11 @@ class Tokens:
 
     def _ended(self) -> tuple[bool, frozenset[str]]:
         """Return whether callers need a token, and which named ones are no longer valid."""
-        now, named = time.time(), self._named() or {}
+        now, named = time.time(), self._read_named() or {}
         ended = frozenset(key for key, each in named.items() if not each.is_valid(now))
         return self.required, ended
 
-    def _named(self) -> Mapping[str, NamedToken] | None:
+    def _read_named(self) -> Mapping[str, NamedToken] | None:
         """Return named tokens by digest; None if they cannot be read: then none lets in."""
         if self._store is None:
             return {}

@@ -105,7 +105,7 @@ class AgentStore:
         self._agents: dict[Place, AgentRecord] = {}
 
     def agents(self) -> Mapping[Place, AgentRecord]:
-        """Return all agents, with revoked ones.
+        """Return all agents, including revoked ones.
 
         Raises:
             AgentStoreError: They cannot be read.

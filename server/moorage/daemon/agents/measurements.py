@@ -16,11 +16,12 @@ from moorage.catalog.documents.metrics import aggregate
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.registry import Metrics
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["AgentMeasurements", "without_busy"]
 
 PUBLISH_SECONDS: Final = 2.0
-"""At least so long lies between two versions of a cluster's document."""
+"""Shortest time between two versions of a cluster's document."""
 STALE_SECONDS: Final = 60.0
 """From this age on a measurement no longer says how things are."""
 GPUS_MAX: Final = 64
@@ -33,7 +34,7 @@ _OWNERS: Final = frozenset({"prometheus"})
 
 log = structlog.get_logger("moored")
 
-Tree = dict[str, Any]
+Tree = JsonObject
 
 
 class AgentMeasurements:
@@ -125,7 +126,7 @@ def _numbers(group: Mapping[str, float]) -> dict[str, float]:
     return dict(list(finite.items())[:FIELDS_MAX])
 
 
-def without_busy(node: Mapping[str, Any], busy: Mapping[str, str]) -> dict[str, Any]:
+def without_busy(node: Mapping[str, JsonValue], busy: Mapping[str, str]) -> JsonObject:
     """Return the document of a node without the devices that others use, which `busy` then names.
 
     Args:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
@@ -34,6 +34,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.protocol.registry import ClusterDocuments, Metrics
 from moorage.records.audit import AuditEntry
 from moorage.records.history import AbsentAgent, AgentsNow
+from moorage.records.json_values import JsonObject
 from moorage.records.rights import SERVER_ITSELF, Caller
 
 __all__ = ["AgentRoster"]
@@ -44,9 +45,9 @@ ANSWER_SECONDS_MAX: Final = 3.0
 """How long a connected agent may take to answer when another one comes with its key."""
 BEAT_SECONDS_MAX: Final = 5.0
 BEATS_MISSED_MAX: Final = 4
-"""After so many without a word a connection is cut, so that its agent comes again."""
+"""Longest silence of a connection; then it is cut, so that its agent comes again."""
 UNHEARD_MARGIN_SECONDS: Final = 10.0
-"""So much longer than an agent's `unheard_seconds` its machine must be unheard of before leases
+"""Margin on top of an agent's `unheard_seconds`: its machine must be silent for both before leases
 start elsewhere: for the end of what runs there, and for clocks that run apart."""
 ABSENT_MAX: Final = 20
 """Agents that are not connected, by name in `now`."""
@@ -90,7 +91,7 @@ class AgentRoster:
         self._lost_seconds = lost_seconds
         self._audit = audit
         self._measurements = AgentMeasurements(metrics)
-        self._nodes: dict[Place, dict[str, Any]] = {}  # As agents have described them.
+        self._nodes: dict[Place, JsonObject] = {}  # As agents have described them.
         self._busy: dict[Place, dict[str, str]] = {}  # As `_describe` has put it there.
         self._beat_seconds = min(BEAT_SECONDS_MAX, lost_seconds / (2 * BEATS_MISSED_MAX))
         self._coming: set[Place] = set()
@@ -307,7 +308,7 @@ class AgentRoster:
             reason = f"{'/'.join(place)} is registered, and has no agent"
             raise _Refusal(f"{reason}; give this machine a --name of its own, or take that one out")
 
-    async def _node(self, place: Place) -> dict[str, Any] | None:
+    async def _node(self, place: Place) -> JsonObject | None:
         try:
             document = await self._clusters.get(place[0])
         except ServiceError as error:
@@ -316,7 +317,7 @@ class AgentRoster:
             return None
         return next((each for each in nodes_of(document) if each.get("id") == place[1]), None)
 
-    async def _register(self, place: Place, node: dict[str, Any]) -> None:
+    async def _register(self, place: Place, node: JsonObject) -> None:
         """Put a machine's node into its cluster, as it is."""
         async with self._changing:
             await self._put(place, {**node, "id": place[1]})
@@ -326,7 +327,7 @@ class AgentRoster:
         self._busy[machine.place] = busy
         await self._register(machine.place, without_busy(self._nodes[machine.place], busy))
 
-    async def _put(self, place: Place, node: dict[str, Any]) -> None:
+    async def _put(self, place: Place, node: JsonObject) -> None:
         if await self._node(place) == node:
             return
         metadata = {"name": place[0], "description": "Machines with agents"}

@@ -5,12 +5,13 @@ Values only.
 """
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject, JsonValue
 
 Nodes = Mapping[str, Sequence[str]]
 """The healthy nodes of a cluster, and the ids of the devices of each."""
@@ -21,7 +22,7 @@ SHOWN_CHARACTERS_MAX: Final = 300
 """Text of a policy in a reason; the rest of it is cut off."""
 
 
-def selected(value: Any, offered: Container[str], at: str) -> list[str]:
+def selected(value: JsonValue, offered: Container[str], at: str) -> list[str]:
     """Return the clusters that a clusterAllocator's `selection` named.
 
     Args:
@@ -48,7 +49,7 @@ def selected(value: Any, offered: Container[str], at: str) -> list[str]:
     return found
 
 
-def score_data(value: Any, nodes: Nodes, at: str) -> dict[str, Any]:
+def score_data(value: JsonValue, nodes: Nodes, at: str) -> JsonObject:
     """Return the `selection_score_data` that a resourceAllocator's `dry_run` returned.
 
     Args:
@@ -65,7 +66,7 @@ def score_data(value: Any, nodes: Nodes, at: str) -> dict[str, Any]:
     data = value.get("selection_score_data") if isinstance(value, dict) else None
     if not isinstance(data, dict):
         raise _wrong(at, "dry_run", '{"selection_score_data": {"score", "node_info"}}')
-    score: Any = data.get("score")
+    score: JsonValue = data.get("score")
     number = isinstance(score, int | float) and not isinstance(score, bool)
     if not number or not 0 <= score <= 1:  # What is no number is in no range.
         raise _wrong(at, "selection_score_data.score", "a number from 0 to 1")
@@ -75,7 +76,7 @@ def score_data(value: Any, nodes: Nodes, at: str) -> dict[str, Any]:
     return data
 
 
-def chosen(value: Any, offered: Mapping[str, Nodes], at: str) -> str:
+def chosen(value: JsonValue, offered: Mapping[str, Nodes], at: str) -> str:
     """Return the cluster that a clusterAllocator's `post_dry_run` chose.
 
     Args:
@@ -96,7 +97,7 @@ def chosen(value: Any, offered: Mapping[str, Nodes], at: str) -> str:
     return name
 
 
-def _check_node(info: Any, nodes: Nodes, at: str) -> None:
+def _check_node(info: JsonValue, nodes: Nodes, at: str) -> None:
     if info is None or info == {}:
         return
     if not isinstance(info, dict) or info.get("node_id") is None:
@@ -112,19 +113,19 @@ def _check_node(info: Any, nodes: Nodes, at: str) -> None:
         raise _wrong(at, "node_info.gpus", f"a list of GPU ids of node {name}, each once")
 
 
-def _declined(value: Any, wanted: str, at: str) -> None:
+def _declined(value: JsonValue, wanted: str, at: str) -> None:
     """Refuse what says `error` in the place of an answer: the policy found no way."""
     if isinstance(value, dict) and value.get("error") and wanted not in value:
         reason = str(value["error"])[:SHOWN_CHARACTERS_MAX]
         raise ServiceError(Code.POLICY_DECLINED, f"{at}: the policy declined: {reason}", field=at)
 
 
-def _id(value: Any) -> str | None:
+def _id(value: JsonValue) -> str | None:
     """Return the id of a document, or the id itself."""
     return _name(value.get("id") if isinstance(value, dict) else value)
 
 
-def _name(value: Any) -> str | None:
+def _name(value: JsonValue) -> str | None:
     """Return an id as text: documents have numbers for devices, policies return either."""
     if isinstance(value, str):
         return value

@@ -6,12 +6,13 @@ read the fleet as the allocator knows it: what leases hold is not free.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from moorage.model import GPU_MILLI, Demand
 from moorage.policy import Fleet
+from moorage.records.json_values import JsonObject, JsonValue
 
 
 def nodes_of(fleet: Fleet, cluster_id: str) -> dict[str, tuple[str, ...]]:
@@ -20,7 +21,7 @@ def nodes_of(fleet: Fleet, cluster_id: str) -> dict[str, tuple[str, ...]]:
     return {fleet.node_ids[row][1]: fleet.gpu_ids[row] for row in range(rows.start, rows.stop)}
 
 
-def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> dict[str, Any]:
+def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> JsonObject:
     """Score a cluster by the node of it that has most left, and name that node.
 
     The score of a node is the scarcest of its resources: the smallest of the free parts of its
@@ -52,10 +53,10 @@ def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> dict[str, A
             scores = np.minimum(scores, _part(free[rows], total[rows]))
     if not scores.any():
         what = "anything free" if demand is None else "room for the block's `resources` now"
-        whose = (
+        nodes = (
             "its only node has not" if len(scores) == 1 else f"none of its {len(scores)} nodes has"
         )
-        why = f"{whose} {what}" if len(scores) else "it has no nodes"
+        why = f"{nodes} {what}" if len(scores) else "it has no nodes"
         return {"score": 0.0, "node_info": {}, "error": why}
     best = int(np.lexsort((-gpu_free, -scores))[0])
     row = rows.start + best
@@ -68,7 +69,7 @@ def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> dict[str, A
     return {"score": float(scores[best]), "node_info": info}
 
 
-def best(scores: Iterable[tuple[str, Mapping[str, Any]]]) -> str | None:
+def best(scores: Iterable[tuple[str, Mapping[str, JsonValue]]]) -> str | None:
     """Return the cluster with the highest score above 0, the first of equals; None without any.
 
     Args:
@@ -87,6 +88,6 @@ def _rows(fleet: Fleet, cluster_id: str) -> slice:
     return slice(bisect_left(fleet.cluster, number), bisect_right(fleet.cluster, number))
 
 
-def _part(free: Any, total: Any) -> Any:
+def _part(free: npt.NDArray[np.int64], total: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Return which part of each total is free; 1 where there is nothing to be had."""
     return np.where(total > 0, np.clip(free, 0, None) / np.maximum(total, 1), 1.0)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.ports import Catalog
@@ -26,6 +26,7 @@ from moorage.protocol import replies
 from moorage.protocol.block_documents import bare_block
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import BlockRequest
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host.sandbox import Sandbox
 
 Mode = Literal["dry_run", "select_clusters"]
@@ -50,7 +51,7 @@ class BlockOutcome:
 
     """
 
-    result: Any
+    result: JsonValue
     warnings: list[str]
 
 
@@ -100,7 +101,9 @@ class BlockPlacement:
         all_warnings = [*warnings, *outcome.warnings]
         return encode(Information(outcome.result), message_id=message.id, warnings=all_warnings)
 
-    async def place(self, tenant: Tenant, block: Mapping[str, Any], mode: Mode) -> BlockOutcome:
+    async def place(
+        self, tenant: Tenant, block: Mapping[str, JsonValue], mode: Mode
+    ) -> BlockOutcome:
         """Find the place of a block.
 
         Args:
@@ -135,7 +138,9 @@ class BlockPlacement:
         finally:
             self._turns.release()
 
-    async def _place(self, tenant: Tenant, block: Mapping[str, Any], mode: Mode) -> BlockOutcome:
+    async def _place(
+        self, tenant: Tenant, block: Mapping[str, JsonValue], mode: Mode
+    ) -> BlockOutcome:
         block = bare_block(block)
         spec = read_block(block)
         warnings: list[str] = []
@@ -182,7 +187,7 @@ class BlockPlacement:
         names: Sequence[str] = self._catalog.memory.live_ids()
         missing = "no cluster is registered and live"
         if spec.filter is not None:
-            names = await self._found(tenant, *spec.filter, allowance, warnings)
+            names = await self._find(tenant, *spec.filter, allowance, warnings)
             missing = "no live cluster meets it"
         if not names:
             place = f"{spec.cluster_allocator.at}.parameters.filter"
@@ -196,7 +201,7 @@ class BlockPlacement:
         blobs = self._catalog.memory.blobs(names)
         return [Candidate(name, packed) for name, _, packed in blobs]
 
-    async def _found(
+    async def _find(
         self, tenant: Tenant, body: Document, at: str, allowance: Allowance, warnings: list[str]
     ) -> Sequence[str]:
         elsewhere = await self._catalog.search.ask("filter", body, allowance)

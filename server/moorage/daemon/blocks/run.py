@@ -7,7 +7,7 @@ they return goes through `answers`. Documents stay packed from the catalog to th
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -18,6 +18,7 @@ from moorage.daemon.policies.finder import code_of, place_of
 from moorage.model import Code, Tenant
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 from moorage.sandbox.wire.limits import ANSWER_BYTES_MAX, INPUT_BYTES_MAX
 
@@ -57,7 +58,7 @@ class Candidate:
     name: str
     packed: bytes
     nodes: answers.Nodes = field(default_factory=dict[str, Sequence[str]])
-    score_data: dict[str, Any] = field(default_factory=dict[str, Any])
+    score_data: JsonObject = field(default_factory=JsonObject)
 
     @property
     def parts(self) -> _Parts:
@@ -65,7 +66,7 @@ class Candidate:
         return _parts(self.packed)
 
     @property
-    def document(self) -> Any:
+    def document(self) -> JsonValue:
         """The cluster document."""
         return msgspec.msgpack.decode(self.parts.data)
 
@@ -89,7 +90,7 @@ class BlockRun:
         self,
         sandbox: Sandbox,
         tenant: Tenant,
-        block: Mapping[str, Any],
+        block: Mapping[str, JsonValue],
         spec: BlockSpec,
         records: Mapping[str, PolicyRecord],
     ) -> None:
@@ -103,7 +104,7 @@ class BlockRun:
         self._records = records
         self.left_out: dict[str, ServiceError] = {}
 
-    async def select(self, found: Sequence[Candidate]) -> tuple[Any, list[Candidate]]:
+    async def select(self, found: Sequence[Candidate]) -> tuple[JsonValue, list[Candidate]]:
         """Let the clusterAllocator narrow the clusters.
 
         Returns:
@@ -118,12 +119,12 @@ class BlockRun:
             "filter_result": [each.parts.data for each in found],
             "block_data": self._block,
         }
-        value = await self._evaluate(self._allocator, given, size, answered=size)
+        value = await self._evaluate(self._allocator, given, size, returned_max=size)
         by_name = {each.name: each for each in found}
         names = answers.selected(value, by_name, self._allocator.at)
         return value, [by_name[name] for name in names]
 
-    def selection(self, value: Any, candidates: Sequence[Candidate]) -> Any:
+    def selection(self, value: JsonValue, candidates: Sequence[Candidate]) -> JsonValue:
         """Return the result of the selection, `{"clusters": [documents], …}`."""
         if sum(len(each.packed) for each in candidates) > INPUT_BYTES_MAX:
             raise _too_large(self._allocator.at)
@@ -160,7 +161,7 @@ class BlockRun:
                     self.left_out.setdefault(each.name, late)
         return [each for each in candidates if each.score_data]
 
-    async def _score(self, cluster: Candidate, fleet: Callable[[], Fleet]) -> dict[str, Any]:
+    async def _score(self, cluster: Candidate, fleet: Callable[[], Fleet]) -> JsonObject:
         if not self._scorer.uri:
             await asyncio.sleep(0)  # Others have their turn between two clusters.
             return defaults.dry_run(fleet(), cluster.name, self._demand)
@@ -176,7 +177,7 @@ class BlockRun:
         value = await self._evaluate(self._scorer, given, size)
         return answers.score_data(value, cluster.nodes, self._scorer.at)
 
-    async def choose(self, scored: Sequence[Candidate]) -> Any:
+    async def choose(self, scored: Sequence[Candidate]) -> JsonValue:
         """Let the clusterAllocator choose a cluster; return its entry."""
         by_name = {each.name: each for each in scored}
         if not self._allocator.uri:
@@ -201,7 +202,7 @@ class BlockRun:
             for each in scored
         ]
         given = {"action": "post_dry_run", "clusters": entries}
-        value = await self._evaluate(self._allocator, given, sum(sizes), answered=max(sizes))
+        value = await self._evaluate(self._allocator, given, sum(sizes), returned_max=max(sizes))
         offered = {each.name: each.nodes for each in scored}
         name = answers.chosen(value, offered, self._allocator.at)
         if max(sizes) > _ANSWERED_WHOLE_BYTES:  # What came back is the id, and what was added.
@@ -209,7 +210,7 @@ class BlockRun:
             return self._entry(by_name[name]) | added
         return value if isinstance(value, dict) else self._entry(by_name[name])
 
-    def _entry(self, cluster: Candidate) -> dict[str, Any]:
+    def _entry(self, cluster: Candidate) -> JsonObject:
         return {
             "id": cluster.name,
             "cluster": cluster.document,
@@ -242,22 +243,22 @@ class BlockRun:
         )
 
     async def _evaluate(
-        self, spec: PolicySpec, given: Mapping[str, Any], size: int, *, answered: int = 0
-    ) -> Any:
+        self, spec: PolicySpec, given: Mapping[str, JsonValue], size: int, *, returned_max: int = 0
+    ) -> JsonValue:
         """Run a named policy.
 
         Args:
             spec: Which one.
             given: Its input.
             size: Bytes of the documents in it, packed.
-            answered: Those that it may give back.
+            returned_max: Those that it may give back.
 
         """
         if size > INPUT_BYTES_MAX:  # Before they are copied, which `evaluate` does first.
             raise _too_large(spec.at)
         record = self._records[spec.role]
         if record.schemas is not None and record.schemas.inputs is not None:
-            given = await _opened(given, record.schemas.inputs.names)
+            given = await _open(given, record.schemas.inputs.names)
         try:
             return await self._sandbox.evaluate(
                 code_of(record),
@@ -265,7 +266,7 @@ class BlockRun:
                 given,
                 parameters=spec.parameters,
                 settings=spec.settings,
-                ids_only=answered > _ANSWERED_WHOLE_BYTES,
+                ids_only=returned_max > _ANSWERED_WHOLE_BYTES,
             )
         except PolicyFault as fault:
             refusal = fault.refusal
@@ -279,12 +280,12 @@ class BlockRun:
             ) from fault
 
 
-async def _opened(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+async def _open(given: Mapping[str, JsonValue], names: Collection[str]) -> JsonObject:
     """Unpack the documents in some fields, for a schema that says something of these."""
     return {name: await _plain(each) if name in names else each for name, each in given.items()}
 
 
-async def _plain(value: Any) -> Any:
+async def _plain(value: JsonValue) -> JsonValue:
     """Return a value with its packed parts unpacked; others have their turn in between."""
     match value:
         case msgspec.Raw():

@@ -6,12 +6,13 @@ every refusal is a `ServiceError` that names the place in the document.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from moorage.model import Code, Demand
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.requests import Resources
 
 Role = Literal["clusterAllocator", "resourceAllocator"]
@@ -39,8 +40,8 @@ class PolicySpec:
     role: Role
     at: str
     uri: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    parameters: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    settings: Mapping[str, JsonValue] = field(default_factory=JsonObject)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,11 @@ class BlockSpec:
 
     cluster_allocator: PolicySpec
     resource_allocator: PolicySpec
-    filter: tuple[dict[str, Any], str] | None = None
+    filter: tuple[JsonObject, str] | None = None
     demand: Demand | None = None
 
 
-def read_block(block: Mapping[str, Any]) -> BlockSpec:
+def read_block(block: Mapping[str, JsonValue]) -> BlockSpec:
     """Return the placement part of a block document.
 
     Args:
@@ -75,7 +76,7 @@ def read_block(block: Mapping[str, Any]) -> BlockSpec:
     """
     specs: dict[Role, PolicySpec] = {}
     for section in SECTIONS:
-        for role, given, at in _named(block.get(section), f"input.{section}"):
+        for role, given, at in _names(block.get(section), f"input.{section}"):
             specs[role] = _policy(role, given, at)
     allocator = specs.get("clusterAllocator") or _unnamed("clusterAllocator")
     resources = specs.get("resourceAllocator") or _unnamed("resourceAllocator")
@@ -87,7 +88,7 @@ def _unnamed(role: Role) -> PolicySpec:
     return PolicySpec(role, f"input.policies.{role}")
 
 
-def _named(section: Any, at: str) -> Iterator[tuple[Role, Any, str]]:
+def _names(section: JsonValue, at: str) -> Iterator[tuple[Role, JsonValue, str]]:
     """Yield the entries of a section for the two roles that place a block, with their places.
 
     Stored blocks have an object by role; block specifications have a list in which each policy
@@ -113,7 +114,7 @@ def _named(section: Any, at: str) -> Iterator[tuple[Role, Any, str]]:
             yield role, given, where
 
 
-def _policy(role: Role, given: Any, at: str) -> PolicySpec:
+def _policy(role: Role, given: JsonValue, at: str) -> PolicySpec:
     if not isinstance(given, dict):
         raise ServiceError.wrong_field(at, "an object with policyRuleURI, parameters and settings")
     if given.get("codePath"):
@@ -136,7 +137,7 @@ def _policy(role: Role, given: Any, at: str) -> PolicySpec:
     )
 
 
-def _object(value: Any, at: str) -> dict[str, Any]:
+def _object(value: JsonValue, at: str) -> JsonObject:
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -144,7 +145,7 @@ def _object(value: Any, at: str) -> dict[str, Any]:
     return value
 
 
-def _filter(spec: PolicySpec) -> tuple[dict[str, Any], str] | None:
+def _filter(spec: PolicySpec) -> tuple[JsonObject, str] | None:
     """Return the clusterAllocator's filter: a filter body, its queries alone, or an envelope."""
     given = spec.parameters.get("filter")
     if not given:
@@ -162,7 +163,7 @@ def _filter(spec: PolicySpec) -> tuple[dict[str, Any], str] | None:
     return given, at
 
 
-def _demand(given: Any) -> Demand | None:
+def _demand(given: JsonValue) -> Demand | None:
     if given is None:
         return None
     at = "input.resources"

@@ -8,15 +8,14 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from moorage.daemon.blocks.placement import BlockPlacement, Mode
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
-
-Document = dict[str, Any]
+from moorage.records.json_values import JsonObject, JsonValue
 
 TASKS_MAX: Final = 1024
 """Stored tasks; of more, the oldest finished one is forgotten. If none is finished: `busy`."""
@@ -29,7 +28,7 @@ class _Task:
     """A task; `state` has `status`, and `result` or `error`."""
 
     tenant: str
-    state: Document
+    state: JsonObject
     size: int = 0
 
     @property
@@ -47,24 +46,24 @@ class BlockServices:
     """
 
     def __init__(
-        self, blocks: BlockPlacement, spawn: Callable[[Coroutine[Any, Any, None]], object]
+        self, blocks: BlockPlacement, spawn: Callable[[Coroutine[object, object, None]], object]
     ) -> None:
         self._blocks = blocks
         self._spawn = spawn
         self._tasks: OrderedDict[str, _Task] = OrderedDict()
         self._bytes = 0
 
-    async def select_clusters(self, body: Document, tenant: str) -> Any:
+    async def select_clusters(self, body: JsonObject, tenant: str) -> JsonValue:
         """Answer `POST /blockActions/selectClusters`: the bare result."""
         block = _block(body, "select_clusters")
         return (await self._blocks.place(Tenant(tenant), block, "select_clusters")).result
 
-    async def dry_run(self, body: Document, tenant: str) -> tuple[Any, list[str]]:
+    async def dry_run(self, body: JsonObject, tenant: str) -> tuple[JsonValue, list[str]]:
         """Answer `POST /blockActions/dryRun`: the result, and warnings beside it."""
         outcome = await self._blocks.place(Tenant(tenant), _block(body, "dry_run"), "dry_run")
         return outcome.result, outcome.warnings
 
-    async def allocate(self, body: Document, tenant: str) -> str:
+    async def allocate(self, body: JsonObject, tenant: str) -> str:
         """Answer `POST /blockActions/allocate`: the id of a task that makes the dry run.
 
         Raises:
@@ -79,7 +78,7 @@ class BlockServices:
         self._spawn(self._run(task, block))
         return task_id
 
-    async def task(self, task_id: str, tenant: str) -> Document:
+    async def task(self, task_id: str, tenant: str) -> JsonObject:
         """Answer `GET /api/tasks/{task_id}`: pending, completed with `result`, or failed.
 
         Raises:
@@ -92,7 +91,7 @@ class BlockServices:
             raise ServiceError(Code.NOT_FOUND, reason, field="task_id")
         return task.state
 
-    async def _run(self, task: _Task, block: Document) -> None:
+    async def _run(self, task: _Task, block: JsonObject) -> None:
         try:
             outcome = await self._blocks.place(Tenant(task.tenant), block, "dry_run")
             result = msgspec.Raw(msgspec.json.encode(outcome.result))
@@ -122,7 +121,7 @@ class BlockServices:
         return False
 
 
-def _block(body: Document, mode: Mode) -> Document:
+def _block(body: JsonObject, mode: Mode) -> JsonObject:
     """Return the block of a body: the document itself, or the message of the socket around it."""
     block = body.get("input")
     if not isinstance(block, dict):
@@ -132,7 +131,7 @@ def _block(body: Document, mode: Mode) -> Document:
     return block
 
 
-def _error(error: ServiceError) -> Document:
+def _error(error: ServiceError) -> JsonObject:
     fields = {"code": error.code, "reason": error.reason}
     named = {"field": error.field, "expected": error.expected}
     return {**error.details, **fields, **{name: value for name, value in named.items() if value}}

@@ -8,7 +8,7 @@ import re
 from collections import deque
 from dataclasses import dataclass
 from time import time
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -20,6 +20,7 @@ from moorage.core.turns.turn import Turn
 from moorage.ledger.base import PAGE_FACTS_MAX, LedgerEntry, LedgerError, LedgerHistory
 from moorage.model import Ask, Code, Lease, RequestId
 from moorage.protocol.messages import DecisionListing
+from moorage.records.json_values import JsonObject
 from moorage.records.requests import resources_of
 from moorage.records.rights import Caller, Right
 
@@ -33,13 +34,13 @@ FILTERS: Final = ("state", "policy_rule_uri", "code", "request", "tenant")
 
 _CURSOR: Final = re.compile(r"([0-9]{1,18}):([0-9]{1,18})")
 
-Row = dict[str, Any]
+Row = JsonObject
 Subject = Ask | Lease
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class LedgerPlace:
-    """Where a decision is: at a fact (`number` 0), or after it and after so many refusals."""
+    """Where a decision is: at a fact (`number` 0), or after it and after `number` refusals."""
 
     seq: int
     number: int
@@ -128,7 +129,7 @@ class Decisions:
         rows: list[Row] = []
         end: LedgerPlace | None = before
         try:
-            since = await self.ledger.kept_since()
+            since = await self.ledger.history_start()
             for _ in range(WINDOWS_MAX):
                 found, end = await self._window(before, wanted)
                 room = message.limit - len(rows)
@@ -145,7 +146,7 @@ class Decisions:
         return Information({"decisions": rows, "next": following, "kept_since": since})
 
     async def _window(
-        self, before: LedgerPlace, wanted: dict[str, Any]
+        self, before: LedgerPlace, wanted: JsonObject
     ) -> tuple[list[tuple[LedgerPlace, Row]], LedgerPlace | None]:
         """Return the rows of the facts before a place, newest first, and where older ones end."""
         top = before.seq if before.number else before.seq - 1
@@ -216,7 +217,7 @@ class Decisions:
         return None
 
 
-def resources(subject: Subject) -> dict[str, Any] | None:
+def resources(subject: Subject) -> JsonObject | None:
     """Return the demand; of a lease without a request any more, its grant."""
     ask = subject if isinstance(subject, Ask) else subject.ask
     if ask is not None:

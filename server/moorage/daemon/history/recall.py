@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, assert_never
+from typing import assert_never
 
 import msgspec
 import structlog
@@ -44,6 +44,7 @@ from moorage.core.state.facts import (
 from moorage.core.turns.effects import Information, Recall, Response
 from moorage.ledger.base import LedgerEntry, LedgerError, LedgerHistory
 from moorage.model import Code
+from moorage.records.json_values import JsonObject
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.leases import WorkloadEnd
 
@@ -57,7 +58,7 @@ async def recalled(question: Recall, ledger: LedgerHistory) -> Response:
     """
     try:
         entries = await ledger.history(question.subject)
-        since = await ledger.kept_since()
+        since = await ledger.history_start()
     except LedgerError as error:
         log.warning("ledger", finding=str(error), subject=question.subject)
         reason = f"What the ledger holds of {question.subject} cannot be read: {error}"
@@ -86,7 +87,7 @@ def answer(  # One case per fact.
     ]
     if not owners or not (question.sees_all or question.tenant in owners):
         return _unknown(question, since)
-    story: dict[str, Any] = {"request": question.subject, "history": []}
+    story: JsonObject = {"request": question.subject, "history": []}
     for entry in entries:
         fact = entry.fact
         kind = type(fact).__name__.lower()

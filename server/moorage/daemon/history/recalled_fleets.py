@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from moorage.core.state.facts import Fact, Granted, Queued
 from moorage.core.state.state import State, apply
@@ -21,6 +21,7 @@ from moorage.ledger.base import LedgerEntry, LedgerError, LedgerHistory
 from moorage.model import Ask, Code, Lease, Tenant
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 from moorage.records.rights import Caller, Right
 
 RECALLS_OF_TENANT_MAX: Final = 4
@@ -55,7 +56,7 @@ class RecalledFleets:
         self._turns = FairSemaphore()
         self._recalling: Counter[Tenant] = Counter()
 
-    async def before(self, request: str, caller: Caller) -> dict[str, Any]:
+    async def before(self, request: str, caller: Caller) -> JsonObject:
         """Return the clusters as they were when a request was decided, with the leases there.
 
         Raises:
@@ -78,7 +79,7 @@ class RecalledFleets:
         """
         decided, state = await self._recalled(request, caller)
         answer = {"at": decided.at, "seq": decided.seq, "request": _message(decided.subject)}
-        return Information(answer | {"packed": await self._packed(state, caller)})
+        return Information(answer | {"packed": await self._pack(state, caller)})
 
     async def at(self, at: float, caller: Caller) -> Response:
         """Return the fleet at a time, as a page draws it.
@@ -92,10 +93,10 @@ class RecalledFleets:
                 state, seq = await self._state(lambda entry: entry.at <= at)
             except LedgerError as error:
                 raise _unreadable(error) from error
-            packed = await self._packed(state, caller)
+            packed = await self._pack(state, caller)
         return Information({"at": at, "seq": seq, "packed": packed})
 
-    async def _packed(self, state: State, caller: Caller) -> str:
+    async def _pack(self, state: State, caller: Caller) -> str:
         shown = FleetMap(state)
         for lease in state.leases.values():
             shown.put(lease)
@@ -122,9 +123,11 @@ class RecalledFleets:
         """
         count, everyone = self._recalling[tenant], self._recalling.total()
         if count >= RECALLS_OF_TENANT_MAX or everyone >= RECALLS_MAX:
-            whose = "of your tenant wait" if count >= RECALLS_OF_TENANT_MAX else "wait here"
+            holder = "of your tenant wait" if count >= RECALLS_OF_TENANT_MAX else "wait here"
             most = count if count >= RECALLS_OF_TENANT_MAX else everyone
-            raise ServiceError(Code.BUSY, f"{most} past fleets {whose} to be made; ask again later")
+            raise ServiceError(
+                Code.BUSY, f"{most} past fleets {holder} to be made; ask again later"
+            )
         self._recalling[tenant] += 1
         try:
             async with self._turns.turn(tenant):
@@ -151,7 +154,7 @@ class RecalledFleets:
         """Return the state after the facts that were true, and the last of them."""
         state, seq = State(), 0
         beyond = await self._ledger.read(FACTS_MAX, 1)
-        if await self._ledger.kept_since() is not None or any(map(was, beyond)):
+        if await self._ledger.history_start() is not None or any(map(was, beyond)):
             raise _lost()
         while page := await self._ledger.read(seq):
             for entry in page:
@@ -187,7 +190,7 @@ def _subject(fact: Fact) -> Ask | Lease | None:
             return None
 
 
-def _message(subject: Ask | Lease) -> dict[str, Any]:
+def _message(subject: Ask | Lease) -> JsonObject:
     """Return the message that asks for it again, as far as it is known still."""
     ask = subject if isinstance(subject, Ask) else subject.ask
     wanted = resources(subject)

@@ -6,7 +6,7 @@ made of may have been ahead of them.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -31,12 +31,13 @@ from moorage.core.state.facts import (
 from moorage.core.state.state import State
 from moorage.model import GPU_MILLI, ClusterId, Lease, NodeId, RequestId, Tenant
 from moorage.policy.inventory import Ints
+from moorage.records.json_values import JsonObject, JsonValue
 
 STATES: Final = ("free", "held", "warm", "failing", "cordoned", "stale")
 """What a slot may be: held in any way, or what keeps it from being free."""
 FREE, HELD, WARM, FAILING, CORDONED, STALE = range(6)
 VIEWED: Final = ("", "yours", "busy")
-"""Instead of tenants, for those who may not see who the others are."""
+"""Names in the place of tenants, for viewers who may not see the other tenants."""
 YOURS, BUSY = 1, 2
 _TELLING: Final = (0, 2, 1, 3)
 """Which of several leases on one slot says what it is."""
@@ -96,9 +97,9 @@ class FleetMap:
         self._idle: Ints = np.repeat(np.array(idle, np.int64), counts)
         zero = np.zeros(starts[-1], np.int64)
         self._columns = (self._idle.copy(), zero, zero.copy(), zero.copy())
-        self._layout = self._described(state, counts)
+        self._layout = self._describe(state, counts)
 
-    def _described(self, state: State, counts: list[int]) -> dict[str, Any]:
+    def _describe(self, state: State, counts: list[int]) -> JsonObject:
         """Return the part of a snapshot that changes with the inventory only."""
         fleet = state.fleet
         real = np.arange(fleet.gpu_total.shape[1]) < np.array(counts, np.int64)[:, None]
@@ -167,7 +168,7 @@ class FleetMap:
                 if row is not None and gpu in ids:
                     yield self._starts[row] + ids.index(gpu), share.gpu_milli
 
-    def _change(self, request: RequestId, **changed: Any) -> None:
+    def _change(self, request: RequestId, **changed: JsonValue) -> None:
         held = self._held.get(request)
         if held is not None:
             self._held[request] = held._replace(**changed)
@@ -199,11 +200,11 @@ class FleetMap:
         changed, self._changed = list(self._changed), {}
         self._new_names, self._named = self.tenants[self._named :], len(self.tenants)
         for slot in changed:
-            for column, value in zip(self._columns, self._shown(slot, None), strict=True):
+            for column, value in zip(self._columns, self._show(slot, None), strict=True):
                 column[slot] = value
         return changed
 
-    def delta(self, slots: list[int], viewer: Tenant | None) -> dict[str, Any]:
+    def delta(self, slots: list[int], viewer: Tenant | None) -> JsonObject:
         """Return the content of some slots, as columns.
 
         Args:
@@ -212,12 +213,12 @@ class FleetMap:
 
         """
         number = None if viewer is None else self._numbers.get(viewer, 0)
-        rows = [self._shown(slot, number) for slot in slots]
+        rows = [self._show(slot, number) for slot in slots]
         columns = zip(COLUMNS, zip(*rows, strict=True), strict=True) if rows else ()
         names = {"tenants": self._new_names} if viewer is None and self._new_names else {}
         return {"slots": slots, **dict(columns), **names}
 
-    def snapshot(self, viewer: Tenant | None) -> dict[str, Any]:
+    def snapshot(self, viewer: Tenant | None) -> JsonObject:
         """Return all that is shown as of the last `take_changed`, in what nothing changes any more.
 
         Args:
@@ -234,11 +235,11 @@ class FleetMap:
             number = self._numbers.get(viewer, 0)
             for request in self._of.get(number, ()):
                 for slot in self._held[request].slots:
-                    state[slot], _, tenant[slot], ends[slot] = self._shown(slot, number)
+                    state[slot], _, tenant[slot], ends[slot] = self._show(slot, number)
         columns = dict(zip(COLUMNS, (state, milli, tenant, ends), strict=True))
         return {**self._layout, "states": STATES, "tenants": names, **columns}
 
-    def _shown(self, slot: int, viewer: int | None) -> ShownSlot:
+    def _show(self, slot: int, viewer: int | None) -> ShownSlot:
         here = [self._held[request] for request in self._on.get(slot, ())]
         if not here:
             return ShownSlot(int(self._idle[slot]), 0, 0, 0)

@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ from moorage.core.state.state import State
 from moorage.daemon.news.fleet_map import FleetMap
 from moorage.model import SessionId, Tenant
 from moorage.protocol.replies import event
+from moorage.records.json_values import JsonObject
 from moorage.records.rights import Caller, Right
 
 TOPIC: Final = "map"
@@ -98,17 +99,17 @@ class MapNews:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            shown = await self._made(settle)
+            shown = await self._make(settle)
             made_at = time.monotonic()
             while self._watching:
                 late = time.monotonic() - made_at > REMAKE_SECONDS
                 if late and (shown.is_outdated or self._too_many):
-                    shown, made_at = await self._made(settle), time.monotonic()
+                    shown, made_at = await self._make(settle), time.monotonic()
                 await self._tell(shown)
                 await asyncio.sleep(pause_seconds(len(self._watching)))
             self._facts.clear()
 
-    async def _made(self, settle: Callable[[], Awaitable[object]]) -> FleetMap:
+    async def _make(self, settle: Callable[[], Awaitable[object]]) -> FleetMap:
         """Return a map of the state, all of it durable. Facts that come meanwhile wait."""
         self._facts.clear()
         self._too_many = False
@@ -161,7 +162,7 @@ def pause_seconds(watching: int) -> float:
     return min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS, PAUSE_EACH_SECONDS * watching))
 
 
-def packed_text(snapshot: dict[str, Any]) -> str:
+def packed_text(snapshot: JsonObject) -> str:
     """Return a snapshot as compressed JSON, in text: of a large fleet, that takes a while."""
     encoded = msgspec.json.encode(snapshot, enc_hook=np.ndarray.tolist)
     return base64.b64encode(zlib.compress(encoded, 6)).decode()

@@ -10,13 +10,14 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import WorkloadReport
 from moorage.core.state.facts import Ended, Fact, Granted, Queued, Requeued, Started
 from moorage.core.turns.effects import Address, LeaseNews, Response
 from moorage.model import RequestId, SessionId
 from moorage.protocol.replies import MessageId, progress
+from moorage.records.json_values import JsonObject, JsonValue
 
 PAUSE_SECONDS: Final = 1.0
 """Between two looks at the positions in the queue."""
@@ -39,9 +40,9 @@ class _Streamed:
     """The expected time of its turn that was sent last, in seconds since the epoch."""
     deciding_since: float | None = None
     """When its policy began; None: it is not consulted now."""
-    deciding_told: float = 0.0
+    deciding_due: float = 0.0
     """After how many seconds that is sent next."""
-    sent: dict[str, Any] = field(default_factory=dict[str, Any])
+    sent: JsonObject = field(default_factory=JsonObject)
 
 
 class RequestProgress:
@@ -107,7 +108,7 @@ class RequestProgress:
         """Take note that the policy of a request begins. On the hot path."""
         streamed = self._streamed.get(request) if self._streamed else None
         if streamed is not None:
-            streamed.deciding_since, streamed.deciding_told = time.monotonic(), PAUSE_SECONDS
+            streamed.deciding_since, streamed.deciding_due = time.monotonic(), PAUSE_SECONDS
             self._queued.set()
 
     def considered(self, request: RequestId) -> None:
@@ -122,7 +123,7 @@ class RequestProgress:
             name = RequestId(workload.id)
             self._tell(name, "starting", phase=workload.phase, detail=workload.detail)
 
-    def answered(self, to: Address, answer: Response) -> None:
+    def note_answer(self, to: Address, answer: Response) -> None:
         """Take note of a reply: it is the last word, unless a workload starts now."""
         request = self._by_address.pop(to, None)
         if request is None:
@@ -157,7 +158,7 @@ class RequestProgress:
         turns, now = self._expected(), time.time()
         for request, position in self.positions(waiting).items():
             streamed, turn = self._streamed[request], turns.get(request)
-            if streamed.position != position or _moved(streamed.expected_at, turn, now):
+            if streamed.position != position or _has_moved(streamed.expected_at, turn, now):
                 expected = {} if turn is None else {"expected_at": turn}
                 self._tell(request, "queued", position=position, **expected)
                 streamed.position, streamed.expected_at = position, turn
@@ -166,12 +167,12 @@ class RequestProgress:
         now = time.monotonic()
         for request, streamed in self._streamed.items():
             since = streamed.deciding_since
-            if since is not None and now - since >= streamed.deciding_told:
+            if since is not None and now - since >= streamed.deciding_due:
                 seconds = now - since
-                streamed.deciding_told = seconds + min(seconds, DECIDING_SECONDS_MAX)
+                streamed.deciding_due = seconds + min(seconds, DECIDING_SECONDS_MAX)
                 self._tell(request, "deciding", seconds=round(seconds, 1))
 
-    def _tell(self, request: RequestId, state: str, **more: Any) -> None:
+    def _tell(self, request: RequestId, state: str, **more: JsonValue) -> None:
         streamed = self._streamed.get(request)
         if streamed is None:
             return
@@ -188,7 +189,7 @@ def _changes(streamed: _Streamed) -> bool:
     return streamed.position is not None or streamed.deciding_since is not None
 
 
-def _moved(before: float | None, after: float | None, now: float) -> bool:
+def _has_moved(before: float | None, after: float | None, now: float) -> bool:
     """Return whether an expected time is noticeably another one."""
     if before is None or after is None:
         return before is not after

@@ -6,12 +6,13 @@ The counts are those of `shapes`.
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from moorage.core.state.state import State
 from moorage.daemon.news.shapes import AskedShapes, ShapeCounts
 from moorage.model import Demand, SessionId, Tenant
 from moorage.protocol.replies import event
+from moorage.records.json_values import JsonObject
 from moorage.records.requests import resources_of
 from moorage.records.rights import Caller, Right
 
@@ -30,7 +31,7 @@ class ShapeNews:
         revision: Returns the number of the last durable fact.
 
     Attributes:
-        asked: Counts the demands of requests.
+        counts: Counts the demands of requests.
 
     """
 
@@ -41,12 +42,12 @@ class ShapeNews:
         reads_on: Callable[[SessionId], bool],
         revision: Callable[[], int],
     ) -> None:
-        self.asked = AskedShapes()
+        self.counts = AskedShapes()
         self._state = state
         self._push = push
         self._reads_on = reads_on
         self._revision = revision
-        self._watching: dict[SessionId, tuple[Tenant | None, Any]] = {}
+        self._watching: dict[SessionId, tuple[Tenant | None, list[JsonObject] | None]] = {}
         self._counts: dict[Demand, ShapeCounts] = {}
         self._wanted = asyncio.Event()
 
@@ -73,7 +74,7 @@ class ShapeNews:
             self._counts.clear()
 
     def _tell(self) -> None:
-        shown: dict[Tenant | None, list[dict[str, Any]]] = {}
+        shown: dict[Tenant | None, list[JsonObject]] = {}
         counted: dict[Demand, ShapeCounts] = {}
         frames: dict[Tenant | None, bytes] = {}
         for session, (viewer, last) in tuple(self._watching.items()):
@@ -91,10 +92,10 @@ class ShapeNews:
 
     def _shapes(
         self, viewer: Tenant | None, counted: dict[Demand, ShapeCounts]
-    ) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
+    ) -> list[JsonObject]:
+        rows: list[JsonObject] = []
         fleet = self._state.fleet  # As of now: looking at it brings it up to date.
-        for demand, times in self.asked.most(viewer):
+        for demand, times in self.counts.most(viewer):
             if demand not in counted:
                 known = self._counts.get(demand)
                 counted[demand] = known or ShapeCounts(demand, fleet)

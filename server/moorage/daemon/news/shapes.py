@@ -5,7 +5,7 @@ The daemon keeps one `ShapeCounts` for each shape that the console shows. A coun
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from moorage.model import GPU_MILLI, Demand, Tenant
 from moorage.policy import Fleet, gang_groups
 from moorage.policy.fleet import rounds
 from moorage.policy.inventory import Ints
+from moorage.records.json_values import JsonObject
 
 SHAPES_MAX: Final = 6
 """Shapes shown at one time."""
@@ -30,19 +31,19 @@ class AskedShapes:
     """The demands of requests, by tenant, and how often they came of late."""
 
     def __init__(self) -> None:
-        self._asked: dict[tuple[Tenant, Demand], int] = {}
+        self._counts: dict[tuple[Tenant, Demand], int] = {}
         self._total = 0
 
     def note(self, tenant: Tenant, demand: Demand) -> None:
         """Count a request. On the hot path."""
         key = (tenant, demand)
-        self._asked[key] = self._asked.get(key, 0) + 1
+        self._counts[key] = self._counts.get(key, 0) + 1
         self._total += 1
-        if self._total >= HALVED_AT or len(self._asked) > ASKED_MAX:
-            halved = {name: count // 2 for name, count in self._asked.items() if count > 1}
+        if self._total >= HALVED_AT or len(self._counts) > ASKED_MAX:
+            halved = {name: count // 2 for name, count in self._counts.items() if count > 1}
             left = sorted(halved, key=halved.__getitem__, reverse=True)[: ASKED_MAX // 2]
-            self._asked = {name: halved[name] for name in left}
-            self._total = sum(self._asked.values())
+            self._counts = {name: halved[name] for name in left}
+            self._total = sum(self._counts.values())
 
     def most(self, viewer: Tenant | None) -> list[tuple[Demand, int]]:
         """Return the shapes to show, the most frequent first, and the usual ones behind.
@@ -52,7 +53,7 @@ class AskedShapes:
 
         """
         counts: dict[Demand, int] = {}
-        for (tenant, demand), count in self._asked.items():
+        for (tenant, demand), count in self._counts.items():
             if demand.gpus and (viewer is None or tenant == viewer):
                 counts[demand] = counts.get(demand, 0) + count
         most = sorted(counts.items(), key=lambda each: each[1], reverse=True)[:SHAPES_MAX]
@@ -79,9 +80,9 @@ class ShapeCounts:
         self._classes: Ints = self._copies
         self._sizes: Ints = self._copies
         self._empty: Ints = self._copies
-        self._told: dict[str, Any] = {}
+        self._sent: JsonObject = {}
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> JsonObject:
         """Return how often it fits, would fit, and the rest; counted again only after changes."""
         fleet = self._fleet
         same = self._layout == fleet.layout
@@ -93,15 +94,15 @@ class ShapeCounts:
             rows = np.array(changed, np.int64)
             self._copies[rows] = fleet.copies(self._demand, rows)
         if changed is None or changed:
-            self._told = self._totals()
+            self._sent = self._totals()
         self._layout, self._version = fleet.layout, fleet.version
-        return self._told
+        return self._sent
 
-    def _totals(self) -> dict[str, Any]:
+    def _totals(self) -> JsonObject:
         demand, fleet = self._demand, self._fleet
         fits = self._gangs(self._copies)
         eligible = np.where(fleet.eligible_gpus(demand), fleet.gpu_free, 0).sum(1)
-        gathered = int(self._gathered(eligible).sum()) // demand.nodes
+        gathered = int(self._gather(eligible).sum()) // demand.nodes
         used = fits * demand.nodes * demand.gpus * demand.gpu_milli
         places = np.flatnonzero(self._copies)[:PLACES_MAX].tolist()
         return {
@@ -125,7 +126,7 @@ class ShapeCounts:
         self._classes = classes.reshape(-1)
         self._sizes, self._empty = kinds[:, 0], kinds[:, 1]
 
-    def _gathered(self, eligible: Ints) -> Ints:
+    def _gather(self, eligible: Ints) -> Ints:
         """Return the count that would fit among the nodes of each class: int64 `[classes]`.
 
         Whole nodes are made free first, and what is left over lies on one more.

@@ -8,7 +8,7 @@ what it missed; nothing here waits for a watcher.
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
@@ -47,6 +47,7 @@ from moorage.model import Code, Lease, PolicyRef, RequestId, SessionId, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import event as news_of
 from moorage.records.history import NewsEvent
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.leases import WorkloadEnd
 from moorage.records.rights import Caller, Right
@@ -146,8 +147,8 @@ class Watchers:
         found = {
             each
             for watching in self._watching.values()
-            for each, whose in watching.items()
-            if whose.tenant == tenant
+            for each, viewer in watching.items()
+            if viewer.tenant == tenant
         }
         return len(found - {session})
 
@@ -155,7 +156,7 @@ class Watchers:
         return [topic for topic in TOPICS if session in self._watching[topic]]
 
     def resumed(self, session: SessionId, caller: Caller) -> list[str]:
-        """Send it the map and the shapes as a whole again; return all its topics."""
+        """Send a resumed session the whole map and all shapes again; return its topics."""
         return self.add(session, caller, self._watched(session))
 
     def lost(self, session: SessionId) -> None:
@@ -169,9 +170,9 @@ class Watchers:
     def stepped(self, event: Event) -> None:
         """Count the demand of a request. On the hot path."""
         if isinstance(event, Asked) and event.ask.demand is not None:
-            self._shapes.asked.note(event.ask.tenant, event.ask.demand)
+            self._shapes.counts.note(event.ask.tenant, event.ask.demand)
 
-    def tell(self, topic: str, name: str, data: Any, tenant: Tenant | None = None) -> None:
+    def tell(self, topic: str, name: str, data: JsonValue, tenant: Tenant | None = None) -> None:
         """Pass on news.
 
         Args:
@@ -209,7 +210,7 @@ class Watchers:
 
         """
         seen = (None, viewer)
-        return [each for whose, each in reversed(self._recent) if viewer is None or whose in seen]
+        return [each for tenant, each in reversed(self._recent) if viewer is None or tenant in seen]
 
     def durable(self, facts: Sequence[Fact]) -> None:
         """Pass on facts that are on the disk, to those who watch. On the hot path."""
@@ -289,9 +290,9 @@ class _Budget:
         return dropped
 
 
-def _about_workload(workload: WorkloadReport) -> dict[str, Any]:
+def _about_workload(workload: WorkloadReport) -> JsonObject:
     """Return the progress of a workload, as the news of its lease."""
-    news: dict[str, Any] = {
+    news: JsonObject = {
         "id": workload.id,
         "phase": workload.phase,
         "detail": workload.detail,
@@ -305,7 +306,7 @@ def _about_workload(workload: WorkloadReport) -> dict[str, Any]:
 
 def _about_fleet(
     fact: ClusterSet | ClusterRemoved | Cordoned | Uncordoned,
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[str, JsonObject]:
     match fact:
         case ClusterSet(cluster):
             return "cluster_set", {"cluster_id": cluster.id, "nodes": len(cluster.nodes)}
@@ -321,7 +322,7 @@ def _about_fleet(
 
 def _about_lease(  # noqa: C901  # One case per fact.
     fact: _AboutLease,
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[str, JsonObject]:
     match fact:
         case Renewed(lease, expires_at):
             return "renewed", {"id": lease, "expires_at": expires_at}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,7 +13,7 @@ from moorage.core.turns.effects import Effect, Respond
 from moorage.core.turns.events import Asked, Event
 from moorage.core.turns.turn import Turn
 
-_COUNTED: Final[tuple[type[Any], ...]] = (Granted, Renewed, Requeued, Warmed, Ended, Dequeued)
+_COUNTED: Final[tuple[type, ...]] = (Granted, Renewed, Requeued, Warmed, Ended, Dequeued)
 
 
 class Measures:
@@ -22,7 +22,7 @@ class Measures:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         # Counted here first: the library's counters take a lock, and time, for each request.
-        self._asked = 0
+        self._requests = 0
         self._recorded = dict.fromkeys(_COUNTED, 0)
         self.registry.register(_Gauges(self._settle))
         self._asks = Counter(
@@ -32,7 +32,7 @@ class Measures:
         self._facts = {kind: facts.labels(kind.__name__.lower()) for kind in _COUNTED}
         self._taken_over = Counter(
             "moorage_taken_over_total",
-            "Grants with a workload that was kept warm",
+            "Grants of warm workloads",
             registry=self.registry,
         )
         self._refusals = Counter(
@@ -58,7 +58,7 @@ class Measures:
     def stepped(self, event: Event, turn: Turn) -> None:
         """Count one step of the core."""
         if isinstance(event, Asked):
-            self._asked += 1
+            self._requests += 1
         recorded = self._recorded
         for fact in turn.facts:
             kind = type(fact)
@@ -69,8 +69,8 @@ class Measures:
 
     def _settle(self) -> Iterable[Metric]:
         """Add pending counts, before the counters are read."""
-        self._asks.inc(self._asked)
-        self._asked = 0
+        self._asks.inc(self._requests)
+        self._requests = 0
         for kind, many in self._recorded.items():
             self._facts[kind].inc(many)
         self._recorded = dict.fromkeys(_COUNTED, 0)

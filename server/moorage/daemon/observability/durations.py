@@ -102,13 +102,13 @@ class DurationMetrics:
 
     def buckets(self, what: str) -> tuple[int, ...]:
         """Return the counts of `grants`, `evaluations` or `commits` by bucket of duration."""
-        return self._named(what).buckets()
+        return self._histogram(what).buckets()
 
     def bounds(self, what: str) -> tuple[float, ...]:
         """Return the upper bounds of these buckets; the last one has none."""
-        return self._named(what).bounds
+        return self._histogram(what).bounds
 
-    def _named(self, what: str) -> _Histogram:
+    def _histogram(self, what: str) -> _Histogram:
         return {
             "grants": self._waiting,
             "evaluations": self._evaluation,

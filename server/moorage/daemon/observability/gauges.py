@@ -32,7 +32,7 @@ def core_gauges(allocator: Allocator) -> Iterable[Metric]:
     warm = [share for name in state.warm for share in state.leases[name].placement]
     warm_milli = sum(len(share.gpus) * share.gpu_milli for share in warm)
     yield gauge("moorage_leases", "Leases that hold something", len(state.leases))
-    yield gauge("moorage_leases_warm", "Of these kept warm, without an owner", len(state.warm))
+    yield gauge("moorage_leases_warm", "Of these warm ones, without an owner", len(state.warm))
     yield gauge("moorage_waiting", "Asks in the queue", len(state.waiting))
     yield gauge("moorage_undecided", "Requests whose policy has not answered", allocator.undecided)
     out = int(fleet.closed.sum())
@@ -69,7 +69,7 @@ def fleet_gauges(fleet: Fleet) -> Iterable[Metric]:
 
 
 def audit_counters(audit: AuditLog) -> Iterable[Metric]:
-    """Yield the losses of the audit log."""
+    """Yield the counter of lost entries of the audit log."""
     yield counter("moorage_audit_lost_total", "Entries of the audit log not written", audit.lost)
 
 
@@ -92,7 +92,7 @@ def sandbox_gauges(report: SandboxReport) -> Iterable[Metric]:
     layers = ((name, 1.0) for name in report.layers)
     yield gauges("moorage_sandbox_layer", "Active layers of the jail", "layer", layers)
     counts = ((name, float(count)) for name, count in report.counters.items())
-    circuits = "Policies that are not asked for a while, by tenant at whose requests they overran"
+    circuits = "Policies that pause for a while, by tenant at whose requests they overran"
     yield gauge("moorage_policies_circuit_open", circuits, report.circuits_open)
     cells = sorted(report.cells.items(), key=lambda each: -each[1])[:CELLS_MAX]
     living = "Living cells by policy; those of the most are shown"

@@ -1,7 +1,7 @@
 """Health: whether requests can be served, for `/readyz`, and the line about a full disk."""
 
 import asyncio
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -9,6 +9,7 @@ from moorage.daemon.commit_loop import CommitLoop
 from moorage.daemon.tasks import Tasks
 from moorage.gateway.server import Gateway
 from moorage.ledger.base import Ledger
+from moorage.records.json_values import JsonObject
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Sandbox
 
@@ -46,7 +47,7 @@ class Health:
         self._mode: Mode = mode
         self._tasks = tasks
 
-    def readiness(self) -> tuple[bool, dict[str, Any]]:
+    def readiness(self) -> tuple[bool, JsonObject]:
         """Return whether requests can be served, and what says so, by component."""
         up = self._sandbox.up
         details = {

@@ -171,19 +171,19 @@ class HistoryRing:
 
         """
         viewer = None if caller.may(Right.READ_ALL) else caller.tenant
-        asked = viewer, minutes, step
-        told = self._answers.get(asked)
-        if told is None:
+        key = viewer, minutes, step
+        answer = self._answers.get(key)
+        if answer is None:
             if len(self._answers) >= ANSWERS_MAX:
                 self._answers.clear()
-            told = self._answers[asked] = self._put_together(viewer, minutes, step)
+            answer = self._answers[key] = self._put_together(viewer, minutes, step)
         now = self._now(time.time())
-        now.tenants = _seen(now.tenants, viewer)
+        now.tenants = _visible(now.tenants, viewer)
         now.oldest = self._oldest(viewer)
         now.ending = self._ending_soon(viewer, now.at)
         now.agents = self.agents() if viewer is None else None
         now.clusters_out = self._clusters_out()
-        return replace(told, now=now, events=self._events(viewer))
+        return replace(answer, now=now, events=self._events(viewer))
 
     def _ending_soon(self, viewer: str | None, at: float) -> EndingSoon:
         if at - self._ending_at >= ENDING_SECONDS:
@@ -243,7 +243,7 @@ class HistoryRing:
         whole = list(points.values())
         last = [point[-1].now for point in whole]
         models = _largest(each.models for each in last)
-        tenants = [_seen(each.tenants, viewer) for each in last]
+        tenants = [_visible(each.tenants, viewer) for each in last]
         refusals = [_sum(each.counts.refusals for each in point) for point in whole]
         return History(
             now=whole[-1][-1].now if whole else self._now(0.0),  # `answer` puts the real one here.
@@ -289,7 +289,7 @@ class HistoryRing:
         return HistoryNow(
             at,
             self._by_model(),
-            _bounded({name: many for name, many in tenants.items() if many}),
+            _bound({name: many for name, many in tenants.items() if many}),
             len(state.waiting),
             round(max(0.0, at - since), 3),
             sum(each.state == "failing" for each in state.leases.values()),
@@ -369,24 +369,24 @@ def _difference(before: _Counts, now: _Counts) -> _Counts:
 
     refused = {name: n - before.refusals.get(name, 0) for name, n in now.refusals.items()}
     return _Counts(
-        _bounded({name: n for name, n in refused.items() if n}),
+        _bound({name: n for name, n in refused.items() if n}),
         less(now.grants, before.grants),
         less(now.evaluations, before.evaluations),
         less(now.commits, before.commits),
     )
 
 
-def _bounded(found: dict[str, int]) -> dict[str, int]:
+def _bound(found: dict[str, int]) -> dict[str, int]:
     """Return the largest entries, and the sum of all others."""
     if len(found) <= SERIES_MAX:
         return found
     order = sorted(found, key=found.__getitem__, reverse=True)
     rest = sum(found[name] for name in order[SERIES_MAX - 1 :])
-    kept = {name: found[name] for name in order[: SERIES_MAX - 1]}
-    return {**kept, OTHER: kept.get(OTHER, 0) + rest}
+    shown = {name: found[name] for name in order[: SERIES_MAX - 1]}
+    return {**shown, OTHER: shown.get(OTHER, 0) + rest}
 
 
-def _seen(tenants: Mapping[str, int], viewer: str | None) -> dict[str, int]:
+def _visible(tenants: Mapping[str, int], viewer: str | None) -> dict[str, int]:
     """Return holders and amounts, as a tenant may see them."""
     if viewer is None:
         return dict(tenants)

@@ -4,13 +4,13 @@ import logging
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import structlog
 
 from moorage.config.settings import Config
 from moorage.daemon.observability.standard_streams import StandardStream
 from moorage.protocol.origins import is_loopback
+from moorage.records.json_values import JsonValue
 
 __all__ = ["configure_log"]
 
@@ -53,7 +53,7 @@ def configure_log(config: Config, log: StandardStream) -> None:
 
 def _dropped_line(processors: Sequence[structlog.typing.Processor], lines: int) -> bytes:
     finding = f"{lines} lines before this one could not be written, and were dropped"
-    line: Any = {"event": "log", "dropped": lines, "finding": finding}
+    line: JsonValue = {"event": "log", "dropped": lines, "finding": finding}
     for processor in processors:
         line = processor(None, "warning", line)
     return f"{line}\n".encode()

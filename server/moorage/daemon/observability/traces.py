@@ -106,7 +106,7 @@ class RequestTraces:
         self._requests[request] = followed
         self._end(followed, "admission", session=to.session, number=to.number)
 
-    def answered(self, to: Address, reply: bytes) -> None:
+    def note_answer(self, to: Address, reply: bytes) -> None:
         """Note the reply to a request."""
         followed = self._open.pop(to, None)
         if followed is not None:
@@ -187,7 +187,7 @@ class RequestTraces:
         span = None
         if self._spans is not None and followed.span is not None:
             span = self._spans.begin(part, followed.span)
-            span.set_attributes(_named(attributes))
+            span.set_attributes(_attribute_names(attributes))
         followed.parts[part] = perf_counter(), span
         log.debug("request_part_begun", part=part, **followed.ids(), **attributes)
 
@@ -217,11 +217,11 @@ class RequestTraces:
     def _end_span(self, followed: _Trace, span: "Span | None", attributes: dict[str, Any]) -> None:
         if self._spans is not None and span is not None:
             request = {"request": followed.request} if followed.request else {}
-            span.set_attributes(_named(request | attributes))
+            span.set_attributes(_attribute_names(request | attributes))
             self._spans.end(span)
 
 
-def _named(attributes: dict[str, Any]) -> dict[str, Any]:
+def _attribute_names(attributes: dict[str, Any]) -> dict[str, Any]:
     return {f"moorage.{name}": value for name, value in attributes.items()}
 
 

@@ -43,7 +43,7 @@ class ContextKeeper:
             self._sandbox.managed.put(*each)
 
     async def run(self) -> None:
-        """Write what changed, again and again, until cancelled."""
+        """Save changed contexts once a second, until cancelled."""
         while True:
             await asyncio.sleep(SAVE_SECONDS)
             await self.save()
@@ -58,7 +58,7 @@ class ContextKeeper:
         except ServiceError as error:
             self._sandbox.contexts_unsaved(key for key, _, _ in changes)
             if not self._failed:  # Once, not every second.
-                log.warning("contexts", finding=f"they are not kept for a restart: {error.reason}")
+                log.warning("contexts", finding=f"a restart will lose them: {error.reason}")
             self._failed = True
         else:
             self._failed = False

@@ -6,7 +6,7 @@ find the columns of `input_data["fleet"]` too, made for this one execution.
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.clusters import cluster_model
@@ -17,6 +17,7 @@ from moorage.daemon.policies.finder import code_of
 from moorage.model import Cluster, Code, Tenant
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 
 EXECUTIONS_MAX: Final = 256
@@ -37,7 +38,7 @@ class PolicyExecutor:
         self._sandbox = sandbox
         self._under_way = 0
 
-    async def execute(self, executor: str, body: Document, tenant: str) -> Any:
+    async def execute(self, executor: str, body: Document, tenant: str) -> JsonValue:
         """Evaluate a policy on the input of the request; return its value.
 
         Args:
@@ -91,19 +92,19 @@ class PolicyExecutor:
             self._under_way -= 1
 
 
-def _object(body: Document, field: str) -> dict[str, Any]:
+def _object(body: Document, field: str) -> JsonObject:
     value = body.get(field) or {}
     if not isinstance(value, dict):
         raise ServiceError.wrong_field(field, "an object")
     return value
 
 
-def _fleet_of(input_data: Any) -> Fleet | None:
+def _fleet_of(input_data: JsonValue) -> Fleet | None:
     """Return the fleet that `cluster_data` describes; None if it says nothing of capacity."""
     clusters = input_data.get("cluster_data") if isinstance(input_data, dict) else None
     if not isinstance(clusters, dict):
         return None
-    known: dict[str, Mapping[str, Any]] = {}
+    known: dict[str, Mapping[str, JsonValue]] = {}
     models: list[Cluster] = []
     for name, entry in clusters.items():
         if not isinstance(entry, dict) or not isinstance(entry.get("capacity"), dict):
@@ -123,13 +124,13 @@ def _fleet_of(input_data: Any) -> Fleet | None:
     return fleet
 
 
-def _set_free(fleet: Fleet, row: int, free: Any) -> None:
+def _set_free(fleet: Fleet, row: int, free: JsonValue) -> None:
     """Take over the caller's free amounts of a node; amounts that are left out are all free."""
     if not isinstance(free, dict):
         return
     cpu, memory, gpus = fleet.capacity(row)
     by_id = free.get("gpus")
-    by_gpu: Mapping[str, Any] = by_id if isinstance(by_id, dict) else {}
+    by_gpu: Mapping[str, JsonValue] = by_id if isinstance(by_id, dict) else {}
     for column, gpu in enumerate(fleet.gpu_ids[row]):
         gpus[column] = _whole(by_gpu.get(gpu), gpus[column])
     fleet.set_capacity(
@@ -137,6 +138,6 @@ def _set_free(fleet: Fleet, row: int, free: Any) -> None:
     )
 
 
-def _whole(value: Any, most: int) -> int:
+def _whole(value: JsonValue, most: int) -> int:
     """Return an amount that is free: a whole number up to all that there is."""
     return min(value, most) if isinstance(value, int) and not isinstance(value, bool) else most

@@ -7,7 +7,7 @@ endpoints answer. Finding is the catalog's, ranking by a policy the sandbox's; t
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.policies import entry_name
@@ -20,6 +20,7 @@ from moorage.daemon.policies.searchables import Searched, searched
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.query import Filter, QueryError, Search, parse_filter, parse_search
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 from moorage.sandbox.wire.limits import INPUT_BYTES_MAX
@@ -98,10 +99,10 @@ class Finder:
 
         """
         if action == "filter":
-            wanted = await _parsed(parse_filter, body, at)
+            wanted = await _parse(parse_filter, body, at)
             search, uri = None, ""
         else:
-            search = await _parsed(parse_search, body, at)
+            search = await _parse(parse_search, body, at)
             wanted, uri = search.filter or Filter(search.match_type), search.policy_rule_uri
         field = _under(_values(body, at)[1], "matchType")
         if candidates and wanted.match_type != "cluster":
@@ -160,7 +161,7 @@ class Finder:
                 expected=no.expected,
                 details=no.details,
             ) from fault
-        return _chosen(value, [each["id"] for each in documents], uri, field)
+        return _choose(value, [each["id"] for each in documents], uri, field)
 
 
 def _to_rank(of: Searched, ids: Sequence[str], warnings: list[str]) -> list[Document]:
@@ -210,7 +211,7 @@ def place_of(no: Refusal, at: str) -> str:
     return f"{at}.{no.field}" if overrides else no.field
 
 
-async def _parsed(parse: Callable[[Any, str], T], body: Document, at: str) -> T:
+async def _parse(parse: Callable[[JsonValue, str], T], body: Document, at: str) -> T:
     try:
         # Patterns become tables while they are parsed, which may take milliseconds.
         return await asyncio.to_thread(parse, body, at)
@@ -218,7 +219,7 @@ async def _parsed(parse: Callable[[Any, str], T], body: Document, at: str) -> T:
         raise refusal_of(error) from error
 
 
-def _chosen(value: Any, offered: Sequence[str], uri: str, field: str) -> dict[str, Document]:
+def _choose(value: JsonValue, offered: Sequence[str], uri: str, field: str) -> dict[str, Document]:
     """Return the ids that a ranking policy answered, each once, or refuse its answer."""
     known = frozenset(offered)
     chosen: dict[str, Document] = {}
@@ -245,11 +246,11 @@ def _under(at: str, key: str) -> str:
     return f"{at}.{key}" if at else key
 
 
-def _values(body: Document, at: str) -> tuple[Mapping[str, Any], str]:
+def _values(body: Document, at: str) -> tuple[Mapping[str, JsonValue], str]:
     """Return the content of the envelope, and its place."""
     if "body" not in body:
         return body, at
-    values: Mapping[str, Any] = body["body"]["values"]
+    values: Mapping[str, JsonValue] = body["body"]["values"]
     return values, _under(at, "body.values")
 
 

@@ -6,7 +6,7 @@ like any other: the core verifies it, so an executor that lies or lags can grant
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import msgspec
@@ -32,6 +32,7 @@ from moorage.daemon.tasks import Tasks
 from moorage.model import Ask, ClusterId, Code, NodeId, RequestId
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.cell.cluster_data import capacity_of
 from moorage.sandbox.wire.limits import ANSWER_BYTES_MAX
 
@@ -46,7 +47,7 @@ _KNOWN: Final = FAULTS | {Code.BAD_MESSAGE, Code.UNKNOWN_POLICY, Code.TOO_LARGE,
 
 
 class RemotePolicies:
-    """Has policies executed elsewhere.
+    """Sends policies to an external executor.
 
     Args:
         service: The executor's host.
@@ -97,7 +98,7 @@ class RemotePolicies:
     async def _run(self, consult: Consult, record: PolicyRecord) -> None:
         request, number = key = consult.ask.id, consult.consultation
         try:
-            value = await self._executed(consult, record)
+            value = await self._execute(consult, record)
             if record.schemas is not None:
                 record.schemas.judge(value)
         except ServiceError as error:
@@ -107,7 +108,7 @@ class RemotePolicies:
         finally:
             self._under_way.pop(key, None)
 
-    async def _executed(self, consult: Consult, record: PolicyRecord) -> Any:
+    async def _execute(self, consult: Consult, record: PolicyRecord) -> JsonValue:
         if len(self._under_way) > EXECUTIONS_MAX:
             reason = f"{EXECUTIONS_MAX} executions of policies are awaited; try again shortly"
             raise ServiceError(Code.BUSY, reason)
@@ -150,11 +151,11 @@ def _body(
     consult: Consult,
     record: PolicyRecord,
     blobs: list[tuple[ClusterId, int, bytes]],
-    free: Mapping[ClusterId, Any],
+    free: Mapping[ClusterId, JsonValue],
 ) -> bytes:
     """Write the question, as documented, with what this server's policies get beside."""
     ask = consult.ask
-    cluster_data: dict[str, Any] = {}
+    cluster_data: JsonObject = {}
     for name, _, blob in blobs:
         entry = msgspec.msgpack.decode(blob)
         entry["metrics"] = entry["cluster_metrics"]
@@ -167,7 +168,7 @@ def _body(
     }
     if consult.reserved:
         input_data["reserved"] = [list(pair) for pair in consult.reserved]
-    question: dict[str, Any] = {
+    question: JsonObject = {
         "policy_rule_uri": ask.policy.uri,
         "input_data": input_data,
         "parameters": {**record.parameters, **ask.parameters},
@@ -186,7 +187,7 @@ def _body(
     return body
 
 
-def _resources(ask: Ask) -> dict[str, Any] | None:
+def _resources(ask: Ask) -> JsonObject | None:
     demand = ask.demand
     if demand is None:
         return None
@@ -199,12 +200,12 @@ class _RemoteAnswer(msgspec.Struct):
     """As much of an executor's answer as matters."""
 
     success: bool
-    data: Any = None
+    data: JsonValue = None
     message: str = ""
-    error: Any = None
+    error: JsonValue = None
 
 
-def _read(reply: ServiceReply) -> Any:
+def _read(reply: ServiceReply) -> JsonValue:
     """Return the policy's value, or raise its fault."""
     if len(reply.body) > REPLY_BYTES_MAX:
         reason = f"the executor answered {len(reply.body)} bytes; at most {REPLY_BYTES_MAX} may be"

@@ -6,12 +6,12 @@ not know each other, so their two kinds of "no" meet here.
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
 
 from moorage.catalog.documents.schemas import PolicySchemas
 from moorage.core.state.facts import Refusal
 from moorage.daemon.answers import refusal_of
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host.sandbox import PolicyFault
 
 
@@ -27,35 +27,35 @@ class SchemaGuard:
         self._schemas = schemas
 
     def overrides(
-        self, parameters: Mapping[str, Any], settings: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        self, parameters: Mapping[str, JsonValue], settings: Mapping[str, JsonValue]
+    ) -> tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]:
         """See `Guard.overrides`."""
         try:
             return self._schemas.overrides(parameters, settings)
         except ServiceError as error:
             raise PolicyFault(refusal_of(error)) from error
 
-    async def given(self, input_data: Any) -> Any:
+    async def given(self, input_data: JsonValue) -> JsonValue:
         """See `Guard.given`; others have their turn between two parts of a long list."""
         try:
             if not isinstance(input_data, list) or self._schemas.inputs is None:
                 return self._schemas.completed_input(input_data)
-            completed: list[Any] = []
-            for part in self._schemas.asked_parts(input_data):
+            completed: list[JsonValue] = []
+            for part in self._schemas.completed_parts(input_data):
                 completed += part
                 await asyncio.sleep(0)
         except ServiceError as error:
             raise PolicyFault(refusal_of(error)) from error
         return completed
 
-    def command(self, action: str, data: Any) -> Any:
+    def command(self, action: str, data: JsonValue) -> JsonValue:
         """See `Guard.command`."""
         try:
             return self._schemas.command(action, data)
         except ServiceError as error:
             raise PolicyFault(refusal_of(error)) from error
 
-    def judge(self, value: Any) -> Refusal | None:
+    def judge(self, value: JsonValue) -> Refusal | None:
         """See `Guard.judge`."""
         try:
             self._schemas.judge(value)

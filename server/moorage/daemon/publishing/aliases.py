@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
@@ -38,6 +38,7 @@ from moorage.model import Code, PolicyRef, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
 from moorage.protocol.registry import CanaryStart
+from moorage.records.json_values import JsonObject
 from moorage.records.policies import ShadowComparison
 from moorage.sandbox.host.sandbox import Sandbox
 
@@ -106,14 +107,14 @@ class Publishing:
         assert alias is not None  # The caller found its name in `aliases`.
         key = message.lease.idempotency_key if message.lease is not None else ""
         if key:
-            earlier = self._allocator.policy_asked(tenant, key)
+            earlier = self._allocator.policy_of(tenant, key)
             if earlier and name_of(earlier) == name_of(alias.name):
                 return earlier
-        if alias.canary is not None and self._drawn(alias.canary, tenant, key):
+        if alias.canary is not None and self._draw(alias.canary, tenant, key):
             return alias.canary.version
         return alias.version
 
-    def _drawn(self, canary: Canary, tenant: Tenant, key: str) -> bool:
+    def _draw(self, canary: Canary, tenant: Tenant, key: str) -> bool:
         """Decide whether a request goes to the candidate, the same way each time."""
         if canary.by == "tenant":
             key = ""
@@ -142,9 +143,7 @@ class Publishing:
 
     # Changes -------------------------------------------------------------------------------
 
-    async def activate(
-        self, given: str, uri: str, who: str, *, force: bool = False
-    ) -> dict[str, Any]:
+    async def activate(self, given: str, uri: str, who: str, *, force: bool = False) -> JsonObject:
         """Make a version the one that an alias means; activating it again changes nothing.
 
         Args:
@@ -162,7 +161,7 @@ class Publishing:
             self.shadows.refuse_failing(name, uri, who)
         return await self._activate(name, ref, who, "activated")
 
-    async def roll_back(self, given: str, who: str) -> dict[str, Any]:
+    async def roll_back(self, given: str, who: str) -> JsonObject:
         """Activate the version that was active before this one; twice leads back here.
 
         Raises:
@@ -171,7 +170,7 @@ class Publishing:
                 content now.
 
         """
-        alias = self._found(given)
+        alias = self._find(given)
         if not alias.former:
             reason = f"alias: {alias.name} has had no version but {alias.version}"
             raise ServiceError(Code.NOT_FOUND, reason, field="alias")
@@ -185,7 +184,7 @@ class Publishing:
 
     async def _activate(
         self, name: str, ref: PolicyRef, who: str, what: What, reason: str = "", expected: str = ""
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Make the change; only from the version `expected`, where that is given."""
         uri = ref.uri
         self._sandbox.close_circuits(uri)
@@ -212,9 +211,9 @@ class Publishing:
             self._log_change(after)
         return after.document()
 
-    async def start_canary(self, given: str, start: CanaryStart, who: str) -> dict[str, Any]:
+    async def start_canary(self, given: str, start: CanaryStart, who: str) -> JsonObject:
         """Send a share of an alias's requests to another version; the counts start afresh."""
-        alias = self._found(given)
+        alias = self._find(given)
         uri = start.policy_rule_uri
         ref = await self._versions.require_of(alias.name, uri, who)
         self._refuse_active(alias, uri)
@@ -224,9 +223,9 @@ class Publishing:
             self._statistics_of(alias.name, version).reset()
         return after.document()
 
-    async def stop_canary(self, given: str, who: str) -> dict[str, Any]:
+    async def stop_canary(self, given: str, who: str) -> JsonObject:
         """Send all requests to the active version again."""
-        alias = self._found(given)
+        alias = self._find(given)
         if alias.canary is None:
             raise ServiceError(Code.NOT_FOUND, f"alias: {alias.name} has no canary", field="alias")
         after = await self._change(
@@ -234,18 +233,18 @@ class Publishing:
         )
         return after.document()
 
-    async def start_shadow(self, given: str, uri: str, who: str) -> dict[str, Any]:
+    async def start_shadow(self, given: str, uri: str, who: str) -> JsonObject:
         """Send requests also to a candidate of any policy; start a new report."""
-        alias = self._found(given)
+        alias = self._find(given)
         ref = await self._versions.require(uri, who)
         self._refuse_active(alias, uri)
         self.shadows.follow(alias.name, None)
         after = await self._change(alias.name, who, "shadow_started", ref, shadow=uri)
         return after.document()
 
-    async def stop_shadow(self, given: str, who: str) -> dict[str, Any]:
+    async def stop_shadow(self, given: str, who: str) -> JsonObject:
         """Ask the candidate no more."""
-        alias = self._found(given)
+        alias = self._find(given)
         if not alias.shadow:
             raise ServiceError(Code.NOT_FOUND, f"alias: {alias.name} has no shadow", field="alias")
         after = await self._change(alias.name, who, "shadow_ended", alias.shadow, shadow="")
@@ -256,14 +255,14 @@ class Publishing:
 
         The alias's owner is shown all of it, others what it says of their own requests.
         """
-        alias = self._found(given)
+        alias = self._find(given)
         report = self.shadows.report(alias.name, Tenant(who), whole=alias.owned_by(who))
         if report is None:
             reason = f"alias: {alias.name} has no shadow; start one with {{policy_rule_uri}}"
             raise ServiceError(Code.NOT_FOUND, reason, field="alias")
         return report
 
-    async def delete(self, given: str, who: str, *, foreign: bool = False) -> dict[str, Any]:
+    async def delete(self, given: str, who: str, *, foreign: bool = False) -> JsonObject:
         """Forget an alias; return it as it was. The versions stay.
 
         Args:
@@ -275,7 +274,7 @@ class Publishing:
             ServiceError: `conflict`: it is another tenant's, who sees all requests under it.
 
         """
-        alias = self._found(given)
+        alias = self._find(given)
         if alias.owner and not foreign and not alias.owned_by(who):
             reason = f"alias: {alias.name} is of the tenant {alias.owner}, who alone may delete it"
             raise ServiceError(
@@ -286,7 +285,7 @@ class Publishing:
         self.shadows.follow(gone.name, None)
         return gone.document()
 
-    async def delete_version(self, uri: str, who: str, *, force: bool = False) -> dict[str, Any]:
+    async def delete_version(self, uri: str, who: str, *, force: bool = False) -> JsonObject:
         """Delete a version and return its document, or refuse where an alias needs it.
 
         Args:
@@ -309,7 +308,7 @@ class Publishing:
         what: What,
         named: PolicyRef | str,
         reason: str = "",
-        **fields: Any,
+        **fields: object,
     ) -> Alias:
         """Make a change with a version that was loaded, or that is only named."""
         ref = named if isinstance(named, PolicyRef) else None
@@ -429,20 +428,20 @@ class Publishing:
 
     # Looking -------------------------------------------------------------------------------
 
-    def list(self) -> list[dict[str, Any]]:
+    def list(self) -> list[JsonObject]:
         """Return all aliases, by name, without their histories."""
         documents = [alias.document() for alias in self.aliases.all()]
         for document in documents:
             del document["history"]
         return documents
 
-    def show(self, given: str) -> dict[str, Any]:
+    def show(self, given: str) -> JsonObject:
         """Return an alias with its history, or raise `not_found`."""
-        return self._found(given).document()
+        return self._find(given).document()
 
-    def canary_report(self, given: str, who: str) -> dict[str, Any]:
+    def canary_report(self, given: str, who: str) -> JsonObject:
         """Return the results of the versions under an alias, since the start of its canary."""
-        alias = self._found(given)
+        alias = self._find(given)
         whole = alias.owned_by(who)
         candidate = alias.canary.version if alias.canary else ""
         return {
@@ -481,7 +480,7 @@ class Publishing:
 
     # Checks --------------------------------------------------------------------------------
 
-    def _found(self, given: str) -> Alias:
+    def _find(self, given: str) -> Alias:
         name = alias_name(given)
         alias = self.aliases.find(name)
         if alias is None:
@@ -495,7 +494,7 @@ class Publishing:
             raise ServiceError(Code.BAD_MESSAGE, reason, field="policy_rule_uri", expected=expected)
 
 
-def _plain(change: AliasChange) -> dict[str, Any]:
+def _plain(change: AliasChange) -> JsonObject:
     return {
         "at": change.at,
         "who": change.who,

@@ -8,7 +8,7 @@ server.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 import msgspec
 
@@ -22,6 +22,7 @@ from moorage.core.turns.events import Asked, ClusterSeen, Proposed
 from moorage.core.turns.turn import Turn
 from moorage.model import Ask, Code, RequestId, SessionId, Tenant
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host import contract
 
 __all__ = ["ExampleRehearsal"]
@@ -36,7 +37,9 @@ class _Services:
 
     example: Example
 
-    async def call(self, client: str, method: contract.Method, arguments: tuple[Any, ...]) -> Any:
+    async def call(
+        self, client: str, method: contract.Method, arguments: tuple[JsonValue, ...]
+    ) -> JsonValue:
         """See `sandbox.host.contract.HostServices`."""
         clusters = {str(each.id): each.document for each in self.example.fleet}
         known = clusters if client == "cluster_client" else self.example.metrics
@@ -70,7 +73,7 @@ class _Services:
             if name in clusters
         ]
 
-    def _seen(self, name: str, document: Any) -> Any:
+    def _seen(self, name: str, document: JsonValue) -> JsonValue:
         return {"data": document, "cluster_metrics": self.example.metrics.get(name)}
 
 
@@ -146,7 +149,7 @@ class ExampleRehearsal:
                 self.refusal = effect.answer
         return None
 
-    def feasibility(self, answer: Any) -> Refusal | None:
+    def feasibility(self, answer: JsonValue) -> Refusal | None:
         """Return the fault of the policy's value, or None."""
         consult = self.sample.consult if self.sample else None
         while consult is not None:  # The allocator asks again a bounded number of times.

@@ -4,22 +4,23 @@ They lie beside the contexts, under names that no context has, and are durable b
 informed. `management` writes them, `context_keeper` reads them at the start.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from moorage.catalog.embedded.contexts import ContextEntry
 from moorage.model import Code, PolicyRef, Tenant
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject
 
 CHANGES_BYTES_MAX: Final = 256 << 10
 """Of one version and tenant, packed."""
 _MARK: Final = "managed "
-_read: Final = msgspec.json.Decoder(dict[str, dict[str, Any]]).decode
-_unpack: Final = msgspec.msgpack.Decoder(dict[str, dict[str, Any]]).decode
+_read: Final = msgspec.json.Decoder(dict[str, JsonObject]).decode
+_unpack: Final = msgspec.msgpack.Decoder(dict[str, JsonObject]).decode
 
 
-def read_changes(packed: bytes) -> dict[str, dict[str, Any]]:
+def read_changes(packed: bytes) -> dict[str, JsonObject]:
     """Return the changes by a policy, from a cell's frame.
 
     Raises:
@@ -34,9 +35,7 @@ def read_changes(packed: bytes) -> dict[str, dict[str, Any]]:
     return {name: changes[name] for name in ("settings", "parameters") if changes.get(name)}
 
 
-def kept_managed(
-    ref: PolicyRef, tenant: Tenant, changes: dict[str, dict[str, Any]]
-) -> ContextEntry:
+def managed_entry(ref: PolicyRef, tenant: Tenant, changes: dict[str, JsonObject]) -> ContextEntry:
     """Return changes as the disk has them; empty bytes where there are none any more.
 
     Raises:
@@ -50,7 +49,7 @@ def kept_managed(
     return (f"{_MARK}{ref.uri} {ref.digest}", tenant), 0, packed
 
 
-def read_managed(entry: ContextEntry) -> tuple[str, str, str, dict[str, dict[str, Any]]] | None:
+def read_managed(entry: ContextEntry) -> tuple[str, str, str, dict[str, JsonObject]] | None:
     """Return URI, digest, tenant and changes; None for a context."""
     (version, tenant), _, packed = entry
     if not version.startswith(_MARK):

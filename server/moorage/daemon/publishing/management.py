@@ -1,15 +1,16 @@
 """Operations of authors on a policy at work: calls of `management`, and printed output."""
 
-from typing import Any, Final
+from typing import Final
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.embedded.records import not_found
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
 from moorage.daemon.policies.finder import code_of
-from moorage.daemon.publishing.managed import kept_managed, read_changes
+from moorage.daemon.publishing.managed import managed_entry, read_changes
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 
 UNDO: Final = "moorage:undo"
@@ -31,7 +32,7 @@ class Management:
         self._catalog = catalog
         self._sandbox = sandbox
 
-    async def run(self, uri: str, tenant: Tenant, action: str, data: dict[str, Any]) -> Any:
+    async def run(self, uri: str, tenant: Tenant, action: str, data: JsonObject) -> JsonValue:
         """Return the policy's value, as plain JSON values; its changes are stored.
 
         Args:
@@ -63,9 +64,7 @@ class Management:
             await self._keep(record, tenant, read_changes(packed))
         return value
 
-    async def _keep(
-        self, record: PolicyRecord, tenant: Tenant, new: dict[str, dict[str, Any]]
-    ) -> None:
+    async def _keep(self, record: PolicyRecord, tenant: Tenant, new: dict[str, JsonObject]) -> None:
         """Keep what `management` changed, for the evaluations of this version and tenant to come.
 
         Raises:
@@ -77,18 +76,18 @@ class Management:
         changes = {name: {**old.get(name, {}), **new.get(name, {})} for name in {*old, *new}}
         if record.schemas is not None:
             record.schemas.overrides(changes.get("parameters", {}), changes.get("settings", {}))
-        entry = kept_managed(record.ref, tenant, changes)
+        entry = managed_entry(record.ref, tenant, changes)
         await self._catalog.contexts.save([entry], durable=True)
         self._sandbox.managed.put(record.ref.uri, record.ref.digest, tenant, changes)
 
-    async def _undo(self, record: PolicyRecord, tenant: Tenant) -> Any:
+    async def _undo(self, record: PolicyRecord, tenant: Tenant) -> JsonValue:
         """Return to the policy's document; return the changes undone."""
         ref, old = record.ref, self._sandbox.managed.of(record.ref, tenant)
-        await self._catalog.contexts.save([kept_managed(ref, tenant, {})], durable=True)
+        await self._catalog.contexts.save([managed_entry(ref, tenant, {})], durable=True)
         self._sandbox.managed.put(ref.uri, ref.digest, tenant, {})
         return old
 
-    async def logs(self, uri: str, tenant: Tenant) -> dict[str, Any]:
+    async def logs(self, uri: str, tenant: Tenant) -> JsonObject:
         """Return recent output and logs of a version, at requests of this tenant.
 
         Beside it is whether it rests for this tenant, and for how long.

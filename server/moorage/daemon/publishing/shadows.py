@@ -16,7 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import UNSET
@@ -40,6 +40,7 @@ from moorage.daemon.tasks import Tasks
 from moorage.model import GPU_MILLI, Ask, Code, Placement, RequestId, Share, Tenant
 from moorage.policy import ProposalError, parse_proposal
 from moorage.protocol.faults import ServiceError
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.policies import ComparedVersion, ShadowComparison
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 
@@ -71,7 +72,7 @@ class Side:
     """
 
     seconds: float
-    value: Any = None
+    value: JsonValue = None
     refusal: Refusal | None = None
     placement: Placement = ()
 
@@ -82,7 +83,7 @@ class Side:
             return self.refusal.code
         return "placed" if self.placement else "declined"
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> JsonObject:
         """Return it for a sample."""
         if self.refusal is not None:
             return {"error": {"code": self.refusal.code, "reason": self.refusal.reason}}
@@ -106,7 +107,7 @@ class Pair:
     """One question, on its way to two answers."""
 
     ask: Ask
-    asked_at: float
+    started_at: float
     alone: bool
     active: Side | None = None
     candidate: Side | None = None
@@ -157,7 +158,7 @@ class Shadow:
         self.asked = self.dropped = self.abandoned = 0
         self.same = self.differ = self.differ_alone = 0
         self.tallies = (Tally(), Tally())
-        self.samples: deque[tuple[Tenant, dict[str, Any]]] = deque(maxlen=SAMPLES_MAX)
+        self.samples: deque[tuple[Tenant, JsonObject]] = deque(maxlen=SAMPLES_MAX)
         self.figures = self._report([], whole=False)
 
     def compare(self, request: RequestId, pair: Pair, state: State) -> None:
@@ -176,7 +177,7 @@ class Shadow:
         if all(side.placement for side in sides):
             held = lease.placement if lease is not None and lease.state != "ended" else ()
             for tally, side in zip(self.tallies, sides, strict=True):
-                gpus, nodes = _opened(side.placement, held, state)
+                gpus, nodes = _broken_nodes(side.placement, held, state)
                 tally.gpus_opened += gpus
                 tally.nodes_opened += nodes
         if _gist(pair.active) == _gist(pair.candidate):
@@ -195,7 +196,7 @@ class Shadow:
         if (self.same + self.differ) % MANY == 0:
             self.figures = self._report([], whole=False)
 
-    def _report(self, samples: list[Any], *, whole: bool) -> ShadowComparison:
+    def _report(self, samples: list[JsonValue], *, whole: bool) -> ShadowComparison:
         """Return all, or what everybody may see of all requests."""
         active, candidate = self.tallies
         cost = {"refused": active.kinds["placed"] - candidate.kinds["placed"]}
@@ -337,7 +338,7 @@ class Shadows:
             pair = shadow.pairs.get(key)
             if pair is None:
                 continue
-            seconds = time.monotonic() - pair.asked_at
+            seconds = time.monotonic() - pair.started_at
             if isinstance(event, ConsultFailed):
                 pair.active = Side(seconds, refusal=event.refusal)
             else:
@@ -351,18 +352,18 @@ class Shadows:
                 shadow.abandoned += 1
 
     async def _hear(
-        self, shadow: Shadow, key: Key, pair: Pair, answer: "asyncio.Future[Any]"
+        self, shadow: Shadow, key: Key, pair: Pair, answer: "asyncio.Future[JsonValue]"
     ) -> None:
         try:
             value = await answer
-            pair.candidate = Side(time.monotonic() - pair.asked_at, value)
+            pair.candidate = Side(time.monotonic() - pair.started_at, value)
         except PolicyFault as fault:
             if fault.refusal.code in NOT_ASKED:
                 if shadow.pairs.pop(key, None) is not None:
                     shadow.asked -= 1
                     shadow.dropped += 1
                 return
-            pair.candidate = Side(time.monotonic() - pair.asked_at, refusal=fault.refusal)
+            pair.candidate = Side(time.monotonic() - pair.started_at, refusal=fault.refusal)
         self._finish(shadow, key, pair)
 
     def _finish(self, shadow: Shadow, key: Key, pair: Pair) -> None:
@@ -417,7 +418,7 @@ def _compare(ask: Ask, side: Side, state: State) -> None:
         side.placement = shares if len(shares) == len(proposals) else ()
 
 
-def _gist(side: Side) -> Any:
+def _gist(side: Side) -> JsonValue:
     """Return the part that must be equal for two answers to be the same."""
     if side.refusal is not None:
         return side.refusal.code
@@ -426,7 +427,7 @@ def _gist(side: Side) -> Any:
     return sorted((s.cluster_id, s.node_id, sorted(s.gpus), s.gpu_milli) for s in side.placement)
 
 
-def _opened(placement: Placement, held: Placement, state: State) -> tuple[int, int]:
+def _broken_nodes(placement: Placement, held: Placement, state: State) -> tuple[int, int]:
     """Return the number of whole, free GPUs and of idle nodes that a placement starts to use.
 
     Args:

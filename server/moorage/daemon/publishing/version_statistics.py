@@ -7,11 +7,12 @@ fall back from a version that fails again and again.
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from statistics import median, quantiles
-from typing import Any, Final
+from typing import Final
 
 from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
 from moorage.model import Code, Tenant
+from moorage.records.json_values import JsonObject
 
 LATENCIES_MAX: Final = 1024
 """Latest latencies that percentiles are taken of."""
@@ -20,9 +21,9 @@ LATELY_SECONDS: Final = 3600.0
 TENANTS_MAX: Final = 1024
 """Tenants remembered to have used a version lately; the one that did the longest ago goes."""
 MANY: Final = 20
-"""So many answers together say little of each one of them."""
+"""Answers in a statistic, from which on it reveals no single one of them."""
 TENANTS_SUFFICIENT: Final = 3
-"""So many failing tenants, without a good answer in between, speak for all that use a version."""
+"""Failing tenants, without a good answer in between, that speak for all users of a version."""
 FAULTS: Final = frozenset(
     {
         Code.BAD_POLICY,
@@ -137,13 +138,13 @@ class VersionStatistics:
         """Its latest faults, with their tenants, in a sentence."""
         codes = ", ".join(f"{count} {code}" for code, count in self._codes.items())
         failing, used = len(self.failing), max(len(self.failing), len(self._used))
-        whose = f"all {used} tenants" if failing == used else f"{failing} of the {used} tenants"
+        users = f"all {used} tenants" if failing == used else f"{failing} of the {used} tenants"
         return (
             f"{self.consecutive} requests in a row failed with {self.version} ({codes}), of"
-            f" {'the only tenant' if used == 1 else whose} that used it within the last hour"
+            f" {'the only tenant' if used == 1 else users} that used it within the last hour"
         )
 
-    def report(self, *, whole: bool) -> dict[str, Any]:
+    def report(self, *, whole: bool) -> JsonObject:
         """Return it as plain JSON values.
 
         Args:

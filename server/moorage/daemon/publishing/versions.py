@@ -84,7 +84,7 @@ class Versions:
         expected = "a version that no alias means"
         if not names and not force:
             names = [alias.name for alias in aliases.all() if self._refuge(alias) == uri]
-            does, then = "is the way back of", "it answered well there last, or was never asked"
+            does, then = "is the way back of", "it answered well there last, or never had a request"
             expected += " or would fall back to; force=true removes this one all the same"
         if names:
             raise ServiceError(

@@ -35,7 +35,7 @@ class Admission:
         asks: Makes the asks.
         inbox: Where they go.
         replies: Where they are answered.
-        is_crowded: Tells whether a policy has as much to do for a tenant as may wait, with so many
+        is_crowded: Tells whether a policy has as much to do for a tenant as may wait, with some
             more requests of it that are coming.
 
     """
@@ -72,9 +72,9 @@ class Admission:
             if found is not None:
                 self._admit(to, tenant, message, [*warnings, *found], alias)
                 return None
-        return self._fetched(to, tenant, message, warnings, alias)
+        return self._fetch(to, tenant, message, warnings, alias)
 
-    async def _fetched(
+    async def _fetch(
         self,
         to: Address,
         tenant: Tenant,
@@ -102,7 +102,7 @@ class Admission:
     def _refused(self, to: Address, tenant: Tenant, message: AllocationRequest) -> bool:
         """Refuse a request that is one too many, before it costs anything."""
         record = self._catalog.memory.policy(message.policy_rule_uri)
-        if record is None or not self._is_crowded(record.ref, tenant, self._inbox.asked(tenant)):
+        if record is None or not self._is_crowded(record.ref, tenant, self._inbox.requests(tenant)):
             return False
         reason = f"as many requests for {record.ref.uri} wait to be decided as may"
         refusal = Refusal(Code.BUSY, reason, expected="the same request, in a second")

@@ -6,7 +6,7 @@
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec import structs
 
@@ -35,6 +35,7 @@ from moorage.model import (
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
+from moorage.records.json_values import JsonValue
 
 WARNED_MAX: Final = 20
 """Unknown clusters named one by one in a warning; the rest are counted."""
@@ -127,13 +128,13 @@ class Asks:
         candidates = self._candidates(message, warnings)
         if isinstance(candidates, Refusal):
             return candidates
-        reached = self._reached(provision, candidates, demands[-1])
+        reached = self._reach(provision, candidates, demands[-1])
         if isinstance(reached, Refusal):
             return reached
         candidates, avoid = reached
         inputs = message.inputs
-        parameters: Mapping[str, Any] = message.parameters or {}
-        settings: Mapping[str, Any] = message.settings or {}
+        parameters: Mapping[str, JsonValue] = message.parameters or {}
+        settings: Mapping[str, JsonValue] = message.settings or {}
         if record.schemas is not None:
             try:
                 inputs = record.schemas.given(inputs)
@@ -165,7 +166,7 @@ class Asks:
         )
         return ask, token
 
-    def _reached(
+    def _reach(
         self,
         provision: Provision | None,
         candidates: tuple[ClusterId, ...] | None,
@@ -231,17 +232,17 @@ class Asks:
         asleep = [name for name in missing if memory.known(name)]
         for names, what in ((gone, "Unknown clusters"), (asleep, "Clusters that are not live")):
             if names:
-                warnings.append(f"{what} were left out: {self._listed(names)}.")
+                warnings.append(f"{what} were left out: {self._list(names)}.")
         candidates = tuple(name for name in named if memory.is_live(name))
         if not candidates:
             which = f"none of those named ({len(named)}) is registered and live"
-            reason = f"clusters: {which}: {self._listed(missing)}."
+            reason = f"clusters: {which}: {self._list(missing)}."
             expected = "ids of live clusters"
             details = {"unknown": missing[:WARNED_MAX]}
             return Refusal(Code.UNKNOWN_CLUSTERS, reason, "clusters", expected, details)
         return candidates
 
-    def _listed(self, missing: Sequence[ClusterId]) -> str:
+    def _list(self, missing: Sequence[ClusterId]) -> str:
         """Return the names of clusters that are not live, the first few with the nearest."""
         memory = self._catalog.memory
         shown: list[str] = list(missing[:WARNED_MAX])

@@ -6,7 +6,7 @@ The router hands them over; `admission` has the requests for a placement.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any, Literal, assert_never
+from typing import Literal, assert_never
 
 import structlog
 from msgspec.structs import replace
@@ -334,7 +334,7 @@ class Operations:
     def _list(
         self,
         to: Address,
-        question: Any,
+        question: Literal["queue", "leases", "fleet", "quotas", "reservations"],
         caller: Caller,
         message: "wire.QueueListing | wire.LeaseListing | wire.FleetListing | wire.QuotaListing "
         "| wire.ReservationListing",

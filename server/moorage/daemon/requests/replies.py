@@ -7,7 +7,7 @@ the addresses of sockets, `HttpCalls` those of `POST /allocate`.
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from moorage.gateway.server import Gateway
 from moorage.model import Lease, RequestId, SessionId
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import MessageId, Shared
+from moorage.records.json_values import JsonObject
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.rights import Caller
 
@@ -182,7 +183,7 @@ class Replies:
         self._forget(to)
         if context.complete is not None:
             context.complete(answer)
-        self._progress.answered(to, answer)
+        self._progress.note_answer(to, answer)
         if context.note is not None:
             now, waited = time.monotonic(), context.admitted_at == 0.0
             context.note(answer, None if waited else now - context.admitted_at, now)
@@ -201,7 +202,7 @@ class Replies:
         )
         self.send(to, reply)
 
-    def resumed(self, to: Address, find: Callable[[RequestId], Lease | None]) -> dict[str, Any]:
+    def resumed(self, to: Address, find: Callable[[RequestId], Lease | None]) -> JsonObject:
         """Return the state of a session that is resumed."""
         requests = [self._open[each] for each in self._numbers[to.session]]
         positions = self._progress.positions(each.request for each in requests if each.request)
@@ -218,7 +219,7 @@ class Replies:
                 if each.request
             ],
             "leases": [
-                {"message": message, "lease": self._shown(lease)}
+                {"message": message, "lease": self._show(lease)}
                 for request, message in self._granted[to.session].items()
                 if (lease := find(request)) is not None and lease.state != "ended"
             ],
@@ -231,7 +232,7 @@ class Replies:
             if len(granted) > GRANTED_MAX:
                 del granted[next(iter(granted))]
 
-    def _shown(self, lease: Lease) -> LeaseAnswer:
+    def _show(self, lease: Lease) -> LeaseAnswer:
         return lease_answer(lease, self._workloads.seen(lease), token=self._tokens.of(lease))
 
     def answer_later(self, to: Address, work: Awaitable[Response]) -> None:
@@ -241,7 +242,7 @@ class Replies:
     def send(self, to: Address, reply: bytes) -> None:
         """Send a finished reply."""
         if self.traces is not None:
-            self.traces.answered(to, reply)
+            self.traces.note_answer(to, reply)
         if to.session == HttpCalls.SESSION:
             self._calls.reply(to, reply)
         else:

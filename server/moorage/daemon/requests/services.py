@@ -4,7 +4,7 @@ Siblings do not meet; they meet here. What HTTP reads and writes as it is, `daem
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 from urllib.parse import urlsplit
 
 import msgspec
@@ -38,6 +38,7 @@ from moorage.protocol.errors import BadMessage
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError, status_of
 from moorage.protocol.json_bounds import LARGE_BYTES
+from moorage.records.json_values import JsonValue
 from moorage.records.rights import Caller
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.sandbox import Sandbox
@@ -99,7 +100,9 @@ class CatalogReader:
         if catalog is not None:
             self.catalog: Catalog = catalog
 
-    async def call(self, client: str, method: contract.Method, arguments: tuple[Any, ...]) -> Any:
+    async def call(
+        self, client: str, method: contract.Method, arguments: tuple[JsonValue, ...]
+    ) -> JsonValue:
         """Answer an injected client; see `sandbox.host.contract.HostServices`."""
         del client  # Each method belongs to one.
         catalog, (argument,) = self.catalog, arguments
@@ -231,7 +234,7 @@ class AllocationServices:
                 message = structs.replace(message, traceparent=traceparent)
         except BadMessage as error:
             return status_of(error.code), _unread(error)
-        return await self._answered(message, caller, warnings)
+        return await self._result(message, caller, warnings)
 
     def _refuse_operation(self, body: bytes) -> None:
         """Refuse a message of the socket, and say where it belongs.
@@ -254,9 +257,9 @@ class AllocationServices:
             message = wire.decode(msgspec.json.encode(operation))
         except BadMessage as error:
             return status_of(error.code), _unread(error)
-        return await self._answered(message, caller)
+        return await self._result(message, caller)
 
-    async def _answered(
+    async def _result(
         self, message: Request, caller: Caller, warnings: Sequence[str] = ()
     ) -> tuple[int, bytes]:
         """Return the status and the JSON of the answer to a message."""

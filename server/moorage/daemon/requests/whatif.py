@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import structs
@@ -33,6 +33,7 @@ from moorage.protocol.changes import Change, read_change
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.rights import Caller, Right
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Limits
@@ -125,7 +126,7 @@ class WhatIfs:
             ask = await self._ask(caller.tenant, message.request, swaps, warnings)
         if isinstance(ask, Refusal):
             return ask
-        packed = await self._packed(change, swaps, ask, caller)
+        packed = await self._pack(change, swaps, ask, caller)
         found = await offline("whatif", packed, SECONDS_MAX)
         return Information({**found, "warnings": warnings})
 
@@ -204,7 +205,7 @@ class WhatIfs:
         made = self._asks.ask(tenant, message, warnings)
         return made if isinstance(made, Refusal) else replace(made[0], dry_run=False)
 
-    async def _packed(
+    async def _pack(
         self, change: Change, swaps: dict[str, PolicyRef], ask: Ask | None, caller: Caller
     ) -> bytes:
         """Return the job; the state is copied before anything else has its turn."""
@@ -229,7 +230,7 @@ class WhatIfs:
             "limits": self._bounds.limits,
             "overtaken_max": self._bounds.overtaken_max,
         }
-        return await asyncio.to_thread(_encoded, job, facts)
+        return await asyncio.to_thread(_encode, job, facts)
 
     def _policies(
         self, facts: Sequence[Fact], swaps: Iterable[PolicyRef]
@@ -252,8 +253,8 @@ def _is_over(fact: Fact) -> bool:
     return isinstance(fact, Carried) and fact.lease.over
 
 
-def _encoded(job: dict[str, Any], facts: Sequence[Fact]) -> bytes:
-    size, rows = sum(len(each[2]) for each in job["documents"]), list[Any]()
+def _encode(job: JsonObject, facts: Sequence[Fact]) -> bytes:
+    size, rows = sum(len(each[2]) for each in job["documents"]), list[JsonValue]()
     for number, fact in enumerate(facts, 1):
         row = seal(number, 0.0, fact, 0)
         rows.append(row)

@@ -4,7 +4,7 @@ import asyncio
 import base64
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 from moorage.backends.base import (
     Backend,
@@ -25,6 +25,7 @@ from moorage.daemon.workloads.control import WorkloadControl
 from moorage.daemon.workloads.readers import LogView, Readers
 from moorage.model import Code, Lease, RequestId, SessionId, Tenant
 from moorage.protocol import messages as wire
+from moorage.records.json_values import JsonObject
 
 NOT_RUN: Final = (126, 127)
 """Exit codes, as shells have them, of a program that cannot be run or is not there."""
@@ -210,7 +211,7 @@ class WorkloadAccess:
                 return Log("", 0)
             raise
 
-    async def _files(self, backend: Backend, lease: Lease, message: wire.Files) -> dict[str, Any]:
+    async def _files(self, backend: Backend, lease: Lease, message: wire.Files) -> JsonObject:
         if not isinstance(backend, FileSource):
             raise UnsupportedSpecError(f"the backend {backend.name} gives out no files of a run")
         attempt = message.attempt or lease.attempt
@@ -224,7 +225,7 @@ class WorkloadAccess:
         left_out = [{"path": path, "reason": reason} for path, reason in found.left_out]
         return {"files": files, "left_out": left_out, "attempt": attempt}
 
-    async def _exec(self, backend: Backend, workload: str, message: wire.Exec) -> dict[str, Any]:
+    async def _exec(self, backend: Backend, workload: str, message: wire.Exec) -> JsonObject:
         done = await backend.execute(
             workload,
             message.command,
@@ -236,7 +237,7 @@ class WorkloadAccess:
         return {"exit_code": done.exit_code, "output": done.output}
 
 
-def _part(log: Log, attempt: int, message: wire.Logs) -> dict[str, Any]:
+def _part(log: Log, attempt: int, message: wire.Logs) -> JsonObject:
     """Return a piece of output for the wire, and the offset to go on from."""
     if message.encoding == "base64":
         written = {"base64": base64.b64encode(log.data).decode()}
@@ -257,7 +258,7 @@ def _code(lease: Lease, log: Log) -> int | None:
 
 def _not_stored(lease: Lease, attempt: int, error: UnknownWorkloadError) -> Refusal:
     """Refuse: this start has no stored output; name those that have."""
-    attempts = error.kept if isinstance(error, UnknownAttemptError) else ()
+    attempts = error.attempts if isinstance(error, UnknownAttemptError) else ()
     others = sorted({*attempts, lease.attempt} - {attempt})
     reason = f"Of start {attempt} of lease {lease.id} no output is stored"
     listed = ", ".join(map(str, others))

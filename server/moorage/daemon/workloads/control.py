@@ -128,11 +128,11 @@ class WorkloadControl:
         """Listen to the backends, and stop what runs and is none of these."""
         loop = asyncio.get_running_loop()
 
-        def heard(workload: WorkloadReport) -> None:  # In any thread.
+        def take_report(workload: WorkloadReport) -> None:  # In any thread.
             loop.call_soon_threadsafe(self._note_report, workload)
 
         for backend in self._backends.values():
-            backend.listen(heard)
+            backend.listen(take_report)
             try:
                 async with asyncio.timeout(DISCOVER_SECONDS_MAX):
                     await self._sweep(backend, workloads)
@@ -340,7 +340,7 @@ class WorkloadControl:
         code = end.exit_code if end else None
         tail = end.log_tail if end and end.log_tail else await self._tail(backend, lease)
         self._forget(name)
-        self._post(WorkloadFailed(lease.id, lease.fencing, reason, code, _shortened(tail)))
+        self._post(WorkloadFailed(lease.id, lease.fencing, reason, code, _shorten(tail)))
 
     async def _tail(self, backend: Backend, lease: Lease) -> tuple[str, ...]:
         """Return the last lines of a workload that is over; none if they cannot be had."""
@@ -478,11 +478,11 @@ def _end(lease: Lease, workload: WorkloadReport) -> WorkloadEnded:
         return WorkloadEnded(lease.id, lease.fencing, "succeeded", detail, code)
     lines = "; ".join(workload.log_tail[-3:])
     reason = f"{detail}{': ' if lines else ''}{lines}"
-    tail = _shortened(workload.log_tail)
+    tail = _shorten(workload.log_tail)
     return WorkloadEnded(lease.id, lease.fencing, "failed", reason, code, tail)
 
 
-def _shortened(lines: Sequence[str]) -> tuple[str, ...]:
+def _shorten(lines: Sequence[str]) -> tuple[str, ...]:
     """Return as many of the last lines as the bound allows; of a longer one its end."""
     shown: list[str] = []
     left = TAIL_CHARS_MAX

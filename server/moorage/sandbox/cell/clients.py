@@ -7,13 +7,13 @@ returns data or raises.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.cell.missing import errors_of
 
-CallHost = Callable[[str, str, list[Any]], tuple[Any, str, int]]
+CallHost = Callable[[str, str, list[JsonValue]], tuple[JsonValue, str, int]]
 """Client, method, arguments; returns the data, the error message (empty on success), a status."""
 
 
@@ -25,7 +25,7 @@ class _Response:
         self.status_code = status
         self.ok = False
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> JsonObject:
         """Return the body of the service's answer."""
         return {"success": False, "error": self.text}
 
@@ -74,17 +74,19 @@ class ContextClient:
     Conflict = ContextConflict
 
     def __init__(
-        self, ask: Callable[[str, list[Any]], tuple[int, bytes]], pack: Callable[[Any], bytes]
+        self,
+        ask: Callable[[str, list[JsonValue]], tuple[int, bytes]],
+        pack: Callable[[JsonValue], bytes],
     ) -> None:
         self._ask = ask
         self._pack = pack
 
-    def read(self) -> tuple[dict[str, Any], int]:
+    def read(self) -> tuple[JsonObject, int]:
         """Return the context and its version; `({}, 0)` where there is none yet."""
         version, packed = self._ask("read", [])
         return (msgspec.msgpack.decode(packed) if packed else {}), version
 
-    def swap(self, context: dict[str, Any], version: int) -> int:
+    def swap(self, context: JsonObject, version: int) -> int:
         """Replace the context, if it is still at this version; return its new version.
 
         Raises:
@@ -110,15 +112,15 @@ class ClusterClient:
     def __init__(self, ask: CallHost) -> None:
         self._ask = ask
 
-    def read_cluster(self, cluster_id: str) -> tuple[bool, Any]:
+    def read_cluster(self, cluster_id: str) -> tuple[bool, JsonValue]:
         """Return `(True, cluster document)` or `(False, message)`."""
         return self._answer("read_cluster", cluster_id)
 
-    def execute_query(self, query: dict[str, Any]) -> tuple[bool, Any]:
+    def execute_query(self, query: JsonObject) -> tuple[bool, JsonValue]:
         """Return `(True, list of cluster documents)` or `(False, message)`."""
         return self._answer("execute_query", query)
 
-    def _answer(self, method: str, argument: Any) -> tuple[bool, Any]:
+    def _answer(self, method: str, argument: JsonValue) -> tuple[bool, JsonValue]:
         data, message, status = self._ask("cluster_client", method, [argument])
         if not message:
             return True, data
@@ -134,7 +136,7 @@ class _MetricsClient:
     def __init__(self, ask: CallHost) -> None:
         self._ask = ask
 
-    def _answer(self, method: str, argument: Any) -> Any:
+    def _answer(self, method: str, argument: JsonValue) -> JsonValue:
         data, message, status = self._ask(self.name, method, [argument])
         if message:
             raise APIError(message, status)
@@ -147,7 +149,7 @@ class GlobalClusterMetricsClient(_MetricsClient):
     name = "cluster_metrics_client"
     base_url = "moorage://cluster_metrics_client"
 
-    def get_cluster(self, cluster_id: str) -> Any:
+    def get_cluster(self, cluster_id: str) -> JsonValue:
         """Return the metrics of a cluster.
 
         Raises:
@@ -156,7 +158,7 @@ class GlobalClusterMetricsClient(_MetricsClient):
         """
         return self._answer("get_cluster", cluster_id)
 
-    def query_clusters(self, query_params: dict[str, Any] | None = None) -> Any:
+    def query_clusters(self, query_params: JsonObject | None = None) -> JsonValue:
         """Return the metrics of all clusters that match a Mongo-style filter.
 
         Raises:
@@ -172,7 +174,7 @@ class GlobalBlockMetricsClient(_MetricsClient):
     name = "block_metrics_client"
     base_url = "moorage://block_metrics_client"
 
-    def get_block(self, block_id: str) -> Any:
+    def get_block(self, block_id: str) -> JsonValue:
         """Return the metrics of a block.
 
         Raises:
@@ -181,7 +183,7 @@ class GlobalBlockMetricsClient(_MetricsClient):
         """
         return self._answer("get_block", block_id)
 
-    def query_blocks(self, query_params: dict[str, Any] | None = None) -> Any:
+    def query_blocks(self, query_params: JsonObject | None = None) -> JsonValue:
         """Return the metrics of all blocks that match a Mongo-style filter.
 
         Raises:

@@ -16,10 +16,11 @@ from typing import Any, Final
 import msgspec
 
 from moorage.policy import Fleet
+from moorage.records.json_values import JsonObject, JsonValue
 
 LATER: Final[Any] = object()
 """Stands for a value that is made when it is first read."""
-_NO_EXTRAS: Final[dict[str, Any]] = {}
+_NO_EXTRAS: Final[JsonObject] = {}
 _UNREAD: Final = {"data": LATER, "cluster_metrics": LATER, "metrics": LATER}
 _UNREAD_EXTRAS: Final = {"capacity": LATER}
 _decode: Final = msgspec.msgpack.Decoder().decode
@@ -38,7 +39,7 @@ class _DictType(type):
         return repr(dict)
 
 
-class LazyDict(dict[str, Any], metaclass=_DictType):
+class LazyDict(JsonObject, metaclass=_DictType):
     """A dict some of whose values are made when they are first read.
 
     Attributes:
@@ -46,16 +47,16 @@ class LazyDict(dict[str, Any], metaclass=_DictType):
 
     """
 
-    extras: dict[str, Any]
+    extras: JsonObject
 
     def _make(self, keys: Sequence[str]) -> None:
         """Replace the placeholders of `keys`; there may be none."""
 
-    def _make_extra(self, key: str) -> Any:
+    def _make_extra(self, key: str) -> JsonValue:
         """Return the value of an extra; there may be none to make."""
         return self.extras[key]
 
-    def __missing__(self, key: str) -> Any:
+    def __missing__(self, key: str) -> JsonValue:
         value = self.extras[key]
         if value is LATER:
             value = self.extras[key] = self._make_extra(key)
@@ -69,24 +70,24 @@ class LazyDict(dict[str, Any], metaclass=_DictType):
         if missing:
             self._make(missing)
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> JsonValue:
         value = dict.__getitem__(self, key)
         if value is LATER:
             self._make([key])
             value = dict.__getitem__(self, key)
         return value
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: JsonValue = None) -> JsonValue:
         """As in dict."""
         return self[key] if key in self else default  # noqa: SIM401  # This is that `get`.
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
+    def setdefault(self, key: str, default: JsonValue = None) -> JsonValue:
         """As in dict."""
         if key not in self:
             self[key] = default
         return self[key]
 
-    def pop(self, key: str, *default: Any) -> Any:
+    def pop(self, key: str, *default: JsonValue) -> JsonValue:
         """As in dict."""
         if dict.__contains__(self, key):
             self[key]
@@ -95,7 +96,7 @@ class LazyDict(dict[str, Any], metaclass=_DictType):
             del self.extras[key]
         return dict.pop(self, key, *default)
 
-    def popitem(self) -> tuple[str, Any]:
+    def popitem(self) -> tuple[str, JsonValue]:
         """As in dict."""
         self._fill()
         return dict.popitem(self)
@@ -103,29 +104,29 @@ class LazyDict(dict[str, Any], metaclass=_DictType):
     def __iter__(self) -> Iterator[str]:
         return dict.__iter__(self)
 
-    def items(self) -> Any:
+    def items(self) -> JsonValue:
         """As in dict; everything missing is fetched at once."""
         self._fill()
         return dict.items(self)
 
-    def values(self) -> Any:
+    def values(self) -> JsonValue:
         """As in dict; everything missing is fetched at once."""
         self._fill()
         return dict.values(self)
 
-    def copy(self) -> dict[str, Any]:
+    def copy(self) -> JsonObject:
         """Return a plain dict."""
         return dict(self.items())
 
-    def __copy__(self) -> dict[str, Any]:
+    def __copy__(self) -> JsonObject:
         return self.copy()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+    def __deepcopy__(self, memo: dict[int, object]) -> JsonObject:
         import copy  # noqa: PLC0415  # Rarely needed.
 
         return copy.deepcopy(self.copy(), memo)
 
-    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, _protocol: object) -> tuple[object, ...]:
         return (dict, (self.copy(),))
 
     def __or__(self, other: Any) -> Any:
@@ -161,9 +162,9 @@ class InputData(LazyDict):
 
     def __init__(
         self,
-        given: Mapping[str, Any],
-        extras: dict[str, Any],
-        later: Callable[[str], Any] = lambda key: None,  # noqa: ARG005  # None is left to make.
+        given: Mapping[str, JsonValue],
+        extras: JsonObject,
+        later: Callable[[str], JsonValue] = lambda key: None,  # noqa: ARG005  # None is left to make.
     ) -> None:
         super().__init__(given)
         self.extras = extras
@@ -173,7 +174,7 @@ class InputData(LazyDict):
         for key in keys:
             dict.__setitem__(self, key, self._later(key))
 
-    def _make_extra(self, key: str) -> Any:
+    def _make_extra(self, key: str) -> JsonValue:
         return self._later(key)
 
 
@@ -191,7 +192,7 @@ class ClusterData(LazyDict):
 
     def __init__(
         self,
-        ids: Mapping[str, Any],
+        ids: Mapping[str, JsonValue],
         fetch: Callable[[str], bytes | None],
         fleet: Fleet,
         bytes_max: int = 4 << 20,
@@ -205,15 +206,15 @@ class ClusterData(LazyDict):
     __contains__ = dict.__contains__  # There are no extras, and it is called often.
 
     @staticmethod
-    def keys_of(ids: Sequence[str]) -> dict[str, Any]:
+    def keys_of(ids: Sequence[str]) -> JsonObject:
         """Return the argument for the constructor; worth storing, since a copy of it is quick."""
         return dict.fromkeys(ids, LATER)
 
-    def items(self) -> Any:
+    def items(self) -> JsonValue:
         """As in dict; each is made in its turn."""
         return _Items(self)
 
-    def values(self) -> Any:
+    def values(self) -> JsonValue:
         """As in dict; each is made in its turn."""
         return _Values(self)
 
@@ -225,17 +226,17 @@ class ClusterData(LazyDict):
             dict.__setitem__(self, key, ClusterEntry(key, blob, self._decoded, self._fleet))
 
 
-class _Items(ItemsView[str, Any]):
+class _Items(ItemsView[str, JsonValue]):
     _mapping: ClusterData
 
-    def __reversed__(self) -> Iterator[tuple[str, Any]]:
+    def __reversed__(self) -> Iterator[tuple[str, JsonValue]]:
         return ((key, self._mapping[key]) for key in reversed(self._mapping))
 
 
-class _Values(ValuesView[Any]):
+class _Values(ValuesView[JsonValue]):
     _mapping: ClusterData
 
-    def __reversed__(self) -> Iterator[Any]:
+    def __reversed__(self) -> Iterator[JsonValue]:
         return (self._mapping[key] for key in reversed(self._mapping))
 
 
@@ -267,7 +268,7 @@ class ClusterEntry(LazyDict):
                 dict.__setitem__(self, key, document[key])
         self._decoded.add(self, len(self._blob))
 
-    def _make_extra(self, key: str) -> Any:
+    def _make_extra(self, key: str) -> JsonValue:
         del key  # There is one.
         return capacity_of(self._fleet, self._cluster_id)
 
@@ -324,7 +325,7 @@ class _Decoded:
         self._bytes += size
 
 
-def unpacked(packed: bytes) -> Any:
+def unpacked(packed: bytes) -> JsonValue:
     """Return the unpacked value.
 
     That makes many containers and no cycles: the collector would only walk them.
@@ -338,7 +339,7 @@ def unpacked(packed: bytes) -> Any:
         gc.enable()
 
 
-def _references(parts: list[Any]) -> int:
+def _references(parts: list[JsonValue]) -> int:
     """Return the most references that there are to a list or dict within others."""
     most, pending = 0, [each for each in parts if type(each) is dict or type(each) is list]
     while pending:
@@ -353,9 +354,9 @@ _UNSHARED: Final = _references([{"a": [{}]}])
 """What that is where nothing else refers to any of them."""
 
 
-def capacity_of(fleet: Fleet, cluster_id: str) -> dict[str, Any]:
+def capacity_of(fleet: Fleet, cluster_id: str) -> JsonObject:
     """Return the free amounts of a cluster: node id to `{"cpu_milli", "memory_mib", "gpus"}`."""
-    capacity: dict[str, Any] = {}
+    capacity: JsonObject = {}
     for row in fleet.rows_of(cluster_id):
         cpu, memory, gpus = fleet.capacity(row)
         ids = fleet.gpu_ids[row]

@@ -94,7 +94,7 @@ class _RulesetAttribute(ctypes.Structure):
     )
 
 
-def system_call(number: int, *arguments: Any) -> int:
+def system_call(number: int, *arguments: object) -> int:
     """Make a raw system call (for the lock-down and the self-test) and return its result.
 
     Raises:
@@ -109,7 +109,7 @@ def system_call(number: int, *arguments: Any) -> int:
     return result
 
 
-def _prctl(option: int, *arguments: Any) -> None:
+def _prctl(option: int, *arguments: object) -> None:
     filled = [ctypes.c_ulong(a) if isinstance(a, int) else a for a in arguments]
     filled += [ctypes.c_ulong(0)] * (4 - len(filled))
     if _libc.prctl(option, *filled) != 0:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 __all__ = ["WHY", "InertLoader", "MissingLibraryError", "errors_of", "is_inert", "loading"]
 
@@ -33,7 +33,7 @@ _errors: Final[dict[str, type["MissingLibraryError"]]] = {}
 
 
 class _ErrorMeta(ABCMeta):
-    def __getattr__(cls, name: str) -> Any:
+    def __getattr__(cls, name: str) -> object:
         """Return the class itself: an `error` may have been a module with exceptions."""
         if name.startswith("_"):
             raise AttributeError(name)
@@ -47,7 +47,7 @@ class MissingLibraryError(ModuleNotFoundError, metaclass=_ErrorMeta):
     catches what `requests.get` raises.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: Any) -> None:
         super().__init__(*args, name=kwargs.get("name"))
 
     def __getattr__(self, name: str) -> None:
@@ -75,12 +75,12 @@ class _Inert(ABCMeta):
     _module: str
     _error: type[MissingLibraryError]
 
-    def __getattr__(cls, name: str) -> Any:
+    def __getattr__(cls, name: str) -> object:
         if name.startswith("_"):
             raise AttributeError(name)
-        return _found(cls, name, cls._path, cls._module, cls._error)
+        return _find(cls, name, cls._path, cls._module, cls._error)
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> object:
         if not is_inert(cls):  # A class of the policy that inherits from one.
             return super().__call__(*args, **kwargs)
         if not _state["loading"]:
@@ -89,7 +89,7 @@ class _Inert(ABCMeta):
             return args[0]  # It decorates.
         return _inert(f"{cls._path}()", cls._module, cls._error)
 
-    def __getitem__(cls, _key: Any) -> Any:  # As in annotations.
+    def __getitem__(cls, _key: object) -> object:  # As in annotations.
         return cls
 
     def __repr__(cls) -> str:
@@ -100,7 +100,7 @@ class _Inert(ABCMeta):
         return cls.__getattr__("register")
 
 
-def _used(cls: Any, *_: Any) -> Any:
+def _used(cls: Any, *_: object) -> NoReturn:
     raise cls._error(f"{cls._path}: {cls._module!r} {WHY}", name=cls._module)
 
 
@@ -115,35 +115,37 @@ for _use in (
 class _Base(Exception):  # noqa: N818  # Of all inert classes: a policy may catch any of them.
     """Makes instances of a policy's own classes that inherit from an inert one."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: Any) -> None:
         del kwargs
         super().__init__(*args)
         if not _state["loading"]:
             _used(type(self))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(type(self), name)
 
 
-def _inert(path: str, module: str, error: Any) -> Any:
+def _inert(path: str, module: str, error: type[MissingLibraryError]) -> object:
     name = path.rpartition(".")[2].removesuffix("()")
     return _Inert(name, (_Base,), {"_path": path, "_module": module, "_error": error, "_own": 1})
 
 
-def _found(owner: Any, name: str, path: str, module: str, error: Any) -> Any:
+def _find(
+    owner: object, name: str, path: str, module: str, error: type[MissingLibraryError]
+) -> object:
     """Return an attribute, and keep it: the same one each time."""
     raised = name.endswith(_ERRORS) or path.rpartition(".")[2] in _ERROR_MODULES
     if name == "APIError":  # Which one is meant cannot be known: this catches that of the clients.
-        value: Any = MissingLibraryError
+        value: object = MissingLibraryError
     else:
         value = error if raised else _inert(f"{path}.{name}", module, error)
     setattr(owner, name, value)
     return value
 
 
-def is_inert(value: Any) -> bool:
+def is_inert(value: object) -> bool:
     """Return whether a value comes from an inert module, and is no class of the policy."""
     return issubclass(type(value), _Inert) and "_own" in vars(value)
 
@@ -165,14 +167,14 @@ class _Module(ModuleType):
         super().__init__(name, f"{name!r} {WHY}.")
         self.__path__: list[str] = []  # Its submodules are inert, too.
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
             raise AttributeError(f"module {self.__name__!r} {WHY}")
         parts = self.__name__.split(".")
         names = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
         # `urllib.parse` is there and `urllib.request` is not: the longer one is what is missing.
         missing = next(each for each in names if isinstance(sys.modules.get(each, self), _Module))
-        return _found(self, name, self.__name__, missing, errors_of(parts[0]))
+        return _find(self, name, self.__name__, missing, errors_of(parts[0]))
 
 
 class InertLoader(Loader):

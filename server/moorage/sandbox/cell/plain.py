@@ -5,12 +5,13 @@ it: it reads the answer as JSON text, whatever the cell claims.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.wire.limits import ANSWER_BYTES_MAX
 
 DEPTH_MAX: Final = 64
@@ -43,7 +44,7 @@ class NotPlainError(ValueError):
         return f"{self.path or 'the value'}: {self.reason}"
 
 
-def plain_and_packed(value: Any) -> tuple[Any, bytes]:
+def plain_and_packed(value: Any) -> tuple[JsonValue, bytes]:
     """Return `to_plain(value)`, which may be `value` itself, and the JSON text of it.
 
     A proposal is short and plain already, and then nothing is copied.
@@ -91,7 +92,7 @@ def _is_plain_scalar(item: object) -> bool:
     return item is None or type(item) is bool
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(value: Any) -> JsonValue:
     """Return `value` made of dict, list, str, int, float, bool and None only.
 
     Tuples become lists, numpy scalars and arrays their Python values, whole-number keys text.
@@ -103,7 +104,7 @@ def to_plain(value: Any) -> Any:
     return _convert(value, 0, [NODES_MAX])
 
 
-def _convert(value: Any, depth: int, budget: list[int]) -> Any:
+def _convert(value: Any, depth: int, budget: list[int]) -> JsonValue:
     kind = type(value)
     if kind is str:
         if len(value) > ANSWER_BYTES_MAX:
@@ -133,8 +134,8 @@ def _number(value: float) -> float:
     raise NotPlainError(f"{value} is not a number that JSON knows")
 
 
-def _convert_mapping(value: Mapping[Any, Any], depth: int, budget: list[int]) -> dict[str, Any]:
-    plain: dict[str, Any] = {}
+def _convert_mapping(value: Mapping[object, object], depth: int, budget: list[int]) -> JsonObject:
+    plain: JsonObject = {}
     for key, item in value.items():
         if type(key) is not str:
             key = _key(key)
@@ -147,9 +148,9 @@ def _convert_mapping(value: Mapping[Any, Any], depth: int, budget: list[int]) ->
     return plain
 
 
-def _convert_items(value: list[Any] | tuple[Any, ...], depth: int, budget: list[int]) -> list[Any]:
+def _convert_items(value: Sequence[object], depth: int, budget: list[int]) -> list[JsonValue]:
     _charge(budget, len(value))
-    plain: list[Any] = []
+    plain: list[JsonValue] = []
     for number, item in enumerate(value):
         try:
             plain.append(_convert(item, depth + 1, budget))
@@ -160,7 +161,7 @@ def _convert_items(value: list[Any] | tuple[Any, ...], depth: int, budget: list[
     return plain
 
 
-def _convert_scalar(value: Any, depth: int, budget: list[int]) -> Any:
+def _convert_scalar(value: Any, depth: int, budget: list[int]) -> JsonValue:
     """Return subclasses of the plain scalars, and numpy's values, as plain scalars."""
     if isinstance(value, np.generic):
         return _convert(value.item(), depth + 1, budget)
@@ -176,7 +177,7 @@ def _convert_scalar(value: Any, depth: int, budget: list[int]) -> Any:
     raise NotPlainError(f"a {type(value).__name__!s} has no JSON form")
 
 
-def _key(key: Any) -> str:
+def _key(key: object) -> str:
     if isinstance(key, str):
         return str.__str__(key)
     if isinstance(key, int | np.integer) and not isinstance(key, bool):

@@ -13,13 +13,14 @@ import re
 import sys
 import traceback
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.cell.imports import ROOT, PolicyImports, shown_name
 from moorage.sandbox.cell.missing import is_inert, loading
 from moorage.sandbox.cell.preload import importable
@@ -49,23 +50,23 @@ _CLASS_LINE: Final = re.compile(r"class\s+(\w+)")
 _CLASSES_SHOWN_MAX: Final = 5
 _KEYS_SHOWN_MAX: Final = 5
 _PRIVATE_PLACE: Final = re.compile(r" \((?:/[^)]*|unknown location)\)?$")
-"""Where a library lies on this machine, in the message of an ImportError."""
+"""Matches the path of a library on this machine in the message of an ImportError."""
 _NO_VALUE: Final = object()
 _NAMES: Final = ("rule_id", "settings", "parameters")
 _decode: Final = msgspec.msgpack.decode
 
 
-class _Watched(dict[str, Any]):
+class _Watched(JsonObject):
     """A dict that notes which of its keys were looked for in vain, by their dotted paths."""
 
-    def __init__(self, given: Mapping[str, Any], path: str, missed: dict[str, None]) -> None:
+    def __init__(self, given: Mapping[str, JsonValue], path: str, missed: dict[str, None]) -> None:
         super().__init__(
             (key, _Watched(each, f"{path}.{key}", missed) if isinstance(each, dict) else each)
             for key, each in given.items()
         )
         self._path, self._missed = path, missed
 
-    def __missing__(self, key: str) -> Any:
+    def __missing__(self, key: str) -> JsonValue:
         self._missed[f"{self._path}.{key}"] = None
         raise KeyError(key)
 
@@ -75,7 +76,7 @@ class _Watched(dict[str, Any]):
             self._missed[f"{self._path}.{key}"] = None
         return found
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: JsonValue = None) -> JsonValue:
         return self[key] if key in self else default  # noqa: SIM401  # This is that `get`.
 
 
@@ -88,7 +89,7 @@ class Policy:
     Args:
         uri: Given to the policy as `rule_id`.
         files: Archive-relative path to content.
-        entry: What the author calls `function.py`.
+        entry: File with the policy class, usually `function.py`.
         settings: Default settings.
         parameters: Default parameters.
         clients: What is added to every settings dict.
@@ -106,7 +107,7 @@ class Policy:
         entry: str,
         settings: bytes,
         parameters: bytes,
-        clients: Mapping[str, Any],
+        clients: Mapping[str, JsonValue],
     ) -> None:
         self._uri = uri
         self._files = {name.removeprefix("code/"): content for name, content in files.items()}
@@ -118,7 +119,7 @@ class Policy:
         self._by_name = False
         """The constructor takes the documented arguments in another order."""
         self._instances: OrderedDict[bytes, tuple[Any, bytes]] = OrderedDict()
-        self._given: dict[bytes, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._given: dict[bytes, tuple[JsonObject, JsonObject]] = {}
         """Settings and parameters that an instance was constructed with, which it may change."""
         self.faults: list[Fault] = []
         self.warnings: list[str] = []
@@ -185,13 +186,13 @@ class Policy:
                     " supply that"
                 )
 
-    def _construct(self, settings: dict[str, Any], parameters: dict[str, Any]) -> Any:
+    def _construct(self, settings: JsonObject, parameters: JsonObject) -> Any:
         with loading():
             if self._by_name:
                 return self._class(rule_id=self._uri, settings=settings, parameters=parameters)
             return self._class(self._uri, settings, parameters)
 
-    def management_arguments(self, action: str, data: Any) -> tuple[Any, ...]:
+    def management_arguments(self, action: str, data: JsonValue) -> tuple[JsonValue, ...]:
         """Return the arguments for `management`, by its definition."""
         given = {"action": action, "data": data}
         method = inspect.signature(self._class.management)
@@ -210,7 +211,7 @@ class Policy:
             return tuple(next(rest, None) if each is _NO_VALUE else each for each in values)
         return action, data
 
-    def instance(self, overrides: bytes) -> tuple[Any, dict[str, Any]]:
+    def instance(self, overrides: bytes) -> tuple[Any, JsonObject]:
         """Return the warm policy for these overrides, and fresh merged parameters.
 
         Args:
@@ -236,7 +237,7 @@ class Policy:
             self._instances.move_to_end(overrides)
         return found[0], _decode(found[1])
 
-    def snapshot(self, overrides: bytes) -> dict[str, dict[str, Any]]:
+    def snapshot(self, overrides: bytes) -> dict[str, JsonObject]:
         """Return the values that `changed` compares, before `management` changes them in place."""
         found = self.changed(overrides, {})
         return {
@@ -245,8 +246,8 @@ class Policy:
         }
 
     def changed(
-        self, overrides: bytes, before: Mapping[str, Mapping[str, Any]]
-    ) -> dict[str, dict[str, Any]]:
+        self, overrides: bytes, before: Mapping[str, Mapping[str, JsonValue]]
+    ) -> dict[str, JsonObject]:
         """Return the settings and parameters that an instance has, was not given and had not.
 
         A policy keeps them as `self.settings` and `self.parameters`, as the documents do, or
@@ -258,7 +259,7 @@ class Policy:
             own_settings, own_parameters = _decode(overrides)
             settings |= own_settings
             parameters |= own_parameters
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, JsonObject] = {}
         for name, old, handed in zip(_KEPT, (settings, parameters), given, strict=True):
             now = getattr(policy, name, handed)
             now = now if isinstance(now, dict) else handed
@@ -274,7 +275,7 @@ class Policy:
                 found[name] = new
         return found
 
-    def forget(self, overrides: bytes, before: Mapping[str, Mapping[str, Any]]) -> None:
+    def forget(self, overrides: bytes, before: Mapping[str, Mapping[str, JsonValue]]) -> None:
         """Construct the policy for these overrides again, if `management` changed their values."""
         if self.changed(overrides, before):
             del self._instances[overrides], self._given[overrides]
@@ -316,7 +317,9 @@ class Policy:
                 continue
             self._inspect_method(name, method, count, names)
 
-    def _inspect_method(self, name: str, method: Any, count: int, names: str) -> None:
+    def _inspect_method(
+        self, name: str, method: Callable[..., object], count: int, names: str
+    ) -> None:
         code = getattr(method, "__code__", None)
         line = code.co_firstlineno if code else 0
         wrong = ""
@@ -360,7 +363,7 @@ class Policy:
             self.faults.append(Fault(message, file, line, column, text))
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: JsonValue) -> JsonValue:
     try:
         return deepcopy(value)
     except BaseException:  # noqa: BLE001  # A policy may keep anything there, such as a lock.

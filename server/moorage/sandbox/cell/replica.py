@@ -24,12 +24,13 @@ rows again: a grant of exactly what was proposed marks nothing.
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from moorage.model import Demand, Share
 from moorage.policy import Fleet, ProposalError, parse_proposal
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.wire.frames import Part, Row, ShareFields
 from moorage.sandbox.wire.limits import OUTSTANDING_MAX
 
@@ -103,7 +104,7 @@ class Replica:
             for held in self._drop(request):
                 self.fleet.give(held.share)
 
-    def propose(self, request: str, value: Any, demand: Demand | None) -> None:
+    def propose(self, request: str, value: JsonValue, demand: Demand | None) -> None:
         """Take a proposal provisionally, if it says everything and fits; else do nothing."""
         try:
             proposals = parse_proposal(value, demand)

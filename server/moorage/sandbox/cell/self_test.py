@@ -11,7 +11,7 @@ import platform
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from moorage.sandbox.cell import jail, syscalls
 
@@ -39,7 +39,7 @@ def attack(name: str) -> str:
     return f"BREACH: {name} returned {result!r}"
 
 
-def _raw(name: str) -> Any:
+def _raw(name: str) -> object:
     """Make a deadly system call without arguments; one the kernel lacks refuses itself."""
     machine = syscalls.MACHINES[platform.machine()]
     if name == "x32":
@@ -67,7 +67,7 @@ def _open(path: str, flags: int = os.O_RDONLY) -> int:
     return os.open(path, flags)
 
 
-def _executable_page() -> Any:
+def _executable_page() -> object:
     return mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
 
 
@@ -80,13 +80,13 @@ def _make_page_executable() -> int:
     return jail.system_call(machine.protecting, address, 4096, 0x5)
 
 
-def _set_limit(name: str) -> Any:
+def _set_limit(name: str) -> None:
     import resource  # noqa: PLC0415  # Only these attacks want it.
 
-    return resource.setrlimit(getattr(resource, name), (1 << 40, 1 << 40))
+    resource.setrlimit(getattr(resource, name), (1 << 40, 1 << 40))
 
 
-_ATTEMPTS: Final[Mapping[str, Callable[[], Any]]] = {
+_ATTEMPTS: Final[Mapping[str, Callable[[], object]]] = {
     "open": lambda: _open("/etc/passwd"),
     "list": lambda: os.listdir("/"),  # noqa: PTH208  # The bare system call.
     "write": lambda: _open("/tmp/moorage-breach", os.O_CREAT | os.O_WRONLY),  # noqa: S108  # Must fail.

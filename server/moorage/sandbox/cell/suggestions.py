@@ -48,7 +48,7 @@ def suggestion(error: BaseException, message: str, root: str) -> str:
     if type(error) is KeyError:
         name, known, lazy = _keys(error, root)
         shown = ", ".join(map(repr, lazy[:_KEYS_SHOWN_MAX]))
-        return _asked(name, known) or (f". There are: {shown}" if shown else "")
+        return _suggest(name, known) or (f". There are: {shown}" if shown else "")
     if isinstance(error, PermissionError) and error.errno == errno.EPERM:  # As `syscalls` answers.
         return _NO_FILES if error.filename is not None else _NO_OTHERS
     if message == "can't start new thread":
@@ -76,7 +76,7 @@ def near(name: str, known: Iterable[str]) -> str:
     return next(iter(get_close_matches(name[:100], known, 1, _NEARLY)), "")
 
 
-def _asked(name: str, known: Iterable[str]) -> str:
+def _suggest(name: str, known: Iterable[str]) -> str:
     meant = near(name, known) if name else ""
     return f". Did you mean: {meant!r}?" if meant else ""
 
@@ -88,14 +88,14 @@ def _earlier(error: BaseException, message: str) -> str:
         mine = frames[-1].f_locals
         if hasattr(mine.get("self"), error.name):
             return f". Did you mean: 'self.{error.name}'?"
-        if meant := _asked(error.name, [*mine, *frames[-1].f_globals, *frames[-1].f_builtins]):
+        if meant := _suggest(error.name, [*mine, *frames[-1].f_globals, *frames[-1].f_builtins]):
             return meant
         known = error.name in sys.stdlib_module_names
         return f". Did you forget to import {error.name!r}?" if known else ""
     if isinstance(error, AttributeError) and error.name:
-        return _asked(error.name, _public(error.obj))
+        return _suggest(error.name, _public(error.obj))
     found = _FROM.search(message) if isinstance(error, ImportError) else None
-    return _asked(found[1], _public(sys.modules.get(found[2]))) if found else ""
+    return _suggest(found[1], _public(sys.modules.get(found[2]))) if found else ""
 
 
 def _public(thing: object) -> list[str]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from moorage.model import Demand
 from moorage.policy import Fleet, FleetView
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.cell import jail, self_test
 from moorage.sandbox.cell.capture import Capture
 from moorage.sandbox.cell.clients import (
@@ -155,7 +156,7 @@ class Worker:
         self._keeping = False
         """Whether the cache is current: the host says so with evaluations alone."""
         self._demands: dict[frames.DemandFields, Demand] = {}
-        self._all_keys: tuple[int, dict[str, Any]] = (-1, {})
+        self._all_keys: tuple[int, JsonObject] = (-1, {})
         self._nonce = 0
         self._spent = ""
         """Why the host answers no more calls in this evaluation."""
@@ -268,12 +269,12 @@ class Worker:
             return self._failure(error)
         return frames.Result(frame.nonce, answer, None, self._output.take(), changes)
 
-    def _management_of(self, policy: Any) -> Callable[..., Any]:
+    def _management_of(self, policy: Any) -> Callable[..., object]:
         if not self._policy.management:
             raise _Unanswerable(
                 "unsupported", "the policy has no management(self, action, data) method"
             )
-        management: Callable[..., Any] = policy.management
+        management: Callable[..., object] = policy.management
         return management
 
     def _demand(self, fields: frames.DemandFields | None) -> Demand | None:
@@ -289,7 +290,7 @@ class Worker:
 
     def _later(
         self, demand: Demand | None, candidates: tuple[str, ...] | None, key: str
-    ) -> ClusterData | dict[str, Any] | None:
+    ) -> ClusterData | JsonObject | None:
         """Return the part of a policy's input under a key, at its first use."""
         return self._cluster_data(candidates) if key == "cluster_data" else _resources(demand)
 
@@ -331,7 +332,9 @@ class Worker:
             found = self._cache.find(kind, name)
         return found
 
-    def _ask(self, client: str, method: str, arguments: list[Any]) -> tuple[Any, str, int]:
+    def _ask(
+        self, client: str, method: str, arguments: list[JsonValue]
+    ) -> tuple[JsonValue, str, int]:
         """Answer an injected client from the cache, or let the host do it."""
         argument = arguments[0]
         ahead: tuple[str, ...] = ()
@@ -360,7 +363,7 @@ class Worker:
         self._cache.came(method, ahead)
         return (None if frame.message else unpacked(frame.value)), frame.message, frame.status
 
-    def _ask_context(self, method: str, arguments: list[Any]) -> tuple[int, bytes]:
+    def _ask_context(self, method: str, arguments: list[JsonValue]) -> tuple[int, bytes]:
         """Let the host read or swap the context; return its version, and for a read its bytes."""
         packed = _encode(arguments)
         if self._spent:
@@ -379,7 +382,7 @@ class Worker:
             self._contexts[self._tenant] = arguments[1]  # What evaluations behind this one get.
         return version, current
 
-    def _pack_context(self, context: dict[str, Any]) -> bytes:
+    def _pack_context(self, context: JsonObject) -> bytes:
         try:
             packed: bytes = _encode(to_plain(context))
         except (NotPlainError, UnicodeEncodeError) as error:
@@ -388,7 +391,7 @@ class Worker:
             raise ValueError(f"context has {len(packed)} bytes; at most {limits.CONTEXT_BYTES_MAX}")
         return packed
 
-    def _answer(self, value: Any) -> tuple[Any, bytes]:
+    def _answer(self, value: JsonValue) -> tuple[JsonValue, bytes]:
         """Return the policy's value as plain values, and as the JSON to send."""
         try:
             plain, answer = plain_and_packed(value)
@@ -402,7 +405,7 @@ class Worker:
             )
         return plain, answer
 
-    def _context(self, context: dict[str, Any], packed: bytes) -> bytes | None:
+    def _context(self, context: JsonObject, packed: bytes) -> bytes | None:
         """Return the packed context if the policy changed it."""
         if not context and not packed:
             return None
@@ -430,7 +433,7 @@ class Worker:
         return frames.Failed(self._nonce, kind, *said)
 
 
-def brought_along(input_data: dict[str, Any], snapshot: bytes) -> FleetView:
+def brought_along(input_data: JsonObject, snapshot: bytes) -> FleetView:
     """Return the view of a fleet that came with the input of one execution."""
     fleet = Fleet()
     fleet.restore(_decode(snapshot))
@@ -442,7 +445,7 @@ def brought_along(input_data: dict[str, Any], snapshot: bytes) -> FleetView:
     return FleetView(fleet, Demand(**fields) if resources else None, None, reserved)
 
 
-def _resources(demand: Demand | None) -> dict[str, Any] | None:
+def _resources(demand: Demand | None) -> JsonObject | None:
     """Return the `resources` of a request as a policy gets them, every field filled in."""
     if demand is None:
         return None
@@ -450,7 +453,7 @@ def _resources(demand: Demand | None) -> dict[str, Any] | None:
     return fields | {"models": list(demand.models)}
 
 
-def keys_by_id(given: Any) -> dict[str, frozenset[str]]:
+def keys_by_id(given: JsonValue) -> dict[str, frozenset[str]]:
     """Return the keys of every document in a list of them, or in the lists of an object."""
     lists = given.values() if isinstance(given, dict) else [given]
     documents = (each for found in lists if isinstance(found, list) for each in found)
@@ -461,7 +464,7 @@ def keys_by_id(given: Any) -> dict[str, frozenset[str]]:
     }
 
 
-def ids_of(value: Any, keys: Mapping[str, frozenset[str]]) -> Any:
+def ids_of(value: JsonValue, keys: Mapping[str, frozenset[str]]) -> JsonValue:
     """Return ids in the place of objects that have one: alone, in a list, in an object's list.
 
     Args:
@@ -484,7 +487,7 @@ def ids_of(value: Any, keys: Mapping[str, frozenset[str]]) -> Any:
     return value
 
 
-def _brief(document: Mapping[Any, Any], keys: Mapping[str, frozenset[str]]) -> Any:
+def _brief(document: Mapping[str, JsonValue], keys: Mapping[str, frozenset[str]]) -> JsonValue:
     name = document["id"]
     known = keys.get(name) if isinstance(name, str) else None
     added = {} if known is None else {k: v for k, v in document.items() if k not in known}

@@ -7,11 +7,12 @@ speaks on the channel itself, and its cell is killed.
 import contextlib
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 import msgspec
 
 from moorage.policy import Fleet
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host.contract import CallRefusedError, HostServices, Method
 from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import (
@@ -37,14 +38,14 @@ _METHODS: Final = {
 _CLIENTS: Final = {method: client for client, method in _METHODS}
 _NAMES: Final[dict[str, Method]] = {name: name for name in get_args(Method)}
 _encoder: Final = msgspec.msgpack.Encoder()
-_decode_arguments: Final = msgspec.msgpack.Decoder(tuple[Any]).decode
+_decode_arguments: Final = msgspec.msgpack.Decoder(tuple[JsonValue]).decode
 
 
 class BreachError(Exception):
     """A cell said something that no honest cell says."""
 
 
-def read_call(frame: frames.Call) -> tuple[Any, ...] | str:
+def read_call(frame: frames.Call) -> tuple[JsonValue, ...] | str:
     """Return the validated arguments of a call, or the fault in them.
 
     Raises:
@@ -60,20 +61,20 @@ def read_call(frame: frames.Call) -> tuple[Any, ...] | str:
 
 
 def _read_id(packed: bytes) -> tuple[str] | str:
-    argument = _decoded(packed)
+    argument = _decode(packed)
     if isinstance(argument, str) and _ID.fullmatch(argument):
         return (argument,)
     return "a cluster id is expected: letters, digits, '.', '_', ':' and '-'"
 
 
-def _read_query(packed: bytes, kind: str) -> tuple[Any] | str:
-    argument = _decoded(packed)
+def _read_query(packed: bytes, kind: str) -> tuple[JsonValue] | str:
+    argument = _decode(packed)
     if not isinstance(argument, dict) and (argument is not None or kind == "query"):
         return "a query object is expected"
     return (argument,)
 
 
-def _decoded(packed: bytes) -> Any:
+def _decode(packed: bytes) -> JsonValue:
     try:
         (argument,) = _decode_arguments(packed)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -82,7 +83,7 @@ def _decoded(packed: bytes) -> Any:
 
 
 def answer_at_once(
-    services: HostServices, frame: frames.Call, arguments: tuple[Any, ...]
+    services: HostServices, frame: frames.Call, arguments: tuple[JsonValue, ...]
 ) -> frames.CallAnswer | None:
     """Return the frame that answers a call, if the services have the answer without waiting."""
     (name,) = arguments
@@ -93,7 +94,7 @@ def answer_at_once(
 
 
 async def answer_call(
-    services: HostServices, frame: frames.Call, arguments: tuple[Any, ...]
+    services: HostServices, frame: frames.Call, arguments: tuple[JsonValue, ...]
 ) -> frames.CallAnswer:
     """Let the services answer a call and return the frame for the cell."""
     try:
@@ -176,7 +177,7 @@ def at_hand(
     """Return the answers about these clusters that need no waiting and are small."""
     items: frames.Items = {}
     with contextlib.suppress(CallRefusedError):  # Its caller gets the error.
-        for name, packed in _found(services, kind, cluster_ids):
+        for name, packed in _find(services, kind, cluster_ids):
             bytes_max -= len(packed)
             if bytes_max < 0:
                 break
@@ -184,7 +185,7 @@ def at_hand(
     return items
 
 
-def _found(
+def _find(
     services: HostServices, kind: str, cluster_ids: Sequence[str]
 ) -> Iterable[tuple[str, bytes]]:
     client = _CLIENTS.get(kind)

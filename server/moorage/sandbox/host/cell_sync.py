@@ -88,7 +88,7 @@ class CellSync:
         self.behind = False
         self._stale: dict[str, list[str]] | None = {}
         """Changed clusters, each with the kinds in the cell's cache; None: too many to count."""
-        self._kept: defaultdict[str, set[str]] = defaultdict(set)
+        self._cached: defaultdict[str, set[str]] = defaultdict(set)
         """By kind, of which clusters the cell may keep something."""
 
     def frame(self, work: Work) -> frames.Evaluate | frames.RunManagement | frames.Apply:
@@ -115,14 +115,14 @@ class CellSync:
         """Note that the cell may keep old documents of this cluster."""
         if self._stale is None:
             return
-        for kind, cached in self._kept.items():
+        for kind, cached in self._cached.items():
             if cluster_id in cached:
                 cached.discard(cluster_id)
                 self._stale.setdefault(cluster_id, []).append(kind)
                 self.behind = True
         if len(self._stale) > STALE_MAX:
             self._stale = None
-            self._kept.clear()
+            self._cached.clear()
 
     def news(self, services: HostServices) -> bytes:
         """Return frames about changes of cached documents; they go before the next frame.
@@ -135,7 +135,7 @@ class CellSync:
             return frames.pack(frames.KeepDocuments(None, "", {}))
         parts: list[bytes] = []
         forget = tuple(stale)
-        for kind in self._kept:
+        for kind in self._cached:
             names = [name for name, kinds in stale.items() if kind in kinds]
             if names:
                 parts.append(self._bring(services, kind, names[:NEWS_MAX], forget))
@@ -144,7 +144,7 @@ class CellSync:
 
     def keeps(self, kind: str, cluster_ids: Iterable[str]) -> None:
         """Note that the cell is sent something of these clusters now, and may keep it."""
-        self._kept[kind].update(cluster_ids)
+        self._cached[kind].update(cluster_ids)
 
     def ahead(self, services: HostServices, work: Work, kind: str, ids: Sequence[str]) -> bytes:
         """Return a frame with more documents of these clusters, before a cell needs them."""
@@ -189,7 +189,7 @@ class CellSync:
         else:
             # Each sample has documents of its own under the same ids.
             self.behind, self._stale = True, None
-            self._kept.clear()
+            self._cached.clear()
             snapshot, parts, rows = _encoder.encode(work.sample.fleet.snapshot()), (), ()
         work.snapshot_bytes = 0 if snapshot is None else len(snapshot)
         return frames.Evaluate(

@@ -8,12 +8,13 @@ shape. Nothing here trusts the other end: the first byte that does not fit kills
 import asyncio
 import time
 from collections import Counter, deque
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
 import msgspec
 
 from moorage.core.state.facts import Refusal
 from moorage.model import Code, Tenant
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host import answers, priority
 from moorage.sandbox.host.cell_sync import CellSync, World
 from moorage.sandbox.host.contexts import Contexts
@@ -65,7 +66,7 @@ class Owner(Protocol):
     def loaded(self, cell: "Cell", work: Work, frame: frames.PolicyLoaded) -> None:
         """A policy was loaded, or not."""
 
-    def answered(self, cell: "Cell", work: Work, frame: frames.Result, value: Any) -> None:
+    def take_answer(self, cell: "Cell", work: Work, frame: frames.Result, value: JsonValue) -> None:
         """The head of the pipe has a value."""
 
     def failed(self, cell: "Cell", work: Work, frame: frames.Failed) -> None:
@@ -112,7 +113,7 @@ class Cell(asyncio.Protocol):
         self._cpu_counted = 0.0
         self._sync: CellSync | None = None
         self._traceback: bytearray | None = None
-        self._asked_at = 0.0
+        self._where_sent_at = 0.0
 
     # What the pool asks for ----------------------------------------------------------------
 
@@ -249,17 +250,17 @@ class Cell(asyncio.Protocol):
 
     @property
     def traceback(self) -> str:
-        """Where it was at its deadline, in its own words."""
+        """The cell's traceback at its deadline, as the cell wrote it."""
         return bytes(self._traceback or b"").decode(errors="replace")
 
     def _has_traceback(self, now: float) -> bool:
         """Ask it where it is; return whether it said so, or had time enough for that."""
         if self._traceback is None:
-            self._traceback, self._asked_at = bytearray(), now
+            self._traceback, self._where_sent_at = bytearray(), now
             self._process.ask_where()
         if not self._process.in_touch:
             return False  # Its worker answers in a while, or counts as lost.
-        waited = now - self._asked_at
+        waited = now - self._where_sent_at
         if self.worker:
             return waited > REMOTE_TRACEBACK_SECONDS[not self._traceback]
         return waited > (TRACEBACK_SECONDS if self._traceback else TRACEBACK_SECONDS_MAX)
@@ -324,7 +325,7 @@ class Cell(asyncio.Protocol):
         """As in asyncio.Protocol."""
         if self._traceback is not None:
             if self.worker and not self._traceback:
-                self._asked_at = time.monotonic()
+                self._where_sent_at = time.monotonic()
             self._traceback += data[: TRACEBACK_BYTES_MAX - len(self._traceback)]
             return
         try:
@@ -342,13 +343,13 @@ class Cell(asyncio.Protocol):
     def _take(self, frame: frames.FromCell) -> None:
         # The first two come all the time, the others seldom or once.
         if isinstance(frame, frames.Result):
-            self._result(self._head(frame, answered=True), frame)
+            self._result(self._head(frame, closes=True), frame)
         elif isinstance(frame, frames.Call):
             self._call(self._head(frame), frame)
         elif isinstance(frame, frames.Want):
             self._want(self._head(frame), frame)
         elif isinstance(frame, frames.Failed):
-            head = self._head(frame, answered=True)
+            head = self._head(frame, closes=True)
             self._pop()
             self._owner.failed(self, head, frame)
         elif isinstance(frame, frames.PolicyLoaded) and self.sent and self.sent[0].kind == "load":
@@ -362,12 +363,12 @@ class Cell(asyncio.Protocol):
         else:
             raise _out_of_turn(frame)
 
-    def _head(self, frame: _AboutTheHead, *, answered: bool = False) -> Work:
+    def _head(self, frame: _AboutTheHead, *, closes: bool = False) -> Work:
         """Return the work of a frame: the head, or the cell lies.
 
         Args:
             frame: What it said.
-            answered: This ends the head, which no load ends with.
+            closes: This ends the head, which no load ends with.
 
         """
         if not self.sent:
@@ -375,7 +376,7 @@ class Cell(asyncio.Protocol):
         head = self.sent[0]
         if frame.nonce != head.nonce:
             raise answers.BreachError("it answered a question that the server never sent")
-        if answered and head.kind == "load":
+        if closes and head.kind == "load":
             raise answers.BreachError("it answered before it was loaded")
         return head
 
@@ -387,7 +388,7 @@ class Cell(asyncio.Protocol):
         if frame.context is not None and head.chain is not None and self._sync is not None:
             self._sync.contexts.accept(head.tenant, head.chain, frame.context)
         self._pop()
-        self._owner.answered(self, head, frame, value)
+        self._owner.take_answer(self, head, frame, value)
 
     def _pop(self) -> None:
         self.count_burnt()
@@ -496,7 +497,11 @@ class Cell(asyncio.Protocol):
         return max(limits.calls_seconds, head.deadline_seconds(limits))
 
     def _answer_later(
-        self, head: Work, services: HostServices, frame: frames.Call, arguments: tuple[Any, ...]
+        self,
+        head: Work,
+        services: HostServices,
+        frame: frames.Call,
+        arguments: tuple[JsonValue, ...],
     ) -> None:
         head.called_at = time.monotonic()
         head.call = asyncio.get_running_loop().create_task(
@@ -504,7 +509,11 @@ class Cell(asyncio.Protocol):
         )
 
     async def _serve(
-        self, head: Work, services: HostServices, frame: frames.Call, arguments: tuple[Any, ...]
+        self,
+        head: Work,
+        services: HostServices,
+        frame: frames.Call,
+        arguments: tuple[JsonValue, ...],
     ) -> None:
         """Answer one call. The head's clock stands still meanwhile."""
         try:

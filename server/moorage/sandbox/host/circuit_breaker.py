@@ -30,7 +30,7 @@ OPEN_SECONDS_MAX: Final = 30.0
 FORGIVEN_SECONDS: Final = 300.0
 """As many overruns as open a circuit are forgiven in this time, open time not counted."""
 ANSWERS_PER_OVERRUN: Final = 100
-"""So many answers make up for one overrun, however fast they come."""
+"""Answers that make up for one overrun, however fast they come."""
 RUNS_MAX: Final = 4096
 """Policies and tenants whose overruns are counted; the one that overran the longest ago goes."""
 _DOUBLINGS_MAX: Final = math.log2(OPEN_SECONDS_MAX / OPEN_SECONDS_MIN)
@@ -95,7 +95,7 @@ class CircuitBreaker:
         self._opened(OpenCircuit(work.code.ref, Tenant(work.tenant), run.overruns, seconds))
         return True
 
-    def answered(self, work: Work) -> None:
+    def note_answer(self, work: Work) -> None:
         """The policy came to an end by itself, which makes up for a part of an overrun."""
         if not self._runs:
             return

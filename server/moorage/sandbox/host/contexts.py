@@ -38,18 +38,18 @@ class Contexts:
     def __init__(self) -> None:
         self.changed: dict[Key, None] = {}
         self.conflicts = 0
-        self._kept: OrderedDict[Key, tuple[int, bytes]] = OrderedDict()
+        self._entries: OrderedDict[Key, tuple[int, bytes]] = OrderedDict()
         self._bytes = 0
         self._version = 0
 
     def version(self, key: Key) -> int:
         """Return the version of a context; 0 if there is none."""
-        entry = self._kept.get(key)
+        entry = self._entries.get(key)
         return entry[0] if entry else 0
 
     def packed(self, key: Key) -> bytes:
         """Return a context; empty if there is none."""
-        entry = self._kept.get(key)
+        entry = self._entries.get(key)
         return entry[1] if entry else b""
 
     def swap(self, key: Key, expected: int, packed: bytes) -> int | None:
@@ -86,7 +86,7 @@ class Contexts:
         taken: list[ContextEntry] = []
         size = 0
         for key in list(self.changed):
-            version, packed = self._kept.get(key, (0, b""))
+            version, packed = self._entries.get(key, (0, b""))
             size += len(packed)
             if taken and size > bytes_max:
                 break
@@ -96,7 +96,7 @@ class Contexts:
 
     def forget_policy(self, uri: str) -> None:
         """Forget what all versions of a URI remember: it is registered no more."""
-        for key in [key for key in self._kept if key[0].startswith(f"{uri} ")]:
+        for key in [key for key in self._entries if key[0].startswith(f"{uri} ")]:
             self._forget(key)
             self.changed[key] = None
 
@@ -104,15 +104,15 @@ class Contexts:
         self._forget(key)
         # Versions never repeat, so a forgotten context cannot come back under an old number.
         self._version += not version
-        self._kept[key] = (version or self._version, packed)
+        self._entries[key] = (version or self._version, packed)
         self._bytes += len(packed)
-        while len(self._kept) > CONTEXTS_MAX or self._bytes > TOTAL_BYTES_MAX:
-            oldest = next(iter(self._kept))
+        while len(self._entries) > CONTEXTS_MAX or self._bytes > TOTAL_BYTES_MAX:
+            oldest = next(iter(self._entries))
             self._forget(oldest)
             self.changed[oldest] = None
 
     def _forget(self, key: Key) -> None:
-        entry = self._kept.pop(key, None)
+        entry = self._entries.pop(key, None)
         if entry:
             self._bytes -= len(entry[1])
 

@@ -10,12 +10,13 @@ The daemon imports these through `moorage.sandbox.host.sandbox`. Errors of the p
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Consult
 from moorage.model import PolicyRef, Tenant
 from moorage.policy import Fleet
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.wire.frames import ENTRY
 
 Mode = Literal["jail", "unsafe"]
@@ -80,17 +81,17 @@ class Guard(Protocol):
     """
 
     def overrides(
-        self, parameters: Mapping[str, Any], settings: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        self, parameters: Mapping[str, JsonValue], settings: Mapping[str, JsonValue]
+    ) -> tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]:
         """Return the caller's overrides of defaults, completed, or raise `PolicyFault`."""
 
-    async def given(self, input_data: Any) -> Any:
+    async def given(self, input_data: JsonValue) -> JsonValue:
         """Return the argument of a plain call of `eval`, completed, or raise `PolicyFault`."""
 
-    def command(self, action: str, data: Any) -> Any:
+    def command(self, action: str, data: JsonValue) -> JsonValue:
         """Return the data of a management command, completed, or raise `PolicyFault`."""
 
-    def judge(self, value: Any) -> Refusal | None:
+    def judge(self, value: JsonValue) -> Refusal | None:
         """Return why what `eval` returned is refused, or None."""
 
 
@@ -112,8 +113,8 @@ class PolicyCode:
 
     ref: PolicyRef
     files: Mapping[str, bytes]
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    settings: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    parameters: Mapping[str, JsonValue] = field(default_factory=JsonObject)
     guard: Guard | None = field(default=None, compare=False)
     deadline_seconds: float = 0.0
     entry: str = ENTRY
@@ -168,7 +169,9 @@ class Meter(Protocol):
 class HostServices(Protocol):
     """The services behind a cell's calls; implemented by the daemon over the catalog."""
 
-    async def call(self, client: str, method: Method, arguments: tuple[Any, ...]) -> Any:
+    async def call(
+        self, client: str, method: Method, arguments: tuple[JsonValue, ...]
+    ) -> JsonValue:
         """Answer an injected client with plain JSON data.
 
         Args:
@@ -216,16 +219,16 @@ class Sample:
     fleet: Fleet
     services: HostServices
     consult: Consult | None = None
-    input_data: Any = None
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    input_data: JsonValue = None
+    parameters: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    settings: Mapping[str, JsonValue] = field(default_factory=JsonObject)
 
 
 @dataclass(frozen=True, slots=True)
 class SampleOutcome:
     """The outcome of a sample: the value that `eval` returned, or the reason why there is none."""
 
-    value: Any = None
+    value: JsonValue = None
     refusal: Refusal | None = None
 
 

@@ -10,10 +10,11 @@ from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 from weakref import WeakKeyDictionary
 
 from moorage.core.state.facts import Refusal
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host import work as outcomes
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.groups import Group, GroupKey
@@ -25,7 +26,7 @@ from moorage.sandbox.wire.limits import Limits
 
 FAULT_SECONDS: Final = 5.0
 """How long a policy that could not be loaded is refused without trying again."""
-Finish = Callable[[Work, Any, Refusal | None, Cell | None], None]
+Finish = Callable[[Work, JsonValue, Refusal | None, Cell | None], None]
 
 
 class CellsAndDeaths(ABC):

@@ -4,15 +4,14 @@ An answer that nothing can come of is the fault of the policy or of the worker; 
 done once more where the daemon is, which shows of which. What passes is verified all the same.
 """
 
-from typing import Any
-
 from moorage.core.fit.verification import Stale, Unsound, verify
 from moorage.model import Cluster
 from moorage.policy import Fleet, ProposalError, parse_proposal
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host.work import Work
 
 
-def doubtful(work: Work, value: Any, fleet: Fleet) -> bool:
+def doubtful(work: Work, value: JsonValue, fleet: Fleet) -> bool:
     """Return whether an answer would be refused whatever else happens.
 
     Args:

@@ -21,17 +21,17 @@ from moorage.sandbox.host.contract import PolicyCode
 from moorage.sandbox.host.work import Work, moved_on
 
 HOG_OVERRUNS: Final = 2
-"""After so many overruns in a row a policy's fresh cells run at idle priority from the start, until
+"""After this number of overruns in a row a policy's fresh cells run at idle priority, until
 one of them answers: a policy that never does would otherwise burn its neighbours' time again with
 every cell."""
 HEAVY_SECONDS: Final = 30.0
-"""How long a tenant counts as one whose evaluations take long, since the latest that did."""
+"""How long a tenant counts as slow after its latest slow evaluation."""
 HEAVY_TENANTS_MAX: Final = 1024
-"""Such tenants remembered by a group; the one whose evaluation took long the longest ago goes."""
+"""Slow tenants that a group remembers; beyond it the one that was slow longest ago goes."""
 QUICK_ANSWERS_MIN: Final = 32
-"""After so many quick answers in a row a tenant that is alone counts as quick again."""
+"""Quick answers in a row after which a tenant that is alone counts as quick again."""
 GRANTS_PER_CELL: Final = 4
-"""After so many leases that were granted one more cell decides about them at one time."""
+"""Granted leases after which one more cell may decide at the same time."""
 GroupKey = tuple[str, str, str]
 """URI, digest, isolation key."""
 
@@ -50,7 +50,7 @@ class Backlog:
         return (work for lane in self._lanes.values() for work in lane)
 
     def heads(self) -> Iterator[Work]:
-        """Yield the first of each lane, in the order of their turns."""
+        """Yield the first work of each lane, in the order in which the lanes are served."""
         return (lane[0] for lane in self._lanes.values())
 
     def is_full(self, tenant: str, most: int) -> bool:
@@ -118,7 +118,7 @@ class Group:
     spawning: int = 0
     wanted_by: str = ""
     """The tenant that its latest cell was made for."""
-    asked_at: float = 0.0
+    used_at: float = 0.0
     """Time of its last evaluation, by the monotonic clock."""
     fault: Refusal | None = None
     fault_until: float = 0.0
@@ -151,7 +151,7 @@ class Group:
 
     def note_use(self, work: Work) -> None:
         """Note the tenant that uses this policy: one that is alone may use every cell."""
-        self.asked_at = work.submitted_at
+        self.used_at = work.submitted_at
         if self._tenant is None:
             self._tenant = work.tenant
         elif self._tenant != work.tenant:
@@ -170,7 +170,7 @@ class Group:
             tenant, _ = self._heavy.popitem(last=False)
             del self._quick_answers[tenant]
 
-    def answered(self, work: Work) -> None:
+    def note_answer(self, work: Work) -> None:
         """Note an answer: after quick ones, the next may be quick, too."""
         if work.slow or work.tenant not in self._heavy:
             return
@@ -264,7 +264,7 @@ class Group:
         return self._shared and taken >= max(1, cells_max - 1)
 
     def idle_cell(self, work: Work, cells_max: int, now: float) -> Cell | None:
-        """The first cell, if it has nothing to do and nothing against it, and nothing waits."""
+        """Return the first cell if it is idle and may take the work, and no other work waits."""
         if self.backlog or not self.cells:
             return None
         cell = self.cells[0]

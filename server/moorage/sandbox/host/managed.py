@@ -5,16 +5,17 @@ all cells agree. The daemon keeps them on the disk: `daemon.publishing.managemen
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
 from moorage.core.turns.effects import Consult
 from moorage.model import PolicyRef
+from moorage.records.json_values import JsonObject, JsonValue
 
-Changes = Mapping[str, Mapping[str, Any]]
+Changes = Mapping[str, Mapping[str, JsonValue]]
 """`settings` and `parameters`, by name; what is missing is unchanged."""
-_NONE: Final[dict[str, Any]] = {}
+_NONE: Final[JsonObject] = {}
 
 
 class Managed:
@@ -37,9 +38,9 @@ class Managed:
         self,
         ref: PolicyRef,
         tenant: str,
-        settings: Mapping[str, Any],
-        parameters: Mapping[str, Any],
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        settings: Mapping[str, JsonValue],
+        parameters: Mapping[str, JsonValue],
+    ) -> tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]:
         """Return a request's overrides of defaults, on top of the changes."""
         changes = self._changes.get((ref.uri, ref.digest, tenant)) if self._changes else None
         if not changes:

@@ -9,11 +9,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from moorage.core.state.facts import Refusal
 from moorage.model import Code, PolicyRef, Tenant
 from moorage.policy import Fleet
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host import work as outcomes
 from moorage.sandbox.host.cell_sync import World
 from moorage.sandbox.host.channel import Cell
@@ -423,12 +424,12 @@ class CellPool(CellsAndDeaths):
         else:
             self._after_answer(cell)
 
-    def answered(self, cell: Cell, work: Work, frame: frames.Result, value: Any) -> None:
+    def take_answer(self, cell: Cell, work: Work, frame: frames.Result, value: JsonValue) -> None:
         """As in `Owner`."""
         self.counters["evaluations"] += 1
         if frame.output:
             self._printed(work, frame.output)
-        self.circuits.answered(work)
+        self.circuits.note_answer(work)
         if cell.worker and doubtful(work, value, self.world.fleet):
             group = self._group_of.get(cell)
             if self._again_here(cell, group, [work]):
@@ -445,18 +446,18 @@ class CellPool(CellsAndDeaths):
             self._printed(work, frame.output)
         if frame.kind == "memory":
             cell.retired = True  # Its address space may be full of what is left.
-        self.circuits.answered(work)
+        self.circuits.note_answer(work)
         refusal = outcomes.refusal_of(frame, work.code.ref, self.limits.memory_mib)
         self._finish(work, None, refusal, cell)
         self._after_answer(cell)
 
-    def _after_answer(self, cell: Cell, answered: Work | None = None) -> None:
+    def _after_answer(self, cell: Cell, finished: Work | None = None) -> None:
         group = self._group_of.get(cell)
         if group is None:
             return
-        if answered is not None:
+        if finished is not None:
             group.overruns = 0
-            group.answered(answered)
+            group.note_answer(finished)
         if cell.evaluations >= self.limits.evaluations_per_cell_max:
             cell.retired = True
         if cell.demoted:  # Each evaluation is watched by itself; this one has ended.

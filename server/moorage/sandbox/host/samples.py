@@ -40,7 +40,7 @@ async def looked_at(pool: CellPool, code: PolicyCode, samples: Sequence[Sample])
         cell.flush()
         pool.watch_soon()
         loaded = await future
-        outcomes = await _tried(cell, code, () if loaded.faults else samples, pool.watch_soon)
+        outcomes = await _try(cell, code, () if loaded.faults else samples, pool.watch_soon)
     except PolicyFault as fault:
         if fault.refusal.code in {Code.UNAVAILABLE, Code.SHUTTING_DOWN}:
             raise
@@ -62,7 +62,7 @@ async def looked_at(pool: CellPool, code: PolicyCode, samples: Sequence[Sample])
     return CheckResult(findings, loaded.management, loaded.output, tuple(outcomes), warnings)
 
 
-async def _tried(
+async def _try(
     cell: Cell, code: PolicyCode, samples: Sequence[Sample], watch_soon: Callable[[], None]
 ) -> Sequence[SampleOutcome]:
     """Make samples in a loaded cell, one after the other.

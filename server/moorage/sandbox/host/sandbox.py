@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.model import Code, PolicyRef, RequestId, Tenant
 from moorage.policy import Fleet
 from moorage.protocol.fair_semaphore import FairSemaphore
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.contexts import ContextEntry, Key
 from moorage.sandbox.host.contract import (
@@ -209,7 +210,7 @@ class Sandbox:
             # Never from within this call: the caller is in the middle of carrying out effects.
             asyncio.get_running_loop().call_soon(self._finish, work, None, refusal, None)
 
-    def ask_aside(self, consult: Consult, code: PolicyCode) -> "asyncio.Future[Any]":
+    def ask_aside(self, consult: Consult, code: PolicyCode) -> "asyncio.Future[JsonValue]":
         """Ask another policy the same question, on the side; its answer changes nothing.
 
         It runs in a cell of its own at low priority, one for each tenant whatever the isolation:
@@ -243,7 +244,7 @@ class Sandbox:
             self._pool.withdraw(work)
 
     def settle(self, request: RequestId, granted: bool) -> None:
-        """Say that the core decided about the proposal for a request.
+        """Note that the core has decided on the proposal for a request.
 
         Args:
             request: The ask.
@@ -310,7 +311,9 @@ class Sandbox:
         self._number += 1
         return self._pool.submit(work, f"evaluation {self._number}", single_use=True)
 
-    def _finish(self, work: Work, value: Any, refusal: Refusal | None, cell: Cell | None) -> None:
+    def _finish(
+        self, work: Work, value: JsonValue, refusal: Refusal | None, cell: Cell | None
+    ) -> None:
         if work.forgotten:
             if work.provisional and work.consult is not None and cell is not None:
                 cell.settle(work.consult.ask.id)
@@ -357,7 +360,9 @@ class Sandbox:
         # Its process was killed from outside, which may not happen again.
         return await looked_at(self._pool, code, samples)
 
-    async def manage(self, code: PolicyCode, tenant: Tenant, action: str, data: Any) -> Any:
+    async def manage(
+        self, code: PolicyCode, tenant: Tenant, action: str, data: JsonValue
+    ) -> JsonValue:
         """Run the policy's `management(action, data)` and return its plain value.
 
         Raises:
@@ -368,8 +373,8 @@ class Sandbox:
         return (await self.manage_and_tell(code, tenant, action, data))[0]
 
     async def manage_and_tell(
-        self, code: PolicyCode, tenant: Tenant, action: str, data: Any
-    ) -> tuple[Any, bytes]:
+        self, code: PolicyCode, tenant: Tenant, action: str, data: JsonValue
+    ) -> tuple[JsonValue, bytes]:
         """As `manage`; return also the settings and parameters that it changed, as JSON text."""
         if code.guard is not None:
             data = code.guard.command(action, data)
@@ -382,14 +387,14 @@ class Sandbox:
         self,
         code: PolicyCode,
         tenant: Tenant,
-        input_data: Any,
+        input_data: JsonValue,
         *,
-        parameters: Mapping[str, Any],
-        settings: Mapping[str, Any],
+        parameters: Mapping[str, JsonValue],
+        settings: Mapping[str, JsonValue],
         ids_only: bool = False,
         fleet: Fleet | None = None,
         proxied: bool = False,
-    ) -> Any:
+    ) -> JsonValue:
         """Run the policy's `eval` on plain input and return its plain value.
 
         Limits, context and injected clients are those of a consultation; nothing is proposed.
@@ -430,7 +435,7 @@ class Sandbox:
         work.fleet, work.proxied = snapshot, proxied
         return await self._outcome(work)
 
-    async def _outcome(self, work: Work) -> Any:
+    async def _outcome(self, work: Work) -> JsonValue:
         work.future = future = asyncio.get_running_loop().create_future()
         refusal = self._beyond(work) or self._submit(work)
         if refusal is not None:
@@ -460,7 +465,7 @@ class Sandbox:
         return {each: text for each, text in printed.items() if text}
 
     def take_output(self, ref: PolicyRef, tenant: Tenant) -> str:
-        """Return the result of `output` for a tenant's requests, and drop it."""
+        """Return what a policy printed at a tenant's requests, and forget it."""
         return self._output.pop((ref.uri, ref.digest, tenant), "")
 
     def open_circuit(self, ref: PolicyRef, tenant: Tenant) -> OpenCircuit | None:

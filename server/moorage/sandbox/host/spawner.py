@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.contract import JailError, Mode
@@ -32,7 +32,7 @@ PAUSE_SECONDS_MIN: Final = 0.1
 that cannot live costs a core half a second each time."""
 PAUSE_SECONDS_MAX: Final = 5.0
 PATIENCE_SECONDS: Final = 1.0
-"""A pause of at most so long is waited for where a cell is needed; a longer one is a refusal."""
+"""The longest pause that is waited for where a cell is needed; a longer one is a refusal."""
 STABLE_SECONDS: Final = 60.0
 """A zygote that dies later than this after the one before it is the first in a row again."""
 JAIL_SECONDS_MAX: Final = 10.0
@@ -138,7 +138,7 @@ class Spawner:
         if self._zygote is not None:
             await self._zygote.close()
 
-    def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def run(self, coroutine: Coroutine[object, object, None]) -> None:
         """Run a task that ends with the sandbox at the latest."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
@@ -319,7 +319,7 @@ class Spawner:
             self._spares.remove(cell)
 
     def when_ended(self, cell: Cell, tell: Callable[[Death], None]) -> None:
-        """Call `tell` with how a cell ended, soon; the zygote's word comes another way."""
+        """Call `tell` with the end of a cell, soon; the zygote reports it on another channel."""
         pid = cell.pid
         death = self._unheard.pop(pid, None)
         self.destroy(cell)

@@ -96,7 +96,7 @@ class CellSupply:
         if sum(cell.sent[0].tenant == tenant for cell in demoted) < BURNING_CELLS_MIN:
             return False
         others = (group for group in self._groups.values() if not group.is_of(tenant))
-        return any(now - group.asked_at < IN_USE_SECONDS for group in others)
+        return any(now - group.used_at < IN_USE_SECONDS for group in others)
 
     @property
     def _cells_max(self) -> int:
@@ -144,7 +144,7 @@ class CellSupply:
         return self._spawner if self._end_idle(local, work, held, now) else None
 
     def _end_idle(self, cells: Iterable[Cell], work: Work, held: int, now: float) -> bool:
-        """End the first of these that may make room for work of a tenant that holds so many.
+        """End the first of these cells that may make room for work of a tenant with `held` cells.
 
         Returns:
             Whether there was one.
@@ -155,7 +155,7 @@ class CellSupply:
             group = self._group_of.get(cell)
             if group is None or cell.sent or group.backlog:
                 continue
-            unused = now - group.asked_at > IN_USE_SECONDS
+            unused = now - group.used_at > IN_USE_SECONDS
             if has_few or unused or group.is_of(work.tenant):
                 self._evict(cell)
                 return True

@@ -4,7 +4,7 @@ import asyncio
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
 import msgspec
 from msgspec.structs import astuple
@@ -13,6 +13,7 @@ from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Consult
 from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.model import Code, Demand, PolicyRef, Share
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host.contexts import Chain
 from moorage.sandbox.host.contract import PolicyCode, PolicyFault, Sample
 from moorage.sandbox.host.zygote import ORPHANED, WORKER_LOST, Death
@@ -107,7 +108,7 @@ class Work(msgspec.Struct, eq=False):
     tenant: str
     consult: Consult | None = None
     action: str = ""
-    data: Any = None
+    data: JsonValue = None
     input_data: bytes = b""
     overrides: bytes = b""
     ids_only: bool = False
@@ -121,7 +122,7 @@ class Work(msgspec.Struct, eq=False):
     avoided: str = ""
     lost_workers: int = 0
     snapshot_bytes: int = 0
-    future: asyncio.Future[Any] | None = None
+    future: asyncio.Future[JsonValue] | None = None
     submitted_at: float = 0.0
     fleet_version: int = 0
     nonce: int = 0
@@ -177,7 +178,7 @@ class Work(msgspec.Struct, eq=False):
             self.future.set_exception(PolicyFault(refusal))
         return None
 
-    def succeeded(self, value: Any) -> Proposed | None:
+    def succeeded(self, value: JsonValue) -> Proposed | None:
         """Return the event of a success; futures are resolved here instead."""
         if self.consult is not None and self.future is None:
             return Proposed(self.consult.ask.id, self.consult.consultation, value)
@@ -200,7 +201,7 @@ def refusal_of(frame: frames.Failed, ref: PolicyRef, memory_mib: int) -> Refusal
     """
     exception, file = frame.exception[:NAME_CHARACTERS_MAX], frame.file[:NAME_CHARACTERS_MAX]
     message = frame.message[:MESSAGE_CHARACTERS_MAX]
-    details: dict[str, Any] = {"policy_rule_uri": ref.uri}
+    details: JsonObject = {"policy_rule_uri": ref.uri}
     if exception:
         details["exception"] = exception
     if file:
@@ -335,7 +336,7 @@ def overran(seconds: float, code: PolicyCode, doing: str, traceback: str) -> Ref
 
     """
     reason = f"the policy did not {doing} within {seconds:g} s and was stopped"
-    details: dict[str, Any] = {"policy_rule_uri": code.ref.uri, "seconds": seconds}
+    details: JsonObject = {"policy_rule_uri": code.ref.uri, "seconds": seconds}
     for file, line in _PLACE.findall(traceback):
         content = code.files.get(ENTRY if file == code.entry else file)
         if content is not None and int(line) <= content.count(b"\n") + 1:
@@ -355,7 +356,7 @@ def demand_fields(demand: Demand) -> frames.DemandFields:
     return cast("frames.DemandFields", astuple(demand)[:-1])  # Without `where`.
 
 
-def overrides(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> bytes:
+def overrides(settings: Mapping[str, JsonValue], parameters: Mapping[str, JsonValue]) -> bytes:
     """Return a caller's overrides of a policy's defaults, packed; empty if there are none."""
     if not parameters and not settings:
         return b""

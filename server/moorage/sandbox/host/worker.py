@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.contract import Mode
@@ -30,7 +29,7 @@ class _Transport(asyncio.Transport):
         self._sent_bytes = 0
         self.given_bytes = 0
 
-    def write(self, data: Any) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         """As in asyncio."""
         self._sent_bytes += len(data)
         self._send(relay.Give(self._number, bytes(data)))
@@ -52,13 +51,13 @@ class RemoteProcess:
         self.cell: asyncio.Protocol | None = None
         self._worker = worker
         self._transport = _Transport(worker.send, number)
-        self._asked = 0
+        self._pinged = 0
         self._early: list[relay.CellSaid | relay.Closed] = []
 
     @property
     def in_touch(self) -> bool:
         """As in `CellProcess`."""
-        return self._worker.heard >= self._asked
+        return self._worker.last_pong >= self._pinged
 
     async def join(self, cell: asyncio.Protocol) -> None:
         """As in `CellProcess`."""
@@ -86,7 +85,7 @@ class RemoteProcess:
     def ask_where(self) -> None:
         """As in `CellProcess`."""
         self._worker.send(relay.AskWhere(self.pid))
-        self._asked = self._worker.ping()
+        self._pinged = self._worker.ping()
 
     def cpu_seconds(self) -> float:
         """As in `CellProcess`: the cores that Ray gave to its worker are for cells alone."""
@@ -120,7 +119,7 @@ class RemoteWorker(Spawner):
         name: Of this start of the agent.
         node: Where it runs, for people.
         cells_max: How many cells it may have.
-        heard: The latest ping that it has answered.
+        last_pong: The latest ping that it has answered.
 
     """
 
@@ -137,7 +136,7 @@ class RemoteWorker(Spawner):
         self.name, self.node, self.cells_max = up.worker, up.node, up.cells
         self.layers, self.probes = up.layers, up.probes
         self.orphaned = WORKER_LOST
-        self.heard = 0
+        self.last_pong = 0
         self.send = send
         self._pings = self._number = 0
         self._waiting_since = 0.0
@@ -153,7 +152,7 @@ class RemoteWorker(Spawner):
 
     def ping(self) -> int:
         """Ask for a sign of life; return the number of it."""
-        if self.heard == self._pings:
+        if self.last_pong == self._pings:
             self._waiting_since = time.monotonic()
         self._pings += 1
         self.send(relay.Ping(self._pings))
@@ -161,7 +160,7 @@ class RemoteWorker(Spawner):
 
     def silent_seconds(self, now: float) -> float:
         """Return for how long it owes a sign of life."""
-        return 0.0 if self.heard == self._pings else now - self._waiting_since
+        return 0.0 if self.last_pong == self._pings else now - self._waiting_since
 
     async def spawn(self) -> RemoteProcess:
         """As in `Source`."""
@@ -202,8 +201,8 @@ class RemoteWorker(Spawner):
         """
         message = relay.decode_from_agent(body)
         if isinstance(message, relay.Pong):
-            if message.number > self.heard:
-                self.heard = min(message.number, self._pings)
+            if message.number > self.last_pong:
+                self.last_pong = min(message.number, self._pings)
                 self._waiting_since = time.monotonic()
             return
         process = self._processes.get(message.cell)

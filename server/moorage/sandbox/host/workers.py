@@ -41,7 +41,7 @@ PAUSE_SECONDS_MIN: Final = 1.0
 """Before a bridge that ended is started again; twice as long each time."""
 PAUSE_SECONDS_MAX: Final = 30.0
 STABLE_SECONDS: Final = 60.0
-"""A bridge that lived for so long is the first in a row again."""
+"""A bridge that lived this long counts as the first in a row again."""
 STOP_SECONDS_MAX: Final = 5.0
 """What the bridge may take to say goodbye to Ray; then it is killed."""
 FINDINGS_MAX: Final = 256

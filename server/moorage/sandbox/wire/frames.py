@@ -7,9 +7,11 @@ each answer must carry the unpredictable nonce of the question at the head of th
 """
 
 import struct
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
+
+from moorage.records.json_values import JsonValue
 
 HEADER: Final = struct.Struct("<I")
 
@@ -70,7 +72,7 @@ class Evaluate(_Frame, tag=2):
     demand: DemandFields | None
     candidates: tuple[str, ...] | None
     reserved: tuple[tuple[str, str], ...]
-    inputs: Any
+    inputs: JsonValue
     seed: int
     provisional: bool
     overrides: bytes
@@ -91,7 +93,7 @@ class RunManagement(_Frame, tag=3):
 
     nonce: int
     action: str
-    data: Any
+    data: JsonValue
     overrides: bytes = b""
 
 

@@ -101,7 +101,7 @@ class Limits:
             requests of one tenant and not forgiven yet, after which it rests for that tenant; 0: it
             never does. By default as many as the failures after which an alias falls back: refusals
             are none.
-        evaluations_per_cell_max: After so many a cell is replaced (RLIMIT_CPU is cumulative).
+        evaluations_per_cell_max: Evaluations until a cell is replaced (RLIMIT_CPU is cumulative).
         cpu_seconds_per_cell_max: RLIMIT_CPU of a cell, the last line behind the host's timer.
         hash_seed: Of the hashes of texts in all cells, 1 to 4294967295, where a run shall be
             repeatable: the order of a set follows from it. None: each zygote draws its own.

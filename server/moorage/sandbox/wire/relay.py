@@ -5,7 +5,7 @@ messages carry those bytes, and the news of its process, between the daemon and 
 daemon believes no more of them than their grammar.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -176,7 +176,7 @@ decode_to_bridge: Final = msgspec.msgpack.Decoder(ToBridge).decode
 decode_from_bridge: Final = msgspec.msgpack.Decoder(FromBridge).decode
 
 
-def pack(message: Any) -> bytes:
+def pack(message: object) -> bytes:
     """Return a message as it goes between daemon and bridge."""
     body = encode(message)
     return HEADER.pack(len(body)) + body

@@ -8,11 +8,12 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import msgspec
 
 from moorage.policy import Fleet
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.host.contract import CallRefusedError, Document, JailError, Mode
 from moorage.sandbox.host.processes import LocalProcess
 from moorage.sandbox.host.sandbox import Sandbox
@@ -28,7 +29,7 @@ OUTGOING_BYTES_MAX: Final = 16 << 20
 class _NoServices:
     """The self-test asks no service anything."""
 
-    async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+    async def call(self, client: str, method: str, arguments: tuple[JsonValue, ...]) -> JsonValue:
         raise CallRefusedError(f"an agent has no {client}.{method}{arguments}")
 
     def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
@@ -97,7 +98,7 @@ class Agent:
         self._broken = ""
 
     async def start(self, packed: bytes) -> bytes:
-        """Attack the wall of this machine, and start the process that cells are forked from."""
+        """Test the jail here by attacks, and start the process that cells are forked from."""
         settings = msgspec.msgpack.decode(packed, type=relay.AgentSettings)
         return msgspec.msgpack.encode(await self._started(settings))
 

@@ -12,13 +12,14 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from moorage.records.json_values import JsonValue
 from moorage.sandbox.wire import relay
 from moorage.sandbox.wire.frames import HEADER
 from moorage.sandbox.workers.agent import Agent
@@ -100,11 +101,11 @@ class Bridge:
             task.cancel()
         await asyncio.wait(ending, timeout=1)
 
-    def _cells_on(self, node: Mapping[str, Any]) -> int:
+    def _cells_on(self, node: Mapping[str, JsonValue]) -> int:
         cores = int(node.get("Resources", {}).get("CPU", 0))
         return min(cores, self._settings.cells) if node["Alive"] else 0
 
-    async def _keep(self, node_id: str, node: Mapping[str, Any], cells: int) -> None:
+    async def _keep(self, node_id: str, node: Mapping[str, JsonValue], cells: int) -> None:
         """Run an agent on a node until it is lost; for a while after that, start none there."""
         self._started += 1
         place = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node_id[:8]})"
@@ -165,7 +166,7 @@ class _RunningAgent:
         self._actor.push.remote(self._pushes, bodies)
         self._pushes += 1
 
-    async def serve(self, say: Any) -> str:
+    async def serve(self, say: Callable[[relay.FromBridge], None]) -> str:
         """Carry messages of the agent until it is lost, and return the reason."""
         while True:
             pull = asyncio.ensure_future(_outcome(self._actor.pull.remote()))

@@ -4,14 +4,15 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from moorage.slices.cluster import draining
 from moorage.slices.devices import METADATA_SECONDS_MAX, release_devices, taken_back
 from moorage.slices.errors import HostUnhealthyError, SlicesError, SliceTimeoutError
 from moorage.slices.lazy_ray import RemoteClass, ray
+from moorage.slices.ray_values import RayValue, UserFunction
 from moorage.slices.records import HostInfo
 from moorage.slices.settings import SliceSettings
 from moorage.slices.tasks import reporting
@@ -32,7 +33,7 @@ logger: Final = logging.getLogger("ray")
 class HostPlacement:
     """The place of a host's tasks and their resources: a bundle of a placement group."""
 
-    group: Any
+    group: RayValue
     bundle: int
     resources: Mapping[str, float]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class DeviceHost:
         self._placement = placement
         self._settings = settings or SliceSettings.from_environment()
         self._failed = False
-        self._task: Any = None
+        self._task: RayValue = None
         self._ending: asyncio.Task[None] | None = None
         self._calls = self._calls_cancelled = 0
         self._starting = asyncio.Lock()
@@ -107,7 +108,7 @@ class DeviceHost:
         if self._task is not None:
             await self._end(self._task)
 
-    async def _end(self, task: Any) -> None:
+    async def _end(self, task: RayValue) -> None:
         """Cancel a task until it has ended.
 
         Ray forgets to kill a task that it was already to interrupt, so this repeats it.
@@ -134,17 +135,17 @@ class DeviceHost:
 
     async def run_remote_fn(
         self,
-        remote_fn: Callable[..., Any],
+        remote_fn: UserFunction,
         *,
-        f_args: tuple[Any, ...] = (),
-        f_kwargs: Mapping[str, Any] | None = None,
-        runtime_env: Mapping[str, Any] | None = None,
-        env: Mapping[str, Any] | None = None,
+        f_args: tuple[RayValue, ...] = (),
+        f_kwargs: Mapping[str, RayValue] | None = None,
+        runtime_env: Mapping[str, RayValue] | None = None,
+        env: Mapping[str, RayValue] | None = None,
         num_cpus: float = 0.0,
         memory_bytes: float | None = None,
         extra_resources: Mapping[str, float] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # It bounds a task of Ray, not this call.
-    ) -> Any:
+    ) -> RayValue:
         """Run a function here in a process of its own, and return its result.
 
         What ran here before is cancelled first: a host has one task. Cancelling this call cancels
@@ -192,7 +193,7 @@ class DeviceHost:
             self._task = task = started.remote(function, *f_args, **(f_kwargs or {}))
         return await self._finish(task, timeout)
 
-    async def _finish(self, task: Any, seconds: float | None) -> Any:
+    async def _finish(self, task: RayValue, seconds: float | None) -> RayValue:
         """Return the result of a task; cancel it when time is up, or when its caller is gone."""
         ended = asyncio.wrap_future(task.future())
         try:
@@ -207,7 +208,7 @@ class DeviceHost:
             self._task = None
         return ended.result()
 
-    def _options(self, takes: Mapping[str, float]) -> dict[str, Any]:
+    def _options(self, takes: Mapping[str, float]) -> dict[str, RayValue]:
         """Return the options of a task: its place and its resources."""
         strategies = ray.util.scheduling_strategies
         place = self._placement
@@ -225,11 +226,11 @@ class DeviceHost:
         return _task_options(place.resources, within)
 
     def _environment(
-        self, runtime_env: Mapping[str, Any] | None, env: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
+        self, runtime_env: Mapping[str, RayValue] | None, env: Mapping[str, RayValue] | None
+    ) -> dict[str, RayValue]:
         """Return the runtime environment of a task, with all variables in it."""
         merged = dict(runtime_env or {})
-        own: dict[str, Any] = {"TPU_HOST_ID": self.host_id, "TPU_SLICE_NAME": self.slice_name}
+        own: dict[str, RayValue] = {"TPU_HOST_ID": self.host_id, "TPU_SLICE_NAME": self.slice_name}
         if self._placement is not None:
             own |= self._placement.environment
         if self.num_devices:
@@ -250,7 +251,7 @@ class DeviceHost:
 DeviceHostActor: Final = RemoteClass(DeviceHost, num_cpus=0, max_concurrency=CALLS_MAX)
 
 
-def _task_options(resources: Mapping[str, float], strategy: Any) -> dict[str, Any]:
+def _task_options(resources: Mapping[str, float], strategy: RayValue) -> dict[str, RayValue]:
     """Return resources as the options of a task."""
     others = {name: each for name, each in resources.items() if name not in {"CPU", "GPU"}}
     memory = others.pop("memory", 0)
@@ -263,7 +264,7 @@ def _task_options(resources: Mapping[str, float], strategy: Any) -> dict[str, An
     }
 
 
-def _run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _run(function: UserFunction, /, *args: RayValue, **kwargs: RayValue) -> RayValue:
     """Call a function in the process of a task, and leave the cluster of JAX if it joined one."""
     try:
         return reporting(function)(*args, **kwargs)

@@ -1,8 +1,9 @@
 """A pool of actors: `SlicePoolManager` has slices in it, a slice has its hosts."""
 
 import logging
-from typing import Any, Final, Generic
+from typing import Final, Generic
 
+from moorage.slices.ray_values import RayValue
 from moorage.slices.records import ActorInfoT, ActorPoolMember
 from moorage.slices.settings import SliceSettings
 from moorage.slices.waiting import kill, outcomes
@@ -26,7 +27,7 @@ class ResourcePoolManager(Generic[ActorInfoT]):
         self._settings = settings or SliceSettings.from_environment()
         self._actor_pool: list[ActorPoolMember[ActorInfoT]] = []
 
-    def create_actor(self) -> Any:
+    def create_actor(self) -> RayValue:
         """Start one actor, and return its handle.
 
         Raises:
@@ -37,7 +38,7 @@ class ResourcePoolManager(Generic[ActorInfoT]):
             f"{type(self).__name__} does not say how actors are created"
         )
 
-    def get_all_actors_in_pool(self) -> list[Any]:
+    def get_all_actors_in_pool(self) -> list[RayValue]:
         """Return the handles of all members, as a list of its own."""
         return [member.actor for member in self._actor_pool]
 
@@ -59,7 +60,7 @@ class ResourcePoolManager(Generic[ActorInfoT]):
         self._dismiss(members)
 
     def _scale_actor_pool(self, desired_num_actors: int) -> None:
-        """Drop unhealthy members, then add or remove until there are so many."""
+        """Drop unhealthy members, then add or remove until the number is right."""
         self._remove_unhealthy_members_from_actor_pool()
         if len(self._actor_pool) < desired_num_actors:
             self._add_members_to_actor_pool(desired_num_actors)
@@ -98,7 +99,7 @@ class ResourcePoolManager(Generic[ActorInfoT]):
                 self._actor_pool.append(ActorPoolMember(actor, answer))
 
     def _remove_members_from_actor_pool(self, desired_num_actors: int) -> None:
-        """Dismiss the last members, beyond so many."""
+        """Dismiss the last members, beyond a number."""
         surplus = self._actor_pool[desired_num_actors:]
         del self._actor_pool[desired_num_actors:]
         self._dismiss(surplus)

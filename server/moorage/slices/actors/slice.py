@@ -5,9 +5,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 from moorage.slices.actors.host import DeviceHostActor, HostPlacement
@@ -20,6 +20,7 @@ from moorage.slices.errors import (
     SliceTimeoutError,
 )
 from moorage.slices.lazy_ray import RemoteClass, ray
+from moorage.slices.ray_values import RayValue, UserFunction
 from moorage.slices.records import ActorPoolMember, DegradedSlice, HostInfo, SliceInfo
 from moorage.slices.settings import SliceSettings
 from moorage.slices.shapes import CHIPS_ASSUMED, GpuSlices, Shape, TpuSlices
@@ -50,7 +51,7 @@ class Slice(ResourcePoolManager[HostInfo]):
     def __init__(
         self,
         shape: Shape | None = None,
-        group: Any = None,
+        group: RayValue = None,
         settings: SliceSettings | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -62,10 +63,10 @@ class Slice(ResourcePoolManager[HostInfo]):
         self._info: SliceInfo | None = None
         self._degraded: SliceDegraded | None = None
         self._hosts: list[tuple[RayNode, HostPlacement]] = []
-        self._host_placement_group: Any = None
+        self._host_placement_group: RayValue = None
         self._changing = threading.RLock()
         try:
-            self._info = self._found()
+            self._info = self._find()
         except SliceDegraded as error:
             self._degraded = error
             self._failed = True
@@ -144,7 +145,7 @@ class Slice(ResourcePoolManager[HostInfo]):
 
     def ensure_host_pool(
         self, desired_hosts: int | None = None, seconds: float | None = None
-    ) -> list[Any]:
+    ) -> list[RayValue]:
         """Start a healthy actor on each host; return their handles, in the order of the hosts.
 
         Args:
@@ -163,12 +164,12 @@ class Slice(ResourcePoolManager[HostInfo]):
 
     def run_remote_fn(
         self,
-        remote_fn: Callable[..., Any],
-        runtime_env: Mapping[str, Any] | None = None,
-        env: Mapping[str, Any] | None = None,
-        f_args: tuple[Any, ...] = (),
-        f_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
+        remote_fn: UserFunction,
+        runtime_env: Mapping[str, RayValue] | None = None,
+        env: Mapping[str, RayValue] | None = None,
+        f_args: tuple[RayValue, ...] = (),
+        f_kwargs: Mapping[str, RayValue] | None = None,
+    ) -> list[RayValue]:
         """Run a function on each host, and return a reference for each, in their order."""
         return [
             host.run_remote_fn.remote(
@@ -185,7 +186,7 @@ class Slice(ResourcePoolManager[HostInfo]):
             ray.util.remove_placement_group(self._host_placement_group)
             self._host_placement_group = None
 
-    def create_actor(self) -> Any:
+    def create_actor(self) -> RayValue:
         """Start an actor on the first host that has none, and return its handle."""
         self.prepare_hosts()
         return self._start_host(self._unmanned(len(self._hosts))[0])
@@ -194,7 +195,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         manned = {member.actor_info.host_id for member in self._actor_pool}
         return [host_id for host_id in range(wanted) if host_id not in manned]
 
-    def _start_host(self, host_id: int) -> Any:
+    def _start_host(self, host_id: int) -> RayValue:
         node, place = self._hosts[host_id]
         name = self.get_info().slice_name
         within = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
@@ -210,7 +211,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         """Start an actor on each host that has none, until all of them are healthy."""
         deadline = Deadline(self._settings.host_health_seconds_max)
         missing = self._unmanned(desired_num_actors)
-        why: Any = "did not start"
+        why: object = "did not start"
         while missing:
             actors = {host_id: self._start_host(host_id) for host_id in missing}
             infos = [actor.get_info.remote() for actor in actors.values()]
@@ -232,21 +233,21 @@ class Slice(ResourcePoolManager[HostInfo]):
                     f" {deadline.seconds:g} s (EFORMER_HOST_HEALTH_WAIT_S): {why}"
                 )
 
-    def _found(self) -> SliceInfo:
+    def _find(self) -> SliceInfo:
         """Return the info of the slice that is known before its hosts are reserved."""
         here = alive_nodes()[ray.get_runtime_context().get_node_id()]
         if isinstance(self._shape, GpuSlices):
             name = here.labels.get(self._shape.label, "") or f"gpu-{here.node_id[:8]}"
             gpus = int(self._shape.gpus_per_host)
             return SliceInfo(name, self._shape.hosts, here.ip, gpus)
-        name = here.labels.get(SLICE_LABEL) or _asked("get_current_pod_name")
+        name = here.labels.get(SLICE_LABEL) or _tpu_value("get_current_pod_name")
         if not name:
             raise SlicesError(
                 f"node {here.node_id} has no label {SLICE_LABEL}, and Ray knows no TPU pod there"
             )
         chips = int(here.resources.get("TPU", 0))
         there = [node.ip for node in alive_nodes().values() if node.resources.get(name, 0)]
-        expected = _asked("get_current_pod_worker_count") or self._shape.hosts_expected(chips)
+        expected = _tpu_value("get_current_pod_worker_count") or self._shape.hosts_expected(chips)
         hosts = int(expected or len(there) or 1)
         if 0 < len(there) < hosts:
             found = DegradedSlice(name, hosts, tuple(there))
@@ -257,7 +258,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         chips = chips if self._shape.chips_per_host is None else self._shape.chips_per_host
         return SliceInfo(name, hosts, here.ip, chips)
 
-    def _reserved(self, info: SliceInfo, seconds: float) -> tuple[Any, dict[str, float]]:
+    def _reserved(self, info: SliceInfo, seconds: float) -> tuple[RayValue, dict[str, float]]:
         """Return the placement group of all hosts, and the resources of a task on each."""
         if isinstance(self._shape, GpuSlices):
             return self._group, {"GPU": self._shape.gpus_per_host, **self._shape.host_resources}
@@ -276,7 +277,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         self._host_placement_group = group
         return group, resources
 
-    def _learn_hosts(self, info: SliceInfo, group: Any, resources: dict[str, float]) -> None:
+    def _learn_hosts(self, info: SliceInfo, group: RayValue, resources: dict[str, float]) -> None:
         """Note the hosts of a placement group: by the worker's number, then the first host."""
         nodes = alive_nodes()
         placed = ray.util.placement_group_table(group)["bundles_to_node_id"]
@@ -313,7 +314,7 @@ def _order(node: RayNode, first: str, bundle: int) -> tuple[float, bool, int]:
     return (int(worker) if worker.isdigit() else math.inf, node.node_id != first, bundle)
 
 
-def _asked(name: str) -> Any:
+def _tpu_value(name: str) -> RayValue:
     """Return a value from Ray's TPU library about this machine; it may call a metadata server."""
     from ray.util import tpu  # noqa: PLC0415  # An extra.
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 from uuid import uuid4
 
 from moorage.slices.jobs.hardware import RayResources, available_cpu_cores
 from moorage.slices.lazy_ray import ray
+from moorage.slices.ray_values import RayValue
 from moorage.slices.shapes import GpuSlices, TpuSlices
 
 __all__ = [
@@ -32,7 +33,7 @@ class ComputeResourceConfig:
 
     """
 
-    execution_env: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    execution_env: Mapping[str, RayValue] = field(default_factory=dict, kw_only=True)
     runtime_name: str = field(default_factory=_name, kw_only=True)
 
     def resources(self) -> dict[str, float]:
@@ -51,11 +52,11 @@ class ComputeResourceConfig:
             RayResources.from_resource_dict(self.resources()), runtime_env=dict(self.execution_env)
         )
 
-    def get_remote_options(self) -> dict[str, Any]:
+    def get_remote_options(self) -> dict[str, RayValue]:
         """Return the resources of one task, as options of `ray.remote`."""
         return self.to_ray_resources().to_kwargs()
 
-    def create_remote_decorator(self) -> Any:
+    def create_remote_decorator(self) -> RayValue:
         """Return `ray.remote` with these options."""
         return ray.remote(**self.get_remote_options())
 

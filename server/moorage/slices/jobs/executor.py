@@ -24,6 +24,7 @@ from moorage.slices.jobs.statuses import (
     status_of,
 )
 from moorage.slices.lazy_ray import ray
+from moorage.slices.ray_values import RayValue, UserFunction
 from moorage.slices.settings import SliceSettings
 from moorage.slices.tasks import reporting
 from moorage.slices.waiting import outcomes
@@ -54,12 +55,12 @@ class RayExecutor:
 
     @staticmethod
     def execute(
-        remote_fn: Callable[..., Any],
+        remote_fn: UserFunction,
         accelerator_config: AcceleratorConfigType,
-        *args: Any,
-        _fn_args: tuple[Any, ...] = (),
+        *args: RayValue,
+        _fn_args: tuple[RayValue, ...] = (),
         _settings: SliceSettings | None = None,
-        **kwargs: Any,
+        **kwargs: RayValue,
     ) -> JobStatus:
         """Run a job once, on one slice or on `worker_count` tasks.
 
@@ -92,13 +93,13 @@ class RayExecutor:
 
     @staticmethod
     def execute_multislice(
-        remote_fn: Callable[..., Any],
+        remote_fn: UserFunction,
         accelerator_config: AcceleratorConfigType,
         flatten: bool = True,
         *,
-        _fn_args: tuple[Any, ...] = (),
+        _fn_args: tuple[RayValue, ...] = (),
         _settings: SliceSettings | None = None,
-        **kwargs: Any,
+        **kwargs: RayValue,
     ) -> JobStatus:
         """Run a job once, on all hosts of `pod_count` slices.
 
@@ -124,15 +125,15 @@ class RayExecutor:
     @classmethod
     def execute_resumable(
         cls,
-        remote_fn: Callable[..., Any],
+        remote_fn: UserFunction,
         accelerator_config: AcceleratorConfigType,
         max_retries_preemption: int = PREEMPTIONS_MAX,
         max_retries_failure: int = FAILURES_MAX,
         *,
-        _fn_args: tuple[Any, ...] = (),
+        _fn_args: tuple[RayValue, ...] = (),
         _settings: SliceSettings | None = None,
-        **kwargs: Any,
-    ) -> Any:
+        **kwargs: RayValue,
+    ) -> RayValue:
         """Run a job until it succeeds, and return its results.
 
         Args:
@@ -162,16 +163,16 @@ class RayExecutor:
     @classmethod
     def execute_multislice_resumable(
         cls,
-        remote_fn: Callable[..., Any],
+        remote_fn: UserFunction,
         accelerator_config: AcceleratorConfigType,
         max_retries_preemption: int = PREEMPTIONS_MAX,
         max_retries_failure: int = FAILURES_MAX,
         *,
         flatten: bool = True,
-        _fn_args: tuple[Any, ...] = (),
+        _fn_args: tuple[RayValue, ...] = (),
         _settings: SliceSettings | None = None,
-        **kwargs: Any,
-    ) -> Any:
+        **kwargs: RayValue,
+    ) -> RayValue:
         """Run a job on all hosts of `pod_count` slices until all succeed; return the results.
 
         Healthy slices stay from one attempt to the next. Where `pod_count` has larger numbers,
@@ -205,28 +206,28 @@ class RayExecutor:
     autoscale_execute_resumable = execute_multislice_resumable
 
 
-def execute(accelerator_config: AcceleratorConfigType) -> Callable[[Any], Callable[..., Any]]:
+def execute(accelerator_config: AcceleratorConfigType) -> Callable[[RayValue], UserFunction]:
     """Make calls of a function run it as a job; see `RayExecutor.execute`."""
     return _decorator(RayExecutor.execute, accelerator_config)
 
 
 def execute_resumable(
     accelerator_config: AcceleratorConfigType,
-) -> Callable[[Any], Callable[..., Any]]:
+) -> Callable[[RayValue], UserFunction]:
     """Make calls of a function run it until it succeeds; see `RayExecutor.execute_resumable`."""
     return _decorator(RayExecutor.execute_resumable, accelerator_config)
 
 
 def execute_multislice(
     accelerator_config: AcceleratorConfigType,
-) -> Callable[[Any], Callable[..., Any]]:
+) -> Callable[[RayValue], UserFunction]:
     """Make calls of a function run it on slices; see `RayExecutor.execute_multislice`."""
     return _decorator(RayExecutor.execute_multislice, accelerator_config)
 
 
 def execute_multislice_resumable(
     accelerator_config: AcceleratorConfigType,
-) -> Callable[[Any], Callable[..., Any]]:
+) -> Callable[[RayValue], UserFunction]:
     """As above, until it succeeds; see `RayExecutor.execute_multislice_resumable`."""
     return _decorator(RayExecutor.execute_multislice_resumable, accelerator_config)
 
@@ -236,11 +237,11 @@ autoscale_execute_resumable = execute_multislice_resumable
 
 
 def _decorator(
-    run: Callable[..., Any], config: AcceleratorConfigType
-) -> Callable[[Any], Callable[..., Any]]:
-    def decorate(function: Any) -> Callable[..., Any]:
+    run: UserFunction, config: AcceleratorConfigType
+) -> Callable[[RayValue], UserFunction]:
+    def decorate(function: Any) -> UserFunction:
         @functools.wraps(getattr(function, "_function", function))
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: RayValue, **kwargs: RayValue) -> RayValue:
             return run(function, config, _fn_args=args, **kwargs)
 
         return call
@@ -255,7 +256,7 @@ def _run_tasks(
     info = JobInfo(config.runtime_name, "running", config.resource_name)
     bundle = config.resources()
     group = ray.util.placement_group([bundle] * config.worker_count, strategy="PACK")
-    tasks: list[Any] = []
+    tasks: list[RayValue] = []
     try:
         placed, _ = ray.wait([group.ready()], timeout=settings.scale_add_seconds_max)
         if not placed:
@@ -282,7 +283,7 @@ def _until_success(
     preemptions_max: int,
     failures_max: int,
     settings: SliceSettings,
-) -> Any:
+) -> RayValue:
     """Run attempts until one succeeds, or one of the two budgets is used up."""
     preemptions = failures = crashes = 0
     trouble: Exception | None = None

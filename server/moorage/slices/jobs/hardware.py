@@ -3,9 +3,10 @@
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from moorage.slices.lazy_ray import ray
+from moorage.slices.ray_values import RayValue
 
 __all__ = ["HardwareType", "RayResources", "available_cpu_cores"]
 
@@ -36,12 +37,12 @@ class RayResources:
     num_cpus: float = 1
     num_gpus: float = 0
     resources: dict[str, float] = field(default_factory=dict)
-    runtime_env: dict[str, Any] = field(default_factory=dict)
+    runtime_env: dict[str, RayValue] = field(default_factory=dict)
     accelerator_type: str | None = None
 
-    def to_kwargs(self) -> dict[str, Any]:
+    def to_kwargs(self) -> dict[str, RayValue]:
         """Return it as options of `ray.remote`."""
-        options: dict[str, Any] = {
+        options: dict[str, RayValue] = {
             "num_cpus": self.num_cpus,
             "num_gpus": self.num_gpus,
             "resources": dict(self.resources),
@@ -72,7 +73,7 @@ class RayResources:
         return cls(cpus, gpus, others, accelerator_type=model)
 
     @staticmethod
-    def cancel_all_futures(futures: Iterable[Any]) -> None:
+    def cancel_all_futures(futures: Iterable[RayValue]) -> None:
         """Cancel tasks by their references; those that have ended are left as they are."""
         for each in futures:
             ray.cancel(each)

@@ -1,8 +1,8 @@
 """A job on all hosts of some slices: run once, again, or call by call on slices that stay."""
 
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from moorage.slices.errors import HostTaskError, InsufficientSlicesError, RayMissingError
 from moorage.slices.jobs.configs import (
@@ -19,6 +19,7 @@ from moorage.slices.jobs.statuses import (
     status_of,
 )
 from moorage.slices.manager import SlicePoolManager
+from moorage.slices.ray_values import RayValue, UserFunction
 from moorage.slices.results import HostCall, cancel, collect
 from moorage.slices.settings import SliceSettings
 from moorage.slices.waiting import outcomes
@@ -32,7 +33,7 @@ class SliceCall:
     """A function with its arguments."""
 
     def __init__(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, function: UserFunction, args: tuple[RayValue, ...], kwargs: Mapping[str, RayValue]
     ) -> None:
         self.function = getattr(function, "_function", function)
         self.args = args
@@ -95,7 +96,7 @@ class SliceJob:
             self.pool.scale_multislice(self._sizes)
         return self._started(call)
 
-    def collect(self, calls: list[list[HostCall]], *, flatten: bool) -> list[Any]:
+    def collect(self, calls: list[list[HostCall]], *, flatten: bool) -> list[RayValue]:
         """Return the results; when one fails, the others are cancelled.
 
         Raises:
@@ -143,12 +144,12 @@ class SliceJob:
         every = [call for calls_of_slice in calls for call in calls_of_slice]
         cancel(every, self._settings.drain_seconds_max)
 
-    def _variables(self, index: int, host_id: int) -> dict[str, Any]:
+    def _variables(self, index: int, host_id: int) -> dict[str, RayValue]:
         """Return the environment of a host, once all slices are prepared."""
         infos = self.pool.multislice_infos()
         members = self.pool.get_all_pool_members()
         config = self._config
-        own: dict[str, Any] = {}
+        own: dict[str, RayValue] = {}
         if isinstance(config, TpuAcceleratorConfig):
             own["TPU_NAME"] = os.environ.get("TPU_NAME", _UNKNOWN)
             own["TPU_VERSION"] = config.tpu_version

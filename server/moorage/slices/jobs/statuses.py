@@ -1,10 +1,10 @@
 """Statuses of a job: a result, or an error and its kind."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from moorage.slices.errors import HostTaskError, HostUnhealthyError
 from moorage.slices.lazy_ray import ray
+from moorage.slices.ray_values import RayValue
 
 __all__ = [
     "JobError",
@@ -39,7 +39,7 @@ class JobStatus:
 class JobSucceeded(JobStatus):
     """All tasks returned."""
 
-    result: Any
+    result: RayValue
 
 
 @dataclass

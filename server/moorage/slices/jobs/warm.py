@@ -6,6 +6,7 @@ from typing import Any
 
 from moorage.slices.jobs.configs import AcceleratorConfigType
 from moorage.slices.jobs.on_slices import SliceCall, SliceJob
+from moorage.slices.ray_values import RayValue, UserFunction
 from moorage.slices.settings import SliceSettings
 
 __all__ = ["device_remote"]
@@ -13,7 +14,7 @@ __all__ = ["device_remote"]
 
 def device_remote(
     *, accelerator_config: AcceleratorConfigType, flatten: bool = True
-) -> Callable[[Any], Any]:
+) -> Callable[[RayValue], RayValue]:
     """Make calls of a function, or of a class's methods, run on all hosts of `pod_count` slices.
 
     The first call takes the slices, and they stay for the next ones until `close()`; one that was
@@ -27,7 +28,7 @@ def device_remote(
 
     """
 
-    def decorate(decorated: Any) -> Any:
+    def decorate(decorated: Any) -> RayValue:
         if not callable(getattr(decorated, "_function", decorated)):
             raise TypeError(f"device_remote takes a function or a class, not {decorated!r}")
         warm = _Warm(accelerator_config, flatten)
@@ -37,7 +38,7 @@ def device_remote(
             )
 
         @functools.wraps(decorated, updated=())
-        def make(*args: Any, **kwargs: Any) -> _WarmObject:
+        def make(*args: RayValue, **kwargs: RayValue) -> _WarmObject:
             return _WarmObject(warm, decorated, args, kwargs)
 
         make.close = warm.close  # type: ignore[attr-defined]  # A function has attributes.
@@ -54,12 +55,12 @@ class _Warm:
         self._flatten = flatten
         self._job: SliceJob | None = None
 
-    def start(self, call: SliceCall) -> list[Any]:
+    def start(self, call: SliceCall) -> list[RayValue]:
         """Start a call, and return references."""
         nested = [[each.ref for each in hosts] for hosts in self._open().start(call)]
         return [ref for refs in nested for ref in refs] if self._flatten else nested
 
-    def run(self, call: SliceCall) -> list[Any]:
+    def run(self, call: SliceCall) -> list[RayValue]:
         """Run a call, and return the results."""
         job = self._open()
         return job.collect(job.start(call), flatten=self._flatten)
@@ -79,15 +80,15 @@ class _Warm:
 class _WarmFunction:
     """A function, or a method of an object, that runs on slices."""
 
-    def __init__(self, warm: _Warm, function: Callable[..., Any], *before: Any) -> None:
+    def __init__(self, warm: _Warm, function: UserFunction, *before: RayValue) -> None:
         self._warm = warm
         self._warm_function = function
         self._before = before
 
-    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+    def __call__(self, *args: RayValue, **kwargs: RayValue) -> list[RayValue]:
         return self._warm.run(self._call(args, kwargs))
 
-    def remote(self, *args: Any, **kwargs: Any) -> list[Any]:
+    def remote(self, *args: RayValue, **kwargs: RayValue) -> list[RayValue]:
         """Start it on all hosts, and return references."""
         return self._warm.start(self._call(args, kwargs))
 
@@ -95,7 +96,7 @@ class _WarmFunction:
         """Give the slices back."""
         self._warm.close()
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SliceCall:
+    def _call(self, args: tuple[RayValue, ...], kwargs: dict[str, RayValue]) -> SliceCall:
         if self._before:
             return SliceCall(self._warm_function, (*self._before, args, kwargs), {})
         return SliceCall(self._warm_function, args, kwargs)
@@ -105,7 +106,7 @@ class _WarmObject:
     """An object of which each host makes one to call a method of it."""
 
     def __init__(
-        self, warm: _Warm, of: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, warm: _Warm, of: type, args: tuple[RayValue, ...], kwargs: dict[str, RayValue]
     ) -> None:
         self._warm = warm
         self._made = of, args, kwargs
@@ -115,8 +116,12 @@ class _WarmObject:
             raise AttributeError(f"{self._made[0].__name__} has no method {name!r}")
 
         def method(
-            of: type, made: tuple[Any, ...], with_: dict[str, Any], args: Any, kwargs: Any
-        ) -> Any:
+            of: type,
+            made: tuple[RayValue, ...],
+            with_: dict[str, RayValue],
+            args: RayValue,
+            kwargs: RayValue,
+        ) -> RayValue:
             return getattr(of(*made, **with_), name)(*args, **kwargs)
 
         return _WarmFunction(self._warm, method, *self._made)

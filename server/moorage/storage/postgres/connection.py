@@ -10,9 +10,9 @@ from typing import Any, Final, TypeAlias
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from moorage.storage.base import StorageError, StorageFailed
+from moorage.storage.base import SqlRow, StorageError, StorageFailed
 
-Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
+Connection: TypeAlias = "psycopg.Connection[SqlRow]"
 CONNECT_SECONDS_MAX: Final = 10
 _KEEPALIVE: Final = {
     "keepalives_idle": 5,

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 
@@ -16,6 +16,8 @@ from moorage.storage.base import (
     FactRow,
     Facts,
     OpenedFacts,
+    SqlRow,
+    SqlValue,
     StorageError,
     StorageFailed,
 )
@@ -125,10 +127,10 @@ class PostgresFactTables:
         """See `Facts.sweep`."""
         return bool(self._run("sweep", PARTS_PER_SWEEP).rowcount > 0)
 
-    def _run(self, name: str, *values: object) -> "psycopg.Cursor[tuple[Any, ...]]":
+    def _run(self, name: str, *values: object) -> "psycopg.Cursor[SqlRow]":
         return self._connection.execute(SQL[name], values)
 
-    def _value(self, name: str) -> Any:
+    def _value(self, name: str) -> SqlValue:
         row = self._run(name).fetchone()
         return None if row is None else row[0]
 

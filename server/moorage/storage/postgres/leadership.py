@@ -8,7 +8,7 @@ import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 
@@ -17,6 +17,7 @@ from moorage.storage.base import (
     Deposed,
     Leader,
     Seat,
+    SqlValue,
     StorageError,
     StorageFailed,
     StorageLocked,
@@ -422,7 +423,7 @@ def _not_granted(place: str) -> StorageError:
     )
 
 
-def _first(connection: Connection, name: str) -> Any:
+def _first(connection: Connection, name: str) -> SqlValue:
     row = connection.execute(SQL[name]).fetchone()
     assert row is not None
     return row[0]

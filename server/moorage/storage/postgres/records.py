@@ -3,11 +3,11 @@
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import psycopg
 
-from moorage.storage.base import RecordRow, RecordTable, RecordTally, StorageFailed
+from moorage.storage.base import RecordRow, RecordTable, RecordTally, SqlRow, StorageFailed
 from moorage.storage.postgres.connection import Connection, translated
 from moorage.storage.postgres.leadership import SQL as SCHEMA
 from moorage.storage.postgres.leadership import Leadership
@@ -89,7 +89,7 @@ class PostgresRecordTable:
         """See `RecordTable.take_tally`."""
         self._run("take_tally", kind)
 
-    def _run(self, name: str, *values: object) -> "psycopg.Cursor[tuple[Any, ...]]":
+    def _run(self, name: str, *values: object) -> "psycopg.Cursor[SqlRow]":
         return self._connection.execute(SQL[name], values)
 
     def _number(self, name: str, *values: object) -> int:

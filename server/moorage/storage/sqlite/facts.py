@@ -235,7 +235,7 @@ def read_marks(ledger: Path) -> tuple[Found, Found]:
 
 @contextlib.contextmanager
 def looking(ledger: Path) -> Iterator[FactTables]:
-    """Read in one moment of a ledger that may be in use or damaged. Changes nothing.
+    """Read a ledger in one transaction; it may be in use or damaged. Changes nothing.
 
     Raises:
         sqlite3.Error: SQLite cannot read it.

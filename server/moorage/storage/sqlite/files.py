@@ -144,7 +144,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def log_damage(database: Path) -> str:
-    """Return the place where a write-ahead log of SQLite ends before its time, in words.
+    """Return in words where a write-ahead log of SQLite is cut off; empty if it is whole.
 
     SQLite itself reads up to there and says nothing. Frames of an earlier round, which have other
     salts, are no damage: they were brought over into the database before.

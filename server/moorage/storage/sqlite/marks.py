@@ -1,4 +1,4 @@
-"""Files beside the databases that reveal every loss, and room so that leases can end.
+"""Files beside the databases: marks that reveal lost commits, and disk space in reserve.
 
 SQLite reads a write-ahead log up to the first frame that is damaged and says nothing of the rest.
 So how far a database had come is written down a second time, in a small file of its own.
@@ -17,7 +17,7 @@ from typing import Final
 from moorage.storage.sqlite.files import OWNER_ONLY, sync_directory
 
 SYNC_SECONDS: Final = 1.0
-"""How old a mark may be after a power cut. A sync with every commit would cost a third of them."""
+"""How old a mark may be after a power cut. A sync per commit would cost a third of the rate."""
 RESERVE_BYTES: Final = 16 << 20
 """Reserve for releases and renewals on a full disk: some ten thousand of them."""
 REFILL_SECONDS: Final = 2.0

@@ -9,9 +9,16 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-from moorage.storage.base import RecordRow, RecordTable, RecordTally, StorageCorrupt, StorageError
+from moorage.storage.base import (
+    RecordRow,
+    RecordTable,
+    RecordTally,
+    SqlRow,
+    StorageCorrupt,
+    StorageError,
+)
 from moorage.storage.formats import Format
 from moorage.storage.sqlite.files import (
     UNREADABLE,
@@ -31,7 +38,7 @@ from moorage.storage.statements import read_statements
 FORMAT: Final = Format(1, {})
 """Of the tables; it is the file's `user_version`."""
 LABEL: Final = "catalog"
-"""Of the mark."""
+"""Name of the database in its mark file."""
 SQL: Final = read_statements(Path(__file__).with_name("records.sql"))
 T = TypeVar("T")
 
@@ -80,7 +87,7 @@ class RecordTables:
         """See `RecordTable.put`."""
         self._execute(SQL["put"], (kind, *row))
 
-    def insert(self, rows: Iterable[tuple[Any, ...]]) -> None:
+    def insert(self, rows: Iterable[SqlRow]) -> None:
         """Add records with their kinds; of several with one id the first."""
         self._connection.executemany(SQL["insert"], rows)
 
@@ -153,7 +160,7 @@ class RecordTables:
         """Return the highest number of a record."""
         return int(self._execute(SQL["last_number"]).fetchone()[0])
 
-    def numbered(self, after: int, last: int) -> list[tuple[Any, ...]]:
+    def numbered(self, after: int, last: int) -> list[SqlRow]:
         """Return records, with their kinds, after a number and up to another."""
         return self._execute(SQL["numbers"], (after, last)).fetchall()
 
@@ -320,7 +327,7 @@ def look(path: Path) -> Found:
     return found
 
 
-def rebuild(path: Path, found: Found, rows: Iterable[tuple[Any, ...]]) -> None:
+def rebuild(path: Path, found: Found, rows: Iterable[SqlRow]) -> None:
     """Put a catalog of other records in the place of a damaged one.
 
     Raises:

@@ -98,13 +98,13 @@ def _frames(database: Path) -> list[_Frame]:
         cut = [content[at : at + LOG_FRAME_BYTES + page_bytes] for at in starts]
         salts = header[16:24] if any(each[8:16] == header[16:24] for each in cut) else cut[0][8:16]
         for order in ("<2I", ">2I"):
-            frames = _checked(cut, salts, header[24:32], struct.Struct(order))
+            frames = _check(cut, salts, header[24:32], struct.Struct(order))
             if any(each.whole for each in frames):
                 return frames
     return []
 
 
-def _checked(cut: list[bytes], salts: bytes, sums: bytes, word_pair: struct.Struct) -> list[_Frame]:
+def _check(cut: list[bytes], salts: bytes, sums: bytes, word_pair: struct.Struct) -> list[_Frame]:
     """Return the frames with these salts, each checked against the one before as it is stored."""
     frames: list[_Frame] = []
     for frame in cut:

@@ -70,7 +70,7 @@ class SqliteStorage:
         if len(secret) != SECRET_BYTES:
             raise StorageError(
                 f"{path}: expected {SECRET_BYTES} bytes, got {len(secret)}. Restore it from a "
-                "backup, or delete it: leases then stand, but their tokens cannot be told again."
+                "backup, or delete it: leases then stand, but their tokens cannot be shown again."
             )
         return secret
 

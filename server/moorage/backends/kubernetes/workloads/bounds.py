@@ -6,16 +6,17 @@ sidecars run beside the containers, other init containers run one after another 
 
 import math
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import UnsupportedSpecError
 from moorage.model import Share
 from moorage.protocol.cluster_documents import MIB, Document
 from moorage.protocol.kubernetes_nodes import quantity
+from moorage.records.json_values import JsonValue
 
 NO_DEVICES: Final = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
-"""Of a container without devices: it wins over what the image and `envFrom` say, which NVIDIA's
-runtime would obey."""
+"""Variable of a container without devices, for NVIDIA's runtime: it wins over what the image and
+`envFrom` say."""
 _KINDS: Final = ("containers", "initContainers", "ephemeralContainers")
 _UNITS: Final = {"cpu": 1_000, "memory": 1}
 _SIZES: Final = ("limits", "requests")
@@ -65,7 +66,7 @@ def keep_within(spec: Document, share: Share, main: str) -> None:
     for name, held in (("cpu", share.cpu_milli), ("memory", share.memory_mib * MIB)):
         before = 0  # What the sidecars have that run already.
         for container in _each(spec, "initContainers"):
-            wanted = _wanted(container, name)
+            wanted = _request_or_limit(container, name)
             if container.get("restartPolicy") == "Always":
                 before += _said(container, name, held, wanted)
                 wanted = 0
@@ -77,15 +78,15 @@ def keep_within(spec: Document, share: Share, main: str) -> None:
             if container["name"] == main:
                 own = container
             else:
-                before += _said(container, name, held, _wanted(container, name))
-        if own and (wanted := _wanted(own, name)) is not None:
+                before += _said(container, name, held, _request_or_limit(container, name))
+        if own and (wanted := _request_or_limit(own, name)) is not None:
             before += wanted
         elif own and held > before:
             _give(own, name, held - before)
         elif own and held:
             _check(name, before + 1, held)  # Nothing is left of it.
         _check(name, before, held)
-        whole = _wanted({"name": "", "resources": spec.get("resources", {})}, name)
+        whole = _request_or_limit({"name": "", "resources": spec.get("resources", {})}, name)
         _check(name, whole or 0, held)
 
 
@@ -107,7 +108,7 @@ def _check(name: str, wanted: int, held: int) -> None:
         raise UnsupportedSpecError(f"{given}, manifest.spec: {reason}: {hint}")
 
 
-def _wanted(container: Document, name: str) -> int | None:
+def _request_or_limit(container: Document, name: str) -> int | None:
     """Return the larger of request and limit of a container; None: it has neither.
 
     Where it says it in one of requests and limits, it is said in both then.
@@ -130,7 +131,7 @@ def _wanted(container: Document, name: str) -> int | None:
     return max(found)
 
 
-def _read(given: Any, kind: str, name: str) -> float:
+def _read(given: JsonValue, kind: str, name: str) -> float:
     amount = quantity(str(given) if isinstance(given, float) else given)
     if amount is None:
         raise UnsupportedSpecError(f"manifest.spec: resources.{kind}.{name}: expected a quantity")

@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -41,6 +41,7 @@ from moorage.backends.kubernetes.workloads.states import (
     view,
 )
 from moorage.protocol.cluster_documents import Document
+from moorage.records.json_values import JsonValue
 
 LIST_SECONDS_MAX: Final = 15.0
 """How long a question that needs all objects of a cluster waits for its first list."""
@@ -199,7 +200,7 @@ class ClusterWorkloads:
         return ""
 
     async def news(self, workload: str, seconds: float) -> None:
-        """Wait until anything of a workload changed, for so long at most."""
+        """Wait until anything of a workload changed, or the time is up."""
         event = self._news[workload].event
         event.clear()
         with contextlib.suppress(TimeoutError):
@@ -207,7 +208,7 @@ class ClusterWorkloads:
                 await event.wait()
 
     def silence(self, workload: str) -> float:
-        """Return for how many seconds nothing was heard of a workload that is waited for."""
+        """Return the seconds since the last news of a workload that is waited for."""
         return time.monotonic() - self._news[workload].heard_at
 
     # What is done ------------------------------------------------------------------------------
@@ -231,27 +232,27 @@ class ClusterWorkloads:
         if not there:
             claims = manifests.CLAIMS.format(objects.namespace)
             made = [(claims, each) for each in objects.claims]
-            await self._all_made(workload, made, trouble)
+            await self._create_all(workload, made, trouble)
             made = [(objects.pods_path, each) for each in objects.pods]
-            first, *_ = await self._all_made(workload, made, trouble)
+            first, *_ = await self._create_all(workload, made, trouble)
         if objects.owned:
-            owner = first or await self._found(objects, trouble)
+            owner = first or await self._read_first_pod(objects, trouble)
             keys = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
             own = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], **keys}
             for _, each in objects.owned:
                 each["metadata"]["ownerReferences"] = [own]
-            await self._all_made(workload, objects.owned, trouble)
+            await self._create_all(workload, objects.owned, trouble)
 
     async def group_api(self, trouble: list[str]) -> str:
         """Return the version of the API that has PodGroups; empty if none has."""
-        known = await self._said(manifests.SCHEDULING, trouble)
+        known = await self._read(manifests.SCHEDULING, trouble)
         for version in (str(each["groupVersion"]) for each in known.get("versions", ())):
-            has = await self._said(f"/apis/{version}", trouble)
+            has = await self._read(f"/apis/{version}", trouble)
             if any(each["name"] == "podgroups" for each in has.get("resources", ())):
                 return version
         return ""
 
-    async def _said(self, path: str, trouble: list[str]) -> Document:
+    async def _read(self, path: str, trouble: list[str]) -> Document:
         """Return the object of a path; nothing if it is not there, or cannot be read."""
         try:
             said: Document = await self._patiently(
@@ -261,7 +262,7 @@ class ClusterWorkloads:
             return {}
         return said
 
-    async def _found(self, objects: StartObjects, trouble: list[str]) -> Any:
+    async def _read_first_pod(self, objects: StartObjects, trouble: list[str]) -> JsonValue:
         """Return the first pod of a start, which was there already."""
         path = f"{objects.pods_path}/{objects.pods[0]['metadata']['name']}"
         try:
@@ -269,18 +270,20 @@ class ClusterWorkloads:
         except RefusedError as error:
             raise BackendError(f"the first pod is gone again: {error}") from error
 
-    async def _all_made(
+    async def _create_all(
         self, workload: str, objects: Collection[tuple[str, Document]], trouble: list[str]
-    ) -> list[Any]:
-        made = (self._made(workload, path, thing, trouble) for path, thing in objects)
+    ) -> list[JsonValue]:
+        made = (self._create(workload, path, thing, trouble) for path, thing in objects)
         answers = await asyncio.gather(*made, return_exceptions=True)
         for each in answers:
             if isinstance(each, BaseException):
                 raise each
         return answers
 
-    async def _made(self, workload: str, path: str, thing: Document, trouble: list[str]) -> Any:
-        """Make an object; None if it was there."""
+    async def _create(
+        self, workload: str, path: str, thing: Document, trouble: list[str]
+    ) -> JsonValue:
+        """Create an object; return it, or None if it existed."""
         its, name = self._objects[workload], f"{path}/{thing['metadata']['name']}"
         known = name in its
         its.add(name)
@@ -420,7 +423,7 @@ class ClusterWorkloads:
             ) from error
         names = set[str]()
         for each in found["items"]:
-            meta: Mapping[str, Any] = each["metadata"]
+            meta: Mapping[str, JsonValue] = each["metadata"]
             name = str(meta.get("annotations", {}).get(manifests.WORKLOAD, ""))
             self._objects[name].add(f"{manifests.JOBS.format(namespace)}/{meta['name']}")
             names.add(name)
@@ -428,7 +431,7 @@ class ClusterWorkloads:
 
     # What changed ------------------------------------------------------------------------------
 
-    def _told(self, workload: str) -> None:
+    def _wake_waiter(self, workload: str) -> None:
         if workload in self._news:
             self._news[workload].heard_at = time.monotonic()
             self._news[workload].event.set()
@@ -464,7 +467,7 @@ class ClusterWorkloads:
             self._gone(seen.workload, f"{manifests.PODS.format(seen.namespace)}/{seen.name}")
             if not self._pods_of[seen.workload]:
                 del self._pods_of[seen.workload]
-        self._told(seen.workload)
+        self._wake_waiter(seen.workload)
 
     def _claim_changed(self, key: str, old: ClaimState | None, new: ClaimState | None) -> None:
         seen = new or old
@@ -478,12 +481,12 @@ class ClusterWorkloads:
             self._gone(seen.workload, f"{manifests.CLAIMS.format(seen.namespace)}/{seen.name}")
             if not claims:
                 del self._claims_of[seen.workload]
-        self._told(seen.workload)
+        self._wake_waiter(seen.workload)
 
     def _node_changed(self, key: str, old: NodeTrouble | None, new: NodeTrouble | None) -> None:
         del old, new
         for workload in tuple(self._on_node.get(key.removeprefix("/"), ())):
-            self._told(workload)
+            self._wake_waiter(workload)
 
     def _slice_changed(self, key: str, old: SliceRecord | None, new: SliceRecord | None) -> None:
         if old is not None:

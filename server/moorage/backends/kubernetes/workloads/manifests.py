@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import BackendError, Order
 from moorage.backends.kubernetes.records import GPUS_ANNOTATION, SERVER_LABEL
@@ -21,6 +21,7 @@ from moorage.backends.kubernetes.workloads.translation import DOMAIN, PodOrder
 from moorage.backends.specs import Readiness, memory_bytes
 from moorage.model import GPU_MILLI, Share
 from moorage.protocol.cluster_documents import Document
+from moorage.records.json_values import JsonValue
 
 WORKLOAD: Final = f"{DOMAIN}/workload"
 """Annotation: the name of the object's workload, as the backend gets it."""
@@ -233,7 +234,7 @@ def _pod(order: Order, pod: PodOrder, share: Share | None, rank: int, *, counted
             "containers": [container],
         }
     }
-    merged: Document = _merged(made, deepcopy(pod.manifest))  # Each pod of a gang has its own.
+    merged: Document = _merge(made, deepcopy(pod.manifest))  # Each pod of a gang has its own.
     return merged
 
 
@@ -342,18 +343,23 @@ def _group(meta: Document, notes: Document, api: str, size: int) -> Document:
     }
 
 
-def _merged(made: Any, given: Any) -> Any:
+def _merge(made: JsonValue, given: JsonValue) -> JsonValue:
     """Return our object merged with a manifest: list items of one name are one thing."""
     if isinstance(made, dict) and isinstance(given, dict):
-        both = {key: _merged(made[key], given[key]) for key in made.keys() & given.keys()}
+        both = {key: _merge(made[key], given[key]) for key in made.keys() & given.keys()}
         return {**made, **given, **both}
-    if isinstance(made, list) and isinstance(given, list) and _named(made) and _named(given):
+    if (
+        isinstance(made, list)
+        and isinstance(given, list)
+        and _have_names(made)
+        and _have_names(given)
+    ):
         named = {each["name"]: each for each in made}
         return [
-            *({**named, **{x["name"]: _merged(named.get(x["name"]), x) for x in given}}).values()
+            *({**named, **{x["name"]: _merge(named.get(x["name"]), x) for x in given}}).values()
         ]
     return given
 
 
-def _named(things: Sequence[Any]) -> bool:
+def _have_names(things: Sequence[JsonValue]) -> bool:
     return all(isinstance(each, dict) and "name" in each for each in things)

@@ -12,7 +12,7 @@ import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moorage.backends.base import (
     LOG_BYTES_MAX,
@@ -25,6 +25,7 @@ from moorage.backends.kubernetes.connection import ClusterConnection
 from moorage.backends.kubernetes.errors import KubernetesError, RefusedError
 from moorage.backends.kubernetes.workloads import manifests
 from moorage.backends.kubernetes.workloads.states import PodState, exit_code
+from moorage.records.json_values import JsonObject, JsonValue
 
 KEPT_BYTES_MAX: Final = 4 * LOG_BYTES_MAX
 """Of one pod's output: the last of it."""
@@ -32,7 +33,7 @@ KEPT_STARTS_MAX: Final = 200
 KEEP_SECONDS_MAX: Final = 5.0
 """How long the output of a pod that ended is read, before it is deleted all the same."""
 IDLE_SECONDS_MAX: Final = 60.0
-"""After so long without a reader, output is followed no more."""
+"""Without a reader for this long, output is followed no more."""
 _NOT_YET: Final = 400
 
 
@@ -71,7 +72,7 @@ class _Tail:
 class _Follower:
     tail: _Tail
     task: asyncio.Task[None]
-    asked_at: float
+    read_at: float
 
 
 class PodOutput:
@@ -107,7 +108,7 @@ class PodOutput:
             tail = follower.tail if follower else tail
             follower = _Follower(tail, asyncio.create_task(self._follow(pod, tail)), 0.0)
             self._followers[pod.uid] = follower
-        follower.asked_at = time.monotonic()
+        follower.read_at = time.monotonic()
         return follower.tail.read(offset, over=False, code=None)
 
     async def keep(self, pod: PodState) -> tuple[str, ...]:
@@ -146,7 +147,7 @@ class PodOutput:
                 raise UnknownAttemptError(workload, tuple(sorted(starts)))
             raise UnknownWorkloadError(workload)
         head, _, data = place.read_bytes().partition(b"\n")
-        about: dict[str, Any] = json.loads(head)
+        about: JsonObject = json.loads(head)
         tail = _Tail(bytearray(data), about["base"])
         return tail.read(offset, over=True, code=about["exit_code"])
 
@@ -174,7 +175,7 @@ class PodOutput:
         with contextlib.suppress(KubernetesError):
             await self._pour(pod, tail, tail.end, follow="true")
 
-    async def _pour(self, pod: PodState, tail: _Tail, skipped: int, **query: Any) -> None:
+    async def _pour(self, pod: PodState, tail: _Tail, skipped: int, **query: JsonValue) -> None:
         path = f"{manifests.PODS.format(pod.namespace)}/{pod.name}/log"
         try:
             async with self._connection.stream(
@@ -185,7 +186,7 @@ class PodOutput:
                     skipped -= dropped
                     tail.add(piece[dropped:])
                     follower = self._followers.get(pod.uid) if query else None
-                    if follower and time.monotonic() - follower.asked_at > IDLE_SECONDS_MAX:
+                    if follower and time.monotonic() - follower.read_at > IDLE_SECONDS_MAX:
                         del self._followers[pod.uid]
                         return
         except RefusedError as error:

@@ -48,7 +48,7 @@ STOP_SECONDS_MAX: Final = 120.0
 UNDO_SECONDS_MAX: Final = 5.0
 """How long a start that was given up waits for the end of what it made; its stop waits longer."""
 LOOK_SECONDS: Final = 1.0
-"""After so long without news, look for objects that should be gone, and check deadlines."""
+"""Without news for this long, look for objects that should be gone, and check deadlines."""
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ class WorkloadRuns:
             try:
                 return cluster.output.stored(workload, offset, attempt)
             except UnknownAttemptError as error:
-                raise UnknownAttemptError(workload, (*error.kept, pod.attempt)) from None
+                raise UnknownAttemptError(workload, (*error.attempts, pod.attempt)) from None
             except UnknownWorkloadError:
                 raise UnknownAttemptError(workload, (pod.attempt,)) from None
         try:
@@ -251,7 +251,7 @@ class WorkloadRuns:
             self._ordered.discard(order.id)
 
     def _last_sign(self, cluster: ClusterWorkloads, order: Order, trouble: Sequence[str]) -> str:
-        """Return the last news of a start that took too long, and the place to look at."""
+        """Return why a start took too long: its last news, and the object to look at."""
         if said := cluster.trouble() or (trouble[-1] if trouble else ""):
             return said
         seen = cluster.view(order.id)

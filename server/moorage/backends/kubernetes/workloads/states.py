@@ -4,12 +4,13 @@ import enum
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from moorage.backends.base import Phase, WorkloadReport
 from moorage.backends.kubernetes.workloads import manifests
+from moorage.records.json_values import JsonObject
 
 _SIGNALS: Final = 128
 """A container's exit code for one that a signal ended is this and the signal's number."""
@@ -23,7 +24,7 @@ _HOPELESS: Final = frozenset(
         "RunContainerError",
     }
 )
-"""Why a container waits, where waiting longer does not help; a first failed pull is tried again."""
+"""Reasons of a waiting container that waiting does not cure; a first failed pull is retried."""
 _IMAGE: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"}
 )
@@ -254,7 +255,7 @@ def _ended(containers: Collection[_Container]) -> tuple[int, str, str] | None:
 
 def claim_state(raw: msgspec.Raw) -> ClaimState | None:
     """Return the record of a claim; None of one that was not made here."""
-    claim: dict[str, Any] = msgspec.json.decode(raw)
+    claim: JsonObject = msgspec.json.decode(raw)
     meta = claim["metadata"]
     workload = meta.get("annotations", {}).get(manifests.WORKLOAD)
     if not workload:
@@ -377,7 +378,7 @@ def _advice(pod: PodState) -> str:
     if "claim" in said or "device" in said:
         return "another claim has its devices: see `kubectl get resourceclaims -A`"
     if "Insufficient" in said:
-        return "its node has not so much free: pods of others hold it, or its spec asks for more"
+        return "its node has less than that free: pods of others hold it, or its spec asks for more"
     return "see `kubectl describe pod`"
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -21,6 +21,7 @@ from moorage.backends.specs import (
     VLLMModelResourceSpec,
 )
 from moorage.protocol.kubernetes_nodes import WHOLE_DEVICES
+from moorage.records.json_values import JsonObject, JsonValue
 
 CATEGORIES: Final = frozenset({"pod", "job", "service", "container", "vllm", "process"})
 PROCESS_IMAGE: Final = "ubuntu:22.04"
@@ -74,7 +75,7 @@ class PodOrder:
     mem_limit: int | str | None = None
     gpus: int = 0
     gpu_resource: str = "nvidia.com/gpu"
-    manifest: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    manifest: Mapping[str, JsonValue] = field(default_factory=JsonObject)
     readiness: Readiness | None = None
     port: int | None = None
     stop_seconds: float = 10.0
@@ -90,7 +91,7 @@ def pod_order(spec: BaseResourceSpec) -> PodOrder:
     """
     match spec:
         case PodResourceSpec():
-            manifest = _checked(spec.manifest)
+            manifest = _check(spec.manifest)
             _check_environment("environment", spec.environment)
             _check_names("labels", spec.labels)
             if not spec.gpu_resource.endswith(WHOLE_DEVICES):
@@ -211,9 +212,9 @@ def _of_vllm(spec: VLLMModelResourceSpec) -> PodOrder:
 
 
 class _Resources(msgspec.Struct):
-    claims: list[Any] = []
-    limits: dict[str, Any] = {}
-    requests: dict[str, Any] = {}
+    claims: list[JsonValue] = []
+    limits: JsonObject = {}
+    requests: JsonObject = {}
 
 
 class _Variable(msgspec.Struct):
@@ -240,9 +241,9 @@ class _Container(msgspec.Struct, rename="camel"):
 class _PodSpec(msgspec.Struct, rename="camel"):
     node_name: str = ""
     resources: _Resources = msgspec.field(default_factory=_Resources)
-    affinity: dict[str, dict[str, Any]] = {}
-    tolerations: list[dict[str, Any]] = []
-    resource_claims: list[Any] = []
+    affinity: dict[str, JsonObject] = {}
+    tolerations: list[JsonObject] = []
+    resource_claims: list[JsonValue] = []
     containers: list[_Container] = []
     init_containers: list[_Container] = []
     ephemeral_containers: list[_Container] = []
@@ -260,14 +261,14 @@ class _Manifest(msgspec.Struct):
     spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
 
 
-def _checked(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _check(manifest: Mapping[str, JsonValue]) -> JsonObject:
     """Return a manifest without its nulls, which Kubernetes reads as missing fields.
 
     Raises:
         UnsupportedSpecError: It is none of a Pod, names a node, or wants devices.
 
     """
-    plain: dict[str, Any] = _without_nulls(manifest)
+    plain: JsonObject = _without_nulls(manifest)
     try:
         read = msgspec.convert(plain, _Manifest)
     except msgspec.ValidationError as error:
@@ -299,7 +300,7 @@ def _check_resources(field_name: str, given: _Resources) -> None:
         _refuse_devices(f"{field_name}: claims")
 
 
-def _check_metadata(path: str, value: Any) -> None:
+def _check_metadata(path: str, value: JsonValue) -> None:
     """Refuse reserved names in the labels and annotations of a pod, or of a template in it."""
     if isinstance(value, list):
         for number, each in enumerate(value):
@@ -322,7 +323,7 @@ def _check_names(field_name: str, names: Iterable[str]) -> None:
             _refuse_devices(f"{field_name}.{name}")
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: JsonValue) -> JsonValue:
     if isinstance(value, Mapping):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
     if isinstance(value, list):

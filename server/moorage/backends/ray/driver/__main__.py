@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Final
 
 import ray
 
@@ -24,6 +24,7 @@ from moorage.backends.ray.driver import observation
 from moorage.backends.ray.driver.groups import GroupError
 from moorage.backends.ray.driver.workloads import NotDoneError, UnknownActorError, Workloads
 from moorage.backends.ray.node import containers, host
+from moorage.records.json_values import JsonObject, JsonValue
 
 BEAT_SECONDS: Final = 2.0
 """Between two checks that Ray still answers; each one is reported to the daemon."""
@@ -48,7 +49,7 @@ class Driver:
         self._writing = threading.Lock()
         self._client = ray.util.client.ray.is_connected()  # type: ignore[no-untyped-call]  # Ray has no types for it.
         self._workloads = Workloads(server, namespace, self._ended)
-        self._calls: Mapping[str, Callable[..., Any]] = {
+        self._calls: Mapping[str, Callable[..., JsonValue]] = {
             "discover": self._workloads.discover,
             "status": self._workloads.status,
             "start": self._workloads.start,
@@ -59,7 +60,7 @@ class Driver:
             "request": lambda bundles: self._over_there(observation.request, bundles),
         }
 
-    def say(self, message: Mapping[str, Any]) -> None:
+    def say(self, message: Mapping[str, JsonValue]) -> None:
         """Write one line; without a reader there is nothing left to do."""
         line = json.dumps(message).encode() + b"\n"
         with self._writing:
@@ -69,16 +70,16 @@ class Driver:
             except OSError:
                 os._exit(0)
 
-    def announce(self, message: dict[str, Any]) -> None:
+    def announce(self, message: JsonObject) -> None:
         """Note starts in the order of the calls, so that no stop overtakes its start."""
         if message["call"] == "start":
             arguments = message["arguments"]
             workload = str(arguments["plans"][0]["workload"])
             arguments["given_up"] = self._workloads.announced(workload)
 
-    def carry_out(self, message: Mapping[str, Any]) -> None:
+    def carry_out(self, message: Mapping[str, JsonValue]) -> None:
         """Carry out a call and answer it."""
-        answer: dict[str, Any]
+        answer: JsonObject
         try:
             answer = {"value": self._calls[message["call"]](**message["arguments"])}
         except UnknownActorError:
@@ -97,26 +98,26 @@ class Driver:
             self.say({"beat": time.time()})
             time.sleep(BEAT_SECONDS)  # The pace of the beat.
 
-    def _ended(self, workload: str, report: Mapping[str, Any]) -> None:
+    def _ended(self, workload: str, report: Mapping[str, JsonValue]) -> None:
         self.say({"ended": workload, "report": report})
 
-    def _logs(self, workload: str, offset: int) -> dict[str, Any]:
+    def _logs(self, workload: str, offset: int) -> JsonObject:
         data, start, over, code, attempt = self._workloads.logs(workload, offset)
         text = base64.b64encode(data).decode()
         return {"data": text, "start": start, "over": over, "exit_code": code, "attempt": attempt}
 
-    def _stop(self, workload: str, stop_seconds_max: float | None = None) -> dict[str, Any] | None:
+    def _stop(self, workload: str, stop_seconds_max: float | None = None) -> JsonObject | None:
         left = self._workloads.stop(workload, stop_seconds_max)
         if left is not None and left["data"] is not None:
             left["data"] = base64.b64encode(left["data"]).decode()
         return left
 
-    def _look(self) -> dict[str, Any]:
+    def _look(self) -> JsonObject:
         ours = sorted(self._workloads.actor_ids())
         seen = self._over_there(observation.observe, self._server)
         return {**seen, "ours": sorted({*ours, *self._workloads.actor_ids()})}
 
-    def _over_there(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    def _over_there(self, work: Callable[..., JsonValue], *arguments: JsonValue) -> JsonValue:
         """Do work that a client of `ray://` may not do, in a task on the cluster."""
         if not self._client:
             return work(*arguments)

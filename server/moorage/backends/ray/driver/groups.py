@@ -8,13 +8,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from moorage.ray_devices import DeviceHolder, Holders
+from moorage.ray_devices import DeviceHolder, Holders, RayHandle
+from moorage.records.json_values import JsonValue
 
 __all__ = ["GroupError", "JobGroups"]
 
@@ -43,7 +44,7 @@ class JobGroups:
         self._server = server
         self._holders = holders
 
-    def make(self, plan: Mapping[str, Any], given_up: threading.Event) -> PlacementGroup:
+    def make(self, plan: Mapping[str, JsonValue], given_up: threading.Event) -> PlacementGroup:
         """Make the group of a job from the devices of its lease, instead of any that it had.
 
         Raises:
@@ -57,7 +58,7 @@ class JobGroups:
         made: list[PlacementGroup] = []
 
         def take() -> bool:
-            group = self._made(plan, given_up)
+            group = self._make(plan, given_up)
             if group is not None:
                 made.append(group)
             return group is not None
@@ -96,7 +97,7 @@ class JobGroups:
 
     def _within(
         self,
-        bundles: Sequence[Mapping[str, Any]],
+        bundles: Sequence[Mapping[str, JsonValue]],
         take: Callable[[], bool],
         given_up: threading.Event,
     ) -> bool:
@@ -110,7 +111,9 @@ class JobGroups:
             node, gpus, share, lambda: self._within(rest, take, given_up), given_up
         )
 
-    def _made(self, plan: Mapping[str, Any], given_up: threading.Event) -> PlacementGroup | None:
+    def _make(
+        self, plan: Mapping[str, JsonValue], given_up: threading.Event
+    ) -> PlacementGroup | None:
         """Make the group; None if Ray gave it other devices."""
         bundles = plan["bundles"]
         group = ray.util.placement_group(
@@ -139,10 +142,10 @@ class JobGroups:
         return group if right else None
 
 
-def _has(group: PlacementGroup, index: int, bundle: Mapping[str, Any]) -> bool:
+def _has(group: PlacementGroup, index: int, bundle: Mapping[str, JsonValue]) -> bool:
     """Look whether a bundle has the devices of the lease: Ray says so within it alone."""
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
-    holder: Any = (
+    holder: RayHandle = (
         ray.remote(DeviceHolder)
         .options(
             num_cpus=0,
@@ -175,11 +178,11 @@ def _remove(group: PlacementGroup) -> None:
         time.sleep(LOOK_SECONDS)  # Ray does not tell when a group is gone.
 
 
-def _node(bundle: Mapping[str, Any]) -> str:
+def _node(bundle: Mapping[str, JsonValue]) -> str:
     return str(bundle["node"])
 
 
-def _wants(bundles: Sequence[Mapping[str, Any]]) -> str:
+def _wants(bundles: Sequence[Mapping[str, JsonValue]]) -> str:
     return "; ".join(
         ", ".join(f"{name} {amount:g}" for name, amount in each["resources"].items())
         + f" on {each['node']}"

@@ -5,12 +5,13 @@ It may run in a task on the cluster, and travels there by value.
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+
+from moorage.records.json_values import JsonObject
 
 __all__ = ["observe", "request"]
 
 
-def observe(server: str) -> dict[str, Any]:
+def observe(server: str) -> JsonObject:
     """Return the nodes alive, their free resources, and the share of each worker.
 
     Args:
@@ -25,7 +26,7 @@ def observe(server: str) -> dict[str, Any]:
     free = available_resources_per_node()  # type: ignore[no-untyped-call]  # Ray has no types.
     alive = [each for each in ray.nodes() if each["Alive"]]  # type: ignore[no-untyped-call]  # As above.
 
-    def workers(node: dict[str, Any]) -> list[dict[str, Any]] | None:
+    def workers(node: JsonObject) -> list[JsonObject] | None:
         try:
             address, port = node["NodeManagerAddress"], node["NodeManagerPort"]
             stats = node_stats(address, port, include_memory_info=False)  # type: ignore[no-untyped-call]  # As above.
@@ -44,7 +45,7 @@ def observe(server: str) -> dict[str, Any]:
                 found.append({"actor": worker.actor_id.hex(), "group": group, "used": used})
         return found
 
-    leased: dict[str, list[dict[str, Any]]] = {}
+    leased: dict[str, list[JsonObject]] = {}
     for group_id, group in ray.util.placement_group_table().items():
         if (
             group["name"].startswith(("moorage-lease/", f"{server}/"))
@@ -75,7 +76,7 @@ def observe(server: str) -> dict[str, Any]:
 
 
 def request(bundles: Sequence[Mapping[str, float]]) -> None:
-    """Ask Ray's autoscaler for a cluster that can hold these."""
+    """Ask Ray's autoscaler for a cluster that can hold these bundles."""
     from ray.autoscaler.sdk import request_resources  # noqa: PLC0415  # It travels.
 
     request_resources(bundles=[dict(each) for each in bundles])

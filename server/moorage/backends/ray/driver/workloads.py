@@ -16,7 +16,8 @@ from ray.util.placement_group import PlacementGroup
 
 from moorage.backends.ray.driver.groups import GroupError, JobGroups
 from moorage.backends.ray.node.host import WorkloadHost
-from moorage.ray_devices import DeviceError, Holders
+from moorage.ray_devices import DeviceError, Holders, RayHandle
+from moorage.records.json_values import JsonObject, JsonValue
 
 __all__ = ["NotDoneError", "UnknownActorError", "Workloads"]
 
@@ -35,7 +36,7 @@ LOOK_SECONDS: Final = 20.0
 """How long one question waits for a workload's end; one of a killed process ends then, too."""
 EXACT_TRIES: Final = 3
 
-Report = dict[str, Any]
+Report = JsonObject
 
 
 class NotDoneError(Exception):
@@ -54,7 +55,7 @@ class _Member:
     start: tuple[str, str]
     """Fencing number and attempt."""
     index: int
-    handle: Any
+    handle: RayHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class _Shape:
     """Of its actors, in their order, and of all else that its job may use; empty is any."""
 
     @classmethod
-    def of(cls, shape: Mapping[str, Any]) -> "_Shape":
+    def of(cls, shape: Mapping[str, JsonValue]) -> "_Shape":
         """Return the shape that `orders.shape` has made."""
         return cls(int(shape["actors"]), tuple(shape["nodes"]))
 
@@ -92,7 +93,7 @@ class Workloads:
         self._lock = threading.Lock()
         self._names: dict[str, threading.RLock] = {}
         self._given_up: dict[str, list[threading.Event]] = {}
-        self._watched: dict[str, dict[Any, _Member]] = {}
+        self._watched: dict[str, dict[RayHandle, _Member]] = {}
         self._ends: dict[str, dict[int, Report]] = {}
         self._shapes: dict[str, _Shape] = {}
         self._dead = frozenset[str]()
@@ -102,7 +103,7 @@ class Workloads:
 
     # Looking -----------------------------------------------------------------------------------
 
-    def discover(self, shapes: Mapping[str, Mapping[str, Any]]) -> dict[str, Report]:
+    def discover(self, shapes: Mapping[str, Mapping[str, JsonValue]]) -> dict[str, Report]:
         """Return all that is here, and watch it from now on.
 
         Args:
@@ -112,10 +113,10 @@ class Workloads:
         found: dict[str, Report] = {}
         for workload, members in self._all().items():
             shape = _Shape.of(shapes[workload]) if workload in shapes else None
-            found[workload] = self._joined(members, "report", shape)
+            found[workload] = self._join(members, "report", shape)
             self._watch(workload, members, shape)
         for workload in self._groups.workloads() - found.keys():
-            lock = self._named(workload)
+            lock = self._lock_of(workload)
             if lock.acquire(blocking=False):  # Else it is being started or stopped.
                 try:
                     if workload not in self._all():
@@ -125,12 +126,12 @@ class Workloads:
         return found
 
     def status(
-        self, workload: str, shape: Mapping[str, Any] | None, *, probe: bool = False
+        self, workload: str, shape: Mapping[str, JsonValue] | None, *, probe: bool = False
     ) -> Report:
         """Return the report of a workload; with `probe`, after its readiness check."""
         question = "probe" if probe else "report"
         whole = None if shape is None else _Shape.of(shape)
-        return self._joined(self._members(workload), question, whole)
+        return self._join(self._members(workload), question, whole)
 
     def logs(self, workload: str, offset: int) -> tuple[bytes, int, bool, int | None, int]:
         """Return a piece of output of its first node, as `WorkloadHost.logs`, and its attempt."""
@@ -170,7 +171,7 @@ class Workloads:
         return given_up
 
     def start(
-        self, plans: Sequence[Mapping[str, Any]], given_up: threading.Event, *, new: bool
+        self, plans: Sequence[Mapping[str, JsonValue]], given_up: threading.Event, *, new: bool
     ) -> Report | None:
         """Start a workload, or find it, and wait until it is ready.
 
@@ -185,7 +186,7 @@ class Workloads:
         """
         workload = str(plans[0]["workload"])
         try:
-            with self._named(workload):
+            with self._lock_of(workload):
                 if given_up.is_set():
                     raise NotDoneError("its start was given up")
                 return self._started(workload, plans, given_up, new=new)
@@ -198,7 +199,7 @@ class Workloads:
     def _started(
         self,
         workload: str,
-        plans: Sequence[Mapping[str, Any]],
+        plans: Sequence[Mapping[str, JsonValue]],
         given_up: threading.Event,
         *,
         new: bool,
@@ -213,7 +214,7 @@ class Workloads:
                 self._check_whole(members, shape)
             if len(members) != len(plans) or len({each.start for each in members}) > 1:
                 self._end(members)
-                members = [self._made(self._bound(plan, given_up)) for plan in plans]
+                members = [self._make(self._bound(plan, given_up)) for plan in plans]
             report = self._begun(members, plans, given_up, found=found)
         except BaseException as error:
             with contextlib.suppress(UnknownActorError):
@@ -228,13 +229,15 @@ class Workloads:
         self._watch(workload, members, shape)
         return report
 
-    def _bound(self, plan: Mapping[str, Any], given_up: threading.Event) -> Mapping[str, Any]:
+    def _bound(
+        self, plan: Mapping[str, JsonValue], given_up: threading.Event
+    ) -> Mapping[str, JsonValue]:
         """Return the plan of a job with the placement group that was made for it."""
         if not plan["bundles"]:
             return plan
         return {**plan, "group": self._groups.make(plan, given_up).id.hex()}
 
-    def _made(self, plan: Mapping[str, Any]) -> _Member:
+    def _make(self, plan: Mapping[str, JsonValue]) -> _Member:
         options = dict(plan["options"])
         strategies = ray.util.scheduling_strategies
         if plan["bundles"]:
@@ -259,7 +262,7 @@ class Workloads:
     def _begun(
         self,
         members: list[_Member],
-        plans: Sequence[Mapping[str, Any]],
+        plans: Sequence[Mapping[str, JsonValue]],
         given_up: threading.Event,
         *,
         found: bool,
@@ -283,20 +286,20 @@ class Workloads:
             began = answer.get("exit_code") is not None and not plan["readiness"]
             if answer["phase"] == "failed" and not began:
                 raise NotDoneError(_why(answer))
-        report = self._joined(members, "report", None)
+        report = self._join(members, "report", None)
         if report["phase"] in {"failed", "succeeded"} and not found:
             report = {"phase": "ready", "detail": plans[0]["title"]}
         return report
 
     def _exact(
-        self, member: _Member, plan: Mapping[str, Any], given_up: threading.Event
+        self, member: _Member, plan: Mapping[str, JsonValue], given_up: threading.Event
     ) -> tuple[_Member, Report]:
         """Start a member again, with the devices of its lease."""
         self._end([member])
         answers: list[tuple[_Member, Report]] = []
 
         def take() -> bool:
-            made = self._made(plan)
+            made = self._make(plan)
             ref = made.handle.begin.remote()
             answers.append((made, self._begin_answer(made, ref, plan, given_up)))
             return "given" not in answers[-1][1]
@@ -306,7 +309,11 @@ class Workloads:
         return answers[-1]
 
     def _begin_answer(
-        self, member: _Member, ref: Any, plan: Mapping[str, Any], given_up: threading.Event
+        self,
+        member: _Member,
+        ref: Any,
+        plan: Mapping[str, JsonValue],
+        given_up: threading.Event,
     ) -> Report:
         """Wait until a member has begun: as long as it takes, once its actor runs."""
         made = "runtime_env" in plan["options"]
@@ -343,7 +350,7 @@ class Workloads:
         with self._lock:
             for given_up in self._given_up.get(workload, ()):
                 given_up.set()
-        with self._named(workload):
+        with self._lock_of(workload):
             self._forget(workload)
             try:
                 members = self._members(workload)
@@ -363,13 +370,13 @@ class Workloads:
         outputs: dict[int, tuple[bytes, int, int | None]] = {}
         alive = [(each, each.handle.about.remote()) for each in members]
         refs = [ref for _, ref in alive]
-        answered = set[Any]()
+        ready = set[RayHandle]()
         if refs:
-            answered.update(ray.wait(refs, num_returns=len(refs), timeout=ANSWER_SECONDS_MAX)[0])
-        stopping: list[tuple[_Member, Any, float]] = []
+            ready.update(ray.wait(refs, num_returns=len(refs), timeout=ANSWER_SECONDS_MAX)[0])
+        stopping: list[tuple[_Member, RayHandle, float]] = []
         for member, ref in alive:
             about = None
-            if ref in answered:
+            if ref in ready:
                 with contextlib.suppress(ray.exceptions.RayError):
                     about = ray.get(ref)
             if about is None:
@@ -496,7 +503,7 @@ class Workloads:
 
     # Members -----------------------------------------------------------------------------------
 
-    def _named(self, workload: str) -> threading.RLock:
+    def _lock_of(self, workload: str) -> threading.RLock:
         with self._lock:
             return self._names.setdefault(workload, threading.RLock())
 
@@ -529,7 +536,7 @@ class Workloads:
             raise UnknownActorError(workload)
         return sorted(found, key=lambda each: each.index)
 
-    def _joined(self, members: Sequence[_Member], question: str, shape: _Shape | None) -> Report:
+    def _join(self, members: Sequence[_Member], question: str, shape: _Shape | None) -> Report:
         """Return the report of a workload, from those of its members, and from missing ones."""
         if not members:
             raise UnknownActorError("")
@@ -542,7 +549,7 @@ class Workloads:
                     return {**report, "endpoint": reports[0].get("endpoint", "")}
         return reports[0]  # All of them have succeeded.
 
-    def _ask(self, member: _Member, question: str, *args: Any) -> Any:
+    def _ask(self, member: _Member, question: str, *args: JsonValue) -> JsonValue:
         """Return the answer of a member; the reason of its loss, if only its end is left."""
         try:
             return _value(getattr(member.handle, question).remote(*args), ANSWER_SECONDS_MAX)
@@ -556,7 +563,7 @@ class Workloads:
             return _lost(error)
 
 
-def _value(ref: Any, seconds: float | None) -> Any:
+def _value(ref: RayHandle, seconds: float | None) -> JsonValue:
     return ray.get(ref, timeout=seconds)
 
 
@@ -573,7 +580,7 @@ def _gone(name: str, namespace: str, seconds: float) -> bool:
         time.sleep(0.01)  # Ray does not tell.
 
 
-def _kill(handle: Any) -> None:
+def _kill(handle: RayHandle) -> None:
     with contextlib.suppress(ray.exceptions.RayError, ValueError):
         ray.kill(handle, no_restart=True)
 
@@ -599,7 +606,7 @@ def _why(report: Report) -> str:
     return f"{report.get('detail', '')}{': ' if lines else ''}{lines}"
 
 
-def _wants(options: Mapping[str, Any]) -> str:
+def _wants(options: Mapping[str, JsonValue]) -> str:
     return ", ".join(
         f"{name} {options[name]:g}" for name in ("num_gpus", "num_cpus") if name in options
     )

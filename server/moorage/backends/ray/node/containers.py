@@ -9,7 +9,8 @@ import socket
 import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+from moorage.records.json_values import JsonValue
 
 _LOOK_SECONDS_MAX = 10.0
 _ENGINES = ("docker", "podman")
@@ -35,7 +36,7 @@ class NodeContainer:
 
     def __init__(
         self,
-        given: Mapping[str, Any],
+        given: Mapping[str, JsonValue],
         host: str,
         gpus: Sequence[str],
         environment: Mapping[str, str],

@@ -28,6 +28,7 @@ import ray
 
 from moorage.backends.ray.node.containers import NodeContainer
 from moorage.ray_devices import device_names, given_devices
+from moorage.records.json_values import JsonObject, JsonValue
 
 _LOG_BYTES_MAX = 256 * 1024
 _OUTPUT_BYTES_MAX = 1024 * 1024
@@ -36,7 +37,7 @@ _TAIL_BYTES = 16 * 1024
 _CONNECT_SECONDS_MAX = 2.0
 _FAILED_FROM = 400
 
-Report = dict[str, Any]
+Report = JsonObject
 """`phase`, `endpoint`, `detail`, `exit_code`, `log_tail`: as `base.WorkloadReport` has them."""
 
 
@@ -58,7 +59,7 @@ class _Kept:
     def __init__(
         self,
         warden: str,
-        keep: Mapping[str, Any],
+        keep: Mapping[str, JsonValue],
         environment: Mapping[str, str],
         folder: str | Path,
         output: IO[bytes],
@@ -85,7 +86,7 @@ class _Kept:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def end(self, seconds: float) -> None:
-        """End it: SIGKILL so long after SIGTERM; `gone` is set when nothing is left."""
+        """End it: SIGTERM, and SIGKILL when the time is up; `gone` is set when nothing is left."""
         self._tell(str(seconds))
 
     def _tell(self, line: str) -> None:
@@ -114,7 +115,7 @@ class WorkloadHost:
 
     """
 
-    def __init__(self, plan: Mapping[str, Any]) -> None:
+    def __init__(self, plan: Mapping[str, JsonValue]) -> None:
         self._plan = plan
         self._folder = Path(tempfile.mkdtemp(prefix="moorage-ray-"))
         self._log = self._folder / "output"
@@ -162,7 +163,7 @@ class WorkloadHost:
         """Return the report of the workload now."""
         return self._report
 
-    async def about(self) -> Mapping[str, Any]:
+    async def about(self) -> Mapping[str, JsonValue]:
         """Return the plan that it was started with."""
         return {name: self._plan[name] for name in ("workload", "attempt", "stop_seconds")}
 
@@ -184,7 +185,7 @@ class WorkloadHost:
             return {**self._report, "phase": "starting", "endpoint": ""}
         return self._report
 
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    async def call(self, method: str, *args: JsonValue, **kwargs: JsonValue) -> JsonValue:
         """Call a method of the user's object."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._calls, self._call, method, args, kwargs)
@@ -270,7 +271,9 @@ class WorkloadHost:
         except SystemExit as error:  # It would end the loop, and nothing else.
             raise RuntimeError(f"SystemExit: {error}") from error
 
-    def _call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _call(
+        self, method: str, args: tuple[JsonValue, ...], kwargs: Mapping[str, JsonValue]
+    ) -> JsonValue:
         try:
             result = getattr(self._object, method)(*args, **kwargs)
         except SystemExit as error:  # As above.
@@ -281,7 +284,7 @@ class WorkloadHost:
             self._awaiting = asyncio.new_event_loop()
             threading.Thread(target=self._awaiting.run_forever, daemon=True).start()
 
-        async def awaited() -> Any:
+        async def awaited() -> JsonValue:
             return await result
 
         return asyncio.run_coroutine_threadsafe(awaited(), self._awaiting).result()
@@ -359,7 +362,7 @@ class WorkloadHost:
             await asyncio.sleep(readiness["every_seconds"])
 
     def _answers(self) -> bool:
-        """Try every probe once."""
+        """Try every probe once; return whether all succeed."""
         readiness = self._plan["readiness"]
         seconds = readiness["timeout_seconds"]
         port = readiness["port"] or self._port

@@ -41,7 +41,7 @@ class _Finder:
         return spec
 
 
-def _bind(module: Any) -> None:
+def _bind(module: ModuleType) -> None:
     kind = module.Worker
     if not all(isinstance(getattr(kind, name, None), property) for name in _PROPERTIES):
         raise ImportError("a job of Moorage cannot be bound to its lease under this release of Ray")
@@ -52,8 +52,8 @@ def _bind(module: Any) -> None:
         setattr(kind, name, _bound(getattr(kind, name), value, module.SCRIPT_MODE))
 
 
-def _bound(known: property, value: Any, driver: int) -> property:
-    def get(worker: Any) -> Any:
+def _bound(known: property, value: object, driver: int) -> property:
+    def get(worker: Any) -> object:
         return value if worker.mode == driver else known.__get__(worker)
 
     return property(get)

@@ -3,7 +3,7 @@
 import { STATES, grouped } from "./model.js";
 
 const LABEL = 16; // Height of a cluster's or rack's name.
-const BLOCK = 8; // Nodes below each other, at most about so many, in the block of a rack.
+const BLOCK = 8; // Nodes below each other in the block of a rack, at most about.
 export const CELLS = [24, 18, 14, 11, 9, 7, 5, 4, 3, 2, 1];
 const SQUARES = 4; // From this size on squares with gaps; below, pixels.
 
@@ -286,7 +286,7 @@ export class Painter {
 		const from = fleet.first[n];
 		const slots = fleet.first[n + 1] - from;
 		if (layout.nodewise) {
-			// As many parts of a node are free, so many of its cell; a pixel takes what is more.
+			// A cell is filled in the proportion in which its node is free; a pixel takes what is more.
 			const free = slots ? fleet.free[n] / slots : 0;
 			let colour = free >= 0.5 ? palette[0] : slots ? palette[fleet.state[from] || fleet.state[from + slots - 1] || 1] : palette[STATES.length - 1];
 			if (this.colour && slots) colour = packed(this.colour(from, n));

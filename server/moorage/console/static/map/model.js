@@ -53,7 +53,7 @@ function tell(changed) {
 let resyncing = 0;
 let reading = false;
 /** Deltas that came while a snapshot was unpacked. */
-let kept = [];
+let pending = [];
 
 /** Follow the map until the returned function is called. */
 export function follow() {
@@ -67,7 +67,7 @@ export function follow() {
 
 async function take(data) {
 	reading = true;
-	kept = [];
+	pending = [];
 	const columns = await unpacked(data.packed);
 	reading = false;
 	resyncing = 0;
@@ -75,11 +75,11 @@ async function take(data) {
 	fleet.value = read(columns, data);
 	revision.value = data.revision;
 	tell(null);
-	for (const each of kept.splice(0)) delta(each);
+	for (const each of pending.splice(0)) delta(each);
 }
 
 function delta(data) {
-	if (reading) return void kept.push(data);
+	if (reading) return void pending.push(data);
 	if (!fleet.value || resyncing) return;
 	const changed = apply(fleet.value, data);
 	if (!changed) return resynchronise();

@@ -273,7 +273,7 @@ function colours(made) {
 	({ backgroundColor: made.ground, color: made.text } = getComputedStyle(document.body));
 }
 
-/** The most asked demands: what fits now, what would. */
+/** The most frequent demands: what fits now, what would. */
 function Shapes({ it, lit, light }) {
 	const [shapes, setShapes] = useState(null);
 	const [error, setError] = useState(null);

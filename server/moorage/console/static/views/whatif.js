@@ -111,8 +111,8 @@ export function WhatIf({ query }) {
 	const begin = (event) => {
 		event.preventDefault();
 		run(async () => {
-			const told = await ask({ op: "whatif", request: requested(request), change: changed(changes) });
-			return { told, spread: map && (await spread(map, changes, told)) };
+			const outcome = await ask({ op: "whatif", request: requested(request), change: changed(changes) });
+			return { outcome, spread: map && (await spread(map, changes, outcome)) };
 		});
 	};
 	const field = (name, label, more) => html`<label>${label} <input value=${request[name]} ...${more} onInput=${typed((value) => setRequest({ ...request, [name]: value.trim() }))} /></label>`;
@@ -138,11 +138,11 @@ export function WhatIf({ query }) {
 				begun.current = true;
 			}}>Begin empty</button>${words && html`<${Command} words=${words} />`}</p>
 		</form>
-		<div><${Loaded} found=${answer} what="what would happen">${(it) => html`<${Told} it=${it.told} spread=${it.spread} waits=${waits} />`}<//></div></div>`;
+		<div><${Loaded} found=${answer} what="what would happen">${(it) => html`<${Told} it=${it.outcome} spread=${it.spread} waits=${waits} />`}<//></div></div>`;
 }
 
 /** How full and how scattered the fleet is before and after. `it`: The map. */
-async function spread(it, changes, told) {
+async function spread(it, changes, outcome) {
 	const nodes = new Map(it.ids.map((id, n) => [`${it.clusters[it.cluster[n]]}/${id}`, [it.free[n], it.first[n + 1] - it.first[n]]]));
 	const measured = () => [...nodes.values()].reduce((sum, [free, all]) => ({ all: sum.all + all, free: sum.free + free, partly: sum.partly + (free < all ? free : 0) }), { all: 0, free: 0, partly: 0 });
 	const before = measured();
@@ -150,13 +150,13 @@ async function spread(it, changes, told) {
 		const [, all] = nodes.get(`${values.cluster}/${values.like}`) || [];
 		if (kind.list === "add_nodes" && all) for (let n = 1; n <= Number(values.count); n++) nodes.set(`${values.cluster}/${values.like}+${n}`, [all, all]);
 	}
-	const gone = [...told.preempted, ...told.drained].slice(0, 100).map((each) => ask({ op: "status", lease: each.lease }).catch(() => ({})));
+	const gone = [...outcome.preempted, ...outcome.drained].slice(0, 100).map((each) => ask({ op: "status", lease: each.lease }).catch(() => ({})));
 	const put = (placement, sign) => (placement || []).forEach((share) => {
 		const node = nodes.get(`${share.cluster_id}/${share.node_id}`);
 		if (node) node[0] = Math.max(0, Math.min(node[1], node[0] - sign * Math.ceil(((share.gpus?.length || 0) * (share.gpu_milli ?? 1000)) / 1000)));
 	});
 	for (const lease of await Promise.all(gone)) put(lease.placement, -1);
-	for (const each of [...told.granted, ...told.drained, told.answer || {}]) put(each.placement, 1);
+	for (const each of [...outcome.granted, ...outcome.drained, outcome.answer || {}]) put(each.placement, 1);
 	return [["now", before], ["then", measured()]];
 }
 

@@ -40,7 +40,7 @@ export function Why({ rest, query }) {
 		</div>`;
 }
 
-/** Those who did not get what they asked for, newest first. */
+/** Requests that were refused or gave up, newest first. */
 export function Unserved({ title = "Refused and waiting", most = UNSERVED_MAX }) {
 	const all = most === UNSERVED_MAX;
 	const found = useLoaded(async () => {

@@ -1,0 +1,12 @@
+"""JSON without a type of its own: what users write, and rows whose fields differ.
+
+Documents, inputs, parameters, specs and answers of policies are the user's, and stay as they came.
+"""
+
+from typing import Any, TypeAlias
+
+JsonValue: TypeAlias = Any
+"""A value as JSON has it: an object, an array, a string, a number, a boolean or null."""
+
+JsonObject: TypeAlias = dict[str, JsonValue]
+"""A JSON object."""
