@@ -21,7 +21,16 @@ from moorage.backends.local import deadline
 from moorage.backends.local.deadline import HeardFile
 from moorage.backends.memory.backend import MemoryBackend
 from moorage.backends.specs import MemoryResourceSpec
-from moorage.model import ClusterId, NodeId, Share
+from moorage.model import (
+    ClusterId,
+    Lease,
+    LeaseTerms,
+    NodeId,
+    PolicyRef,
+    RequestId,
+    Share,
+    Tenant,
+)
 from moorage.protocol.agent_socket import AgentSocket
 
 PLACE = (ClusterId("c"), NodeId("n1"))
@@ -41,7 +50,8 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.fleet = FleetBackend(MemoryBackend(), lambda _: None)
+        self.leases: dict[str, Lease] = {}
+        self.fleet = FleetBackend(MemoryBackend(), self.leases.get)
         self.machine = self.fleet.machine(PLACE)
         self.there: dict[str, Any] = {}
         self.agents = MemoryBackend(self.there)
@@ -264,3 +274,19 @@ async def test_a_gang_with_a_machine_that_has_no_agent_is_refused(world: World) 
     gang = Order("a", MemoryResourceSpec(), (*PLACEMENT, Share(PLACE[0], NodeId("n9"))))
     with pytest.raises(BackendError, match="runs on machines with agents, and n9 has none"):
         await world.fleet.start(gang)
+
+
+async def test_a_gang_with_a_machine_that_was_forgotten_never_reads_as_healthy(
+    world: World,
+) -> None:
+    """The server was down meanwhile, so it remembers nothing but the lease."""
+    await world.agents.start(order())
+    policy, terms = PolicyRef("rule", "0"), LeaseTerms(60.0)
+    placement = (*PLACEMENT, Share(PLACE[0], NodeId("n9"), cpu_milli=100))
+    lease = (RequestId("a"), Tenant("t"), "", policy, placement, 1, 0.0, 60.0, terms)
+    world.leases["a"] = Lease(*lease)
+    for look in (world.fleet.status, world.fleet.probe):
+        with pytest.raises(BackendError, match="machine n9 was forgotten"):
+            await look("a")
+    await world.fleet.stop("a")
+    assert await world.agents.discover() == []

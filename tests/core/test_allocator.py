@@ -8,6 +8,7 @@ from moorage.core.allocator import Allocator
 from moorage.core.lifecycle.requests import CONSULTS_MAX
 from moorage.core.queue.open_requests import ASKS_BYTES_MAX, PENDING_MAX
 from moorage.core.queue.order import CONSULTED_MAX
+from moorage.core.queue.ranking import FILTERS_OF_TENANT_MAX
 from moorage.core.state.checkpoint import condense
 from moorage.core.state.deadlines import SPARE
 from moorage.core.state.facts import Granted, Refusal
@@ -67,6 +68,7 @@ def test_more_asks_than_can_be_decided_are_refused_as_busy() -> None:
         hand.ask(ask(f"r{number}", ONE))
     assert hand.allocator.undecided == PENDING_MAX
     assert answers(hand.ask(ask("more", ONE)))[0].code is Code.BUSY
+    assert consults(hand.ask(ask("of another tenant", ONE, tenant=Tenant("bob"))))
 
 
 def test_parts_of_several_requests_are_granted_and_refused_one_by_one() -> None:
@@ -395,9 +397,9 @@ def test_what_undecided_and_waiting_asks_bring_along_is_bounded_in_bytes() -> No
     assert answers(hand.ask(first)) == []  # It waits.
     (no,) = answers(hand.ask(ask("second", Demand(gpus=1), wait=9.0, size=large)))
     assert no.code is Code.BUSY
-    assert hand.allocator.state.waiting_bytes == large
+    assert hand.allocator.state.waiting_loads.bytes == large
     hand.step(CancelAsked(hand.to(), first.id, first.tenant))
-    assert hand.allocator.state.waiting_bytes == 0
+    assert hand.allocator.state.waiting_loads.bytes == 0
     # Without a demand the policy is consulted at once, and again until it answers.
     (request,) = consults(hand.ask(ask("third", None, size=large)))
     assert request == "third"
@@ -427,3 +429,20 @@ def test_what_follows_the_facts_answers_as_what_decided_them() -> None:
             assert (theirs.facts, theirs.effects) == ([], ours.effects)
     check(follower.state)
     follower.forget()
+
+
+def test_a_tenants_waiters_have_so_many_choices_of_devices_and_other_tenants_wait() -> None:
+    hand = full()
+    for number in range(FILTERS_OF_TENANT_MAX - 2):  # One has none, and one is the next.
+        hand.ask(ask(f"w{number}", replace(ONE, models=("A100", str(number))), wait=60.0))
+    several = tuple(replace(ONE, models=("A100", each)) for each in "ab")
+    two = ask("two", several[0], wait=60.0, alternatives=several)
+    hand.ask(ask("known", ONE, wait=60.0))
+    (no,) = answers(hand.ask(two))
+    assert (no.code, str(FILTERS_OF_TENANT_MAX) in no.reason) == (Code.BUSY, True)
+    for other in (replace(two, tenant=Tenant("bob")), ask("again", ONE, wait=60.0)):
+        assert answers(hand.ask(other)) == []
+    gone = RequestId("w7")
+    hand.step(CancelAsked(hand.to(), gone, Tenant("ann")))
+    hand.step(CancelAsked(hand.to(), RequestId("w8"), Tenant("ann")))
+    assert answers(hand.ask(replace(two, id=RequestId("later")))) == []

@@ -55,7 +55,7 @@ def test_tokens_outlive_the_secret_that_they_were_made_with(tmp_path):
         lease = server.say(asked)[0]["lease"]
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     secret.write_bytes(b"cut off")
-    with pytest.raises(CommandError, match=r"lease_secret: expected 32 bytes, got 7"):
+    with pytest.raises(CommandError, match=r"lease_secret is damaged: it has 7 bytes"):
         daemon(tmp_path).__enter__()
     secret.unlink()
     with serving(tmp_path) as server:

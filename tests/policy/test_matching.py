@@ -48,6 +48,7 @@ def test_the_operators_are_those_of_kubernetes(where, nodes, gpus):
     fleet, wanted = fleet_of(labelled()), demand(*where, gpus=gpus)
     assert np.flatnonzero(fleet.feasible(wanted)).tolist() == nodes
     assert np.flatnonzero(fleet.copies(wanted)).tolist() == nodes
+    assert [row for row in range(len(fleet)) if fleet.has_labels(row, wanted.where)] == nodes
     misfits = fleet.misfits(wanted)
     assert np.flatnonzero(misfits == Misfit.FITS).tolist() == nodes
     assert set(misfits.tolist()) <= {Misfit.FITS, Misfit.LABELS}

@@ -9,6 +9,7 @@ from moorage import model
 from moorage.model import Code
 from moorage.protocol.diagnosis import expectations, required
 from moorage.protocol.errors import BadMessage
+from moorage.protocol.json_bounds import PARTS_MAX
 from moorage.protocol.messages import (
     OPERATIONS,
     AllocationRequest,
@@ -22,6 +23,7 @@ from moorage.protocol.messages import (
     decode_allocation,
     decode_and_warn,
     ignored_fields,
+    operation_of,
 )
 from moorage.records import fields
 
@@ -630,6 +632,9 @@ def test_every_bound_of_a_field_is_described() -> None:
         ('{"adhoc":true,"policy_rule_uri":"p:1-x","inputs":{},"id":7,"id":7}', "id"),
         ('{"op": "release", "lease": "a", "token": "t",\n\t"lease" : "b"}', "lease"),
         ('{"op": "status", "lease": "a", "op": "status"}', "op"),
+        ('{"op": "release", "lease": "a", "token": "t", "op": "status"}', "op"),
+        ('{"op": "queue", "lease": "a", "op": "release"}', "op"),
+        ('{"adhoc": true, "inputs": 7, "inputs": {}}', "inputs"),
         ('{"adhoc": true, "policy_rule_uri": "p:1-x", "inputs": {}, "x": 1, "\\u0078": 2}', "x"),
         (
             '{"adhoc":1,"policy_rule_uri":"p:1-x","inputs":{}, "\\u0022\\u0022": 1, "\\"\\"": 2}',
@@ -648,3 +653,11 @@ def test_a_field_that_stands_there_twice_is_refused_by_name(frame, name):
 def test_what_lies_within_a_field_is_the_authors_own(value):
     frame = '{"adhoc": true, "policy_rule_uri": "p:1-x", "id": 7, "a\\"b": 1, "inputs": {"x": %s}}'
     assert decode(frame % value).id == 7
+
+
+def test_an_operation_is_told_by_its_name_and_never_by_what_takes_long_to_read() -> None:
+    assert operation_of(b'{"op": "status"}') == "status"
+    assert operation_of(b'{"op": "status", "adhoc": true}') == ""
+    brackets = b"[]," * PARTS_MAX
+    for name in (b"op", b"adhoc"):
+        assert operation_of(b'{"%s": [%s[]], "op": "status"}' % (name, brackets)) == ""

@@ -6,9 +6,18 @@ import json
 import pytest
 from starlette.requests import Request
 
-from moorage.model import Code
+from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
-from moorage.web.bodies import BODY_BYTES_MAX, HELD, TENANT, TENANT_BYTES_MAX, BodyReader
+from moorage.records.rights import Caller, Role
+from moorage.web.bodies import (
+    BODY_BYTES_MAX,
+    CALLER,
+    HELD,
+    TENANT,
+    TENANT_BYTES_MAX,
+    BodyReader,
+    find,
+)
 
 LARGE = b" " * BODY_BYTES_MAX
 """As large as one may be; the clients below send it, and then nothing for a while."""
@@ -112,3 +121,29 @@ async def test_a_compressed_body_is_refused_as_such():
     with pytest.raises(ServiceError) as caught:
         await BodyReader().read(Request(scope))
     assert (caught.value.status, caught.value.field) == (415, "content-encoding")
+
+
+async def test_a_flood_of_one_tenants_searches_does_not_stand_before_one_of_another():
+    bodies, begun, go_on = BodyReader(), list[str](), asyncio.Event()
+    several = asyncio.Event()
+
+    async def search(tenant: str) -> list[dict]:
+        async def query(wanted: dict) -> list[dict]:
+            begun.append(tenant)
+            if len(begun) > 1:
+                several.set()
+            await go_on.wait()
+            return [wanted]
+
+        asking = whole(b'{"id": "%s"}' % tenant.encode(), tenant)
+        setattr(asking.state, CALLER, Caller(Tenant(tenant), Role.CLIENT))
+        return await find(asking, bodies, query)
+
+    flood = [asyncio.create_task(search("mallory")) for _ in range(99)]
+    other = asyncio.create_task(search("bob"))
+    async with asyncio.timeout(60):
+        await several.wait()
+    assert begun == ["mallory", "bob"]
+    go_on.set()
+    assert await other == [{"id": "bob"}]
+    await asyncio.gather(*flood)

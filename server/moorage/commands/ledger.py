@@ -10,6 +10,7 @@ import typer
 
 from moorage.commands.errors import load_config
 from moorage.commands.options import DataOption, FileOption, JsonFlag
+from moorage.launch import reason_of
 
 ledger = typer.Typer(help="Look after what a daemon keeps on the disk.", no_args_is_help=True)
 
@@ -90,5 +91,5 @@ def _ledger_errors() -> Iterator[None]:
     try:
         yield
     except (LedgerError, OSError) as error:
-        typer.echo(f"moored: {error}", err=True)
+        typer.echo(f"moored: {reason_of(error)}", err=True)
         raise typer.Exit(1) from None

@@ -134,6 +134,10 @@ class Fleet(NodeInventory):
         """Return which nodes have the required labels: bool `[nodes]`, do not write."""
         return self._matching.mask(self, where)
 
+    def has_labels(self, row: int, where: tuple[Requirement, ...]) -> bool:
+        """Return the answer of `matching` for one node; it is not remembered."""
+        return self._matching.meets(self, row, where)
+
     def fitting_gpus(self, demand: Demand, rows: Any = slice(None)) -> Bools:
         """Return which devices could serve `demand` now: bool `[rows, devices]`."""
         fitting: Bools = self.gpu_free[rows] >= demand.gpu_milli

@@ -68,6 +68,12 @@ class Matching:
             self._masks[where] = mask
         return mask
 
+    def meets(self, inventory: NodeInventory, row: int, where: tuple[Requirement, ...]) -> bool:
+        """Return whether one node meets all of `where`."""
+        cluster, node = inventory.node_ids[row]
+        labels: Mapping[str, str] = {**inventory.labels[row], CLUSTER_KEY: cluster, NODE_KEY: node}
+        return all(_meets(labels.get(each.key), each) for each in where)
+
     def _column(self, inventory: NodeInventory, key: str) -> _Column:
         column = self._columns.get(key)
         if column is None:
@@ -75,6 +81,18 @@ class Matching:
                 self._columns.clear()
             column = self._columns[key] = _Column(label_values(inventory, key))
         return column
+
+
+def _meets(value: str | None, requirement: Requirement) -> bool:
+    match requirement.operator:
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "In":
+            return value in requirement.values
+        case _:
+            return value not in requirement.values
 
 
 def label_values(inventory: NodeInventory, key: str) -> list[str | None]:

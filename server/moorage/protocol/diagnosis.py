@@ -121,6 +121,9 @@ def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, 
     Returns:
         The one error to answer with; the first of those that there are.
 
+    Raises:
+        BadMessage: It has a duplicate field, so that none knows what is meant.
+
     """
     if isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
         return _not_json(frame, error)
@@ -137,6 +140,7 @@ def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, 
         return _not_json(frame, unreadable)
     except RecursionError:
         return _too_deep()
+    check_names(frame)
     identity = message_id(frame)
     missing = [*also, *(name for name in required(kind) if raw.get(name) in _ABSENT)]
     if missing:

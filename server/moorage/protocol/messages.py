@@ -333,8 +333,8 @@ def decode_allocation(body: str | bytes) -> AllocationRequest:
 def operation_of(body: bytes) -> str:
     """Return the `op` of a message that names one and is no request, or an empty text."""
     try:
-        head = _head(body)
-    except (ValueError, RecursionError):
+        head = _head(_text(body))
+    except (BadMessage, ValueError, RecursionError):
         return ""
     return "" if head.adhoc or head.op is None else str(head.op)[:QUOTED_CHARS_MAX]
 

@@ -18,6 +18,7 @@ from moorage.web.bodies import (
     query_in_url,
     read_document,
     succeeded,
+    who_of,
 )
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import (
@@ -67,8 +68,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
     )
     async def query(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
-        body = await read_document(request, bodies)
-        return succeeded(await find(body, partial(blocks.query, "block")))
+        return succeeded(await find(request, bodies, partial(blocks.query, "block")))
 
     @router.get("/blocks", summary="List blocks", **operation(list[BlockDocument]))
     async def all_blocks() -> Response:
@@ -109,7 +109,8 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
     async def aggregate(request: Request) -> Response:
         """Answer what the stages make of all metrics of blocks, one after the other."""
         stages = pipeline_of(await bodies.read_json(request))
-        return succeeded(await blocks.aggregate_metrics(stages))
+        async with bodies.searches.turn(who_of(request)):
+            return succeeded(await blocks.aggregate_metrics(stages))
 
     @router.get("/block/health/{block_id}", summary="Is a block alive?", **operation(BlockHealth))
     async def health(block_id: str) -> Response:
@@ -140,8 +141,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
     )
     async def query(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
-        body = await read_document(request, bodies)
-        return succeeded(await find(body, partial(blocks.query, "block_metrics")))
+        return succeeded(await find(request, bodies, partial(blocks.query, "block_metrics")))
 
     @router.get(
         "/block/query",
@@ -150,7 +150,8 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
     )
     async def query_by_parameters(request: Request) -> Response:
         """Every URL parameter is a field and its value; one given twice matches either."""
-        return succeeded(await blocks.query("block_metrics", query_in_url(request)))
+        async with bodies.searches.turn(who_of(request)):
+            return succeeded(await blocks.query("block_metrics", query_in_url(request)))
 
     router.include(_metrics_views(services, bodies))
 

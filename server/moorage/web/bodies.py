@@ -88,6 +88,8 @@ LEVELS_MAX: Final = 1_000
 """How deep arrays and objects may lie in one another; no decoder goes deeper."""
 VALUE_BYTES: Final = 64
 """What a value counts for in the budget, beside the bytes of the body."""
+SEARCHES_MAX: Final = 2
+"""Searches for documents at one time, one of one tenant: a single thread does them."""
 BODY_SECONDS_MAX: Final = 60.0
 """How long a client may take to send a body; then 408."""
 
@@ -96,10 +98,15 @@ class BodyReader:
     """Reads bodies within the budget that all requests of one server share.
 
     A body counts by the memory of its decoded values, until its request is answered.
+
+    Attributes:
+        searches: Turns to look for the documents that a body describes.
+
     """
 
     def __init__(self) -> None:
         self._held: Counter[str] = Counter()
+        self.searches = FairSemaphore(SEARCHES_MAX)
         self._turns = FairSemaphore(rests=True)
         self._decoding = FairSemaphore()
 
@@ -335,14 +342,24 @@ def query_of(body: JsonObject) -> JsonObject:
 
 
 async def find(
-    body: JsonObject, query: Callable[[JsonObject], Awaitable[list[JsonObject]]]
+    request: Request,
+    bodies: BodyReader,
+    query: Callable[[JsonObject], Awaitable[list[JsonObject]]],
 ) -> list[JsonObject]:
     """Return the documents that a filter finds, sorted and cut by the `options` beside it.
 
     Raises:
-        ServiceError: What `query` raises, or the options are malformed or unknown.
+        ServiceError: As `read_document`; what `query` raises; the options are malformed or unknown.
 
     """
+    body = await read_document(request, bodies)
+    async with bodies.searches.turn(who_of(request)):
+        return await _found(body, query)
+
+
+async def _found(
+    body: JsonObject, query: Callable[[JsonObject], Awaitable[list[JsonObject]]]
+) -> list[JsonObject]:
     wanted = query_of(body)
     if wanted is body or "options" not in body:
         return await query(wanted)

@@ -68,7 +68,7 @@ def _documents(router: HttpRouter, services: WebServices, bodies: BodyReader) ->
     )
     async def query(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
-        return succeeded(await find(await read_document(request, bodies), services.executors.query))
+        return succeeded(await find(request, bodies, services.executors.query))
 
     @router.get("/executor/{executor}", summary="Read an executor", **one)
     async def read(executor: str) -> Response:

@@ -111,8 +111,7 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
     )
     async def query_clusters(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
-        body = await _document(request, bodies)
-        return json_response(await find(body, services.clusters.query))
+        return json_response(await find(request, bodies, services.clusters.query))
 
     @router.get("/clusters/{cluster_id}", summary="Read a cluster", **one)
     async def get_cluster(cluster_id: str) -> Response:
@@ -179,7 +178,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
     )
     async def query_metrics(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
-        return _success(await find(await _document(request, bodies), services.metrics.query))
+        return _success(await find(request, bodies, services.metrics.query))
 
     @router.get(
         "/cluster/query",
@@ -188,7 +187,8 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
     )
     async def query_metrics_by_parameters(request: Request) -> Response:
         """Every URL parameter is a field and its value; one given twice matches either."""
-        return _success(await services.metrics.query(query_in_url(request)))
+        async with bodies.searches.turn(who_of(request)):
+            return _success(await services.metrics.query(query_in_url(request)))
 
     @router.get("/cluster/{cluster_id}", summary="Read metrics", **one)
     async def get_metrics(cluster_id: str) -> Response:
@@ -225,7 +225,8 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
     async def aggregate_metrics(request: Request) -> Response:
         """Answer what the stages make of all metrics documents, one after the other."""
         stages = pipeline_of(await bodies.read_json(request))
-        return _success(await services.metrics.aggregate(stages))
+        async with bodies.searches.turn(who_of(request)):
+            return _success(await services.metrics.aggregate(stages))
 
     @router.get(
         "/cluster-metrics/{cluster_id}",
@@ -318,7 +319,7 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
     )
     async def query_policies(request: Request) -> Response:
         """Answer the list of matching PolicyRule documents; `{}` matches all."""
-        return _success(await find(await _document(request, bodies), services.policies.query))
+        return _success(await find(request, bodies, services.policies.query))
 
     @router.get("/policy/{uri}", summary="Read a policy", **operation(PolicyDocument))
     async def get_policy(uri: str) -> Response:

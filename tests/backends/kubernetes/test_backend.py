@@ -391,6 +391,19 @@ async def test_a_gang_on_a_lost_node_has_failed(world):
     assert "delete the Node" in detail
 
 
+async def test_a_gang_whose_pods_all_went_while_the_server_was_away_is_not_made_once_more(world):
+    world.plane.create(node("n1"), node("n2"))
+    order = on(simulated(), share("n1"), share("n2"))
+    await world.backend.start(order)
+    for each in world.pods():
+        await asyncio.to_thread(world.plane.delete, "Pod", each["metadata"]["name"])
+    await until(lambda: not world.pods())
+    await world.restart()
+    with pytest.raises(BackendError, match=r"its pod on n1, n2 is gone .*, and 0 of 2 are left"):
+        await world.backend.start(replace(order, resumed=True))
+    assert world.pods() == []
+
+
 async def test_a_claim_that_a_crash_left_alone_is_found(world):
     """Its pod was never made: the daemon was killed in between."""
     world.plane.create(*dra_node("n1"))

@@ -45,9 +45,10 @@ def test_what_a_pod_cannot_have_is_refused_by_its_field(manifest: dict, field: s
         pod_order(PodResourceSpec(image="a", manifest=manifest))
 
 
-def test_all_devices_cannot_be_asked_for_in_the_environment() -> None:
-    spec = PodResourceSpec(image="a", environment={"NVIDIA_VISIBLE_DEVICES": "all"})
-    with pytest.raises(UnsupportedSpecError, match="environment: NVIDIA_VISIBLE_DEVICES"):
+@pytest.mark.parametrize("vendor", ["NVIDIA", "AMD", "ASCEND", "HABANA"])
+def test_all_devices_cannot_be_asked_for_in_the_environment(vendor: str) -> None:
+    spec = PodResourceSpec(image="a", environment={f"{vendor}_VISIBLE_DEVICES": "all"})
+    with pytest.raises(UnsupportedSpecError, match=f"environment: {vendor}_VISIBLE_DEVICES"):
         pod_order(spec)
 
 
@@ -166,6 +167,9 @@ def test_a_device_that_the_lease_does_not_hold_is_refused(kind: str, where: str,
         {"spec": {"resources": {"limits": {"google.com/tpu": 4}}}},
         {"spec": {"resources": {"claims": [{"name": "x"}]}}},
         {"metadata": {"annotations": {"cdi.k8s.io/all": "nvidia.com/gpu=all"}}},
+        {"metadata": {"annotations": {"nvidia.cdi.k8s.io/all": "nvidia.com/gpu=all"}}},
+        {"metadata": {"annotations": {"devices.nri.io/container.main": "- path: /dev/nvidia0"}}},
+        {"metadata": {"annotations": {"io.kubernetes.cri-o.Devices": "/dev/nvidia0"}}},
         {
             "spec": {
                 "containers": [

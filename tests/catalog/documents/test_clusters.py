@@ -168,18 +168,25 @@ def test_other_statuses_are_no_candidates(status):
 
 
 @pytest.mark.parametrize(
-    "text", ["a\x00b", "a\nb", "\x1b[2J", "\x85", "a\u202eb", "../../x", "a/..", "..\\x"]
+    "text",
+    [
+        *("a\x00b", "a\nb", "\x1b[2J", "\x85", "a\u202eb", "a\u200bb", "a\u200f", "\ufeffa"),
+        *("../../x", "a/..", "..\\x"),
+    ],
 )
 @pytest.mark.parametrize(
     "field",
-    ["id", "rack", "zone", "labels.x", *(f"gpus.gpus[0].{n}" for n in ("modelName", "uuid"))],
+    [
+        *("id", "rack", "zone", "machineId", "providerId", "labels.x"),
+        *("gpus.gpus[0].modelName", "gpus.gpus[0].uuid"),
+    ],
 )
 def test_names_that_no_machine_has_are_refused(text: str, field: str) -> None:
     gpu = {field.rpartition(".")[2]: text} if "gpus" in field else {"modelName": "A100"}
     node = {"id": "n", "gpus": {"count": 1, "gpus": [gpu]}, "labels": {"x": "y"}}
     if field == "labels.x":
         node["labels"] = {"x": text}
-    elif field in {"id", "rack", "zone"}:
+    elif "gpus" not in field:
         node[field] = text
     document = {"id": "c", "nodes": {"nodeData": [{"id": "m"}, node]}}
     read = read_cluster_document(document)  # As one that was stored is read.

@@ -75,14 +75,14 @@ def test_what_a_lease_in_the_queue_brought_along_counts_until_it_leaves() -> Non
     hand.see(nodes(1, 1))
     hand.grant(ask("r", ONE, provision=AGAIN, size=1_000), place("n000", "0"))
     state = hand.allocator.state
-    assert state.waiting_bytes == 0
+    assert state.waiting_loads.bytes == 0
     turn = fail(hand, "r")
-    assert state.waiting_bytes == 1_000
+    assert state.waiting_loads.bytes == 1_000
     hand.propose(turn, place("n000", "0"))
-    assert (state.waiting_bytes, state.leases[RequestId("r")].attempt) == (0, 2)
+    assert (state.waiting_loads.bytes, state.leases[RequestId("r")].attempt) == (0, 2)
     fail(hand, "r")
     release(hand, "r")
-    assert state.waiting_bytes == 0
+    assert state.waiting_loads.bytes == 0
     assert state.ended[RequestId("r")].ask is None
 
 

@@ -1,6 +1,7 @@
 """Bounds of block-level requests: clusters, turns, tasks; with the built-in policies alone."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 
@@ -21,7 +22,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import Sandbox
 from moorage.storage.sqlite.records import SqliteRecords
 
-HERE = Tenant("here")
+HERE, THERE = Tenant("here"), Tenant("there")
 
 
 class House:
@@ -87,13 +88,26 @@ async def test_of_more_clusters_than_allowed_the_first_are_taken_and_that_is_sai
 async def test_a_reader_beyond_the_limit_is_refused_and_the_others_are_served(house):
     await house.register("a")
     placing = house.blocks()
-    many = placement.RUNNING_MAX + placement.WAITING_MAX + 1
+    many = placement.RUNNING_MAX + placement.WAITING_MAX  # One turn is for other tenants.
     answers = await asyncio.gather(
         *(placing.place(HERE, {"n": n}, "dry_run") for n in range(many)), return_exceptions=True
     )
     refused = [each for each in answers if isinstance(each, ServiceError)]
     assert [each.code for each in refused] == [Code.BUSY]
     assert (await placing.place(HERE, {}, "dry_run")).result["id"] == "a"
+
+
+async def test_a_flood_of_one_tenants_blocks_refuses_nothing_of_another(house):
+    await house.register("a")
+    placing = house.blocks()
+    many = placement.RUNNING_MAX + placement.WAITING_MAX + 9
+    flood = [asyncio.ensure_future(placing.place(HERE, {}, "dry_run")) for _ in range(many)]
+    await asyncio.sleep(0)
+    assert (await placing.place(THERE, {}, "dry_run")).result["id"] == "a"
+    assert sum(each.done() for each in flood) < many // 2
+    answers = await asyncio.gather(*flood, return_exceptions=True)
+    refused = [each for each in answers if isinstance(each, ServiceError)]
+    assert {each.code for each in refused} == {Code.BUSY}
 
 
 async def test_what_cannot_be_packed_is_refused(house):
@@ -127,6 +141,24 @@ async def test_finished_tasks_make_room_and_pending_ones_do_not(house):
     assert (await refusal(services.allocate({}, "here"))).code is Code.BUSY
     await asyncio.gather(*house.tasks)
     assert await services.allocate({}, "here")
+    await asyncio.gather(*house.tasks)
+
+
+async def test_the_tenant_with_most_tasks_makes_room(house):
+    await house.register("a")
+    services = BlockServices(house.blocks(), house.spawn)
+    first = await services.allocate({}, "there")
+    await asyncio.gather(*house.tasks)
+    for _ in range(tasks.TASKS_MAX + 9):
+        await services.allocate({}, "here")
+        await asyncio.gather(*house.tasks)
+        house.tasks.clear()
+    assert (await services.task(first, "there"))["status"] == "completed"
+    for _ in range(tasks.TASKS_MAX):
+        with contextlib.suppress(ServiceError):
+            await services.allocate({}, "here")
+    assert (await refusal(services.allocate({}, "here"))).code is Code.BUSY
+    assert await services.allocate({}, "there")
     await asyncio.gather(*house.tasks)
 
 

@@ -8,14 +8,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from moorage.backends.base import Log
+from moorage.backends.base import CommandExecution, Log, RunFiles
 from moorage.backends.local.backend import LocalBackend
 from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Information
 from moorage.core.turns.events import Event, WorkloadEnded
 from moorage.daemon.access.lease_tokens import digest
 from moorage.daemon.tasks import Tasks
-from moorage.daemon.workloads.access import WorkloadAccess
+from moorage.daemon.workloads.access import (
+    EXECUTIONS_ALL_MAX,
+    EXECUTIONS_MAX,
+    EXECUTIONS_OF_TENANT_MAX,
+    FILE_READS_MAX,
+    WorkloadAccess,
+)
 from moorage.daemon.workloads.control import WorkloadControl
 from moorage.daemon.workloads.readers import READERS_MAX
 from moorage.model import (
@@ -210,3 +216,83 @@ async def test_a_reader_that_is_behind_what_was_seen_reads_at_once(silent):
     await silent.until_looked(2)
     assert (await silent.read()).data["text"] == "more\n"
     waiting.cancel()
+
+
+class Busy(LocalBackend):
+    """Counts commands that run, and looks into folders, until told to end them."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.running = 0
+        self.most = 0
+        self.end = asyncio.Event()
+
+    async def _work(self) -> None:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await self.end.wait()
+        self.running -= 1
+
+    async def execute(self, *args: Any, **more: Any) -> CommandExecution:
+        await self._work()
+        return CommandExecution(0, "")
+
+    async def files(self, workload: str, attempt: int = 0) -> RunFiles:
+        await self._work()
+        return RunFiles((), ())
+
+
+def crowd(tmp_path: Path, leases: int) -> tuple[Busy, WorkloadAccess]:
+    backend = Busy(tmp_path)
+    room = WorkloadControl(
+        {"local": backend}, lambda _event: None, Tasks(), lambda _seen: None, lambda: None
+    )
+    place = (Share(ClusterId("c"), NodeId("n")),)
+    policy, terms = PolicyRef("rule", "0"), LeaseTerms(60.0)
+    held = {
+        name: replace(
+            Lease(name, Tenant(tenant), digest(""), policy, place, 1, 0.0, 60.0, terms),
+            provision=Provision("local", {"command": ["true"]}),
+            state="active",
+        )
+        for tenant in ("mallory", "bob")
+        for name in (RequestId(f"{tenant}{number}") for number in range(leases))
+    }
+    return backend, WorkloadAccess(room, held.get)
+
+
+async def test_commands_of_one_tenant_leave_room_for_those_of_another(tmp_path):
+    backend, access = crowd(tmp_path, EXECUTIONS_ALL_MAX // EXECUTIONS_MAX)
+
+    def execute(tenant: str, number: int) -> asyncio.Task[Information | Refusal]:
+        lease = f"{tenant}{number // EXECUTIONS_MAX}"
+        message = wire.Exec(lease=lease, command=("true",))
+        return asyncio.create_task(access.answer(message, Tenant(tenant), SESSION))
+
+    flood = [execute("mallory", number) for number in range(EXECUTIONS_OF_TENANT_MAX + 1)]
+    refused = await flood.pop()
+    assert isinstance(refused, Refusal)
+    assert (refused.code, "of your tenant" in refused.reason) == (Code.BUSY, True)
+    others = [execute("bob", number) for number in range(16)]
+    await asyncio.sleep(0)
+    assert backend.running == EXECUTIONS_ALL_MAX
+    backend.end.set()
+    assert all(isinstance(each, Information) for each in await asyncio.gather(*flood, *others))
+
+
+async def test_looks_into_folders_take_turns(tmp_path):
+    backend, access = crowd(tmp_path, 1)
+
+    def look(tenant: str) -> asyncio.Task[Information | Refusal]:
+        message = wire.Files(lease=f"{tenant}0")
+        return asyncio.create_task(access.answer(message, Tenant(tenant), SESSION))
+
+    flood = [look("mallory") for _ in range(20)]
+    await asyncio.sleep(0)
+    assert backend.running == FILE_READS_MAX - 1
+    other = look("bob")
+    await asyncio.sleep(0)
+    assert backend.running == FILE_READS_MAX
+    backend.end.set()
+    await asyncio.gather(*flood, other)
+    assert backend.most == FILE_READS_MAX

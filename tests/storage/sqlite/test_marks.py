@@ -1,17 +1,27 @@
 """Marks: two copies, each believed only where it is as it was written; and who may read files."""
 
+import os
 import sqlite3
 import stat
 import time
+from collections.abc import Callable
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from moorage.storage.base import StorageError
 from moorage.storage.formats import Format
-from moorage.storage.sqlite.files import note_release, owner_only, writer_of
+from moorage.storage.sqlite.files import (
+    connect,
+    connect_to_look,
+    note_release,
+    owner_only,
+    writer_of,
+)
 from moorage.storage.sqlite.marks import REFILL_SECONDS, DurableMark, Reserve, read_mark
+from moorage.storage.sqlite.storage import read_secret
 
 COPY_BYTES = 4096
 
@@ -116,3 +126,23 @@ def test_a_database_says_which_release_writes_it():
         assert writer_of(connection) == "7.0"
         note_release(connection)
         assert writer_of(connection) == version("moorage")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_named_and_not_waited_for(path: Path, make: Callable[[Path], None]):
+    make(path)
+    with pytest.raises(OSError, match=r"no regular file.*ledger\.mark"):
+        read_mark(path, "ledger")
+    with pytest.raises(StorageError, match=r"ledger\.mark cannot be read: it is no regular file"):
+        read_secret(path)
+
+
+@pytest.mark.parametrize("end", ["", "-wal", "-shm", "-journal"])
+def test_no_pipe_is_opened_as_a_part_of_a_database(tmp_path: Path, end: str):
+    database = tmp_path / "ledger.db"
+    if end:
+        connect(database).close()
+    os.mkfifo(f"{database}{end}")
+    for each in (connect, connect_to_look):
+        with pytest.raises(OSError, match=f"no regular file.*ledger.db{end}'"):
+            each(database)

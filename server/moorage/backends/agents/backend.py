@@ -556,8 +556,17 @@ class FleetBackend:
             return self._places.get(workload, ())
         lease = self._lease(workload)
         places = lease.placement if lease is not None else ()
-        found = (self._machines.get((each.cluster_id, each.node_id)) for each in places)
-        return tuple(each for each in found if each is not None)
+        found = [(each.cluster_id, each.node_id) for each in places]
+        if not self._machines.keys() & set(found):
+            return ()
+        # A member whose machine has no agent any more is gone, and with it the gang.
+        return tuple(self._machines.get(each) or _gone(each) for each in found)
+
+
+def _gone(place: Place) -> AgentMachine:
+    machine = AgentMachine(place)
+    machine.note(gone=True)
+    return machine
 
 
 async def _all_or_none(starting: Sequence["asyncio.Task[WorkloadReport]"]) -> list[WorkloadReport]:

@@ -43,7 +43,8 @@ _WHOLE: Final = "a whole number, 0 or more"
 _NUMBER: Final = f"a number from 0 to {AMOUNT_MAX}"
 _OBJECT: Final = "an object"
 _UNSAFE: Final = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]|(?:^|[/\\])\.\.(?:[/\\]|$)"
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+    r"|(?:^|[/\\])\.\.(?:[/\\]|$)"
 )
 _SAFE: Final = "a text without control characters, and without `..` as a part of a path"
 
@@ -87,7 +88,7 @@ def check_names(cluster: Cluster) -> None:
     """
     seen: dict[int, None] = {}
     for number, node in enumerate(cluster.nodes):
-        texts = {"id": node.id, "rack": node.rack, "zone": node.zone}
+        texts = {"id": node.id, "rack": node.rack, "zone": node.zone, **_named(node)}
         for name, value in node.labels.items():
             texts |= {f"labels.{name}": value, f"the name of labels.{name}": name}
         if id(node.gpus) not in seen:  # Nodes of one kind share theirs.
@@ -103,6 +104,12 @@ def check_names(cluster: Cluster) -> None:
         for field, text in texts.items():
             if _UNSAFE.search(text):
                 raise WrongField(field, _SAFE).under(f"nodes.nodeData[{number}]").fault()
+
+
+def _named(node: Node) -> dict[str, str]:
+    """Return the names of the machine that a node is, by field."""
+    said = (each.partition(" ") for each in node.identity)
+    return {_NAMES[what]: name for what, _, name in said if what in _NAMES}
 
 
 def is_live(document: Mapping[str, JsonValue]) -> bool:

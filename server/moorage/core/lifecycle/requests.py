@@ -19,6 +19,7 @@ from moorage.core.queue.exclusions import NONE, ExclusionRules, Exclusions, shor
 from moorage.core.queue.idempotency import mismatch
 from moorage.core.queue.open_requests import ASKS_BYTES_MAX, PENDING_MAX, OpenRequests, Pending
 from moorage.core.queue.quotas import Quotas
+from moorage.core.queue.ranking import FILTERS_OF_TENANT_MAX
 from moorage.core.reports import explain
 from moorage.core.state import refusals
 from moorage.core.state.facts import Dequeued, Queued, Refusal
@@ -418,9 +419,12 @@ class Requests:
         if terms is None or ask.dry_run or not patient:
             self._refuse(pending, refusal, exclusions)
             return
-        many, size = len(self._state.waiting), self._state.waiting_bytes + ask.size
-        if waiter is None and (many >= WAITING_MAX or size > ASKS_BYTES_MAX):
+        loads = self._state.waiting_loads
+        if waiter is None and not loads.has_room(ask, WAITING_MAX, ASKS_BYTES_MAX):
             self._answer(pending, refusals.too_many_waiting(WAITING_MAX, ASKS_BYTES_MAX))
+            return
+        if waiter is None and not self._queue.has_room(ask):
+            self._answer(pending, refusals.too_many_choices(FILTERS_OF_TENANT_MAX))
             return
         if waiter is None:
             patience = terms.wait_seconds or ROOM_SECONDS_MAX

@@ -12,12 +12,13 @@ import msgspec
 from moorage.core.queue.exclusions import NONE, Exclusions
 from moorage.core.queue.order import WaitingQueue
 from moorage.core.state.facts import Refusal
+from moorage.core.state.tenant_loads import TenantLoads
 from moorage.core.turns.effects import Address, Forget
 from moorage.core.turns.turn import TurnWriter
 from moorage.model import Ask, Nodes, PolicyRef, RequestId, SessionId, Tenant
 
 PENDING_MAX: Final = 10_000
-"""Asks being consulted about; the next one is answered `busy`."""
+"""Asks being consulted about; the next one is answered `busy`, see `TenantLoads`."""
 ASKS_BYTES_MAX: Final = 128 << 20
 """What all asks being consulted about may bring along as JSON, and as much again those that wait;
 the next one is answered `busy`."""
@@ -61,7 +62,7 @@ class Undecided:
     def __init__(self) -> None:
         self.waiters: dict[PolicyRef, Counter[int]] = {}
         self._asks: dict[RequestId, Pending] = {}
-        self._bytes = 0
+        self._loads = TenantLoads()
         self._keys: dict[tuple[Tenant, str], RequestId] = {}
 
     def __len__(self) -> int:
@@ -78,13 +79,13 @@ class Undecided:
 
     def has_capacity(self, ask: Ask) -> bool:
         """Return whether one more may be decided."""
-        return len(self._asks) < PENDING_MAX and self._bytes + ask.size <= ASKS_BYTES_MAX
+        return self._loads.has_room(ask, PENDING_MAX, ASKS_BYTES_MAX)
 
     def add(self, pending: Pending) -> None:
         """Keep one; again changes nothing."""
         ask = pending.ask
         if ask.id not in self._asks:
-            self._bytes += ask.size
+            self._loads.add(ask)
             if pending.waits:
                 self.waiters.setdefault(ask.policy, Counter())[ask.priority] += 1
         self._asks[ask.id] = pending
@@ -101,7 +102,7 @@ class Undecided:
         """Note that no policy is being consulted about `ask` any more."""
         pending = self._asks.pop(ask.id, None)
         if pending is not None:
-            self._bytes -= ask.size
+            self._loads.remove(ask)
             if pending.waits:
                 self._drop_waiter(ask)
         key = ask.terms.idempotency_key if ask.terms else ""

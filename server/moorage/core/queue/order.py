@@ -26,6 +26,7 @@ from moorage.core.state.waiters import (
     ClassLines,
     LineKey,
     Seniority,
+    Shape,
     Waiter,
     WaiterClass,
     WaiterLine,
@@ -35,6 +36,7 @@ from moorage.model import (
     OVERTAKEN_MAX,
     Ask,
     Code,
+    Demand,
     Nodes,
     Placement,
     PolicyRef,
@@ -118,6 +120,10 @@ class WaitingQueue:
         if self._state.reserved:  # Its lease may end before a reservation that is in others' way.
             line.refused_at = UNJUDGED
         self._ranking.judge_again(self._classes[key.waiters].row)
+
+    def has_room(self, ask: Ask) -> bool:
+        """Return whether one more may wait whose demand is as different as that of `ask`."""
+        return self._ranking.has_room(ask.tenant, _shape(ask))
 
     def remove(self, ask: Ask) -> None:
         """Take a waiter out: granted or given up."""
@@ -512,6 +518,10 @@ class WaitingQueue:
 
         merged = heapq.merge(*map(ranked, lines))
         return [waiting[each[-1]] for each in islice(merged, most)]
+
+
+def _shape(ask: Ask) -> Shape:
+    return loosest(ask) or Demand(), ask.candidates, ask.alternatives
 
 
 def _count(

@@ -5,50 +5,55 @@ columns are updated as classes come and go, so a wake looks at arrays and at the
 it neither sorts nor visits all that wait. `order` is the only caller.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from moorage.core.queue.device_filters import DeviceFilter, DeviceFilters, device_filter
 from moorage.core.state.accounts import Account, Column, accounts_of
 from moorage.core.state.growth import PLACES_MAX, GrownPlace
 from moorage.core.state.state import State
 from moorage.core.state.waiters import UNJUDGED, Shape, WaiterClass
-from moorage.model import GPU_MILLI, RESOURCES, Demand, Nodes, PolicyRef
+from moorage.model import GPU_MILLI, RESOURCES, Nodes, PolicyRef, Tenant
 from moorage.policy import Fleet
 
 Rows = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 T = TypeVar("T", bound=Hashable)
 _Key = Callable[[Rows], Column]
+Kind = tuple[DeviceFilter, int, int]
+"""A filter, memory of a device, and thousandths of it that must be free."""
 Rank = tuple[int, float, float, float, int]
 """Its precedence, negated; the share of the tenant; that of its project; since when; which came
 first then. Less comes first."""
 
 ALTERNATIVES_WIDTH: Final = 8
 """Alternatives that there is room for from the start."""
+FILTERS_OF_TENANT_MAX: Final = 4_096
+"""Choices of GPU models, labels and clusters among the waiters of a tenant; a request with another
+one is answered `busy`. A release takes some microseconds for each."""
 COUNTED_MAX: Final = 16
 """Lines that are counted to one by one; all are sorted for more of them."""
 
 
-def _kind(shape: Shape) -> Shape:
+def _kind(shape: Shape) -> Kind:
     """Return which devices a demand accepts, and where: what one look at a node can answer."""
-    demand, candidates, _ = shape
+    demand, _, _ = shape
     milli = GPU_MILLI if demand.gpu_milli == GPU_MILLI else 1  # A share: any device has a part.
-    kind = Demand(
-        gpu_milli=milli,
-        models=demand.models,
-        gpu_memory_mib=demand.gpu_memory_mib,
-        where=demand.where,
-    )
-    return kind, candidates, ()
+    return device_filter(shape), demand.gpu_memory_mib, milli
 
 
 def _alternatives(shape: Shape) -> list[Shape]:
     """Return the shapes of the demands that a demand is the loosest of."""
     _, candidates, demands = shape
     return [(each, candidates, ()) for each in demands]
+
+
+def _filters(shape: Shape) -> set[DeviceFilter]:
+    return set(map(device_filter, (shape, *_alternatives(shape))))
 
 
 class Table(Generic[T]):
@@ -127,7 +132,9 @@ class Ranking:
         )
         self._others = np.zeros((16, ALTERNATIVES_WIDTH), np.int64)
         """Of a shape that is met where another is: the rows of these, the last one repeated."""
-        self._kinds = Table[Shape]()
+        self._kinds = Table[Kind](filter=np.int64, gpu_memory=np.int64, milli=np.int64)
+        self._filters = DeviceFilters(state)
+        self._filters_of: dict[Tenant, Counter[DeviceFilter]] = {}
         self._policies = Table[PolicyRef]()
         self._lines = Table[int](
             of=np.int64,  # The row of their class.
@@ -165,9 +172,15 @@ class Ranking:
             refused_at=UNJUDGED,
         )
         self._by_row[row] = waiters
+        self._filters_of.setdefault(waiters.tenant, Counter()).update(_filters(waiters.shape))
         if waiters.overdue:
             self._overdue[row] = None
         return row
+
+    def has_room(self, tenant: Tenant, shape: Shape) -> bool:
+        """Return whether one more of a tenant may wait: a release looks at all their filters."""
+        known = self._filters_of.get(tenant, Counter())
+        return len(known) + len(_filters(shape) - known.keys()) <= FILTERS_OF_TENANT_MAX
 
     def _add_shape(self, shape: Shape) -> int:
         """Return the row of a shape; of alternatives, each has its own row, too."""
@@ -178,7 +191,7 @@ class Ranking:
             gpus=demand.gpus,
             cpu=demand.cpu_milli,
             memory=demand.memory_mib,
-            kind=self._kinds.add(_kind(shape)),
+            kind=self._add_kind(_kind(shape)),
             several=bool(others),
         )
         if others:
@@ -190,8 +203,14 @@ class Ranking:
             self._others[number, : len(others)] = others
         return number
 
+    def _add_kind(self, kind: Kind) -> int:
+        accepts, gpu_memory, milli = kind
+        number = self._filters.add(accepts)
+        return self._kinds.add(kind, filter=number, gpu_memory=gpu_memory, milli=milli)
+
     def _drop_shape(self, shape: Shape) -> None:
         for each in (*_alternatives(shape), shape):
+            self._filters.drop(device_filter(each))
             self._kinds.drop(_kind(each))
             self._shapes.drop(each)
 
@@ -204,6 +223,13 @@ class Ranking:
         self._classes.drop(waiters)
         self._policies.drop(waiters.policy)
         self._drop_shape(waiters.shape)
+        its = self._filters_of[waiters.tenant]
+        its.subtract(_filters(waiters.shape))
+        for each in _filters(waiters.shape):
+            if not its[each]:
+                del its[each]
+        if not its:
+            del self._filters_of[waiters.tenant]
 
     def waiters(self, row: int) -> WaiterClass:
         """Return the class of a row."""
@@ -407,12 +433,15 @@ class Ranking:
         gpus = fleet.gpu_total if gives_way else fleet.gpu_free
         cpu = fleet.cpu_total if gives_way else fleet.cpu_free
         memory = fleet.memory_total if gives_way else fleet.memory_free
+        kinds = self._kinds
+        shared = np.flatnonzero(kinds["milli"] < GPU_MILLI)
         for row in rows:
-            devices = np.full(self._kinds.rows, -1, np.int64)
-            for (demand, candidates, _), kind in self._kinds.numbers.items():
-                if candidates is None or fleet.node_ids[row][0] in candidates:
-                    usable = fleet.eligible_gpus(demand)[row] & (gpus[row] >= demand.gpu_milli)
-                    devices[kind] = np.count_nonzero(usable)
+            is_candidate, accepted = self._filters.accepted(row)
+            usable = accepted[kinds["filter"]]
+            usable &= gpus[row] >= kinds["milli"][:, None]
+            usable &= fleet.gpu_memory[row] >= kinds["gpu_memory"][:, None]
+            usable[shared] &= ~fleet.gpu_exclusive[row]
+            devices = np.where(is_candidate[kinds["filter"]], usable.sum(axis=1), -1)
             here = shapes["gpus"] <= devices[shapes["kind"]]
             here &= shapes["cpu"] <= cpu[row]
             here &= shapes["memory"] <= memory[row]

@@ -4,6 +4,7 @@ from collections import Counter
 
 from moorage.core.state.accounts import Accounts
 from moorage.core.state.state import RELEASED, State
+from moorage.core.state.tenant_loads import TenantLoads
 from moorage.model import DEVICE, GPU_MILLI
 from moorage.policy import Fleet
 
@@ -42,7 +43,10 @@ def check(state: State) -> None:
     assert len(set(workloads)) == len(workloads), "a workload has two leases"
     assert state.leases.keys().isdisjoint(state.ended)
     assert state.leases.keys().isdisjoint(state.waiting)
-    assert state.waiting_bytes == sum(waiter.ask.size for waiter in state.waiting.values())
+    loads = TenantLoads()
+    for waiter in state.waiting.values():
+        loads.add(waiter.ask)
+    assert vars(state.waiting_loads) == vars(loads)
     assert all(lease.state == "ended" for lease in state.ended.values())
     for waiter in state.waiting.values():
         if (queued := waiter.lease) is not None:

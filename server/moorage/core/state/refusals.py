@@ -128,6 +128,12 @@ def too_many_waiting(most: int, most_bytes: int) -> Refusal:
     return Refusal(Code.BUSY, reason)
 
 
+def too_many_choices(most: int) -> Refusal:
+    """The waiters of a tenant choose their GPUs in as many ways as they may."""
+    what = f"at most {most} choices of GPU models, labels (`where`) and clusters"
+    return Refusal(Code.BUSY, f"The waiting requests of a tenant have {what}; try again later.")
+
+
 def no_cluster() -> Refusal:
     """The inventory is empty: no cluster is registered, or those that are do not answer."""
     reason = "No live cluster is registered; register one with POST /clusters."

@@ -51,6 +51,7 @@ from moorage.core.state.growth import Growth, left_by
 from moorage.core.state.identities import Identities, Place
 from moorage.core.state.lease_indexes import LeaseGroups, LostDevices, shown
 from moorage.core.state.reserved import ReservedNodes
+from moorage.core.state.tenant_loads import TenantLoads
 from moorage.core.state.waiters import Waiter
 from moorage.model import (
     GPU_MILLI,
@@ -88,7 +89,7 @@ class State:
         leases: Leases that hold something.
         ended: The last `ENDED_MAX` leases that ended, oldest first.
         waiting: Asks and leases in the queue, in the order in which they came into it.
-        waiting_bytes: What they brought along, in bytes of JSON.
+        waiting_loads: How many each tenant has of them, and what they brought along.
         overtaken: How often a waiter was passed by a request that came after it.
         keys: Which request owns an idempotency key of a tenant.
         warm: The leases that no tenant owns and whose workloads wait for the next request.
@@ -115,7 +116,7 @@ class State:
     leases: dict[RequestId, Lease] = field(default_factory=dict[RequestId, Lease])
     ended: dict[RequestId, Lease] = field(default_factory=dict[RequestId, Lease])
     waiting: dict[RequestId, Waiter] = field(default_factory=dict[RequestId, Waiter])
-    waiting_bytes: int = 0
+    waiting_loads: TenantLoads = field(default_factory=TenantLoads, compare=False)
     overtaken: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
     keys: dict[tuple[Tenant, str], RequestId] = field(
         default_factory=dict[tuple[Tenant, str], RequestId]
@@ -408,13 +409,13 @@ def _wait(state: State, waiter: Waiter) -> None:
     request = waiter.ask.id
     assert request not in state.waiting
     state.waiting[request] = waiter
-    state.waiting_bytes += waiter.ask.size
+    state.waiting_loads.add(waiter.ask)
     state._due(request)  # noqa: SLF001  # Called by apply().
 
 
 def _waits_no_longer(state: State, request: RequestId) -> Waiter:
     waiter = state.waiting.pop(request)
-    state.waiting_bytes -= waiter.ask.size
+    state.waiting_loads.remove(waiter.ask)
     state.overtaken.pop(request, None)
     _leave_to_others(state)
     return waiter

@@ -7,8 +7,7 @@ filter finds clusters, the block's clusterAllocator narrows them, its resourceAl
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -24,6 +23,7 @@ from moorage.model import Code, Tenant
 from moorage.policy import Fleet
 from moorage.protocol import replies
 from moorage.protocol.block_documents import bare_block
+from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import BlockRequest
 from moorage.records.json_values import JsonValue
@@ -34,9 +34,9 @@ Mode = Literal["dry_run", "select_clusters"]
 CLUSTERS_MAX: Final = 1000
 """Clusters one block is tried on; where there are more, the first by id are taken."""
 RUNNING_MAX: Final = 32
-"""Blocks looked at at one time; further ones wait for their turn."""
+"""Blocks looked at at one time, one less of one tenant; further ones wait for their turn."""
 WAITING_MAX: Final = 1024
-"""Blocks waiting for their turn; one more is refused with `busy`."""
+"""Blocks waiting for their turn; one more costs the tenant with most of them one: `busy`."""
 SECONDS_MAX: Final = 60.0
 """Time for one block, its wait included; then the answer is `policy_timeout`."""
 
@@ -81,8 +81,7 @@ class BlockPlacement:
         self._sandbox = sandbox
         self._fleet = fleet
         self._clusters_max = min(clusters_max, CLUSTERS_MAX)
-        self._turns = asyncio.Semaphore(RUNNING_MAX)
-        self._waiting = 0
+        self._turns = FairSemaphore(RUNNING_MAX, WAITING_MAX, busy="blocks wait")
 
     async def answer(
         self, tenant: Tenant, message: BlockRequest, warnings: Sequence[str] = ()
@@ -118,25 +117,11 @@ class BlockPlacement:
 
         """
         try:
-            async with asyncio.timeout(SECONDS_MAX), self._turn():
+            async with asyncio.timeout(SECONDS_MAX), self._turns.turn(tenant):
                 return await self._place(tenant, block, mode)
         except TimeoutError as error:
             reason = f"The block took more than {SECONDS_MAX:g} seconds; narrow its filter."
             raise ServiceError(Code.POLICY_TIMEOUT, reason, field="input") from error
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        if self._waiting >= WAITING_MAX:
-            raise ServiceError(Code.BUSY, f"{WAITING_MAX} blocks wait; try again in a moment")
-        self._waiting += 1
-        try:
-            await self._turns.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            yield
-        finally:
-            self._turns.release()
 
     async def _place(
         self, tenant: Tenant, block: Mapping[str, JsonValue], mode: Mode

@@ -5,7 +5,7 @@ advice, and a client whose task is gone asks again.
 """
 
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Final
@@ -18,9 +18,10 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject, JsonValue
 
 TASKS_MAX: Final = 1024
-"""Stored tasks; of more, the oldest finished one is forgotten. If none is finished: `busy`."""
+"""Stored tasks; of more, the oldest finished one of the tenant with most is forgotten. If none is
+finished: `busy`, but for tenants with few."""
 TASKS_BYTES_MAX: Final = 64 << 20
-"""Stored results; of more, those of the oldest finished tasks are forgotten."""
+"""Stored results; of more, the oldest of the tenant whose results are largest are forgotten."""
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class BlockServices:
 
         """
         block = _block(body, "dry_run")
-        if len(self._tasks) >= TASKS_MAX and not self._forget_oldest():
+        if self._is_full(tenant):
             raise ServiceError(Code.BUSY, f"{TASKS_MAX} tasks are pending; try again in a moment")
         task_id = secrets.token_hex(16)
         task = self._tasks[task_id] = _Task(tenant, {"task_id": task_id, "status": "pending"})
@@ -108,17 +109,32 @@ class BlockServices:
         task.size = len(msgspec.json.encode(task.state))
         self._bytes += task.size
         while self._bytes > TASKS_BYTES_MAX:
-            if not self._forget_oldest():
+            if not self._forget_oldest(lambda task: task.size):
                 break
 
-    def _forget_oldest(self) -> bool:
-        """Forget the oldest finished task, if there is one."""
+    def _is_full(self, tenant: str) -> bool:
+        """Return whether a tenant gets no task more, now that as many are pending as may.
+
+        Where they are others', a tenant with few gets some all the same.
+        """
+        if len(self._tasks) < TASKS_MAX or self._forget_oldest(lambda _: 1):
+            return False
+        own = sum(task.tenant == tenant for task in self._tasks.values())
+        return own >= TASKS_MAX // 8 or len(self._tasks) >= TASKS_MAX * 5 // 4
+
+    def _forget_oldest(self, weight: Callable[[_Task], int]) -> bool:
+        """Forget the oldest finished task of the tenant with most of them, if there is one."""
+        weights = Counter[str]()
+        oldest: dict[str, str] = {}
         for task_id, task in self._tasks.items():
             if not task.pending:
-                self._bytes -= task.size
-                del self._tasks[task_id]
-                return True
-        return False
+                weights[task.tenant] += weight(task)
+                oldest.setdefault(task.tenant, task_id)
+        if not oldest:
+            return False
+        task_id = oldest[max(weights, key=lambda each: weights[each])]
+        self._bytes -= self._tasks.pop(task_id).size
+        return True
 
 
 def _block(body: JsonObject, mode: Mode) -> JsonObject:

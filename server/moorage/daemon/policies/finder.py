@@ -18,6 +18,7 @@ from moorage.core.state.facts import Refusal
 from moorage.daemon.policies.schema_guard import SchemaGuard
 from moorage.daemon.policies.searchables import Searched, searched
 from moorage.model import Code, Tenant
+from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
 from moorage.query import Filter, QueryError, Search, parse_filter, parse_search
 from moorage.records.json_values import JsonValue
@@ -27,6 +28,10 @@ from moorage.sandbox.wire.limits import INPUT_BYTES_MAX
 
 T = TypeVar("T")
 
+SEARCHES_MAX: Final = 2
+"""Searches at one time, one of one tenant: a single thread does them."""
+SEARCHES_WAITING_MAX: Final = 1024
+"""Searches that wait for their turn; one more costs the tenant with most of them one: `busy`."""
 RANKING_SECONDS_MAX: Final = 30.0
 """How long a ranking may take with the time it waits for a cell; then the answer is BUSY."""
 SHOWN_CHARS_MAX: Final = 60
@@ -72,6 +77,7 @@ class Finder:
     def __init__(self, catalog: Catalog, sandbox: Sandbox) -> None:
         self._catalog = catalog
         self._sandbox = sandbox
+        self._turns = FairSemaphore(SEARCHES_MAX, SEARCHES_WAITING_MAX, busy="searches wait")
 
     async def find(
         self,
@@ -88,7 +94,7 @@ class Finder:
         Args:
             action: Which of the two.
             body: As the client sent it, bare or in its envelope.
-            tenant: On whose behalf a policy ranks.
+            tenant: Whose turn this takes, and on whose behalf a policy ranks.
             allowance: What this may cause at external services.
             at: The place of the body, with which the fields of refusals start.
             candidates: Clusters only, and of them only live ones, before anything is ranked.
@@ -98,12 +104,13 @@ class Finder:
                 what the ranking policy did wrong; `busy`; `unavailable`.
 
         """
-        if action == "filter":
-            wanted = await _parse(parse_filter, body, at)
-            search, uri = None, ""
-        else:
-            search = await _parse(parse_search, body, at)
-            wanted, uri = search.filter or Filter(search.match_type), search.policy_rule_uri
+        search, uri = None, ""
+        async with self._turns.turn(tenant):
+            if action == "filter":
+                wanted = await _parse(parse_filter, body, at)
+            else:
+                search = await _parse(parse_search, body, at)
+                wanted, uri = search.filter or Filter(search.match_type), search.policy_rule_uri
         field = _under(_values(body, at)[1], "matchType")
         if candidates and wanted.match_type != "cluster":
             reason = f"{field}: the candidates of a request are clusters; expected cluster"
@@ -113,7 +120,8 @@ class Finder:
         warnings = await self._catalog.freshness.fetch(uri, clusters, allowance)
         if wanted.match_type == "block":
             warnings += await self._catalog.blocks.fetch(allowance)
-        ids = await of.matching(wanted)
+        async with self._turns.turn(tenant):
+            ids = await of.matching(wanted)
         live = [each for each in ids if self._catalog.memory.is_live(each)] if candidates else ids
         if search is None or not live:
             # Where nothing is found, nothing is ranked.
@@ -124,7 +132,8 @@ class Finder:
             field = f"{place}.policyRuleURI"
             ranked = await self._ranked_by(search, documents, tenant, field)
         else:
-            ranked = dict.fromkeys(await _alike(search, of, live, place), Document())
+            async with self._turns.turn(tenant):
+                ranked = dict.fromkeys(await _alike(search, of, live, place), Document())
         best = list(ranked)[: search.limit]
         return FoundCandidates(best, len(ids), warnings, ranked, of, ranked=True)
 

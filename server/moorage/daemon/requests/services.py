@@ -224,17 +224,22 @@ class AllocationServices:
     async def allocate(self, body: bytes, caller: Caller, traceparent: str) -> tuple[int, bytes]:
         """Return the status and the JSON of the answer."""
         try:
-            self._refuse_operation(body)
             if len(body) > LARGE_BYTES:
                 async with self._turns.turn(caller.tenant):
-                    message, warnings = _allocation(body)
+                    message, warnings = self._allocation(body)
             else:
-                message, warnings = _allocation(body)
+                message, warnings = self._allocation(body)
             if traceparent and not message.traceparent:
                 message = structs.replace(message, traceparent=traceparent)
         except BadMessage as error:
             return status_of(error.code), _unread(error)
         return await self._result(message, caller, warnings)
+
+    def _allocation(self, body: bytes) -> tuple[wire.AllocationRequest, list[str]]:
+        """Return the request in a body, and warnings about it."""
+        self._refuse_operation(body)
+        message = wire.decode_allocation(body)
+        return message, wire.ignored_fields(body, message)
 
     def _refuse_operation(self, body: bytes) -> None:
         """Refuse a message of the socket, and say where it belongs.
@@ -275,12 +280,6 @@ class AllocationServices:
             return 200, reply
         known = verdict.error.code is Code.UNAUTHORIZED  # The caller is known, and lacks the right.
         return status_of(Code.FORBIDDEN if known else verdict.error.code), reply
-
-
-def _allocation(body: bytes) -> tuple[wire.AllocationRequest, list[str]]:
-    """Return the request in a body, and warnings about it."""
-    message = wire.decode_allocation(body)
-    return message, wire.ignored_fields(body, message)
 
 
 def _unread(error: BadMessage) -> bytes:

@@ -2,8 +2,9 @@
 
 import asyncio
 import base64
+import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, assert_never
 
 from moorage.backends.base import (
@@ -25,14 +26,20 @@ from moorage.daemon.workloads.control import WorkloadControl
 from moorage.daemon.workloads.readers import LogView, Readers
 from moorage.model import Code, Lease, RequestId, SessionId, Tenant
 from moorage.protocol import messages as wire
+from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.records.json_values import JsonObject
 
 NOT_RUN: Final = (126, 127)
 """Exit codes, as shells have them, of a program that cannot be run or is not there."""
 EXECUTIONS_MAX: Final = 8
 """Commands beside one workload at a time; further ones are refused as busy."""
+EXECUTIONS_OF_TENANT_MAX: Final = 48
+"""The same for all workloads that one tenant enters."""
 EXECUTIONS_ALL_MAX: Final = 64
 """The same for all workloads together. Each costs some descriptors and a process."""
+FILE_READS_MAX: Final = 3
+"""Looks into the folders of runs at one time, one less of one tenant; others wait for their turn.
+Each takes a thread, of which starts and stops of workloads need some, too."""
 
 
 class WorkloadAccess:
@@ -50,6 +57,8 @@ class WorkloadAccess:
         self._backends = backends
         self._lease = lease
         self._executing: Counter[str] = Counter()
+        self._executing_of: Counter[Tenant] = Counter()
+        self._file_turns = FairSemaphore(FILE_READS_MAX)
         self._readers = Readers()
         self.lost = self._readers.lost
 
@@ -75,7 +84,7 @@ class WorkloadAccess:
         if backend is None:
             reason = f"Lease {message.lease} has no workload: its request has no `provision`."
             return Refusal(Code.UNSUPPORTED, reason, "lease", "a lease with a workload")
-        if (busy := self._busy(lease, message)) is not None:
+        if (busy := self._busy(lease, message, tenant)) is not None:
             return busy
         try:
             return await self._look_into(backend, lease, message, tenant, session)
@@ -103,25 +112,41 @@ class WorkloadAccess:
             case wire.Logs():
                 return await self._read(backend, lease, message, tenant, session)
             case wire.Exec():
-                self._executing[lease.workload] += 1
-                try:
+                with self._counted(lease, tenant):
                     return Information(await self._exec(backend, lease.workload, message))
-                finally:
-                    self._executing[lease.workload] -= 1
-                    self._executing += Counter()  # Forgets what is none any more.
             case wire.Files():
-                return Information(await self._files(backend, lease, message))
+                async with self._file_turns.turn(tenant):
+                    return Information(await self._files(backend, lease, message))
             case _:
                 assert_never(message)
 
-    def _busy(self, lease: Lease, message: wire.Logs | wire.Exec | wire.Files) -> Refusal | None:
+    @contextlib.contextmanager
+    def _counted(self, lease: Lease, tenant: Tenant) -> Iterator[None]:
+        """Count a command beside a workload while it runs."""
+        self._executing[lease.workload] += 1
+        self._executing_of[tenant] += 1
+        try:
+            yield
+        finally:
+            self._executing[lease.workload] -= 1
+            self._executing_of[tenant] -= 1
+            self._executing += Counter()  # Forgets what is none any more.
+            self._executing_of += Counter()
+
+    def _busy(
+        self, lease: Lease, message: wire.Logs | wire.Exec | wire.Files, tenant: Tenant
+    ) -> Refusal | None:
         """Refuse what would take more of this server than one caller may have of it."""
         reason = ""
         if not descriptors.spare():
             reason = "This server has hardly a file descriptor left"
-        elif isinstance(message, wire.Exec) and self._executing.total() >= EXECUTIONS_ALL_MAX:
+        elif not isinstance(message, wire.Exec):
+            pass
+        elif self._executing.total() >= EXECUTIONS_ALL_MAX:
             reason = f"{EXECUTIONS_ALL_MAX} commands run beside workloads already"
-        elif isinstance(message, wire.Exec) and self._executing[lease.workload] >= EXECUTIONS_MAX:
+        elif self._executing_of[tenant] >= EXECUTIONS_OF_TENANT_MAX:
+            reason = f"{EXECUTIONS_OF_TENANT_MAX} commands of your tenant run already"
+        elif self._executing[lease.workload] >= EXECUTIONS_MAX:
             reason = f"{EXECUTIONS_MAX} commands run beside the workload of {lease.id} already"
         return Refusal(Code.BUSY, f"{reason}; ask again in a moment.") if reason else None
 

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from moorage.storage.base import SECRET_BYTES, StorageCorrupt, StorageError
+from moorage.storage.base import StorageCorrupt, StorageError
 from moorage.storage.sqlite import (
     AGENTS_FILE,
     CATALOG_FILE,
@@ -33,7 +33,7 @@ from moorage.storage.sqlite.files import (
 )
 from moorage.storage.sqlite.marks import DurableMark, Found, read_mark
 from moorage.storage.sqlite.records import RecordTables
-from moorage.storage.sqlite.storage import write_secret
+from moorage.storage.sqlite.storage import read_secret, write_secret
 
 UNFINISHED: Final = "unfinished"
 """A file in a folder that is being filled. Its writer holds a lock on it."""
@@ -129,11 +129,7 @@ def copy_folder(data: Path, target: Path, *, fencing_skip: int = 0) -> int:
         OSError: Likewise.
 
     """
-    secret = (data / SECRET_FILE).read_bytes()
-    if len(secret) != SECRET_BYTES:
-        found = f"{SECRET_FILE} has {len(secret)} bytes, not {SECRET_BYTES}"
-        raise StorageCorrupt(str(data), found)
-    write_secret(target / SECRET_FILE, secret)
+    write_secret(target / SECRET_FILE, read_secret(data / SECRET_FILE))
     _copy_ledger(data / LEDGER_FILE, target / LEDGER_FILE)
     reserved = read_mark(fencing_path(data / LEDGER_FILE), FENCING)
     if not reserved.known:

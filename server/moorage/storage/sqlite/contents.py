@@ -25,7 +25,7 @@ from moorage.storage.sqlite.fencing import fencing_path
 from moorage.storage.sqlite.files import OWNER_ONLY, translated
 from moorage.storage.sqlite.lock import WriterLock
 from moorage.storage.sqlite.marks import Found, read_mark
-from moorage.storage.sqlite.storage import write_secret
+from moorage.storage.sqlite.storage import read_secret, write_secret
 from moorage.storage.sqlite.tokens import SqliteTokens
 
 
@@ -61,7 +61,7 @@ def reading(folder: Path) -> Iterator[Contents]:
                     record_tables,
                     _tokens(folder / TOKENS_FILE),
                     _agents(folder / AGENTS_FILE),
-                    secret.read_bytes() if secret.exists() else b"",
+                    read_secret(secret) if secret.exists() else b"",
                     fencing.first,
                     partial(_audit, folder / AUDIT_FOLDER),
                 )

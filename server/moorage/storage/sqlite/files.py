@@ -1,8 +1,10 @@
 """Files of SQLite: how they are opened, examined and replaced. All databases here use these."""
 
 import contextlib
+import errno
 import os
 import sqlite3
+import stat
 import struct
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -15,6 +17,8 @@ OWNER_ONLY: Final = 0o600
 UNREADABLE: Final = (sqlite3.Error, ValueError, TypeError)
 """Raised by reading what is damaged: text that is not UTF-8, or no number where each is one."""
 BUSY_SECONDS: Final = 5.0
+_BESIDE: Final = ("", "-wal", "-shm", "-journal")
+"""Ends of the names of a database's files."""
 _LOG_MAGIC: Final = 0x377F0682
 LOG_HEADER_BYTES: Final = 32
 LOG_FRAME_BYTES: Final = 24
@@ -52,8 +56,43 @@ def translated(place: str, *, values: bool = True) -> Iterator[None]:
         ) from no
 
 
+def read_file(path: Path) -> bytes:
+    """Return the content of a file; a pipe in its place would wait for a writer for ever.
+
+    Raises:
+        OSError: It is no regular file, or cannot be read.
+
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check_regular(os.fstat(descriptor).st_mode, path)
+        with open(descriptor, "rb", closefd=False) as file:  # It is open already.
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
+def _check_regular(mode: int, path: Path) -> None:
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no regular file; move it away", str(path))
+
+
+def _check_files(database: Path) -> None:
+    """Refuse a database with a file that SQLite would open and wait for, such as a pipe.
+
+    Raises:
+        OSError: It has one.
+
+    """
+    for end in _BESIDE:
+        path = database.with_name(database.name + end)
+        with contextlib.suppress(FileNotFoundError):
+            _check_regular(path.stat().st_mode, path)
+
+
 def connect(path: Path) -> sqlite3.Connection:
     """Open a database in this thread, to be used by one thread at a time."""
+    _check_files(path)
     return sqlite3.connect(
         path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
@@ -61,6 +100,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 def connect_to_look(path: Path) -> sqlite3.Connection:
     """Open a file that is not to be changed: its log stays as it is, also where it is damaged."""
+    _check_files(path)
     address = f"{path.absolute().as_uri()}?mode=ro"
     return sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
 
@@ -165,7 +205,7 @@ def log_lost(database: Path) -> str:
 def _read_log(database: Path) -> tuple[str, int]:
     """Return the place where a log ends, and the number of commits behind it."""
     try:
-        content = database.with_name(database.name + "-wal").read_bytes()
+        content = read_file(database.with_name(database.name + "-wal"))
     except FileNotFoundError:
         return f"{database.name}-wal is not there.", 0
     name = f"{database.name}-wal"

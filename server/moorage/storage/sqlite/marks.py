@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from moorage.storage.sqlite.files import OWNER_ONLY, sync_directory
+from moorage.storage.sqlite.files import OWNER_ONLY, read_file, sync_directory
 
 SYNC_SECONDS: Final = 1.0
 """How old a mark may be after a power cut. A sync per commit would cost a third of the rate."""
@@ -60,7 +60,7 @@ def read_mark(path: Path, label: str) -> Found:
 
     """
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except FileNotFoundError:
         return Found(exists=False, doubt=f"{path.name} is missing")
     copies = [_unpack(content[start : start + _SLOT_BYTES], label) for start in (0, _SLOT_BYTES)]

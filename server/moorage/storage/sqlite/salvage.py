@@ -87,7 +87,7 @@ def _frames(database: Path) -> list[_Frame]:
     A damaged header is one of the two that say it, so the database's own is believed as well.
     """
     log = database.with_name(database.name + "-wal")
-    content = log.read_bytes() if log.exists() else b""
+    content = log.read_bytes() if log.is_file() else b""
     if len(content) <= LOG_HEADER_BYTES:
         return []
     header = content[:LOG_HEADER_BYTES]

@@ -14,7 +14,7 @@ from moorage.storage.sqlite import (
 )
 from moorage.storage.sqlite.agents import SqliteAgents
 from moorage.storage.sqlite.facts import SqliteFacts
-from moorage.storage.sqlite.files import OWNER_ONLY, sync_directory
+from moorage.storage.sqlite.files import OWNER_ONLY, read_file, sync_directory
 from moorage.storage.sqlite.records import SqliteRecords
 from moorage.storage.sqlite.tokens import SqliteTokens
 
@@ -64,15 +64,32 @@ class SqliteStorage:
         """See `Storage.secret`."""
         path = self._folder / SECRET_FILE
         try:
-            secret = path.read_bytes()
+            return read_secret(path)
         except FileNotFoundError:
             return write_secret(path, secrets.token_bytes(SECRET_BYTES))
-        if len(secret) != SECRET_BYTES:
-            raise StorageError(
-                f"{path}: expected {SECRET_BYTES} bytes, got {len(secret)}. Restore it from a "
-                "backup, or delete it: leases then stand, but their tokens cannot be shown again."
-            )
-        return secret
+
+
+def read_secret(path: Path) -> bytes:
+    """Return the secret that the tokens of leases are made of.
+
+    Raises:
+        FileNotFoundError: There is none.
+        StorageError: It is no such secret.
+
+    """
+    try:
+        secret = read_file(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}.") from error
+    if len(secret) != SECRET_BYTES:
+        raise StorageError(
+            f"{path} is damaged: it has {len(secret)} bytes, and {SECRET_BYTES} were written. "
+            "Restore it from a backup. Or delete it: the next start makes a new one; leases stand "
+            "and their tokens hold, but a client that lost the token of its lease gets no other."
+        )
+    return secret
 
 
 def write_secret(path: Path, secret: bytes) -> bytes:

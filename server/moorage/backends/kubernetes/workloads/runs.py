@@ -278,7 +278,7 @@ class WorkloadRuns:
             self._ordered.add(name)
             pods, gang = known.pods(name), len(order.placement) > 1
             there = _is_whole(pods)
-            if order.resumed and pods and not there:
+            if order.resumed and (pods or gang) and not there:
                 raise BackendError(_lost(pods, [str(x.node_id) for x in order.placement]))
             if not there or pod.port or gang:
                 nodes = set() if there else {str(share.node_id) for share in order.placement}
@@ -505,7 +505,8 @@ def _lost(pods: Sequence[PodState], nodes: Sequence[str]) -> str:
     """Say which pods of a gang are gone that was whole."""
     missing = [each for each in nodes if each not in {pod.node for pod in pods}]
     where = f" on {', '.join(missing)}" if missing else ""
-    return f"its pod{where} is gone from the API server, and {len(pods)} of {pods[0].size} are left"
+    size = pods[0].size if pods else len(nodes)
+    return f"its pod{where} is gone from the API server, and {len(pods)} of {size} are left"
 
 
 def _is_whole(pods: Sequence[PodState]) -> bool:

@@ -1,5 +1,6 @@
 """Which specs become pods, and how: those of pods, and the local backend's container and vLLM."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Final
@@ -31,11 +32,16 @@ _PORT: Final = 8000
 """Where a pod listens that may choose."""
 DOMAIN: Final = "moorage.dev"
 """The domain of the labels and annotations that only this server sets."""
-_ALL_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+_DEVICE_VARIABLES: Final = frozenset(
+    f"{vendor}_VISIBLE_DEVICES" for vendor in ("NVIDIA", "AMD", "ASCEND", "HABANA")
+)
+"""Variables by which container runtimes give a container whatever devices they name."""
 _DEVICE_LIST: Final = "nvidia-container-devices"
 """What is mounted below a folder of this name is a device to NVIDIA's runtime."""
-_DEVICE_NOTES: Final = "cdi.k8s.io/"
-"""Annotations that container runtimes take for devices."""
+_DEVICE_NOTES: Final = re.compile(
+    r"(.*\.)?cdi\.k8s\.io/|devices\.nri\.io/|io\.kubernetes\.cri-o\.devices"
+)
+"""Annotations that container runtimes take for devices; NVIDIA's has a prefix of its own."""
 _OWN_SIZES: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
 """Resources that are no devices; beside them, pages of memory."""
 
@@ -319,7 +325,7 @@ def _check_names(field_name: str, names: Iterable[str]) -> None:
         if domain == DOMAIN or domain.endswith(f".{DOMAIN}"):
             reason = f"expected no name of {DOMAIN}, which this server sets itself"
             raise UnsupportedSpecError(f"{field_name}.{name}: {reason}")
-        if name.startswith(_DEVICE_NOTES):
+        if _DEVICE_NOTES.match(name.lower()):
             _refuse_devices(f"{field_name}.{name}")
 
 
@@ -332,8 +338,9 @@ def _without_nulls(value: JsonValue) -> JsonValue:
 
 
 def _check_environment(field_name: str, names: Iterable[str]) -> None:
-    if _ALL_DEVICES in names:  # NVIDIA's runtime gives a container whatever GPUs that names.
-        _refuse_devices(f"{field_name}: {_ALL_DEVICES}")
+    for name in names:
+        if name in _DEVICE_VARIABLES:
+            _refuse_devices(f"{field_name}: {name}")
 
 
 def _refuse_devices(field_name: str) -> None:
