@@ -10,17 +10,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from served import Server
+from served import Server, moored, ran
 
 from moorage.testing.daemon_process import child, daemon, serve_variables
 from moorage_policies import catalog
 
 MOORED = [sys.executable, "-P", "-m", "moorage"]
-
-
-def moored(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [*MOORED, *map(str, words)]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
 
 
 class Fleet:
@@ -50,7 +45,7 @@ class Fleet:
 
     def refused(self, command: list[str]) -> str:
         """Run an agent that must not get in; return what it says."""
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        done = ran(*command)
         assert done.returncode == 3, done.stderr
         return done.stderr
 
@@ -63,8 +58,7 @@ class Fleet:
         return next(each for each in document["nodes"]["nodeData"] if each["id"] == name)
 
     def now(self) -> dict:
-        now: dict = self.server.http.get("/history").json()["data"]["now"]
-        return now
+        return self.server.http.get("/history").json()["data"]["now"]
 
     def ask(self, command: str, nodes: int = 1, **provision) -> dict:
         spec = {"category": "process", "command": ["sh", "-c", command]}
@@ -91,8 +85,7 @@ class Fleet:
         return text, reply["exit_code"]
 
     def state(self, lease: dict) -> str:
-        message = {"op": "status", "lease": lease["id"]}
-        return self.server.say(message)[0]["lease"]["state"]
+        return self.server.status(lease)["state"]
 
 
 @contextmanager

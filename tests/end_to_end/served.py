@@ -1,6 +1,5 @@
 """What the end-to-end tests do with a running daemon, and documents to feed it."""
 
-import base64
 import contextlib
 import io
 import json
@@ -10,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,15 +54,6 @@ def policy(body: str, name: str, **more) -> dict:
         "    def eval(self, parameters, input_data, context):\n" + lines + "\n"
     )
     return {"policy_rule_uri": name, "type": "python_class_v1", "code": code, **more}
-
-
-def archive(**files: str) -> str:
-    """Return a zip of `code/NAME.py` files, as `code` of a PolicyRule document takes it."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as packed:
-        for name, text in files.items():
-            packed.writestr(f"code/{name}.py", text)
-    return base64.b64encode(stream.getvalue()).decode()
 
 
 def bearing(token: str) -> dict[str, str]:
@@ -136,7 +125,7 @@ class Server:
         if self._interface is None:
             headers = {k: v for k, v in request.headers.items() if k == "authorization"}
             described = self.http.get("/openapi.json", headers=headers)
-            if not described.is_success:  # A client that asks like this is not told.
+            if not described.is_success:  # A client like this may not see it.
                 return
             self._interface = Interface(described.json())
         response.read()

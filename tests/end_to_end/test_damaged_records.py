@@ -19,19 +19,14 @@ pytestmark = pytest.mark.heavy  # Many daemons.
 WRITES = ["sh", "-c", "echo words; exec sleep 1000"]
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("shared")
-
-
 @pytest.fixture
 def data(tmp_path) -> Path:
     return tmp_path / "data"
 
 
 @pytest.fixture(scope="module")
-def server(shared):
-    with serving(shared) as server:
+def server(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("shared")) as server:
         server.fill(here())
         yield server
 
@@ -70,47 +65,49 @@ DAMAGES = [as_folder, as_loop, as_fifo, as_socket]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["output.log", "order.json", "process.json", "lock"])
-def test_what_a_workload_put_in_the_place_of_a_file_is_its_own_affair(server, shared, name, damage):
-    lease = run(server, WRITES)
-    server.in_state(lease, "active")
-    until(lambda: logs(server, lease)["data"]["text"])
-    (pid, *_) = marked(shared)[lease["id"]]
-    damage(shared / "local" / "running" / lease["id"] / name)
-    reply = logs(server, lease)
-    assert reply["success"] or reply["error"]["code"] in {"engine_failed", "not_found"}, reply
-    server.release(lease)
-    server.in_state(lease, "ended")
-    assert lease["id"] not in marked(shared)
-    assert is_over(pid)
+def test_what_a_workload_put_in_the_place_of_a_file_is_its_own_affair(server, damage):
+    names = ("output.log", "order.json", "process.json", "lock")
+    leases = {name: run(server, WRITES) for name in names}
+    for lease in leases.values():
+        server.in_state(lease, "active")
+        until(lambda lease=lease: logs(server, lease)["data"]["text"])
+    started = marked(server.data)
+    for name, lease in leases.items():
+        damage(server.data / "local" / "running" / lease["id"] / name)
+        reply = logs(server, lease)
+        assert reply["success"] or reply["error"]["code"] in {"engine_failed", "not_found"}, reply
+        server.release(lease)
+    for lease in leases.values():
+        server.in_state(lease, "ended")
+        assert lease["id"] not in marked(server.data)
+        assert all(map(is_over, started[lease["id"]]))
     assert server.http.get("/healthz").status_code == 200
 
 
-def test_commands_beside_one_workload_are_bounded(server, shared):
+def test_commands_beside_one_workload_are_bounded(server):
     first, second = (run(server, WRITES) for _ in range(2))
     for lease in (first, second):
         server.in_state(lease, "active")
-    with server.socket() as socket:
+    with server.socket() as client:
         for number in range(12):
             ask = json.loads(asking("exec", first)) | {"id": str(number)}
             command = ["sh", "-c", "until [ -e go ]; do sleep 0.1; done"]
-            socket.send(json.dumps({**ask, "command": command}))
-        refused = [heard(socket) for _ in range(4)]
+            client.send(json.dumps({**ask, "command": command}))
+        refused = [heard(client) for _ in range(4)]
         assert {each["error"]["code"] for each in refused} == {"busy"}
         assert server.say(asking("exec", second))[0]["success"], "another's are its own"
         ask = json.loads(asking("exec", first))
         assert server.say(ask)[0]["error"]["code"] == "busy"
         assert server.say(asking("logs", first))[0]["success"]
-        (shared / "local" / "running" / first["id"] / "work" / "go").touch()
+        (server.data / "local" / "running" / first["id"] / "work" / "go").touch()
         for _ in range(8):
-            assert heard(socket)["data"]["exit_code"] == 0
+            assert heard(client)["data"]["exit_code"] == 0
     assert server.say(ask)[0]["success"]
     for lease in (first, second):
         server.release(lease)
         server.in_state(lease, "ended")
 
 
-@pytest.mark.heavy
 def test_a_start_puts_aside_what_it_cannot_read_and_says_so(data):
     with killed(data) as before:
         before.fill(here())
@@ -136,47 +133,42 @@ def test_a_start_puts_aside_what_it_cannot_read_and_says_so(data):
         after.in_state(again, "ended")
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("door", ["ws", "http"])
-def test_connections_leave_the_daemon_descriptors_of_its_own(data, tmp_path, door):
+def test_connections_leave_the_daemon_descriptors_of_its_own(data, tmp_path):
     command = ["prlimit", "--nofile=256:256", *serve_command(data)]
-    with child(command, tmp_path / "log", serve_variables()) as (process, ready):
-        place = ready[door].rpartition(":")[2]
-        server = Server(type("Running", (), {"ws": ready["ws"], "http": ready["http"]}))
+    with child(command, tmp_path / "log", serve_variables()) as (_, ready):
+        server = Server(type("Running", (), ready))
         server.fill(here())
-        with server.socket() as kept, contextlib.ExitStack() as opened:
+        with server.socket() as client, contextlib.ExitStack() as opened:
             lease = run(server, WRITES)
             server.in_state(lease, "active")
-            for _ in range(300):
-                more = opened.enter_context(socket.socket())
-                more.settimeout(5)
-                more.connect(("127.0.0.1", int(place)))
-            descriptors = Path(f"/proc/{process.pid}/fd")
-            for op in ("exec", "logs") * 10:
-                kept.send(asking(op, lease))
-                assert heard(kept)["success"]
-            until(lambda: len(list(descriptors.iterdir())) <= 128)
+            for door in ("ws", "http"):
+                port = int(ready[door].rpartition(":")[2])
+                for _ in range(300):
+                    more = opened.enter_context(socket.socket())
+                    more.settimeout(5)
+                    more.connect(("127.0.0.1", port))
+                for op in ("exec", "logs") * 5:
+                    client.send(asking(op, lease))
+                    assert heard(client)["success"]
         server.release(lease)
         server.in_state(lease, "ended")
         server.close()
         assert "sessions_max" in (tmp_path / "log").read_text()
 
 
-def test_requests_are_answered_busy_where_no_descriptor_is_left(data):
-    with serving(data) as server:
-        server.fill(here())
-        with server.socket() as kept:
-            lease = run(server, WRITES)
-            server.in_state(lease, "active")
-            limits = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
-            used = len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
-            for left in (0, 1, 2, 3, 5, 8, 20):
-                resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (used + left, limits[1]))
-                for op in ("logs", "exec"):
-                    kept.send(asking(op, lease))
-                    assert heard(kept)["error"]["code"] == "busy"
-            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, limits)
-            kept.send(asking("exec", lease))
-            assert heard(kept)["success"]
-        server.release(lease)
-        server.in_state(lease, "ended")
+def test_requests_are_answered_busy_where_no_descriptor_is_left(server):
+    with server.socket() as client:
+        lease = run(server, WRITES)
+        server.in_state(lease, "active")
+        limits = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        used = len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
+        for left in (0, 1, 2, 3, 5, 8, 20):
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (used + left, limits[1]))
+            for op in ("logs", "exec"):
+                client.send(asking(op, lease))
+                assert heard(client)["error"]["code"] == "busy"
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, limits)
+        client.send(asking("exec", lease))
+        assert heard(client)["success"]
+    server.release(lease)
+    server.in_state(lease, "ended")

@@ -113,7 +113,7 @@ def test_waiting_is_as_described(server, session):
         while not (rows := session.say({"op": "queue"})["data"]["waiting"]):
             pass
         session.say({"op": "status", "request": rows[0]["request"]})
-        session.say({"op": "why", "request": rows[0]["request"]})
+        session.say({"op": "why", "request": rows[0]["request"], "nodes": True})
         session.say({"op": "cancel", "request": rows[0]["request"]})
     assert session.said >= {"queue", "status", "why", "cancel"}
 

@@ -5,7 +5,6 @@ Its base is a Debian that `debootstrap` makes, once per machine.
 
 import contextlib
 import importlib.util
-import json
 import os
 import resource
 import shutil
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from served import FIRST_FIT, ask_message, cluster, heard, until
+from served import ask_message, bearing, cluster, tell, until
 from websockets.sync.client import connect
 
 from moorage_client import Services
@@ -132,6 +131,14 @@ def engine(context: Path) -> Iterator[Podman]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(scope="module")
+def agent_build(engine: Podman, context: Path) -> str:
+    """What building the agent's image of a changed source printed."""
+    with (context / "server" / "moorage" / "__init__.py").open("a") as file:
+        file.write("# Changed.\n")
+    return engine.build(context, AGENT_IMAGE, "agent")
+
+
 def free_ports() -> tuple[int, int]:
     with socket.socket() as one, socket.socket() as other:
         for each in (one, other):
@@ -180,8 +187,9 @@ def exit_code(engine: Podman) -> int:
     return int(engine.run("inspect", "moored", "--format={{.State.ExitCode}}").strip())
 
 
-def test_without_any_right_it_serves_a_lease(engine: Podman) -> None:
-    with served(engine) as (port, http_port):
+def test_without_any_right_it_serves_a_lease_and_an_agent(engine: Podman, agent_build: str) -> None:
+    own = ("--env=MOORAGE_STATE=/tmp", f"--env=MOORAGE_TOKEN={TOKEN}", "moored", "moorage", "run")
+    with served(engine, MOORAGE_BACKENDS="local") as (port, http_port):
         status = engine.run("exec", "moored", "cat", "/proc/1/status")
         rows = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         assert set(rows["Uid"].split()) == {"10001"}
@@ -192,25 +200,31 @@ def test_without_any_right_it_serves_a_lease(engine: Podman) -> None:
         with Services(f"http://127.0.0.1:{http_port}", token=TOKEN) as services:
             services.create_cluster(cluster("east"))
             services.publish_policy(catalog.document("first_fit"))
-        bearer = {"Authorization": f"Bearer {TOKEN}"}
-        with connect(f"ws://127.0.0.1:{port}", additional_headers=bearer) as connection:
-            asked = ask_message(FIRST_FIT, resources={"gpus": 1}, lease={"ttl_seconds": 60})
-            connection.send(json.dumps(asked))
-            assert heard(connection)["lease"]["state"] == "granted"
+        url = f"ws://127.0.0.1:{port}"
+        with connect(url, additional_headers=bearing(TOKEN)) as connection:
+            message = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 60})
+            assert tell(connection, message)["lease"]["state"] == "granted"
+        joining = engine.run("exec", "moored", "moored", "agent", "token", "--cluster", "boxes")
+        join = (f"--env=MOORAGE_TOKEN={joining.split()[0]}", f"--env=MOORAGE_URL={url}")
+        engine.run("run", "-d", "--name=box", *SAFE, *engine.bounds, *join, AGENT_IMAGE)
+        try:
+            until(lambda: "connected" in engine.run("logs", "box"))
+            command = ("--url", url, "--cluster", "boxes", "--cpu-milli", "100", "--", "id", "-u")
+            assert engine.run("exec", *own, *command).splitlines()[-1] == "10001"
+        finally:
+            engine.run("rm", "--force", "--volumes", "box")
 
 
-@pytest.mark.parametrize("client_authority", [False, True])
-def test_health_is_asked_over_tls_where_the_server_speaks_it(
-    engine: Podman, tmp_path: Path, *, client_authority: bool
-) -> None:
+def test_health_comes_over_tls_where_the_server_speaks_it(engine: Podman, tmp_path: Path) -> None:
     signer = certificate("an authority")
     files = dict(zip(("tls.crt", "tls.key"), pem_of(*certificate("moored", signer)), strict=True))
     for name, text in {**files, "ca.crt": pem_of(*signer)[0]}.items():
         (tmp_path / name).write_bytes(text)
     tmp_path.chmod(0o755)
-    variables = {"MOORAGE_TLS_CERT": "/tls/tls.crt", "MOORAGE_TLS_KEY": "/tls/tls.key"}
-    if client_authority:
-        variables["MOORAGE_TLS_CLIENT_CA"] = "/tls/ca.crt"
+    variables = {
+        f"MOORAGE_TLS_{name}": f"/tls/{file}"
+        for name, file in (("CERT", "tls.crt"), ("KEY", "tls.key"), ("CLIENT_CA", "ca.crt"))
+    }
     with served(engine, f"--volume={tmp_path}:/tls:ro", plain=False, **variables):
         closed = "--env=MOORAGE_HTTP_PORT=1"
         silent = engine.run("exec", closed, "moored", "moored", "health", fails=True)
@@ -239,24 +253,6 @@ def test_attacks_of_policies_get_nowhere_inside(engine: Podman, tmp_path: Path) 
     assert "skipped" not in last
 
 
-def test_an_agent_runs_commands_in_its_own_image(engine: Podman, context: Path) -> None:
-    engine.build(context, AGENT_IMAGE, "agent")
-    own = ("--env=MOORAGE_STATE=/tmp", f"--env=MOORAGE_TOKEN={TOKEN}", "moored", "moorage", "run")
-    with served(engine, MOORAGE_BACKENDS="local") as (port, http_port):
-        url = f"ws://127.0.0.1:{port}"
-        with Services(f"http://127.0.0.1:{http_port}", token=TOKEN) as services:
-            services.publish_policy(catalog.document("first_fit"))
-        joining = engine.run("exec", "moored", "moored", "agent", "token", "--cluster", "boxes")
-        join = (f"--env=MOORAGE_TOKEN={joining.split()[0]}", f"--env=MOORAGE_URL={url}")
-        engine.run("run", "-d", "--name=box", *SAFE, *engine.bounds, *join, AGENT_IMAGE)
-        try:
-            until(lambda: "connected" in engine.run("logs", "box"))
-            command = ("--url", url, "--cluster", "boxes", "--cpu-milli", "100", "--", "id", "-u")
-            assert engine.run("exec", *own, *command).splitlines()[-1] == "10001"
-        finally:
-            engine.run("rm", "--force", "--volumes", "box")
-
-
 def copy_modules(folder: Path, names: Sequence[str]) -> None:
     """Copy modules of this Python's packages that need no other Python, and what names them."""
     for name in names:
@@ -275,10 +271,7 @@ def copy_modules(folder: Path, names: Sequence[str]) -> None:
     subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
 
 
-def test_a_change_of_the_source_installs_no_dependency_again(engine: Podman, context: Path) -> None:
-    with (context / "server" / "moorage" / "__init__.py").open("a") as file:
-        file.write("# Changed.\n")
-    said = engine.build(context)
-    assert "Successfully built moorage" in said
-    assert "Using cache" in said
-    assert "Collecting" not in said
+def test_a_change_of_the_source_installs_no_dependency_again(agent_build: str) -> None:
+    assert "Successfully built moorage" in agent_build
+    assert "Using cache" in agent_build
+    assert "Collecting" not in agent_build

@@ -135,7 +135,7 @@ def test_what_was_refused_or_only_read_leaves_none(noting):
     assert changes(noting) == []
 
 
-def test_what_a_header_says_of_the_remote_is_told_apart(noting):
+def test_what_a_header_says_of_the_remote_is_another_field(noting):
     forged = {"X-Forwarded-For": "10.9.9.9"}
     noting.http.post("/clusters", json=cluster("west"), headers=forged).raise_for_status()
     until(lambda: changes(noting))

@@ -1,65 +1,28 @@
 """A whole server on a real PostgreSQL: nothing that matters is in its folder."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, until
+from served import bearing, cluster, kill, killed, moored, ran, serving, until
 
-from moorage.testing.daemon_process import Running, child, daemon, serve_command, serve_variables
-from moorage_policies import catalog
+from moorage.testing.daemon_process import child, serve_command, serve_variables
 
 pytestmark = pytest.mark.heavy
 
 HOUR = {"ttl_seconds": 3_600}
 
 
-def failed(data: Path, environment: dict[str, str]) -> str:
-    """Return what a server says that does not start."""
-    done = subprocess.run(
-        serve_command(data),
-        env={**serve_variables(), **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 3, done.stderr
-    return done.stderr
-
-
-def moored(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "moorage", *arguments],
-        env={**serve_variables(), **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def test_leases_outlast_a_kill_and_the_folder(postgres, tmp_path: Path) -> None:
-    data, log = tmp_path / "data", tmp_path / "stderr.log"
-    environment = {"MOORAGE_STORAGE": postgres.database()}
-    variables = {**serve_variables(), **environment}
-    with child(serve_command(data), log, variables) as (process, ready):
-        server = Server(Running(ready["ws"], ready["http"], process.pid, log))
-        server.register(cluster("east", nodes=2, gpus=8))
-        server.publish(catalog.document("first_fit"))
+    data, environment = tmp_path / "data", {"MOORAGE_STORAGE": postgres.database()}
+    with killed(data, environment=environment) as server:
+        server.fill(cluster("east", nodes=2, gpus=8))
         held = [server.ask(resources={"gpus": 1}, lease=HOUR)["lease"] for _ in range(5)]
-        server.close()
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        kill(server)
     assert list(data.glob("*.db")) == []
     shutil.rmtree(data)
-    with daemon(data, environment=environment) as running, closing(Server(running)) as server:
+    with serving(data, environment=environment) as server:
         there = json.loads(server.moorage("leases", "--json").stdout)
         assert {each["id"] for each in held} == {each["id"] for each in there}
         # The token is made of the secret, which is in the database, too.
@@ -85,25 +48,23 @@ def test_a_database_that_goes_away_ends_the_server(postgres, tmp_path: Path) -> 
 def test_tokens_are_in_the_database(postgres, tmp_path: Path) -> None:
     environment = {"MOORAGE_STORAGE": postgres.database(), "MOORAGE_INSECURE_PLAINTEXT": "true"}
     outside = {**environment, "MOORAGE_HOST": "0.0.0.0", "MOORAGE_HTTP_HOST": "0.0.0.0"}  # noqa: S104  # Every address is what it refuses.
-    assert "no tokens are in the database" in failed(tmp_path / "data", outside)
-    arguments = ("token", "create", "ci", "--role", "viewer", "--tenant", "ann", "--json")
-    made = json.loads(moored(*arguments, environment=environment).stdout)["token"]
-    with (
-        daemon(tmp_path / "data", environment=outside) as running,
-        closing(Server(running)) as server,
-    ):
+    refused = ran(*serve_command(tmp_path / "data"), **outside)
+    assert refused.returncode == 3
+    assert "no tokens are in the database" in refused.stderr
+    words = ("token", "create", "ci", "--role", "viewer", "--tenant", "ann", "--json")
+    made = json.loads(moored(*words, **environment).stdout)["token"]
+    with serving(tmp_path / "data", environment=outside) as server:
         assert server.http.get("/policy").status_code == 401
-        shown = {"Authorization": f"Bearer {made}"}
-        assert server.http.get("/policy", headers=shown).status_code == 200
-        assert moored("token", "revoke", "ci", environment=environment).returncode == 0
-        until(lambda: server.http.get("/policy", headers=shown).status_code == 401)
+        assert server.http.get("/policy", headers=bearing(made)).status_code == 200
+        assert moored("token", "revoke", "ci", **environment).returncode == 0
+        until(lambda: server.http.get("/policy", headers=bearing(made)).status_code == 401)
 
 
 def test_commands_say_what_is_of_files_alone(postgres) -> None:
     environment = {"MOORAGE_STORAGE": postgres.database()}
-    verified = moored("ledger", "verify", environment=environment)
+    verified = moored("ledger", "verify", **environment)
     assert (verified.returncode, "keeps its ledger in PostgreSQL" in verified.stderr) == (1, True)
-    prepared = moored("storage", "prepare", environment=environment)
+    prepared = moored("storage", "prepare", **environment)
     assert (prepared.returncode, "has the tables" in prepared.stdout) == (0, True)
-    found = json.loads(moored("doctor", "--json", environment=environment).stdout)["findings"]
+    found = json.loads(moored("doctor", "--json", **environment).stdout)["findings"]
     assert [each["state"] for each in found if each["name"] == "storage: tables"] == ["ok"]

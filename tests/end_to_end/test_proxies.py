@@ -12,17 +12,17 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 import pytest
-from served import FIRST_FIT, cluster, heard, moored, tell, until
-from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
+from served import FIRST_FIT, Server, bearing, cluster, moored, serving, tell, until
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
 
 from moorage.gateway.settings import GatewaySettings
-from moorage.testing.daemon_process import Running, child, daemon
+from moorage.testing.daemon_process import child
 from moorage_client import BlockingClient, Services
 from moorage_policies import catalog
 from tests.certificates import certificate, pem_of
@@ -32,7 +32,14 @@ pytestmark = pytest.mark.heavy  # A daemon and proxies.
 FOLDER: Final = Path(__file__).parents[2] / "deploy" / "proxies"
 TOKEN: Final = "a-long-random-secret"  # noqa: S105  # Of these tests.
 PING_SECONDS: Final = GatewaySettings().ping_interval_seconds
-IDLE_SECONDS: Final = PING_SECONDS * 1.5
+IDLE_SECONDS: Final = int(PING_SECONDS) + 5
+UPGRADE: Final = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Key": "bW9vcmFnZS1tb29yYWdlIQ==",
+    "Sec-WebSocket-Version": "13",
+}
+"""What a WebSocket opens with: a client of one that is refused over TLS may hang."""
 NGINX: Final = """
 daemon off;
 pid nginx.pid;
@@ -62,11 +69,6 @@ def demand_certificates(text: str) -> str:
     return re.sub(r"^(\s*)#(?=[\t\w}])", r"\1", text, flags=re.MULTILINE)
 
 
-def cut_idle_sockets(text: str) -> str:
-    """Shorten the timeouts of idle WebSockets."""
-    return text.replace("75s", "2s")
-
-
 @dataclass(frozen=True)
 class Site:
     """A proxy that serves a daemon.
@@ -91,60 +93,55 @@ class Site:
             context.load_cert_chain(*self.client)
         return context
 
-    def status(self, *, certified: bool = False) -> int:
+    def status(self, path: str = "/policy", *, certified: bool = False, **headers: str) -> int:
         """Return the status of a page that needs the token."""
-        headers = {"Authorization": f"Bearer {TOKEN}"}
         context = self.context(certified=certified)
-        url = f"{self.http}/policy"
-        return httpx.get(url, headers=headers, verify=context, timeout=30).status_code
+        url, shown = f"{self.http}{path}", bearing(TOKEN) | headers
+        return httpx.get(url, headers=shown, verify=context, timeout=30).status_code
 
     def connect(self, *, certified: bool = False, origin: str | None = None) -> ClientConnection:
         """Open a WebSocket that sends no pings of its own."""
         return connect(
             self.ws,
             ssl=self.context(certified=certified),
-            additional_headers={"Authorization": f"Bearer {TOKEN}"},
+            additional_headers=bearing(TOKEN),
             origin=None if origin is None else Origin(origin),
             ping_interval=None,
             open_timeout=60,  # A handshake over TLS that is given up can leave its reader behind.
         )
 
-    def say(
-        self, message: dict[str, str], *, certified: bool = False, origin: str | None = None
-    ) -> dict[str, Any]:
-        """Send one message and return its reply."""
-        with self.connect(certified=certified, origin=origin) as connection:
-            connection.send(json.dumps(message))
-            reply: dict[str, Any] = heard(connection)
-            return reply
-
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("data")
-
-
-@pytest.fixture(scope="module")
-def running(data: Path) -> Iterator[Running]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     variables = {
         "MOORAGE_TOKENS": f"team:{TOKEN}",
         "MOORAGE_LOG_LEVEL": "info",
         "MOORAGE_BACKENDS": "local,memory",  # Agents are of it.
     }
-    with daemon(data, environment=variables) as running:
-        yield running
+    with serving(tmp_path_factory.mktemp("data"), environment=variables) as server:
+        yield server
 
 
-@pytest.fixture(params=PROXIES)
+@pytest.fixture(scope="module", params=PROXIES)
 def proxy(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
+    return installed(request.param)
+
+
+def installed(name: str) -> str:
     if shutil.which(name) is None:
         pytest.skip(f"no {name} here: apt-get install nginx-light caddy haproxy")
     return name
 
 
+@pytest.fixture(scope="module")
+def site(proxy: str, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A proxy with its file as it is."""
+    with serve(proxy, server, tmp_path_factory.mktemp(proxy) / "proxy") as site:
+        yield site
+
+
 @contextlib.contextmanager
-def serve(name: str, running: Running, folder: Path, edit: Edit = str) -> Iterator[Site]:
+def serve(name: str, server: Server, folder: Path, edit: Edit = str) -> Iterator[Site]:
     """Run a proxy with its file of deploy/proxies, for other ports and other certificates."""
     folder.mkdir()
     file, command = PROXIES[name]
@@ -159,8 +156,8 @@ def serve(name: str, running: Running, folder: Path, edit: Edit = str) -> Iterat
     text = edit((FOLDER / file).read_text())
     for place, here in {
         "/etc/moored": str(folder),
-        "127.0.0.1:8765": running.ws.partition("//")[2].rstrip("/"),
-        "127.0.0.1:8080": running.http.partition("//")[2].rstrip("/"),
+        "127.0.0.1:8765": server.running.ws.partition("//")[2].rstrip("/"),
+        "127.0.0.1:8080": server.running.http.partition("//")[2].rstrip("/"),
         "listen 443": f"listen 127.0.0.1:{port}",
         "bind :443": f"bind 127.0.0.1:{port}",
         "\nmoorage.example {": f"\nlocalhost:{port} {{\n\tbind 127.0.0.1",
@@ -205,80 +202,89 @@ def is_ours(site: Site) -> bool:
     return False
 
 
-def test_both_doors_under_one_name(proxy: str, running: Running, tmp_path: Path) -> None:
-    with serve(proxy, running, tmp_path / "proxy") as site:
-        given = {"token": TOKEN, "ca_file": str(site.ca)}
-        with Services(site.http, **given) as services, BlockingClient(site.ws, **given) as client:
-            services.put_cluster(cluster(proxy))
-            services.publish_policy(catalog.document("first_fit"))
-            answer = client.ask(FIRST_FIT, resources={"gpus": 1}, lease={"ttl_seconds": 60})
-            assert answer.lease.placement
-            client.release(answer.lease.id, answer.lease.token)
-        with httpx.Client(verify=site.context(), timeout=30) as page:
-            assert page.get(f"{site.http}/console").status_code == 200
-            assert page.get(f"{site.http}/policy").status_code == 401
-        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-            httpx.get(site.http)
-    changes = [line for line in running.log.read_text().splitlines() if '"changed"' in line]
+def test_both_doors_under_one_name(proxy: str, site: Site, server: Server) -> None:
+    given = {"token": TOKEN, "ca_file": str(site.ca)}
+    with Services(site.http, **given) as services, BlockingClient(site.ws, **given) as client:
+        services.put_cluster(cluster(proxy))
+        services.publish_policy(catalog.document("first_fit"))
+        answer = client.ask(FIRST_FIT, resources={"gpus": 1}, lease={"ttl_seconds": 60})
+        assert answer.lease.placement
+        client.release(answer.lease.id, answer.lease.token)
+    assert site.status("/console") == 200
+    assert site.status(Authorization="") == 401
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx.get(site.http)
+    changes = [line for line in server.log().splitlines() if '"changed"' in line]
     assert json.loads(changes[-1])["forwarded_for"] == "127.0.0.1"
 
 
-def test_a_page_reaches_the_websocket_under_its_own_name(
-    proxy: str, running: Running, tmp_path: Path
-) -> None:
-    with serve(proxy, running, tmp_path / "proxy") as site:
-        assert site.say({"op": "leases"}, origin=site.http)["success"]
-        with pytest.raises(InvalidStatus, match="403"):
-            site.say({"op": "leases"}, origin="https://elsewhere.example")
+def test_a_page_reaches_the_websocket_under_its_own_name(site: Site) -> None:
+    with site.connect(origin=site.http) as connection:
+        assert tell(connection, {"op": "leases"})["success"]
+    assert site.status("/ws", **UPGRADE, Origin="https://elsewhere.example") == 403
 
 
 def test_an_agent_joins_under_the_name_of_both_doors(
-    proxy: str, running: Running, data: Path, tmp_path: Path
+    proxy: str, site: Site, server: Server, tmp_path: Path
 ) -> None:
-    token = moored("agent", "token", "--cluster", f"boxes-{proxy}", "--data", data).stdout.strip()
-    with serve(proxy, running, tmp_path / "proxy") as site:
-        place = ["--server", site.ws, "--data", tmp_path / "agent", "--token", token]
-        command = [sys.executable, "-m", "moorage", "agent", *map(str, place), "--no-machine-id"]
-        trusting = {**os.environ, "MOORAGE_CA_FILE": str(site.ca)}
-        with child(command, tmp_path / "agent.log", trusting) as (_, ready):
-            assert ready["cluster_id"] == f"boxes-{proxy}"
+    made = moored("agent", "token", "--cluster", f"boxes-{proxy}", "--data", server.data)
+    place = ["--server", site.ws, "--data", tmp_path / "agent", "--token", made.stdout.strip()]
+    command = [sys.executable, "-m", "moorage", "agent", *map(str, place), "--no-machine-id"]
+    trusting = {**os.environ, "MOORAGE_CA_FILE": str(site.ca)}
+    with child(command, tmp_path / "agent.log", trusting) as (_, ready):
+        assert ready["cluster_id"] == f"boxes-{proxy}"
+
+
+def test_an_upload_of_the_largest_size_passes(site: Site) -> None:
+    answer = httpx.post(
+        f"{site.http}/policy",
+        content=b" " * (24 * 1024 * 1024),
+        headers=bearing(TOKEN),
+        verify=site.context(),
+        timeout=60,
+    )
+    assert answer.headers["content-type"].startswith("application/json"), answer.text
+    assert answer.status_code in {400, 413, 422}
 
 
 def test_clients_need_a_certificate_where_the_file_demands_it(
-    proxy: str, running: Running, tmp_path: Path
+    proxy: str, server: Server, tmp_path: Path
 ) -> None:
-    with serve(proxy, running, tmp_path / "proxy", demand_certificates) as site:
+    with serve(proxy, server, tmp_path / "proxy", demand_certificates) as site:
         assert site.status(certified=True) == 200
-        assert site.say({"op": "leases"}, certified=True)["success"]
-        if proxy == "nginx":
-            assert site.status() == 400
-        else:
-            with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):
-                site.status()
-        with pytest.raises((InvalidStatus, InvalidMessage, ConnectionClosed, OSError, EOFError)):
-            site.say({"op": "leases"})
+        with site.connect(certified=True) as connection:
+            assert tell(connection, {"op": "leases"})["success"]
+        for path, headers in (("/policy", {}), ("/ws", UPGRADE)):
+            if proxy == "nginx":
+                assert site.status(path, **headers) == 400
+            else:
+                with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):
+                    site.status(path, **headers)
 
 
-def test_idle_sockets_stay_open(proxy: str, running: Running, tmp_path: Path) -> None:
-    with serve(proxy, running, tmp_path / "proxy") as site, site.connect() as connection:
-        with pytest.raises(TimeoutError):
-            connection.recv(IDLE_SECONDS)
-        assert tell(connection, {"op": "leases"})["success"]
-
-
-@pytest.mark.parametrize("name", ["nginx", "haproxy"])  # Caddy cuts none.
-def test_a_timeout_below_the_pings_cuts_idle_sockets(
-    name: str, running: Running, tmp_path: Path
+def test_pings_keep_sockets_open_that_the_timeouts_of_the_files_would_cut(
+    server: Server, tmp_path: Path
 ) -> None:
-    """So the timeouts of the file are those that count."""
-    if shutil.which(name) is None:
-        pytest.skip(f"no {name} here: apt-get install nginx-light haproxy")
-    with (
-        serve(name, running, tmp_path / "proxy", cut_idle_sockets) as site,
-        site.connect() as connection,
-        pytest.raises(ConnectionClosed),
-    ):
-        connection.recv(IDLE_SECONDS)
+    """All wait at the same time; Caddy cuts none."""
+    with contextlib.ExitStack() as stack:
+
+        def opened(name: str, seconds: int) -> ClientConnection:
+            def shorten(text: str) -> str:
+                return text.replace("75s", f"{seconds}s")
+
+            folder = tmp_path / f"{name}{seconds}"
+            site = stack.enter_context(serve(installed(name), server, folder, shorten))
+            return stack.enter_context(site.connect())
+
+        cut = [opened(name, int(PING_SECONDS / 10)) for name in ("nginx", "haproxy")]
+        alive = [opened(name, IDLE_SECONDS) for name in PROXIES]
+        with pytest.raises(TimeoutError):
+            alive[-1].recv(IDLE_SECONDS + 3)
+        for connection in alive:
+            assert tell(connection, {"op": "leases"})["success"]
+        for connection in cut:
+            with pytest.raises(ConnectionClosed):
+                connection.recv(0)
 
 
 def test_timeouts_of_the_files_outlast_two_pings() -> None:
@@ -288,16 +294,3 @@ def test_timeouts_of_the_files_outlast_two_pings() -> None:
             r"(?:read_timeout|send_timeout|timeout tunnel|timeout client) (\d+)s", text
         )
         assert all(int(each) > 2 * PING_SECONDS for each in found), file
-
-
-def test_an_upload_of_the_largest_size_passes(proxy: str, running: Running, tmp_path: Path) -> None:
-    with serve(proxy, running, tmp_path / "proxy") as site:
-        answer = httpx.post(
-            f"{site.http}/policy",
-            content=b" " * (24 * 1024 * 1024),
-            headers={"Authorization": f"Bearer {TOKEN}"},
-            verify=site.context(),
-            timeout=60,
-        )
-        assert answer.headers["content-type"].startswith("application/json"), answer.text
-        assert answer.status_code in {400, 413, 422}
