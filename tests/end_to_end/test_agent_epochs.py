@@ -42,8 +42,11 @@ async def test_an_agent_refuses_an_earlier_epoch_also_after_its_restart(tmp_path
         command = [sys.executable, "-P", "-m", "moorage", "agent", *place, "--no-machine-id"]
         seen = []
         for connections in (1, 3):
-            agent = await asyncio.create_subprocess_exec(*command, env=serve_variables())
+            agent = await asyncio.create_subprocess_exec(
+                *command, env=serve_variables(), stderr=asyncio.subprocess.PIPE
+            )
             seen += [await done.get() for _ in range(connections)]
             agent.kill()
-            await agent.wait()
+            _, errors = await agent.communicate()
+    assert b"the server's epoch, 6, is older than 7" in errors
     assert seen == [(7, True), (6, False), (7, True), (8, True)]
