@@ -81,6 +81,13 @@ def test_unknown_clusters_are_named_and_do_not_stop_the_rest(server):
     assert "(did you mean east?)" in cordoned["error"]["reason"]
 
 
+def test_a_grant_is_explained(server):
+    held = hold(server, explain=True)
+    assert held["reasons"]["nodes_fitting"] == 4
+    (why,) = server.say({"op": "why", "lease": held["lease"]["id"]})
+    assert "first_fit:1.0-stable proposed east/east-0" in why["data"]["reason"]
+
+
 def test_a_message_without_an_id_has_no_name_to_be_cancelled_by(server):
     filled = hold(server, clusters=["east"], resources={"gpus": 4, "nodes": 2})["lease"]
     lease = {"ttl_seconds": 60, "wait_seconds": 60}
