@@ -7,23 +7,21 @@ import re
 import select
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
-from served import FIRST_FIT, cluster, ran, serving, until
+from served import FIRST_FIT, MOORAGE, cluster, ran, serving, until
 
-pytestmark = pytest.mark.heavy  # Many daemons.
+pytestmark = pytest.mark.heavy
 
-BIN = Path(sys.executable).parent
+BIN = MOORAGE.parent
 HELD = {"gpus": 2, "models": ["A100"]}
 
 
 def environment(server, **more):
     urls = {"MOORAGE_URL": server.running.ws, "MOORAGE_HTTP_URL": server.running.http}
-    kept = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-    return {**kept, **urls, "COLUMNS": "200", **more}
+    own = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    return {**own, **urls, "COLUMNS": "200", **more}
 
 
 def run(server, *arguments, code=0):
@@ -45,7 +43,7 @@ def test_a_program_says_its_version(program):
     assert re.fullmatch(program + r" \d+\.\d+\.\d+\n", output.stdout)
 
 
-def test_gpus_tells_what_fits_by_model_and_size(server):
+def test_gpus_lists_what_fits_by_model_and_size(server):
     hold(server, **HELD)
     hold(server, gpus=1, gpu_milli=400, models=["H100"])
     rows = {row["model"]: row for row in json.loads(run(server, "gpus", "-o", "json"))}
@@ -64,13 +62,11 @@ def test_gpus_tells_what_fits_by_model_and_size(server):
 
 
 def test_nodes_that_take_nothing_new_have_no_free_gpus(server):
-    try:
-        run(server, "fleet", "cordon", "east/east-0")
-        (row,) = json.loads(run(server, "gpus", "A100", "--json"))
-        assert (row["free"], row["total"]) == (4, 8)
-        assert json.loads(run(server, "gpus", "--cluster", "west", "--json"))[0]["free"] == 8
-    finally:
-        run(server, "fleet", "uncordon", "east/east-0")
+    run(server, "fleet", "cordon", "east/east-0")
+    (row,) = json.loads(run(server, "gpus", "A100", "--json"))
+    run(server, "fleet", "uncordon", "east/east-0")
+    assert (row["free"], row["total"]) == (4, 8)
+    assert json.loads(run(server, "gpus", "--cluster", "west", "--json"))[0]["free"] == 8
 
 
 def test_results_come_as_tables_wide_ones_json_and_yaml(server):
@@ -84,10 +80,8 @@ def test_results_come_as_tables_wide_ones_json_and_yaml(server):
     assert refused["error"]["code"] == "unknown_lease"
     assert yaml.safe_load(run(server, "nosuch", "-oyaml", code=2))["error"]["code"] == "usage"
     run(server, "leases", "-o", "xml", code=2)
-
-
-def test_what_belongs_to_another_command_is_not_ours(server):
-    assert run(server, "run", "--nosuch", "--", "cat", "-o", "json", code=2) == ""  # No JSON.
+    # What belongs to another command is not ours: no JSON.
+    assert run(server, "run", "--nosuch", "--", "cat", "-o", "json", code=2) == ""
 
 
 def watching(server, *arguments):
@@ -113,7 +107,6 @@ def test_a_watched_listing_follows_what_happens(server):
         assert seen.returncode == 130
 
 
-@pytest.mark.heavy
 def test_a_watched_listing_outlives_a_restart_of_the_daemon(tmp_path):
     with serving(tmp_path) as server:
         server.fill(cluster("east"))
@@ -149,7 +142,6 @@ def on_a_terminal(server, *arguments, **more):
     return drawn.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.heavy
 def test_a_terminal_has_colours_unless_it_wants_none(server):
     hold(server, **HELD)
     drawn, code = on_a_terminal(server, "leases", "--watch")
@@ -166,12 +158,12 @@ def test_a_terminal_has_colours_unless_it_wants_none(server):
 
 def completed(server, program, line, **more):
     """Return what bash would offer for the word at the end of a line."""
-    asked = {
+    wanted = {
         f"_{program.upper()}_COMPLETE": "complete_bash",
         "COMP_WORDS": f"{program} {line}",
         "COMP_CWORD": str(len(line.split(" "))),
     }
-    done = ran(BIN / program, **environment(server, **asked, **more))
+    done = ran(BIN / program, **environment(server, **wanted, **more))
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()
 
@@ -183,7 +175,5 @@ def test_ids_uris_and_clusters_are_completed(server):
     assert completed(server, "moorage", "ask fir") == [FIRST_FIT]
     assert completed(server, "moorage", "fleet cordon we") == ["west"]
     assert completed(server, "moored", "doc") == ["doctor"]
-
-
-def test_a_completion_without_a_server_is_silent(server):
-    assert completed(server, "moorage", "release ", MOORAGE_URL="ws://127.0.0.1:1") == []
+    nowhere = {"MOORAGE_URL": "ws://127.0.0.1:1"}
+    assert completed(server, "moorage", "release ", **nowhere) == [], "silent without a server"
