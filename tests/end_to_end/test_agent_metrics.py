@@ -21,35 +21,31 @@ Cards = Callable[..., None]
 NVML = '''
 """Two GPUs; `users.json` says, by UUID, which processes run there and how busy it is."""
 import json, pathlib
-from types import SimpleNamespace
+from types import SimpleNamespace as Record
 class NVMLError(Exception): pass
 class NVMLError_NotSupported(NVMLError): pass
 class NVMLError_NotFound(NVMLError): pass
 NVML_DEVICE_MIG_ENABLE = NVML_P2P_STATUS_OK = NVML_TEMPERATURE_GPU = 0
 NVML_P2P_CAPS_INDEX_NVLINK = 0
-def _said(handle):
-    file = pathlib.Path(__file__).with_name("users.json")
-    return json.loads(file.read_text()).get(handle, {})
-def nvmlInit(): pass
-def nvmlShutdown(): pass
-def nvmlSystemGetDriverVersion(): return "1"
-def nvmlDeviceGetCount(): return 2
-def nvmlDeviceGetHandleByIndex(index): return f"GPU-{'ab'[index]}"
-def nvmlDeviceGetUUID(handle): return handle
-def nvmlDeviceGetName(handle): return "Stand-in"
-def nvmlDeviceGetPciInfo(handle): return SimpleNamespace(busId="00000000:01:00.0")
+def _used(handle):
+    return json.loads(pathlib.Path(__file__).with_name("users.json").read_text()).get(handle, {})
+def _lacks(*arguments): raise NVMLError_NotSupported
+nvmlInit = nvmlShutdown = lambda: None
+nvmlSystemGetDriverVersion = lambda: "1"
+nvmlDeviceGetCount = lambda: 2
+nvmlDeviceGetHandleByIndex = lambda index: f"GPU-{'ab'[index]}"
+nvmlDeviceGetUUID = lambda handle: handle
+nvmlDeviceGetName = lambda handle: "Stand-in"
+nvmlDeviceGetPciInfo = lambda handle: Record(busId="00000000:01:00.0")
 def nvmlDeviceGetMemoryInfo(handle):
-    used = _said(handle).get("used", 0)
-    return SimpleNamespace(total=1000 << 20, used=used << 20, free=(1000 - used) << 20)
-def nvmlDeviceGetMaxMigDeviceCount(handle): raise NVMLError_NotSupported
-def nvmlDeviceGetMigMode(handle): raise NVMLError_NotSupported
-def nvmlDeviceGetP2PStatus(one, other, index): raise NVMLError_NotSupported
-def nvmlDeviceGetUtilizationRates(handle): return SimpleNamespace(gpu=_said(handle).get("busy", 0))
-def nvmlDeviceGetPowerUsage(handle): return 70_000
-def nvmlDeviceGetTemperature(handle, kind): return 40
+    used = _used(handle).get("used", 0)
+    return Record(total=1000 << 20, used=used << 20, free=(1000 - used) << 20)
+nvmlDeviceGetMaxMigDeviceCount = nvmlDeviceGetMigMode = nvmlDeviceGetP2PStatus = _lacks
+nvmlDeviceGetUtilizationRates = lambda handle: Record(gpu=_used(handle).get("busy", 0))
+nvmlDeviceGetPowerUsage = lambda handle: 70_000
+nvmlDeviceGetTemperature = lambda handle, kind: 40
 def nvmlDeviceGetComputeRunningProcesses(handle):
-    pids = _said(handle).get("pids", ())
-    return [SimpleNamespace(pid=each, usedGpuMemory=300 << 20) for each in pids]
+    return [Record(pid=each, usedGpuMemory=300 << 20) for each in _used(handle).get("pids", ())]
 '''
 
 
@@ -111,16 +107,9 @@ def test_metrics_have_the_documented_shape(fleet: Fleet, cards: Cards) -> None:
     assert tree["memory"]["freeMem"] > 0
     assert {"load1m", "load5m", "load_5m", "load15m"} <= tree["vcpu"].keys()
     assert tree["storage"]["freeMem"] > 0
-    assert tree["gpus"][0] == {
-        "gpu_id": 0,
-        "usedMem": 250,
-        "freeMem": 750,
-        "totalMem": 1000,
-        "memUtilization": 25,
-        "cudaUtilization": 60,
-        "powerUtilization": 70,
-        "temperature": 40,
-    }
+    sizes = {"usedMem": 250, "freeMem": 750, "totalMem": 1000, "memUtilization": 25}
+    others = {"cudaUtilization": 60, "powerUtilization": 70, "temperature": 40}
+    assert tree["gpus"][0] == {"gpu_id": 0, **sizes, **others}
     assert (tree["gpu"]["count"], tree["gpu"]["avgCudaUtilization"]) == (2, 30)
     assert tree["stale"] is False
     assert metrics(fleet)["cluster"]["gpu"]["totalFreeMem"] == 1750

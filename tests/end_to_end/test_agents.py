@@ -9,10 +9,8 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from http import HTTPStatus
 from pathlib import Path
 from subprocess import Popen
 from typing import NamedTuple
@@ -21,9 +19,7 @@ import pytest
 from fleets import Fleet, served
 from served import FIRST_FIT, bearing, invoke, kill, killed, until
 from websockets.exceptions import InvalidStatus
-from websockets.http11 import Request, Response
 from websockets.sync.client import connect
-from websockets.sync.server import ServerConnection, serve
 
 from moorage.protocol.agent_socket import AGENT_PATH
 from moorage_policies import catalog
@@ -82,51 +78,6 @@ def test_a_machine_joins_and_runs_what_a_lease_is_for(fleet: Fleet) -> None:
     text, code = fleet.output(fleet.ask("seq 100000; exit 3"))
     assert (text, code) == ("".join(f"{number}\n" for number in range(1, 100_001)), 3)
     assert "used by another agent" in fleet.refused(fleet.command("other", "--token", token))
-
-
-class Standbys:
-    """Servers that are not the writer: one says so at the door, the other hangs up."""
-
-    def __init__(self, leader: str | None) -> None:
-        body = json.dumps({"success": False, "error": {"code": "not_leader", "leader": leader}})
-        self.doors: list[str] = []
-
-        def door(connection: ServerConnection, request: Request) -> Response:
-            self.doors.append(request.headers["Authorization"])
-            return connection.respond(HTTPStatus.MISDIRECTED_REQUEST, body)
-
-        def hang_up(connection: ServerConnection) -> None:
-            connection.close(1012)
-
-        self.servers = [
-            serve(hang_up, "127.0.0.1", 0, process_request=door),
-            serve(hang_up, "127.0.0.1", 0),
-        ]
-        for each in self.servers:
-            threading.Thread(target=each.serve_forever, daemon=True).start()
-        self.urls = [f"ws://127.0.0.1:{e.socket.getsockname()[1]}" for e in self.servers]
-
-    def close(self) -> None:
-        for each in self.servers:
-            each.shutdown()
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_an_agent_goes_to_the_writer_and_ends_no_workload(fleet: Fleet, named: bool) -> None:
-    standbys = Standbys(None if named else fleet.server.running.ws)
-    fleet.stack.callback(standbys.close)
-    urls = ["ws://127.0.0.1:9", *reversed(standbys.urls)]
-    urls += [fleet.server.running.ws] if named else []
-    token = fleet.token()
-    box = fleet.agent("box", token, "--server", ",".join(urls))
-    assert standbys.doors == [f"Bearer {token}"]
-    lease = fleet.ask(COUNTING.format(go=fleet.folder))
-    until(lambda: fleet.state(lease) == "active")
-    box.kill()
-    box.wait()
-    (fleet.folder / "go").touch()
-    fleet.agent("box", None, "--server", ",".join(urls))
-    assert fleet.output(lease) == COUNTED
 
 
 def test_strangers_are_not_let_in(fleet: Fleet) -> None:

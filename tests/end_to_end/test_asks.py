@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from served import ask_message, cluster, heard, policy, tell
 
 
@@ -235,3 +236,36 @@ def test_a_declining_value_is_answered_once_and_not_stored(server):
     why = server.say({"op": "why", "request": reply["request"]})[0]
     assert why["data"]["code"] == "policy_declined"
     assert "data" not in why["data"]
+
+
+GOOD = ask_message(resources={"gpus": 1})
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "field"),
+    [
+        ("{", "bad_json", None),
+        ("[]", "bad_message", None),
+        ("{}", "missing_fields", None),
+        ({**GOOD, "resources": {"gpus": -1}}, "bad_message", "resources.gpus"),
+        ({**GOOD, "provision": {"backend": "memory"}}, "bad_message", "lease"),
+        ({"op": "nonsense"}, "unknown_op", "op"),
+        ({"op": "release", "lease": "x", "token": "y"}, "unknown_lease", "lease"),
+        ({"op": "renew", "lease": "x", "token": "y"}, "unknown_lease", "lease"),
+        ({"op": "why", "lease": "x"}, "unknown_request", "request"),
+        ({"op": "status", "request": "x"}, "unknown_lease", "lease"),
+        ({"op": "cancel", "request": "x"}, "unknown_request", "request"),
+        ({"op": "fleet", "cluster": "x"}, "unknown_clusters", "cluster"),
+        ({"op": "watch", "topics": ["x"]}, "bad_message", "topics[0]"),
+        ({"input": {"policies": []}, "mode": 7}, "bad_message", "mode"),
+        ({"input": {"policies": "none"}}, "bad_message", "input.policies"),
+        ('{"adhoc": true, "policy_rule_uri": "x", "inputs": {"s": "\\ud800"}}', None, None),
+        ("[" * 100_000, None, None),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_bad_input_has_one_reply_that_names_the_field(server, message, code, field):
+    bad, good = server.say(message, GOOD)
+    assert (bad["success"], bool(bad["message"]), good["success"]) == (False, True, True)
+    assert code in {None, bad["error"]["code"]}
+    assert field in {None, bad["error"].get("field")}

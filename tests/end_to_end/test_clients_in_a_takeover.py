@@ -132,7 +132,8 @@ def test_commands_and_what_runs_on_a_machine_with_an_agent_go_on(
     ask = ("ask", FIRST_FIT, "--gpus", "1", "--ttl", "60", "--json")
     lease = json.loads(ran(MOORAGE, *ask, **own).stdout)["lease"]["id"]
     made = invoke("agent", "token", "--cluster", "lab", MOORAGE_STORAGE=storage)
-    place = ["--server", urls(pair), "--data", str(tmp_path / "box"), "--name", "box"]
+    standby_first = urls((other, writer))  # It says who leads.
+    place = ["--server", standby_first, "--data", str(tmp_path / "box"), "--name", "box"]
     agent = [sys.executable, "-P", "-m", "moorage", "agent", *place, "--no-machine-id"]
     command = [*agent, "--token", made.stdout.strip()]
     with child(command, tmp_path / "box.log", serve_variables()) as (_, ready):

@@ -30,7 +30,7 @@ def test_after_kill_9_containers_are_found_again_and_so_is_their_end(
     with killed(tmp_path) as server:
         server.fill(here())
         lives = run(server, container_image, "exec sleep 1000")
-        ends = run(server, container_image, "sleep 0.5; exit 3")
+        ends = run(server, container_image, "sleep 1; exit 3")
         server.in_state(lives, "active")
         server.in_state(ends, "active")
         kill(server)
