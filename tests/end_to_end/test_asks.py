@@ -139,39 +139,26 @@ return {
         }
 
 
-def test_a_policy_reads_what_holds_now_also_of_clusters_that_came_with_another(server):
+def test_a_policy_reads_what_holds_now(server):
     body = """
-client, metrics = self.settings["cluster_client"], self.settings["cluster_metrics_client"]
-found = {}
-for name in input_data["inputs"]["read"]:
-    ok, document = client.read_cluster(name)
-    found[name] = document.get("tags") if ok else document[:19]
-    try:
-        found[name] = [found[name], metrics.get_cluster(name)["load"]]
-    except Exception as error:
-        found[name] = [found[name], type(error).__name__]
-return found
+ok, document = self.settings["cluster_client"].read_cluster("north")
+try:
+    load = self.settings["cluster_metrics_client"].get_cluster("north")["load"]
+except Exception as error:
+    load = type(error).__name__
+return [document["tags"] if ok else document[:19], load]
 """
     server.publish(policy(body, "now:1-x"))
-    server.register({**cluster("north"), "tags": ["old"]})
-
-    def read(*names):
-        return server.ask("now:1-x", inputs={"read": names})["data"]
-
-    def put(path, **change):
-        server.http.put(path, json={"$set": change}).raise_for_status()
-
+    server.register(cluster("north", tags=["old"]))
     server.http.post("/cluster", json={"clusterId": "north", "load": 1}).raise_for_status()
-    assert set(read("east")) == {"east"}  # What follows it comes with it.
-    assert read("north") == {"north": [["old"], 1]}
+    assert server.ask("now:1-x")["data"] == [["old"], 1]
     for load in (2, 3):
-        put("/clusters/north", tags=[f"new{load}"])
-        put("/cluster/north", load=load)
-        assert read("north") == {"north": [[f"new{load}"], load]}
-    server.http.delete("/cluster/north").raise_for_status()
-    assert read("north") == {"north": [["new3"], "APIError"]}
-    server.http.delete("/clusters/north").raise_for_status()
-    assert read("north", "east")["north"] == ["HTTP error occurred", "APIError"]
+        for path, change in (("clusters", {"tags": [f"new{load}"]}), ("cluster", {"load": load})):
+            server.http.put(f"/{path}/north", json={"$set": change}).raise_for_status()
+        assert server.ask("now:1-x")["data"] == [[f"new{load}"], load]
+    for path in ("cluster", "clusters"):
+        server.http.delete(f"/{path}/north").raise_for_status()
+    assert server.ask("now:1-x")["data"] == ["HTTP error occurred", "APIError"]
 
 
 def test_a_value_that_names_no_cluster_is_passed_on(server):
@@ -239,6 +226,7 @@ def test_a_declining_value_is_answered_once_and_not_stored(server):
 
 
 GOOD = ask_message(resources={"gpus": 1})
+ONCE = GOOD | {"lease": {}, "provision": {"backend": "local", "spec": {}, "attempts_max": 2}}
 
 
 @pytest.mark.parametrize(
@@ -249,6 +237,7 @@ GOOD = ask_message(resources={"gpus": 1})
         ("{}", "missing_fields", None),
         ({**GOOD, "resources": {"gpus": -1}}, "bad_message", "resources.gpus"),
         ({**GOOD, "provision": {"backend": "memory"}}, "bad_message", "lease"),
+        (ONCE, "bad_message", "provision.attempts_max"),
         ({"op": "nonsense"}, "unknown_op", "op"),
         ({"op": "release", "lease": "x", "token": "y"}, "unknown_lease", "lease"),
         ({"op": "renew", "lease": "x", "token": "y"}, "unknown_lease", "lease"),

@@ -55,14 +55,6 @@ def test_a_workload_sees_its_own_devices_and_its_lease(server, data, tmp_path):
     assert lease["id"] not in marked(data)
 
 
-def test_everything_a_workload_started_ends_with_its_lease(server, data):
-    lease = run(server, SLEEP)
-    until(lambda: len(marked(data).get(lease["id"], ())) == 2)
-    server.release(lease)
-    server.in_state(lease, "ended")
-    assert lease["id"] not in marked(data)
-
-
 @pytest.mark.parametrize(
     ("command", "reason"),
     [

@@ -137,28 +137,6 @@ def test_cordons_and_new_clusters_come_as_a_new_snapshot(server, shown):
     shown.until(lambda seen: len(seen["state"]) == 28)
 
 
-def test_shapes_fit_less_often_once_something_is_held(server):
-    def fits() -> dict:
-        while (message := page.take()).get("topic") != "shapes":
-            pass
-        found = [each for each in message["data"]["shapes"] if not each["resources"]["models"]]
-        whole = [each for each in found if each["resources"]["gpu_milli"] == 1000]
-        return {each["resources"]["gpus"]: each for each in whole}
-
-    with closing(Map(server)) as page:
-        page.watch("shapes")
-        before = fits()
-        assert before[8]["fits"] == 2
-        held = [lease(server, models=["H"]), *(lease(server) for _ in range(2))]
-        while (now := fits())[1]["fits"] != before[1]["fits"] - 3:
-            pass
-        assert now[1]["asked"] > before[1]["asked"]
-        assert (now[8]["fits"], now[8]["defragmented"]) == (1, 1)
-        assert now[8]["where"] == [["west", "west-1", 1]]
-        for each in held:
-            server.release(each)
-
-
 def test_tenants_see_their_own_and_operators_all():
     tokens = {"MOORAGE_TOKENS": "ann:aa,bob:bb,op:oo", "MOORAGE_OPERATORS": "op"}
     with serving(environment=tokens, bearer="oo") as server, ExitStack() as open_:

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 import pytest
 from served import FIRST_FIT, Server, cluster, policy, serving
 
-from moorage_policies import catalog
-
 pytestmark = pytest.mark.heavy
 
 TERMS = {"ttl_seconds": 600}
@@ -67,14 +65,6 @@ def test_prints_results_and_errors_come_with_their_lines(server):
     assert any(line["line"] == 5 and line["hits"] for line in played["lines"])
 
 
-def test_a_fleet_may_be_uploaded(server):
-    fleet = {"clusters": [cluster("mine", nodes=1, gpus=2, model="H")]}
-    wanted = [{"resources": {"gpus": 2, "models": ["H"]}}] * 2
-    played = play(server, policy_rule_uri=FIRST_FIT, fleet=fleet, requests=wanted)
-    assert played["fleet"] == {"nodes": 1, "gpus": 2}
-    assert [each["ok"] for each in played["results"]] == [True, False]
-
-
 def test_a_decision_opens_with_the_fleet_as_it_was(server):
     demand = {"resources": {"gpus": 4}}
     leases = [server.ask(**demand, lease=TERMS)["lease"] for _ in range(2)]
@@ -88,22 +78,6 @@ def test_a_decision_opens_with_the_fleet_as_it_was(server):
         assert placed(then) == expected
     now = play(server, policy_rule_uri=FIRST_FIT, requests=[demand] * 2)
     assert all(placed(now))
-
-
-def test_a_backtest_has_a_curve(server):
-    rows = "".join(f"p{n},1000,1024,1,1000\n" for n in range(20))
-    trace = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n" + rows
-    run = play(server, "/backtest", policy_rule_uri=FIRST_FIT, trace=trace)
-    assert (run["granted"], run["allocation"], run["curve"][-1][1]) == (8, 1.0, 1.0)
-    assert sum(run["refused"].values()) == run["asked"] - 8
-    code = catalog.document("first_fit")["code"]
-    status, error = refused(server, "/backtest", code=code, trace="no,table\n1,2\n")
-    assert (status, error["code"]) == (400, "bad_message")
-
-
-def test_code_that_does_not_load_is_refused_with_its_line(server):
-    status, error = refused(server, code="class AIOSv1PolicyRule:\n    def eval(self:\n")
-    assert (status, error["code"], "line 2" in error["reason"]) == (400, "bad_policy", True)
 
 
 @pytest.mark.parametrize(
