@@ -16,24 +16,16 @@ from moorage_policies import catalog
 pytestmark = pytest.mark.heavy
 
 MEET = """
-import os, socket
+import contextlib, os, socket
 rank, place = int(os.environ["RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 if rank == 0:
     with socket.create_server(place) as server:
-        words = []
-        for _ in range(int(os.environ["WORLD_SIZE"]) - 1):
-            connection, _ = server.accept()
-            words.append(connection.makefile().readline().strip())
-            connection.close()
-    print("rank 0 met", *sorted(words))
-else:
-    while True:
-        try:
-            connection = socket.create_connection(place)
-            break
-        except ConnectionRefusedError:
-            pass
-    connection.sendall(f"{rank}={os.environ['MOORAGE_NODE_ID']}\\n".encode())
+        came = [server.accept()[0] for _ in range(int(os.environ["WORLD_SIZE"]) - 1)]
+    print("rank 0 met", *sorted(each.makefile().readline().strip() for each in came))
+while rank:
+    with contextlib.suppress(ConnectionRefusedError), socket.create_connection(place) as connection:
+        connection.sendall(f"{rank}={os.environ['MOORAGE_NODE_ID']}\\n".encode())
+        break
 """
 STAYS = "echo $MOORAGE_NODE_ID >>{seen}; exec sleep 1000"
 

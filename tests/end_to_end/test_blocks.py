@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from served import Server, ask_message, cluster, policy, serving, until
+from served import Server, cluster, policy, serving, until
 
 from moorage_policies import catalog
 
@@ -219,21 +219,6 @@ def test_documents_too_large_to_come_back_are_put_in_their_place(site):
         assert reply["because"] == "lowest"
     finally:
         site.http.delete("/clusters/vast").raise_for_status()
-
-
-def test_the_built_in_score_is_what_the_allocator_has_free(site):
-    document = block(where=only("one"), resources={"gpus": 1})
-    empty = say(site, document)["score_data"]
-    assert empty == {"score": 1.0, "node_info": {"node_id": "one-0", "gpus": ["0"]}}
-    ask = {"clusters": ["one"], "resources": {"gpus": 3}, "lease": {"ttl_seconds": 60}}
-    held = [reply["lease"] for reply in site.say(*[ask_message(**ask)] * 3)]
-    busy = say(site, document)["score_data"]
-    assert busy == {"score": 0.25, "node_info": {"node_id": "one-0", "gpus": ["3"]}}
-    assert say(site, block(resources={"gpus": 2}))["id"] == "two"
-    full = say(site, block(where=only("one"), resources={"gpus": 2}))["error"]
-    assert (full["code"], full["left_out"][0]["cluster_id"]) == ("no_capacity", "one")
-    for lease in held:
-        site.release(lease)
 
 
 # What is refused -----------------------------------------------------------------------------
