@@ -59,9 +59,9 @@ def tarred(
     return stream.getvalue()
 
 
-def special(name: str, kind: bytes, to: str = "") -> tarfile.TarInfo:
+def special(name: str, kind: bytes) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, to
+    info.type, info.linkname = kind, "/etc/passwd"
     return info
 
 
@@ -118,9 +118,7 @@ BROKEN: Broken = {
     "body: expected a JSON object": b"[]",
     "can't decode byte 0xff": b'{"code": "\xff"}',
     "Missing required fields: name, version, release_tag (or": document(policy_rule_uri=None),
-    "Missing required fields: release_tag (or policy_rule_uri": document(
-        policy_rule_uri=None, name="a", version="1"
-    ),
+    "fields: release_tag (or": document(policy_rule_uri=None, name="a", version="1"),
     "policy_rule_uri: expected `<name>:": document(policy_rule_uri="broken:1"),
     "name: expected broken, as in policy_": document(name="whole"),
     "version: expected 1, as in policy_rule_uri broken:1-x": document(version="2"),
@@ -138,9 +136,7 @@ BROKEN: Broken = {
     "policy_parameters: expected an object": document(policy_parameters="x"),
     "functionality_data: expected an object": document(functionality_data=[]),
     "resource_estimates: expected an obj": document(resource_estimates=7),
-    "expected JSON with whole numbers of at most 64 bits": document(
-        policy_parameters={"size": 10**30}
-    ),
+    "whole numbers of at most 64 bits": document(policy_parameters={"size": 10**30}),
     "at most 16777216": document(metadata={"pad": "x" * (17 << 20)}),
     # Where the code comes from.
     "has no `policy_code_root` from which paths are read": document(code="rules/function.py"),
@@ -163,25 +159,15 @@ BROKEN: Broken = {
     "paths of at most 255 characters": coded(tarred("code/" + "a" * 300)),
     "two members 'code/function.py'": coded(tarred(FILE, FILE)),
     "has a member '.'": coded(tarred(".", FILE)),
-    "function.py' is a file and a folder": coded(
-        zipped((FILE, GOOD), ("code/function.py/x.py", ""))
-    ),
-    "the member 'code/a.py' is a link": coded(
-        tarred(special("code/a.py", tarfile.SYMTYPE, "/etc/passwd"))
-    ),
-    "the member 'code/b.py' is a link": coded(
-        tarred(special("code/b.py", tarfile.LNKTYPE, "/etc/passwd"))
-    ),
+    "function.py' is a file and a folder": coded(zipped((FILE, GOOD), (FILE + "/x.py", ""))),
+    "the member 'code/a.py' is a link": coded(tarred(special("code/a.py", tarfile.SYMTYPE))),
+    "the member 'code/b.py' is a link": coded(tarred(special("code/b.py", tarfile.LNKTYPE))),
     "'code/null' is a link, a dev": coded(tarred(special("code/null", tarfile.CHRTYPE))),
     "'code/pipe' is a link, a dev": coded(tarred(special("code/pipe", tarfile.FIFOTYPE))),
     "the member 'code/helper.py' is a link": coded(linked_zip()),
     "is encrypted or packed in a rare way": coded(encrypted_zip()),
-    "'code/rare.py' is encrypted or packed": coded(
-        zipped(("code/rare.py", GOOD), compression=zipfile.ZIP_BZIP2)
-    ),
-    "the archive has more than 512 files": coded(
-        zipped(*((f"code/{n}.py", "") for n in range(513)))
-    ),
+    "rare.py' is encrypted": coded(zipped(("code/rare.py", ""), compression=zipfile.ZIP_BZIP2)),
+    "has more than 512 files": coded(zipped(*((f"code/{n}.py", "") for n in range(513)))),
     "unpacks to more than 200 times its size": lambda: coded(
         zipped((FILE, "\0" * (40 << 20)), compression=zipfile.ZIP_DEFLATED)
     ),
@@ -213,12 +199,8 @@ BROKEN: Broken = {
     "MemoryError": coded("x = " + "-" * 100_000 + "1\n"),
     "AIOSv1PolicyRule has no eval(self, parameters, input_data, con": coded(HEAD + INIT),
     "AIOSv1PolicyRule has no __init__(self, rule_id, settings": coded(HEAD + EVAL),
-    "line 3: eval cannot be called as eval(self, parame": coded(
-        method("def eval(self, parameters): pass")
-    ),
-    "__init__ cannot be called as __init__(self, rule": coded(
-        method("def __init__(self, a, b, c, d): pass")
-    ),
+    "line 3: eval cannot be called as eval(": coded(method("def eval(self, parameters): pass")),
+    "__init__ cannot be called as": coded(method("def __init__(self, a, b, c, d): pass")),
     "eval must return its answer: write it": coded(method("async def eval(self, a, b, c): pass")),
     "line 1: ZeroDivisionError: division by zero": coded("1 / 0\n" + GOOD),
     "PermissionError": coded("open('/etc/passwd')\n" + GOOD),
@@ -230,20 +212,12 @@ BROKEN: Broken = {
     # Examples.
     "metadata.examples: expected a list of examples": document(metadata={"examples": {}}),
     "expected either `request` or `input_data`; found nei": exampled({}),
-    "request: resources.gpus: expected a whole": exampled(
-        {"request": {"resources": {"gpus": "two"}}}
-    ),
+    "resources.gpus: expected a whole": exampled({"request": {"resources": {"gpus": "two"}}}),
     "metadata.examples[0].request.lease: expected one of": exampled({"request": {"lease": {}}}),
     "examples[0].fleet[0]: id: expected 1 to 253": exampled({**ONE, "fleet": [{"nodes": 7}]}),
-    "fleet: expected a cluster that is live": exampled(
-        {**ONE, "fleet": [{"id": "lab", "status": "off"}]}
-    ),
-    'expected output.cluster_id to be "lob"; it is "lab"': exampled(
-        {**ONE, "output": {"cluster_id": "lob"}}
-    ),
-    "expected a live cluster; “nowhere” is none": exampled(
-        {"request": {"inputs": {"cluster_id": "nowhere"}}}
-    ),
+    "a cluster that is live": exampled({**ONE, "fleet": [{"id": "lab", "status": "off"}]}),
+    'to be "lob"; it is "lab"': exampled({**ONE, "output": {"cluster_id": "lob"}}),
+    "“nowhere” is none": exampled({"request": {"inputs": {"cluster_id": "nowhere"}}}),
     "output.node_id: expected a text; it is missing": exampled(
         ONE, policy_output_schema={"node_id": {"type": "string", "required": True}}
     ),
@@ -251,39 +225,29 @@ BROKEN: Broken = {
     "examples.json: expected a list of": files(examples_json="["),
 }
 
-SIZE = {"type": "number"}
+SIZE, TEXT = {"type": "number"}, {"type": "string"}
 WARNED: Broken = {
     "line 2: 'requests>=2' is not available": files(requirements_txt="numpy\nrequests>=2\n"),
     "x.git' is not available": files(requirements_txt="git+https://example.org/x.git"),
     "line 1: '-r more.txt' is not available": files(requirements_txt="-r more.txt"),
     "requirements.txt has more than 1000 lines": files(requirements_txt="numpy\n" * 1001),
     "line 1: 'requests' is not available to": coded("import requests\n" + GOOD),
-    "management cannot be called as management(": coded(
-        GOOD + "    def management(self, action): pass\n"
-    ),
+    "management cannot be called": coded(GOOD + "    def management(self, action): pass\n"),
     "management must return its answer": coded(GOOD + "    def management(self, a, b): yield\n"),
-    "it cannot be constructed (KeyError: 'gone')": coded(
-        method("def __init__(self, a, b, c): self.x = b['gone']")
-    ),
+    "(KeyError: 'gone')": coded(method("def __init__(self, a, b, c): self.x = b['gone']")),
     # Schemas.
     "policy_input_schema: expected an object with one entry": document(policy_input_schema="x"),
     "policy_output_schema: expected an object with one entry": document(policy_output_schema=[]),
-    "schema.type: expected object, or array with items that are": document(
-        policy_input_schema={"type": "string"}
-    ),
-    "policy_input_schema.oneOf: expected a constraint that is": document(
-        policy_input_schema={"type": "object", "oneOf": []}
-    ),
+    "expected object, or array with items": document(policy_input_schema={"type": "string"}),
+    "oneOf: expected a constraint": document(policy_input_schema={"type": "object", "oneOf": []}),
     "policy_input_schema.size: expected an object that": schema("number"),
     "policy_input_schema.size.type: expected one of string": schema({}),
     '"int", which is `integer` here': schema({"type": "int"}),
     "known here; did you mean `min`?": schema({**SIZE, "mim": 1}),
     "no `pattern` where the type is num": schema({**SIZE, "pattern": "x"}),
-    "size.pattern: expected": schema({"type": "string", "pattern": "a{"}),
-    "policy_settings_schema.size.pattern: expected characters": schema(
-        {"type": "string", "pattern": "(?=x)"}, "policy_settings_schema"
-    ),
-    "it takes too much work to follow": schema({"type": "string", "pattern": "(a|b)*a(a|b){20}$"}),
+    "size.pattern: expected": schema({**TEXT, "pattern": "a{"}),
+    "pattern: expected characters": schema({**TEXT, "pattern": "(?=x)"}, "policy_settings_schema"),
+    "it takes too much work to follow": schema({**TEXT, "pattern": "(a|b)*a(a|b){20}$"}),
     "size.min: expected at most `": schema({**SIZE, "min": 2, "max": 1}),
     "size.choices: expected a list of 1 to 1000": schema({**SIZE, "choices": []}),
     "size.length: expected a whole": schema({"type": "array", "length": -1}),
@@ -297,12 +261,8 @@ WARNED: Broken = {
         policy_settings_schema={"zone": {"type": "boolean"}}, policy_settings={"zone": 1}
     ),
     "management_commands_schema[0].name: expected a text": commands({"description": "x"}),
-    "management_commands_schema[1].name: expected a text that no other command has": commands(
-        {"name": "a"}, {"name": "a"}
-    ),
+    "expected a text that no other command has": commands({"name": "a"}, {"name": "a"}),
     "management_commands_schema[0]: expected an obj": commands("reset"),
-    "management_commands_schema: expected a list of at most 100": document(
-        management_commands_schema="reset"
-    ),
+    "expected a list of at most 100": document(management_commands_schema="reset"),
 }
 """What is no reason to refuse a policy: it is registered, and its author is warned."""

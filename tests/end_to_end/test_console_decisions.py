@@ -7,7 +7,7 @@ import zlib
 from contextlib import ExitStack
 
 import pytest
-from served import FIRST_FIT, ask_message, bearing, cluster, heard, serving, tell, until
+from served import FIRST_FIT, ask_message, cluster, heard, serving, tell, until
 
 pytestmark = pytest.mark.heavy
 
@@ -183,17 +183,13 @@ def listed(socket, op, name, key, **more):
     return [row[key] for row in tell(socket, {"op": op, **more})["data"][name]]
 
 
-@pytest.fixture(scope="module")
-def shared():
-    """A daemon of two tenants, of whom ann is an operator."""
-    with serving(environment=TOKENS, bearer="of-ann") as server:
-        server.fill(cluster("east", nodes=2, gpus=4))
-        yield server
-
-
-def test_tenants_see_their_own_and_operators_all(shared):
+def test_tenants_see_their_own_and_operators_all():
     waits = {"resources": {"nodes": 2, "gpus": 4}, "lease": TERMS | {"wait_seconds": 600}}
-    with shared.socket() as ann, shared.socket(bearer="of-bob") as bob, ExitStack() as waiting:
+    with serving(environment=TOKENS, bearer="of-ann") as shared, ExitStack() as stack:
+        shared.fill(cluster("east", nodes=2, gpus=4))
+        ann, bob = (
+            stack.enter_context(shared.socket(bearer=f"of-{each}")) for each in ("ann", "bob")
+        )
         sockets = {"ann": ann, "bob": bob}
         held, requests = {}, {}
         for name, socket in sockets.items():
@@ -217,7 +213,7 @@ def test_tenants_see_their_own_and_operators_all(shared):
         assert "bob" in tenants(ann, op="past_fleet", at=now)
 
         for name, socket in sockets.items():
-            waiter = waiting.enter_context(shared.socket(bearing(f"of-{name}")))
+            waiter = stack.enter_context(shared.socket(bearer=f"of-{name}"))
             waiter.send(json.dumps(ask_message(id="w", **waits)))
             until(lambda s=socket, n=name: n in listed(s, "queue", "waiting", "tenant"))
         for row in tell(ann, {"op": "queue"})["data"]["waiting"]:
