@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import re
-import select
 import signal
 import subprocess
 
@@ -84,11 +83,11 @@ def test_results_come_as_tables_wide_ones_json_and_yaml(server):
     assert run(server, "run", "--nosuch", "--", "cat", "-o", "json", code=2) == ""
 
 
-def watching(server, *arguments):
+def watching(server, *options, stdout=subprocess.PIPE, **more):
     return subprocess.Popen(
-        [BIN / "moorage", *arguments],
-        env=environment(server, PYTHONUNBUFFERED="1"),
-        stdout=subprocess.PIPE,
+        [BIN / "moorage", "leases", "--watch", *options],
+        env=environment(server, PYTHONUNBUFFERED="1", **more),
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         # A background job ignores Ctrl-C, and so would this one.
@@ -97,7 +96,7 @@ def watching(server, *arguments):
 
 
 def test_a_watched_listing_follows_what_happens(server):
-    with watching(server, "leases", "--watch", "--json") as seen:
+    with watching(server, "--json") as seen:
         assert json.loads(seen.stdout.readline()) == []
         lease = hold(server, **HELD)
         (row,) = json.loads(seen.stdout.readline())
@@ -110,7 +109,7 @@ def test_a_watched_listing_follows_what_happens(server):
 def test_a_watched_listing_outlives_a_restart_of_the_daemon(tmp_path):
     with serving(tmp_path) as server:
         server.fill(cluster("east"))
-        seen = watching(server, "leases", "--watch")
+        seen = watching(server)
         assert re.match(r"\d{4}-", seen.stdout.readline())
         hold(server, **HELD)
         until(lambda: "east/east-0 gpus 0,1" in seen.stdout.readline())
@@ -122,38 +121,19 @@ def test_a_watched_listing_outlives_a_restart_of_the_daemon(tmp_path):
         assert "reconnecting" in seen.communicate(timeout=10)[1]
 
 
-def on_a_terminal(server, *arguments, **more):
-    """Return what a watched listing draws on a terminal until Ctrl-C, and its exit code."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(  # noqa: S606  # A shell is not wanted.
-            BIN / "moorage", ["moorage", *arguments], environment(server, TERM="xterm", **more)
-        )
-    drawn = b""
-    while not (b"granted" in drawn and b"as of 20" in drawn):
-        assert select.select([terminal], [], [], 60)[0], drawn
-        drawn += os.read(terminal, 65_536)
-    os.write(terminal, b"\x03")
-    while True:
-        try:
-            drawn += os.read(terminal, 65_536)
-        except OSError:  # The other end is closed.
-            break
-    return drawn.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def test_a_terminal_has_colours_unless_it_wants_none(server):
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_a_terminal_has_colours_unless_it_wants_none(server, variables, coloured):
     hold(server, **HELD)
-    drawn, code = on_a_terminal(server, "leases", "--watch")
-    assert code == 130
-    assert "\x1b[32mgranted" in drawn
-    assert "as of 20" in drawn
-    drawn, _ = on_a_terminal(server, "leases", "--watch", NO_COLOR="1")
-    assert "granted" in drawn
-    assert "\x1b[32m" not in drawn
-    command = [BIN / "moorage", "leases"]
-    piped = subprocess.run(command, env=environment(server), capture_output=True, check=True)
-    assert b"\x1b[" not in piped.stdout
+    ours, theirs = pty.openpty()
+    with watching(server, stdout=theirs, TERM="xterm", **variables) as seen:
+        drawn = b""
+        while not (b"granted" in drawn and b"as of 20" in drawn):
+            drawn += os.read(ours, 65_536)
+        seen.send_signal(signal.SIGINT)
+        assert seen.wait(10) == 130
+    assert (b"\x1b[32mgranted" in drawn) is coloured
+    for each in (ours, theirs):
+        os.close(each)
 
 
 def completed(server, program, line, **more):

@@ -61,7 +61,7 @@ def leases(socket):
     return tell(socket, {"op": "leases"})
 
 
-@pytest.mark.parametrize("path", ["/console", "/console/", "/console/why/a.b-1", "/console/fleet"])
+@pytest.mark.parametrize("path", ["/console", "/console/", "/console/why/a.b-1"])
 def test_every_address_of_the_console_shows_its_page(server, path):
     answer = server.http.get(path)
     assert answer.status_code == 200
@@ -170,28 +170,11 @@ def test_the_cookie_alone_changes_nothing(page):
     assert page.http.delete("/clusters/east", headers=full).status_code == 200
 
 
-def test_a_page_of_another_site_neither_reads_nor_changes(page):
-    page.log_in("of-ann")
-    foreign = {**page.headers, "Origin": FOREIGN}
-    other_port = {**page.headers, "Origin": "http://127.0.0.1:1"}
-    for method, path, headers in [
-        ("GET", "/policy", foreign),
-        ("GET", "/console/session", foreign),
-        ("GET", "/console/session", {"Sec-Fetch-Site": "same-site"}),
-        ("POST", "/console/session", foreign),
-        ("POST", "/clusters", foreign),
-        ("POST", "/clusters", other_port),
-    ]:
-        assert page.http.request(method, path, headers=headers).status_code == 403
-
-
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
         ({"Origin": ""}, 401),
         ({"Origin": FOREIGN}, 403),
-        ({"Origin": "null"}, 403),
-        ({"Host": "evil.example"}, 403),
         ({"Cookie": ""}, 401),
         ({"Cookie": "moorage-console-1=guessed"}, 401),
         ({"Authorization": "Bearer guessed"}, 401),
@@ -199,10 +182,6 @@ def test_a_page_of_another_site_neither_reads_nor_changes(page):
 )
 def test_a_socket_takes_the_cookie_and_the_origin(page, headers, status):
     page.log_in("of-ann")
-    if "Host" in headers:
-        url = page.server.running.ws.replace("ws:", "http:")
-        assert httpx.get(url, headers={**page.headers, **headers}).status_code == status
-        return
     with pytest.raises(InvalidStatus) as refused, page.socket(**headers):
         pass
     assert refused.value.response.status_code == status
