@@ -42,18 +42,18 @@ def nodes_of(lease: dict) -> list[str]:
     return [each["node_id"] for each in lease["placement"]]
 
 
-def pids(fleet: Fleet) -> dict[str, int]:
-    """Return the processes that run on nodes."""
+def pids(fleet: Fleet, lease: dict) -> dict[str, int]:
+    """Return the processes of a lease by their nodes."""
     return {
         found.parents[3].name: json.loads(found.read_text())["pid"]
-        for found in fleet.folder.glob("?/local/running/*/process.json")
+        for found in fleet.folder.glob(f"?/local/running/{lease['id']}/process.json")
     }
 
 
 def ended(fleet: Fleet, lease: dict) -> str:
     """Await the end of a lease, of which nothing remains; return its reason."""
     until(lambda: fleet.state(lease) == "ended")
-    assert pids(fleet) == {}
+    assert pids(fleet, lease) == {}
     return fleet.server.status(lease)["reason"]
 
 
@@ -85,8 +85,8 @@ def test_a_gang_that_loses_a_member_ends_with_the_node_named(fleet: Fleet, tmp_p
     lease = fleet.ask(STAYS.format(seen=tmp_path / "seen"), nodes=2)
     until(lambda: fleet.state(lease) == "active")
     lost = nodes_of(lease)[1]
-    until(lambda: lost in pids(fleet))
-    os.kill(pids(fleet)[lost], signal.SIGKILL)
+    until(lambda: lost in pids(fleet, lease))
+    os.kill(pids(fleet, lease)[lost], signal.SIGKILL)
     assert f"node {lost}: it was killed by signal 9" in ended(fleet, lease)
 
 
@@ -94,10 +94,10 @@ def test_a_gang_is_requeued_as_a_whole(fleet: Fleet, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     lease = fleet.ask(STAYS.format(seen=seen), nodes=2, on_failure="requeue", attempts_max=2)
     until(lambda: fleet.state(lease) == "active" and len(seen.read_text().split()) == 2)
-    os.kill(pids(fleet)[nodes_of(lease)[0]], signal.SIGKILL)
+    os.kill(pids(fleet, lease)[nodes_of(lease)[0]], signal.SIGKILL)
     until(lambda: len(seen.read_text().split()) == 4)
     until(lambda: fleet.state(lease) == "active")
-    assert len(pids(fleet)) == 2
+    assert len(pids(fleet, lease)) == 2
     assert fleet.server.release(lease)["success"]
     ended(fleet, lease)
 
@@ -107,23 +107,32 @@ def test_a_gang_whose_start_fails_on_one_node_leaves_nothing(fleet: Fleet) -> No
     ended(fleet, fleet.ask("", nodes=2, spec=spec))
 
 
-def test_a_gang_outlives_its_killed_server_and_agents(tmp_path: Path) -> None:
-    seen, data = tmp_path / "seen", tmp_path / "data"
+def test_gangs_and_commands_outlive_their_killed_server_and_agents(tmp_path: Path) -> None:
+    seen, go, data = tmp_path / "seen", tmp_path / "go", tmp_path / "data"
+    counts = f"seq 20; until [ -e {go} ]; do sleep 0.05; done; seq 21 40; exit 3"
     with ExitStack() as agents:
         with killed(data) as server:
             server.publish(catalog.document("first_fit"))
             fleet = Fleet(tmp_path, server, agents, data)
             boxes = {each: fleet.agent(each, fleet.token()) for each in "ab"}
-            lease = fleet.ask(STAYS.format(seen=seen), nodes=2)
-            until(lambda: fleet.state(lease) == "active")
+            gang, *alone = fleet.ask(STAYS.format(seen=seen), nodes=2), fleet.ask(counts)
+            alone.append(fleet.ask("exec sleep 1000"))
+            for each in (gang, *alone):
+                until(lambda lease=each: fleet.state(lease) == "active")
             boxes["b"].kill()
             kill(server)
-        before = pids(fleet)
+        go.touch()
+        before = pids(fleet, gang)
         with served(tmp_path, "--port", server.running.ws.rpartition(":")[2]) as fleet:
             fleet.agent("b")
-            until(lambda: fleet.state(lease) == "active")
-            assert pids(fleet) == before
+            text = "".join(f"{number}\n" for number in range(1, 41))
+            assert fleet.output(alone[0]) == (text, 3)
+            for each in (gang, alone[1]):
+                until(lambda lease=each: fleet.state(lease) == "active")
+            assert pids(fleet, gang) == before
             assert before.keys() == {"a", "b"}
             os.kill(before["b"], signal.SIGKILL)
-            ended(fleet, lease)
+            ended(fleet, gang)
+            assert fleet.server.release(alone[1])["success"]
+            ended(fleet, alone[1])
     assert sorted(seen.read_text().split()) == ["a", "b"]

@@ -17,12 +17,11 @@ from typing import NamedTuple
 
 import pytest
 from fleets import Fleet, served
-from served import FIRST_FIT, bearing, invoke, kill, killed, until
+from served import FIRST_FIT, bearing, invoke, until
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from moorage.protocol.agent_socket import AGENT_PATH
-from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy
 
@@ -107,24 +106,6 @@ def test_a_command_outlives_its_killed_agent_and_its_output_is_whole(fleet: Flee
     (fleet.folder / "go").touch()
     fleet.agent("box")
     assert fleet.output(lease) == COUNTED
-
-
-def test_a_command_outlives_its_killed_server_and_its_output_is_whole(tmp_path: Path) -> None:
-    with ExitStack() as agents:
-        with killed(tmp_path / "data") as server:
-            server.publish(catalog.document("first_fit"))
-            fleet = Fleet(tmp_path, server, agents, tmp_path / "data")
-            fleet.agent("box", fleet.token())
-            lease, stays = fleet.ask(COUNTING.format(go=fleet.folder)), fleet.ask("sleep 1000")
-            until(lambda: fleet.state(lease) == fleet.state(stays) == "active")
-            kill(server)
-        (tmp_path / "go").touch()
-        port = server.running.ws.rpartition(":")[2]
-        with served(tmp_path, "--port", port) as fleet:
-            assert fleet.output(lease) == COUNTED
-            assert fleet.state(stays) == "active"
-            assert fleet.server.release(stays)["success"]
-            until(lambda: fleet.state(stays) == "ended")
 
 
 class Away(NamedTuple):
