@@ -129,8 +129,8 @@ def test_a_gpu_that_others_use_is_not_given_out(fleet: Fleet, cards: Cards) -> N
     assert (busy["id"], busy["uuid"]) == ("0", "GPU-a")
     assert f"(process {os.getpid()}, 300 MiB), which no lease started" in busy["reason"]
     assert gpu_of(fleet) == "1"
-    asked = {"clusters": [fleet.cluster], "resources": {"gpus": 1}}
-    refused = fleet.server.ask(**asked, lease={"ttl_seconds": 9})
+    demand = {"clusters": [fleet.cluster], "resources": {"gpus": 1}}
+    refused = fleet.server.ask(**demand, lease={"ttl_seconds": 9})
     assert refused["error"]["code"] == "no_capacity"
     cards()
     until(lambda: "busy" not in fleet.node("box"))

@@ -159,8 +159,8 @@ def test_a_machine_is_lost_and_found_while_its_command_runs_on(away: dict[str, A
     until(lambda: "unavailable" in fleet.node(name))
     expected = f"lost: the machine {name} is not heard of since 20"
     assert fleet.node(name)["unavailable"].startswith(expected)
-    asked = {"clusters": [fleet.cluster], "resources": {"cpu_milli": 1}}
-    refused = fleet.server.ask(FIRST_FIT, **asked, lease={"ttl_seconds": 9})
+    demand = {"clusters": [fleet.cluster], "resources": {"cpu_milli": 1}}
+    refused = fleet.server.ask(FIRST_FIT, **demand, lease={"ttl_seconds": 9})
     assert refused["error"]["code"] == "no_capacity"
     assert "not heard of since" in fleet.server.moorage("fleet", fleet.cluster).stderr
     assert fleet.state(lease) == "active"

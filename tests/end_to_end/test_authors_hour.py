@@ -18,7 +18,7 @@ class AIOSv1PolicyRule:
         pass
 
     def eval(self, parameters, input_data, context):
-        print("asked", input_data["seed"] % 100)
+        print("seed", input_data["seed"] % 100)
         return self.pick(input_data["fleet"])
 
     def pick(self, fleet):
@@ -69,7 +69,7 @@ def test_an_error_shows_the_authors_own_lines_and_a_suggestion(server, tmp_path)
         '  typo.py, line 8, in eval: return self.pick(input_data["fleet"])',
         "  typo.py, line 11, in pick: return fleet.feasable()",
     ]
-    assert "request 0 (policy_error):\n  asked 97\nrequest 1 " in tried.stderr
+    assert "request 0 (policy_error):\n  seed 97\nrequest 1 " in tried.stderr
     assert "more requests" in tried.stderr
 
 

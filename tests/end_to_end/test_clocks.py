@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from served import Server, ask_message, cluster, heard, here, marked, serving, until
+from served import ask_message, cluster, heard, here, marked, serving, until
 
 pytestmark = pytest.mark.heavy
 
@@ -47,11 +47,6 @@ int clock_gettime(clockid_t clock, struct timespec *at) {
 """A calendar that is set by writing to a file: how far off it is, in seconds."""
 
 
-def leases(server: Server) -> dict[str, dict]:
-    found = server.say({"op": "leases", "limit": 100})[0]["data"]["leases"]
-    return {each["id"]: each for each in found}
-
-
 def test_a_daemon_that_was_stopped_reads_the_renewals_that_came_meanwhile(tmp_path):
     with serving(tmp_path) as server:
         server.fill(here(2))
@@ -75,10 +70,10 @@ def test_a_daemon_that_was_stopped_reads_the_renewals_that_came_meanwhile(tmp_pa
             os.kill(server.pid, signal.SIGCONT)
             renewed = heard(renewing)
             assert renewed["success"], renewed
-            assert leases(server)[lease["id"]]["state"] == "active"
+            assert server.status(lease)["state"] == "active"
             assert marked(tmp_path).keys() == {lease["id"]}
             # The grace of a restart is 30 s.
-            assert 20 < leases(server)[other["id"]]["expires_at"] - time.time() <= 30
+            assert 20 < server.status(other)["expires_at"] - time.time() <= 30
             assert server.waiting()
             server.release(lease)
             server.release(other)
@@ -127,8 +122,8 @@ def test_times_follow_a_calendar_that_is_set(tmp_path, calendar):
         offset.write_bytes(struct.pack("d", 0.0))
         both = server.ask(resources={"gpus": 1, "nodes": 2}, lease={"wait_seconds": 0.5})
         assert both["error"]["code"] == "wait_timeout", "in its own time, and not hours later"
-        until(lambda: abs(leases(server)[lease["id"]]["granted_at"] - time.time()) < 60)
-        assert abs(leases(server)[lease["id"]]["expires_at"] - (time.time() + 600)) < 60
+        until(lambda: abs(server.status(lease)["granted_at"] - time.time()) < 60)
+        assert abs(server.status(lease)["expires_at"] - (time.time() + 600)) < 60
         (found,) = server.say({"op": "reservations"})[0]["data"]["reservations"]
         assert (found["starts_at"], found["ends_at"]) == (hour, hour + 600)
         fresh = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 60})["lease"]

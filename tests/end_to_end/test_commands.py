@@ -254,7 +254,7 @@ def test_health_asks_at_the_address_of_the_settings(tmp_path):
     with daemon(tmp_path) as running:
         port = str(urlsplit(running.http).port)
         assert json.loads(invoke("health", "--http-port", port).stdout) == {"status": "ok"}
-        everywhere = {"MOORAGE_HTTP_HOST": "0.0.0.0", "MOORAGE_TOKENS": "a:bbbbbbbb"}  # noqa: S104  # Loopback is asked.
+        everywhere = {"MOORAGE_HTTP_HOST": "0.0.0.0", "MOORAGE_TOKENS": "a:bbbbbbbb"}  # noqa: S104  # It goes to loopback.
         plain = {"MOORAGE_INSECURE_PLAINTEXT": "true", "MOORAGE_HTTP_PORT": port}
         assert "ok" in invoke("health", **everywhere, **plain).stdout
     silent = moored("health", "--http-port", port, expect=1).stderr

@@ -130,14 +130,14 @@ def test_after_a_restart_the_ledger_has_what_was_granted(tmp_path):
 def test_the_fleet_of_a_decision(server):
     inputs = {"name": "one"}
     before = hold(server)
-    asked = hold(server, id="a", inputs=inputs, resources={"gpus": 3})
+    larger = hold(server, id="a", inputs=inputs, resources={"gpus": 3})
     refused = server.ask(id="r", inputs=inputs, resources={"gpus": 4}, lease=TERMS)["request"]
-    for each in (before, asked):
+    for each in (before, larger):
         server.release(each)
     wholly = [1000] * 4
     for request, gpus, taken in [
         (before["id"], 4, [0] * 8),
-        (asked["id"], 3, [*wholly, 0, 0, 0, 0]),
+        (larger["id"], 3, [*wholly, 0, 0, 0, 0]),
         (refused, 4, [*wholly, 1000, 1000, 1000, 0]),
     ]:
         (answer,) = server.say({"op": "decision_fleet", "request": request})

@@ -216,8 +216,8 @@ async def test_fifty_open_maps_cost_little():
     with serving() as server:
         server.fill(*(cluster(f"c{n}", nodes=125, gpus=8) for n in range(10)))
         one = ask_message(resources={"gpus": 1}, lease=TERMS)
-        asked = [json.dumps(one)] * ROUND_REQUESTS
-        await load.drive(server.running.ws, asked, connections=4, window=8)
+        requests = [json.dumps(one)] * ROUND_REQUESTS
+        await load.drive(server.running.ws, requests, connections=4, window=8)
         taken: dict[bool, list[float]] = {True: [], False: []}
         for watched in (False, True) * ROUNDS:
             pages = None
@@ -229,7 +229,7 @@ async def test_fifty_open_maps_cost_little():
                 for _ in range(WATCHERS):
                     assert await pages.stdout.readline() == b"watching\n"
             before = processor_seconds(server.pid)
-            done = await load.drive(server.running.ws, asked, connections=4, window=8)
+            done = await load.drive(server.running.ws, requests, connections=4, window=8)
             taken[watched].append(processor_seconds(server.pid) - before)
             assert all(b'"success":true' in reply for reply in done.replies)
             if pages is not None:

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.heavy
 
 TERMS = {"ttl_seconds": 600}
 PRINTS = """
-print("asked for", input_data["inputs"]["name"])
+print("wants", input_data["inputs"]["name"])
 return {"cluster_id": "east", "node_id": "east-1", "gpus": ["0"]}
 """
 
@@ -61,7 +61,7 @@ def test_prints_results_and_errors_come_with_their_lines(server):
     assert [each["ok"] for each in played["results"]] == [True, False, False]
     assert declined["data"]["node_id"] == "east-1"
     assert (raised["code"], raised["line"]) == ("policy_error", 5)
-    assert "asked for one" in played["prints"]
+    assert "wants one" in played["prints"]
     assert any(line["line"] == 5 and line["hits"] for line in played["lines"])
 
 
