@@ -76,9 +76,7 @@ FIRST_FRAMES = [
 
 
 @pytest.mark.parametrize(("frame", "reason"), FIRST_FRAMES, ids=lambda value: repr(value)[:40])
-def test_a_bad_first_frame_is_refused_in_a_sentence(
-    fleet: Fleet, frame: bytes | str, reason: str
-) -> None:
+def test_a_bad_first_frame_is_refused_in_a_sentence(fleet: Fleet, frame: bytes | str, reason: str):
     with dialled(fleet, fleet.token()) as raw:
         raw.send(frame)
         farewell = answer(raw)
@@ -137,9 +135,7 @@ def test_what_an_agent_says_of_a_workload_is_bounded(fleet: Fleet) -> None:
         assert len(json.dumps(fleet.server.status(lease))) < 60_000
 
 
-def test_a_command_that_writes_a_lot_is_bounded_and_holds_up_none(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+def test_a_command_that_writes_a_lot_is_bounded_and_holds_up_none(fleet: Fleet, tmp_path: Path):
     with fleet.apart(tmp_path) as wordy:
         wordy.agent("box", wordy.token())
         lease = wordy.ask("head -c 104857600 /dev/zero | tr '\\0' x; echo end; sleep 1000")
@@ -156,9 +152,7 @@ def test_a_command_that_writes_a_lot_is_bounded_and_holds_up_none(
         until(lambda: wordy.state(lease) == "ended")
 
 
-def test_an_agent_on_a_full_disk_stays_and_says_what_is_wrong(
-    fleet: Fleet, tmp_path: Path, disk: Path
-) -> None:
+def test_an_agent_on_a_full_disk_stays_and_says_what_is_wrong(fleet, tmp_path, disk):
     data = str(disk)
     with fleet.apart(tmp_path) as full:
         agent = full.agent("box", full.token(), "--data", data)

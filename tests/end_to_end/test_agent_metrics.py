@@ -149,9 +149,7 @@ def test_what_a_lease_runs_is_not_others_use(fleet: Fleet, cards: Cards) -> None
     until(lambda: len(fleet.node("box").get("busy", ())) == 2)
 
 
-def test_metrics_of_a_lost_machine_are_stale_and_go_with_it(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_of_a_lost_machine_are_stale_and_go_with_it(fleet, monkeypatch):
     agent = fleet.agent("box", fleet.token())
     monkeypatch.delenv("PYTHONPATH")  # It would have the same GPUs.
     fleet.agent("other", fleet.token())

@@ -118,7 +118,7 @@ class Away(NamedTuple):
     seen: Path
 
 
-UNHEARD = ("--unheard-seconds", "1")
+UNHEARD = ("--unheard-seconds", "2")
 WRITING = "while :; do echo $MOORAGE_NODE_ID >>{seen}; sleep 0.05; done"
 # The names of machines, what runs there, what the agent of the lease is sent, and its options.
 SCENES = {
@@ -133,7 +133,7 @@ SCENES = {
 def away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Away]]:
     """Machines of several clusters that go away at one moment, as a loss takes seconds."""
     folder = tmp_path_factory.mktemp("lost")
-    with served(folder, MOORAGE_AGENT_LOST_SECONDS="11") as server, ExitStack() as stack:
+    with served(folder, MOORAGE_AGENT_LOST_SECONDS="12") as server, ExitStack() as stack:
         scenes = {}
         for name, (nodes, command, _, options) in SCENES.items():
             (folder / name).mkdir()

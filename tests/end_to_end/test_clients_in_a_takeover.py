@@ -61,9 +61,7 @@ async def ask_many(client: Client, answered: dict[str, int], half: asyncio.Event
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
-async def test_many_clients_ask_on_and_nothing_is_granted_twice(
-    pair: tuple[One, One], how: signal.Signals
-) -> None:
+async def test_many_clients_ask_on_and_nothing_is_granted_twice(pair, how):
     writer, other = pair
     answered: dict[str, int] = {}
     half = asyncio.Event()
@@ -90,9 +88,7 @@ async def names_until(news: Watch, last: str) -> list[str]:
     return names
 
 
-async def test_what_waits_is_served_in_its_order_and_news_and_renewals_go_on(
-    pair: tuple[One, One],
-) -> None:
+async def test_what_waits_is_served_in_its_order_and_news_and_renewals_go_on(pair: tuple[One, One]):
     writer, other = pair
 
     async def wait(client: Client) -> int:
@@ -124,9 +120,7 @@ async def test_what_waits_is_served_in_its_order_and_news_and_renewals_go_on(
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_commands_and_what_runs_on_a_machine_with_an_agent_go_on(
-    pair: tuple[One, One], storage: str, tmp_path: Path, how: signal.Signals
-) -> None:
+def test_commands_and_what_runs_on_a_machine_with_an_agent_go_on(pair, storage, tmp_path, how):
     writer, other = pair
     own = {"MOORAGE_URL": urls(pair), "MOORAGE_HTTP_URL": urls(pair, "http")}
     ask = ("ask", FIRST_FIT, "--gpus", "1", "--ttl", "60", "--json")

@@ -28,9 +28,9 @@ def server():
 class Page:
     """A page of the server, in a browser that has no cookie yet."""
 
-    def __init__(self, server, origin=None):
+    def __init__(self, server):
         self.server = server
-        self.headers = {"Origin": origin or server.running.http}
+        self.headers = {"Origin": server.running.http}
         self.http = httpx.Client(base_url=server.running.http, timeout=30)
         self.csrf = ""
 
