@@ -58,7 +58,7 @@ def found(entries: list[dict], what: str) -> list[dict]:
     return [each for each in entries if each["what"] == what]
 
 
-def test_a_lease_is_logged_from_grant_to_end(entries: list[dict]) -> None:
+def test_servers_and_leases_are_logged_from_begin_to_end(entries: list[dict]) -> None:
     (granted,), (ended,) = found(entries, "lease.granted"), found(entries, "lease.ended")
     assert (granted["who"], granted["role"]) == ("ann", "author")
     assert granted["remote"].startswith("127.0.0.1:")
@@ -68,9 +68,6 @@ def test_a_lease_is_logged_from_grant_to_end(entries: list[dict]) -> None:
     assert ended["who"] == "ann"
     assert ended["before"] == granted["after"]
     assert ended["number"] > granted["number"]
-
-
-def test_starts_and_stops_are_logged(entries: list[dict]) -> None:
     assert [entries[0]["what"], entries[-1]["what"]] == ["server.started", "server.stopped"]
 
 

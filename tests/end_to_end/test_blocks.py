@@ -99,33 +99,27 @@ def score(value, **more) -> dict:
     return {"selection_score_data": {"score": value, "node_info": {}, **more}}
 
 
-def free(site, **nodes: list[int]) -> None:
-    """Report the free MB of every GPU of the nodes of cluster `one`."""
+def free(site, nodes: dict[int, list[int]]) -> None:
+    """Report the free MB of every GPU of nodes of cluster `one`, by their numbers."""
     rows = [
-        {
-            "id": f"one-{name.removeprefix('node')}",
-            "gpus": [{"gpu_id": gpu, "freeMem": mb} for gpu, mb in enumerate(memory)],
-        }
-        for name, memory in nodes.items()
+        {"id": f"one-{node}", "gpus": [{"gpu_id": n, "freeMem": mb} for n, mb in enumerate(gpus)]}
+        for node, gpus in nodes.items()
     ]
     site.http.post("/cluster", json={"clusterId": "one", "nodes": rows}).raise_for_status()
-
-
-# Acceptance scenarios of public third-party policies --------
 
 
 @pytest.mark.parametrize(
     ("needs_mb", "nodes", "node", "gpus"),
     [
-        (15_000, {"node0": [12_000, 12_000]}, "one-0", [0, 1]),
-        (20_000, {"node0": [12_000] * 2, "node2": [1, 1, 1, 24_000]}, "one-2", [3]),
-        (30_000, {"node0": [12_000] * 2, "node1": [12_000] * 3}, "one-1", [0, 1, 2]),
+        (15_000, {0: [12_000] * 2}, "one-0", [0, 1]),
+        (20_000, {0: [12_000] * 2, 2: [1, 1, 1, 24_000]}, "one-2", [3]),
+        (30_000, {0: [12_000] * 2, 1: [12_000] * 3}, "one-1", [0, 1, 2]),
         # A node that metrics know and the registry does not is not healthy.
-        (15_000, {"node0": [12_000] * 2, "node7": [24_000]}, "one-0", [0, 1]),
+        (15_000, {0: [12_000] * 2, 7: [24_000]}, "one-0", [0, 1]),
     ],
 )
 def test_the_named_resource_allocator_pools_gpus(site, needs_mb, nodes, node, gpus):
-    free(site, **nodes)
+    free(site, nodes)
     reply = say(site, block("pools:1.0-gpus", where=only("one"), needs_mb=needs_mb))
     assert reply.get("id") == "one", reply
     assert reply["score_data"]["node_info"] == {"node_id": node, "gpus": gpus}
@@ -135,13 +129,10 @@ def test_the_named_resource_allocator_pools_gpus(site, needs_mb, nodes, node, gp
 
 
 def test_a_need_that_nothing_meets_is_refused_in_the_policys_own_words(site):
-    free(site, node0=[8_000, 8_000])
+    free(site, {0: [8_000] * 2})
     error = say(site, block("pools:1.0-gpus", where=only("one"), needs_mb=20_000))["error"]
     assert (error["code"], error["left_out"][0]["cluster_id"]) == ("policy_declined", "one")
     assert "GPU memory" in json.dumps(error)
-
-
-# The flow ------------------------------------------------------------------------------------
 
 
 def test_dry_run_is_the_default_and_select_clusters_stops_after_the_selection(site):
@@ -221,8 +212,6 @@ def test_documents_too_large_to_come_back_are_put_in_their_place(site):
         site.http.delete("/clusters/vast").raise_for_status()
 
 
-# What is refused -----------------------------------------------------------------------------
-
 ALLOCATOR = "input.policies.clusterAllocator"
 SCORER = "input.policies.resourceAllocator"
 FILTER = f"{ALLOCATOR}.parameters.filter"
@@ -296,7 +285,7 @@ def test_selections_and_choices_are_checked(site, answer):
 
 
 def test_a_site_with_services_of_its_own_places_blocks_with_them(site):
-    free(site, node0=[12_000] * 2)
+    free(site, {0: [12_000] * 2})
     names = ("CLUSTER_SERVICE_URL", "GLOBAL_CLUSTER_METRICS_URL", "POLICY_DB_URL")
     services = dict.fromkeys((*names, "SEARCH_SERVER_API_URL"), site.running.http)
     with serving(environment=services) as server:
@@ -307,9 +296,6 @@ def test_a_site_with_services_of_its_own_places_blocks_with_them(site):
         unknown = say(server, block("none:1-x"))["error"]
         expected = ("unknown_policy", f"{SCORER}.policyRuleURI")
         assert (unknown["code"], unknown["field"]) == expected
-
-
-# The gateway's endpoints ---------------------------------------------------------------------
 
 
 def test_select_clusters_over_http_is_bare(site):
