@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, here, kill, killed, marked, serving, until
+from served import Server, here, kill, killed, marked, serving, until
 
 from moorage.testing.daemon_process import daemon
 
@@ -98,16 +98,6 @@ def test_what_could_never_start_is_refused_before_anything_is_held(server, spec,
     assert error["code"] == code
     assert error["field"].startswith(field)
     assert server.held(state="granted") == []
-
-
-def test_what_fits_elsewhere_alone_is_refused_before_it_is_leased(server):
-    server.register(cluster("far", nodes=1, gpus=1, model="B200"))
-    until(lambda: server.say({"op": "fleet", "cluster": "far"})[0]["success"])
-    resources, local = {"gpus": 1, "models": ["B200"]}, {"backend": "local", "spec": COMMAND}
-    error = server.ask(resources=resources, lease=LEASE, provision=local)["error"]
-    assert error["field"] == "provision.backend"
-    assert "moorage fleet import local" in error["reason"]
-    server.http.delete("/clusters/far").raise_for_status()
 
 
 @pytest.mark.heavy

@@ -114,18 +114,6 @@ def test_grants_and_releases_come_as_numbered_deltas(server, shown):
     assert shown.messages.count("delta") >= 2
 
 
-def test_a_second_watch_brings_the_whole_map_again(server, shown):
-    held = lease(server)
-    shown.until(holds(1))
-    shown.seen = {}
-    shown.watch()
-    while shown.take().get("event") != "snapshot":
-        pass
-    assert shown.seen["state"].count(HELD) == 1
-    server.release(held)
-    shown.until(holds(0))
-
-
 def test_cordons_and_new_clusters_come_as_a_new_snapshot(server, shown):
     server.say({"op": "cordon", "cluster": "east", "node": "east-1"})
     shown.until(lambda seen: seen["state"].count(CORDONED) == 4)
