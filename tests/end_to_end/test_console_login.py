@@ -1,5 +1,9 @@
-"""The console's files and logins: what a page may do, and what no page of another site may."""
+"""The console's files and logins: what a page may do, and what no page of another site may.
 
+Also what pages do without the tokens of leases, and what every operation would do.
+"""
+
+import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
@@ -7,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from served import bearing, cluster, serving, tell
+from served import ask_message, bearing, cluster, heard, serving, tell, until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -15,13 +19,15 @@ from moorage.web.console import FAILING_LOGINS_MAX
 
 pytestmark = pytest.mark.heavy
 
-TOKENS = {"MOORAGE_TOKENS": "ann:of-ann,bob:of-bob"}
+TOKENS = {"MOORAGE_TOKENS": "ann:of-ann,bob:of-bob,carl:of-carl"}
+TERMS = {"ttl_seconds": 600}
 FOREIGN = "https://evil.example"
 
 
 @pytest.fixture(scope="module")
 def server():
-    with serving(environment={**TOKENS, "MOORAGE_OPERATORS": "ann"}) as found:
+    with serving(environment={**TOKENS, "MOORAGE_OPERATORS": "ann"}, bearer="of-bob") as found:
+        found.fill(cluster("east", nodes=2, gpus=4))
         yield found
 
 
@@ -153,8 +159,8 @@ def test_a_login_is_short(page):
 def test_the_cookie_alone_changes_nothing(page):
     page.log_in("of-ann")
     changes = [
-        ("POST", "/clusters", cluster("east")),
-        ("DELETE", "/clusters/east", None),
+        ("POST", "/clusters", cluster("west")),
+        ("DELETE", "/clusters/west", None),
         ("DELETE", "/console/session", None),
     ]
     full = page.headers
@@ -166,8 +172,8 @@ def test_the_cookie_alone_changes_nothing(page):
             failure = answer.json()
             code = failure.get("details", failure.get("error"))["code"]
             assert (answer.status_code, code) == (403, "forbidden")
-    assert page.http.post("/clusters", json=cluster("east"), headers=full).status_code == 201
-    assert page.http.delete("/clusters/east", headers=full).status_code == 200
+    assert page.http.post("/clusters", json=cluster("west"), headers=full).status_code == 201
+    assert page.http.delete("/clusters/west", headers=full).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -241,3 +247,99 @@ def test_a_console_that_is_off_is_not_there():
         for method, path in (("GET", "/console"), ("POST", "/console/session")):
             answer = server.http.request(method, path, headers=bearing("of-ann"))
             assert answer.status_code == 404
+
+
+def say(server, *messages, who="of-bob", page=False):
+    origin = {"Origin": server.running.http} if page else {}
+    with server.socket(bearing(who) | origin) as socket:
+        return [tell(socket, message) for message in messages]
+
+
+def lease(server):
+    held = server.ask(resources={"gpus": 1}, lease=TERMS)["lease"]
+    server.leases.append(held)
+    return held
+
+
+@pytest.mark.parametrize("page", [True, False])
+def test_a_tenant_releases_its_own_leases_and_no_others(server, page):
+    held = lease(server)
+    release = {"op": "release", "lease": held["id"]}
+    (other,) = say(server, release, who="of-carl", page=page)
+    (stolen,) = say(server, {**release, "token": "guessed"}, page=page)
+    no = f"No lease of yours has the id {held['id']}, or the token is not its own."
+    for refused in (other, stolen):
+        assert (refused["error"]["code"], refused["message"]) == ("wrong_token", no)
+    assert server.status(held)["state"] == "granted"
+    dry, done = say(server, {**release, "dry_run": True}, release, page=page)
+    assert (dry["lease"]["id"], dry["lease"]["state"]) == (held["id"], "ended")
+    assert dry["data"]["gpus"] == held["placement"][0]["gpus"]
+    assert "token" not in dry["lease"]
+    assert done["success"]
+    assert server.status(held)["state"] == "ended"
+
+
+def test_the_command_line_releases_from_a_machine_that_never_saw_the_lease(server, tmp_path):
+    held = lease(server)
+
+    def release(token):
+        variables = {"MOORAGE_TOKEN": token, "MOORAGE_STATE": str(tmp_path / "none.json")}
+        return json.loads(server.moorage("release", held["id"], "--json", **variables).stdout)
+
+    assert release("of-carl")["error"]["code"] == "wrong_token"
+    assert server.status(held)["state"] == "granted"
+    assert release("of-bob")["state"] == "ended"
+
+
+def test_a_dry_run_changes_nothing(server):
+    held = lease(server)
+    place, dry = {"cluster": "east", "node": "east-0"}, {"dry_run": True}
+    released, *others = say(
+        server,
+        {"op": "release", "lease": held["id"], "token": held["token"], **dry},
+        {"op": "flush", **dry},
+        {"op": "cordon", **place, "reason": "fans", **dry},
+        {"op": "drain", **place, **dry},
+        {"op": "uncordon", **place, **dry},
+    )
+    assert released["lease"]["state"] == "ended"
+    assert all(each["data"]["dry_run"] for each in others)
+    flushed, cordoned, drained, put_back = (each["data"] for each in others)
+    assert flushed["flushed"] == []
+    assert (cordoned["leases"], cordoned["unavailable"]) == ([held["id"]], "cordoned by bob: fans")
+    assert drained["unavailable"] == "drained by bob"
+    assert put_back["unavailable"] is None
+    assert server.status(held)["state"] == "granted"
+    (nodes,) = server.say({"op": "fleet", "cluster": "east"})
+    assert not any("unavailable" in node for node in nodes["data"]["nodes"])
+
+
+def test_a_request_that_waits_goes_on_waiting_after_a_dry_run(server):
+    waits = {"resources": {"gpus": 4, "nodes": 2}, "lease": {**TERMS, "wait_seconds": 60}}
+    lease(server)
+    with server.socket() as socket:
+        socket.send(json.dumps(ask_message(id=1, **waits)))
+        until(server.waiting)
+        (row,) = server.waiting()
+        cancel = {"op": "cancel", "request": row["request"]}
+        (dry,) = server.say({**cancel, "dry_run": True})
+        assert (dry["data"]["state"], dry["data"]["priority"]) == ("cancelled", 0)
+        (other,) = server.say({**cancel, "dry_run": True}, bearer="of-carl")
+        assert other["error"]["code"] == "unknown_request"
+        assert server.waiting()
+        server.say(cancel)
+        assert heard(socket)["error"]["code"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ({"op": "release", "lease": "none", "token": "x"}, "unknown_lease"),
+        ({"op": "cordon", "cluster": "none"}, "unknown_clusters"),
+        ({"op": "drain", "cluster": "east", "node": "none"}, "not_found"),
+        ({"op": "cancel", "request": "none"}, "unknown_request"),
+    ],
+)
+def test_what_would_be_refused_is_refused_in_a_dry_run_too(server, message, code):
+    wet, dry = say(server, message, {**message, "dry_run": True}, who="of-ann")
+    assert wet["error"]["code"] == dry["error"]["code"] == code
