@@ -242,14 +242,14 @@ return {"cluster_id": "east", "node_id": "east-1", "gpus": ["0"]}
 """
 
 
-def play(server, path: str = "", **body) -> dict:
-    answer = server.http.post(f"/console/playground{path}", json=body, timeout=120)
+def play(server, **body) -> dict:
+    answer = server.http.post("/console/playground", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     return answer.json()["data"]
 
 
-def refused(server, path: str = "", **body) -> tuple[int, dict]:
-    answer = server.http.post(f"/console/playground{path}", json=body, timeout=120)
+def refused(server, **body) -> tuple[int, dict]:
+    answer = server.http.post("/console/playground", json=body, timeout=120)
     return answer.status_code, answer.json()["error"]
 
 
