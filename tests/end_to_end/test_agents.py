@@ -31,13 +31,14 @@ from moorage.testing.daemon_process import serve_variables
 pytestmark = pytest.mark.heavy
 
 TOKENS = {"MOORAGE_TOKENS": "ann:of-ann,ops:of-ops", "MOORAGE_OPERATORS": "ops"}
+VARIABLES = {**TOKENS, "MOORAGE_BACKENDS": "local,memory"}
 COUNTING = "seq 20; until [ -e {go}/go ]; do sleep 0.05; done; seq 21 40; echo whole; exit 3"
 COUNTED = ("".join(f"{number}\n" for number in range(1, 41)) + "whole\n", 3)
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with served(tmp_path_factory.mktemp("server"), bearer="of-ops", **TOKENS) as fleet:
+    with served(tmp_path_factory.mktemp("server"), bearer="of-ops", **VARIABLES) as fleet:
         yield fleet
 
 
