@@ -3,10 +3,11 @@
 from typing import Any
 
 from moorage.core.state.facts import ClusterRemoved, Fact, Granted
+from moorage.core.turns.effects import Information
 from moorage.daemon.history.decisions import WINDOWS_MAX, Decisions
 from moorage.ledger.base import PAGE_FACTS_MAX
 from moorage.ledger.memory import MemoryLedger
-from moorage.model import ClusterId, Information, Lease, LeaseTerms, PolicyRef, RequestId, Tenant
+from moorage.model import ClusterId, Lease, LeaseTerms, PolicyRef, RequestId, Tenant
 from moorage.protocol.operations import DecisionListing
 from moorage.records.rights import Caller, Role
 
