@@ -68,8 +68,8 @@ def join(fleet: Fleet, raw: ClientConnection, name: str) -> None:
 
 OTHER = {"type": "AgentHello", "version": 99, "release": "9.9", "more": [1]}
 FIRST_FRAMES = [
-    *((hello({**NODE, "id": name}), "name") for name in (None, " ", 7, ["x"])),
-    *((hello({**NODE, "id": name}), "characters") for name in ("", "a/b", "a\nb", "n" * 2000)),
+    *((hello({**NODE, "id": name}), "name") for name in (None, "", " ", "a/b", "a\nb", 7, ["x"])),
+    (hello({**NODE, "id": "n" * 2000}), "characters"),
     (msgspec.msgpack.encode(OTHER), "release 9.9) speaks version 99"),
     *((frame, "first frame") for frame in (b"", b"\xff\xff", "text")),
 ]
@@ -130,6 +130,7 @@ def test_what_an_agent_says_of_a_workload_is_bounded(fleet: Fleet) -> None:
         long = WorkloadReport(lease["id"], Phase.FAILED, detail="x" * 1_000_000, log_tail=lines)
         raw.send(wire.encode(wire.AgentNews(long)))
         raw.send(done(start, long))
+        raw.send(done(call(raw, wire.StatusOrder), long))
         raw.send(done(call(raw, wire.StopOrder), None))
         until(lambda: fleet.state(lease) == "ended")
         assert len(json.dumps(fleet.server.status(lease))) < 60_000
