@@ -19,7 +19,7 @@ pytestmark = pytest.mark.heavy
 Cards = Callable[..., None]
 
 NVML = '''
-"""Two GPUs; `users.json` says, by UUID, which processes run there and how busy it is."""
+"""GPUs a and b; `users.json` says which processes run there and how busy it is."""
 import json, pathlib
 from types import SimpleNamespace as Record
 class NVMLError(Exception): pass
@@ -33,8 +33,8 @@ def _lacks(*arguments): raise NVMLError_NotSupported
 nvmlInit = nvmlShutdown = lambda: None
 nvmlSystemGetDriverVersion = lambda: "1"
 nvmlDeviceGetCount = lambda: 2
-nvmlDeviceGetHandleByIndex = lambda index: f"GPU-{'ab'[index]}"
-nvmlDeviceGetUUID = lambda handle: handle
+nvmlDeviceGetHandleByIndex = lambda index: "ab"[index]
+nvmlDeviceGetUUID = lambda handle: f"GPU-{pathlib.Path(__file__).parents[1].name}-{handle}"
 nvmlDeviceGetName = lambda handle: "Stand-in"
 nvmlDeviceGetPciInfo = lambda handle: Record(busId="00000000:01:00.0")
 def nvmlDeviceGetMemoryInfo(handle):
@@ -59,7 +59,7 @@ def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cards:
 
     def say(**users: dict) -> None:
         fresh = folder / "users.new"
-        fresh.write_text(json.dumps({f"GPU-{name}": used for name, used in users.items()}))
+        fresh.write_text(json.dumps(users))
         fresh.replace(folder / "users.json")
 
     say()
@@ -126,7 +126,7 @@ def test_a_gpu_that_others_use_is_not_given_out(fleet: Fleet, cards: Cards) -> N
     cards(a={"pids": [os.getpid()], "used": 300})
     fleet.agent("box", fleet.token())
     (busy,) = fleet.node("box")["busy"]
-    assert (busy["id"], busy["uuid"]) == ("0", "GPU-a")
+    assert (busy["id"], busy["uuid"]) == ("0", f"GPU-{fleet.cluster}-a")
     assert f"(process {os.getpid()}, 300 MiB), which no lease started" in busy["reason"]
     assert gpu_of(fleet) == "1"
     demand = {"clusters": [fleet.cluster], "resources": {"gpus": 1}}
