@@ -80,7 +80,7 @@ COMMAND = {"command": ["x"]}
     ("spec", "code", "field"),
     [
         ({}, "bad_message", "provision.spec.command"),
-        ({"category": "pod", "image": "x"}, "bad_message", "provision.spec"),
+        ({"category": "pod", "image": "x"}, "unsupported", "provision.spec"),
         ({**COMMAND, "max_global_num": 1}, "unsupported", "provision.spec.max_global_num"),
         ({**COMMAND, "gpus": 2}, "unsupported", "provision.spec.gpus"),
         ({**COMMAND, "gpus": 0}, "unsupported", "provision.spec.gpus"),
