@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from served import Server, moored, ran
+from served import Server, invoke, ran
 
 from moorage.testing.daemon_process import child, daemon, serve_variables
 from moorage_policies import catalog
@@ -19,15 +19,25 @@ MOORED = [sys.executable, "-P", "-m", "moorage"]
 
 
 class Fleet:
-    """A server, and agents that join the cluster `lab`."""
+    """A server over a folder, and agents that join a cluster of it."""
 
-    def __init__(self, folder: Path, server: Server, stack: ExitStack) -> None:
+    def __init__(
+        self, folder: Path, server: Server, stack: ExitStack, data: Path, cluster: str = "lab"
+    ) -> None:
         self.folder = folder
         self.server = server
         self.stack = stack
+        self.data = data
+        self.cluster = cluster
+
+    @contextmanager
+    def apart(self, folder: Path, cluster: str = "") -> "Iterator[Fleet]":
+        """Yield another cluster of the same server; its agents end with the block."""
+        with ExitStack() as stack:
+            yield Fleet(folder, self.server, stack, self.data, cluster or folder.name)
 
     def token(self) -> str:
-        made = moored("agent", "token", "--cluster", "lab", "--data", self.folder / "data")
+        made = invoke("agent", "token", "--cluster", self.cluster, "--data", self.data)
         assert made.returncode == 0, made.stderr
         return made.stdout.strip()
 
@@ -40,7 +50,7 @@ class Fleet:
         log = self.folder / f"{name}.log"
         running = child(self.command(name, *shown, *more), log, serve_variables())
         process, ready = self.stack.enter_context(running)
-        assert ready == {"event": "connected", "cluster_id": "lab", "node_id": name}
+        assert ready == {"event": "connected", "cluster_id": self.cluster, "node_id": name}
         return process
 
     def refused(self, command: list[str]) -> str:
@@ -50,11 +60,11 @@ class Fleet:
         return done.stderr
 
     def listed(self) -> dict[str, dict]:
-        rows = json.loads(moored("agent", "list", "--json", "--data", self.folder / "data").stdout)
-        return {row["node_id"]: row for row in rows}
+        rows = json.loads(invoke("agent", "list", "--json", "--data", self.data).stdout)
+        return {row["node_id"]: row for row in rows if row["cluster_id"] == self.cluster}
 
     def node(self, name: str) -> dict:
-        document = self.server.http.get("/clusters/lab").json()
+        document = self.server.http.get(f"/clusters/{self.cluster}").json()
         return next(each for each in document["nodes"]["nodeData"] if each["id"] == name)
 
     def now(self) -> dict:
@@ -63,7 +73,7 @@ class Fleet:
     def ask(self, command: str, nodes: int = 1, **provision) -> dict:
         spec = {"category": "process", "command": ["sh", "-c", command]}
         answer = self.server.ask(
-            clusters=["lab"],
+            clusters=[self.cluster],
             resources={"cpu_milli": 100, "nodes": nodes},
             lease={"ttl_seconds": 600},
             provision={"backend": "local", "spec": spec, **provision},
@@ -89,10 +99,11 @@ class Fleet:
 
 
 @contextmanager
-def served(folder: Path, *options: str, **environment: str) -> Iterator[Fleet]:
+def served(folder: Path, *options: str, bearer: str = "", **environment: str) -> Iterator[Fleet]:
+    data = folder / "data"
     with ExitStack() as stack:
-        running = daemon(folder / "data", options=options, environment=environment)
-        server = Server(stack.enter_context(running))
+        running = daemon(data, options=options, environment=environment)
+        server = Server(stack.enter_context(running), bearer)
         stack.callback(server.close)
         server.publish(catalog.document("first_fit"))
-        yield Fleet(folder, server, stack)
+        yield Fleet(folder, server, stack, data)

@@ -16,8 +16,10 @@ from typing import Any
 import httpx
 import pytest
 from interface import CHECKED_BYTES_MAX, Interface
+from typer.testing import CliRunner
 from websockets.sync.client import connect
 
+from moorage.commands.program import app
 from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import Running, daemon
 from moorage_client.cli.program import run
@@ -87,6 +89,12 @@ def ran(
 
 def moored(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return ran(sys.executable, "-m", "moorage", *words, **variables)
+
+
+def invoke(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the server in this process: quick, where its text is what counts."""
+    done = CliRunner().invoke(app, [str(word) for word in words], env=variables)
+    return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
 
 
 class Server:

@@ -1,24 +1,17 @@
 """What operators and waiters have said outlasts kill -9: one daemon holds all of it."""
 
 import json
-import os
-import signal
 import time
 from pathlib import Path
 
-import httpx
 import pytest
-from served import FIRST_FIT, Server, ask_message, cluster, until
-from websockets.sync.client import connect
+from served import FIRST_FIT, ask_message, cluster, kill, killed, serving, until
 
 from moorage.model import Demand
-from moorage.testing.daemon_process import child, daemon, serve_command, serve_variables
-from moorage_client import BlockingClient, RequestRefused
-from moorage_policies import catalog
+from moorage_client import BlockingClient
 
 pytestmark = pytest.mark.heavy
 
-OPERATOR = {"MOORAGE_TOKENS": "ann:a1,ops:o1", "MOORAGE_OPERATORS": "ops"}
 CONFIGURED = {
     "MOORAGE_QUOTAS": "bob gpus=1 borrow_gpus=2, ann/one memory_mib=5",
     "MOORAGE_USAGE_HALF_LIFE_SECONDS": "60",
@@ -30,21 +23,18 @@ def of(model: str, gpus: int = 1) -> dict:
 
 
 def test_reservations_cordons_quotas_and_alternatives_outlast_a_kill(tmp_path: Path) -> None:
-    data, log, now = tmp_path / "data", tmp_path / "stderr.log", time.time()
+    now, short = time.time(), {"ttl_seconds": 60}
     terms = {"ttl_seconds": 300.0, "wait_seconds": 300.0, "idempotency_key": "elastic"}
     some = [of("A100", number) for number in (4, 3, 2)]
     wants = {"resources": some[0], "alternatives": some[1:], "lease": terms}
     times = {"starts_at": now + 3600, "ends_at": now + 7200}
-    with child(serve_command(data), log, serve_variables()) as (process, ready):
-        for document in (
+    with killed(tmp_path) as server:
+        server.fill(
             cluster("one", nodes=1, gpus=4),
             cluster("two", nodes=1, gpus=1, model="H100"),
             cluster("out", nodes=2, gpus=1, model="L4"),
-        ):
-            httpx.post(f"{ready['http']}/clusters", json=document, timeout=60).raise_for_status()
-        rule = catalog.document("first_fit")
-        httpx.post(f"{ready['http']}/policy", json=rule, timeout=60).raise_for_status()
-        with BlockingClient(ready["ws"]) as client, connect(ready["ws"]) as waiting:
+        )
+        with BlockingClient(server.running.ws) as client, server.socket() as waiting:
             reserved = client.call({"op": "reserve", "resources": of("H100"), **times})
             quota = {"op": "set_quota", "tenant": "ann", "nominal": {"gpu_milli": 2000}}
             assert client.call(quota)["resources"]["gpu_milli"]["room"] == 2000
@@ -53,15 +43,16 @@ def test_reservations_cordons_quotas_and_alternatives_outlast_a_kill(tmp_path: P
             assert big is not None
             waiting.send(json.dumps(ask_message(FIRST_FIT, **wants)))
             until(client.queue)
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-    with daemon(data, environment=CONFIGURED) as running, BlockingClient(running.ws) as client:
-        server = Server(running)
+            kill(server)
+    with (
+        serving(tmp_path, environment=CONFIGURED) as server,
+        BlockingClient(server.running.ws) as client,
+    ):
         assert client.call({"op": "reservations"})["reservations"] == [reserved]
         server.http.put("/clusters/out", json=cluster("out", 3, 1, "L4")).raise_for_status()
-        assert not server.ask(resources=of("L4"), lease={"ttl_seconds": 60})["success"]
+        assert not server.ask(resources=of("L4"), lease=short)["success"]
         assert client.uncordon("out")["unavailable"] is None
-        assert server.ask(resources=of("L4"), lease={"ttl_seconds": 60})["success"]
+        assert server.ask(resources=of("L4"), lease=short)["success"]
 
         rows = client.call({"op": "quotas"})["quotas"]
         names = [(row["tenant"], row["project"]) for row in rows]
@@ -78,8 +69,3 @@ def test_reservations_cordons_quotas_and_alternatives_outlast_a_kill(tmp_path: P
         lease = client.ask(FIRST_FIT, **wants).lease
         assert lease is not None
         assert lease.choice == 0
-        server.close()
-    with daemon(data, environment=OPERATOR) as running, BlockingClient(running.ws, "o1") as ops:
-        with pytest.raises(RequestRefused) as caught:  # Of another tenant than reserved it.
-            ops.ask(FIRST_FIT, resources=of("H100"), lease={"ttl_seconds": 5000})
-        assert caught.value.details["ttl_max_seconds"] <= 3600

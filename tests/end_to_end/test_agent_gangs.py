@@ -1,48 +1,39 @@
 """Gangs over agents: members find each other, and start and end together."""
 
+import json
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from fleets import MOORED, Fleet, served
-from served import Server, until
+from fleets import Fleet, served
+from served import kill, killed, until
 
-from moorage.testing.daemon_process import Running, child, serve_variables
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy
 
 MEET = """
-import os, socket
+import contextlib, os, socket
 rank, place = int(os.environ["RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 if rank == 0:
     with socket.create_server(place) as server:
-        words = []
-        for _ in range(int(os.environ["WORLD_SIZE"]) - 1):
-            connection, _ = server.accept()
-            words.append(connection.makefile().readline().strip())
-            connection.close()
-    print("rank 0 met", *sorted(words))
-else:
-    while True:
-        try:
-            connection = socket.create_connection(place)
-            break
-        except ConnectionRefusedError:
-            pass
-    connection.sendall(f"{rank}={os.environ['MOORAGE_NODE_ID']}\\n".encode())
+        came = [server.accept()[0] for _ in range(int(os.environ["WORLD_SIZE"]) - 1)]
+    print("rank 0 met", *sorted(each.makefile().readline().strip() for each in came))
+while rank:
+    with contextlib.suppress(ConnectionRefusedError), socket.create_connection(place) as connection:
+        connection.sendall(f"{rank}={os.environ['MOORAGE_NODE_ID']}\\n".encode())
+        break
 """
 STAYS = "echo $MOORAGE_NODE_ID >>{seen}; exec sleep 1000"
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with served(tmp_path) as fleet:
-        for name in ("a", "b", "c"):
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with served(tmp_path_factory.mktemp("gangs")) as fleet:
+        for name in "abc":
             fleet.agent(name, fleet.token())
         yield fleet
 
@@ -51,11 +42,19 @@ def nodes_of(lease: dict) -> list[str]:
     return [each["node_id"] for each in lease["placement"]]
 
 
-def pid_of(folder: Path, node: str) -> int | None:
-    """Return the process that runs on a node."""
-    for found in (folder / node / "local" / "running").glob("*/process.json"):
-        return int(found.read_text().partition('"pid": ')[2].partition(",")[0].strip("} "))
-    return None
+def pids(fleet: Fleet, lease: dict) -> dict[str, int]:
+    """Return the processes of a lease by their nodes."""
+    return {
+        found.parents[3].name: json.loads(found.read_text())["pid"]
+        for found in fleet.folder.glob(f"?/local/running/{lease['id']}/process.json")
+    }
+
+
+def ended(fleet: Fleet, lease: dict) -> str:
+    """Await the end of a lease, of which nothing remains; return its reason."""
+    until(lambda: fleet.state(lease) == "ended")
+    assert pids(fleet, lease) == {}
+    return fleet.server.status(lease)["reason"]
 
 
 def test_members_of_a_gang_meet(fleet: Fleet) -> None:
@@ -63,6 +62,7 @@ def test_members_of_a_gang_meet(fleet: Fleet) -> None:
     text, code = fleet.output(lease)
     _, second, third = nodes_of(lease)
     assert (text, code) == (f"rank 0 met 1={second} 2={third}\n", 0)
+    ended(fleet, lease)
 
 
 def test_a_gang_knows_its_shape(fleet: Fleet) -> None:
@@ -78,70 +78,61 @@ def test_a_gang_knows_its_shape(fleet: Fleet) -> None:
     assert shape == ["0", "2", "2", "0"]
     assert known["PET_MASTER_PORT"] == known["MASTER_PORT"]
     assert fleet.server.release(lease)["success"]
-    until(lambda: fleet.state(lease) == "ended")
-    assert [pid_of(fleet.folder, each) for each in "abc"] == [None] * 3
+    ended(fleet, lease)
 
 
 def test_a_gang_that_loses_a_member_ends_with_the_node_named(fleet: Fleet, tmp_path: Path) -> None:
     lease = fleet.ask(STAYS.format(seen=tmp_path / "seen"), nodes=2)
     until(lambda: fleet.state(lease) == "active")
     lost = nodes_of(lease)[1]
-    until(lambda: pid_of(tmp_path, lost))
-    os.kill(pid_of(tmp_path, lost) or 0, signal.SIGKILL)
-    until(lambda: fleet.state(lease) == "ended")
-    (answer,) = fleet.server.say({"op": "status", "lease": lease["id"]})
-    assert f"node {lost}: it was killed by signal 9" in answer["lease"]["reason"]
-    assert [pid_of(tmp_path, each) for each in "abc"] == [None] * 3
+    until(lambda: lost in pids(fleet, lease))
+    os.kill(pids(fleet, lease)[lost], signal.SIGKILL)
+    assert f"node {lost}: it was killed by signal 9" in ended(fleet, lease)
 
 
 def test_a_gang_is_requeued_as_a_whole(fleet: Fleet, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     lease = fleet.ask(STAYS.format(seen=seen), nodes=2, on_failure="requeue", attempts_max=2)
     until(lambda: fleet.state(lease) == "active" and len(seen.read_text().split()) == 2)
-    lost = nodes_of(lease)[0]
-    os.kill(pid_of(tmp_path, lost) or 0, signal.SIGKILL)
+    os.kill(pids(fleet, lease)[nodes_of(lease)[0]], signal.SIGKILL)
     until(lambda: len(seen.read_text().split()) == 4)
     until(lambda: fleet.state(lease) == "active")
-    assert sum(pid_of(tmp_path, each) is not None for each in "abc") == 2
+    assert len(pids(fleet, lease)) == 2
+    assert fleet.server.release(lease)["success"]
+    ended(fleet, lease)
 
 
-def test_a_gang_whose_start_fails_on_one_node_leaves_nothing(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_gang_whose_start_fails_on_one_node_leaves_nothing(fleet: Fleet) -> None:
     spec = {"category": "service", "command": ["sh", "-c", "[ $RANK = 0 ] || exit 4; sleep 1000"]}
-    answer = fleet.server.ask(
-        clusters=["lab"],
-        resources={"cpu_milli": 100, "nodes": 2},
-        lease={"ttl_seconds": 600},
-        provision={"backend": "local", "spec": spec},
-    )
-    lease = answer["lease"]
-    until(lambda: fleet.state(lease) == "ended")
-    assert [pid_of(tmp_path, each) for each in "abc"] == [None] * 3
+    ended(fleet, fleet.ask("", nodes=2, spec=spec))
 
 
-def test_a_gang_outlives_its_killed_server_and_agents(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
-    command = [*MOORED, "serve", "--port", port, "--http-port", "0", "--data"]
-    command.append(str(tmp_path / "data"))
-    seen = tmp_path / "seen"
+def test_gangs_and_commands_outlive_their_killed_server_and_agents(tmp_path: Path) -> None:
+    seen, go, data = tmp_path / "seen", tmp_path / "go", tmp_path / "data"
+    counts = f"seq 20; until [ -e {go} ]; do sleep 0.05; done; seq 21 40; exit 3"
     with ExitStack() as agents:
-        with child(command, tmp_path / "1.log", serve_variables()) as (process, ready):
-            server = Server(Running(ready["ws"], ready["http"], process.pid, tmp_path / "1.log"))
+        with killed(data) as server:
             server.publish(catalog.document("first_fit"))
-            fleet = Fleet(tmp_path, server, agents)
+            fleet = Fleet(tmp_path, server, agents, data)
             boxes = {each: fleet.agent(each, fleet.token()) for each in "ab"}
-            lease = fleet.ask(STAYS.format(seen=seen), nodes=2)
-            until(lambda: fleet.state(lease) == "active")
-            for killed in (process, boxes["b"]):
-                os.kill(killed.pid, signal.SIGKILL)
-                killed.wait()
-            server.close()
-        pids = [pid_of(tmp_path, each) for each in "ab"]
-        with served(tmp_path, "--port", port) as fleet:
+            gang, *alone = fleet.ask(STAYS.format(seen=seen), nodes=2), fleet.ask(counts)
+            alone.append(fleet.ask("exec sleep 1000"))
+            for each in (gang, *alone):
+                until(lambda lease=each: fleet.state(lease) == "active")
+            boxes["b"].kill()
+            kill(server)
+        go.touch()
+        before = pids(fleet, gang)
+        with served(tmp_path, "--port", server.running.ws.rpartition(":")[2]) as fleet:
             fleet.agent("b")
-            until(lambda: fleet.state(lease) == "active")
-            assert [pid_of(tmp_path, each) for each in "ab"] == pids
-            os.kill(pids[1] or 0, signal.SIGKILL)
-            until(lambda: fleet.state(lease) == "ended")
-            assert [pid_of(tmp_path, each) for each in "ab"] == [None] * 2
+            text = "".join(f"{number}\n" for number in range(1, 41))
+            assert fleet.output(alone[0]) == (text, 3)
+            for each in (gang, alone[1]):
+                until(lambda lease=each: fleet.state(lease) == "active")
+            assert pids(fleet, gang) == before
+            assert before.keys() == {"a", "b"}
+            os.kill(before["b"], signal.SIGKILL)
+            ended(fleet, gang)
+            assert fleet.server.release(alone[1])["success"]
+            ended(fleet, alone[1])
     assert sorted(seen.read_text().split()) == ["a", "b"]

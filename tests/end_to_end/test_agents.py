@@ -1,59 +1,74 @@
 """Machines with agents: how they join, run what leases are for, and are lost and found.
 
 Agents and server are processes, over sockets of loopback. All agents are on one machine, which is
-why they have names and no machine id.
+why they have names and no machine id. Each test has a cluster of its own.
 """
 
+import asyncio
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import threading
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from http import HTTPStatus
 from pathlib import Path
+from subprocess import Popen
+from typing import NamedTuple
 
 import pytest
-from fleets import MOORED, Fleet, moored, served
-from served import Server, until
-from websockets.exceptions import InvalidStatus
-from websockets.http11 import Request, Response
+from fleets import Fleet, served
+from served import FIRST_FIT, bearing, invoke, until
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
-from websockets.sync.server import ServerConnection, serve
 
 from moorage.backends.agents import wire
 from moorage.protocol.agent_socket import AGENT_PATH
-from moorage.testing.daemon_process import Running, child, serve_variables
-from moorage_policies import catalog
+from moorage.testing.daemon_process import serve_variables
 
 pytestmark = pytest.mark.heavy
 
-LOST = {"MOORAGE_AGENT_LOST_SECONDS": "3"}
-COUNTING = "for i in $(seq 40); do echo $i; sleep 0.1; done; echo whole; exit 3"
+TOKENS = {"MOORAGE_TOKENS": "ann:of-ann,ops:of-ops", "MOORAGE_OPERATORS": "ops"}
+VARIABLES = {**TOKENS, "MOORAGE_BACKENDS": "local,memory"}
+COUNTING = "seq 20; until [ -e {go}/go ]; do sleep 0.05; done; seq 21 40; echo whole; exit 3"
+COUNTED = ("".join(f"{number}\n" for number in range(1, 41)) + "whole\n", 3)
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with served(tmp_path) as fleet:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with served(tmp_path_factory.mktemp("server"), bearer="of-ops", **VARIABLES) as fleet:
         yield fleet
 
 
-def test_a_cluster_of_agents_is_changed_by_operators_and_the_server(fleet: Fleet) -> None:
+@pytest.fixture
+def fleet(shared: Fleet, tmp_path: Path) -> Iterator[Fleet]:
+    with shared.apart(tmp_path) as fleet:
+        yield fleet
+
+
+def complaint(fleet: Fleet, *more: str, data: str = "") -> str:
+    """Run an agent `box` that tries again and again; return the first line of what it says."""
+    command = fleet.command("box", *more, data=data)
+    with Popen(command, stderr=subprocess.PIPE, text=True) as agent:
+        assert agent.stderr is not None
+        line = agent.stderr.readline()
+        agent.kill()
+    return line
+
+
+def test_only_the_server_changes_a_cluster_of_agents(fleet: Fleet) -> None:
     fleet.agent("box", fleet.token())
-    joining, data = fleet.token(), fleet.folder / "data"
-    made = moored("token", "create", "a", "--role", "author", "--tenant", "ann", "--data", data)
-    ann = {"Authorization": f"Bearer {made.stdout.strip()}"}
-    answer = fleet.server.http.put("/clusters/lab", json={"reputation": 3}, headers=ann)
+    path, ann = f"/clusters/{fleet.cluster}", bearing("of-ann")
+    answer = fleet.server.http.put(path, json={"reputation": 3}, headers=ann)
     assert (answer.status_code, "the server maintains" in answer.text) == (403, True), answer.text
-    fleet.agent("more", joining)
-    document = fleet.server.http.get("/clusters/lab", headers=ann).json()
+    fleet.agent("more", fleet.token())
+    document = fleet.server.http.get(path, headers=ann).json()
     assert {node["id"] for node in document["nodes"]["nodeData"]} == {"box", "more"}
 
 
-def test_a_machine_joins_and_runs_what_a_lease_is_for(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_machine_joins_and_runs_what_a_lease_is_for(fleet: Fleet) -> None:
     token = fleet.token()
     fleet.agent("box", token)
     assert fleet.listed()["box"]["connected"]
@@ -65,54 +80,9 @@ def test_a_machine_joins_and_runs_what_a_lease_is_for(fleet: Fleet, tmp_path: Pa
     assert answer["data"]["exit_code"] == 4, answer
     assert fleet.server.release(lease)["success"]
     assert fleet.output(lease)[0] == "box\n"
-    done = fleet.ask("seq 100000; exit 3")
-    text, code = fleet.output(done)
+    text, code = fleet.output(fleet.ask("seq 100000; exit 3"))
     assert (text, code) == ("".join(f"{number}\n" for number in range(1, 100_001)), 3)
     assert "used by another agent" in fleet.refused(fleet.command("other", "--token", token))
-
-
-class Standbys:
-    """Servers that are not the writer: one says so at the door, the other hangs up."""
-
-    def __init__(self, leader: str | None) -> None:
-        body = json.dumps({"success": False, "error": {"code": "not_leader", "leader": leader}})
-        self.doors: list[str] = []
-
-        def door(connection: ServerConnection, request: Request) -> Response:
-            self.doors.append(request.headers["Authorization"])
-            return connection.respond(HTTPStatus.MISDIRECTED_REQUEST, body)
-
-        def hang_up(connection: ServerConnection) -> None:
-            connection.close(1012)
-
-        self.servers = [
-            serve(hang_up, "127.0.0.1", 0, process_request=door),
-            serve(hang_up, "127.0.0.1", 0),
-        ]
-        for each in self.servers:
-            threading.Thread(target=each.serve_forever, daemon=True).start()
-        self.urls = [f"ws://127.0.0.1:{e.socket.getsockname()[1]}" for e in self.servers]
-
-    def close(self) -> None:
-        for each in self.servers:
-            each.shutdown()
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_an_agent_goes_to_the_writer_and_ends_no_workload(fleet: Fleet, named: bool) -> None:
-    standbys = Standbys(None if named else fleet.server.running.ws)
-    fleet.stack.callback(standbys.close)
-    urls = ["ws://127.0.0.1:9", *reversed(standbys.urls)]
-    urls += [fleet.server.running.ws] if named else []
-    token = fleet.token()
-    box = fleet.agent("box", token, "--server", ",".join(urls))
-    assert standbys.doors == [f"Bearer {token}"]
-    lease = fleet.ask(COUNTING)
-    os.kill(box.pid, signal.SIGKILL)
-    box.wait()
-    fleet.agent("box", None, "--server", ",".join(urls))
-    text, code = fleet.output(lease)
-    assert (text.split()[-1], code) == ("whole", 3)
 
 
 def test_strangers_are_not_let_in(fleet: Fleet) -> None:
@@ -120,207 +90,214 @@ def test_strangers_are_not_let_in(fleet: Fleet) -> None:
     assert "has not joined" in fleet.refused(fleet.command("a"))
     with pytest.raises(InvalidStatus, match="401"):
         connect(fleet.server.running.ws + AGENT_PATH)
-    token = fleet.token()
-    headers = {"Authorization": f"Bearer {token}"}
-    with connect(fleet.server.running.ws + AGENT_PATH, additional_headers=headers) as raw:
-        raw.send(wire.encode(wire.AgentHello(99, "9.9", "x", {"id": "box"}, 0.0, {})))
-        farewell = wire.decode_instruction(raw.recv(10))
-    assert isinstance(farewell, wire.AgentFarewell)
-    assert "release 9.9) speaks version 99" in farewell.reason
 
 
-def test_a_copied_disk_and_a_taken_name_are_refused(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_copied_disk_and_a_taken_name_are_refused(fleet: Fleet) -> None:
     fleet.agent("box", fleet.token())
     assert "another agent runs over" in fleet.refused(fleet.command("box"))
-    shutil.copytree(tmp_path / "box", tmp_path / "copy")
-    copy = fleet.stack.enter_context(
-        subprocess.Popen(fleet.command("box", data="copy"), stderr=subprocess.PIPE, text=True)
-    )
-    assert copy.stderr is not None
-    line = copy.stderr.readline()
-    copy.kill()
-    assert "an agent is connected as lab/box from 127.0.0.1" in line
-    with subprocess.Popen(
-        fleet.command("box", "--token", fleet.token(), data="new"),
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as other:
-        assert other.stderr is not None
-        assert "lab/box is another machine already" in other.stderr.readline()
-        other.kill()
+    shutil.copytree(fleet.folder / "box", fleet.folder / "copy")
+    name = f"{fleet.cluster}/box"
+    assert f"an agent is connected as {name} from 127.0.0.1" in complaint(fleet, data="copy")
+    other = complaint(fleet, "--token", fleet.token(), data="new")
+    assert f"{name} is another machine already" in other
     assert fleet.listed()["box"]["connected"]
 
 
 def test_a_command_outlives_its_killed_agent_and_its_output_is_whole(fleet: Fleet) -> None:
     agent = fleet.agent("box", fleet.token())
-    lease = fleet.ask(COUNTING)
+    lease = fleet.ask(COUNTING.format(go=fleet.folder))
     until(lambda: fleet.state(lease) == "active")
-    os.kill(agent.pid, signal.SIGKILL)
-    agent.wait()
+    agent.kill()
     until(lambda: not fleet.listed()["box"]["connected"])
+    (fleet.folder / "go").touch()
     fleet.agent("box")
-    expected = "".join(f"{number}\n" for number in range(1, 41)) + "whole\n"
-    assert fleet.output(lease) == (expected, 3)
+    assert fleet.output(lease) == COUNTED
 
 
-def test_a_command_outlives_its_killed_server_and_its_output_is_whole(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
-    command = [*MOORED, "serve", "--port", port, "--http-port", "0", "--data"]
-    command.append(str(tmp_path / "data"))
-    with ExitStack() as agents:
-        with child(command, tmp_path / "1.log", serve_variables()) as (process, ready):
-            server = Server(Running(ready["ws"], ready["http"], process.pid, tmp_path / "1.log"))
-            server.publish(catalog.document("first_fit"))
-            fleet = Fleet(tmp_path, server, agents)
-            fleet.agent("box", fleet.token())
-            lease, stays = fleet.ask(COUNTING), fleet.ask("sleep 1000")
-            until(lambda: fleet.state(lease) == fleet.state(stays) == "active")
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            server.close()
-        with served(tmp_path, "--port", port) as fleet:
-            expected = "".join(f"{number}\n" for number in range(1, 41)) + "whole\n"
-            assert fleet.output(lease) == (expected, 3)
-            assert fleet.state(stays) == "active"
-            assert fleet.server.release(stays)["success"]
-            until(lambda: fleet.state(stays) == "ended")
+class Away(NamedTuple):
+    """A machine whose agent is stopped or dead, with a lease, whose command writes to `seen`."""
+
+    fleet: Fleet
+    agent: Popen[str]
+    node: str
+    lease: dict
+    seen: Path
 
 
-def test_a_machine_is_lost_and_found_while_its_command_runs_on(tmp_path: Path) -> None:
-    with served(tmp_path, **LOST) as fleet:
-        agent = fleet.agent("box", fleet.token())
-        lease = fleet.ask(COUNTING.replace("40", "150"))
-        until(lambda: fleet.state(lease) == "active")
-        agent.send_signal(signal.SIGSTOP)
-        until(lambda: "unavailable" in fleet.node("box"))
-        assert fleet.node("box")["unavailable"].startswith(
-            "lost: the machine box is not heard of since 20"
-        )
-        refused = fleet.server.ask(resources={"cpu_milli": 1}, lease={"ttl_seconds": 9})
-        assert refused["error"]["code"] == "no_capacity"
-        assert "not heard of since" in fleet.server.moorage("fleet", "lab").stderr
-        assert fleet.state(lease) == "active"
-        until(lambda: fleet.now()["agents"]["lost"] == 1)
-        now = fleet.now()
-        assert [each["node_id"] for each in now["agents"]["first"]] == ["box"]
-        assert [each["cluster_id"] for each in now["clusters_out"]] == ["lab"]
-        (dry,) = fleet.server.say({"op": "release", "lease": lease["id"], "dry_run": True})
-        assert dry["reasons"]["stop_seconds"] == 10.0
-        agent.send_signal(signal.SIGCONT)
-        until(lambda: "unavailable" not in fleet.node("box"))
-        text, code = fleet.output(lease)
-        assert (text.splitlines()[-1], len(text.splitlines()), code) == ("whole", 151, 3)
+UNHEARD = ("--unheard-seconds", "2")
+WRITING = "while :; do echo $MOORAGE_NODE_ID >>{seen}; sleep 0.05; done"
+# The names of machines, what runs there, what the agent of the lease is sent, and its options.
+SCENES = {
+    "stopped": ("ab", WRITING, signal.SIGSTOP, UNHEARD),
+    "dead": ("ab", WRITING, signal.SIGKILL, UNHEARD),
+    "alone": ("a", "echo $$ >>{seen}; sleep 1000", signal.SIGSTOP, UNHEARD),
+    "found": ("a", f"echo >{{seen}}; {COUNTING}", signal.SIGSTOP, ()),
+}
 
 
-@pytest.mark.parametrize("signaled", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_lease_moves_once_its_lost_machine_has_ended_it(
-    tmp_path: Path, signaled: signal.Signals
-) -> None:
+@pytest.fixture(scope="module")
+def away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Away]]:
+    """Machines of several clusters that go away at one moment, as a loss takes seconds."""
+    folder = tmp_path_factory.mktemp("lost")
+    with served(folder, MOORAGE_AGENT_LOST_SECONDS="12") as server, ExitStack() as stack:
+        scenes = {}
+        for name, (nodes, command, _, options) in SCENES.items():
+            (folder / name).mkdir()
+            fleet = stack.enter_context(server.apart(folder / name))
+            agents = {each: fleet.agent(each, fleet.token(), *options) for each in nodes}
+            terms = {"on_failure": "requeue", "attempts_max": 2} if options else {}
+            seen = folder / name / "seen"
+            lease = fleet.ask(command.format(seen=seen, go=folder / name), **terms)
+            node = lease["placement"][0]["node_id"]
+            scenes[name] = Away(fleet, agents[node], node, lease, seen)
+        for each in scenes.values():
+            until(lambda one=each: one.fleet.state(one.lease) == "active" and one.seen.exists())
+        for name, each in scenes.items():
+            each.agent.send_signal(SCENES[name][2])
+        yield scenes
+        for each in scenes.values():
+            each.agent.send_signal(signal.SIGCONT)
+
+
+def test_a_machine_is_lost_and_found_while_its_command_runs_on(away: dict[str, Away]) -> None:
+    scene = away["found"]
+    fleet, lease, name = scene.fleet, scene.lease, scene.node
+    until(lambda: "unavailable" in fleet.node(name))
+    expected = f"lost: the machine {name} is not heard of since 20"
+    assert fleet.node(name)["unavailable"].startswith(expected)
+    demand = {"clusters": [fleet.cluster], "resources": {"cpu_milli": 1}}
+    refused = fleet.server.ask(FIRST_FIT, **demand, lease={"ttl_seconds": 9})
+    assert refused["error"]["code"] == "no_capacity"
+    assert "not heard of since" in fleet.server.moorage("fleet", fleet.cluster).stderr
+    assert fleet.state(lease) == "active"
+    until(lambda: fleet.now()["agents"]["lost"])
+    now = fleet.now()
+    assert name in [each["node_id"] for each in now["agents"]["first"]]
+    assert fleet.cluster in [each["cluster_id"] for each in now["clusters_out"]]
+    (dry,) = fleet.server.say({"op": "release", "lease": lease["id"], "dry_run": True})
+    assert dry["reasons"]["stop_seconds"] == 10.0
+    scene.agent.send_signal(signal.SIGCONT)
+    until(lambda: "unavailable" not in fleet.node(name))
+    (fleet.folder / "go").touch()
+    assert fleet.output(lease) == COUNTED
+
+
+@pytest.mark.parametrize("gone", ["stopped", "dead"])
+def test_a_lease_moves_once_its_lost_machine_has_ended_it(away: dict[str, Away], gone: str) -> None:
     """The agent is stuck, or dead for good: its word holds, so that nothing runs twice."""
-    seen = tmp_path / "seen"
-    command = f"while :; do echo $MOORAGE_NODE_ID >>{seen}; sleep 0.05; done"
-    with served(tmp_path, MOORAGE_AGENT_LOST_SECONDS="12") as fleet:
-        boxes = {each: fleet.agent(each, fleet.token(), "--unheard-seconds", "2") for each in "ab"}
-        lease = fleet.ask(command, on_failure="requeue", attempts_max=2)
-        until(lambda: fleet.state(lease) == "active" and seen.exists())
-        there = lease["placement"][0]["node_id"]
-        other = "b" if there == "a" else "a"
-        boxes[there].send_signal(signaled)
-        until(lambda: seen.read_text().endswith(f"{other}\n"))
-        boxes[there].send_signal(signal.SIGCONT)
-        if signaled == signal.SIGKILL:
-            boxes[there].wait()
-            fleet.agent(there, None, "--unheard-seconds", "2")
-        until(lambda: "unavailable" not in fleet.node(there))
-        assert fleet.server.release(lease)["success"]
-        until(lambda: fleet.state(lease) == "ended")
-    nodes = seen.read_text().split()
+    scene = away[gone]
+    fleet, there = scene.fleet, scene.node
+    other = "b" if there == "a" else "a"
+    until(lambda: scene.seen.read_text().endswith(f"{other}\n"))
+    scene.agent.send_signal(signal.SIGCONT)
+    if gone == "dead":
+        fleet.agent(there, None, *UNHEARD)
+    until(lambda: "unavailable" not in fleet.node(there))
+    assert fleet.server.release(scene.lease)["success"]
+    until(lambda: fleet.state(scene.lease) == "ended")
+    nodes = scene.seen.read_text().split()
     assert nodes == sorted(nodes, reverse=there == "b"), "one after the other"
 
 
-def test_a_lease_without_another_place_runs_again_where_it_was(tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    with served(tmp_path, MOORAGE_AGENT_LOST_SECONDS="12") as fleet:
-        agent = fleet.agent("box", fleet.token(), "--unheard-seconds", "2")
-        command = f"echo $$ >>{seen}; sleep 1000"
-        lease = fleet.ask(command, on_failure="requeue", attempts_max=2)
-        until(lambda: fleet.state(lease) == "active" and seen.exists())
-        agent.send_signal(signal.SIGSTOP)
-        message = {"op": "status", "request": lease["id"]}
-        until(lambda: fleet.state(lease) not in {"active", "failing"})
-        assert len(seen.read_text().split()) == 1
-        agent.send_signal(signal.SIGCONT)
-        until(lambda: len(seen.read_text().split()) == 2)
-        until(lambda: fleet.state(lease) == "active")
-        assert fleet.server.say(message)[0]["lease"]["workload"]["attempt"] == 2
-        first, _ = map(int, seen.read_text().split())
-        assert not Path(f"/proc/{first}").exists()
+def test_a_lease_without_another_place_runs_again_where_it_was(away: dict[str, Away]) -> None:
+    scene = away["alone"]
+    fleet, lease = scene.fleet, scene.lease
+    until(lambda: fleet.state(lease) not in {"active", "failing"})
+    assert len(scene.seen.read_text().split()) == 1
+    scene.agent.send_signal(signal.SIGCONT)
+    until(lambda: len(scene.seen.read_text().split()) == 2)
+    until(lambda: fleet.state(lease) == "active")
+    (answer,) = fleet.server.say({"op": "status", "request": lease["id"]})
+    assert answer["lease"]["workload"]["attempt"] == 2
+    first, _ = map(int, scene.seen.read_text().split())
+    assert not Path(f"/proc/{first}").exists()
 
 
 def test_an_agent_that_ends_what_it_runs_too_late_is_refused(fleet: Fleet) -> None:
-    command = fleet.command("box", "--token", fleet.token(), "--unheard-seconds", "51")
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as agent:
-        assert agent.stderr is not None
-        assert "agent_lost_seconds, 60, is not longer by 10 s" in agent.stderr.readline()
-        agent.kill()
+    line = complaint(fleet, "--token", fleet.token(), "--unheard-seconds", "51")
+    assert "agent_lost_seconds, 60, is not longer by 10 s" in line
 
 
-def test_a_lost_machine_is_forgotten_and_may_join_again(tmp_path: Path) -> None:
-    with served(tmp_path, **LOST) as fleet:
-        data = tmp_path / "data"
-        agent = fleet.agent("box", fleet.token())
-        lease, fails = fleet.ask("exec sleep 1000"), fleet.ask("exec sleep 1000")
-        until(lambda: fleet.state(lease) == fleet.state(fails) == "active")
-        connected = moored("agent", "forget", "lab/box", "--data", data)
-        assert "lab/box is connected" in connected.stderr
-        by_operator = {"op": "forget", "cluster": "lab", "node": "box"}
-        (refused,) = fleet.server.say(by_operator)
-        assert refused["error"]["code"] == "conflict"
-        (unknown,) = fleet.server.say(by_operator | {"node": "bo"})
-        assert unknown["error"]["code"] == "not_found"
-        os.kill(agent.pid, signal.SIGKILL)
-        agent.wait()
-        assert fleet.server.release(lease)["success"]
-        until(lambda: not fleet.listed()["box"]["connected"])
-        assert fleet.state(lease) == "ending"  # It may still run.
-        assert fleet.state(fails) == "active"
-        done = fleet.server.moorage("fleet", "forget", "lab/box")
-        there = f"{lease['id']}, {fails['id']}"
-        assert done.stdout == f"lab/box is forgotten; 2 leases there: {there}\n"
-        until(lambda: fleet.state(lease) == fleet.state(fails) == "ended")
-        why = {"op": "status", "lease": fails["id"]}
-        assert "forgotten by an operator" in fleet.server.say(why)[0]["lease"]["reason"]
-        nodes = fleet.server.http.get("/clusters/lab").json()["nodes"]["nodeData"]
-        assert nodes == []
-        again = fleet.command("box")
-        assert "does not know this machine's" in fleet.refused(again)
-        agent = fleet.agent("box", fleet.token())
-        folder = tmp_path / "box" / "local" / "running"
-        until(lambda: not any(folder.iterdir()))  # No lease stands for it.
-        agent.terminate()
-        until(lambda: not fleet.listed()["box"]["connected"])
-        assert moored("agent", "forget", "lab/box", "--data", data).returncode == 0
-    lines = moored("audit", "--what", "agent.*", "--json", "--data", data).stdout.splitlines()
-    entries = [(each["what"], each["who"]) for each in map(json.loads, lines)]
+def test_a_lost_machine_is_forgotten_and_may_join_again(fleet: Fleet) -> None:
+    agent, name = fleet.agent("box", fleet.token()), f"{fleet.cluster}/box"
+    lease, fails = fleet.ask("exec sleep 1000"), fleet.ask("exec sleep 1000")
+    until(lambda: fleet.state(lease) == fleet.state(fails) == "active")
+    assert f"{name} is connected" in invoke("agent", "forget", name, "--data", fleet.data).stderr
+    by_operator = {"op": "forget", "cluster": fleet.cluster, "node": "box"}
+    replies = fleet.server.say(by_operator, by_operator | {"node": "bo"})
+    assert [each["error"]["code"] for each in replies] == ["conflict", "not_found"]
+    agent.kill()
+    assert fleet.server.release(lease)["success"]
+    until(lambda: not fleet.listed()["box"]["connected"])
+    assert fleet.state(lease) == "ending"  # It may still run.
+    assert fleet.state(fails) == "active"
+    done = fleet.server.moorage("fleet", "forget", name)
+    there = f"{lease['id']}, {fails['id']}"
+    assert done.stdout == f"{name} is forgotten; 2 leases there: {there}\n"
+    until(lambda: fleet.state(lease) == fleet.state(fails) == "ended")
+    why = {"op": "status", "lease": fails["id"]}
+    assert "forgotten by an operator" in fleet.server.say(why)[0]["lease"]["reason"]
+    nodes = fleet.server.http.get(f"/clusters/{fleet.cluster}").json()["nodes"]["nodeData"]
+    assert nodes == []
+    assert "does not know this machine's" in fleet.refused(fleet.command("box"))
+    agent = fleet.agent("box", fleet.token())
+    folder = fleet.folder / "box" / "local" / "running"
+    until(lambda: not any(folder.iterdir()))  # No lease stands for it.
+    agent.terminate()
+    until(lambda: not fleet.listed()["box"]["connected"])
+    assert invoke("agent", "forget", name, "--data", fleet.data).returncode == 0
+    lines = invoke("audit", "--what", "agent.*", "--json", "--data", fleet.data).stdout
+    entries = [
+        (each["what"], each["who"])
+        for each in map(json.loads, lines.splitlines())
+        if each["about"]["cluster"] == fleet.cluster
+    ]
     me = f"uid {os.getuid()}"
     once = [("agent.token_created", me), ("agent.joined", "moored")]
-    assert entries == [*once, ("agent.forgotten", "local"), *once, ("agent.forgotten", me)]
+    assert entries == [*once, ("agent.forgotten", "ops"), *once, ("agent.forgotten", me)]
 
 
-def test_a_revoked_agent_is_cut_off(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_revoked_agent_is_cut_off(fleet: Fleet) -> None:
     agent = fleet.agent("box", fleet.token())
-    assert moored("agent", "revoke", "lab/box", "--data", tmp_path / "data").returncode == 0
+    done = invoke("agent", "revoke", f"{fleet.cluster}/box", "--data", fleet.data)
+    assert done.returncode == 0
     assert agent.wait(60) == 3
     assert fleet.listed()["box"]["revoked"]
 
 
-def test_an_agent_takes_no_orders_of_an_earlier_epoch(fleet: Fleet, tmp_path: Path) -> None:
-    fleet.agent("box", fleet.token()).terminate()
-    file = tmp_path / "box" / "agent.json"
-    until(lambda: not fleet.listed()["box"]["connected"])
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"epoch": 7}))
-    with subprocess.Popen(fleet.command("box"), stderr=subprocess.PIPE, text=True) as agent:
-        assert agent.stderr is not None
-        assert "the server's epoch, 0, is older than 7" in agent.stderr.readline()
-        agent.kill()
+async def order(connection: ServerConnection, epoch: int) -> bool:
+    """Welcome an agent as the server of an epoch; return whether it carries an order out."""
+    await connection.recv()
+    await connection.send(wire.encode(wire.AgentWelcome("lab", "box", "key", epoch, 60.0)))
+    await connection.send(wire.encode(wire.AgentCall(1, wire.DiscoverOrder(), epoch)))
+    try:
+        while True:
+            report = wire.decode_report(bytes(await connection.recv()))
+            if not isinstance(report, wire.AgentMetrics):
+                return isinstance(report, wire.AgentDone)
+    except ConnectionClosed:
+        return False
+
+
+async def test_an_agent_refuses_an_earlier_epoch_also_after_its_restart(tmp_path: Path):
+    epochs = iter([7, 6, 7, 8])
+    done: asyncio.Queue[tuple[int, bool]] = asyncio.Queue()
+
+    async def lead(connection: ServerConnection) -> None:
+        epoch = next(epochs)
+        await done.put((epoch, await order(connection, epoch)))
+
+    async with asyncio.timeout(120), serve(lead, "127.0.0.1", 0) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        place = ["--server", url, "--data", str(tmp_path / "box"), "--token", "t"]
+        command = [sys.executable, "-P", "-m", "moorage", "agent", *place, "--no-machine-id"]
+        seen = []
+        for connections in (1, 3):
+            agent = await asyncio.create_subprocess_exec(
+                *command, env=serve_variables(), stderr=asyncio.subprocess.PIPE
+            )
+            seen += [await done.get() for _ in range(connections)]
+            agent.kill()
+            _, errors = await agent.communicate()
+    assert b"the server's epoch, 6, is older than 7" in errors
+    assert seen == [(7, True), (6, False), (7, True), (8, True)]

@@ -2,10 +2,11 @@
 
 import os
 import platform
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, here, kill, killed, marked, serving, until
+from served import Server, here, kill, killed, marked, serving, until
 
 from moorage.testing.daemon_process import daemon
 
@@ -38,12 +39,10 @@ def server(data):
 
 
 def test_a_workload_sees_its_own_devices_and_its_lease(server, data, tmp_path):
-    lease = run(
-        server,
-        ["sh", "-c", f"env > {tmp_path}/env.new; mv {tmp_path}/env.new {tmp_path}/env; sleep 1000"],
-    )
-    until((tmp_path / "env").exists)
-    seen = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
+    env = tmp_path / "env"
+    lease = run(server, ["sh", "-c", f"env > {env}.new; mv {env}.new {env}; sleep 1000"])
+    until(env.exists)
+    seen = dict(line.split("=", 1) for line in env.read_text().splitlines())
     assert seen["CUDA_VISIBLE_DEVICES"] == ",".join(lease["placement"][0]["gpus"])
     assert seen["MOORAGE_LEASE_ID"] == lease["id"]
     assert seen["MOORAGE_FENCING"] == str(lease["fencing"])
@@ -51,15 +50,7 @@ def test_a_workload_sees_its_own_devices_and_its_lease(server, data, tmp_path):
     assert not any("TOKEN" in name for name in seen)
     server.in_state(lease, "active")
     pids = marked(data)[lease["id"]]
-    assert all(len(os.sched_getaffinity(pid)) == 1 for pid in pids), "one processor was asked for"
-    server.release(lease)
-    server.in_state(lease, "ended")
-    assert lease["id"] not in marked(data)
-
-
-def test_everything_a_workload_started_ends_with_its_lease(server, data):
-    lease = run(server, SLEEP)
-    until(lambda: len(marked(data).get(lease["id"], ())) == 2)
+    assert all(len(os.sched_getaffinity(pid)) == 1 for pid in pids), "one processor is its share"
     server.release(lease)
     server.in_state(lease, "ended")
     assert lease["id"] not in marked(data)
@@ -82,43 +73,35 @@ def test_a_workload_that_ends_by_itself_ends_its_lease_and_says_how(server, comm
     server.in_state(again, "ended")
 
 
+COMMAND = {"command": ["x"]}
+
+
 @pytest.mark.parametrize(
-    ("provision", "field"),
+    ("spec", "code", "field"),
     [
-        ({"backend": "moon", "spec": {}}, "provision.backend"),
-        ({"backend": "local", "spec": {}}, "provision.spec.command"),
-        ({"backend": "local", "spec": {"command": "sleep 1"}}, "provision.spec.command"),
-        ({"backend": "local", "spec": {"command": ["x"], "shoes": 2}}, "provision.spec.shoes"),
+        ({}, "bad_message", "provision.spec.command"),
+        ({"category": "pod", "image": "x"}, "unsupported", "provision.spec"),
+        ({**COMMAND, "max_global_num": 1}, "unsupported", "provision.spec.max_global_num"),
+        ({**COMMAND, "gpus": 2}, "unsupported", "provision.spec.gpus"),
+        ({**COMMAND, "gpus": 0}, "unsupported", "provision.spec.gpus"),
+        ({**COMMAND, "extra": {"a": 1}}, "unsupported", "provision.spec.extra"),
         (
-            {"backend": "local", "spec": {"command": ["x"], "mem_limit": "much"}},
-            "provision.spec.mem_limit",
+            {**COMMAND, "category": "container", "image": "x", "gpus": "all"},
+            "unsupported",
+            "provision.spec",
         ),
-        ({"backend": "local", "spec": {"category": "pod", "image": "x"}}, "provision.spec"),
-        ({"backend": "local", "spec": {"category": "pizza"}}, "provision.spec.category"),
     ],
 )
-def test_a_spec_that_could_never_start_is_refused_before_anything_is_held(server, provision, field):
-    reply = server.ask(resources={"gpus": 1}, lease=LEASE, provision=provision)
-    assert not reply["success"]
-    assert reply["error"]["field"] == field
+def test_what_could_never_start_is_refused_before_anything_is_held(server, spec, code, field):
+    provision = {"backend": "local", "spec": spec}
+    error = server.ask(resources={"gpus": 1}, lease=LEASE, provision=provision)["error"]
+    assert error["code"] == code
+    assert error["field"].startswith(field)
     assert server.held(state="granted") == []
 
 
-def test_what_fits_elsewhere_alone_is_refused_before_it_is_leased(server):
-    server.register(cluster("far", nodes=1, gpus=1, model="B200"))
-    until(lambda: server.say({"op": "fleet", "cluster": "far"})[0]["success"])
-    reply = server.ask(
-        resources={"gpus": 1, "models": ["B200"]},
-        lease=LEASE,
-        provision={"backend": "local", "spec": {"command": ["sleep", "1000"]}},
-    )
-    assert reply.get("error", reply)["field"] == "provision.backend", reply
-    assert "moorage fleet import local" in reply["error"]["reason"]
-    server.http.delete("/clusters/far").raise_for_status()
-
-
 @pytest.mark.heavy
-def test_what_runs_is_found_again_after_kill_9_and_what_ended_meanwhile_is_told(tmp_path):
+def test_what_runs_is_found_again_after_kill_9_and_what_ended_meanwhile_is_noticed(tmp_path):
     with killed(tmp_path) as server:
         server.fill(here())
         lives, ends = run(server, SLEEP), run(server, ["sleep", "0.5"])
@@ -149,23 +132,6 @@ def test_what_runs_for_no_lease_is_stopped(tmp_path):
             until(lambda: not marked(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("spec", "field"),
-    [
-        ({"max_global_num": 1}, "provision.spec.max_global_num"),
-        ({"gpus": 2}, "provision.spec.gpus"),
-        ({"gpus": 0}, "provision.spec.gpus"),
-        ({"extra": {"a": 1}}, "provision.spec.extra"),
-        ({"category": "container", "image": "x", "gpus": "all"}, "provision.spec"),
-    ],
-)
-def test_what_a_daemon_would_not_do_is_refused(server, spec, field):
-    provision = {"backend": "local", "spec": {"command": ["true"], **spec}}
-    reply = server.ask(resources={"gpus": 1}, lease=LEASE, provision=provision)
-    assert reply["error"]["code"] == "unsupported"
-    assert reply["error"]["field"].startswith(field)
-
-
 def test_a_gang_is_refused_where_a_backend_has_one_machine(server):
     provision = {"backend": "local", "spec": {"command": ["true"]}, "on_failure": "requeue"}
     gang = {"resources": {"gpus": 1, "nodes": 2}, "lease": LEASE}
@@ -173,3 +139,31 @@ def test_a_gang_is_refused_where_a_backend_has_one_machine(server):
     assert (error["code"], error["field"]) == ("unsupported", "resources.nodes")
     rehearsed = server.ask(**gang, provision={"backend": "memory"})
     assert rehearsed.get("error", {}).get("field") != "resources.nodes"
+
+
+@pytest.mark.heavy
+def test_after_kill_9_containers_are_found_again_and_so_is_their_end(
+    tmp_path, container_engine, container_image
+):
+    def containers() -> Counter[str]:
+        """Count the containers there are of every workload, running or not."""
+        found = container_engine.containers(all=True)
+        return Counter(each["Labels"]["moorage.workload"] for each in found)
+
+    more = {"category": "container", "image": container_image, "stop_seconds": 0}
+    with killed(tmp_path) as server:
+        server.fill(here())
+        lives = run(server, ["sh", "-c", "exec sleep 1000"], 0, **more)
+        ends = run(server, ["sh", "-c", "sleep 1; exit 3"], 0, **more)
+        server.in_state(lives, "active")
+        server.in_state(ends, "active")
+        kill(server)
+    assert containers() == {lives["id"]: 1, ends["id"]: 1}
+    until(lambda: len(container_engine.containers()) == 1)
+    with serving(tmp_path) as server:
+        assert "exit status 3" in server.in_state(ends, "ended")["reason"]
+        assert server.status(lives)["state"] == "active"
+        until(lambda: containers() == {lives["id"]: 1})
+        server.release(lives)
+        server.in_state(lives, "ended")
+        assert containers() == {}

@@ -4,12 +4,11 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from served import Server, ask_message, cluster, policy, serving, until
+from served import Server, cluster, policy, serving, until
 
-from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
-pytestmark = pytest.mark.heavy  # Many daemons.
+pytestmark = pytest.mark.heavy
 
 # The least GPUs of one healthy node whose free memory together suffices.
 POOLS = policy(
@@ -36,29 +35,24 @@ return {"selection_score_data": {"score": 1 / count, "node_info": info}}
 """,
     "pools:1.0-gpus",
 )
-# Answers what the block tells it to, to prove what is checked.
-TOLD = policy(
+# Answers as the block says, to prove what is checked.
+OBEYS = policy(
     """
-said = input_data.get("block") or input_data.get("block_data") or {}
+block = input_data.get("block") or input_data.get("block_data") or {}
 if input_data["action"] == "dry_run":
-    said = said["says"].get(input_data["cluster"]["id"], said["says"].get("*"))
-    while said == "spin":
+    answer = block["says"].get(input_data["cluster"]["id"], block["says"].get("*"))
+    while answer == "spin":
         pass
-    if said == "raise":
+    if answer == "raise":
         raise RuntimeError("broken on purpose")
-    return said
+    return answer
 if input_data["action"] == "selection":
-    wanted = said.get("selects")
-    if wanted is None:
-        return {"clusters": input_data["filter_result"], "why": self.parameters.get("why")}
-    return wanted
-said = input_data["clusters"][0]["block_data"].get("chooses")
-if said is None:
-    lowest = min(input_data["clusters"], key=lambda each: each["score_data"]["score"])
-    return {**lowest, "because": "lowest"}
-return said
+    every = {"clusters": input_data["filter_result"], "why": self.parameters.get("why")}
+    return block.get("selects", every)
+lowest = min(input_data["clusters"], key=lambda each: each["score_data"]["score"])
+return input_data["clusters"][0]["block_data"].get("chooses", {**lowest, "because": "lowest"})
 """,
-    "told:1.0-block",
+    "obeys:1.0-block",
 )
 
 
@@ -69,9 +63,14 @@ def site() -> Iterator[Server]:
         three = {"nodes": 3, "gpus": 4, "model": "L4"}
         server.register(cluster("one", tags=["a"], **three), cluster("two", tags=["b"], **three))
         server.register(cluster("down", status="maintenance", **three))
-        server.publish(POOLS, TOLD, catalog.document("first_fit"))
+        server.publish(POOLS, OBEYS, catalog.document("first_fit"))
+        measured = {"clusterId": "two", "cluster": {"gpu": {"totalFreeMem": 9_000}}}
+        server.http.post("/cluster", json=measured).raise_for_status()
         yield server
         assert server.log() == "", "the daemon had something to complain about"
+
+
+FREE = "cluster.gpu.totalFreeMem"
 
 
 def only(name: str) -> dict:
@@ -87,26 +86,24 @@ def block(resource: str = "", allocator: str = "", where: dict | None = None, **
     return {"id": "block-1", "policies": policies, **more}
 
 
+def obeying(where: dict | None = None, **more) -> dict:
+    return block("obeys:1.0-block", "obeys:1.0-block", where, **more)
+
+
 def say(site, document: dict, **more) -> dict:
     return site.say({"input": document, **more})[0]
 
 
-def told(says, **more) -> dict:
-    """Return the score data of a cluster, as asked is to return it."""
-    return {"selection_score_data": {"score": says, "node_info": {}, **more}}
+def score(value, **more) -> dict:
+    """Return the score data of a cluster."""
+    return {"selection_score_data": {"score": value, "node_info": {}, **more}}
 
 
-# Acceptance scenarios of public third-party policies --------
-
-
-def free(site, **nodes: list[int]) -> None:
-    """Report the free MB of every GPU of the nodes of cluster `one`."""
+def free(site, nodes: dict[int, list[int]]) -> None:
+    """Report the free MB of every GPU of nodes of cluster `one`, by their numbers."""
     rows = [
-        {
-            "id": f"one-{name.removeprefix('node')}",
-            "gpus": [{"gpu_id": gpu, "freeMem": mb} for gpu, mb in enumerate(memory)],
-        }
-        for name, memory in nodes.items()
+        {"id": f"one-{node}", "gpus": [{"gpu_id": n, "freeMem": mb} for n, mb in enumerate(gpus)]}
+        for node, gpus in nodes.items()
     ]
     site.http.post("/cluster", json={"clusterId": "one", "nodes": rows}).raise_for_status()
 
@@ -114,15 +111,15 @@ def free(site, **nodes: list[int]) -> None:
 @pytest.mark.parametrize(
     ("needs_mb", "nodes", "node", "gpus"),
     [
-        (15_000, {"node0": [12_000, 12_000]}, "one-0", [0, 1]),
-        (20_000, {"node0": [12_000] * 2, "node2": [1, 1, 1, 24_000]}, "one-2", [3]),
-        (30_000, {"node0": [12_000] * 2, "node1": [12_000] * 3}, "one-1", [0, 1, 2]),
+        (15_000, {0: [12_000] * 2}, "one-0", [0, 1]),
+        (20_000, {0: [12_000] * 2, 2: [1, 1, 1, 24_000]}, "one-2", [3]),
+        (30_000, {0: [12_000] * 2, 1: [12_000] * 3}, "one-1", [0, 1, 2]),
         # A node that metrics know and the registry does not is not healthy.
-        (15_000, {"node0": [12_000] * 2, "node7": [24_000]}, "one-0", [0, 1]),
+        (15_000, {0: [12_000] * 2, 7: [24_000]}, "one-0", [0, 1]),
     ],
 )
 def test_the_named_resource_allocator_pools_gpus(site, needs_mb, nodes, node, gpus):
-    free(site, **nodes)
+    free(site, nodes)
     reply = say(site, block("pools:1.0-gpus", where=only("one"), needs_mb=needs_mb))
     assert reply.get("id") == "one", reply
     assert reply["score_data"]["node_info"] == {"node_id": node, "gpus": gpus}
@@ -131,32 +128,22 @@ def test_the_named_resource_allocator_pools_gpus(site, needs_mb, nodes, node, gp
     assert reply["block_data"]["needs_mb"] == needs_mb
 
 
-def test_a_need_that_nothing_meets_is_told_with_the_policys_own_words(site):
-    free(site, node0=[8_000, 8_000])
-    reply = say(site, block("pools:1.0-gpus", where=only("one"), needs_mb=20_000))
-    assert reply["success"] is False
-    assert reply["error"]["code"] == "policy_declined"
-    assert "GPU memory" in json.dumps(reply["error"])
-    assert reply["error"]["left_out"][0]["cluster_id"] == "one"
-
-
-# The flow ------------------------------------------------------------------------------------
+def test_a_need_that_nothing_meets_is_refused_in_the_policys_own_words(site):
+    free(site, {0: [8_000] * 2})
+    error = say(site, block("pools:1.0-gpus", where=only("one"), needs_mb=20_000))["error"]
+    assert (error["code"], error["left_out"][0]["cluster_id"]) == ("policy_declined", "one")
+    assert "GPU memory" in json.dumps(error)
 
 
 def test_dry_run_is_the_default_and_select_clusters_stops_after_the_selection(site):
-    document = block()
-    reply = say(site, document)
+    reply = say(site, block())
     assert set(reply) == {"id", "cluster", "score_data", "block_data"}
-    assert reply == say(site, document, mode="dry_run")
-    selection = say(site, document, mode="select_clusters")
+    assert reply == say(site, block(), mode="dry_run")
+    selection = say(site, block(), mode="select_clusters")
     assert [each["id"] for each in selection["clusters"]] == ["one", "two"]
     assert set(selection) == {"clusters"}
-
-
-def test_any_other_mode_is_refused_by_name(site):
-    reply = say(site, block(), mode="allocate")
-    assert reply["error"]["field"] == "mode"
-    assert "dry_run" in reply["error"]["expected"]
+    error = say(site, block(), mode="allocate")["error"]
+    assert (error["field"], "dry_run" in error["expected"]) == ("mode", True)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +154,7 @@ def test_any_other_mode_is_refused_by_name(site):
         only("two")["filter"],
         {"body": {"values": only("two")["filter"]}},
         {"clusterQuery": {"variable": "tags", "operator": "IN", "value": ["b"]}},
+        {"clusterMetricsQuery": {"variable": FREE, "operator": ">", "value": "8000"}},
     ],
 )
 def test_filters_bare_enveloped_and_as_blocks_in_use_give_them(site, where):
@@ -174,45 +162,27 @@ def test_filters_bare_enveloped_and_as_blocks_in_use_give_them(site, where):
     assert [each["id"] for each in selection["clusters"]] == ["two"]
 
 
-def test_metrics_are_filtered_too(site):
-    free(site, node0=[9_000])
-    query = {"variable": "cluster.gpu.totalFreeMem", "operator": ">", "value": "8000"}
-    site.http.post(
-        "/cluster", json={"clusterId": "one", "cluster": {"gpu": {"totalFreeMem": 9_000}}}
-    ).raise_for_status()
-    selection = say(site, block(where={"clusterMetricsQuery": query}), mode="select_clusters")
-    assert [each["id"] for each in selection["clusters"]] == ["one"]
-
-
 def test_the_named_cluster_allocator_decides_twice(site):
-    document = block(
-        "told:1.0-block", "told:1.0-block", says={"one": told(0.9), "two": told(0.2, more=1)}
-    )
-    document["policies"]["clusterAllocator"]["parameters"]["why"] = "asked"
+    document = obeying(says={"one": score(0.9), "two": score(0.2, more=1)})
+    document["policies"]["clusterAllocator"]["parameters"]["why"] = "tried"
     reply = say(site, document)
     assert (reply["id"], reply["because"]) == ("two", "lowest")
     assert reply["score_data"] == {"score": 0.2, "node_info": {}, "more": 1}
     selection = say(site, document, mode="select_clusters")
-    assert (len(selection["clusters"]), selection["why"]) == (2, "asked")
-    narrowed = say(site, {**document, "selects": {"clusters": ["one"]}})
-    assert narrowed["id"] == "one"
+    assert (len(selection["clusters"]), selection["why"]) == (2, "tried")
+    assert say(site, {**document, "selects": {"clusters": ["one"]}})["id"] == "one"
 
 
 def test_block_specifications_list_their_policies(site):
-    named = {"name": "resourceAllocator", "policyRuleURI": "told:1.0-block"}
+    named = {"values": {"name": "resourceAllocator", "policyRuleURI": "obeys:1.0-block"}}
     filtered = {"name": "clusterAllocator", "parameters": {"filter": only("one")}}
-    reply = say(
-        site,
-        {
-            "policyRulesSpec": [{"values": named}, filtered, {"name": "autoscaler"}],
-            "says": {"*": told(0.25)},
-        },
-    )
+    rules = [named, filtered, {"name": "autoscaler"}]
+    reply = say(site, {"policyRulesSpec": rules, "says": {"*": score(0.25)}})
     assert (reply["id"], reply["score_data"]["score"]) == ("one", 0.25)
 
 
 def test_one_cluster_whose_policy_fails_does_not_sink_the_others(site):
-    document = block("told:1.0-block", says={"one": "raise", "two": told(0.1)})
+    document = block("obeys:1.0-block", says={"one": "raise", "two": score(0.1)})
     assert say(site, document)["id"] == "two"
     answer = site.http.post("/blockActions/dryRun", json=document).json()
     assert answer["data"]["id"] == "two"
@@ -220,10 +190,7 @@ def test_one_cluster_whose_policy_fails_does_not_sink_the_others(site):
     assert "broken on purpose" in answer["warnings"][0]
     numbered = say(site, document, id=7)
     assert (numbered["id"], numbered["data"]["id"], len(numbered["warnings"])) == (7, "two", 1)
-
-
-def test_a_policy_that_never_ends_on_one_cluster_does_not_sink_the_others(site):
-    document = block("told:1.0-block", says={"one": "spin", "two": told(0.1)})
+    document["says"]["one"] = "spin"
     assert say(site, document)["id"] == "two"
     document["says"]["two"] = "spin"
     error = say(site, document)["error"]
@@ -233,11 +200,11 @@ def test_a_policy_that_never_ends_on_one_cluster_does_not_sink_the_others(site):
 def test_documents_too_large_to_come_back_are_put_in_their_place(site):
     site.register(cluster("vast", note="x" * 900_000))
     try:
-        document = block("told:1.0-block", "told:1.0-block", says={"*": told(1)})
+        document = obeying(says={"*": score(1)})
         selection = say(site, document, mode="select_clusters")
         notes = {each["id"]: len(each.get("note", "")) for each in selection["clusters"]}
         assert notes == {"one": 0, "two": 0, "vast": 900_000}
-        document["says"]["vast"] = told(0.5)
+        document["says"]["vast"] = score(0.5)
         reply = say(site, document)
         assert (reply["id"], len(reply["cluster"]["note"])) == ("vast", 900_000)
         assert reply["because"] == "lowest"
@@ -245,32 +212,11 @@ def test_documents_too_large_to_come_back_are_put_in_their_place(site):
         site.http.delete("/clusters/vast").raise_for_status()
 
 
-# The built-in policies read the fleet --------------------------------------------------------
-
-
-def test_the_built_in_score_is_what_the_allocator_has_free(site):
-    document = block(where=only("one"), resources={"gpus": 1})
-    empty = say(site, document)["score_data"]
-    assert empty == {"score": 1.0, "node_info": {"node_id": "one-0", "gpus": ["0"]}}
-    ask = {"clusters": ["one"], "resources": {"gpus": 3}, "lease": {"ttl_seconds": 60}}
-    held = site.say(*[ask_message(**ask)] * 3)
-    try:
-        busy = say(site, document)["score_data"]
-        assert busy == {"score": 0.25, "node_info": {"node_id": "one-0", "gpus": ["3"]}}
-        assert say(site, block(resources={"gpus": 2}))["id"] == "two"
-        full = say(site, block(where=only("one"), resources={"gpus": 2}))["error"]
-        assert full["code"] == "no_capacity"
-        assert full["left_out"][0]["cluster_id"] == "one"
-    finally:
-        for reply in held:
-            owner = {"lease": reply["lease"]["id"], "token": reply["lease"]["token"]}
-            site.say({"op": "release", **owner})
-
-
-# What is refused -----------------------------------------------------------------------------
-
 ALLOCATOR = "input.policies.clusterAllocator"
 SCORER = "input.policies.resourceAllocator"
+FILTER = f"{ALLOCATOR}.parameters.filter"
+ODD = {"clusterQuery": {"variable": "id", "operator": "~", "value": 1}}
+PATH = {"policies": {"resourceAllocator": {"codePath": "code/function.py"}}}
 
 
 @pytest.mark.parametrize(
@@ -283,137 +229,108 @@ SCORER = "input.policies.resourceAllocator"
             "bad_message",
             "input.policyRulesSpec[0].values.name",
         ),
-        (block(resource="nobody:1-x"), "unknown_policy", f"{SCORER}.policyRuleURI"),
+        (block("none:1-x"), "unknown_policy", f"{SCORER}.policyRuleURI"),
         (block(where={"matchType": "block", "filter": {}}), "unsupported", None),
-        (block(where=only("nowhere")), "unknown_clusters", f"{ALLOCATOR}.parameters.filter"),
-        (block(where=only("down")), "unknown_clusters", f"{ALLOCATOR}.parameters.filter"),
-        (
-            block(where={"clusterQuery": {"variable": "id", "operator": "~", "value": 1}}),
-            "bad_message",
-            f"{ALLOCATOR}.parameters.filter.clusterQuery.operator",
-        ),
+        (block(where=only("nowhere")), "unknown_clusters", FILTER),
+        (block(where=only("down")), "unknown_clusters", FILTER),
+        (block(where=ODD), "bad_message", f"{FILTER}.clusterQuery.operator"),
         (block(resources={"gpus": -1}), "bad_message", "input.resources.gpus"),
         (block(resources={"nodes": 2}), "bad_message", "input.resources.nodes"),
-        (
-            {"policies": {"resourceAllocator": {"codePath": "code/function.py"}}},
-            "unsupported",
-            f"{SCORER}.codePath",
-        ),
+        (PATH, "unsupported", f"{SCORER}.codePath"),
     ],
     ids=str,
 )
 def test_a_wrong_block_is_refused_at_its_place(site, document, code, field):
-    reply = say(site, document)
-    assert reply["success"] is False
-    assert reply["error"]["code"] == code
-    if field is not None:
-        assert reply["error"]["field"] == field
-    assert say(site, block())["id"] == "one"
+    error = say(site, document)["error"]
+    assert error["code"] == code
+    assert field in {None, error["field"]}
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        7,
-        {"selection_score_data": 1},
-        told(1.5),
-        told(says=True),
-        told("0.5"),
-        told(0.5, note="x" * (16 << 10)),
-        told(0.5, node_info={"node_id": "two-0"}),
-        told(0.5, node_info={"node_id": "one-0", "gpus": [4]}),
-        told(0.5, node_info={"node_id": "one-0", "gpus": [1, "1"]}),
-        told(0.5, node_info={"gpus": [1]}),
-    ],
-    ids=lambda said: str(said)[:60],
-)
-def test_scores_are_checked(site, said):
-    error = say(site, block("told:1.0-block", where=only("one"), says={"*": said}))["error"]
+BAD_SCORES = [
+    7,
+    {"selection_score_data": 1},
+    score(1.5),
+    score(value=True),
+    score("0.5"),
+    score(0.5, note="x" * (16 << 10)),
+    score(0.5, node_info={"node_id": "two-0"}),
+    score(0.5, node_info={"node_id": "one-0", "gpus": [4]}),
+    score(0.5, node_info={"node_id": "one-0", "gpus": [1, "1"]}),
+    score(0.5, node_info={"gpus": [1]}),
+]
+
+
+@pytest.mark.parametrize("answer", BAD_SCORES, ids=lambda answer: str(answer)[:60])
+def test_scores_are_checked(site, answer):
+    error = say(site, block("obeys:1.0-block", where=only("one"), says={"*": answer}))["error"]
     assert (error["code"], error["field"]) == ("policy_bad_output", SCORER)
 
 
-@pytest.mark.parametrize(
-    ("said", "code"),
-    [
-        ({"selects": {"clusters": [{"id": "down"}]}}, "policy_bad_output"),
-        ({"selects": {"clusters": ["one", "one"]}}, "policy_bad_output"),
-        ({"selects": ["one"]}, "policy_bad_output"),
-        ({"selects": {"error": "none is good"}}, "policy_declined"),
-        ({"selects": {"clusters": []}}, "policy_declined"),
-        ({"chooses": {"id": "down"}}, "policy_bad_output"),
-        ({"chooses": []}, "policy_bad_output"),
-        ({"chooses": {"id": "one", "score_data": {"score": 2}}}, "policy_bad_output"),
-    ],
-    ids=str,
-)
-def test_selections_and_choices_are_checked(site, said, code):
-    document = block("told:1.0-block", "told:1.0-block", says={"*": told(1)}, **said)
-    error = say(site, document)["error"]
+BAD_CHOICES = [
+    {"selects": {"clusters": [{"id": "down"}]}},
+    {"selects": {"clusters": ["one", "one"]}},
+    {"selects": ["one"]},
+    {"chooses": {"id": "down"}},
+    {"chooses": []},
+    {"chooses": {"id": "one", "score_data": {"score": 2}}},
+]
+NONE = [{"selects": {"error": "none is good"}}, {"selects": {"clusters": []}}]
+
+
+@pytest.mark.parametrize("answer", BAD_CHOICES + NONE, ids=str)
+def test_selections_and_choices_are_checked(site, answer):
+    error = say(site, obeying(says={"*": score(1)}, **answer))["error"]
+    code = "policy_declined" if answer in NONE else "policy_bad_output"
     assert (error["code"], error["field"]) == (code, ALLOCATOR)
 
 
 def test_a_site_with_services_of_its_own_places_blocks_with_them(site):
-    free(site, node0=[12_000] * 2)
+    free(site, {0: [12_000] * 2})
     names = ("CLUSTER_SERVICE_URL", "GLOBAL_CLUSTER_METRICS_URL", "POLICY_DB_URL")
     services = dict.fromkeys((*names, "SEARCH_SERVER_API_URL"), site.running.http)
-    with daemon(environment=services) as running:
-        server = Server(running)
-        try:
-            reply = say(server, block("pools:1.0-gpus", where=only("one"), needs_mb=20_000))
-            assert reply["score_data"]["node_info"] == {"node_id": "one-0", "gpus": [0, 1]}
-            document = block("told:1.0-block", "told:1.0-block", says={"*": told(1)})
-            assert len(say(server, document, mode="select_clusters")["clusters"]) == 2
-            unknown = say(server, block(resource="nobody:1-x"))["error"]
-            assert (unknown["code"], unknown["field"]) == (
-                "unknown_policy",
-                f"{SCORER}.policyRuleURI",
-            )
-        finally:
-            server.close()
-
-
-# The gateway's endpoints ---------------------------------------------------------------------
+    with serving(environment=services) as server:
+        reply = say(server, block("pools:1.0-gpus", where=only("one"), needs_mb=20_000))
+        assert reply["score_data"]["node_info"] == {"node_id": "one-0", "gpus": [0, 1]}
+        selection = say(server, obeying(says={"*": score(1)}), mode="select_clusters")
+        assert len(selection["clusters"]) == 2
+        unknown = say(server, block("none:1-x"))["error"]
+        expected = ("unknown_policy", f"{SCORER}.policyRuleURI")
+        assert (unknown["code"], unknown["field"]) == expected
 
 
 def test_select_clusters_over_http_is_bare(site):
-    answer = site.http.post("/blockActions/selectClusters", json=block(where=only("one")))
-    assert (answer.status_code, set(answer.json())) == (200, {"clusters"})
+    def post(document: dict) -> tuple[int, dict]:
+        answer = site.http.post("/blockActions/selectClusters", json=document)
+        return answer.status_code, answer.json()
+
+    status, bare = post(block(where=only("one")))
+    assert (status, set(bare)) == (200, {"clusters"})
     wrapped = {"input": block(where=only("one")), "mode": "select_clusters"}
-    assert site.http.post("/blockActions/selectClusters", json=wrapped).json() == answer.json()
-    other = {**wrapped, "mode": "dry_run"}
-    refused = site.http.post("/blockActions/selectClusters", json=other)
-    assert (refused.status_code, refused.json()["error"]["field"]) == (400, "mode")
-    none = site.http.post("/blockActions/selectClusters", json=block(where=only("nowhere")))
-    assert (none.status_code, none.json()["success"]) == (404, False)
+    assert post(wrapped) == (200, bare)
+    status, refused = post({**wrapped, "mode": "dry_run"})
+    assert (status, refused["error"]["field"]) == (400, "mode")
+    status, none = post(block(where=only("nowhere")))
+    assert (status, none["success"]) == (404, False)
 
 
 def test_dry_run_over_http_has_the_envelope(site):
     answer = site.http.post("/blockActions/dryRun", json=block(where=only("two"))).json()
     assert (answer["success"], answer["data"]["id"]) == (True, "two")
     assert set(answer) == {"success", "data"}
-    number = {"block": 1 << 70}
-    refused = site.http.post("/blockActions/dryRun", json=number)
+    refused = site.http.post("/blockActions/dryRun", json={"block": 1 << 70})
     assert (refused.status_code, refused.json()["error"]["field"]) == (400, "input")
 
 
-def finished(site, document: dict) -> dict:
-    """Start a task and return it once it is not pending any more."""
-    task_id = site.http.post("/blockActions/allocate", json=document).json()["task_id"]
-    seen: list[dict] = []
-
-    def read() -> bool:
-        seen.append(site.http.get(f"/api/tasks/{task_id}").json()["data"])
-        return seen[-1]["status"] != "pending"
-
-    until(read)
-    assert seen[-1]["task_id"] == task_id
-    return seen[-1]
-
-
 def test_allocate_answers_a_task(site):
-    done = finished(site, block(where=only("two")))
+    def finished(document: dict) -> dict:
+        task_id = site.http.post("/blockActions/allocate", json=document).json()["task_id"]
+        path = f"/api/tasks/{task_id}"
+        until(lambda: site.http.get(path).json()["data"]["status"] != "pending")
+        return site.http.get(path).json()["data"]
+
+    done = finished(block(where=only("two")))
     assert (done["status"], done["result"]["id"]) == ("completed", "two")
-    failed = finished(site, block(where=only("nowhere")))
+    failed = finished(block(where=only("nowhere")))
     assert (failed["status"], failed["error"]["code"]) == ("failed", "unknown_clusters")
     assert "result" not in failed
     unknown = site.http.get("/api/tasks/none")

@@ -1,15 +1,13 @@
 """Filter and search through a real daemon: over the socket, at `/allocate` and at the endpoints."""
 
 import json
-import threading
 
 import pytest
-from served import FIRST_FIT, Server, ask_message, cluster, policy, serving
+from served import FIRST_FIT, ask_message, cluster, heard, policy, serving
 
-from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
-pytestmark = pytest.mark.heavy  # Many daemons.
+pytestmark = pytest.mark.heavy
 
 SEEN = "seen:1.0-x"
 CHEAPEST = "cheapest:1.0-x"
@@ -66,6 +64,10 @@ def ranking(uri=None, settings=None, **parameters) -> dict:
     return {"matchType": "cluster", "rankingPolicyRule": rank}
 
 
+SEARCH = "/api/similarity-search"
+EU = filtering(simple("tags", "==", "eu"))
+
+
 def enveloped(body) -> dict:
     return {"header": {"templateUri": "x"}, "body": {"values": body}}
 
@@ -79,272 +81,154 @@ def seen(server, **more) -> list[str]:
 def found(server, path, body) -> list[str]:
     answer = server.http.post(path, json=body)
     assert answer.status_code == 200, answer.text
-    said = answer.json()
-    assert said["success"] is True
-    assert all(document["nodes"] for document in said["data"])
-    return [document["id"] for document in said["data"]]
+    assert answer.json()["success"] is True
+    assert all(document["nodes"] for document in answer.json()["data"])
+    return [document["id"] for document in answer.json()["data"]]
 
 
-# Filter: what it is, the live clusters of it, and all of it (the draining one is not live) -------
-
-FILTERS = [
-    (
-        filtering(
-            {
-                "logicalOperator": "AND",
-                "conditions": [
-                    simple("tags", "==", "eu"),
-                    {"logicalOperator": "NOT", "conditions": [simple("gpus.count", "==", 8)]},
-                ],
-            }
-        ),
-        ["north", "zzz"],
-    ),
-    (
-        filtering(simple("gpus.count", ">", 2), simple("cluster.vcpu.load_5m", ">=", "1")),
-        ["east", "south"],
-    ),
-    (filtering(), ["east", "north", "south", "west", "zzz"]),
-]
+BOTH = filtering(simple("gpus.count", ">", 2), simple("cluster.vcpu.load_5m", ">=", "1"))
 
 
-@pytest.mark.parametrize(("body", "ids"), FILTERS, ids=lambda value: json.dumps(value)[:70])
-def test_a_filter_finds_the_same_over_every_door(server, body, ids):
-    live = [each for each in ids if each != "zzz"]
-    for form in (body, enveloped(body)):
-        assert seen(server, filter=form) == live
-        assert found(server, "/api/filter-data", form) == ids
-        assert found(server, "/api/no-ir/filter", form) == ids
-    asked = {"policy_rule_uri": SEEN, "inputs": {}, "filter": body}
-    answer = server.http.post("/allocate", json=asked)
-    assert answer.status_code == 200
-    assert answer.json()["data"]["clusters"] == live
-
-
-def test_documents_are_answered_as_stored(server):
-    answer = server.http.post("/api/filter-data", json=filtering(simple("id", "==", "north")))
-    assert answer.json() == {"success": True, "data": [server.http.get("/clusters/north").json()]}
+def test_a_filter_finds_the_same_over_every_door(server):
+    for form in (BOTH, enveloped(BOTH)):
+        assert seen(server, filter=form) == ["east", "south"]
+        assert found(server, "/api/filter-data", form) == ["east", "south"]
+        assert found(server, "/api/no-ir/filter", form) == ["east", "south"]
+    body = {"policy_rule_uri": SEEN, "inputs": {}, "filter": BOTH}
+    answer = server.http.post("/allocate", json=body).json()
+    assert answer["data"]["clusters"] == ["east", "south"]
+    # The draining one is found, and is no candidate.
+    assert found(server, "/api/filter-data", filtering()) == sorted(DOCUMENTS)
+    assert seen(server, filter=filtering()) == ["east", "north", "south", "west"]
 
 
 def test_clusters_win_over_filter_and_filter_over_search(server):
-    eu = filtering(simple("tags", "==", "eu"))
     search = ranking(like="west", **{"return": 1})
-    assert seen(server, clusters=["west"], filter=eu, search=search) == ["west"]
-    every = server.ask(SEEN, clusters=["west"], filter=eu, search=search)
+    every = server.ask(SEEN, clusters=["west"], filter=EU, search=search)
+    assert every["data"]["clusters"] == ["west"]
     assert every["warnings"] == [
         "filter was ignored: clusters was given and wins.",
         "search was ignored: clusters was given and wins.",
     ]
-    two = server.ask(SEEN, filter=eu, search=search)
+    two = server.ask(SEEN, filter=EU, search=search)
+    assert two["data"]["clusters"] == ["east", "north"]
     assert two["warnings"] == ["search was ignored: filter was given and wins."]
-    assert seen(server, filter=eu, search=search) == ["east", "north"]
     assert seen(server, filter={}, search=search) == ["south"]
     assert seen(server, filter=None, search={}, clusters=[]) == ["east", "north", "south", "west"]
 
 
-def test_nothing_found_is_said_and_no_policy_is_asked(server):
+def test_where_nothing_is_found_no_policy_is_evaluated(server):
     none = filtering(simple("gpus.count", ">", 99))
     asleep = filtering(simple("id", "==", "zzz"))
     metrics = filtering(simple("gpus.count", ">", 1), simple("cluster.gpu.totalFreeMem", ">", 100))
-    bodies = [("filter", none, "no cluster"), ("filter", asleep, "none is live")]
-    bodies += [("filter", metrics, "no cluster")]
-    bodies += [("search", ranking(CHEAPEST, filterRule=none, give="bad"), "no cluster")]
-    for field, body, said in bodies:
+    ranked = ranking(CHEAPEST, filterRule=none, give="bad")
+    for field, body, reason in [
+        ("filter", none, "no cluster"),
+        ("filter", asleep, "none is live"),
+        ("filter", metrics, "no cluster"),
+        ("search", ranked, "no cluster"),
+    ]:
         reply = server.ask(SEEN, **{field: body})
         assert reply["error"]["code"] == "unknown_clusters", reply
         assert reply["error"]["field"] == field
-        assert said in reply["message"]
+        assert reason in reply["message"]
     assert found(server, "/api/filter-data", none) == []
-    assert found(server, "/api/similarity-search", bodies[-1][1]) == []
+    assert found(server, SEARCH, ranked) == []
 
 
-# Search -----------------------------------------------------------------------------------------
-
-
-def test_likeness_needs_no_policy(server):
-    like = {"gpus": {"count": 4}, "tags": ["us"]}
-    path = "/api/similarity-search"
-    assert found(server, path, ranking(like=like, weights={"gpus.count": 1, "tags": 1})) == [
-        "south", "west", "north", "east", "zzz",
-    ]  # fmt: skip
-    assert found(server, path, ranking(like="west", weights={"gpus.count": 1}))[0] == "south"
-    eu = filtering(simple("tags", "==", "eu"))
-    three = ranking(like="east", filterRule=eu, weights={"gpus.count": 1})
-    assert found(server, "/api/no-ir/similarity-search", enveloped(three)) == ["north", "zzz"]
-    # Of an ask, only live clusters are ranked, so K of them come where there are so many.
-    two = ranking(like={"gpus": {"count": 16}}, **{"return": 2})
-    assert found(server, path, two) == ["zzz", "east"]
-    assert len(seen(server, search=two)) == 2
-    assert "east" in seen(server, search=two)
-
-
-@pytest.mark.parametrize("wrap", [lambda body: body, enveloped])
-@pytest.mark.parametrize("values", [False, True])
-def test_a_policy_ranks_what_the_filter_rule_finds(server, wrap, values):
+@pytest.mark.parametrize("wrap", [False, True])
+def test_a_policy_ranks_what_the_filter_rule_finds(server, wrap):
     def search(*more, **parameters):
         body = ranking(CHEAPEST, *more, **parameters)
-        if values:
+        if wrap:
             body["rankingPolicyRule"] = {"values": body["rankingPolicyRule"]}
-        return wrap(body)
+        return enveloped(body) if wrap else body
 
-    path = "/api/similarity-search"
-    eu = filtering(simple("tags", "==", "eu"))
     # The policy's default says the highest first; the caller's parameters and settings win.
-    assert found(server, path, search(filterRule=eu)) == ["north", "east", "zzz"]
-    assert found(server, path, search(filterRule=eu, highest=False)) == ["zzz", "east", "north"]
-    assert found(server, path, search({"by": "id"}, filterRule={})) == sorted(DOCUMENTS)[::-1]
+    assert found(server, SEARCH, search(filterRule=EU)) == ["north", "east", "zzz"]
+    assert found(server, SEARCH, search(filterRule=EU, highest=False)) == ["zzz", "east", "north"]
+    assert found(server, SEARCH, search({"by": "id"}, filterRule={})) == sorted(DOCUMENTS)[::-1]
     for give in ("ids", ""):
-        assert found(server, path, search(**{"return": 2}, give=give)) == ["north", "east"]
-    assert found(server, path, search(give="one")) == ["north"]
-    assert seen(server, search=search(filterRule=eu, **{"return": 1})) == ["north"]
+        assert found(server, SEARCH, search(**{"return": 2}, give=give)) == ["north", "east"]
+    assert found(server, SEARCH, search(give="one")) == ["north"]
+    assert seen(server, search=search(filterRule=EU, **{"return": 1})) == ["north"]
     assert seen(server, search=search(highest=False, **{"return": 2})) == ["south", "west"]
 
 
 def test_more_than_a_policy_can_be_given_is_refused_and_likeness_still_ranks_it(server):
     big = [cluster(f"big-{n}", status="draining", pad="x" * (9 << 20)) for n in range(2)]
     server.register(*big)
-    answer = server.http.post("/api/similarity-search", json=ranking(CHEAPEST))
-    assert answer.json()["error"]["code"] == "too_large"
-    assert "filterRule" in answer.json()["message"]
-    like = ranking(like={"gpus": {"count": 8}}, **{"return": 1})
-    assert len(found(server, "/api/similarity-search", like)) == 1
+    answer = server.http.post(SEARCH, json=ranking(CHEAPEST)).json()
+    assert answer["error"]["code"] == "too_large"
+    assert "filterRule" in answer["message"]
+    assert len(found(server, SEARCH, ranking(like={"gpus": {"count": 8}}, **{"return": 1}))) == 1
     for each in big:
         server.http.delete(f"/clusters/{each['id']}").raise_for_status()
 
 
 def test_the_order_of_a_search_is_the_order_of_the_candidates(server):
     server.publish(policy("return {'order': list(input_data['cluster_data'])}", "order:1.0-x"))
-    for highest, order in ((True, ["north", "east", "west", "south"]), (False, None)):
-        expected = order or ["south", "west", "east", "north"]
+    order = ["north", "east", "west", "south"]
+    for highest, expected in ((True, order), (False, order[::-1])):
         reply = server.ask("order:1.0-x", search=ranking(CHEAPEST, highest=highest))
         assert reply["data"] == {"order": expected}
-    lease = {"ttl_seconds": 60}
-    taken = server.ask(
-        search=ranking(CHEAPEST, **{"return": 1}), resources={"gpus": 1}, lease=lease
-    )
-    assert taken["lease"]["placement"][0]["cluster_id"] == "north"
-    server.leases = [taken["lease"]]
+    first = ranking(CHEAPEST, **{"return": 1})
+    taken = server.ask(search=first, resources={"gpus": 1}, lease={"ttl_seconds": 60})["lease"]
+    assert taken["placement"][0]["cluster_id"] == "north"
+    server.leases = [taken]
 
 
-# What is wrong is named ---------------------------------------------------------------------------
-
+OPERATOR = "filter.clusterQuery.operator"
+RULE = "rankingPolicyRule.policyRuleURI"
 BAD_AT = [
     ("filter", {"matchType": "vdag", "filter": {}}, "matchType", "unsupported"),
-    ("filter", filtering(simple("a", "~", 1)), "filter.clusterQuery.operator", "bad_message"),
-    (
-        "filter",
-        filtering(None, {"$where": "1"}),
-        "filter.clusterMetricsQuery.$where",
-        "unsupported",
-    ),
+    ("filter", enveloped(filtering(simple("a", "~", 1))), f"body.values.{OPERATOR}", "bad_message"),
     ("search", {"matchType": "cluster"}, "rankingPolicyRule", "bad_message"),
-    ("search", ranking(like="none"), "rankingPolicyRule.parameters.like", "bad_message"),
-    ("search", ranking("none:1-x"), "rankingPolicyRule.policyRuleURI", "unknown_policy"),
-    (
-        "search",
-        ranking(CHEAPEST, filterRule=filtering(simple("a", "LIKE", 1))),
-        "rankingPolicyRule.parameters.filterRule.filter.clusterQuery.value",
-        "bad_message",
-    ),
-    ("search", ranking(CHEAPEST, give=["other"]), None, "policy_bad_output"),
-    ("search", ranking(CHEAPEST, give={"error": "x"}), None, "policy_bad_output"),
-    ("search", ranking(CHEAPEST, {"by": []}), None, "policy_error"),
+    ("search", enveloped(ranking("none:1-x")), f"body.values.{RULE}", "unknown_policy"),
+    ("search", ranking(CHEAPEST, give=["other"]), RULE, "policy_bad_output"),
+    ("search", ranking(CHEAPEST, give={"error": "x"}), RULE, "policy_bad_output"),
+    ("search", ranking(CHEAPEST, {"by": []}), RULE, "policy_error"),
 ]
-ROUTES = {"filter": "/api/filter-data", "search": "/api/similarity-search"}
 
 
-@pytest.mark.parametrize("wrap", [False, True])
 @pytest.mark.parametrize(("field", "body", "place", "code"), BAD_AT, ids=lambda v: str(v)[:60])
-def test_what_is_wrong_is_refused_by_its_place(server, field, body, place, code, wrap):
-    place = place or "rankingPolicyRule.policyRuleURI"
-    if wrap:
-        body, place = enveloped(body), f"body.values.{place}"
-    reply, after = server.say(
-        ask_message(SEEN, **{field: body}), ask_message(resources={"gpus": 1})
-    )
-    assert (reply["error"]["code"], reply["error"]["field"]) == (code, f"{field}.{place}")
-    assert after["success"]
-    answer = server.http.post(ROUTES[field], json=body)
-    assert answer.status_code == 400
-    said = answer.json()
-    assert said["success"] is False
-    assert said["message"]
-    assert (said["error"]["code"], said["error"]["field"]) == (code, place)
-
-
-def test_bodies_that_are_no_objects_are_refused(server):
-    for path in (*ROUTES.values(), "/api/no-ir/filter", "/api/no-ir/similarity-search"):
-        for content in (b"[]", b"", b"{", b"null", b'"x"', b'{"body": {}}', b'{"body": 1}'):
-            answer = server.http.post(path, content=content)
-            assert answer.status_code == 400
-            assert answer.json()["success"] is False
-
-
-# Among others -------------------------------------------------------------------------------------
+def test_what_is_wrong_is_refused_by_its_place(server, field, body, place, code):
+    error = server.ask(SEEN, **{field: body})["error"]
+    assert (error["code"], error["field"]) == (code, f"{field}.{place}")
+    answer = server.http.post("/api/filter-data" if field == "filter" else SEARCH, json=body)
+    assert (answer.status_code, answer.json()["success"]) == (400, False)
+    error = answer.json()["error"]
+    assert (error["code"], error["field"]) == (code, place)
 
 
 def test_a_ranking_that_never_ends_holds_up_no_other(server):
     server.publish(policy("while True: pass", "endless:1.0-x"))
-    replies = []
-
-    def ask() -> None:
-        replies.append(server.ask(SEEN, search=ranking("endless:1.0-x")))
-
-    endless = threading.Thread(target=ask)
-    endless.start()
-    assert seen(server, search=ranking(CHEAPEST, **{"return": 1})) == ["north"]
-    endless.join(30)
-    assert replies[0]["error"]["code"] == "policy_timeout"
+    with server.socket() as socket:
+        socket.send(json.dumps(ask_message(SEEN, search=ranking("endless:1.0-x"))))
+        assert seen(server, search=ranking(CHEAPEST, **{"return": 1})) == ["north"]
+        assert heard(socket)["error"]["code"] == "policy_timeout"
 
 
-def test_a_change_is_found_by_the_next_request(server):
-    eu = filtering(simple("regionId", "==", "eu-new"))
-    assert found(server, "/api/filter-data", eu) == []
-    server.register(cluster("new", regionId="eu-new"))
-    assert seen(server, filter=eu) == ["new"]
-    server.http.put("/clusters/new", json={"$set": {"status": "gone"}}).raise_for_status()
-    assert server.ask(filter=eu)["error"]["code"] == "unknown_clusters"
-    server.http.delete("/clusters/new").raise_for_status()
-    assert found(server, "/api/filter-data", eu) == []
-
-
-def test_more_clusters_than_are_considered_are_said(server):
+def test_more_clusters_than_are_considered_are_said():
     with serving(environment={"MOORAGE_CANDIDATES_MAX": "2"}) as small:
         small.fill(*(cluster(f"c{number}", gpus=number + 1) for number in range(4)))
         every = small.ask(FIRST_FIT, filter=filtering(), resources={"gpus": 1})
-        assert every["success"]
         assert every["warnings"] == ["Only the first 2 of 4 clusters found were considered."]
-        none = small.ask(resources={"gpus": 1})
-        assert none["warnings"] == [
-            (
-                "No clusters, filter or search was given:"
-                " only the first 2 of 4 live clusters were considered."
-            )
-        ]
+        (warning,) = small.ask(resources={"gpus": 1})["warnings"]
+        assert warning.startswith("No clusters, filter or search was given: only the first 2 of 4")
         alike = small.ask(search=ranking(like={"gpus": {"count": 8}}), resources={"gpus": 4})
         assert alike["data"]["cluster_id"] == "c3"
 
 
 def test_documents_metrics_and_policies_of_other_services_are_searched_here(server):
     parts = ("CLUSTER_SERVICE_URL", "GLOBAL_CLUSTER_METRICS_URL", "POLICY_DB_URL")
-    with daemon(environment=dict.fromkeys(parts, server.running.http)) as running:
-        outpost = Server(running)
-        free = simple("cluster.gpu.totalFreeMem", ">", "20")
-        assert seen(outpost, filter=filtering(None, free)) == ["north", "south"]
-        eu = filtering(simple("tags", "==", "eu"))
-        search = ranking(CHEAPEST, filterRule=eu, **{"return": 1})
+    with serving(environment=dict.fromkeys(parts, server.running.http)) as outpost:
+        free = filtering(None, simple("cluster.gpu.totalFreeMem", ">", "20"))
+        assert seen(outpost, filter=free) == ["north", "south"]
+        search = ranking(CHEAPEST, filterRule=EU, **{"return": 1})
         assert seen(outpost, search=search) == ["north"]
-        assert found(outpost, "/api/similarity-search", search) == ["north"]
-        assert found(outpost, "/api/filter-data", filtering(None, free)) == ["north", "south"]
+        assert found(outpost, SEARCH, search) == ["north"]
+        assert found(outpost, "/api/filter-data", free) == ["north", "south"]
         unknown = outpost.ask(SEEN, search=ranking("none:1-x"))
         assert unknown["error"]["code"] == "unknown_policy"
-        assert running.log.read_text() == ""
-        outpost.close()
-
-
-def test_the_interface_is_described(server):
-    paths = server.http.get("/openapi.json").json()["paths"]
-    for path in (*ROUTES.values(), "/api/no-ir/filter", "/api/no-ir/similarity-search"):
-        described = paths[path]["post"]
-        assert "matchType" in described["requestBody"]["description"]
-        assert described["tags"] == ["search"]
+        assert outpost.log() == ""

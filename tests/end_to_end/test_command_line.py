@@ -4,26 +4,23 @@ import json
 import os
 import pty
 import re
-import select
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
-from served import FIRST_FIT, cluster, ran, serving, until
+from served import FIRST_FIT, MOORAGE, cluster, ran, serving, until
 
-pytestmark = pytest.mark.heavy  # Many daemons.
+pytestmark = pytest.mark.heavy
 
-BIN = Path(sys.executable).parent
+BIN = MOORAGE.parent
 HELD = {"gpus": 2, "models": ["A100"]}
 
 
 def environment(server, **more):
     urls = {"MOORAGE_URL": server.running.ws, "MOORAGE_HTTP_URL": server.running.http}
-    kept = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-    return {**kept, **urls, "COLUMNS": "200", **more}
+    own = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    return {**own, **urls, "COLUMNS": "200", **more}
 
 
 def run(server, *arguments, code=0):
@@ -45,7 +42,7 @@ def test_a_program_says_its_version(program):
     assert re.fullmatch(program + r" \d+\.\d+\.\d+\n", output.stdout)
 
 
-def test_gpus_tells_what_fits_by_model_and_size(server):
+def test_gpus_lists_what_fits_by_model_and_size(server):
     hold(server, **HELD)
     hold(server, gpus=1, gpu_milli=400, models=["H100"])
     rows = {row["model"]: row for row in json.loads(run(server, "gpus", "-o", "json"))}
@@ -64,13 +61,11 @@ def test_gpus_tells_what_fits_by_model_and_size(server):
 
 
 def test_nodes_that_take_nothing_new_have_no_free_gpus(server):
-    try:
-        run(server, "fleet", "cordon", "east/east-0")
-        (row,) = json.loads(run(server, "gpus", "A100", "--json"))
-        assert (row["free"], row["total"]) == (4, 8)
-        assert json.loads(run(server, "gpus", "--cluster", "west", "--json"))[0]["free"] == 8
-    finally:
-        run(server, "fleet", "uncordon", "east/east-0")
+    run(server, "fleet", "cordon", "east/east-0")
+    (row,) = json.loads(run(server, "gpus", "A100", "--json"))
+    run(server, "fleet", "uncordon", "east/east-0")
+    assert (row["free"], row["total"]) == (4, 8)
+    assert json.loads(run(server, "gpus", "--cluster", "west", "--json"))[0]["free"] == 8
 
 
 def test_results_come_as_tables_wide_ones_json_and_yaml(server):
@@ -84,17 +79,15 @@ def test_results_come_as_tables_wide_ones_json_and_yaml(server):
     assert refused["error"]["code"] == "unknown_lease"
     assert yaml.safe_load(run(server, "nosuch", "-oyaml", code=2))["error"]["code"] == "usage"
     run(server, "leases", "-o", "xml", code=2)
+    # What belongs to another command is not ours: no JSON.
+    assert run(server, "run", "--nosuch", "--", "cat", "-o", "json", code=2) == ""
 
 
-def test_what_belongs_to_another_command_is_not_ours(server):
-    assert run(server, "run", "--nosuch", "--", "cat", "-o", "json", code=2) == ""  # No JSON.
-
-
-def watching(server, *arguments):
+def watching(server, *options, stdout=subprocess.PIPE, **more):
     return subprocess.Popen(
-        [BIN / "moorage", *arguments],
-        env=environment(server, PYTHONUNBUFFERED="1"),
-        stdout=subprocess.PIPE,
+        [BIN / "moorage", "leases", "--watch", *options],
+        env=environment(server, PYTHONUNBUFFERED="1", **more),
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         # A background job ignores Ctrl-C, and so would this one.
@@ -103,7 +96,7 @@ def watching(server, *arguments):
 
 
 def test_a_watched_listing_follows_what_happens(server):
-    with watching(server, "leases", "--watch", "--json") as seen:
+    with watching(server, "--json") as seen:
         assert json.loads(seen.stdout.readline()) == []
         lease = hold(server, **HELD)
         (row,) = json.loads(seen.stdout.readline())
@@ -113,11 +106,10 @@ def test_a_watched_listing_follows_what_happens(server):
         assert seen.returncode == 130
 
 
-@pytest.mark.heavy
 def test_a_watched_listing_outlives_a_restart_of_the_daemon(tmp_path):
     with serving(tmp_path) as server:
         server.fill(cluster("east"))
-        seen = watching(server, "leases", "--watch")
+        seen = watching(server)
         assert re.match(r"\d{4}-", seen.stdout.readline())
         hold(server, **HELD)
         until(lambda: "east/east-0 gpus 0,1" in seen.stdout.readline())
@@ -129,49 +121,29 @@ def test_a_watched_listing_outlives_a_restart_of_the_daemon(tmp_path):
         assert "reconnecting" in seen.communicate(timeout=10)[1]
 
 
-def on_a_terminal(server, *arguments, **more):
-    """Return what a watched listing draws on a terminal until Ctrl-C, and its exit code."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(  # noqa: S606  # A shell is not wanted.
-            BIN / "moorage", ["moorage", *arguments], environment(server, TERM="xterm", **more)
-        )
-    drawn = b""
-    while not (b"granted" in drawn and b"as of 20" in drawn):
-        assert select.select([terminal], [], [], 60)[0], drawn
-        drawn += os.read(terminal, 65_536)
-    os.write(terminal, b"\x03")
-    while True:
-        try:
-            drawn += os.read(terminal, 65_536)
-        except OSError:  # The other end is closed.
-            break
-    return drawn.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-@pytest.mark.heavy
-def test_a_terminal_has_colours_unless_it_wants_none(server):
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_a_terminal_has_colours_unless_it_wants_none(server, variables, coloured):
     hold(server, **HELD)
-    drawn, code = on_a_terminal(server, "leases", "--watch")
-    assert code == 130
-    assert "\x1b[32mgranted" in drawn
-    assert "as of 20" in drawn
-    drawn, _ = on_a_terminal(server, "leases", "--watch", NO_COLOR="1")
-    assert "granted" in drawn
-    assert "\x1b[32m" not in drawn
-    command = [BIN / "moorage", "leases"]
-    piped = subprocess.run(command, env=environment(server), capture_output=True, check=True)
-    assert b"\x1b[" not in piped.stdout
+    ours, theirs = pty.openpty()
+    with watching(server, stdout=theirs, TERM="xterm", **variables) as seen:
+        drawn = b""
+        while not (b"granted" in drawn and b"as of 20" in drawn):
+            drawn += os.read(ours, 65_536)
+        seen.send_signal(signal.SIGINT)
+        assert seen.wait(10) == 130
+    assert (b"\x1b[32mgranted" in drawn) is coloured
+    for each in (ours, theirs):
+        os.close(each)
 
 
 def completed(server, program, line, **more):
     """Return what bash would offer for the word at the end of a line."""
-    asked = {
+    wanted = {
         f"_{program.upper()}_COMPLETE": "complete_bash",
         "COMP_WORDS": f"{program} {line}",
         "COMP_CWORD": str(len(line.split(" "))),
     }
-    done = ran(BIN / program, **environment(server, **asked, **more))
+    done = ran(BIN / program, **environment(server, **wanted, **more))
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()
 
@@ -183,7 +155,5 @@ def test_ids_uris_and_clusters_are_completed(server):
     assert completed(server, "moorage", "ask fir") == [FIRST_FIT]
     assert completed(server, "moorage", "fleet cordon we") == ["west"]
     assert completed(server, "moored", "doc") == ["doctor"]
-
-
-def test_a_completion_without_a_server_is_silent(server):
-    assert completed(server, "moorage", "release ", MOORAGE_URL="ws://127.0.0.1:1") == []
+    nowhere = {"MOORAGE_URL": "ws://127.0.0.1:1"}
+    assert completed(server, "moorage", "release ", **nowhere) == [], "silent without a server"

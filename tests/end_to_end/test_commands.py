@@ -10,30 +10,23 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from served import policy, until
+from served import MOORAGE, invoke, policy, ran, until
 
 from moorage.backends.local import control_groups
 from moorage.commands import display
 from moorage.records.findings import DoctorFinding
 from moorage.testing.daemon_process import child, daemon
 
-pytestmark = pytest.mark.heavy  # Daemons.
+pytestmark = pytest.mark.heavy
 
 FREE_PORTS = {"MOORAGE_PORT": "0", "MOORAGE_HTTP_PORT": "0"}
 OPENB = Path(__file__).parents[3] / "shared" / "data" / "openb"
 
 
 def moored(
-    *words: str, expect: int = 0, timeout: float = 120, **variables: str
+    *words: str | Path, expect: int = 0, seconds: float = 120, **variables: str
 ) -> subprocess.CompletedProcess:
-    done = subprocess.run(
-        [sys.executable, "-m", "moorage", *words],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    done = ran(sys.executable, "-m", "moorage", *words, seconds=seconds, **variables)
     assert done.returncode == expect, done.stderr
     return done
 
@@ -45,30 +38,33 @@ def test_demo_shows_placement_lease_and_reason():
 
 
 def test_the_demo_does_not_follow_the_operators_own_settings():
-    told = json.loads(
-        moored(
-            *("demo", "--json"),
-            MOORAGE_HOST="0.0.0.0",  # noqa: S104  # Is not followed.
-            MOORAGE_TOKENS="ann:sesame",
-            MOORAGE_CONFIG="/nowhere",
-            CLUSTER_SERVICE_URL="http://127.0.0.1:9",
-        ).stdout
-    )
-    lease = told["exchanges"][0]["reply"]["lease"]
+    own = {
+        "MOORAGE_HOST": "0.0.0.0",  # noqa: S104  # Is not followed.
+        "MOORAGE_TOKENS": "ann:sesame",
+        "MOORAGE_CONFIG": "/nowhere",
+        "CLUSTER_SERVICE_URL": "http://127.0.0.1:9",
+    }
+    shown = json.loads(moored("demo", "--json", **own).stdout)
+    lease = shown["exchanges"][0]["reply"]["lease"]
     assert (lease["state"], lease["tenant"]) == ("granted", "local")
-    assert told["first_lease_seconds"] > 0
+    assert shown["first_lease_seconds"] > 0
+
+
+def traced(folder: Path, nodes: str, pods: str) -> tuple[str, ...]:
+    """Write a trace; return the options that name it."""
+    files = folder / "nodes.csv", folder / "pods.csv"
+    files[0].write_text("sn,cpu_milli,memory_mib,gpu,model\n" + nodes)
+    files[1].write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\n" + pods)
+    return ("--nodes", str(files[0]), "--pods", str(files[1]))
 
 
 def test_a_command_that_is_stopped_takes_its_daemon_along(tmp_path):
-    nodes, pods = tmp_path / "nodes.csv", tmp_path / "pods.csv"
-    nodes.write_text("sn,cpu_milli,memory_mib,gpu,model\na,8000,8192,8,T4\n")
     rows = "".join(f"p{number},0,0,0,0\n" for number in range(50_000))
-    pods.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\n" + rows)
-    command = [sys.executable, "-m", "moorage", "replay", "--nodes", str(nodes)]
+    trace = traced(tmp_path, "a,8000,8192,8,T4\n", rows)
+    command = [sys.executable, "-m", "moorage", "replay", *trace]
     with subprocess.Popen(
-        [*command, "--pods", str(pods)], stderr=subprocess.PIPE, start_new_session=True, text=True
+        command, stderr=subprocess.PIPE, start_new_session=True, text=True
     ) as trial:
-        assert trial.stderr is not None
         until(lambda: daemons_of(trial.pid))
         trial.send_signal(signal.SIGTERM)
         trial.communicate(timeout=60)
@@ -89,23 +85,27 @@ def daemons_of(session: int) -> list[int]:
     return found
 
 
+def doctor(*words: str | Path, expect: int = 0, **variables: str) -> dict:
+    done = moored("doctor", "--json", *words, expect=expect, **FREE_PORTS | variables)
+    return json.loads(done.stdout)
+
+
 def test_doctor_names_the_option_where_the_folder_matters(tmp_path):
-    for words, hints in (([], 2), (["--data", str(tmp_path)], 0)):
-        told = json.loads(moored("doctor", "--json", *words, **FREE_PORTS).stdout)
-        assert sum("doctor --data DIR" in each["detail"] for each in told["findings"]) == hints
-        assert not words or str(tmp_path) in str(told)
+    report = doctor("--data", tmp_path)
+    assert not any("doctor --data DIR" in each["detail"] for each in report["findings"])
+    assert str(tmp_path) in str(report)
 
 
 def test_doctor_finds_this_machine_fit(capsys):
-    told = json.loads(moored("doctor", "--json", **FREE_PORTS).stdout)
-    assert told["ok"]
-    assert {"seccomp", "self-test"} <= {
-        finding["name"].removeprefix("sandbox: ") for finding in told["findings"]
-    }
-    (grouped,) = (each for each in told["findings"] if each["name"] == "control groups")
+    report = doctor()
+    assert report["ok"]
+    findings = {each["name"].removeprefix("sandbox: "): each for each in report["findings"]}
+    assert {"seccomp", "self-test"} <= findings.keys()
+    assert sum("doctor --data DIR" in each["detail"] for each in report["findings"]) == 2
+    grouped = findings["control groups"]
     assert "memory" in grouped["detail"]
     assert (grouped["state"] == "missing") == (control_groups.find().base is None)
-    display.doctor([DoctorFinding(**finding) for finding in told["findings"]], as_json=False)
+    display.doctor([DoctorFinding(**each) for each in report["findings"]], as_json=False)
     assert "self-test" in capsys.readouterr().out
 
 
@@ -120,56 +120,51 @@ def test_doctor_shows_brackets_as_they_are(capsys):
 def test_doctor_knows_a_healthy_server_from_another_that_has_its_port():
     with daemon() as running, socket.create_server(("127.0.0.1", 0)) as other:
         ports = [str(urlsplit(url).port) for url in (running.ws, running.http)]
-        healthy = {"MOORAGE_PORT": ports[0], "MOORAGE_HTTP_PORT": ports[1]}
-        told = json.loads(moored("doctor", "--json", **healthy).stdout)
-        found = [each for each in told["findings"] if each["name"].endswith(" port")]
+        found = [
+            each
+            for each in doctor(MOORAGE_PORT=ports[0], MOORAGE_HTTP_PORT=ports[1])["findings"]
+            if each["name"].endswith(" port")
+        ]
         assert [each["state"] for each in found] == ["ok", "ok"]
         assert all("a healthy server" in each["detail"] for each in found)
-        taken = healthy | {"MOORAGE_HTTP_PORT": str(other.getsockname()[1])}
-        told = json.loads(moored("doctor", "--json", expect=1, **taken).stdout)
-        broken = [each["name"] for each in told["findings"] if each["state"] == "broken"]
+        taken = str(other.getsockname()[1])
+        report = doctor(expect=1, MOORAGE_PORT=ports[0], MOORAGE_HTTP_PORT=taken)
+        broken = [each["name"] for each in report["findings"] if each["state"] == "broken"]
         assert broken == ["http port"]
 
 
-def test_a_log_in_a_file_has_no_colours(tmp_path):
-    environment = {"MOORAGE_LOG_FORMAT": "console", "MOORAGE_HTTP_HOST": "127.0.0.1"}
-    options = {"MOORAGE_LOG_LEVEL": "debug", "MOORAGE_SESSIONS_MAX": "1000000", **environment}
+def test_a_log_in_a_file_has_no_colours():
+    options = {"MOORAGE_LOG_FORMAT": "console", "MOORAGE_HTTP_HOST": "127.0.0.1"}
+    options |= {"MOORAGE_LOG_LEVEL": "debug", "MOORAGE_SESSIONS_MAX": "1000000"}
     with daemon(environment=options) as running:
         assert "sessions" in running.log.read_text()
         assert "\x1b" not in running.log.read_text()
 
 
 def test_the_command_line_says_which_port_and_which_option():
+    def failure(*words: str) -> str:
+        done = ran(MOORAGE, *words)
+        assert done.returncode != 0
+        return done.stderr
+
     with daemon(environment={"MOORAGE_TOKENS": "ann:sesame"}) as running:
         wrong = running.http.replace("http", "ws")
-        told = moorage("--url", wrong, "--token", "sesame", "leases")
-        assert f"connect the WebSocket to port {urlsplit(running.ws).port}" in told
-        told = moorage("--url", running.ws, "--token", "nope", "leases")
-        assert "--token" in told
-        assert "MOORAGE_TOKEN" in told
-        assert "--token" in moorage("--http-url", running.http, "policy", "list")
-
-
-def moorage(*words: str) -> str:
-    """Return what the client's command line said of a failure."""
-    command = [Path(sys.executable).with_name("moorage"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode != 0
-    return done.stderr
+        reason = failure("--url", wrong, "--token", "sesame", "leases")
+        assert f"connect the WebSocket to port {urlsplit(running.ws).port}" in reason
+        reason = failure("--url", running.ws, "--token", "nope", "leases")
+        assert "--token" in reason
+        assert "MOORAGE_TOKEN" in reason
+        assert "--token" in failure("--http-url", running.http, "policy", "list")
 
 
 @pytest.fixture
 def trace(tmp_path) -> tuple[str, ...]:
-    nodes, pods = tmp_path / "nodes.csv", tmp_path / "pods.csv"
-    nodes.write_text("sn,cpu_milli,memory_mib,gpu,model\na,8000,8192,2,T4\nb,8000,8192,2,T4\n")
     rows = "".join(f"p{number},1000,1024,1,500\n" for number in range(9))
-    pods.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\n" + rows)
-    return ("--nodes", str(nodes), "--pods", str(pods))
+    return traced(tmp_path, "a,8000,8192,2,T4\nb,8000,8192,2,T4\n", rows)
 
 
 def test_replay_answers_every_request_of_a_trace(trace):
-    told = json.loads(moored("replay", *trace, "--policy", "best_fit", "--json").stdout)
-    (run,) = told["runs"]
+    (run,) = json.loads(moored("replay", *trace, "--policy", "best_fit", "--json").stdout)["runs"]
     assert (run["requests"], run["answered"], run["granted"]) == (10, 10, 8)
     assert run["allocation_percent"] == 100
     assert run["refusals"] == {"no_capacity": 2}
@@ -182,49 +177,36 @@ def test_replay_shows_what_any_terminal_can_print(trace):
 
 
 def test_replay_names_what_is_wrong_with_a_file(tmp_path):
-    bad = tmp_path / "nodes.csv"
-    bad.write_text("sn,cpu_milli,memory_mib,gpu,model\na,many,8192,2,T4\n")
-    done = moored("replay", "--nodes", str(bad), "--pods", str(bad), expect=1)
-    assert "line 2, column cpu_milli" in done.stderr
-    missing = moored("replay", "--nodes", "nowhere.csv", "--pods", str(bad), expect=1)
-    assert "nowhere.csv" in missing.stderr
-    bare, pods = tmp_path / "bare.csv", tmp_path / "pods.csv"
-    bare.write_text("sn,cpu_milli,memory_mib,gpu,model\na,8000,8192,0,\n")
-    pods.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1000,1024,0,0\n")
-    empty = moored("replay", "--nodes", str(bare), "--pods", str(pods), expect=1)
-    assert "bare.csv, column gpu: expected at least one GPU" in empty.stderr
-    moored("replay", "--nodes", str(bare), "--pods", str(pods), "--arrive", "inf", expect=2)
+    bad = traced(tmp_path, "a,many,8192,2,T4\n", "")
+    assert "line 2, column cpu_milli" in invoke("replay", *bad).stderr
+    bare = traced(tmp_path, "a,8000,8192,0,\n", "p,1000,1024,0,0\n")
+    assert "nodes.csv, column gpu: expected at least one GPU" in invoke("replay", *bare).stderr
+    assert invoke("replay", *bare, "--arrive", "inf").returncode == 2
 
 
 def test_bench_knows_its_names():
-    done = moored("bench", "nonsense", expect=1)
-    assert "grants" in done.stderr
+    done = invoke("bench", "nonsense")
+    assert (done.returncode, "grants" in done.stderr) == (1, True)
 
 
 @pytest.mark.trace
 @pytest.mark.skipif(not OPENB.exists(), reason=f"the production traces are not at {OPENB}")
 def test_openb_default_comes_out_as_published():
-    words = ["--nodes", str(OPENB / "nodes.csv"), "--pods", str(OPENB / "pods_default.csv")]
-    done = moored(
-        "replay", *words, "--policy", "expected_fill", "--seeds", "2", "--json", timeout=900
-    )
-    told = json.loads(done.stdout)
-    assert told["answered"] == told["requests"] > 20_000
-    assert told["allocation_percent"] >= 95.9
+    trace = ["--nodes", str(OPENB / "nodes.csv"), "--pods", str(OPENB / "pods_default.csv")]
+    words = ["replay", *trace, "--policy", "expected_fill", "--seeds", "1", "--json"]
+    outcome = json.loads(moored(*words, seconds=900).stdout)
+    assert outcome["answered"] == outcome["requests"] > 10_000
+    assert outcome["allocation_percent"] >= 95.9
 
 
 def test_bench_figures_are_ratios(tmp_path):
-    nodes, pods = tmp_path / "nodes.csv", tmp_path / "pods.csv"
-    rows = "".join(f"n{number},64000,262144,8,T4\n" for number in range(150))
-    nodes.write_text("sn,cpu_milli,memory_mib,gpu,model\n" + rows)
-    rows = "".join(f"p{number},1000,1024,1,1000\n" for number in range(50))
-    pods.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\n" + rows)
-    words = ("bench", "grants", "--nodes", str(nodes), "--pods", str(pods), "--json")
-    told = json.loads(moored(*words, timeout=600).stdout)["grants"]
-    assert told["granted"] == told["requests"] == 1_200
-    assert told["grants_to_echo"] > 0
-    assert told["grant_p50_to_echo_p50"] > 0
-    assert told["cpu_to_echo"] > 0
+    nodes = "".join(f"n{number},64000,262144,8,T4\n" for number in range(150))
+    pods = "".join(f"p{number},1000,1024,1,1000\n" for number in range(50))
+    words = ("bench", "grants", *traced(tmp_path, nodes, pods), "--json")
+    grants = json.loads(moored(*words, seconds=600).stdout)["grants"]
+    assert grants["granted"] == grants["requests"] == 1_200
+    for name in ("grants_to_echo", "grant_p50_to_echo_p50", "cpu_to_echo"):
+        assert grants[name] > 0
 
 
 @pytest.mark.parametrize(
@@ -240,7 +222,7 @@ def test_the_end_of_a_command_ends_what_it_has_started(tmp_path, number, code, w
     folders = tmp_path / "folders"
     folders.mkdir()
     with subprocess.Popen(
-        [Path(sys.executable).with_name("moorage"), "policy", "test", "hangs.py"],
+        [MOORAGE, "policy", "test", "hangs.py"],
         env=os.environ | {"TMPDIR": str(folders)},
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -260,23 +242,21 @@ def test_a_daemon_starts_where_pythonpath_hides_standard_modules(tmp_path):
     for name in ("random", "types"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a policy')\n")
     log = tmp_path / "log"
-    command = [Path(sys.executable).with_name("moored"), "serve", "--data", str(tmp_path / "data")]
+    command = [MOORAGE.with_name("moored"), "serve", "--data", str(tmp_path / "data")]
     variables = {**os.environ, **FREE_PORTS, "PYTHONPATH": str(tmp_path)}
     with child(command, log, variables) as (_, ready):
         assert ready["event"] == "ready"
-    assert (
-        f"moored: {tmp_path}/random.py has the name of Python's own module random"
-        in log.read_text()
-    )
+    expected = f"moored: {tmp_path}/random.py has the name of Python's own module random"
+    assert expected in log.read_text()
 
 
 def test_health_asks_at_the_address_of_the_settings(tmp_path):
     with daemon(tmp_path) as running:
         port = str(urlsplit(running.http).port)
-        assert json.loads(moored("health", "--http-port", port).stdout) == {"status": "ok"}
-        everywhere = {"MOORAGE_HTTP_HOST": "0.0.0.0", "MOORAGE_TOKENS": "a:bbbbbbbb"}  # noqa: S104  # Loopback is asked.
+        assert json.loads(invoke("health", "--http-port", port).stdout) == {"status": "ok"}
+        everywhere = {"MOORAGE_HTTP_HOST": "0.0.0.0", "MOORAGE_TOKENS": "a:bbbbbbbb"}  # noqa: S104  # It goes to loopback.
         plain = {"MOORAGE_INSECURE_PLAINTEXT": "true", "MOORAGE_HTTP_PORT": port}
-        assert "ok" in moored("health", **everywhere, **plain).stdout
+        assert "ok" in invoke("health", **everywhere, **plain).stdout
     silent = moored("health", "--http-port", port, expect=1).stderr
     assert silent.startswith(f"moored: no answer at 127.0.0.1:{port}: ")
     assert len(silent.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Workloads are kept out of the daemon's data, and of the daemon, in both ways that there are."""
+"""Workloads get at neither the data of the daemon nor the daemon, in both ways that there are."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from moorage.backends.local import confinement
 from moorage.backends.local.container_mounts import shows
 from moorage.testing.daemon_process import child, serve_command, serve_variables
 
-pytestmark = pytest.mark.heavy  # Many daemons.
+pytestmark = pytest.mark.heavy
 
 WAYS = {"mounts": [], "siblings": ["setpriv", "--bounding-set=-sys_admin"]}
 
@@ -25,7 +25,7 @@ def confined(request, tmp_path_factory):
     if way == "mounts" and confinement.find(str(folder)).way != way:
         pytest.skip("only root can mount")
     before = [] if os.geteuid() else WAYS[way]
-    variables = {**serve_variables(), "AWS_SECRET_ACCESS_KEY": "nobody-may-see-it"}
+    variables = {**serve_variables(), "AWS_SECRET_ACCESS_KEY": "a-secret"}
     data = folder / "data"
     command = [*before, *serve_command(data)]
     with child(command, folder / "log", variables) as (process, ready):
@@ -36,19 +36,19 @@ def confined(request, tmp_path_factory):
     assert (folder / "log").read_text() == ""
 
 
-def said(server: Server, lease: dict) -> str:
-    state = server.say({"op": "logs", "lease": lease["id"], "token": lease["token"]})[0]["data"]
-    return state["text"]
+def output(server: Server, lease: dict) -> str:
+    message = {"op": "logs", "lease": lease["id"], "token": lease["token"]}
+    return server.say(message)[0]["data"]["text"]
 
 
 def tried(server: Server, script: str) -> list[str]:
     """Run a script as a workload, and as a command beside one; return what each printed."""
     lease = run(server, ["sh", "-c", f"{script}\necho over; exec sleep 1000"])
-    until(lambda: "over\n" in said(server, lease))
+    until(lambda: "over\n" in output(server, lease))
     beside = {"op": "exec", "lease": lease["id"], "token": lease["token"]}
     (reply,) = server.say({**beside, "command": ["sh", "-c", script]})
     assert reply["success"], reply
-    printed = [said(server, lease).removesuffix("over\n"), reply["data"]["output"]]
+    printed = [output(server, lease).removesuffix("over\n"), reply["data"]["output"]]
     server.release(lease)
     server.in_state(lease, "ended")
     return printed
@@ -94,14 +94,13 @@ def test_no_workload_gets_at_the_data(confined):
     assert server.http.get("/healthz").status_code == 200
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux's own")
 def test_a_workload_signals_neither_the_daemon_nor_its_supervisor(confined):
     server, _, pid, _ = confined
     if tuple(map(int, platform.release().split(".")[:2])) < (6, 12):
         pytest.skip("this kernel's Landlock knows no signals")
     script = f"kill -9 {pid} || kill -9 $PPID || kill -0 $$ && echo its own only"
     lease = run(server, ["sh", "-c", f"{script}; exec sleep 1000"])
-    until(lambda: "its own only\n" in said(server, lease))
+    until(lambda: "its own only\n" in output(server, lease))
     server.release(lease)
     server.in_state(lease, "ended")
 
@@ -118,8 +117,7 @@ def test_everything_else_is_as_it_was(confined, tmp_path):
         grep -c . /proc/self/status > /dev/null && echo proc
         {sys.executable} -c 'import socket, tempfile; tempfile.TemporaryFile(); print("python")'
     """
-    expected = ["own", "er", "oldnew", "listed", "word", "4", "temporary", "proc", "python"]
-    expected[1:2] = ["file"]
+    expected = ["own", "file", "oldnew", "listed", "word", "4", "temporary", "proc", "python"]
     for printed in tried(server, script):
         place, *lines = printed.split()
         assert place.endswith("/work")
@@ -132,12 +130,12 @@ def test_everything_else_is_as_it_was(confined, tmp_path):
 def test_a_command_beside_a_workload_signals_it(confined):
     server, *_ = confined
     lease = run(server, ["sh", "-c", "trap 'echo heard' HUP; echo $$; while :; do sleep 0.1; done"])
-    until(lambda: said(server, lease).strip())
-    pid = said(server, lease).strip()
+    until(lambda: output(server, lease).strip())
+    pid = output(server, lease).strip()
     beside = {"op": "exec", "lease": lease["id"], "token": lease["token"]}
     (reply,) = server.say({**beside, "command": ["kill", "-HUP", pid]})
     assert reply["data"]["exit_code"] == 0
-    until(lambda: "heard" in said(server, lease))
+    until(lambda: "heard" in output(server, lease))
     server.release(lease)
     server.in_state(lease, "ended")
 

@@ -8,17 +8,16 @@ import sys
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
 
 import pytest
-from served import Server, ask_message, cluster, serving, tell
-from websockets.sync.client import connect
+from served import Server, ask_message, cluster, serving
 
 from moorage.bench import load
 
-pytestmark = pytest.mark.heavy  # Many daemons.
+pytestmark = pytest.mark.heavy
 
 COLUMNS = ("state", "milli", "tenant", "ends")
 FREE, HELD, CORDONED = 0, 1, 4
@@ -33,13 +32,11 @@ COST_MAX = 0.33
 class Map:
     """What a page makes of the news."""
 
-    def __init__(self, url: str, token: str = "") -> None:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.open = ExitStack()
-        connecting = connect(url, additional_headers=headers, compression=None, max_size=None)
-        self.socket = self.open.enter_context(connecting)
+    def __init__(self, server: Server, token: str = "") -> None:
+        self.socket = server.socket(bearer=token)
+        self.close = self.socket.close
         self.number = -1
-        self.told: dict = {}
+        self.seen: dict = {}
         self.messages: list[str] = []
         self.watch()
 
@@ -52,27 +49,27 @@ class Map:
         self.messages.append(message.get("event", "reply"))
         data = message["data"]
         if message.get("event") == "snapshot":
-            self.told = json.loads(zlib.decompress(base64.b64decode(data["packed"])))
+            self.seen = json.loads(zlib.decompress(base64.b64decode(data["packed"])))
             self.number = data["number"]
         elif message.get("event") == "delta":
             assert data["number"] == self.number + 1
             self.number += 1
-            self.told["tenants"] += data.get("tenants", [])
+            self.seen["tenants"] += data.get("tenants", [])
             for name in COLUMNS:
                 for slot, value in zip(data["slots"], data[name], strict=True):
-                    self.told[name][slot] = value
+                    self.seen[name][slot] = value
         return message
 
     def until(self, condition) -> None:
-        while not (self.told and condition(self.told)):
+        while not (self.seen and condition(self.seen)):
             self.take()
 
     def held(self) -> list[int]:
-        return [n for n, state in enumerate(self.told["state"]) if state == HELD]
+        return [n for n, state in enumerate(self.seen["state"]) if state == HELD]
 
 
 def holds(count: int):
-    return lambda told: told["state"].count(HELD) == count
+    return lambda seen: seen["state"].count(HELD) == count
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +81,9 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def shown(server: Server) -> Iterator[Map]:
-    shown = Map(server.running.ws)
-    shown.until(lambda told: told)
-    yield shown
-    shown.open.close()
+    with closing(Map(server)) as shown:
+        shown.until(lambda seen: seen)
+        yield shown
 
 
 def lease(server: Server, **resources) -> dict:
@@ -95,103 +91,59 @@ def lease(server: Server, **resources) -> dict:
 
 
 def test_the_snapshot_names_all_slots(shown):
-    told = shown.told
-    assert (told["clusters"], told["cluster_nodes"]) == (["east", "west"], [3, 2])
-    assert told["devices"] == [4, 4, 4, 8, 8]
-    assert told["nodes"] == ["east-0", "east-1", "east-2", "west-0", "west-1"]
-    assert [told["models"][code] for code in told["model"]] == ["A100"] * 12 + ["H"] * 16
-    assert told["states"] == ["free", "held", "warm", "failing", "cordoned", "stale"]
-    assert told["state"] == [FREE] * 28
-    assert (told["rack"], told["racks"], told["link"]) == ([], [], [])
+    seen = shown.seen
+    assert (seen["clusters"], seen["cluster_nodes"]) == (["east", "west"], [3, 2])
+    assert seen["devices"] == [4, 4, 4, 8, 8]
+    assert seen["nodes"] == ["east-0", "east-1", "east-2", "west-0", "west-1"]
+    assert [seen["models"][code] for code in seen["model"]] == ["A100"] * 12 + ["H"] * 16
+    assert seen["states"] == ["free", "held", "warm", "failing", "cordoned", "stale"]
+    assert seen["state"] == [FREE] * 28
+    assert (seen["rack"], seen["racks"], seen["link"]) == ([], [], [])
 
 
-def test_what_is_granted_and_released_is_told_in_numbered_deltas(server, shown):
+def test_grants_and_releases_come_as_numbered_deltas(server, shown):
     first = lease(server, gpus=2, gpu_milli=500)
     shown.until(holds(2))
     slots = shown.held()
-    assert [shown.told["milli"][slot] for slot in slots] == [500, 500]
-    assert {shown.told["ends"][slot] for slot in slots} == {int(first["expires_at"])}
-    assert [shown.told["tenants"][shown.told["tenant"][slot]] for slot in slots] == ["local"] * 2
+    assert [shown.seen["milli"][slot] for slot in slots] == [500, 500]
+    assert {shown.seen["ends"][slot] for slot in slots} == {int(first["expires_at"])}
+    assert [shown.seen["tenants"][shown.seen["tenant"][slot]] for slot in slots] == ["local"] * 2
     server.release(first)
     shown.until(holds(0))
     assert shown.messages.count("snapshot") == 1
     assert shown.messages.count("delta") >= 2
 
 
-def test_who_asks_again_is_sent_all_of_it_again(server, shown):
-    held = lease(server)
-    shown.until(holds(1))
-    shown.told = {}
-    shown.watch()
-    while shown.take().get("event") != "snapshot":
-        pass
-    assert shown.told["state"].count(HELD) == 1
-    server.release(held)
-    shown.until(holds(0))
-
-
 def test_cordons_and_new_clusters_come_as_a_new_snapshot(server, shown):
     server.say({"op": "cordon", "cluster": "east", "node": "east-1"})
-    shown.until(lambda told: told["state"].count(CORDONED) == 4)
+    shown.until(lambda seen: seen["state"].count(CORDONED) == 4)
     server.say({"op": "uncordon", "cluster": "east", "node": "east-1"})
-    shown.until(lambda told: told["state"].count(CORDONED) == 0)
+    shown.until(lambda seen: seen["state"].count(CORDONED) == 0)
     server.register(cluster("new", nodes=1, gpus=2))
-    shown.until(lambda told: len(told["state"]) == 30)
+    shown.until(lambda seen: len(seen["state"]) == 30)
     server.http.delete("/clusters/new").raise_for_status()
-    shown.until(lambda told: len(told["state"]) == 28)
+    shown.until(lambda seen: len(seen["state"]) == 28)
 
 
-def test_shapes_fit_less_often_once_something_is_held(server):
-    page = Map(server.running.ws)
-    page.watch("shapes")
-
-    def fits() -> dict:
-        while (message := page.take()).get("topic") != "shapes":
-            pass
-        shapes = message["data"]["shapes"]
-        usual = [shape for shape in shapes if not shape["resources"]["models"]]
-        return {
-            each["resources"]["gpus"]: each
-            for each in usual
-            if each["resources"]["gpu_milli"] == 1000
-        }
-
-    before = fits()
-    assert before[8]["fits"] == 2
-    held = [lease(server, models=["H"]), *(lease(server) for _ in range(2))]
-    while (now := fits())[1]["fits"] != before[1]["fits"] - 3:
-        pass
-    assert now[1]["asked"] > before[1]["asked"]
-    assert (now[8]["fits"], now[8]["defragmented"]) == (1, 1)
-    assert now[8]["where"] == [["west", "west-1", 1]]
-    for each in held:
-        server.release(each)
-    page.open.close()
-
-
-def test_tenants_see_their_own_and_operators_all(tmp_path):
-    file = tmp_path / "moored.toml"
-    file.write_text('operators = ["op"]\n[tokens]\nann = "aa"\nbob = "bb"\nop = "oo"\n')
-    with serving(tmp_path / "data", options=("--config", str(file))) as server:
-        server.http.headers["Authorization"] = "Bearer oo"
+def test_tenants_see_their_own_and_operators_all():
+    tokens = {"MOORAGE_TOKENS": "ann:aa,bob:bb,op:oo", "MOORAGE_OPERATORS": "op"}
+    with serving(environment=tokens, bearer="oo") as server, ExitStack() as open_:
         server.fill(cluster("east", nodes=1, gpus=4))
-        maps = {name: Map(server.running.ws, name) for name in ("aa", "bb", "oo")}
+        maps = {
+            name: open_.enter_context(closing(Map(server, name))) for name in ("aa", "bb", "oo")
+        }
         for name in ("aa", "bb"):
-            with server.socket({"Authorization": f"Bearer {name}"}) as socket:
-                asked = ask_message(resources={"gpus": 1}, lease=TERMS)
-                assert tell(socket, asked)["success"]
+            server.say(ask_message(resources={"gpus": 1}, lease=TERMS), bearer=name)
         for each in maps.values():
             each.until(holds(2))
-        seen = {
-            name: [each.told["tenants"][number] for number in each.told["tenant"]]
+        tenants = {
+            name: [each.seen["tenants"][number] for number in each.seen["tenant"]]
             for name, each in maps.items()
         }
-        assert seen["aa"] == ["yours", "busy", "", ""]
-        assert seen["bb"] == ["busy", "yours", "", ""]
-        assert seen["oo"] == ["ann", "bob", "", ""]
-        assert [bool(at) for at in maps["aa"].told["ends"]] == [True, False, False, False]
-        for each in maps.values():
-            each.open.close()
+        assert tenants["aa"] == ["yours", "busy", "", ""]
+        assert tenants["bb"] == ["busy", "yours", "", ""]
+        assert tenants["oo"] == ["ann", "bob", "", ""]
+        assert [bool(at) for at in maps["aa"].seen["ends"]] == [True, False, False, False]
 
 
 def memory_mib(pid: int) -> float:
@@ -199,22 +151,20 @@ def memory_mib(pid: int) -> float:
     return int(text.partition("VmRSS:")[2].split()[0]) / 1024
 
 
-@pytest.mark.heavy
-def test_who_does_not_read_is_sent_nothing_more_and_all_of_it_later(tmp_path):
+def test_a_map_that_is_not_read_is_sent_nothing_more_and_all_of_it_later():
     """Names that do not compress make each snapshot some 200 kB, so buffers fill at once."""
     wide = cluster("wide", nodes=3_000, gpus=1)
     for number, node in enumerate(wide["nodes"]["nodeData"]):
-        node["id"] = base64.b16encode(zlib.crc32(b"%d" % number).to_bytes(4) * 7).decode() + str(
-            number
-        )
-    with serving(tmp_path) as server:
+        digest = zlib.crc32(b"%d" % number).to_bytes(4) * 7
+        node["id"] = base64.b16encode(digest).decode() + str(number)
+    with serving() as server, ExitStack() as open_:
         server.fill(wide)
-        slow, quick = Map(server.running.ws), Map(server.running.ws)
-        quick.until(lambda told: told)
+        slow, quick = (open_.enter_context(closing(Map(server))) for _ in range(2))
+        quick.until(lambda seen: seen)
         before = memory_mib(server.pid)
         asking = threading.Thread(target=lambda: [slow.watch() for _ in range(3_000)], daemon=True)
         asking.start()
-        for _ in range(40):
+        for _ in range(20):
             held = lease(server)
             quick.until(holds(1))
             server.release(held)
@@ -226,8 +176,6 @@ def test_who_does_not_read_is_sent_nothing_more_and_all_of_it_later(tmp_path):
         assert slow.held() == quick.held()
         server.release(last)
         slow.until(holds(0))
-        for each in (slow, quick):
-            each.open.close()
 
 
 def processor_seconds(pid: int) -> float:
@@ -251,32 +199,30 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.heavy
-async def test_fifty_open_maps_cost_little(tmp_path):
+async def test_fifty_open_maps_cost_little():
     """Rounds with and without alternate in one run; what is compared are their medians."""
-    with serving(tmp_path) as server:
+    with serving() as server:
         server.fill(*(cluster(f"c{n}", nodes=125, gpus=8) for n in range(10)))
         one = ask_message(resources={"gpus": 1}, lease=TERMS)
-        asked = [json.dumps(one)] * ROUND_REQUESTS
-        await load.drive(server.running.ws, asked, connections=4, window=8)
+        requests = [json.dumps(one)] * ROUND_REQUESTS
+        await load.drive(server.running.ws, requests, connections=4, window=8)
         taken: dict[bool, list[float]] = {True: [], False: []}
-        for _ in range(ROUNDS):
-            for watched in (False, True):
-                pages = None
-                if watched:
-                    command = [sys.executable, "-c", WATCHING, server.running.ws, str(WATCHERS)]
-                    pages = await asyncio.create_subprocess_exec(
-                        *command, stdout=asyncio.subprocess.PIPE
-                    )
-                    for _ in range(WATCHERS):
-                        assert await pages.stdout.readline() == b"watching\n"
-                before = processor_seconds(server.pid)
-                done = await load.drive(server.running.ws, asked, connections=4, window=8)
-                taken[watched].append(processor_seconds(server.pid) - before)
-                assert all(b'"success":true' in reply for reply in done.replies)
-                if pages is not None:
-                    pages.terminate()
-                    await pages.wait()
+        for watched in (False, True) * ROUNDS:
+            pages = None
+            if watched:
+                command = [sys.executable, "-c", WATCHING, server.running.ws, str(WATCHERS)]
+                pages = await asyncio.create_subprocess_exec(
+                    *command, stdout=asyncio.subprocess.PIPE
+                )
+                for _ in range(WATCHERS):
+                    assert await pages.stdout.readline() == b"watching\n"
+            before = processor_seconds(server.pid)
+            done = await load.drive(server.running.ws, requests, connections=4, window=8)
+            taken[watched].append(processor_seconds(server.pid) - before)
+            assert all(b'"success":true' in reply for reply in done.replies)
+            if pages is not None:
+                pages.terminate()
+                await pages.wait()
         # By the daemon's own processor time: what else runs here takes from both kinds of rounds.
         cost = 1 - median(taken[False]) / median(taken[True])
         print(f"{WATCHERS} maps cost {cost:.1%}; CPU seconds {taken}")
