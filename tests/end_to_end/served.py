@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from interface import CHECKED_BYTES_MAX, Interface
+from typer.testing import CliRunner
 from websockets.sync.client import connect
 
 from moorage.lab.errors import CommandError
@@ -98,6 +99,15 @@ def ran(
 
 def moored(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return ran(sys.executable, "-m", "moorage", *words, **variables)
+
+
+def run_moored(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of `moored` in this process: quick, where its text is what counts."""
+    from moorage.commands.program import app  # noqa: PLC0415  # Not every test needs all of it.
+
+    runner = CliRunner(env=variables)
+    done = runner.invoke(app, [str(word) for word in words], catch_exceptions=False)
+    return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
 
 
 class Server:
