@@ -19,7 +19,6 @@ from interface import CHECKED_BYTES_MAX, Interface
 from typer.testing import CliRunner
 from websockets.sync.client import connect
 
-from moorage.commands.program import app
 from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import Running, daemon
 from moorage_client.cli.program import run
@@ -92,8 +91,11 @@ def moored(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[
 
 
 def invoke(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the server in this process: quick, where its text is what counts."""
-    done = CliRunner().invoke(app, [str(word) for word in words], env=variables)
+    """Run a command of `moored` in this process: quick, where its text is what counts."""
+    from moorage.commands.program import app  # noqa: PLC0415  # Not every test needs all of it.
+
+    runner = CliRunner(env=variables)
+    done = runner.invoke(app, [str(word) for word in words], catch_exceptions=False)
     return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
 
 

@@ -1,13 +1,14 @@
-"""What policies remember, share and may ask: contexts, isolation, injected clients, precedence."""
+"""What policies remember and share: contexts, isolation, injected clients, precedence."""
 
+import itertools
 import json
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from served import Server, ask_message, cluster, heard, kill, killed, policy, serving
 
-pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
+pytestmark = pytest.mark.heavy  # Daemons, restarts and a kill.
 
 COUNTS = """
 context["n"] = context.get("n", 0) + 1
@@ -41,7 +42,7 @@ class AIOSv1PolicyRule:
         known, version = self.contexts.read()
         if action == "set":
             return {"version": self.contexts.swap(data, version)}
-        if action == "swap":  # As a client of it does: from a version that it was told earlier.
+        if action == "swap":  # As a client of it does: from a version that it read earlier.
             return {"version": self.contexts.swap(data["context"], data["version"])}
         if action == "version":
             return {"version": version}
@@ -57,142 +58,113 @@ class AIOSv1PolicyRule:
             self.contexts.swap({}, str(version))
         return known
 """
+SWAPS_RULE = {
+    "policy_rule_uri": "swaps:1-x",
+    "type": "python_class_v1",
+    "code": SWAPS,
+    "deadline_seconds": 60,
+}
 
 
-def told(reply: dict):
+def data_of(reply: dict):
     assert reply["success"], reply
     return reply["data"]
 
 
-def test_a_context_outlives_a_restart_and_goes_with_its_policy(tmp_path):
-    for start in range(2):
-        with serving(tmp_path) as server:
-            if not start:
-                server.register(cluster("east"))
-                server.publish(policy(COUNTS, "counts:1-x"))
-            for turn in range(2):
-                assert told(server.ask("counts:1-x"))["n"] == start * 2 + turn + 1
-            if start:
-                server.http.delete("/policy/counts:1-x").raise_for_status()
+def test_contexts_outlive_restarts_and_go_with_their_policy(tmp_path):
+    """A version from before a kill is good while nothing changed, and never again."""
     with serving(tmp_path) as server:
-        server.publish(policy(COUNTS, "counts:1-x"))
-        assert told(server.ask("counts:1-x"))["n"] == 1
-
-
-@pytest.mark.parametrize(
-    ("isolation", "expected"),
-    [
-        ("per_policy_version", {"one": [1, 3], "two": [2, 4], "other": [1]}),
-        ("per_tenant", {"one": [1, 2], "two": [1, 2], "other": [1]}),
-        ("per_eval", {"one": [1, 1], "two": [1, 1], "other": [1]}),
-    ],
-)
-def test_who_shares_a_process_is_a_setting_and_contexts_never_mix(tmp_path, isolation, expected):
-    settings = {"MOORAGE_TOKENS": "one:aa,two:bb", "MOORAGE_ISOLATION": isolation}
-    with serving(tmp_path, environment=settings) as server:
-        server.http.headers["Authorization"] = "Bearer aa"
         server.register(cluster("east"))
-        server.publish(
-            policy(SHARED, "s:1-x"), policy(SHARED, "s:2-x"), policy(COUNTS, "counts:1-x")
-        )
-
-        def ask(token: str, uri: str) -> dict:
-            header = {"Authorization": f"Bearer {token}"}
-            return told(server.http.post("/allocate", json=ask_message(uri), headers=header).json())
-
-        seen: dict[str, list[int]] = {"one": [], "two": [], "other": []}
-        for _ in range(2):
-            seen["one"].append(ask("aa", "s:1-x")["seen"])
-            seen["two"].append(ask("bb", "s:1-x")["seen"])
-        seen["other"].append(ask("aa", "s:2-x")["seen"])
-        assert seen == expected
-        counts = [ask(token, "counts:1-x")["n"] for token in ("aa", "aa", "bb", "aa", "bb")]
-        assert counts == [1, 2, 1, 3, 2], "a context is its tenant's, in every process"
-
-
-def test_swaps_lose_no_change_and_management_shares_the_context(tmp_path):
-    """Evaluations long enough that several processes work at it, and conflict."""
-    with serving(tmp_path, environment={"MOORAGE_POLICY_DEADLINE_SECONDS": "60"}) as server:
-        server.register(cluster("east"))
-        server.publish({"policy_rule_uri": "swaps:1-x", "type": "python_class_v1", "code": SWAPS})
-        replies: list[dict] = []
-
-        def ask() -> None:
-            with server.socket() as socket:
-                for number in range(10):
-                    inputs = {"spin": 200_000}
-                    socket.send(json.dumps(ask_message("swaps:1-x", inputs=inputs, id=number)))
-                replies.extend(heard(socket) for _ in range(10))
-
-        threads = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sorted(told(reply)["n"] for reply in replies) == list(range(1, 41))
-        assert manage(server, "get") == {"n": 40}
-        manage(server, "set", {"n": 100})
-        assert told(server.ask("swaps:1-x"))["n"] == 101
-        assert manage(server, "get") == {"n": 101}
-
-
-def test_a_version_from_before_a_kill_is_good_while_nothing_changed_and_never_again(tmp_path):
-    def swap(server: Server, version: int) -> dict:
-        data = {"context": {"by": version}, "version": version}
-        message = {"op": "manage", "policy_rule_uri": "swaps:1-x", "action": "swap", "data": data}
-        return server.say(message)[0]
-
+        server.publish(policy(COUNTS, "counts:1-x"), SWAPS_RULE)
+        assert [data_of(server.ask("counts:1-x"))["n"] for _ in range(2)] == [1, 2]
     with killed(tmp_path) as server:
-        server.publish({"policy_rule_uri": "swaps:1-x", "type": "python_class_v1", "code": SWAPS})
+        assert data_of(server.ask("counts:1-x"))["n"] == 3
+        server.http.delete("/policy/counts:1-x").raise_for_status()
         versions = [manage(server, "set", {"n": n})["version"] for n in range(6)]
         assert versions == sorted(set(versions))
-        time.sleep(2.5)  # Contexts are kept once a second.
+        time.sleep(2.5)  # Contexts are stored once a second.
         versions += [manage(server, "set", {"n": n})["version"] for n in range(6, 12)]
         kill(server)
     with serving(tmp_path) as server:
+        server.publish(policy(COUNTS, "counts:1-x"))
+        assert data_of(server.ask("counts:1-x"))["n"] == 1
         now = manage(server, "version")["version"]
-        assert now in versions[5:], "of the later ones it may have kept some"
+        assert now in versions[5:], "of the later ones it may have stored some"
         assert not swap(server, versions[0])["success"]
-        assert told(swap(server, now))["version"] > max(versions)
+        assert data_of(swap(server, now))["version"] > max(versions)
         for version in versions:
             assert not swap(server, version)["success"]
 
 
+def swap(server: Server, version: int) -> dict:
+    data = {"context": {"by": version}, "version": version}
+    message = {"op": "manage", "policy_rule_uri": "swaps:1-x", "action": "swap", "data": data}
+    return server.say(message)[0]
+
+
+def test_isolation_is_a_setting_and_contexts_never_mix(tmp_path):
+    settings = {"MOORAGE_TOKENS": "one:aa,two:bb", "MOORAGE_ISOLATION": "per_tenant"}
+    with serving(tmp_path, environment=settings, bearer="aa") as server:
+        server.register(cluster("east"))
+        server.publish(policy(SHARED, "shared:1-x"), policy(COUNTS, "counts:1-x"))
+
+        def values(uri: str, name: str) -> list[int]:
+            message = ask_message(uri)
+            replies = [server.say(message, bearer=each)[0] for each in ("aa", "bb", "aa", "bb")]
+            return [data_of(reply)[name] for reply in replies]
+
+        assert values("shared:1-x", "seen") == [1, 1, 2, 2], "each tenant has its own process"
+        assert values("counts:1-x", "n") == [1, 1, 2, 2]
+
+
+def test_swaps_lose_no_change_and_management_shares_the_context(server):
+    """Evaluations take long enough that several processes work at it, and conflict."""
+    server.publish(SWAPS_RULE)
+    manage(server, "set", {"n": 0})
+
+    def send_ten(_: int) -> list[dict]:
+        with server.socket() as socket:
+            for number in range(10):
+                message = ask_message("swaps:1-x", inputs={"spin": 200_000}, id=number)
+                socket.send(json.dumps(message))
+            return [heard(socket) for _ in range(10)]
+
+    with ThreadPoolExecutor(4) as pool:
+        replies = itertools.chain(*pool.map(send_ten, range(4)))
+    assert sorted(data_of(reply)["n"] for reply in replies) == list(range(1, 41))
+    assert manage(server, "get") == {"n": 40}
+    manage(server, "set", {"n": 100})
+    assert data_of(server.ask("swaps:1-x"))["n"] == 101
+    assert manage(server, "get") == {"n": 101}
+
+
 def manage(server: Server, action: str, data: dict | None = None):
     message = {"op": "manage", "policy_rule_uri": "swaps:1-x", "action": action}
-    return told(server.say(message | {"data": data or {}})[0])
+    return data_of(server.say(message | {"data": data or {}})[0])
 
 
-@pytest.mark.parametrize(
-    ("action", "exception", "says"),
-    [
-        ("old", "ContextConflict", "changed meanwhile"),
-        ("big", "ValueError", "at most"),
-        ("odd", "TypeError", "not plain"),
-        ("list", "TypeError", "must be a dict"),
-        ("text", "TypeError", "that read() returned, not str"),
-    ],
-)
-def test_a_swap_that_cannot_be_is_a_typed_error(server, action, exception, says):
-    server.publish({"policy_rule_uri": "swaps:1-x", "type": "python_class_v1", "code": SWAPS})
+BAD_SWAPS = [
+    ("old", "ContextConflict", "changed meanwhile"),
+    ("big", "ValueError", "at most"),
+    ("odd", "TypeError", "not plain"),
+    ("list", "TypeError", "must be a dict"),
+    ("text", "TypeError", "that read() returned, not str"),
+]
+
+
+def test_a_bad_swap_is_a_typed_error(server):
+    server.publish(SWAPS_RULE)
     manage(server, "set", {"n": 1})
-    message = {"op": "manage", "policy_rule_uri": "swaps:1-x", "action": action}
-    error = server.say(message)[0]["error"]
-    assert (error["code"], error["exception"]) == ("policy_error", exception)
-    assert says in error["reason"]
+    for action, exception, reason in BAD_SWAPS:
+        message = {"op": "manage", "policy_rule_uri": "swaps:1-x", "action": action}
+        error = server.say(message)[0]["error"]
+        assert (error["code"], error["exception"]) == ("policy_error", exception)
+        assert reason in error["reason"]
     assert manage(server, "get") == {"n": 1}
 
 
-def test_the_caller_overrides_defaults_and_never_the_injected_clients(server):
-    body = (
-        "kind = type(self.settings['cluster_client']).__name__\n"
-        "return {'p': parameters, 'own': self.parameters, 's': self.settings['a'], 'kind': kind}"
-    )
-    defaults = {"policy_parameters": {"x": 1, "y": 2}, "policy_settings": {"a": "default"}}
-    server.publish(policy(body, "precedence:1-x", **defaults))
-    plain = told(server.ask("precedence:1-x"))
-    assert (plain["p"], plain["s"]) == ({"x": 1, "y": 2}, "default")
-    given = {"parameters": {"y": 3}, "settings": {"a": "mine", "cluster_client": "evil"}}
-    asked = told(server.ask("precedence:1-x", **given))
-    assert asked["p"] == asked["own"] == {"x": 1, "y": 3}
-    assert (asked["s"], asked["kind"]) == ("mine", "ClusterClient")
+def test_the_caller_never_overrides_the_injected_clients(server):
+    body = "return [self.settings['a'], type(self.settings['cluster_client']).__name__]"
+    server.publish(policy(body, "precedence:1-x", policy_settings={"a": "default"}))
+    given = {"a": "mine", "cluster_client": "evil"}
+    assert data_of(server.ask("precedence:1-x", settings=given)) == ["mine", "ClusterClient"]

@@ -15,8 +15,7 @@ ANN, BOB, OPS = "a1", "b1", "o1"
 @pytest.fixture(scope="module")
 def served() -> Iterator[Server]:
     """A daemon of ann, who holds leases on `east`, of bob, and of the operator ops."""
-    with serving(environment=TOKENS) as server:
-        server.http.headers["Authorization"] = f"Bearer {BOB}"
+    with serving(environment=TOKENS, bearer=BOB) as server:
         server.fill(cluster("east", nodes=2, gpus=4), cluster("idle", nodes=1, gpus=1))
         yield server
 
@@ -24,15 +23,24 @@ def served() -> Iterator[Server]:
 @pytest.fixture
 def lease(served: Server) -> Iterator[dict]:
     """A lease of ann on the cluster `east`."""
-    message = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 600}, clusters=["east"])
-    lease = say(served, ANN, message)["lease"]
+    lease = leased(served, "east")
     yield lease
     say(served, OPS, {"op": "uncordon", "cluster": "east"})
-    say(served, ANN, {"op": "release", "lease": lease["id"], "token": lease["token"]})
+    release(served, lease)
 
 
 def say(server: Server, token: str, message: dict) -> dict:
     return server.say(message, bearer=token)[0]
+
+
+def leased(server: Server, cluster: str) -> dict:
+    terms = {"resources": {"gpus": 1}, "lease": {"ttl_seconds": 600}, "clusters": [cluster]}
+    lease: dict = say(server, ANN, ask_message(**terms))["lease"]
+    return lease
+
+
+def release(server: Server, lease: dict) -> None:
+    say(server, ANN, {"op": "release", "lease": lease["id"], "token": lease["token"]})
 
 
 def send(server: Server, token: str, method: str, path: str, body: object = None):
@@ -62,13 +70,11 @@ def test_a_dry_run_counts_what_is_of_others(served: Server, lease: dict, op: str
 def test_a_what_if_counts_what_is_of_others(served: Server, lease: dict) -> None:
     message = {"op": "whatif", "change": {"drain": [{"cluster": "east"}]}}
     reply = say(served, BOB, message)
-    told = reply["data"]
-    assert (told["drained"], told["others"], told["other_tenants"]) == ([], {"drained": 1}, 1)
+    seen = reply["data"]
+    assert (seen["drained"], seen["others"], seen["other_tenants"]) == ([], {"drained": 1}, 1)
     assert lease["id"] not in json.dumps(reply)
-    own = say(served, ANN, message)["data"]
-    assert ([row["lease"] for row in own["drained"]], own["others"]) == ([lease["id"]], {})
-    told = say(served, OPS, message)["data"]
-    assert ([row["lease"] for row in told["drained"]], told["other_tenants"]) == ([lease["id"]], 0)
+    seen = say(served, OPS, message)["data"]
+    assert ([row["lease"] for row in seen["drained"]], seen["other_tenants"]) == ([lease["id"]], 0)
 
 
 CHANGES = [
@@ -92,14 +98,13 @@ def test_a_cluster_with_leases_of_others_is_an_operators(
     assert send(served, BOB, "GET", "/clusters/east").json() == before
 
 
-def test_a_cluster_is_changed_where_only_ones_own_leases_are(served: Server, lease: dict) -> None:
+def test_a_cluster_is_changed_where_only_ones_own_leases_are(served: Server) -> None:
     mine = send(served, ANN, "POST", "/clusters", cluster("mine", nodes=1, gpus=1))
     assert mine.status_code == 201
-    message = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 600}, clusters=["mine"])
-    own = say(served, ANN, message)["lease"]
+    own = leased(served, "mine")
     document = send(served, ANN, "GET", "/clusters/mine").json()
     assert send(served, ANN, "PUT", "/clusters/mine", document).status_code == 200
-    say(served, ANN, {"op": "release", "lease": own["id"], "token": own["token"]})
+    release(served, own)
     document = send(served, ANN, "GET", "/clusters/east").json()
     assert send(served, OPS, "PUT", "/clusters/east", document).status_code == 200
     change = {"reputation": 3}
@@ -111,22 +116,19 @@ def test_a_cluster_is_changed_where_only_ones_own_leases_are(served: Server, lea
     assert again.status_code == 409
 
 
-def test_no_other_takes_the_name_of_a_cluster_that_is_gone_while_its_leases_stand(
-    served: Server,
-) -> None:
+def test_no_other_takes_the_name_of_a_gone_cluster_with_leases(served: Server) -> None:
     served.register(cluster("gone", nodes=1, gpus=1))
-    message = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 600}, clusters=["gone"])
-    lease = say(served, ANN, message)["lease"]
+    lease = leased(served, "gone")
     assert send(served, OPS, "DELETE", "/clusters/gone").status_code == 200
     document = cluster("gone", nodes=1, gpus=8)
     assert send(served, BOB, "POST", "/clusters", document).status_code == 403
     assert send(served, ANN, "POST", "/clusters", document).status_code == 201
-    say(served, ANN, {"op": "release", "lease": lease["id"], "token": lease["token"]})
+    release(served, lease)
     assert send(served, BOB, "DELETE", "/clusters/gone").status_code == 403, "it is ann's now"
     assert send(served, ANN, "DELETE", "/clusters/gone").status_code == 200
 
 
-def test_what_is_reserved_for_another_counts_as_a_lease(served: Server) -> None:
+def test_a_reservation_of_another_tenant_counts_as_a_lease(served: Server) -> None:
     served.register(cluster("later", nodes=1, gpus=1))
     times = {"starts_at": 4e9, "ends_at": 4e9 + 60}
     message = {"op": "reserve", "resources": {"gpus": 1}, "tenant": "ann", "clusters": ["later"]}
@@ -136,10 +138,10 @@ def test_what_is_reserved_for_another_counts_as_a_lease(served: Server) -> None:
     assert send(served, BOB, "DELETE", "/clusters/later").status_code == 200
 
 
-def test_the_command_line_says_who_may(served: Server, lease: dict) -> None:
+def test_the_command_line_says_which_role_may(served: Server, lease: dict) -> None:
     for word in ("drain", "delete"):
         done = served.moorage("fleet", word, "east", MOORAGE_TOKEN=BOB)
         assert done.returncode != 0
         assert "MOORAGE_OPERATORS" in done.stderr
-        assert "Say who you are" not in done.stderr, "it is known who asks"
+        assert "Say who you are" not in done.stderr, "the caller is known"
     assert say(served, ANN, {"op": "status", "lease": lease["id"]})["success"]

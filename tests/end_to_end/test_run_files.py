@@ -26,6 +26,15 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
+def begun(fleet: Fleet, command: str) -> tuple[dict, dict]:
+    """Return a lease whose command has written `done`, and a message about its files."""
+    lease = fleet.ask(command)
+    message = {"lease": lease["id"], "token": lease["token"]}
+    read = {"op": "logs", "wait_seconds": 10, **message}
+    until(lambda: fleet.server.say(read)[0]["data"]["text"].endswith("done\n"))
+    return lease, {"op": "files", **message}
+
+
 @pytest.mark.parametrize("place", ["lab", "here"])
 def test_files_of_a_run_are_fetched(fleet: Fleet, tmp_path: Path, place: str) -> None:
     cluster = place if place == "lab" else this_node()
@@ -50,26 +59,19 @@ def test_a_run_that_ended_well_without_all_files_says_so(fleet: Fleet, tmp_path:
     assert (done.returncode, (tmp_path / "out" / "file").read_text()) == (1, "all\n")
 
 
-@pytest.mark.parametrize(
-    "path", ["../order.json", "/etc/passwd", "folder/passwd", "link", "a/../raw", "pipe", "a", "no"]
-)
-def test_no_path_leaves_the_folder_of_a_run(fleet: Fleet, path: str) -> None:
-    lease = fleet.ask(WRITES.replace("exit 3", "echo done; sleep 1000"))
-    read = {"op": "logs", "lease": lease["id"], "token": lease["token"], "wait_seconds": 10}
-    until(lambda: fleet.server.say(read)[0]["data"]["text"].endswith("done\n"))
-    message = {"op": "files", "lease": lease["id"], "token": lease["token"]}
-    (answer,) = fleet.server.say(message | {"path": path})
-    assert answer["error"]["code"] == "not_found", answer
+def test_no_path_leaves_the_folder_of_a_run(fleet: Fleet) -> None:
+    lease, message = begun(fleet, WRITES.replace("exit 3", "echo done; sleep 1000"))
+    outside = "../order.json", "/etc/passwd", "folder/passwd"
+    for path in (*outside, "link", "a/../raw", "pipe", "a", "no"):
+        (answer,) = fleet.server.say(message | {"path": path})
+        assert answer["error"]["code"] == "not_found", answer
     (answer,) = fleet.server.say(message | {"token": "wrong"})
     assert not answer["success"]
     assert fleet.server.release(lease)["success"]
 
 
 def test_a_file_in_the_place_of_the_folder_is_not_followed(fleet: Fleet) -> None:
-    lease = fleet.ask("cd ..; rm -rf work; ln -s /etc work; echo done; sleep 1000")
-    read = {"op": "logs", "lease": lease["id"], "token": lease["token"], "wait_seconds": 10}
-    until(lambda: fleet.server.say(read)[0]["data"]["text"].endswith("done\n"))
-    message = {"op": "files", "lease": lease["id"], "token": lease["token"]}
+    lease, message = begun(fleet, "cd ..; rm -rf work; ln -s /etc work; echo done; sleep 1000")
     (answer,) = fleet.server.say(message)
     assert "passwd" not in str(answer), "where the jail lets it put a link there"
     assert fleet.server.release(lease)["success"]

@@ -1,16 +1,14 @@
 """A server that stands by answers what it knows, as the one that leads does."""
 
 import json
-import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from served import FIRST_FIT, MOORAGE, Server, ask_message, cluster, heard, ran, tell, until
-from test_takeover import HOUR, One, grant, leads
-from test_takeover import pair as pair  # noqa: PLC0414  # A fixture.
-from test_takeover import storage as storage  # noqa: PLC0414  # As above.
-from websockets.exceptions import ConnectionClosed
+from test_takeover import HOUR, One, ended, grant, leadership, one, read, synced, two
 
 from moorage_client import Client, Services
 from moorage_policies import catalog
@@ -20,32 +18,40 @@ pytestmark = [pytest.mark.heavy, pytest.mark.postgres]
 STAMPS = ("revision", "as_of", "leader")
 
 
-def read(server: Server, **message: Any) -> dict:
-    return server.say(message)[0]
+@pytest.fixture(scope="module")
+def storage(postgres) -> str:
+    return postgres.database()
+
+
+@pytest.fixture(scope="module")
+def servers(storage: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[One, One]]:
+    with two(tmp_path_factory.mktemp("servers"), storage) as servers:
+        yield servers
+
+
+@pytest.fixture
+def pair(servers: tuple[One, One]) -> Iterator[tuple[One, One]]:
+    """The server that leads, and one that stands by and knows as much."""
+    first = servers[0].server
+    synced(servers)
+    yield servers
+    for lease in first.leases:
+        first.release(lease)
+    first.leases.clear()
 
 
 def bare(reply: dict) -> dict:
     return {name: value for name, value in reply.items() if name not in STAMPS}
 
 
-def synced(pair: tuple[One, One]) -> int:
-    """Wait until the standby knows all that the leader does; return the revision."""
-    (first, *_), (second, *_) = pair
-    revision = read(first, op="quotas")["revision"]
-    until(lambda: read(second, op="quotas").get("revision") == revision)
-    return revision
-
-
 def test_reads_are_those_of_the_leader_at_the_same_revision(pair: tuple[One, One]):
     (first, _, ready), (second, *_) = pair
-    held = [grant(first, idempotency_key=f"k{number}") for number in range(14)]
+    held = [grant(first) for _ in range(14)]
     first.release(held.pop())
     with first.socket() as waiting:
         for number in (1, 2):
-            message = ask_message(
-                id=number, resources={"gpus": 8}, lease={**HOUR, "wait_seconds": 300}
-            )
-            waiting.send(json.dumps(message))
+            terms = {"resources": {"gpus": 8}, "lease": {**HOUR, "wait_seconds": 300}}
+            waiting.send(json.dumps(ask_message(id=number, **terms)))
         until(lambda: len(first.waiting()) == 2)
         revision = synced(pair)
         questions: list[dict[str, Any]] = [
@@ -74,24 +80,29 @@ def test_reads_are_those_of_the_leader_at_the_same_revision(pair: tuple[One, One
         why = [read(each, op="why", lease=held[0]["id"])["data"] for each in (first, second)]
         assert why[1].items() <= why[0].items()
         assert read(second, op="why", request=rows[1][0]["request"])["success"]
+        for row in rows[0]:
+            assert read(first, op="cancel", request=row["request"])["success"]
 
 
-def test_what_needs_the_leader_is_not_answered(pair: tuple[One, One]):
-    (first, _, ready), (second, *_) = pair
+def test_the_leader_is_named_where_only_it_may_answer(pair: tuple[One, One]):
+    (first, _, ready), (second, _, standing) = pair
+    assert "role" not in ready
+    assert standing["role"] == "standby"
     lease = grant(first)
-    synced(pair)
-    expected = {"leader": ready["ws"], "leader_http": ready["http"], "code": "not_leader"}
+    leader = {"leader": ready["ws"], "leader_http": ready["http"]}
+    refusal = leader | {"code": "not_leader"}
     for message in (
+        ask_message(resources={"gpus": 1}, lease=HOUR),
         {"op": "release", "lease": lease["id"], "token": lease["token"]},
         {"op": "cordon", "cluster": "east"},
         {"op": "set_quota", "tenant": "ann"},
     ):
-        refused = read(second, **message)
-        assert refused["error"] | expected == refused["error"], message
+        error = read(second, **message)["error"]
+        assert error | refusal == error, message
     for method, path in (
+        ("POST", "/policy"),
         ("POST", "/clusters"),
         ("DELETE", "/clusters/east"),
-        ("POST", "/policy"),
         ("POST", "/allocate"),
         ("PUT", "/quotas/ann"),
         ("GET", "/policy/first_fit:1.0-stable/logs"),
@@ -99,12 +110,18 @@ def test_what_needs_the_leader_is_not_answered(pair: tuple[One, One]):
         answer = second.http.request(method, path, json={} if method != "GET" else None)
         assert answer.status_code == 421, (path, answer.text)
         assert ready["http"] in answer.text, path
-    assert {each["id"] for each in first.held()} == {lease["id"]}
+    error = second.http.post("/policy", json={}).json()["error"]
+    assert error | refusal == error
+    assert [each["id"] for each in first.held()] == [lease["id"]]
+    assert second.http.get("/healthz").status_code == 200
+    readiness = second.http.get("/readyz")
+    assert readiness.status_code == 503
+    details = readiness.json()["details"]
+    assert details | {"role": "standby", **leader} == details
 
 
 def test_a_question_waits_for_ones_own_writes(pair: tuple[One, One]):
     (first, *_), (second, *_) = pair
-    synced(pair)
     with second.socket() as asking, first.socket() as writing:
         for _ in range(10):
             granted = tell(writing, ask_message(resources={"gpus": 1}, lease=HOUR))
@@ -115,6 +132,7 @@ def test_a_question_waits_for_ones_own_writes(pair: tuple[One, One]):
             assert tell(writing, {"op": "release", "lease": name})["revision"] > least
     posted = first.http.post("/allocate", json=ask_message(resources={"gpus": 1}, lease=HOUR))
     assert posted.json()["revision"] > granted["revision"]
+    first.release(posted.json()["lease"])
     # It is bounded, and then the leader's to answer, which knows all facts that there are.
     ahead = {"op": "leases", "min_revision": granted["revision"] + 1_000}
     refused = read(second, **ahead)
@@ -125,33 +143,22 @@ def test_a_question_waits_for_ones_own_writes(pair: tuple[One, One]):
 
 def test_documents_are_followed(pair: tuple[One, One]):
     (first, _, ready), (second, *_) = pair
-    synced(pair)
-    assert second.http.get("/clusters/east").json() == first.http.get("/clusters/east").json()
-    first.register(cluster("west", nodes=1, gpus=4))
     first.publish(catalog.document("best_fit"))
     first.http.put("/clusters/east", json={"tags": ["big"]}).raise_for_status()
     first.http.post("/cluster", json={"clusterId": "east", "load": 1}).raise_for_status()
-    active = {"policy_rule_uri": FIRST_FIT}
-    first.http.post("/policy-alias/first_fit/activate", json=active).raise_for_status()
     first.http.post("/blocks", json={"id": "b", "cluster": {"id": "east"}}).raise_for_status()
-    paths = ("/clusters/west", "/clusters/east", "/policy", "/policy-alias", "/cluster/east")
-    for path in (*paths, "/blocks", "/policy/first_fit:1.0-stable/history", "/quotas"):
+    history = "/policy/first_fit:1.0-stable/history"
+    for path in ("/clusters/east", "/cluster/east", "/policy", "/blocks", history, "/quotas"):
         until(lambda path=path: body(second, path) == body(first, path))
     there = second.http.get("/policy")
     assert float(there.headers["moorage-as-of"]) > 0
     assert there.headers["moorage-leader"] == ready["http"]
     assert "moorage-as-of" not in first.http.get("/policy").headers
-    every = {"query": {}}
-    assert second.http.post("/clusters/query", json={}).json() == (
-        first.http.post("/clusters/query", json={}).json()
-    ), every
-    for path in ("/clusters/west", "/policy/best_fit:1.0-stable", "/blocks/b", "/cluster/east"):
+    ours, theirs = (each.http.post("/clusters/query", json={}) for each in (first, second))
+    assert theirs.json() == ours.json()
+    for path in ("/policy/best_fit:1.0-stable", "/blocks/b"):
         first.http.delete(path).raise_for_status()
         until(lambda path=path: second.http.get(path).status_code == 404)
-    first.http.delete("/policy-alias/first_fit").raise_for_status()
-    until(lambda: body(second, "/policy-alias") == body(first, "/policy-alias"))
-    synced(pair)
-    assert read(second, op="fleet")["data"] == read(first, op="fleet")["data"]
 
 
 def body(server: Server, path: str) -> Any:
@@ -162,7 +169,6 @@ def body(server: Server, path: str) -> Any:
 
 def test_the_console_shows_what_a_standby_knows(pair: tuple[One, One]):
     (first, *_), (second, *_) = pair
-    synced(pair)
     page = second.http.get("/console")
     assert page.status_code == 200
     assert "<script" in page.text
@@ -170,7 +176,10 @@ def test_the_console_shows_what_a_standby_knows(pair: tuple[One, One]):
     history = [each.http.get("/history").json()["data"]["now"] for each in (first, second)]
     for name in ("models", "nodes", "leases", "tenants"):
         assert history[1][name] == history[0][name]
-    assert "moorage_gpu_milli_total 16000.0" in second.http.get("/metrics").text
+    metrics = second.http.get("/metrics").text
+    assert "moorage_gpu_milli_total 16000.0" in metrics
+    assert 'moorage_server_role{role="standby"} 1.0' in metrics
+    assert 'moorage_server_role{role="writer"} 1.0' in first.http.get("/metrics").text
     revision = second.http.get("/readyz").json()["details"]["revision"]
     assert f"moorage_standby_revision {revision}.0" in second.http.get("/metrics").text
     with second.watching("map", "leases") as watching:
@@ -183,34 +192,30 @@ def test_the_console_shows_what_a_standby_knows(pair: tuple[One, One]):
 
 def test_a_standby_reads_on_where_its_sessions_end(pair: tuple[One, One], postgres, storage: str):
     (first, *_), (second, *_) = pair
-    synced(pair)
-    ended = postgres.execute(
+    sessions = postgres.execute(
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
         "WHERE datname = %s AND application_name LIKE %s",
         values=(storage.rpartition("/")[2], "moored%follower%"),
     )
-    assert ended[0][0] >= 2
+    assert sessions[0][0] >= 2
     lease = grant(first)
     first.register(cluster("west", nodes=1, gpus=4))
     synced(pair)
     assert second.status(lease)["id"] == lease["id"]
     until(lambda: second.http.get("/clusters/west").status_code == 200)
+    first.http.delete("/clusters/west").raise_for_status()
 
 
-def test_a_standby_that_read_leads_with_all_that_is_stored(pair: tuple[One, One]):
-    (first, killed, _), (second, *_) = pair
-    held = [grant(first) for _ in range(5)]
-    synced(pair)
-    with second.watching("leases") as watching:
-        os.kill(killed.pid, signal.SIGKILL)
-        with pytest.raises(ConnectionClosed):
-            watching.recv(30)
-    until(lambda: leads(second))
-    assert {each["id"] for each in second.held()} == {each["id"] for each in held}
-    assert "as_of" not in read(second, op="fleet")
-    assert grant(second)["fencing"] > held[-1]["fencing"]
-    assert "moorage_standby_revision" not in second.http.get("/metrics").text
-    assert second.http.put("/clusters/east", json={"tags": ["big"]}).status_code == 200
+def test_a_standby_stops_at_once(pair: tuple[One, One], storage: str, tmp_path: Path):
+    def standbys() -> list[str]:
+        return [each["ws"] for each in leadership(storage)["standbys"]]
+
+    second = pair[1].ready["ws"]
+    with one(tmp_path / "c", storage) as (_, process, ready):
+        until(lambda: sorted(standbys()) == sorted([second, ready["ws"]]))
+        process.send_signal(signal.SIGTERM)
+        assert ended(process) == 0
+    assert standbys() == [second]
 
 
 async def test_clients_read_at_the_leader(pair: tuple[One, One]):

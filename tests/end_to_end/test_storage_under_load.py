@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Server, ask_message, cluster, moored, ran, serving, tell, until
+from disks import fill
+from served import Server, ask_message, cluster, ran, invoke, serving, tell, until
 from websockets.exceptions import ConnectionClosed
 
 from moorage.testing.daemon_process import Running, child, serve_command, serve_variables
@@ -21,18 +22,21 @@ pytestmark = [pytest.mark.heavy, pytest.mark.postgres]
 HOUR = {"ttl_seconds": 3_600}
 
 
+FLEET = cluster("east", nodes=1_000, gpus=8)
+
+
 class Load:
-    """Clients that ask for leases until the server is gone, and remember what it acknowledged."""
+    """Clients that request leases until the server is gone; `leases` holds the granted ones."""
 
     def __init__(self, server: Server) -> None:
         self.leases: dict[str, int] = {}
         self._server = server
         self._stopping = threading.Event()
-        self._threads = [threading.Thread(target=self._ask) for _ in range(4)]
+        self._threads = [threading.Thread(target=self._request) for _ in range(4)]
         for thread in self._threads:
             thread.start()
 
-    def _ask(self) -> None:
+    def _request(self) -> None:
         message = ask_message(resources={"gpus": 1}, lease=HOUR)
         with contextlib.suppress(ConnectionClosed, OSError), self._server.socket() as socket:
             while not self._stopping.is_set():
@@ -40,7 +44,7 @@ class Load:
                 if reply["success"]:
                     self.leases[reply["lease"]["id"]] = reply["lease"]["fencing"]
 
-    def reach(self, number: int) -> None:
+    def reach(self, number: int = 100) -> None:
         wanted = len(self.leases) + number
         until(lambda: len(self.leases) >= wanted)
 
@@ -52,7 +56,8 @@ class Load:
 
 
 @contextlib.contextmanager
-def started(data: Path, address: str, log: Path) -> Iterator[tuple[subprocess.Popen[str], Server]]:
+def started(data: Path, address: str) -> Iterator[tuple[subprocess.Popen[str], Server]]:
+    log = data.with_suffix(".log")
     variables = {**serve_variables(), "MOORAGE_STORAGE": address}
     with child(serve_command(data), log, variables) as (process, ready):
         server = Server(Running(ready["ws"], ready["http"], process.pid, log))
@@ -60,97 +65,93 @@ def started(data: Path, address: str, log: Path) -> Iterator[tuple[subprocess.Po
             yield process, server
 
 
-def check(server: Server, leases: dict[str, int]) -> None:
-    """Look for each lease, and at the fencing number of the next."""
-    there, page = set[str](), server.say({"op": "leases", "limit": 1_000})[0]["data"]
-    there |= {each["id"] for each in page["leases"]}
-    while page.get("next"):
-        page = server.say({"op": "leases", "limit": 1_000, "next": page["next"]})[0]["data"]
+def check(server: Server, leases: dict[str, int], later: dict[str, int] | None = None) -> None:
+    """Look for each lease; the next fencing number is above theirs and those of `later`."""
+    there = set[str]()
+    more: dict[str, str] | None = {}
+    while more is not None:
+        page = server.say({"op": "leases", "limit": 1_000, **more})[0]["data"]
         there |= {each["id"] for each in page["leases"]}
+        more = {"next": page["next"]} if page.get("next") else None
     assert leases.keys() <= there
     assert len(set(leases.values())) == len(leases)
     new = server.ask(resources={"gpus": 1}, lease=HOUR)["lease"]
-    assert new["fencing"] > max(leases.values())
+    assert new["fencing"] > max((later or leases).values())
 
 
-@pytest.mark.parametrize("how", ["restart", "ledger", "catalog", "lock", "tokens", "reader"])
-def test_no_lease_is_lost_where_the_database_ends_sessions(postgres, tmp_path: Path, how: str):
-    address, log = postgres.database(), tmp_path / "log"
-    with started(tmp_path / "data", address, log) as (process, server):
-        server.fill(cluster("east", nodes=2_000, gpus=8))
-        load = Load(server)
-        load.reach(200)
-        if how == "restart":
-            data = str(postgres.folder / "data")
-            postgres.run(
-                "pg_ctl",
-                "-D",
-                data,
-                "-l",
-                str(postgres.folder / "log"),
-                "-m",
-                "immediate",
-                "-w",
-                "restart",
-            )
-        else:
-            postgres.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE application_name ~ %s AND datname = %s",
-                values=(f"moored {how} ", address.rpartition("/")[2]),
-            )
-        if how in {"restart", "ledger", "lock"}:
-            until(lambda: process.poll() is not None)
-            assert process.returncode == 70
-        else:
-            load.reach(200)
-        leases = load.end()
-        print(how, len(leases), process.poll(), log.read_text()[-1500:])
-    with started(tmp_path / "data", address, log) as (_, server):
+def test_no_lease_is_lost_where_the_database_ends_sessions(postgres, tmp_path: Path):
+    """Without its ledger or lock a server ends; other sessions it opens again."""
+    address, data = postgres.database(), str(postgres.folder / "data")
+    leases: dict[str, int] = {}
+
+    def end_sessions(name: str) -> None:
+        postgres.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name ~ %s AND datname = %s",
+            values=(f"moored {name} ", address.rpartition("/")[2]),
+        )
+
+    for lost in (("catalog", "tokens", "reader", "ledger"), ("lock",), ("restart",)):
+        with started(tmp_path / "data", address) as (process, server):
+            if leases:
+                check(server, leases)
+            else:
+                server.fill(FLEET)
+            load = Load(server)
+            load.reach()
+            *others, last = lost
+            for name in others:
+                end_sessions(name)
+                load.reach()
+            assert process.poll() is None
+            if last == "restart":
+                log = str(postgres.folder / "log")
+                postgres.run("pg_ctl", "-D", data, "-l", log, "-m", "immediate", "-w", "restart")
+            else:
+                end_sessions(last)
+            until(lambda process=process: process.poll() is not None)
+            assert process.returncode == 70, last
+            leases |= load.end()
+    with started(tmp_path / "data", address) as (_, server):
         check(server, leases)
 
 
 def test_a_dump_under_load_is_restored(postgres, tmp_path: Path):
     address, restored = postgres.database(), postgres.database()
-    with started(tmp_path / "data", address, tmp_path / "log") as (_, server):
-        server.fill(cluster("east", nodes=2_000, gpus=8))
+    with started(tmp_path / "data", address) as (_, server):
+        server.fill(FLEET)
         load = Load(server)
-        load.reach(200)
+        load.reach()
         before = dict(load.leases)
-        said = moored("backup", tmp_path / "backup", MOORAGE_STORAGE=address)
+        said = invoke("backup", tmp_path / "backup", MOORAGE_STORAGE=address)
         dump = shlex.split(said.stderr.partition("while it runs: ")[2])
         assert ran(*dump, f"--file={tmp_path / 'dump'}").returncode == 0
-        load.reach(200)
+        load.reach()
         later = load.end()
     assert ran("pg_restore", f"--dbname={restored}", tmp_path / "dump").returncode == 0
-    said = moored("restore", tmp_path / "dump", MOORAGE_STORAGE=restored)
-    postgres.execute(
-        said.stderr.partition("before a server starts: ")[2], restored.rpartition("/")[2]
-    )
-    with started(tmp_path / "new", restored, tmp_path / "log") as (_, server):
-        check(server, before)
-        new = server.ask(resources={"gpus": 1}, lease=HOUR)["lease"]
-        assert new["fencing"] > max(later.values())
+    said = invoke("restore", tmp_path / "dump", MOORAGE_STORAGE=restored)
+    skip = said.stderr.partition("before a server starts: ")[2]
+    postgres.execute(skip, restored.rpartition("/")[2])
+    with started(tmp_path / "new", restored) as (_, server):
+        check(server, before, later)
 
 
 def test_a_backup_under_load_is_restored(tmp_path: Path):
     data, restored = tmp_path / "data", tmp_path / "restored"
     with serving(data) as server:
-        server.fill(cluster("east", nodes=2_000, gpus=8))
+        server.fill(FLEET)
         load = Load(server)
-        load.reach(200)
+        load.reach()
         before = dict(load.leases)
-        done = moored("backup", tmp_path / "backup", "--data", data)
+        done = invoke("backup", tmp_path / "backup", "--data", data)
         assert done.returncode == 0, done.stderr
-        refused = moored("restore", tmp_path / "backup", "--data", data)
+        refused = invoke("restore", tmp_path / "backup", "--data", data)
         assert (refused.returncode, "has something in it" in refused.stderr) == (1, True)
-        load.reach(200)
+        load.reach()
         later = load.end()
-    assert moored("restore", tmp_path / "backup", "--data", restored).returncode == 0
+    assert invoke("restore", tmp_path / "backup", "--data", restored).returncode == 0
     with serving(restored) as server:
-        check(server, before)
-        new = server.ask(resources={"gpus": 1}, lease=HOUR)["lease"]
-        assert new["fencing"] > max(later.values())
+        check(server, before, later)
 
 
 @pytest.fixture
@@ -174,21 +175,18 @@ def test_a_full_disk_of_the_database_loses_no_lease(postgres, disk: Path, tmp_pa
     address = postgres.database()
     name = address.rpartition("/")[2]
     postgres.execute(f"ALTER DATABASE {name} SET TABLESPACE small")
-    log = tmp_path / "log"
     try:
-        with started(tmp_path / "data", address, log) as (process, server):
-            server.fill(cluster("east", nodes=2_000, gpus=8))
+        with started(tmp_path / "data", address) as (process, server):
+            server.fill(FLEET)
             load = Load(server)
-            load.reach(100)
-            with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
-                while True:
-                    file.write(bytes(4096))
+            load.reach()
+            fill(disk / "filler")
             until(lambda: process.poll() is not None)
             leases = load.end()
             assert process.returncode == 70
-            assert "No space left on device" in log.read_text()
+            assert "No space left on device" in server.log()
         (disk / "filler").unlink()
-        with started(tmp_path / "data", address, log) as (_, server):
+        with started(tmp_path / "data", address) as (_, server):
             check(server, leases)
     finally:
         postgres.execute(f"DROP DATABASE {name} WITH (FORCE)")
@@ -198,17 +196,11 @@ def test_a_full_disk_of_the_database_loses_no_lease(postgres, disk: Path, tmp_pa
 def test_a_backup_onto_a_full_disk_leaves_nothing(disk: Path, tmp_path: Path):
     data = tmp_path / "data"
     with serving(data) as server:
-        server.fill(cluster("east", nodes=20_000, gpus=8))
-        for _ in range(3):
-            server.ask(resources={"gpus": 1}, lease=HOUR)
-        with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
-        done = moored("backup", disk / "backup", "--data", data)
-        assert (done.returncode, "is full" in done.stderr or "No space left" in done.stderr) == (
-            1,
-            True,
-        )
+        server.fill(FLEET)
+        fill(disk / "filler")
+        done = invoke("backup", disk / "backup", "--data", data)
+        assert done.returncode == 1
+        assert "is full" in done.stderr or "No space left" in done.stderr
         assert [each.name for each in disk.iterdir()] == ["filler"]
         (disk / "filler").write_bytes(b"")
-        assert moored("backup", disk / "backup", "--data", data).returncode == 0
+        assert invoke("backup", disk / "backup", "--data", data).returncode == 0

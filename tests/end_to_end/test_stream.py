@@ -1,16 +1,15 @@
 """`stream`: how far a request is, as messages with its id, beside its one reply."""
 
 import json
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 
 import pytest
-from served import FIRST_FIT, ask_message, heard, policy, serving, tell, until
+from served import FIRST_FIT, ask_message, heard, here, policy, tell
 
 from moorage_client.blocking import BlockingClient
 
-pytestmark = pytest.mark.heavy  # Many daemons.
+pytestmark = pytest.mark.heavy  # A daemon.
 
 ALL = {"gpus": 4, "models": ["A100"], "nodes": 2}
 
@@ -26,29 +25,29 @@ def waiting(seconds=30, **more):
     return ask_message(FIRST_FIT, resources=ALL, lease=terms, stream=True, **more)
 
 
-def test_a_request_that_waits_is_told_its_position_until_it_is_decided(server):
+def test_a_waiter_gets_its_position_until_it_is_decided(server):
     held = lease(server)
     with server.socket() as first, server.socket() as second:
-        said = tell(first, waiting(id="one"))
-        assert (said["event"], said["id"]) == ("progress", "one")
-        assert (said["data"]["state"], said["data"]["position"]) == ("queued", 1)
-        said = tell(second, waiting(id=2))
-        assert (said["id"], said["data"]["position"]) == (2, 2)
+        came = tell(first, waiting(id="one"))
+        assert (came["event"], came["id"]) == ("progress", "one")
+        assert (came["data"]["state"], came["data"]["position"]) == ("queued", 1)
+        came = tell(second, waiting(id=2))
+        assert (came["id"], came["data"]["position"]) == (2, 2)
         server.release(held)
         decided, reply = sorted((heard(first) for _ in range(2)), key=len)
         assert (decided["id"], decided["data"]["state"]) == ("one", "decided")
         assert reply["id"] == "one"
         assert decided["data"]["lease"] == reply["lease"]["id"] == decided["data"]["request"]
         assert decided["data"]["placement"] == reply["lease"]["placement"]
-        said = heard(second)
-        assert (said["data"]["state"], said["data"]["position"]) == ("queued", 1)
+        came = heard(second)
+        assert (came["data"]["state"], came["data"]["position"]) == ("queued", 1)
         server.release(reply["lease"])
         replies = [heard(second) for _ in range(2)]
         (reply,) = [each for each in replies if "success" in each]
         server.release(reply["lease"])
 
 
-def test_an_expected_time_that_moves_is_told_again(server):
+def test_an_expected_time_that_moves_is_sent_again(server):
     def hold(seconds, **more):
         terms = {"ttl_seconds": seconds, **more}
         return ask_message(FIRST_FIT, resources={"gpus": 4, "models": ["H100"]}, lease=terms)
@@ -59,49 +58,46 @@ def test_an_expected_time_that_moves_is_told_again(server):
         held = [heard(holder)["lease"] for _ in range(2)]
         ends = {lease["expires_at"] for lease in held}
         waiter.send(json.dumps({**hold(60, wait_seconds=300), "stream": True, "id": 1}))
-        said = heard(waiter)["data"]
-        assert (said["position"], said["expected_at"] in ends) == (1, True)
+        data = heard(waiter)["data"]
+        assert (data["position"], data["expected_at"] in ends) == (1, True)
         for lease in held:
-            renewal = {"op": "renew", "ttl_seconds": 250}
-            assert tell(holder, {**renewal, "lease": lease["id"], "token": lease["token"]})[
-                "success"
-            ]
-        said = heard(waiter)["data"]
-        assert (said["state"], said["position"]) == ("queued", 1)
-        assert said["expected_at"] > max(ends) + 100
-        (reply,) = server.say({"op": "cancel", "request": said["request"]})
-        assert reply["success"]
+            renewal = {"op": "renew", "lease": lease["id"], "token": lease["token"]}
+            assert tell(holder, {**renewal, "ttl_seconds": 250})["success"]
+        data = heard(waiter)["data"]
+        assert (data["state"], data["position"]) == ("queued", 1)
+        assert data["expected_at"] > max(ends) + 100
+        assert server.say({"op": "cancel", "request": data["request"]})[0]["success"]
         for lease in held:
             server.release(lease)
 
 
-def test_the_clients_hand_on_what_is_told(server):
-    held, told = lease(server), Queue()
-
+def test_the_client_passes_progress_on(server):
+    held, progress = lease(server), Queue()
     with BlockingClient(server.running.ws) as client, ThreadPoolExecutor(1) as pool:
         terms = {"ttl_seconds": 60, "wait_seconds": 60}
-        asked = pool.submit(client.ask, FIRST_FIT, resources=ALL, lease=terms, on_progress=told.put)
-        queued = told.get(timeout=60)
+        more = {"resources": ALL, "lease": terms, "on_progress": progress.put}
+        answer = pool.submit(client.ask, FIRST_FIT, **more)
+        queued = progress.get(timeout=60)
         server.release(held)
-        got = asked.result(60).lease
-        decided = told.get(timeout=60)  # Before the reply, or after it.
+        got = answer.result(60).lease
+        decided = progress.get(timeout=60)  # Before the reply, or after it.
         client.release(got.id, got.token)
     assert (queued["state"], queued["position"]) == ("queued", 1)
     assert (decided["state"], decided["lease"]) == ("decided", got.id)
 
 
-def test_policy_that_decides_long_is_told_of(server):
-    body = "import time; time.sleep(2.5); return {'cluster_id': 'east'}"  # What is being told.
+def test_a_long_decision_has_progress(server):
+    body = "import time; time.sleep(2.5); return {'cluster_id': 'east'}"  # It is what is shown.
     server.publish({**policy(body, "long:1-x"), "deadline_seconds": 30})
     with server.socket() as socket:
         socket.send(json.dumps(ask_message("long:1-x", id=1, stream=True)))
-        said = [heard(socket)]
-        while "success" not in said[-1]:
-            said.append(heard(socket))
-    *told, reply = said
+        came = [heard(socket)]
+        while "success" not in came[-1]:
+            came.append(heard(socket))
+    *progress, reply = came
     assert reply["success"], reply
-    assert {each["data"]["state"] for each in told} == {"deciding"}
-    assert all(1 <= each["data"]["seconds"] < 30 for each in told)
+    assert {each["data"]["state"] for each in progress} == {"deciding"}
+    assert all(1 <= each["data"]["seconds"] < 30 for each in progress)
 
 
 def test_a_refusal_is_the_last_word(server):
@@ -112,46 +108,43 @@ def test_a_refusal_is_the_last_word(server):
         assert heard(socket)["success"]  # Advice is decided at once.
 
 
-def test_what_a_client_left_behind_waits_until_its_time_is_up(server):
+def test_a_request_of_a_gone_client_waits_until_its_time_is_up(server):
     held = lease(server)
     with server.socket() as socket:
-        socket.send(json.dumps(waiting(id=1, seconds=3)))
+        socket.send(json.dumps(waiting(id=1, seconds=2)))
         assert heard(socket)["data"]["position"] == 1
     with server.socket() as socket:
         socket.send(json.dumps(waiting(id=1)))
         positions = [heard(socket)["data"]["position"]]
-        while positions[-1] == 2:  # Told again as the expected time moves.
+        while positions[-1] == 2:  # It comes again as the expected time moves.
             positions.append(heard(socket)["data"]["position"])
         assert (positions[0], positions[-1]) == (2, 1)
     server.release(held)
 
 
-@pytest.mark.heavy
-def test_a_workload_is_told_until_it_is_ready(tmp_path):
-    with serving(tmp_path, options=["--here"]) as server:
-        until(lambda: server.http.get(f"/policy/{FIRST_FIT}").is_success)
-        spec = {"command": [sys.executable, "-c", "import time; time.sleep(60)"]}
-        provision = {"backend": "local", "spec": spec}
-        with server.socket() as socket:
-            message = ask_message(
-                FIRST_FIT,
-                resources={"cpu_milli": 100},
-                lease={"ttl_seconds": 60},
-                provision=provision,
-                stream=True,
-                id="w",
-            )
-            socket.send(json.dumps(message))
-            states, reply = [], None
-            while "ready" not in states:
-                came = heard(socket)
-                if "success" in came:
-                    reply = came
-                    assert reply["success"], reply
-                else:
-                    assert came["id"] == "w"
-                    states.append(came["data"]["state"])
-            assert reply is not None
-            assert states[0] == "decided"
-            assert states[-1] == "ready"
-            server.release(reply["lease"])
+def test_progress_of_a_workload_ends_when_it_is_ready(server):
+    server.register(here(gpus=0))
+    message = ask_message(
+        resources={"cpu_milli": 100},
+        clusters=["here"],
+        lease={"ttl_seconds": 60},
+        provision={"backend": "local", "spec": {"command": ["sleep", "60"]}},
+        stream=True,
+        id="w",
+    )
+    with server.socket() as socket:
+        socket.send(json.dumps(message))
+        states, reply = [], None
+        while "ready" not in states:
+            came = heard(socket)
+            if "success" in came:
+                reply = came
+                assert reply["success"], reply
+            else:
+                assert came["id"] == "w"
+                states.append(came["data"]["state"])
+    assert reply is not None
+    assert (states[0], states[-1]) == ("decided", "ready")
+    server.release(reply["lease"])
+    server.in_state(reply["lease"], "ended")
+    server.http.delete("/clusters/here").raise_for_status()

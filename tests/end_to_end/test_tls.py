@@ -14,6 +14,8 @@ from served import FIRST_FIT, MOORAGE, ask_message, cluster, heard, ran, until
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
+from moorage.config.settings import Config, ConfigError
+from moorage.daemon.access.tls import ServerTls
 from moorage.testing.daemon_process import Running, daemon, serve_command
 from moorage_client import BlockingClient, ProtocolViolated, Services
 from moorage_policies import catalog
@@ -117,9 +119,9 @@ def test_strangers_old_versions_and_plain_text_get_nothing(
 def test_clients_say_which_side_speaks_tls(running: Running, ours: Authority) -> None:
     ws, http = running.ws.replace("wss:", "ws:"), running.http.replace("https:", "http:")
     tls = "This port speaks TLS: use https://, or wss://"
-    for ask_one in (leases_of, clusters_of):
+    for read, url in ((leases_of, ws), (clusters_of, http)):
         with pytest.raises(ProtocolViolated, match=f"^[^ ]*: {tls}") as caught:
-            ask_one(ws if ask_one is leases_of else http, ours)
+            read(url, ours)
         assert caught.value.other_port
 
 
@@ -134,7 +136,7 @@ def clusters_of(url: str, authority: Authority) -> None:
 
 
 def test_with_an_authority_of_clients_both_doors_want_a_certificate(ours: Authority) -> None:
-    with daemon(environment=variables(ours.sign("server"), ours.file)) as running:
+    with daemon(environment=variables(ours.sign("strict"), ours.file)) as running:
         assert status(running, ours.context("ann")) == 200
         assert ask(running, ours.context("ann"), op="fleet")["success"]
         for door in (status, ask):
@@ -142,60 +144,62 @@ def test_with_an_authority_of_clients_both_doors_want_a_certificate(ours: Author
                 door(running, ours.context())
 
 
-def test_a_renewed_certificate_is_in_force_and_a_bad_one_is_not(tmp_path: Path) -> None:
-    first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
-    files, renewed = first.sign("server"), second.sign("server")
-    with daemon(environment=variables(files)) as running:
-        with connect(running.ws, ssl=first.context()) as connection:
-            files[1].write_bytes(b"no key")
-            log = running.log
-            until(lambda: "certificate_not_renewed" in log.read_text())
-            assert status(running, first.context()) == 200
-            for file, new in zip(files, renewed, strict=True):
-                new.replace(file)
-            until(lambda: is_known(running, second))
-            connection.send(json.dumps({"op": "fleet"}))  # What is open goes on.
-            assert heard(connection)["success"]
-        assert ask(running, second.context(), op="fleet")["success"]
-        assert not is_known(running, first)
+def test_a_renewed_certificate_is_in_force_and_a_bad_one_is_not(
+    running: Running, ours: Authority
+) -> None:
+    def served() -> str:
+        return ssl.get_server_certificate(("127.0.0.1", int(running.http.rpartition(":")[2])))
+
+    before, renewed = served(), ours.sign("renewed")
+    certificate, key = ours.file.with_name("server.pem"), ours.file.with_name("server.key")
+    with connect(running.ws, ssl=ours.context()) as connection:
+        key.write_bytes(b"no key")
+        until(lambda: "certificate_not_renewed" in running.log.read_text())
+        assert served() == before
+        assert status(running, ours.context()) == 200
+        for file, new in zip((certificate, key), renewed, strict=True):
+            new.replace(file)
+        until(lambda: served() != before)
+        assert served() == certificate.read_text()
+        connection.send(json.dumps({"op": "fleet"}))  # What is open goes on.
+        assert heard(connection)["success"]
+    assert ask(running, ours.context(), op="fleet")["success"]
 
 
-def is_known(running: Running, authority: Authority) -> bool:
-    try:
-        return status(running, authority.context()) == 200
-    except httpx.ConnectError:
-        return False
+@pytest.mark.parametrize("change", [{"TLS_KEY": ""}, {"TLS_CERT": "", "TLS_KEY": ""}])
+def test_a_part_of_the_settings_is_refused(change: dict[str, str]) -> None:
+    named = variables((Path("c.pem"), Path("k.pem")), Path("a.pem"))
+    named |= {f"MOORAGE_{name}": text for name, text in change.items()}
+    with pytest.raises(ConfigError, match="tls_key"):
+        Config.load({}, {"HOME": "/home/ann", **named})
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "sentence"),
+    ("place", "name", "sentence"),
     [
-        ({"MOORAGE_TLS_KEY": ""}, 2, "tls_key"),
-        ({"MOORAGE_TLS_CERT": "", "MOORAGE_TLS_KEY": ""}, 2, "MOORAGE_TLS_CLIENT_CA"),
-        ({"MOORAGE_TLS_CERT": "/nowhere.pem"}, 3, "/nowhere.pem"),
-        ({"MOORAGE_TLS_KEY": "other"}, 3, "expected a certificate and its key"),
-        ({"MOORAGE_TLS_KEY": "locked"}, 3, "passphrase"),
-        ({"MOORAGE_TLS_CLIENT_CA": "empty"}, 3, "expected certificates as PEM"),
+        (1, "other", "expected a certificate and its key"),
+        (1, "locked", "passphrase"),
+        (2, "empty", "expected certificates as PEM"),
     ],
 )
-def test_wrong_files_are_named(
-    tmp_path: Path, change: dict[str, str], code: int, sentence: str
-) -> None:
+def test_wrong_files_are_named(tmp_path: Path, place: int, name: str, sentence: str) -> None:
     authority = Authority(tmp_path / "ours")
-    named = variables(authority.sign("server"), authority.file)
+    files = [*authority.sign("server"), authority.file]
     (tmp_path / "empty").write_text("")
     (tmp_path / "other").write_bytes(authority.sign("other")[1].read_bytes())
-    key, _ = certificate("locked")
-    locked = key.private_bytes(
+    locked = certificate("locked")[0].private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.BestAvailableEncryption(b"secret"),
     )
     (tmp_path / "locked").write_bytes(locked)
-    for name, value in change.items():
-        named[name] = str(tmp_path / value) if value and value[0] != "/" else value
-        if not value:
-            del named[name]
+    files[place] = tmp_path / name
+    with pytest.raises(OSError, match=sentence):
+        ServerTls(*files)
+
+
+def test_a_server_names_a_missing_file(tmp_path: Path, ours: Authority) -> None:
+    named = variables((Path("/nowhere.pem"), ours.sign("missing")[1]))
     done = ran(*serve_command(tmp_path / "data"), **named)
-    assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr
+    assert (done.returncode, "/nowhere.pem" in done.stderr) == (3, True), done.stderr
     assert "Traceback" not in done.stderr
