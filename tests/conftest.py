@@ -272,6 +272,15 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(scope="session")
+def ray_clusters() -> Iterator[None]:
+    """End the Ray that files of tests share."""
+    from tests.ray_clusters import RayCluster  # noqa: PLC0415  # An extra.
+
+    yield
+    RayCluster.end_shared()
+
+
+@pytest.fixture(scope="session")
 def podman() -> Iterator[tuple[Path, Any]]:
     """A real Podman with an image of busybox: its socket, and a client of it."""
     for tool, package in (("podman", "podman"), ("runc", "runc"), ("busybox", "busybox-static")):

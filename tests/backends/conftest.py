@@ -1,5 +1,6 @@
-"""Lets the tests of this package import `aws_world`, and ask for `aws`."""
+"""Lets the tests of this package import `aws_world` and others, and ask for their fixtures."""
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -7,4 +8,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from aws_world import aws, aws_server  # After the line above.
 
-__all__ = ["aws", "aws_server"]
+with contextlib.suppress(ImportError):  # An extra, which the fast tests do without.
+    from ray_world import ray_backend, ray_world
+
+__all__ = ["aws", "aws_server", "ray_backend", "ray_world"]

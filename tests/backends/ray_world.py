@@ -1,20 +1,16 @@
 """A real Ray of two nodes with declared GPUs, and what is left on it, for tests of the backend."""
 
+import asyncio
 import contextlib
-import logging
 import os
-import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import ray
-from ray.cluster_utils import Cluster
 
 from moorage.backends.base import Backend, Order, WorkloadReport
 from moorage.backends.ray.backend import RayBackend
@@ -22,78 +18,68 @@ from moorage.backends.ray.orders import NAMESPACE
 from moorage.backends.ray.specs import RayJobResourceSpec
 from moorage.backends.specs import BaseResourceSpec, ProcessResourceSpec, ServiceResourceSpec
 from moorage.model import GPU_MILLI, ClusterId, NodeId, Share
+from tests.ray_clusters import RayCluster, raylets, until
 
-SECONDS_MAX: Final = 60
+__all__ = ["RayWorld", "emptied", "ray_backend", "ray_world", "share", "until"]
+
 GPUS: Final = 4
-# A node's death is noticed in seconds rather than in half a minute; processes start when needed.
-_SYSTEM: Final = {
-    "health_check_initial_delay_ms": 2000,
-    "health_check_period_ms": 1000,
-    "health_check_timeout_ms": 20_000,  # A busy machine may hang; what is killed refuses at once.
-    "health_check_failure_threshold": 3,
-    "enable_worker_prestart": False,
-    "prestart_worker_first_driver": False,
-}
 
 
-def until(holds: Callable[[], Any], seconds: float = SECONDS_MAX) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "this has not come about"
-        time.sleep(0.05)  # Nothing tells.
+@ray.remote(num_cpus=1, num_gpus=1)
+class Stranger:
+    """Another program's actor."""
+
+    def devices(self) -> list[str]:
+        return ray.get_runtime_context().get_accelerator_ids()["GPU"]
 
 
-@dataclass
-class RayWorld:
+class RayWorld(RayCluster):
     """The cluster: a head without devices, and nodes with some."""
 
-    cluster: Any
-    folder: Path
-    hosts: dict[int, Any] = field(default_factory=dict)
-    raylets: set[str] = field(default_factory=set)
+    nodes = frozenset({0, 1})
+
+    def __init__(self) -> None:
+        self.raylets: set[str] = set()
+        super().__init__()
 
     @property
-    def address(self) -> str:
-        address: str = self.cluster.address
-        return address
+    def programs(self) -> Path:
+        """The folder that is first in the PATH of its nodes."""
+        return self.folder / "bin"
 
-    def add(self, number: int) -> None:
-        self.hosts[number] = self.cluster.add_node(
-            wait=False,
-            num_cpus=4,
-            num_gpus=GPUS,
-            memory=4 << 30,
-            object_store_memory=80 << 20,
-            resources={"accelerator_type:A100": 1},
-            labels={"rack": f"rack-{number}"},
-        )
-        raylets = self.hosts[number].all_processes["raylet"]
-        self.raylets |= {str(each.process.pid) for each in raylets}
+    def variables(self) -> dict[str, str]:
+        path = [os.fspath(self.programs), os.fspath(Path(sys.executable).parent)]
+        return {
+            "PATH": os.pathsep.join([*path, os.environ["PATH"]]),
+            "PYTHONPATH": os.fspath(Path(__file__).parent),  # Users' classes are there.
+        }
 
-    def node(self, number: int) -> str:
-        node_id: str = self.hosts[number].node_id
-        return node_id
+    def options(self, number: int) -> dict[str, Any]:
+        return {
+            "num_cpus": 4,
+            "num_gpus": GPUS,
+            "memory": 4 << 30,
+            "resources": {"accelerator_type:A100": 1},
+            "labels": {"rack": f"rack-{number}"},
+        }
 
-    def kill(self, number: int) -> None:
-        host = self.hosts.pop(number)
-        self.cluster.remove_node(host, allow_graceful=False)
-        until(lambda: host.node_id not in {n["NodeID"] for n in ray.nodes() if n["Alive"]})
-
-    def mend(self) -> None:
-        """Have its two first nodes again, and no others."""
-        for number in self.hosts.keys() - {0, 1}:
-            self.kill(number)
-        for number in {0, 1} - self.hosts.keys():
-            self.add(number)
+    def add(self, number: int, *, wait: bool = True) -> None:
+        super().add(number, wait=wait)
+        self.raylets |= raylets(self.hosts[number])
 
     def actors(self) -> list[str]:
         """Return the names of all actors of backends."""
         named = ray.util.list_named_actors(all_namespaces=True)
         return [each["name"] for each in named if each["namespace"] == NAMESPACE]
 
-    def groups(self) -> list[str]:
-        groups = ray.util.placement_group_table().values()
-        return [each["placement_group_id"] for each in groups if each["state"] != "REMOVED"]
+    async def stranger(self, number: int) -> Any:
+        """Start an actor of others, which has the first GPU of a node."""
+        within = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            self.node(number), soft=False
+        )
+        actor = Stranger.options(scheduling_strategy=within).remote()
+        assert await asyncio.to_thread(ray.get, actor.devices.remote()) == ["0"]
+        return actor
 
     def workloads(self) -> set[str]:
         """Return all of which a process, actor or group is left, as `server/workload`."""
@@ -111,40 +97,33 @@ class RayWorld:
 
 
 @pytest.fixture(scope="module")
-def ray_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayWorld]:
-    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Sockets have short paths.
-    (folder / "ray").mkdir()
-    here = os.fspath(Path(__file__).parent)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_TMPDIR", str(folder))  # Where a cluster notes its address, in `ray`.
-        binaries = Path(sys.executable).parent
-        patch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")
-        patch.setenv("PYTHONPATH", here)  # What users' classes are imported from over there.
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 0,
-                "include_dashboard": False,
-                "memory": 1 << 30,
-                "object_store_memory": 80 << 20,
-                "temp_dir": str(folder),
-                "_system_config": _SYSTEM,
-            },
-        )
-        world = RayWorld(cluster, folder)
-        try:
-            for number in range(2):
-                world.add(number)
-            cluster.wait_for_nodes()
-            ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-            yield world
-            assert world.actors() == []
-            assert world.groups() == []
-        finally:
-            ray.shutdown()
-            cluster.shutdown()
-            shutil.rmtree(folder, ignore_errors=True)
+def ray_world(ray_clusters: None) -> Iterator[RayWorld]:
+    with RayWorld.shared() as world:
+        yield world
+        assert world.actors() == []
+        assert world.groups() == []
+
+
+def share(world: RayWorld, number: int, *gpus: str, milli: int = GPU_MILLI, **held: int) -> Share:
+    """Return some GPUs of a node."""
+    return Share(ClusterId("ray"), NodeId(world.node(number)), gpus, milli, **held)
+
+
+@pytest.fixture(scope="module")
+def ray_backend(
+    ray_world: RayWorld, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RayBackend]:
+    """The backend of a file of tests: its process takes a second to start."""
+    made = RayBackend(tmp_path_factory.mktemp("ray"), ray_world.address)
+    yield made
+    made.connection.close()
+
+
+async def emptied(backend: RayBackend) -> None:
+    """Stop all that a backend has started."""
+    for workload in await backend.discover():
+        await backend.stop(workload.id)
+    backend.listen(None)
 
 
 class RayBench:
@@ -178,15 +157,12 @@ class RayBench:
         return ProcessResourceSpec(command=["sh", "-c", "seq 300; echo last"])
 
     def gang(self) -> tuple[Order, Callable[[], Awaitable[str]]] | None:
-        nodes = self.world.node(0), self.world.node(1)
-        placement = tuple(
-            Share(ClusterId("ray"), NodeId(each), (), GPU_MILLI, cpu_milli=100) for each in nodes
-        )
+        placement = tuple(share(self.world, number, cpu_milli=100) for number in (0, 1))
 
         async def lose() -> str:
             (name,) = [each for each in self.world.actors() if each.endswith("/1")]
             ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
-            return nodes[1]
+            return self.world.node(1)
 
         return Order("a", self.spec(), placement), lose
 
@@ -197,9 +173,9 @@ class RayBench:
 class PlacedRayBackend(RayBackend):
     """Starts all that is given to it on one node, with a part of a processor."""
 
-    def __init__(self, root: Path, address: str, node: str) -> None:
-        super().__init__(root, address)
-        self.share = Share(ClusterId("ray"), NodeId(node), (), GPU_MILLI, cpu_milli=100)
+    def __init__(self, root: Path, world: RayWorld) -> None:
+        super().__init__(root, world.address)
+        self.share = share(world, 1, cpu_milli=100)
 
     async def start(self, order: Order) -> WorkloadReport:
         return await super().start(replace(order, placement=(self.share,)))
@@ -209,7 +185,7 @@ class RayJobBench(RayBench):
     """Jobs on a real Ray, each of them with a placement group."""
 
     def backend(self) -> Backend:
-        return PlacedRayBackend(self.root, self.world.address, self.world.node(1))
+        return PlacedRayBackend(self.root, self.world)
 
     def writing(self) -> BaseResourceSpec:
         return RayJobResourceSpec(command=["sh", "-c", "seq 300; echo last"])

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
@@ -12,34 +13,45 @@ from pathlib import Path
 
 import pytest
 import ray
-from ray_world import RayWorld, ray_world, until
+from ray_world import RayWorld, emptied, share, until
 
-from moorage.backends.base import BackendError, Order, Phase, UnsupportedSpecError
-from moorage.backends.ray import inventory
+from moorage.backends.base import (
+    BackendError,
+    Order,
+    Phase,
+    UnsupportedSpecError,
+    WorkloadReport,
+)
+from moorage.backends.ray import connection, inventory
 from moorage.backends.ray.backend import RayBackend
 from moorage.backends.ray.connection import WorkloadFailedError
-from moorage.backends.ray.specs import RayActorResourceSpec
+from moorage.backends.ray.specs import RayActorResourceSpec, RayJobResourceSpec
 from moorage.backends.specs import ProcessResourceSpec, ServiceResourceSpec
-from moorage.model import ClusterId, NodeId, Share
-
-__all__ = ["ray_world"]
+from tests.ray_clusters import give_up_soon
 
 pytestmark = [pytest.mark.heavy, pytest.mark.ray]
 FOREVER = ProcessResourceSpec(command=["sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 1000"])
 
 
-def share(world: RayWorld, number: int, *gpus: str, milli: int = 1000, **held: int) -> Share:
-    return Share(ClusterId("ray"), NodeId(world.node(number)), gpus, milli, **held)
+@pytest.fixture
+async def backend(ray_backend: RayBackend, ray_world: RayWorld) -> AsyncIterator[RayBackend]:
+    yield ray_backend
+    await emptied(ray_backend)
+    assert ray_world.workloads() == set()
 
 
 @pytest.fixture
-async def backend(ray_world: RayWorld, tmp_path: Path) -> AsyncIterator[RayBackend]:
-    made = RayBackend(tmp_path, ray_world.address)
-    yield made
-    for workload in await made.discover():
-        await made.stop(workload.id)
-    await made.close()
-    assert ray_world.workloads() == set()
+def reports(backend: RayBackend) -> list[WorkloadReport]:
+    """What the backend says by itself."""
+    heard: list[WorkloadReport] = []
+    backend.listen(heard.append)
+    return heard
+
+
+async def end(reports: list[WorkloadReport]) -> WorkloadReport:
+    """Wait until a workload has ended by itself."""
+    await asyncio.to_thread(until, lambda: any(each.phase.over for each in reports))
+    return next(each for each in reports if each.phase.over)
 
 
 async def written(backend: RayBackend, name: str) -> str:
@@ -49,7 +61,7 @@ async def written(backend: RayBackend, name: str) -> str:
     return text.strip()
 
 
-async def told(handle, method, *args):
+async def answer(handle, method, *args):
     return await asyncio.to_thread(ray.get, handle.call.remote(method, *args), timeout=30)
 
 
@@ -80,31 +92,23 @@ async def test_a_workload_sees_the_gpus_of_its_lease_where_ray_would_choose_othe
 
 
 async def test_leases_that_start_at_the_same_time_each_get_their_own(backend, ray_world):
-    orders = [Order(f"w{gpu}", FOREVER, (share(ray_world, 1, str(gpu)),)) for gpu in (3, 1, 2, 0)]
+    orders = [Order(f"w{gpu}", FOREVER, (share(ray_world, 1, str(gpu)),)) for gpu in (2, 0, 1)]
     await asyncio.gather(*map(backend.start, orders))
-    assert [await written(backend, each.id) for each in orders] == ["3", "1", "2", "0"]
+    assert [await written(backend, each.id) for each in orders] == ["2", "0", "1"]
 
 
 async def test_shares_of_one_gpu(backend, ray_world):
     for name in "ab":
-        await backend.start(Order(name, FOREVER, (share(ray_world, 0, "2", milli=500),)))
-        assert await written(backend, name) == "2"
+        await backend.start(Order(name, FOREVER, (share(ray_world, 0, "1", milli=500),)))
+        assert await written(backend, name) == "1"
     with pytest.raises(BackendError, match="one GPU of a node"):
         await backend.start(Order("c", FOREVER, (share(ray_world, 0, "0", "1", milli=500),)))
 
 
-@ray.remote(num_cpus=1)
-class Stranger:
-    def devices(self):
-        return ray.get_runtime_context().get_accelerator_ids()["GPU"]
-
-
 async def test_what_others_hold_is_left_out_and_never_given(backend, ray_world):
     node = ray_world.node(0)
-    within = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
     await backend.start(Order("a", FOREVER, (share(ray_world, 0, "1"),)))
-    stranger = Stranger.options(num_gpus=1, scheduling_strategy=within).remote()
-    assert await asyncio.to_thread(ray.get, stranger.devices.remote()) == ["0"]
+    strangers = [await ray_world.stranger(number) for number in (0, 1)]
     label = {"ray.io/node-id": node}
     group = ray.util.placement_group([{"GPU": 1}], bundle_label_selector=[label])
     assert group.wait(30)
@@ -119,9 +123,14 @@ async def test_what_others_hold_is_left_out_and_never_given(backend, ray_world):
 
     loop = asyncio.get_running_loop()
     await asyncio.to_thread(until, lambda: offered() == (["1", "2"], 3))
-    with pytest.raises(BackendError, match=r"GPU 0 of Ray node .* is used by others"):
-        await backend.start(Order("b", FOREVER, (share(ray_world, 0, "0"),)))
-    ray.kill(stranger)
+    job = RayJobResourceSpec(command=["sleep", "1000"])
+    orders = [Order("b", FOREVER, (share(ray_world, 0, "0"),))]
+    orders += [Order("j", job, (share(ray_world, 1, "0"),))]
+    for error in await asyncio.gather(*map(backend.start, orders), return_exceptions=True):
+        assert isinstance(error, BackendError)
+        assert re.search(r"GPU 0 of Ray node .* is used by others", str(error))
+    for stranger in strangers:
+        ray.kill(stranger)
     ray.util.remove_placement_group(group)
     await asyncio.to_thread(until, lambda: offered() == (["0", "1", "2", "3"], 4))
     assert (await backend.status("a")).phase is Phase.READY
@@ -140,9 +149,9 @@ async def test_an_object_of_the_user_is_called_by_its_name(backend, ray_world):
     assert ready.phase is Phase.READY
     assert ready.endpoint.endswith("/a/7/1/0")
     handle = actor_of(ready.endpoint)
-    assert await told(handle, "add", 2) == 7
-    assert await told(handle, "later", 2) == 9
-    assert await told(handle, "devices") == ("3", "a")
+    assert await answer(handle, "add", 2) == 7
+    assert await answer(handle, "later", 2) == 9
+    assert await answer(handle, "devices") == ("3", "a")
     assert (await backend.logs("a")).text == "counts from 5\nhas 7\nhas 9\n"
     done = await backend.execute("a", ["sh", "-c", "echo $MOORAGE_LEASE_ID $KIND"])
     assert (done.exit_code, done.output) == (0, "a x\n")
@@ -198,11 +207,11 @@ def test_what_the_lease_says_is_not_taken_from_the_spec(tmp_path, spec, field):
 async def test_a_gang_starts_whole_and_ends_whole(backend, ray_world):
     script = "echo $MOORAGE_RANK $CUDA_VISIBLE_DEVICES; exec sleep 1000"
     spec = ProcessResourceSpec(command=["sh", "-c", script])
-    both = (share(ray_world, 0, "3"), share(ray_world, 1, "1", "0"))
+    both = (share(ray_world, 0, "1"), share(ray_world, 1, "1", "0"))
     ready = await backend.start(Order("g", spec, both))
     assert ready.phase is Phase.READY
     assert len(ray_world.actors()) == 2
-    assert await written(backend, "g") == "0 3"
+    assert await written(backend, "g") == "0 1"
     await backend.stop("g")
     assert ray_world.workloads() == set()
     fails = ServiceResourceSpec(command=["sh", "-c", "exit $MOORAGE_RANK"])
@@ -211,28 +220,23 @@ async def test_a_gang_starts_whole_and_ends_whole(backend, ray_world):
     assert ray_world.workloads() == set(), "none is left where one failed"
 
 
-async def test_one_member_that_fails_fails_the_gang(backend, ray_world):
-    reports = []
-    backend.listen(reports.append)
+async def test_one_member_that_fails_fails_the_gang(backend, ray_world, reports):
     script = '[ "$MOORAGE_RANK" = 0 ] && exec sleep 1000; sleep 1; echo lost it; exit 5'
     both = (share(ray_world, 0), share(ray_world, 1))
     await backend.start(Order("g", ProcessResourceSpec(command=["sh", "-c", script]), both))
-    await asyncio.to_thread(until, lambda: any(each.phase.over for each in reports))
-    end = next(each for each in reports if each.phase.over)
-    assert (end.phase, end.exit_code, end.log_tail) == (Phase.FAILED, 5, ("lost it",))
+    ended = await end(reports)
+    assert (ended.phase, ended.exit_code, ended.log_tail) == (Phase.FAILED, 5, ("lost it",))
 
 
-async def test_an_actor_that_is_killed_takes_its_processes_with_it(backend, ray_world):
-    reports = []
-    backend.listen(reports.append)
+async def test_an_actor_that_is_killed_takes_its_processes_with_it(backend, ray_world, reports):
     script = "pwd; setsid sleep 1000 & exec sleep 1000"
     await backend.start(Order("a", ProcessResourceSpec(command=["sh", "-c", script])))
     folder = Path(await written(backend, "a"))
     (name,) = ray_world.actors()
     ray.kill(ray.get_actor(name, namespace="moorage"))
-    await asyncio.to_thread(until, lambda: any(each.phase.over for each in reports))
-    assert reports[-1].phase is Phase.FAILED
-    assert "its actor is gone" in reports[-1].detail
+    ended = await end(reports)
+    assert ended.phase is Phase.FAILED
+    assert "its actor is gone" in ended.detail
     await asyncio.to_thread(until, lambda: not ray_world.workloads())
     await asyncio.to_thread(until, lambda: not folder.parent.exists())
     assert [each.phase for each in await backend.discover()] == [Phase.FAILED]
@@ -240,44 +244,48 @@ async def test_an_actor_that_is_killed_takes_its_processes_with_it(backend, ray_
     assert again.phase is Phase.FAILED, "what ended is not started a second time"
 
 
-async def test_the_process_that_speaks_to_ray_may_be_killed_or_hang(backend, ray_world, tmp_path):
-    reports = []
-    backend.listen(reports.append)
-    await backend.start(Order("a", FOREVER, (share(ray_world, 0, "1"),)))
+async def test_the_process_that_speaks_to_ray_may_be_killed_or_hang(
+    backend, ray_world, reports, monkeypatch, tmp_path
+):
+    await backend.start(Order("a", FOREVER, (share(ray_world, 0, "0"),)))
     order = tmp_path / "end"
     command = f"until [ -e {order} ]; do sleep 0.1; done; exit 3"
     await backend.start(Order("b", ProcessResourceSpec(command=["sh", "-c", command])))
+
+    async def another_than(driver: int) -> None:
+        await asyncio.to_thread(until, lambda: backend.connection.pid not in {None, driver})
+        assert (await backend.status("a")).phase is Phase.READY
+
     driver = backend.connection.pid
     os.kill(driver, signal.SIGKILL)
-    await asyncio.to_thread(until, lambda: backend.connection.pid not in {None, driver})
-    assert (await backend.status("a")).phase is Phase.READY
+    await another_than(driver)
     order.touch()
-    await asyncio.to_thread(until, lambda: any(each.phase.over for each in reports))
+    await end(reports)
     ends = [(each.id, each.exit_code) for each in reports if each.phase.over]
     assert set(ends) == {("b", 3)}, "the next driver may say it again"
-    driver = backend.connection.pid
-    os.kill(driver, signal.SIGSTOP)
-    await asyncio.to_thread(until, lambda: backend.connection.pid not in {None, driver})
-    assert (await backend.status("a")).phase is Phase.READY
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "SILENCE_SECONDS_MAX", 5.0)
+        driver = backend.connection.pid
+        os.kill(driver, signal.SIGSTOP)
+        await asyncio.to_thread(until, lambda: backend.connection.pid != driver)
+    await another_than(driver)
     assert len(ray_world.actors()) == 2
 
 
-async def test_a_node_that_is_lost_fails_its_workload(backend, ray_world):
-    reports = []
-    backend.listen(reports.append)
+async def test_a_node_that_is_lost_fails_its_workload(backend, ray_world, reports):
     ray_world.add(2)
-    until(lambda: ray_world.node(2) in {n["NodeID"] for n in ray.nodes() if n["Alive"]})
+    until(lambda: ray_world.node(2) in ray_world.alive())
     lost = share(ray_world, 2, "0")
     await backend.start(Order("a", FOREVER, (lost,)))
     await asyncio.to_thread(ray_world.kill, 2)
-    await asyncio.to_thread(until, lambda: any(each.phase.over for each in reports))
-    assert reports[-1].phase is Phase.FAILED
+    assert (await end(reports)).phase is Phase.FAILED
     await backend.stop("a")
     with pytest.raises(BackendError):
         await backend.start(Order("a", FOREVER, (lost,)))
 
 
-async def test_an_address_where_nothing_answers_is_told(tmp_path):
+async def test_an_address_where_nothing_answers_is_said(monkeypatch, tmp_path):
+    give_up_soon(monkeypatch)
     backend = RayBackend(tmp_path, "127.0.0.1:1")
     with pytest.raises(BackendError, match=r"Ray at 127\.0\.0\.1:1 is not reached"):
         await backend.observe()

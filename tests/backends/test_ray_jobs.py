@@ -10,24 +10,17 @@ from pathlib import Path
 
 import pytest
 import ray
-from ray_world import RayWorld, ray_world, until
+from ray_world import RayWorld, emptied, share, until
 
 from moorage.backends.base import BackendError, Order, Phase, UnsupportedSpecError
 from moorage.backends.kubernetes.specs import JobResourceSpec
 from moorage.backends.ray import inventory
 from moorage.backends.ray.backend import RayBackend
 from moorage.backends.ray.specs import RayJobResourceSpec
-from moorage.model import ClusterId, NodeId, Share
-
-__all__ = ["ray_world"]
 
 pytestmark = [pytest.mark.heavy, pytest.mark.ray]
 
 PROGRAM = str(Path(__file__).with_name("moorage_ray_job.py"))
-
-
-def share(world: RayWorld, number: int, *gpus: str, milli: int = 1000, **held: int) -> Share:
-    return Share(ClusterId("ray"), NodeId(world.node(number)), gpus, milli, **held)
 
 
 def job(devices: int, mode: str = "waits") -> RayJobResourceSpec:
@@ -44,24 +37,26 @@ def processes_of_jobs() -> int:
 
 
 @pytest.fixture
-async def backend(ray_world: RayWorld, tmp_path: Path) -> AsyncIterator[RayBackend]:
-    made = RayBackend(tmp_path, ray_world.address)
-    yield made
-    for workload in await made.discover():
-        await made.stop(workload.id)
-    await made.close()
+async def backend(ray_backend: RayBackend, ray_world: RayWorld) -> AsyncIterator[RayBackend]:
+    yield ray_backend
+    await emptied(ray_backend)
     await asyncio.to_thread(until, lambda: not ray_world.workloads())
     await asyncio.to_thread(until, lambda: not ray_world.groups())
     await asyncio.to_thread(until, lambda: not processes_of_jobs())
 
 
-async def free_on(backend: RayBackend, node: str) -> float:
-    seen = await backend.observe()
-    (free,) = [each["free"].get("GPU", 0) for each in seen["nodes"] if each["id"] == node]
-    return float(free)
+async def until_free(backend: RayBackend, node: str, count: float) -> None:
+    """Wait until a number of GPUs of a node is free."""
+    async with asyncio.timeout(60):
+        while True:
+            seen = await backend.observe()
+            (free,) = [each["free"] for each in seen["nodes"] if each["id"] == node]
+            if free.get("GPU", 0) == count:
+                return
+            await asyncio.sleep(0.1)  # Nothing tells.
 
 
-async def said(backend: RayBackend, name: str) -> dict:
+async def printed(backend: RayBackend, name: str) -> dict:
     """Return what the job says once its tasks have run."""
     async with asyncio.timeout(60):
         while True:
@@ -78,12 +73,12 @@ async def test_the_tasks_of_a_job_see_the_gpus_of_its_lease_where_ray_would_choo
     backend, ray_world
 ):
     node = ray_world.node(0)
-    ready = await backend.start(Order("a", job(2, "stays"), (share(ray_world, 0, "3", "1"),)))
+    ready = await backend.start(Order("a", job(2, "stays"), (share(ray_world, 0, "2", "1"),)))
     assert ready.phase is Phase.READY
-    seen = await said(backend, "a")
-    assert seen["tasks"] == [[node, "1"], [node, "3"]]
-    assert seen["below"] in ([node, "1"], [node, "3"])
-    assert seen["stays"][0] in {"1", "3"}
+    seen = await printed(backend, "a")
+    assert seen["tasks"] == [[node, "1"], [node, "2"]]
+    assert seen["below"] in ([node, "1"], [node, "2"])
+    assert seen["stays"][0] in {"1", "2"}
     assert "cannot fit into any bundles" in seen["more"]
     document = inventory.document("ray", await backend.observe())
     (found,) = [each for each in document["nodes"]["nodeData"] if each["id"] == node]
@@ -91,17 +86,15 @@ async def test_the_tasks_of_a_job_see_the_gpus_of_its_lease_where_ray_would_choo
     await backend.stop("a")
     assert ray_world.groups() == []
     await asyncio.to_thread(until, lambda: not stays())
-    async with asyncio.timeout(60):
-        while await free_on(backend, node) != 4:  # noqa: ASYNC110  # Nothing tells.
-            await asyncio.sleep(0.1)  # As above.
+    await until_free(backend, node, 4)
 
 
 async def test_a_job_over_two_nodes_is_one_command_with_what_both_have(backend, ray_world):
-    both = (share(ray_world, 1, "2", cpu_milli=1000), share(ray_world, 0, "3", cpu_milli=1000))
+    both = (share(ray_world, 1, "1", cpu_milli=1000), share(ray_world, 0, "2", cpu_milli=1000))
     await backend.start(Order("g", job(2, "ends"), both))
     assert len(ray_world.actors()) == 1
-    seen = await said(backend, "g")
-    assert sorted(seen["tasks"]) == sorted([[ray_world.node(1), "2"], [ray_world.node(0), "3"]])
+    seen = await printed(backend, "g")
+    assert sorted(seen["tasks"]) == sorted([[ray_world.node(1), "1"], [ray_world.node(0), "2"]])
     async with asyncio.timeout(30):
         while not (end := await backend.status("g")).phase.over:  # noqa: ASYNC110  # Nothing tells.
             await asyncio.sleep(0.1)  # As above.
@@ -111,32 +104,31 @@ async def test_a_job_over_two_nodes_is_one_command_with_what_both_have(backend, 
 
 
 async def test_jobs_that_start_at_the_same_time_share_one_gpu(backend, ray_world):
-    orders = [Order(name, job(0), (share(ray_world, 0, "2", milli=500),)) for name in "ab"]
+    orders = [Order(name, job(0), (share(ray_world, 0, "1", milli=500),)) for name in "ab"]
     await asyncio.gather(*map(backend.start, orders))
     groups = [each for each in ray.util.placement_group_table().values() if each["name"]]
     held = [each for each in groups if each["state"] == "CREATED"]
     assert [each["bundles"] for each in held] == [{0: {"GPU": 0.5}}] * 2
-    async with asyncio.timeout(60):
-        while await free_on(backend, ray_world.node(0)) != 3:  # noqa: ASYNC110  # Nothing tells.
-            await asyncio.sleep(0.1)  # As above.
+    await until_free(backend, ray_world.node(0), 3)
 
 
-async def test_a_job_is_adopted_after_a_crash_of_the_daemon(backend, ray_world, tmp_path):
-    order = Order("a", job(1), (share(ray_world, 1, "2"),))
-    await backend.start(order)
-    seen = await said(backend, "a")
-    groups = ray_world.groups()
-    os.kill(backend.connection.pid, signal.SIGKILL)
-    after = RayBackend(tmp_path, ray_world.address)
+async def test_a_job_is_adopted_after_a_crash_of_the_daemon(ray_world, tmp_path):
+    order = Order("a", job(1), (share(ray_world, 1, "1"),))
+    before, after = (RayBackend(tmp_path, ray_world.address) for _ in range(2))
     try:
+        await before.start(order)
+        seen = await printed(before, "a")
+        groups = ray_world.groups()
+        os.kill(before.connection.pid, signal.SIGKILL)
         assert [each.phase for each in await after.discover()] == [Phase.READY]
         assert (await after.start(order)).phase is Phase.READY
-        assert await said(after, "a") == seen, "it was not started a second time"
+        assert await printed(after, "a") == seen, "it was not started a second time"
         assert ray_world.groups() == groups
         await after.stop("a")
         assert ray_world.workloads() == set()
         assert ray_world.groups() == []
     finally:
+        await before.close()
         await after.close()
 
 
@@ -154,7 +146,7 @@ async def test_a_job_whose_actor_is_killed_leaves_nothing(backend, ray_world):
     reports = []
     backend.listen(reports.append)
     await backend.start(Order("a", job(1, "stays"), (share(ray_world, 0, "1"),)))
-    await said(backend, "a")
+    await printed(backend, "a")
     (name,) = ray_world.actors()
     ray.kill(ray.get_actor(name, namespace="moorage"))
     await asyncio.to_thread(until, lambda: any(each.phase.over for each in reports))
@@ -164,19 +156,12 @@ async def test_a_job_whose_actor_is_killed_leaves_nothing(backend, ray_world):
     await asyncio.to_thread(until, lambda: not stays())
 
 
-async def test_a_job_that_others_keep_from_its_gpu_says_so_and_leaves_nothing(backend, ray_world):
-    within = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-        ray_world.node(0), soft=False
-    )
-    stranger = Stranger.options(num_gpus=1, scheduling_strategy=within).remote()
-    assert await asyncio.to_thread(ray.get, stranger.devices.remote()) == ["0"]
+async def test_a_job_that_others_keep_from_its_gpu_leaves_nothing(backend, ray_world):
+    stranger = await ray_world.stranger(0)
     try:
-        with pytest.raises(BackendError, match=r"GPU 0 of Ray node .* is used by others"):
-            await backend.start(Order("a", job(1), (share(ray_world, 0, "0"),)))
-        assert ray_world.groups() == []
         whole = share(ray_world, 0, "0", "1", "2", "3")
         with pytest.raises(TimeoutError):
-            await backend.start(Order("a", job(1), (whole,), timeout_seconds=3))
+            await backend.start(Order("a", job(1), (whole,), timeout_seconds=2))
         await asyncio.to_thread(until, lambda: not ray_world.groups())
     finally:
         ray.kill(stranger)
@@ -187,12 +172,6 @@ async def test_a_job_that_cannot_be_bound_is_refused(backend, ray_world):
         await backend.start(Order("a", job(1), (share(ray_world, 0),)))
     with pytest.raises(UnsupportedSpecError, match="is a command"):
         backend.refuse(JobResourceSpec(image="x"))
-
-
-@ray.remote(num_cpus=0)
-class Stranger:
-    def devices(self):
-        return ray.get_runtime_context().get_accelerator_ids()["GPU"]
 
 
 def stays() -> bool:

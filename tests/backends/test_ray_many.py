@@ -5,36 +5,30 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
 
 import pytest
-from ray_world import RayWorld, ray_world, until
+from ray_world import RayWorld, emptied, until
 
+from moorage import ray_devices
 from moorage.backends.base import BackendError, Order, Phase
 from moorage.backends.ray.backend import RayBackend
 from moorage.backends.ray.records import OUTPUTS_MAX, Records
 from moorage.backends.ray.specs import RayActorResourceSpec
 from moorage.backends.specs import ProcessResourceSpec
-from moorage.ray_devices import FREE_SECONDS_MAX, Holders
-
-__all__ = ["ray_world"]
 
 pytestmark = [pytest.mark.heavy, pytest.mark.ray]
 SECONDS_MAX = 120
 FOREVER = ProcessResourceSpec(command=["sleep", "1000"])
 COUNTER = RayActorResourceSpec(actor_cls_path="collections.Counter")
 EXECUTIONS = 8
-"""So many the daemon lets run beside one workload."""
+"""The daemon lets as many run beside one workload."""
 STARTS = 140
 
 
 @pytest.fixture
-async def backend(ray_world: RayWorld, tmp_path: Path) -> AsyncIterator[RayBackend]:
-    made = RayBackend(tmp_path, ray_world.address)
-    yield made
-    for workload in await made.discover():
-        await made.stop(workload.id)
-    await made.close()
+async def backend(ray_backend: RayBackend, ray_world: RayWorld) -> AsyncIterator[RayBackend]:
+    yield ray_backend
+    await emptied(ray_backend)
     assert ray_world.workloads() == set()
 
 
@@ -69,8 +63,8 @@ async def test_a_command_is_as_long_as_the_system_takes_it(backend):
     assert text == "399\n"
 
 
-async def test_commands_beside_a_workload_keep_nothing_else_waiting(backend, tmp_path):
-    trap = f"trap 'touch {tmp_path}/told; exit' TERM; echo begun; while :; do sleep 0.1; done"
+async def test_commands_beside_a_workload_delay_nothing_else(backend, tmp_path):
+    trap = f"trap 'touch {tmp_path}/heard; exit' TERM; echo begun; while :; do sleep 0.1; done"
     spec = ProcessResourceSpec(command=["sh", "-c", trap], stop_seconds=SECONDS_MAX)
     await backend.start(Order("a", spec))
     begins = f"touch {tmp_path}/$0; exec sleep 1000"
@@ -83,12 +77,12 @@ async def test_commands_beside_a_workload_keep_nothing_else_waiting(backend, tmp
         while not (await backend.logs("a")).text:  # noqa: ASYNC110  # Nothing tells.
             await asyncio.sleep(0.05)  # As above.
     await backend.stop("a")
-    assert (tmp_path / "told").exists(), "it was asked to end before it was killed"
+    assert (tmp_path / "heard").exists(), "it had a signal to end before it was killed"
     assert (await backend.logs("a")).text.startswith("begun\n")
     await asyncio.gather(*beside, return_exceptions=True)
 
 
-async def test_starts_that_wait_for_ray_keep_nothing_else_waiting(backend, ray_world):
+async def test_starts_that_wait_for_ray_delay_nothing_else(backend, ray_world):
     waits = RayActorResourceSpec(
         actor_cls_path="collections.Counter", ray_actor_options={"resources": {"nowhere": 1}}
     )
@@ -113,26 +107,27 @@ async def test_starts_that_are_given_up_at_once_leave_nothing(backend, ray_world
     assert ray_world.workloads() == set()
 
 
-def test_a_node_that_starts_slowly_is_waited_for(ray_world):
+def test_a_node_that_starts_slowly_is_waited_for(ray_world, monkeypatch):
+    monkeypatch.setattr(ray_devices, "FREE_SECONDS_MAX", 1.0)
     (raylet,) = ray_world.hosts[0].all_processes["raylet"]
     with ThreadPoolExecutor(1) as threads:
         os.kill(raylet.process.pid, signal.SIGSTOP)
         try:
             arguments = (ray_world.node(0), ["0"], 1.0, lambda: True)
-            taken = threads.submit(Holders().exact, *arguments)
-            wait([taken], FREE_SECONDS_MAX + 2)
+            taken = threads.submit(ray_devices.Holders().exact, *arguments)
+            wait([taken], 3)
         finally:
             os.kill(raylet.process.pid, signal.SIGCONT)
         assert taken.result(SECONDS_MAX)
 
 
-def test_outputs_that_are_kept_at_the_same_time_are_the_last_ones(tmp_path):
+def test_outputs_that_are_stored_at_the_same_time_are_the_last_ones(tmp_path):
     records = Records(tmp_path)
 
-    def keep(number: int) -> None:
+    def store(number: int) -> None:
         records.archive(f"w{number}", {"attempt": 1, "data": "", "start": 0, "exit_code": 0})
         records.archived(f"w{number}")
 
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(keep, range(OUTPUTS_MAX * 2)))
+        list(threads.map(store, range(OUTPUTS_MAX * 2)))
     assert len([*(tmp_path / "output").iterdir()]) == OUTPUTS_MAX

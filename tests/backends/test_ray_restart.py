@@ -4,11 +4,8 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
-import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,15 +13,15 @@ from typing import Any
 import pytest
 import ray
 from ray.autoscaler._private.constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
-from ray.cluster_utils import Cluster
 from ray.experimental import internal_kv
-from ray_world import until
 
 from moorage.backends.base import BackendError, Order, Phase
+from moorage.backends.ray import connection
 from moorage.backends.ray.backend import RayBackend
 from moorage.backends.ray.specs import RayJobResourceSpec
 from moorage.backends.specs import ProcessResourceSpec
 from moorage.model import ClusterId, NodeId, Share
+from tests.ray_clusters import RayCluster, free_port, give_up_soon, listens, until
 
 pytestmark = [
     pytest.mark.heavy,
@@ -37,49 +34,33 @@ PROGRAM = str(Path(__file__).with_name("moorage_ray_job.py"))
 FOREVER = ProcessResourceSpec(command=["sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 1000"])
 
 
-def free_port() -> int:
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return int(door.getsockname()[1])
+class Restartable(RayCluster):
+    """A cluster of one node, at one address, which imports nothing of Moorage."""
 
-
-class Restartable:
-    """A cluster of one node, at one address."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         self.port, self.client_port = free_port(), free_port()
-        self.start()
+        super().__init__()
+
+    def head(self) -> dict[str, Any]:
+        ports = {"gcs_server_port": self.port, "ray_client_server_port": self.client_port}
+        return {"num_cpus": 2, "num_gpus": 4, **ports}
 
     def start(self) -> None:
-        options: dict[str, Any] = {
-            "gcs_server_port": self.port,
-            "ray_client_server_port": self.client_port,
-            "num_cpus": 2,
-            "num_gpus": 4,
-            "include_dashboard": False,
-            "memory": 1 << 30,
-            "object_store_memory": 80 << 20,
-            "temp_dir": str(self.folder),
-        }
-        self.cluster = Cluster(initialize_head=True, head_node_args=options)
+        package = self.folder / "nothing" / "moorage"
+        package.mkdir(parents=True, exist_ok=True)
+        broken = "raise ImportError('the nodes need nothing of Moorage')"
+        (package / "__init__.py").write_text(broken)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(package.parent))
+            super().start()
 
 
 @pytest.fixture
-def restartable(monkeypatch) -> Iterator[Restartable]:
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Sockets have short paths.
-    (folder / "ray").mkdir()
-    monkeypatch.setenv("RAY_TMPDIR", str(folder))  # Where a cluster notes its address, in `ray`.
-    (folder / "nothing" / "moorage").mkdir(parents=True)
-    broken = "raise ImportError('the nodes need nothing of Moorage')"
-    (folder / "nothing" / "moorage" / "__init__.py").write_text(broken)
-    monkeypatch.setenv("PYTHONPATH", str(folder / "nothing"))
-    made = Restartable(folder)
-    monkeypatch.delenv("PYTHONPATH")  # What the test starts beside the cluster has it.
-    yield made
-    made.cluster.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
+def restartable() -> Iterator[Restartable]:
+    made = Restartable()
+    with made.environment():
+        yield made
+    made.close()
 
 
 @contextlib.contextmanager
@@ -98,7 +79,7 @@ async def share(backend: RayBackend) -> Share:
 
 async def test_a_cluster_that_is_started_again(restartable, tmp_path):
     reports = []
-    backend = RayBackend(tmp_path, restartable.cluster.address)
+    backend = RayBackend(tmp_path, restartable.address)
     backend.listen(reports.append)
     await backend.start(Order("a", FOREVER, (await share(backend),)))
     restartable.cluster.shutdown()
@@ -112,14 +93,17 @@ async def test_a_cluster_that_is_started_again(restartable, tmp_path):
 
 
 async def test_a_start_that_failed_while_ray_was_away_does_not_end_a_later_one(
-    restartable, tmp_path
+    restartable, monkeypatch, tmp_path
 ):
-    backend = RayBackend(tmp_path, restartable.cluster.address)
+    backend = RayBackend(tmp_path, restartable.address)
     await backend.start(Order("x", FOREVER))
     restartable.cluster.shutdown()
-    await asyncio.to_thread(until, lambda: backend.connection.trouble, 120)
-    with pytest.raises(BackendError):
-        await backend.start(Order("a", FOREVER))
+    with monkeypatch.context() as patch:
+        give_up_soon(patch)
+        patch.setattr(connection, "SILENCE_SECONDS_MAX", 5.0)
+        await asyncio.to_thread(until, lambda: backend.connection.trouble, 120)
+        with pytest.raises(BackendError):
+            await backend.start(Order("a", FOREVER))
     restartable.start()
     async with asyncio.timeout(120):
         while True:  # It is on its way when Ray is found again.
@@ -138,6 +122,7 @@ async def test_a_start_that_failed_while_ray_was_away_does_not_end_a_later_one(
 
 
 async def test_through_the_port_of_rays_client(restartable, tmp_path):
+    until(lambda: listens(restartable.client_port))  # Who comes earlier pauses for many seconds.
     backend = RayBackend(tmp_path, f"ray://127.0.0.1:{restartable.client_port}")
     async with asyncio.timeout(60):
         while backend.connection.trouble:  # Ray starts a server for each client; that takes long.
@@ -146,9 +131,9 @@ async def test_through_the_port_of_rays_client(restartable, tmp_path):
     await backend.start(Order("a", FOREVER, (await share(backend),)))
     assert (await backend.execute("a", ["echo", "x"])).output == "x\n"
     await backend.request([{"GPU": 2.0}])
-    with connected(restartable.cluster.address):
-        asked = internal_kv._internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL)
-    assert json.loads(asked) == [{"GPU": 2.0}]
+    with connected(restartable.address):
+        request = internal_kv._internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL)
+    assert json.loads(request) == [{"GPU": 2.0}]
     await backend.stop("a")
     script = f"exec {sys.executable} {PROGRAM} 1 waits"
     job = RayJobResourceSpec(command=["sh", "-c", script], stop_seconds=1)
@@ -159,7 +144,7 @@ async def test_through_the_port_of_rays_client(restartable, tmp_path):
     (line,) = [each for each in text.splitlines() if each.startswith("{")]
     assert [device for _, device in json.loads(line)["tasks"]] == ["2"]
     await backend.stop("j")
-    with connected(restartable.cluster.address):
+    with connected(restartable.address):
         groups = ray.util.placement_group_table().values()
         assert {each["state"] for each in groups} == {"REMOVED"}
     assert list(await backend.discover()) == []

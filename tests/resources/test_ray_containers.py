@@ -1,6 +1,5 @@
 """Containers on Ray: at the container engine of whatever node Ray chooses."""
 
-import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,23 +14,23 @@ from moorage.resources import ResourceEngine
 from moorage.resources.runners import default_runners
 
 pytestmark = [pytest.mark.heavy, pytest.mark.ray]
+FAILS = "#!/bin/sh\nexit 1\n"
 
 
 @pytest.fixture(scope="module")
-def engines(podman: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder of container engines that is first in PATH: Podman, and a Docker without daemon."""
-    home = podman[0].parent
-    folder = tmp_path_factory.mktemp("engines")
+def engines(podman: tuple[Path, Any], ray_world: RayWorld) -> Iterator[Path]:
+    """The container engines of the nodes: Podman, and a Docker without daemon."""
+    home, folder = podman[0].parent, ray_world.programs
     lines = ["#!/bin/sh", f"export CONTAINERS_CONF={home}/containers.conf"]
     lines += [f"export CONTAINERS_STORAGE_CONF={home}/storage.conf"]
     lines += [f'exec {shutil.which("podman")} "$@"', ""]
+    folder.mkdir()
     (folder / "podman").write_text("\n".join(lines))
-    (folder / "docker").write_text("#!/bin/sh\nexit 1\n")
+    (folder / "docker").write_text(FAILS)
     for each in folder.iterdir():
         each.chmod(0o755)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-        yield folder
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -108,7 +107,7 @@ async def test_what_does_not_start_says_why(engine, container_engine, container_
 async def test_a_node_without_an_engine_says_so(engine, engines, container_image):
     away = engines / "away"
     (engines / "podman").rename(away)
-    (engines / "podman").write_text("#!/bin/sh\nexit 1\n")
+    (engines / "podman").write_text(FAILS)
     (engines / "podman").chmod(0o755)
     try:
         with pytest.raises(BackendError, match=r"needs a docker or podman that works.* has none"):

@@ -261,22 +261,15 @@ async def test_a_kind_of_ones_own_without_a_reset_says_what_to_do():
 
 
 @pytest.mark.heavy
-async def test_a_container_with_only_an_image_whose_command_is_a_shell(engine, shell_image):
-    thing = await engine.acquire("a", ContainerResourceSpec(image=shell_image, stop_seconds=600))
+@pytest.mark.parametrize("command", [None, ["sh"], ["/bin/sh", "-i"]])
+async def test_a_container_may_be_a_shell(engine, container_image, shell_image, command):
+    image = shell_image if command is None else container_image
+    spec = ContainerResourceSpec(image=image, command=command, stop_seconds=600)
+    thing = await engine.acquire("a", spec)
     assert await thing.get_status() is ResourceStatus.RUNNING
-    assert await thing.run_cmd("echo hello") == "hello\n"
+    assert (await thing.run_cmd("echo hello; exit 5")).exit_code == 5
     async with asyncio.timeout(120):  # A shell hears no SIGTERM: no call waits for it to obey.
         await engine.release("a")
-        await engine.end("a")
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("command", [["sh"], ["/bin/sh", "-i"]])
-async def test_and_one_that_is_told_to_run_a_shell(engine, container_image, command):
-    spec = ContainerResourceSpec(image=container_image, command=command, stop_seconds=600)
-    thing = await engine.acquire("a", spec)
-    assert (await thing.run_cmd("exit 5")).exit_code == 5
-    async with asyncio.timeout(120):  # As above.
         await engine.end("a")
 
 
@@ -382,12 +375,10 @@ def test_missing_extras_are_named(tmp_path, call, without, extra):
     assert list(Path(tmp_path).iterdir()) == []
 
 
-def test_vllm_starts_with_this_interpreter_unless_told_otherwise():
-    spec = VLLMModelResourceSpec(model_name_or_path="m")
-    assert spec.service().command[0] == sys.executable
-    assert (
-        VLLMModelResourceSpec(model_name_or_path="m", python="/opt/vllm/bin/python")
-        .service()
-        .command[0]
-        == "/opt/vllm/bin/python"
-    )
+def test_vllm_starts_with_this_interpreter_or_the_one_that_is_named():
+    def program(**fields: str) -> str:
+        spec = VLLMModelResourceSpec(model_name_or_path="m", **fields)
+        return spec.service().command[0]
+
+    assert program() == sys.executable
+    assert program(python="/opt/vllm/bin/python") == "/opt/vllm/bin/python"

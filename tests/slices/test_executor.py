@@ -1,4 +1,4 @@
-"""Jobs on CPUs, GPUs and TPUs of a real Ray: results, failures, budgets, what tasks are told."""
+"""Jobs on CPUs, GPUs and TPUs of a real Ray: results, failures, budgets, what tasks find."""
 
 import os
 import re
@@ -30,11 +30,16 @@ from moorage.slices import (
     execute_multislice_resumable,
     execute_resumable,
 )
+from tests.ray_clusters import until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.ray]
 TYPE = "v4-16"
 TPUS = TpuAcceleratorConfig(TYPE, pod_count=2)
 CPUS = CpuAcceleratorConfig(core_count=1, worker_count=2)
+ONE_CPU = CpuAcceleratorConfig(core_count=1)
+GPU_HOST = GpuAcceleratorConfig(2)
+"""A slice of one host, where it is for slices."""
+SURROGATE = "half a \ud800 surrogate"
 NAMES = [
     *("TPU_NAME", "TPU_VERSION", "TPU_ZONE", "TPU_POD_COUNT", "TPU_SLICE_NAME", "TPU_HOST_ID"),
     *("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_PORT"),
@@ -42,7 +47,7 @@ NAMES = [
 ]
 
 
-def told():
+def found():
     return {name: os.environ[name] for name in NAMES if name in os.environ}
 
 
@@ -58,7 +63,7 @@ def _bounds(ready, monkeypatch):
 
 
 def test_a_job_on_cpus():
-    status = RayExecutor.execute(lambda x, *, y: (x, y, told()), CPUS, 1, y=2)
+    status = RayExecutor.execute(lambda x, *, y: (x, y, found()), CPUS, 1, y=2)
     assert isinstance(status, JobSucceeded)
     assert status.result == [
         (1, 2, {"EXECUTOR_CALL_INDEX": "0"}),
@@ -67,32 +72,32 @@ def test_a_job_on_cpus():
     assert (status.info.name, status.info.state) == (CPUS.runtime_name, "running")
     assert status.info.kind == "CPU"
     with pytest.raises(TypeError, match="not both"):
-        RayExecutor.execute(told, CPUS, 1, _fn_args=(2,))
+        RayExecutor.execute(found, CPUS, 1, _fn_args=(2,))
 
 
 def test_a_job_on_gpus():
-    config = GpuAcceleratorConfig(2, worker_count=4, execution_env={"env_vars": {"MINE": "1"}})
+    config = GpuAcceleratorConfig(2, worker_count=2, execution_env={"env_vars": {"MINE": "1"}})
 
     @ray.remote
     def devices():
         return os.environ["CUDA_VISIBLE_DEVICES"], os.environ["MINE"]
 
     status = RayExecutor.execute(devices, config)
-    assert status.result == [("0,1", "1")] * 4
+    assert status.result == [("0,1", "1")] * 2
 
 
 def test_a_job_on_one_slice():
-    status = RayExecutor.execute(told, TpuAcceleratorConfig(TYPE))
+    status = RayExecutor.execute(found, TpuAcceleratorConfig(TYPE))
     (name,) = {each["TPU_SLICE_NAME"] for each in status.result}
     common = {"TPU_NAME": "EMPTY", "TPU_VERSION": TYPE, "TPU_ZONE": "EMPTY", "TPU_POD_COUNT": "1"}
     assert status.result == [
         {**common, "TPU_SLICE_NAME": name, "TPU_HOST_ID": index, "EXECUTOR_CALL_INDEX": index}
         for index in ("0", "1")
     ]
-    one = RayExecutor.execute(told, TpuAcceleratorConfig(TYPE, worker_count=1))
+    one = RayExecutor.execute(found, TpuAcceleratorConfig(TYPE, worker_count=1))
     assert len(one.result) == 1
     with pytest.raises(ValueError, match="should use 'execute_multislice'"):
-        RayExecutor.execute(told, TPUS)
+        RayExecutor.execute(found, TPUS)
 
 
 def test_a_job_on_two_slices(monkeypatch, ready):
@@ -100,7 +105,7 @@ def test_a_job_on_two_slices(monkeypatch, ready):
     monkeypatch.setenv("TPU_NAME", "mine")
     monkeypatch.setenv("TPU_ZONE", "here")
     config = TpuAcceleratorConfig(TYPE, 2, execution_env={"env_vars": {"MINE": "1"}})
-    nested = RayExecutor.execute_multislice(told, config, flatten=False).result
+    nested = RayExecutor.execute_multislice(found, config, flatten=False).result
     assert [[each["TPU_SLICE_NAME"] for each in hosts] for hosts in nested] == [
         ["tpu-a", "tpu-a"],
         ["tpu-b", "tpu-b"],
@@ -125,39 +130,45 @@ def test_a_job_on_two_slices(monkeypatch, ready):
 
 def test_a_gang_on_two_racks():
     config = GpuAcceleratorConfig(2, worker_count=2, pod_count=2, slice_label="rack")
-    found = RayExecutor.execute_multislice(told, config).result
-    assert [each["TPU_SLICE_NAME"] for each in found] == ["rack-a", "rack-a", "rack-b", "rack-b"]
-    assert [each["MEGASCALE_SLICE_ID"] for each in found] == ["0", "0", "1", "1"]
-    assert "TPU_VERSION" not in found[0]
+    results = RayExecutor.execute_multislice(found, config).result
+    assert [each["TPU_SLICE_NAME"] for each in results] == ["rack-a", "rack-a", "rack-b", "rack-b"]
+    assert [each["MEGASCALE_SLICE_ID"] for each in results] == ["0", "0", "1", "1"]
+    assert "TPU_VERSION" not in results[0]
     with pytest.raises(TypeError, match="slices have TPUs or GPUs"):
-        RayExecutor.execute_multislice(told, CPUS)
+        RayExecutor.execute_multislice(found, CPUS)
 
 
-def test_errors_are_told_apart():
+@pytest.mark.parametrize(
+    ("run", "config"),
+    [(RayExecutor.execute, CPUS), (RayExecutor.execute_multislice, GPU_HOST)],
+    ids=["tasks", "slices"],
+)
+def test_a_failure_and_a_loss_are_different_statuses(run, config):
     def wrong():
         raise KeyError("preempted, it says")
 
-    for config in (CPUS, TpuAcceleratorConfig(TYPE)):
-        status = RayExecutor.execute(wrong, config)
-        assert type(status) is JobError
-        assert isinstance(status.error, KeyError)
-        status = RayExecutor.execute(lambda: os._exit(3), config)
-        assert type(status) is JobPreempted
-        assert isinstance(status.error, ray.exceptions.WorkerCrashedError)
+    status = run(wrong, config)
+    assert type(status) is JobError
+    assert isinstance(status.error, KeyError)
+    status = run(lambda: os._exit(3), config)
+    assert type(status) is JobPreempted
+    assert isinstance(status.error, ray.exceptions.WorkerCrashedError)
+
+
+def test_a_job_that_cannot_be_sent_has_failed():
     lock = threading.Lock()
-    status = RayExecutor.execute_multislice(lambda: lock, TpuAcceleratorConfig(TYPE))
-    assert type(status) is JobFailed
+    assert type(RayExecutor.execute_multislice(lambda: lock, GPU_HOST)) is JobFailed
 
 
 def test_too_little_room_is_an_error_in_time(monkeypatch):
     quick = SliceSettings(scale_add_seconds_max=1, host_health_seconds_max=1)
     with pytest.raises(InsufficientSlicesError, match=r"one of \[5\], but only \d slices"):
-        RayExecutor.execute_multislice(told, TpuAcceleratorConfig(TYPE, 5), _settings=quick)
+        RayExecutor.execute_multislice(found, TpuAcceleratorConfig(TYPE, 5), _settings=quick)
     with pytest.raises(InsufficientSlicesError, match="2 tasks with"):
-        RayExecutor.execute(told, CpuAcceleratorConfig(64, worker_count=2), _settings=quick)
+        RayExecutor.execute(found, CpuAcceleratorConfig(64, worker_count=2), _settings=quick)
     monkeypatch.setenv("EFORMER_SCALE_ADD_TIMEOUT_S", "1")
     with pytest.raises(RetriesExhaustedError, match="Preempted too many times"):
-        RayExecutor.execute_resumable(told, CpuAcceleratorConfig(64), 2, 9)
+        RayExecutor.execute_resumable(found, CpuAcceleratorConfig(64), 2, 9)
 
 
 def test_budgets_are_counted_apart(tmp_path):
@@ -170,19 +181,18 @@ def test_budgets_are_counted_apart(tmp_path):
             raise KeyError(count)
         return count
 
-    one = CpuAcceleratorConfig(core_count=1)
     run = RayExecutor.execute_resumable
-    assert run(unlucky, one, 3, 3, folder=tmp_path, deaths=2, errors=2) == [4]
+    assert run(unlucky, ONE_CPU, 3, 3, folder=tmp_path, deaths=2, errors=2) == [4]
     with pytest.raises(RuntimeError, match="Failed too many times") as caught:
-        run(unlucky, one, 3, 2, folder=tmp_path, deaths=0, errors=9)
+        run(unlucky, ONE_CPU, 3, 2, folder=tmp_path, deaths=0, errors=9)
     assert isinstance(caught.value.__cause__, KeyError)
     assert len(list(tmp_path.iterdir())) == 7
     with pytest.raises(RuntimeError, match="Preempted too many times"):
-        run(unlucky, one, 1, 9, folder=tmp_path, deaths=99, errors=0)
+        run(unlucky, ONE_CPU, 1, 9, folder=tmp_path, deaths=99, errors=0)
     assert len(list(tmp_path.iterdir())) == 8
 
 
-def test_slices_are_kept_between_attempts(tmp_path):
+def test_slices_remain_between_attempts(tmp_path):
     def second_time(folder):
         name = f"{os.environ['TPU_SLICE_NAME']}-{os.environ['TPU_HOST_ID']}"
         if not (folder / name).exists():
@@ -190,8 +200,10 @@ def test_slices_are_kept_between_attempts(tmp_path):
             raise KeyError(name)
         return name
 
-    found = RayExecutor.execute_multislice_resumable(second_time, TPUS, 1, 5, folder=tmp_path)
-    assert found == ["tpu-a-0", "tpu-a-1", "tpu-b-0", "tpu-b-1"]
+    config = TpuAcceleratorConfig(TYPE)
+    names = RayExecutor.execute_multislice_resumable(second_time, config, 1, 5, folder=tmp_path)
+    assert names == sorted(each.name for each in tmp_path.iterdir())
+    assert len(names) == 2, "one of the two slices"
 
 
 def test_between_attempts_more_slices_are_taken(made, tmp_path, monkeypatch):
@@ -211,9 +223,7 @@ def test_between_attempts_more_slices_are_taken(made, tmp_path, monkeypatch):
         return os.environ["TPU_POD_COUNT"]
 
     def free():
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "started").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)  # Nothing tells.
+        until((tmp_path / "started").exists)
         other.drain_actor_pool()
         (tmp_path / "free").touch()
 
@@ -225,33 +235,33 @@ def test_between_attempts_more_slices_are_taken(made, tmp_path, monkeypatch):
 
 
 def test_decorators():
-    @execute(CPUS)
+    @execute(ONE_CPU)
     def one(x):
         return x
 
-    @execute_resumable(CPUS)
+    @execute_resumable(ONE_CPU)
     @ray.remote
     def two(x):
         return x + 1
 
-    @execute_multislice(TPUS)
+    @execute_multislice(GPU_HOST)
     def three(x):
         return x + 2
 
-    @execute_multislice_resumable(TPUS)
+    @execute_multislice_resumable(GPU_HOST)
     def four(x):
         return x + 3
 
-    assert one(1).result == [1, 1]
-    assert two(x=1) == [2, 2]
-    assert three(1).result == [3] * 4
-    assert four(1) == [4] * 4
+    assert one(1).result == [1]
+    assert two(x=1) == [2]
+    assert three(1).result == [3]
+    assert four(1) == [4]
     assert one.__name__ == "one"
 
 
 def test_a_configuration_makes_decorators_and_copies():
     config = CPUS.with_environment_variables({"MINE": "1"}, TPU_NAME="2")
-    assert ray.get(config.create_remote_decorator()(told).remote()) == {
+    assert ray.get(config.create_remote_decorator()(found).remote()) == {
         "MINE": "1",
         "TPU_NAME": "2",
     }
@@ -259,50 +269,24 @@ def test_a_configuration_makes_decorators_and_copies():
     assert GpuAcceleratorConfig(1, "H100").resources()["accelerator_type:H100"] == 0.001
 
 
-class Unpicklable(Exception):  # noqa: N818  # A user's.
-    def __init__(self, first, second):
-        super().__init__(f"{first} and {second}")
-        self.lock = threading.Lock()
-
-
-def leave(how):
-    match how:
-        case "text":
-            sys.exit("bad arguments")
-        case "code":
-            raise SystemExit(2)
-        case "well":
-            sys.exit(0)
-        case "none":
-            raise SystemExit
-        case "unpicklable":
-            raise Unpicklable("this", "that")
-        case "surrogate":
-            raise ValueError("half a \ud800 surrogate")
-        case "surrogate exit":
-            sys.exit("half a \ud800 surrogate")
-
-
-LEAVINGS = {
-    "text": "SystemExit: bad arguments",
-    "code": "SystemExit: exit status 2",
-    "unpicklable": "Unpicklable: this and that",
-    "surrogate": r"half a \\ud800 surrogate",
-    "surrogate exit": r"half a \\ud800 surrogate",
-}
-
-
-def test_what_a_job_left_by_is_said_and_fails_it():
-    one = CpuAcceleratorConfig(core_count=1)
-    for how, text in LEAVINGS.items():
-        status = RayExecutor.execute(leave, one, how)
+def test_what_a_job_leaves_by_is_said_and_fails_it(made):
+    for code, text in [
+        ("bad arguments", "SystemExit: bad arguments"),
+        (2, "SystemExit: exit status 2"),
+        (SURROGATE, r"half a \\ud800 surrogate"),
+    ]:
+        status = RayExecutor.execute(sys.exit, ONE_CPU, code)
         assert type(status) is JobError
-        assert re.search(text, str(status.error)), how
-    for how in ("well", "none"):
-        assert RayExecutor.execute(leave, one, how).result == [None]
+        assert re.search(text, str(status.error))
+    assert RayExecutor.execute(sys.exit, ONE_CPU, 0).result == [None]
     with pytest.raises(RetriesExhaustedError, match="Failed") as caught:
-        RayExecutor.execute_resumable(leave, one, max_retries_failure=1, how="text")
+        RayExecutor.execute_resumable(sys.exit, ONE_CPU, 9, 1, _fn_args=("bad arguments",))
     assert "bad arguments" in str(caught.value.__cause__)
+    pool = made(shape=GPU_HOST.slices())
+    pool.scale_multislice(1)
+    with pytest.raises(HostTaskError, match=r"half a \\ud800 surrogate"):
+        pool.execute_on_each_host(sys.exit, SURROGATE)
+    assert pool.execute_on_each_host(sys.exit) == [[None]]
 
 
 def test_what_dies_again_and_again_at_once_has_failed(tmp_path):
@@ -310,50 +294,32 @@ def test_what_dies_again_and_again_at_once_has_failed(tmp_path):
         (folder / str(len(list(folder.iterdir())))).touch()
         os.abort()
 
-    one = CpuAcceleratorConfig(core_count=1)
     with pytest.raises(RetriesExhaustedError, match="Failed") as caught:
-        RayExecutor.execute_resumable(dies, one, max_retries_failure=2, folder=tmp_path)
+        RayExecutor.execute_resumable(dies, ONE_CPU, max_retries_failure=2, folder=tmp_path)
     assert isinstance(caught.value.__cause__, ray.exceptions.WorkerCrashedError)
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_hosts_say_what_a_task_left_by(made):
-    pool = made(TYPE)
-    pool.scale_multislice(1)
-    for how, text in LEAVINGS.items():
-        with pytest.raises(HostTaskError, match=text):
-            pool.execute_on_each_host(leave, how)
-    assert pool.execute_on_each_host(leave, "well") == [[None, None]]
-
-
 def test_a_warm_function_keeps_its_slices(monkeypatch, ready):
     monkeypatch.setenv("MINE", "here")
-    config = TPUS.with_environment_variables(MINE="there")
+    config = GpuAcceleratorConfig(2, pod_count=2).with_environment_variables(MINE="there")
 
     @device_remote(accelerator_config=config, flatten=False)
     def find(first, *, second):
-        return first + second, os.environ["MINE"], told()["MEGASCALE_SLICE_ID"]
+        return first + second, os.environ["MINE"], found()["MEGASCALE_SLICE_ID"]
 
     try:
-        assert find(1, second=2) == [[(3, "there", "0")] * 2, [(3, "there", "1")] * 2]
+        assert find(1, second=2) == [[(3, "there", "0")], [(3, "there", "1")]]
         actors = ready.left()["actors"]
-        assert ray.get([ref for refs in find.remote(1, second=3) for ref in refs])[3][0] == 4
+        assert ray.get([ref for refs in find.remote(1, second=3) for ref in refs])[1][0] == 4
         assert ready.left()["actors"] == actors
         assert find.__name__ == "find"
-        ready.kill(3)
-        ready.add(3)
-        assert find(1, second=2)[1] == [(3, "there", "1")] * 2
     finally:
         find.close()
     assert ready.left()["actors"] == []
 
 
 def test_methods_of_a_warm_class_run_on_each_host():
-    @device_remote(accelerator_config=TpuAcceleratorConfig(TYPE))
-    @ray.remote
-    def plain():
-        return os.environ["TPU_HOST_ID"]
-
     @device_remote(accelerator_config=GpuAcceleratorConfig(2, worker_count=2))
     class Model:
         """A model."""
@@ -379,21 +345,22 @@ def test_methods_of_a_warm_class_run_on_each_host():
         assert Model.__doc__ == "A model."
     finally:
         model.close()
-    try:
-        assert plain() == ["0", "1"]
-    finally:
-        plain.close()
     with pytest.raises(TypeError, match="a function or a class, not 7"):
         device_remote(accelerator_config=TPUS)(7)
 
 
-def test_decorators_for_slices_have_their_newer_names():
-    @autoscale_execute(TPUS)
-    def once():
-        return told()["MEGASCALE_SLICE_ID"]
+def test_a_remote_function_of_ray_may_be_warm():
+    @device_remote(accelerator_config=GPU_HOST)
+    @ray.remote
+    def plain():
+        return os.environ["TPU_HOST_ID"]
 
-    @autoscale_execute_resumable(TPUS)
-    def again():
-        return told()["MEGASCALE_SLICE_ID"]
+    try:
+        assert plain() == ["0"]
+    finally:
+        plain.close()
 
-    assert once().result == again() == ["0", "0", "1", "1"]
+
+def test_decorators_for_slices_have_newer_names():
+    assert autoscale_execute is execute_multislice
+    assert autoscale_execute_resumable is execute_multislice_resumable

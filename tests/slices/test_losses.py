@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import ray
@@ -20,21 +21,22 @@ from moorage.slices import (
     handle_ray_error,
 )
 from moorage.slices.jobs.statuses import JobError, JobInfo, JobPreempted
+from tests.ray_clusters import until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.ray]
 TYPE = "v4-16"
-SLICES = TpuAcceleratorConfig(TYPE, pod_count=2)
+SLICE = TpuAcceleratorConfig(TYPE)
+RACKS = GpuSlices(gpus_per_host=2, hosts=2, label="rack")
+WITHOUT_HOST_1 = pytest.mark.parametrize("ready", [[1]], indirect=True, ids=["without-host-1"])
 
 
-def pids(folder):
-    return [int(each.name) for each in folder.iterdir() if each.name.isdigit()]
+def names(pool):
+    return [each.actor_info.slice_name for each in pool.get_all_pool_members()]
 
 
-def until(holds):
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, "this has not come about"
-        time.sleep(0.05)  # Nothing tells.
+def hosts(name):
+    """Return the numbers of the hosts of a slice or a rack."""
+    return (0, 1) if name.endswith("a") else (2, 3)
 
 
 @pytest.fixture
@@ -45,36 +47,42 @@ def beside():
 
 
 def stays(folder):
-    (folder / str(os.getpid())).touch()
+    (folder / os.environ["TPU_SLICE_NAME"]).mkdir(exist_ok=True)
+    (folder / os.environ["TPU_SLICE_NAME"] / os.environ["TPU_HOST_ID"]).touch()
     time.sleep(600)  # Its work.
 
 
+def at_work(folder):
+    """Wait until both hosts of a slice work, and return its name."""
+    until(lambda: len([*folder.glob("*/*")]) == 2)
+    (name,) = {each.parent.name for each in folder.glob("*/*")}
+    return name
+
+
 def test_a_raylet_that_is_killed_preempts_the_job(ready, settings, tmp_path, beside):
-    run = RayExecutor.execute_multislice
-    job = beside(run, stays, SLICES, _fn_args=(tmp_path,), _settings=settings)
-    until(lambda: len(pids(tmp_path)) == 4)
-    ready.kill(3, noticed=False)
+    job = beside(RayExecutor.execute, stays, SLICE, _fn_args=(tmp_path,), _settings=settings)
+    name = at_work(tmp_path)
+    ready.kill(hosts(name)[1], noticed=False)
     status = job.result(60)
     assert isinstance(status, JobPreempted)
     assert status.info.kind == "TPU"
-    assert any("slice 1 (tpu-b), host 1" in note for note in status.error.__notes__)
+    assert any(f"slice 0 ({name}), host 1" in note for note in status.error.__notes__)
 
 
 def test_a_resumable_job_goes_on_when_a_raylet_was_killed(ready, settings, tmp_path, beside):
     def once(folder):
         if (folder / "lost").exists():
-            return os.environ["MEGASCALE_SLICE_ID"], os.environ["EXECUTOR_CALL_INDEX"]
+            return os.environ["TPU_SLICE_NAME"], os.environ["EXECUTOR_CALL_INDEX"]
         return stays(folder)
 
     run = RayExecutor.execute_multislice_resumable
     more = {"flatten": False, "_fn_args": (tmp_path,), "_settings": settings}
-    job = beside(run, once, SLICES, 5, 1, **more)
-    until(lambda: len(pids(tmp_path)) == 4)
+    job = beside(run, once, SLICE, 5, 1, **more)
+    name = at_work(tmp_path)
     (tmp_path / "lost").touch()
-    ready.kill(2, noticed=False)
-    ready.add(2)
-    results = job.result(120)
-    assert results == [[("0", "0"), ("0", "1")], [("1", "0"), ("1", "1")]]
+    ready.kill(hosts(name)[0], noticed=False)
+    other = ({"tpu-a", "tpu-b"} - {name}).pop()
+    assert job.result(120) == [[(other, "0"), (other, "1")]]
 
 
 def test_a_host_that_fails_because_another_is_lost_counts_as_lost(
@@ -83,18 +91,16 @@ def test_a_host_that_fails_because_another_is_lost_counts_as_lost(
     """As a collective operation does, long before Ray notices the lost node."""
 
     def collective(folder):
-        (folder / str(os.getpid())).touch()
-        if os.environ["TPU_SLICE_NAME"] == "tpu-b":
-            time.sleep(600)  # Its work.
+        if os.environ["TPU_HOST_ID"] == "1":
+            stays(folder)
+        (folder / os.environ["TPU_SLICE_NAME"]).mkdir(exist_ok=True)
+        (folder / os.environ["TPU_SLICE_NAME"] / "0").touch()
         while not (folder / "gone").exists():
             time.sleep(0.02)  # Nothing tells.
         raise RuntimeError("connection reset by peer")
 
-    run = RayExecutor.execute_multislice
-    job = beside(run, collective, SLICES, _fn_args=(tmp_path,), _settings=settings)
-    until(lambda: len(pids(tmp_path)) == 4)
-    ready.kill(2, noticed=False)
-    ready.kill(3, noticed=False)
+    job = beside(RayExecutor.execute, collective, SLICE, _fn_args=(tmp_path,), _settings=settings)
+    ready.kill(hosts(at_work(tmp_path))[1], noticed=False)
     (tmp_path / "gone").touch()
     status = job.result(60)
     assert isinstance(status, JobPreempted), status
@@ -106,53 +112,38 @@ def test_a_lost_slice_is_replaced_in_its_slot(made, ready):
     pool.prepare_all_slices()
     ready.kill(0)
     with pytest.raises(InsufficientSlicesError, match=r"one of \[2\], but only 1 slices"):
-        pool.scale_multislice(2, timeout=5)
-    assert [each.actor_info.slice_name for each in pool.get_all_pool_members()] == ["tpu-b"]
+        pool.scale_multislice(2, timeout=1)
+    assert names(pool) == ["tpu-b"]
     ready.add(0)
-
-    def index():
-        return os.environ["TPU_SLICE_NAME"], os.environ["TPU_HOST_ID"]
-
     pool.scale_multislice(2)
-    assert pool.execute_on_each_host(index, timeout=60) == [
-        [("tpu-a", "0"), ("tpu-a", "1")],
-        [("tpu-b", "0"), ("tpu-b", "1")],
-    ]
+    assert names(pool) == ["tpu-a", "tpu-b"]
 
 
 def test_a_rack_that_lost_a_host_is_replaced_by_another(made, ready):
-    pool = made(shape=GpuSlices(gpus_per_host=2, hosts=2, label="rack"))
+    pool = made(shape=RACKS)
     pool.scale_multislice(1)
     pool.prepare_all_slices()
-    (name,) = [each.actor_info.slice_name for each in pool.get_all_pool_members()]
-    ready.kill(1 if name == "rack-a" else 3)
+    (name,) = names(pool)
+    ready.kill(hosts(name)[1])
     pool.prepare_all_slices()
-    (other,) = [each.actor_info.slice_name for each in pool.get_all_pool_members()]
-    assert {name, other} == {"rack-a", "rack-b"}
-    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1]]
+    assert {name, *names(pool)} == {"rack-a", "rack-b"}
 
 
-def test_an_actor_that_died_is_replaced_before_the_next_task(made, ready):
-    pool = made(TYPE)
+def test_an_actor_that_died_is_replaced_before_the_next_task(made):
+    pool = made(shape=GpuSlices(gpus_per_host=2))
     pool.scale_multislice(2)
-    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
-    second = pool.get_all_pool_members()[1]
-    hosts = ray.get(second.actor.get_all_actors_in_pool.remote())
-    ray.kill(hosts[0])
-    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
-    assert ray.get(second.actor.get_all_actors_in_pool.remote())[1] == hosts[1]
-    first = pool.get_all_pool_members()[0]
+    first, second = pool.get_all_pool_members()
+    before, (host,) = ray.get([each.actor.ensure_host_pool.remote() for each in (first, second)])
+    ray.kill(host)
+    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1], [1]]
+    assert ray.get(first.actor.get_all_actors_in_pool.remote()) == before
     ray.kill(first.actor)
-
-    def name():
-        return os.environ["TPU_SLICE_NAME"]
-
-    assert pool.execute_on_each_host(name, timeout=60) == [["tpu-a"] * 2, ["tpu-b"] * 2]
+    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1], [1]]
     assert pool.get_all_pool_members()[1].actor == second.actor
 
 
-def test_a_lost_slice_is_an_error_where_it_may_not_be_replaced(made, ready, settings):
-    pool = made(TYPE, settings=replaced(settings, safe_gather=False))
+def test_a_lost_slice_is_an_error_where_it_may_not_be_replaced(made, settings):
+    pool = made(TYPE, settings=replace(settings, safe_gather=False))
     pool.scale_multislice(1)
     (member,) = pool.get_all_pool_members()
     ray.kill(member.actor)
@@ -160,7 +151,7 @@ def test_a_lost_slice_is_an_error_where_it_may_not_be_replaced(made, ready, sett
         pool.prepare_all_slices()
 
 
-def test_a_process_that_dies_names_its_host(made, ready):
+def test_a_process_that_dies_names_its_host(made):
     pool = made(TYPE)
     pool.scale_multislice(1)
 
@@ -179,18 +170,17 @@ def test_a_process_that_dies_names_its_host(made, ready):
 
 
 def test_a_host_that_is_taken_back_takes_no_task(made, ready, settings):
-    pool = made(TYPE, settings=replaced(settings, host_health_seconds_max=12))
+    pool = made(TYPE, settings=replace(settings, host_health_seconds_max=10))
     pool.scale_multislice(2)
-    pool.prepare_all_slices()
     second = pool.get_all_pool_members()[1]
-    hosts = ray.get(second.actor.ensure_host_pool.remote(), timeout=60)
+    actors = ray.get(second.actor.ensure_host_pool.remote(), timeout=60)
     assert not ray.get(second.actor.is_being_preempted.remote(), timeout=60)
     ready.metadata[3].preempted = True
-    assert [ray.get(each.healthy.remote()) for each in hosts] == [True, False]
+    assert [ray.get(each.healthy.remote()) for each in actors] == [True, False]
     assert ray.get(second.actor.is_being_preempted.remote(), timeout=60)
     assert not ray.get(second.actor.healthy.remote(), timeout=60)
     with pytest.raises(HostUnhealthyError, match="Host 1 unhealthy or preempted"):
-        ray.get(hosts[1].run_remote_fn.remote(lambda: 1), timeout=60)
+        ray.get(actors[1].run_remote_fn.remote(lambda: 1), timeout=60)
     with pytest.raises(
         HostUnhealthyError, match=r"slice 1 \(tpu-b\): host 1 of slice tpu-b is not"
     ):
@@ -199,86 +189,62 @@ def test_a_host_that_is_taken_back_takes_no_task(made, ready, settings):
     assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
 
 
+@pytest.mark.parametrize("ready", [[2]], indirect=True, ids=["without-host-2"])
 def test_a_host_that_is_late_is_waited_for(made, ready, beside):
-    ready.kill(2)
     pool = made(TYPE)
     scaled = beside(pool.scale_multislice, 2)
     until(lambda: len(ready.left()["actors"]) == 2)
     ready.add(2)
     scaled.result(60)
-    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
-
-
-def test_a_slice_goes_with_the_hosts_that_are_there_where_that_is_set(made, ready, settings):
-    ready.kill(3)
-    pool = made(TYPE, settings=replaced(settings, moderate=True))
-    pool.scale_multislice(2)
-    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1]]
+    assert names(pool) == ["tpu-a", "tpu-b"]
 
 
 def test_a_slice_that_lost_a_host_is_not_whole(made, ready, settings):
-    pool = made(TYPE, settings=replaced(settings, host_health_seconds_max=5))
+    pool = made(TYPE, settings=replace(settings, host_health_seconds_max=2))
     pool.scale_multislice(2)
-    ready.kill(3)
-    with pytest.raises(SliceDegraded, match="slice tpu-b has 1 of its 2 hosts") as caught:
+    ready.kill(1)
+    with pytest.raises(SliceDegraded, match="slice tpu-a has 1 of its 2 hosts") as caught:
         pool.prepare_all_slices()
     assert isinstance(caught.value, InsufficientSlicesError)
     (degraded,) = ray.get(ray.put(caught.value)).slices
-    assert (degraded.slice_name, degraded.num_hosts) == ("tpu-b", 2)
-    assert degraded.hosts == (ready.hosts[2].node_ip_address,)
-    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1]]
+    assert (degraded.slice_name, degraded.num_hosts) == ("tpu-a", 2)
+    assert degraded.hosts == (ready.hosts[0].node_ip_address,)
     pool.scale_multislice([1, 2])
-    assert [each.actor_info.slice_name for each in pool.get_all_pool_members()] == ["tpu-a"]
-    with pytest.raises(SliceDegraded, match=r"one of \[2\], but only 1 slices .* tpu-b has 1 of"):
-        pool.scale_multislice(2, timeout=3)
-    ready.add(3)
+    assert names(pool) == ["tpu-b"]
+    with pytest.raises(SliceDegraded, match=r"one of \[2\], but only 1 slices .* tpu-a has 1 of"):
+        pool.scale_multislice(2, timeout=1)
+
+
+@WITHOUT_HOST_1
+def test_a_slice_goes_with_the_hosts_that_are_there_where_that_is_set(made, settings):
+    pool = made(TYPE, settings=replace(settings, moderate=True))
     pool.scale_multislice(2)
-    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
+    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1], [1, 1]]
 
 
-def test_a_whole_slice_is_taken_before_one_that_lost_a_host(made, ready):
-    ready.kill(1)
+@WITHOUT_HOST_1
+def test_a_whole_slice_is_taken_before_one_that_lost_a_host(made):
     pool = made(TYPE)
     pool.scale_multislice([1, 2])
-    assert [each.actor_info.slice_name for each in pool.get_all_pool_members()] == ["tpu-b"]
-    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1]]
+    assert names(pool) == ["tpu-b"]
 
 
 def test_a_host_that_is_lost_unnoticed_is_said(made, ready, settings):
-    pool = made(TYPE, settings=replaced(settings, host_health_seconds_max=8))
+    pool = made(TYPE, settings=replace(settings, host_health_seconds_max=8))
     pool.scale_multislice(2)
-    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
     second = pool.get_all_pool_members()[1]
-    ray.kill(ray.get(second.actor.get_all_actors_in_pool.remote())[1])
+    ray.kill(ray.get(second.actor.ensure_host_pool.remote())[1])
     ready.kill(3, noticed=False)
     with pytest.raises(SliceDegraded, match="slice tpu-b has 1 of its 2 hosts"):
         pool.execute_on_each_host(lambda: 1, timeout=60)
 
 
 def test_a_rack_that_lost_a_host_and_has_no_other_says_so(made, ready, settings):
-    pool = made(
-        shape=GpuSlices(gpus_per_host=2, hosts=2, label="rack"),
-        settings=replaced(settings, host_health_seconds_max=5),
-    )
+    pool = made(shape=RACKS, settings=replace(settings, host_health_seconds_max=2))
     pool.scale_multislice(2)
     ready.kill(1)
     with pytest.raises(SliceDegraded, match="slice rack-a has 1 of its 2 hosts") as caught:
         pool.execute_on_each_host(lambda: 1, timeout=60)
     assert len(caught.value.slices[0].lost) == 1
     pool.scale_multislice([2, 1])
-    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1]]
-
-
-def test_a_slow_host_is_waited_for_or_not(made, ready):
-    pool = made(TYPE)
-    pool.scale_multislice(1)
-
-    def slow():
-        time.sleep(3 if os.environ["TPU_HOST_ID"] == "0" else 0)  # Its work.
-        return os.environ["TPU_HOST_ID"]
-
-    assert pool.execute_on_each_host(slow, timeout=60) == [["0", "1"]]
-
-
-def replaced(settings, **changes):
-    return type(settings)(**{**vars(settings), **changes})
+    assert names(pool) == ["rack-b"]

@@ -13,10 +13,11 @@ from moorage.slices import (
     HostTaskError,
     InsufficientSlicesError,
     SliceInfo,
-    SlicePoolManager,
     SlicesError,
     SliceTimeoutError,
 )
+from moorage.slices.results import collect
+from tests.ray_clusters import until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.ray]
 TYPE = "v4-16"
@@ -28,21 +29,17 @@ def where():
     return node, os.getpid(), {name: os.environ.get(name) for name in names}
 
 
-def names(pool, without=()):
-    found = [each.actor_info.slice_name for each in pool.get_all_pool_members()]
-    return [name for name in found if name not in without]
+def names(pool):
+    return [each.actor_info.slice_name for each in pool.get_all_pool_members()]
 
 
-def test_the_example_of_the_documents(ready, monkeypatch):
-    monkeypatch.setenv("EFORMER_SCALE_ADD_TIMEOUT_S", "60")
-    manager = SlicePoolManager(tpu_type=TYPE)
-    manager.scale_multislice(num_slices=2)
-    actors = manager.get_all_actors_in_pool()
-    assert len(actors) == 2
-    manager.prepare_all_slices()
-    manager.drain_actor_pool()
-    assert manager.get_all_actors_in_pool() == []
-    manager.drain_actor_pool()
+def sleeps(folder):
+    (folder / str(os.getpid())).touch()
+    time.sleep(600)  # Its work.
+
+
+def until_gone(folder):
+    until(lambda: not any(Path("/proc", each.name).exists() for each in folder.iterdir()), 30)
 
 
 def test_members_say_what_they_are(made, ready):
@@ -82,39 +79,43 @@ def test_hosts_are_reserved_each_on_a_node_of_its_own(made):
     (group,) = (each for each in groups if len(each["bundles"]) == 2 and each["state"] == "CREATED")
     assert group["strategy"] == "STRICT_SPREAD"
     assert len(set(group["bundles_to_node_id"].values())) == 2
-    (member,) = pool.get_all_pool_members()
-    assert group["bundles"][0] == {member.actor_info.slice_name: 1, "TPU": 4}
+    assert group["bundles"][0] == {names(pool)[0]: 1, "TPU": 4}
 
 
-def test_references_for_each_slice(made, ready):
+def test_a_function_runs_on_each_host(made, ready):
     pool = made(TYPE)
     pool.scale_multislice(2)
     nested = pool.execute_on_each_slice(where, env={"MINE": 7}, runtime_env={})
-    assert [len(refs) for refs in nested] == [2, 2]
-    found = [ray.get(refs) for refs in nested]
-    nodes = [[node for node, _, _ in slice_] for slice_ in found]
+    results = [ray.get(refs) for refs in nested]
+    nodes = [[node for node, _, _ in hosts] for hosts in results]
     assert nodes == [[ready.node(0), ready.node(1)], [ready.node(2), ready.node(3)]]
-    assert found[1][1][2] == {
+    assert results[1][1][2] == {
         "TPU_SLICE_NAME": "tpu-b",
         "TPU_HOST_ID": "1",
         "TPU_NUM_DEVICES": "4",
         "TPU_VISIBLE_CHIPS": "0,1,2,3",
         "MINE": "7",
     }
-
-
-def test_one_list_of_references(made, ready):
-    pool = made(TYPE)
-    pool.scale_multislice(2)
     variables = {"env_vars": {"MINE": "env", "TPU_HOST_ID": "mine"}}
-    refs = pool.execute_on_each_host_flat(ray.remote(where), runtime_env=variables)
-    found = ray.get(refs)
-    assert [node for node, _, _ in found] == [ready.node(number) for number in range(4)]
-    assert {each["MINE"] for _, _, each in found} == {"env"}
-    assert {each["TPU_HOST_ID"] for _, _, each in found} == {"mine"}
+    flat = ray.get(pool.execute_on_each_host_flat(ray.remote(where), runtime_env=variables))
+    assert [node for node, _, _ in flat] == [node for hosts in nodes for node in hosts]
+    assert {(each["MINE"], each["TPU_HOST_ID"]) for _, _, each in flat} == {("env", "mine")}
 
 
-def test_scheduling_waits_for_no_result(made, tmp_path):
+def test_results_of_each_host(made):
+    pool = made(TYPE)
+    pool.scale_multislice(1)
+
+    def add(first, second, *, third):
+        return first + second + third + int(os.environ["MINE"])
+
+    results = pool.execute_on_each_host(add, 1, ray.put(2), env={"MINE": "4"}, third=8, timeout=60)
+    assert results == [[15, 15]]
+    ((error, _),) = pool.execute_on_each_host(lambda: ValueError("a result"))
+    assert isinstance(error, ValueError)
+
+
+def test_growing_leaves_alone_what_is_scheduled(made, tmp_path):
     pool = made(TYPE)
     pool.scale_multislice(1)
     gate = tmp_path / "gate"
@@ -122,31 +123,21 @@ def test_scheduling_waits_for_no_result(made, tmp_path):
     def waits():
         while not gate.exists():
             time.sleep(0.02)  # Nothing tells.
-        return "done"
+        return os.environ["TPU_SLICE_NAME"]
 
     refs = pool.schedule_on_each_host(waits)
     assert ray.wait(refs, timeout=0.5)[0] == []
-    gate.touch()
-    assert ray.get(refs, timeout=60) == ["done", "done"]
-
-
-def test_results_of_each_host(made):
-    pool = made(TYPE)
     pool.scale_multislice(2)
-
-    def add(first, second, *, third):
-        return first + second + third + int(os.environ["MINE"])
-
-    found = pool.execute_on_each_host(add, 1, ray.put(2), env={"MINE": "4"}, third=8, timeout=60)
-    assert found == [[15, 15], [15, 15]]
-    assert pool.execute_on_each_host(lambda: ValueError("a result")) != []
+    gate.touch()
+    assert ray.get(refs, timeout=60) == names(pool)[:1] * 2
+    assert len(names(pool)) == 2
 
 
 def test_the_first_failure_names_its_host_and_ends_the_others(made, ready, tmp_path):
     pool = made(TYPE)
     pool.scale_multislice(2)
 
-    def fails_once(folder):
+    def one_fails(folder):
         (folder / str(os.getpid())).touch()
         while len(list(folder.iterdir())) < 4:
             time.sleep(0.02)  # Nothing tells.
@@ -155,71 +146,46 @@ def test_the_first_failure_names_its_host_and_ends_the_others(made, ready, tmp_p
         time.sleep(600)  # Its work.
 
     with pytest.raises(HostTaskError, match="broken") as caught:
-        pool.execute_on_each_host(fails_once, tmp_path, timeout=60)
+        pool.execute_on_each_host(one_fails, tmp_path, timeout=60)
     assert (caught.value.slice_index, caught.value.slice_name) == (1, "tpu-b")
     assert caught.value.host_id == 1
     assert isinstance(caught.value.cause, KeyError)
     until_gone(tmp_path)
-    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
 
 
-def until_gone(folder):
-    deadline = time.monotonic() + 30
-    while any(Path("/proc", each.name).exists() for each in folder.iterdir()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)  # Nothing tells.
-
-
-def test_time_that_is_up_ends_all_tasks(made, tmp_path):
+def test_time_that_is_up_ends_all_tasks(made, tmp_path, settings):
     pool = made(TYPE)
     pool.scale_multislice(1)
 
-    def first_only(folder):
-        (folder / str(os.getpid())).touch()
+    def first_ends(folder):
         if os.environ["TPU_HOST_ID"] == "1":
-            time.sleep(600)  # Its work.
+            sleeps(folder)
 
+    calls = pool.start_on_hosts(first_ends, (tmp_path,))
+    ray.get(calls[0][0].ref, timeout=60)
+    until(lambda: any(tmp_path.iterdir()))
     with pytest.raises(SliceTimeoutError, match=r"slice 0 \(tpu-.\), host 1") as caught:
-        pool.execute_on_each_host(first_only, tmp_path, timeout=12)
+        collect(calls, 0.5, settings.task_cancel_seconds_max)
     assert "host 0" not in str(caught.value)
     until_gone(tmp_path)
-    refs = pool.execute_on_each_host_flat(lambda: time.sleep(600), timeout=3)  # Its work.
-    with pytest.raises(SliceTimeoutError, match="its task took more than 3 s"):
-        ray.get(refs[0], timeout=60)
-    with pytest.raises(SliceTimeoutError):
-        ray.get(refs[1], timeout=60)
+    with pytest.raises(SliceTimeoutError, match="host 0"):
+        pool.execute_on_each_host(sleeps, tmp_path, timeout=0.5)
+    refs = pool.execute_on_each_host_flat(lambda: time.sleep(600), timeout=1)  # Its work.
+    for ref in refs:
+        with pytest.raises(SliceTimeoutError, match="its task took more than 1 s"):
+            ray.get(ref, timeout=60)
 
 
-def test_a_host_has_one_task(made, tmp_path):
+def test_a_host_has_one_task_which_can_be_cancelled(made, tmp_path):
     pool = made(TYPE)
     pool.scale_multislice(1)
-
-    def stays(folder):
-        (folder / str(os.getpid())).touch()
-        time.sleep(600)  # Its work.
-
-    refs = pool.schedule_on_each_host(stays, env={})
-    del refs
-    refs = pool.schedule_on_each_host(lambda: time.sleep(600))  # Its work.
+    refs = pool.schedule_on_each_host(lambda: time.sleep(600), env={})  # Its work.
     assert pool.execute_on_each_host(lambda: 2, timeout=60) == [[2, 2]]
     for ref in refs:
         with pytest.raises(ray.exceptions.TaskCancelledError):
             ray.get(ref, timeout=60)
-
-
-def test_a_reference_can_be_cancelled(made, tmp_path):
-    pool = made(TYPE)
-    pool.scale_multislice(1)
-
-    def stays():
-        (tmp_path / str(os.getpid())).touch()
-        time.sleep(600)  # Its work.
-
-    refs = pool.schedule_on_each_host(stays)
-    deadline = time.monotonic() + 60
-    while len(list(tmp_path.iterdir())) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)  # Nothing tells.
+    refs = pool.schedule_on_each_host(lambda: sleeps(tmp_path))
+    until(lambda: len([*tmp_path.iterdir()]) == 2)
     for ref in refs:
         ray.cancel(ref)
     until_gone(tmp_path)
@@ -241,13 +207,12 @@ def test_a_size_that_can_never_be_is_skipped_at_once(made):
     deadline = time.monotonic() + 30
     pool.scale_multislice([1, 2, 8], timeout=600)
     assert time.monotonic() < deadline
-    assert len(pool.get_all_pool_members()) == 2
     before = pool.get_all_actors_in_pool()
+    assert len(before) == 2
     says = r"one of \[3, 5\], but only 2 slices .*; the cluster has room for 2 in all"
     with pytest.raises(InsufficientSlicesError, match=says):
-        pool.scale_multislice([5, 3], timeout=3)
+        pool.scale_multislice([5, 3], timeout=1)
     assert pool.get_all_actors_in_pool() == before
-    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
 
 
 def test_a_pool_that_never_fits_says_so_at_once(made, settings):
@@ -262,30 +227,13 @@ def test_a_smaller_size_comes_when_its_time_has_come(made):
     other.scale_multislice(1)
     pool = made(TYPE)
     pool.scale_multislice([2, 1], timeout=6)
-    (first,) = names(pool)
+    first = names(pool)
     with pytest.raises(InsufficientSlicesError, match=r"one of \[2\], but only 1 slices"):
-        pool.scale_multislice(2, timeout=2)
-    assert len(pool.get_all_pool_members()) == 1
+        pool.scale_multislice(2, timeout=1)
+    assert names(pool) == first
     other.drain_actor_pool()
     pool.scale_multislice([2, 1])
-    assert names(pool) == [first, *names(pool, {first})]
-    assert len(names(pool)) == 2
-
-
-def test_growing_leaves_alone_what_runs(made, tmp_path):
-    pool = made(TYPE)
-    pool.scale_multislice(1)
-    gate = tmp_path / "gate"
-
-    def waits():
-        while not gate.exists():
-            time.sleep(0.02)  # Nothing tells.
-        return os.environ["TPU_SLICE_NAME"]
-
-    refs = pool.schedule_on_each_host(waits)
-    pool.scale_multislice(2)
-    gate.touch()
-    assert ray.get(refs, timeout=60) == names(pool)[:1] * 2
+    assert names(pool)[:1] == first
     assert len(names(pool)) == 2
 
 
@@ -301,22 +249,22 @@ def test_shrinking_frees_what_it_held(made):
     assert names(other) == ["tpu-b"]
 
 
-def test_the_autoscaler_is_asked_for_all_that_is_needed(made):
-    def asked():
+def test_the_autoscaler_gets_a_request_for_all_that_is_needed(made):
+    def requested():
         from ray.experimental.internal_kv import _internal_kv_get  # noqa: PLC0415  # Ray's own.
 
         return _internal_kv_get("autoscaler_resource_request")
 
     pool = made(TYPE)
     with pytest.raises(InsufficientSlicesError):
-        pool.scale_multislice(3, timeout=2)
-    assert asked() == b"[]"
+        pool.scale_multislice(3, timeout=1)
+    assert requested() == b"[]"
     pool.scale_multislice(2)
-    assert asked() == b'[{"TPU-v4-16-head": 1}, {"TPU-v4-16-head": 1}]'
+    assert requested() == b'[{"TPU-v4-16-head": 1}, {"TPU-v4-16-head": 1}]'
     pool.prepare_all_slices()
-    assert asked() == b'[{"tpu-a": 1}, {"tpu-a": 1}, {"tpu-b": 1}, {"tpu-b": 1}]'
+    assert requested() == b'[{"tpu-a": 1}, {"tpu-a": 1}, {"tpu-b": 1}, {"tpu-b": 1}]'
     pool.drain_actor_pool()
-    assert asked() == b"[]"
+    assert requested() == b"[]"
 
 
 def test_one_more_actor_by_hand(made):

@@ -1,13 +1,10 @@
 """A real Ray on this machine: a head without processors, and raylets that tests start and kill."""
 
 import asyncio
-import contextlib
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,80 +12,58 @@ import pytest
 
 import moorage
 from moorage.sandbox.host.sandbox import WorkerSettings
-
-with contextlib.suppress(ImportError):  # An extra, which the fast tests do without.
-    from ray.cluster_utils import Cluster
+from tests.ray_clusters import RayCluster, raylets, workers
 
 # Lets the tests of this package import `served`, and that `interface`.
 sys.path[:0] = [str(Path(__file__).parents[2] / name) for name in ("end_to_end", "web")]
 
 SECONDS_MAX: Final = 90.0
 CELLS: Final = 4
-_SYSTEM: Final = {
-    "health_check_initial_delay_ms": 2000,
-    "health_check_period_ms": 1000,
-    "health_check_timeout_ms": 20_000,  # A busy machine may hang; what is killed refuses at once.
-    "health_check_failure_threshold": 3,
-    "enable_worker_prestart": False,
-    "prestart_worker_first_driver": False,
-}
+CHANGED: Final = 100
 
 
-@dataclass
-class World:
+class World(RayCluster):
     """The cluster, and what tests do to it."""
 
-    cluster: Any
-    folder: Path
-    raylets: list[Any] = field(default_factory=list)
-    said: list[tuple[str, str, bool]] = field(default_factory=list)
+    connects = False
 
-    def have(self, count: int) -> None:
-        """Have so many honest raylets, and no other."""
-        while len(self.raylets) > count:
-            self.kill(self.raylets[-1])
-        while len(self.raylets) < count:
-            self.add()
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str, bool]] = []
+        self.sources: dict[int, Path | None] = {}
+        super().__init__()
 
-    def add(self, source: Path | None = None) -> Any:
-        """Start a raylet, on which `moorage` may be another one."""
-        raylet = self.cluster.add_node(
-            wait=True,
-            num_cpus=CELLS,
-            memory=2 << 30,
-            object_store_memory=80 << 20,
-            env_vars={} if source is None else {"PYTHONPATH": str(source)},
-        )
-        self.raylets.append(raylet)
-        return raylet
+    def options(self, number: int) -> dict[str, Any]:
+        source = self.sources[number]
+        return {
+            "num_cpus": CELLS,
+            "memory": 2 << 30,
+            "env_vars": {} if source is None else {"PYTHONPATH": str(source)},
+        }
 
-    def kill(self, raylet: Any) -> None:
-        """Kill a raylet, with all that runs there."""
-        self.raylets.remove(raylet)
-        self.cluster.remove_node(raylet, allow_graceful=False)
+    def have(self, count: int, source: Path | None = None) -> None:
+        """Have `count` honest raylets, and one more where `moorage` is another one."""
+        wanted: dict[int, Path | None] = dict.fromkeys(range(count))
+        if source is not None:
+            wanted[CHANGED] = source
+        for number in self.hosts.keys() - wanted.keys():
+            self.kill(number)
+        self.sources = wanted
+        for number in sorted(wanted.keys() - self.hosts.keys()):
+            self.add(number)
 
-    def agents(self, raylet: Any) -> list[int]:
-        """Return the processes of agents there."""
-        parents = {str(each.process.pid) for each in raylet.all_processes["raylet"]}
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-                title = (folder / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if parent in parents and title.startswith(b"ray::Agent"):
-                found.append(int(folder.name))
-        return found
+    def kill(self, number: int, *, noticed: bool = False) -> None:
+        super().kill(number, noticed=noticed)
 
-    def changed(self, name: str, file: str, old: str, new: str) -> Path:
-        """Return a folder with a `moorage` in which one text was replaced."""
-        folder = self.folder / name
+    def agents(self, number: int) -> list[int]:
+        """Return the processes of agents on a raylet."""
+        found = workers(raylets(self.hosts[number]))
+        return [int(folder.name) for folder, title in found if title.startswith("ray::Agent")]
+
+    def changed(self, file: str, old: str, new: str) -> Path:
+        """Return a folder with a `moorage` in which one text was replaced; there is one."""
+        folder = self.folder / "changed"
         copy = folder / "moorage"
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(
-            Path(moorage.__file__).parent, copy, ignore=ignored, dirs_exist_ok=True
-        )  # A second try has the same name.
+        shutil.copytree(Path(moorage.__file__).parent, copy, dirs_exist_ok=True)
         path = copy / file
         text = path.read_text()
         assert text.count(old) == 1, (file, old)
@@ -96,47 +71,26 @@ class World:
         return folder
 
     @staticmethod
-    async def until(holds: Callable[[], Any], seconds: float = SECONDS_MAX) -> Any:
+    async def until(holds: Callable[[], Any]) -> Any:
         """Wait until something holds, and return it."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + SECONDS_MAX
         while not (found := holds()):
             assert time.monotonic() < deadline, "this has not come about"
             await asyncio.sleep(0.02)  # Nothing tells.
         return found
 
     async def up(self, bench: Any, count: int) -> None:
-        """Wait until so many workers are up."""
+        """Wait until `count` workers are up."""
         await self.until(lambda: bench.sandbox.report().workers_up == count)
 
-    def workers(self, cells: int = CELLS) -> WorkerSettings:
+    def workers(self, cells: int) -> WorkerSettings:
         """Return the settings of a sandbox that uses this cluster."""
         self.said.clear()
-        return WorkerSettings(self.cluster.address, cells, lambda *each: self.said.append(each))
+        return WorkerSettings(self.address, cells, lambda *each: self.said.append(each))
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    """The cluster of one file of tests."""
-    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Sockets have short paths.
-    (folder / "ray").mkdir()
-    folder.chmod(0o755)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_TMPDIR", str(folder))  # Where a cluster notes its address, in `ray`.
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 0,
-                "include_dashboard": False,
-                "memory": 1 << 30,
-                "object_store_memory": 80 << 20,
-                "temp_dir": str(folder),
-                "_system_config": _SYSTEM,
-            },
-        )
-        world = World(cluster, folder)
-        try:
-            yield world
-        finally:
-            cluster.shutdown()
-            shutil.rmtree(folder, ignore_errors=True)
+def world(ray_clusters: None) -> Iterator[World]:
+    """The cluster of these files."""
+    with World.shared() as shared:
+        yield shared

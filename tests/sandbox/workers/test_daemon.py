@@ -16,7 +16,7 @@ from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import daemon
 
 pytestmark = [pytest.mark.heavy, pytest.mark.ray]
-TOLD = "self._agent.tell(relay.CellSaid(self._number, data, given_bytes))"
+SENT = "self._agent.tell(relay.CellSaid(self._number, data, given_bytes))"
 FITS = """
 import time
 time.sleep(input_data["inputs"].get("seconds", 0))
@@ -38,7 +38,7 @@ def counted(server: Server, what: str) -> float:
 def served(world: Any, folder: Path, workers: int) -> Iterator[Server]:
     """Run a daemon on this Ray until the block ends, and wait for its workers."""
     environment = {
-        "MOORAGE_POLICY_WORKERS": world.cluster.address,
+        "MOORAGE_POLICY_WORKERS": world.address,
         "MOORAGE_POLICY_WORKER_CELLS": "4",
         "MOORAGE_POLICY_DEADLINE_SECONDS": "10",
     }
@@ -77,7 +77,7 @@ def test_leases_outlive_a_raylet_and_the_bridge(world, tmp_path) -> None:
     with served(world, tmp_path, 2) as server, ThreadPoolExecutor(40) as threads:
         asks = [threads.submit(lease, server, n=n, seconds=0.2) for n in range(40)]
         until(lambda: counted(server, "evaluations") > 2)
-        world.kill(world.raylets[0])
+        world.kill(0)
         replies = [ask.result() for ask in asks]
         assert all(each["success"] for each in replies), replies
         assert len(set(held(replies))) == 40
@@ -87,27 +87,18 @@ def test_leases_outlive_a_raylet_and_the_bridge(world, tmp_path) -> None:
         assert all(each["success"] for each in more), more
         assert len(set(held(replies + more))) == 45
         until(lambda: figure(server, "moorage_policy_workers") == 1, 90)
-        print(f"\n40 leases at once while a raylet is killed, 5 more behind a killed bridge:"
-              f" 45 granted, {len(set(held(replies + more)))} GPUs, losses"
-              f" {counted(server, 'worker_losses'):.0f}")  # fmt: skip
 
 
 def test_a_placement_that_a_worker_made_up_is_not_granted(world, tmp_path) -> None:
-    world.have(0)
-    made_up = f"data = data.replace(b'\"east-', b'\"west-')\n        {TOLD}"
-    liar = world.add(world.changed("made-up", "sandbox/workers/agent.py", TOLD, made_up))
-    try:
-        with served(world, tmp_path, 1) as server:
-            replies = [lease(server, n=n) for n in range(4)]
-            assert all(each["success"] for each in replies), replies
-            assert all(node.startswith("east-") for node, _ in held(replies))
-            doubts, asked = counted(server, "worker_doubts"), counted(server, "evaluations")
-            print(f"\n4 leases, a worker that names other nodes: {doubts:.0f} answers refused,"
-                  f" {asked:.0f} evaluations")  # fmt: skip
-            assert doubts >= 1
-            assert asked == 4 + doubts  # One retry each.
-    finally:
-        world.kill(liar)
+    made_up = f"data = data.replace(b'\"east-', b'\"west-')\n        {SENT}"
+    world.have(0, world.changed("sandbox/workers/agent.py", SENT, made_up))
+    with served(world, tmp_path, 1) as server:
+        replies = [lease(server, n=n) for n in range(4)]
+        assert all(each["success"] for each in replies), replies
+        assert all(node.startswith("east-") for node, _ in held(replies))
+        doubts, evaluations = counted(server, "worker_doubts"), counted(server, "evaluations")
+        assert doubts >= 1
+        assert evaluations == 4 + doubts  # One retry each.
 
 
 def test_a_killed_daemon_leaves_nothing_on_ray(world, tmp_path) -> None:
@@ -118,7 +109,7 @@ def test_a_killed_daemon_leaves_nothing_on_ray(world, tmp_path) -> None:
     ):
         assert lease(server, n=0)["success"]
         (bridge,) = bridges(server.running.pid)
-        assert len(world.agents(world.raylets[0])) == 1
+        assert len(world.agents(0)) == 1
         os.kill(server.running.pid, signal.SIGKILL)
         until(lambda: not Path(f"/proc/{bridge}").exists())
-        until(lambda: not world.agents(world.raylets[0]))
+        until(lambda: not world.agents(0))

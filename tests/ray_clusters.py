@@ -1,0 +1,194 @@
+"""A real Ray on this machine, which files of tests share that need the same nodes."""
+
+import contextlib
+import logging
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self
+
+import pytest
+
+with contextlib.suppress(ImportError):  # An extra, which the fast tests do without.
+    import ray
+    from ray.cluster_utils import Cluster
+
+SECONDS_MAX: Final = 60
+OBJECT_STORE_BYTES: Final = 80 << 20
+# A node's death is noticed in a second rather than in half a minute; processes start when needed.
+_SYSTEM: Final = {
+    "health_check_initial_delay_ms": 500,
+    "health_check_period_ms": 300,
+    "health_check_timeout_ms": 20_000,  # A busy machine may hang; what is killed refuses at once.
+    "health_check_failure_threshold": 3,
+    "enable_worker_prestart": False,
+    "prestart_worker_first_driver": False,
+}
+
+
+def until(holds: Callable[[], Any], seconds: float = SECONDS_MAX) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "this has not come about"
+        time.sleep(0.05)  # Nothing tells.
+
+
+def free_port() -> int:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as door:
+        return door.connect_ex(("127.0.0.1", port)) == 0
+
+
+def give_up_soon(patch: pytest.MonkeyPatch) -> None:
+    """Have processes that start now give up within seconds where Ray does not answer."""
+    seconds = ("gcs_rpc_server_connect_timeout_s", "py_gcs_connect_timeout_s")
+    for name in ("NUM_REDIS_GET_RETRIES", *seconds):
+        patch.setenv(f"RAY_{name}", "1")
+
+
+class RayCluster:
+    """A head without processors, and nodes with numbers; subclasses say what those are."""
+
+    nodes: ClassVar[frozenset[int]] = frozenset()
+    """The numbers of those that each file finds."""
+    connects: ClassVar = True
+    """Whether the process of the tests is a driver of it."""
+    _shared: ClassVar["RayCluster | None"] = None
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Sockets have short paths.
+        self.folder.chmod(0o755)  # The jail's user reads there.
+        (self.folder / "ray").mkdir()
+        self.hosts: dict[int, Any] = {}
+        with self.environment():
+            self.start()
+
+    @classmethod
+    @contextlib.contextmanager
+    def shared(cls) -> Iterator[Self]:
+        """Use the cluster of this kind until the block ends; there is one at a time."""
+        if type(RayCluster._shared) is not cls:
+            RayCluster.end_shared()
+            RayCluster._shared = cls()
+        cluster = RayCluster._shared
+        assert isinstance(cluster, cls)
+        with cluster.environment():
+            try:
+                if cls.connects:
+                    ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+                    cluster.mend()
+                yield cluster
+            finally:
+                ray.shutdown()
+
+    @staticmethod
+    def end_shared() -> None:
+        cluster, RayCluster._shared = RayCluster._shared, None
+        if cluster is not None:
+            cluster.close()
+
+    @contextlib.contextmanager
+    def environment(self) -> Iterator[None]:
+        """Set what its processes, and those that tests start, find in their environment."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+            patch.setenv("AUTOSCALER_UPDATE_INTERVAL_S", "1")  # How soon it knows of a lost node.
+            patch.setenv("RAY_TMPDIR", str(self.folder))  # Where it notes its address, in `ray`.
+            for name, value in self.variables().items():
+                patch.setenv(name, value)
+            # As where only the extra `ray` is installed: each node's agent starts in less time.
+            patch.setattr(
+                ray._private.utils, "get_dashboard_dependency_error", lambda: ImportError("none")
+            )
+            yield
+
+    def variables(self) -> dict[str, str]:
+        return {}
+
+    def head(self) -> dict[str, Any]:
+        """Return what Ray is given, beside the same for all, to start the head."""
+        return {"num_cpus": 0, "_system_config": _SYSTEM}
+
+    def start(self) -> None:
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "include_dashboard": False,
+                "memory": 1 << 30,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                "temp_dir": str(self.folder),
+                **self.head(),
+            },
+        )
+
+    def close(self) -> None:
+        self.cluster.shutdown()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def address(self) -> str:
+        address: str = self.cluster.address
+        return address
+
+    def options(self, number: int) -> dict[str, Any]:
+        """Return what Ray is given to start a node."""
+        raise NotImplementedError
+
+    def add(self, number: int, *, wait: bool = True) -> None:
+        self.hosts[number] = self.cluster.add_node(
+            wait=wait, object_store_memory=OBJECT_STORE_BYTES, **self.options(number)
+        )
+
+    def kill(self, number: int, *, noticed: bool = True) -> None:
+        """Kill a node, with all that runs there."""
+        host = self.hosts.pop(number)
+        self.cluster.remove_node(host, allow_graceful=False)
+        if noticed:
+            until(lambda: host.node_id not in self.alive())
+
+    def mend(self, *absent: int) -> None:
+        """Have the nodes of each file, but for some."""
+        wanted = self.nodes - set(absent)
+        alive = self.alive()
+        for number, host in list(self.hosts.items()):
+            if number not in wanted or host.node_id not in alive:  # Or Ray gave it up.
+                self.kill(number)
+        for number in sorted(wanted - self.hosts.keys()):
+            self.add(number, wait=False)
+        until(lambda: len(self.alive()) == len(wanted) + 1)
+
+    def node(self, number: int) -> str:
+        node_id: str = self.hosts[number].node_id
+        return node_id
+
+    @staticmethod
+    def alive() -> set[str]:
+        return {each["NodeID"] for each in ray.nodes() if each["Alive"]}
+
+    @staticmethod
+    def groups() -> list[str]:
+        """Return the placement groups that are left."""
+        groups = ray.util.placement_group_table().values()
+        return [each["placement_group_id"] for each in groups if each["state"] != "REMOVED"]
+
+
+def raylets(host: Any) -> set[str]:
+    """Return the process of a node: the parent of its workers."""
+    return {str(each.process.pid) for each in host.all_processes["raylet"]}
+
+
+def workers(parents: Collection[str]) -> Iterator[tuple[Path, str]]:
+    """Yield the folder in /proc and the title of each worker of some raylets."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if parent in parents:
+                yield folder, (folder / "cmdline").read_bytes().split(b"\0")[0].decode()
