@@ -7,15 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-# Whatever ends in .example lies on this machine: other sites, and names that were rebound.
 FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
     "--host-resolver-rules=MAP *.example 127.0.0.1",
     # Its own protection of local servers, which other browsers do not have: ours is under test.
     "--disable-features=LocalNetworkAccessChecks,LocalNetworkAccessChecksWebSockets",

@@ -70,33 +70,29 @@ def port(url: str) -> int:
     return found
 
 
-def start_of_a_process(file: Path) -> list[tuple[str, dict]]:
-    """Return the three requests that have a command run."""
+def start_of_a_process(file: Path) -> list[tuple[str, str]]:
+    """Return the three requests that have a command run, in a form that a page can send."""
     here = {"id": "localhost", "gpus": {"count": 0, "gpus": []}, "vcpus": {"count": 4}}
     nodes = {"count": 1, "nodeData": [{**here, "memory": 4096}]}
     command = {"command": ["touch", str(file)], "stop_seconds": 1}
-    return [
-        ("/clusters", {"id": "mine", "nodes": nodes}),
-        ("/policy", catalog.document("first_fit")),
-        (
-            "/allocate",
-            {
-                "policy_rule_uri": "first_fit:1.0-stable",
-                "inputs": {"cluster_ids": ["mine"]},
-                "resources": {"cpu_milli": 100},
-                "lease": {"ttl_seconds": 60},
-                "provision": {"backend": "local", "spec": command},
-            },
-        ),
-    ]
+    request = {
+        "policy_rule_uri": "first_fit:1.0-stable",
+        "inputs": {"cluster_ids": ["mine"]},
+        "resources": {"cpu_milli": 100},
+        "lease": {"ttl_seconds": 60},
+        "provision": {"backend": "local", "spec": command},
+    }
+    first_fit = catalog.document("first_fit")
+    documents = {"/clusters": {"id": "mine", "nodes": nodes}, "/policy": first_fit}
+    sent = {**documents, "/allocate": request}
+    return [(path, f'{json.dumps(each)[:-1]}, "x=": 1}}') for path, each in sent.items()]
 
 
 def test_the_attack_works_where_a_program_makes_it(tmp_path):
     """Else it would prove nothing that pages cannot."""
     file = tmp_path / "ran"
     with daemon() as running, httpx.Client(base_url=running.http, timeout=30) as http:
-        for path, document in start_of_a_process(file):
-            text = f'{json.dumps(document)[:-1]}, "x=": 1}}'
+        for path, text in start_of_a_process(file):
             answer = http.post(path, content=text, headers={"Content-Type": "text/plain"})
             assert answer.json().get("success", True), answer.text
         subprocess.run(
@@ -108,9 +104,8 @@ def test_the_attack_works_where_a_program_makes_it(tmp_path):
 def test_a_page_of_another_site_starts_no_process(page, served, site_port, tmp_path, way):
     running, token = served
     file = tmp_path / "ran"
-    for path, document in start_of_a_process(file):
+    for path, text in start_of_a_process(file):
         answers = show(page, f"http://evil.example:{site_port}/")
-        text = f'{json.dumps(document)[:-1]}, "x=": 1}}'
         if way == "form":
             with page.expect_navigation(url=running.http + path):
                 page.evaluate(FORM, [running.http + path, text])

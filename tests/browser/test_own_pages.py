@@ -1,7 +1,6 @@
 """Pages of one's own site, in a real browser: they show who they are as a subprotocol."""
 
 import base64
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -39,10 +38,8 @@ CONNECT = """async ([url, credential]) => {
 @pytest.fixture(scope="module")
 def served(site_port: int) -> Iterator[Running]:
     """A server with tokens that lets pages of one site in."""
-    environment = {
-        "MOORAGE_TOKENS": f"ann:{TOKEN}",
-        "MOORAGE_ALLOWED_ORIGINS": f"http://ours.example:{site_port}",
-    }
+    ours = f"http://ours.example:{site_port}"
+    environment = {"MOORAGE_TOKENS": f"ann:{TOKEN}", "MOORAGE_ALLOWED_ORIGINS": ours}
     with daemon(environment=environment) as running:
         yield running
 
@@ -63,6 +60,9 @@ def test_a_page_that_knows_the_token_is_let_in(page, served, site_port):
     assert page.evaluate(SOCKET, [served.ws, bearer(TOKEN)]) == [True, "moorage"]
     for wrong in ([], ["moorage"], bearer("wrong"), bearer(TOKEN)[1:]):
         assert page.evaluate(SOCKET, [served.ws, wrong]) == "refused"
+    page.goto(f"http://evil.example:{site_port}/")
+    for known in (bearer(TOKEN), ticket(served)["protocols"]):
+        assert page.evaluate(SOCKET, [served.ws, known]) == "refused"
 
 
 def test_a_ticket_lets_a_page_in_once(page, served, site_port):
@@ -71,22 +71,6 @@ def test_a_ticket_lets_a_page_in_once(page, served, site_port):
     assert TOKEN not in str(issued)
     assert page.evaluate(SOCKET, [served.ws, issued["protocols"]]) == [True, "moorage"]
     assert page.evaluate(SOCKET, [served.ws, issued["protocols"]]) == "refused"
-
-
-def test_a_ticket_lasts_for_ten_seconds(page, served, site_port):
-    page.goto(f"http://ours.example:{site_port}/")
-    before = time.time()
-    issued = ticket(served)
-    assert issued["expires_at"] <= time.time() + 10
-    assert issued["expires_at"] >= before + 10
-    time.sleep(max(0, issued["expires_at"] - time.time()) + 0.1)  # That it is over is under test.
-    assert page.evaluate(SOCKET, [served.ws, issued["protocols"]]) == "refused"
-
-
-def test_a_page_of_another_site_is_not_let_in_with_either(page, served, site_port):
-    page.goto(f"http://evil.example:{site_port}/")
-    assert page.evaluate(SOCKET, [served.ws, bearer(TOKEN)]) == "refused"
-    assert page.evaluate(SOCKET, [served.ws, ticket(served)["protocols"]]) == "refused"
 
 
 def test_the_typescript_client_lets_a_page_in_or_says_why_not(page, served, site_port, built):

@@ -1,6 +1,6 @@
 """A harbour: a small server that speaks the protocol over real sockets, on a thread of its own.
 
-It grants GPUs from a pile, keeps leases across its own restarts, and misbehaves on request.
+It grants GPUs from a pile, remembers leases across its own restarts, and misbehaves on request.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from moorage.protocol.codes import SESSION_HEADER
+from moorage_client import Client
 from moorage_client.cli.program import run
 from moorage_client.loops import LoopThread
 
@@ -45,6 +46,21 @@ REFUSALS = {
         "similar": ["first:1-x"],
     },
 }
+
+
+OUTPUT = {"base64": "", "offset": 0, "attempt": 1, "over": True, "exit_code": 0}
+WAITER = {"position": 1, "request": "r-9", "priority": 5}
+CORDONED = {"leases": [], "unavailable": "cordoned"}
+DATA: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "logs": lambda _: OUTPUT,
+    "why": lambda message: {"request": message["request"], "reason": "\x1b[31mred"},
+    "queue": lambda _: {"waiting": [WAITER | {"deadline": time.time() + 60}], "next": None},
+    "cordon": lambda at: CORDONED | {"cluster_id": at["cluster"], "node_id": at["node"] or None},
+    "cancel": lambda message: {"request": message["request"], "state": "cancelled"},
+    "watch": lambda message: {"topics": message["topics"]},
+    "manage": lambda message: {"did": message["action"]},
+}
+"""What is answered whatever the state of the harbour, by operation."""
 
 
 READS = frozenset({"status", "why", "leases", "queue", "fleet", "decisions", "watch"})
@@ -68,18 +84,15 @@ class Harbour:
         self.headers: list[str | None] = []
         self.mute: set[str] = set()
         self.refusals = dict(REFUSALS)
-        self.nodes = ["n1"]
+        self.nodes, self.backends = ["n1"], ["local"]
         self.registered: list[str] = []
-        self.backends = ["local"]
         self.states: list[dict[str, Any]] = []
         self.garbage: str | bytes | None = None
-        self.drop_after_grant = False
+        self.drop_after_grant = self.standby = self.names_sessions = False
         self.gate = Gate()
         self.token: str | None = None
-        self.standby = False
         self.leader: str | None = None
         """Whom a standby names."""
-        self.names_sessions = False
         self.sessions: list[str] = []
         self.port = 0
         self._thread = LoopThread("harbour")
@@ -181,8 +194,10 @@ class Harbour:
             reply = no("not_leader", "This server is a standby.", leader=self.leader)
             await connection.send(json.dumps({"id": message["id"], **reply}))
             return
-        handler = getattr(self, f"_{op}")
-        reply = handler(message)
+        if op in DATA:
+            reply = {"success": True, "data": DATA[op](message)}
+        else:
+            reply = getattr(self, f"_{op}")(message)
         if asyncio.iscoroutine(reply):
             reply = await reply
         if op == "ask" and self.drop_after_grant and reply["success"]:
@@ -220,21 +235,13 @@ class Harbour:
         return {"success": True, "data": place, "lease": lease, "request": lease["id"]}
 
     def _grant(self, ttl: float, policy: str) -> dict[str, Any]:
-        number = next(self._fencing)
-        now = time.time()
+        number, now = next(self._fencing), time.time()
         share = {"cluster_id": "c0", "node_id": "n1", "gpus": ["0", "1"], "gpu_milli": 1000}
         lease = {
-            "id": f"l-{number}",
-            "token": f"t-{number}",
-            "state": "active",
-            "tenant": "local",
-            "placement": [share],
-            "granted_at": now,
-            "expires_at": now + ttl,
-            "fencing": number,
-            "ttl_seconds": ttl,
-            "policy_rule_uri": policy,
-        }
+            "id": f"l-{number}", "token": f"t-{number}", "fencing": number, "state": "active",
+            "tenant": "local", "placement": [share], "granted_at": now, "expires_at": now + ttl,
+            "ttl_seconds": ttl, "policy_rule_uri": policy,
+        }  # fmt: skip
         self.leases[lease["id"]] = lease
         return lease
 
@@ -269,12 +276,7 @@ class Harbour:
             return no("unknown_lease", "There is no such lease.")
         if self.states:
             lease |= self.states.pop(0)
-        seen = {name: value for name, value in lease.items() if name != "token"}
-        return {"success": True, "data": lease["placement"], "lease": seen}
-
-    def _logs(self, message: dict[str, Any]) -> dict[str, Any]:
-        output = {"base64": "", "offset": 0, "attempt": 1, "over": True, "exit_code": 0}
-        return {"success": True, "data": output}
+        return {"success": True, "data": lease["placement"], "lease": _shown(lease)}
 
     def _decisions(self, message: dict[str, Any]) -> dict[str, Any]:
         wanted = message.get("filters", {}).get("state")
@@ -287,24 +289,12 @@ class Harbour:
         following = str(start + 1) if len(rows) > start + 1 else None
         return {"success": True, "data": {"decisions": rows[start : start + 1], "next": following}}
 
-    def _why(self, message: dict[str, Any]) -> dict[str, Any]:
-        return {"success": True, "data": {"request": message["request"], "reason": "\x1b[31mred"}}
-
     def _leases(self, message: dict[str, Any]) -> dict[str, Any]:
         wanted = message.get("filters", {}).get("state")
-        rows = [
-            {name: value for name, value in lease.items() if name != "token"}
-            for lease in self.leases.values()
-            if wanted in (None, lease["state"])
-        ]
+        rows = [_shown(row) for row in self.leases.values() if wanted in (None, row["state"])]
         start = int(message.get("after", 0))
-        page = rows[start : start + 2]
         following = str(start + 2) if len(rows) > start + 2 else None
-        return {"success": True, "data": {"leases": page, "next": following}}
-
-    def _queue(self, message: dict[str, Any]) -> dict[str, Any]:
-        waiter = {"position": 1, "request": "r-9", "priority": 5, "deadline": time.time() + 60}
-        return {"success": True, "data": {"waiting": [waiter], "next": None}}
+        return {"success": True, "data": {"leases": rows[start : start + 2], "next": following}}
 
     def _fleet(self, message: dict[str, Any]) -> dict[str, Any]:
         if "cluster" in message:
@@ -315,21 +305,12 @@ class Harbour:
         data = {"clusters": [cluster | {"gpu_milli_total": 2000}], "next": None}
         return {"success": True, "data": data}
 
-    def _cordon(self, message: dict[str, Any]) -> dict[str, Any]:
-        done = {"cluster_id": message["cluster"], "node_id": message["node"] or None, "leases": []}
-        return {"success": True, "data": done | {"unavailable": "cordoned"}}
-
-    def _cancel(self, message: dict[str, Any]) -> dict[str, Any]:
-        return {"success": True, "data": {"request": message["request"], "state": "cancelled"}}
-
-    def _watch(self, message: dict[str, Any]) -> dict[str, Any]:
-        return {"success": True, "data": {"topics": message["topics"]}}
-
     def _resume(self, message: dict[str, Any]) -> dict[str, Any]:
         return no("not_found", "There is no such session.")
 
-    def _manage(self, message: dict[str, Any]) -> dict[str, Any]:
-        return {"success": True, "data": {"did": message["action"]}}
+
+def _shown(lease: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in lease.items() if name != "token"}
 
 
 def no(code: str, reason: str, **more: Any) -> dict[str, Any]:
@@ -337,9 +318,8 @@ def no(code: str, reason: str, **more: Any) -> dict[str, Any]:
     return {"success": False, "message": reason, "error": error, "request": "r-no"}
 
 
-@pytest.fixture
-def harbour() -> Iterator[Harbour]:
-    """A harbour that is open."""
+@contextlib.contextmanager
+def opened() -> Iterator[Harbour]:
     harbour = Harbour()
     harbour.start()
     yield harbour
@@ -348,13 +328,24 @@ def harbour() -> Iterator[Harbour]:
 
 
 @pytest.fixture
+def harbour() -> Iterator[Harbour]:
+    """A harbour that is open."""
+    with opened() as harbour:
+        yield harbour
+
+
+@pytest.fixture
 def other() -> Iterator[Harbour]:
     """A second harbour that is open."""
-    other = Harbour()
-    other.start()
-    yield other
-    other.gate.set()
-    other.end()
+    with opened() as other:
+        yield other
+
+
+@pytest.fixture
+async def client(harbour: Harbour) -> AsyncIterator[Client]:
+    """A client of the harbour."""
+    async with Client(harbour.url) as client:
+        yield client
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ def test_everything_that_the_async_client_does(harbour):
         assert client.why("r-0")["request"] == "r-0"
         assert [found.id for found in client.leases()] == [lease.id]
         assert client.queue()[0]["request"] == "r-9"
+        assert client.fleet()[0]["cluster_id"] == "c0"
         assert client.fleet("c0")[0]["node_id"] == "n1"
         assert client.cancel("r-9")["state"] == "cancelled"
         assert client.manage("first:1-x", "poke") == {"did": "poke"}
@@ -65,7 +66,7 @@ def test_a_computing_block_keeps_its_lease(harbour):
     assert harbour.leases[held.id]["state"] == "ended"
 
 
-def test_a_lost_lease_is_told_and_raised_at_the_end(harbour):
+def test_a_lost_lease_is_noticed_and_raised_at_the_end(harbour):
     with BlockingClient(harbour.url) as client:
         with pytest.raises(LeaseLost, match="preempted"):
             with client.lease("first:1-x", ttl_seconds=0.6) as held:
@@ -76,15 +77,8 @@ def test_a_lost_lease_is_told_and_raised_at_the_end(harbour):
         assert harbour.count("release") == 0
 
 
-def test_an_error_of_the_block_comes_out_and_the_lease_is_released(harbour):
-    with BlockingClient(harbour.url) as client, pytest.raises(ZeroDivisionError):
-        with client.lease("first:1-x"):
-            raise ZeroDivisionError
-    assert harbour.leases["l-1"]["state"] == "ended"
-
-
 def test_a_lease_that_cannot_be_released_is_said_so_without_hiding_the_error(harbour):
-    with BlockingClient(harbour.url, timeout=0.3) as client:
+    with BlockingClient(harbour.url, timeout=0.15) as client:
         with pytest.raises(Timeout), client.lease("first:1-x"):
             harbour.mute.add("release")
         with pytest.raises(ZeroDivisionError) as caught, client.lease("first:1-x"):

@@ -22,9 +22,8 @@ from moorage_client import (
 from moorage_client.connection import IN_FLIGHT_MAX
 
 
-async def test_advice_carries_what_the_policy_returned_and_the_warnings(harbour):
-    async with Client(harbour.url) as client:
-        answer = await client.ask("first:1-x", inputs={"say": [1, "two"]}, clusters=["c0"])
+async def test_advice_carries_what_the_policy_returned_and_the_warnings(harbour, client):
+    answer = await client.ask("first:1-x", inputs={"say": [1, "two"]}, clusters=["c0"])
     assert answer.data == [1, "two"]
     assert answer.lease is None
     assert answer.warnings == ("three clusters",)
@@ -35,112 +34,80 @@ async def test_advice_carries_what_the_policy_returned_and_the_warnings(harbour)
     assert not {"lease", "resources", "explain", "dry_run", "filter"} & sent.keys()
 
 
-async def test_a_lease_comes_with_its_token_which_no_repr_shows(harbour):
-    async with Client(harbour.url) as client:
-        terms = LeaseTerms(ttl_seconds=60, wait_seconds=1)
-        answer = await client.ask("first:1-x", resources=Demand(gpus=2), lease=terms)
-        assert answer.lease is not None
-        assert answer.lease.token == "t-1"
-        assert "t-1" not in repr(answer)
-        assert answer.lease.placement[0].gpus == ("0", "1")
-        renewed = await client.renew(answer.lease.id, "t-1", 120)
-        assert renewed.expires_at > answer.lease.expires_at
-        assert (await client.release(answer.lease.id, "t-1")).state == "ended"
-        assert (await client.release(answer.lease.id, "t-1")).state == "ended"
-        with pytest.raises(LeaseEnded):
-            await client.renew(answer.lease.id, "t-1")
-        with pytest.raises(Unauthorized):
-            await client.release(answer.lease.id, "t-2")
-        with pytest.raises(NotFound):
-            await client.renew("l-9", "t-1")
+async def test_a_lease_comes_with_its_token_which_no_repr_shows(harbour, client):
+    terms = LeaseTerms(ttl_seconds=60, wait_seconds=1)
+    answer = await client.ask("first:1-x", resources=Demand(gpus=2), lease=terms)
+    lease = answer.lease
+    assert lease is not None
+    assert lease.token == "t-1"
+    assert "t-1" not in repr(answer)
+    assert lease.placement[0].gpus == ("0", "1")
+    assert (await client.renew(lease.id, "t-1", 120)).expires_at > lease.expires_at
+    for _ in range(2):
+        assert (await client.release(lease.id, "t-1")).state == "ended"
+    for error, call in (
+        (LeaseEnded, client.renew(lease.id, "t-1")),
+        (Unauthorized, client.release(lease.id, "t-2")),
+        (NotFound, client.renew("l-9", "t-1")),
+    ):
+        with pytest.raises(error):
+            await call
     assert harbour.heard[0]["resources"]["gpus"] == 2
 
 
 @pytest.mark.parametrize(
-    ("policy", "kind", "code"),
+    ("policy", "kind", "code", "about"),
     [
-        ("full:1-x", NoCapacity, Code.NO_CAPACITY),
-        ("huge:1-x", NeverFits, Code.NEVER_FITS),
-        ("broken:1-x", RuleFailed, Code.POLICY_ERROR),
-        ("unknown:1-x", NotFound, Code.UNKNOWN_POLICY),
-        ("badly:1-x", RequestRefused, Code.BAD_MESSAGE),
+        ("full:1-x", NoCapacity, Code.NO_CAPACITY, ("", "", {"nodes": {"busy": 3}})),
+        ("huge:1-x", NeverFits, Code.NEVER_FITS, ("", "", {})),
+        ("broken:1-x", RuleFailed, Code.POLICY_ERROR, ("", "", {})),
+        ("unknown:1-x", NotFound, Code.UNKNOWN_POLICY, ("", "", {"similar": ["first:1-x"]})),
+        ("badly:1-x", RequestRefused, Code.BAD_MESSAGE, ("resources.gpus", "a number", {})),
     ],
 )
-async def test_each_no_is_its_own_error(harbour, policy, kind, code):
-    async with Client(harbour.url) as client:
-        with pytest.raises(kind) as caught:
-            await client.ask(policy)
-    assert caught.value.code == code
-    assert caught.value.request == "r-no"
+async def test_each_no_is_its_own_error(client, policy, kind, code, about):
+    with pytest.raises(kind) as caught:
+        await client.ask(policy)
+    error = caught.value
+    assert (error.code, error.request) == (code, "r-no")
+    assert (error.field, error.expected, error.details) == about
 
 
-async def test_a_refusal_keeps_field_expectation_and_details(harbour):
-    async with Client(harbour.url) as client:
-        with pytest.raises(RequestRefused) as badly:
-            await client.ask("badly:1-x")
-        with pytest.raises(NoCapacity) as full:
-            await client.ask("full:1-x")
-    assert (badly.value.field, badly.value.expected) == ("resources.gpus", "a number")
-    assert full.value.details == {"nodes": {"busy": 3}}
-
-
-async def test_many_requests_share_one_socket_and_overtake_each_other(harbour):
-    async with Client(harbour.url) as client:
-        slow = asyncio.create_task(client.ask("slow:1-x"))
-        answers = await asyncio.gather(
-            *(client.ask("first:1-x", inputs={"say": number}) for number in range(200))
-        )
-        assert [answer.data for answer in answers] == list(range(200))
-        assert not slow.done()
-        harbour.gate.set()
-        assert (await slow).data["cluster_id"] == "c0"
+async def test_many_requests_share_one_socket_and_overtake_each_other(harbour, client):
+    slow = asyncio.create_task(client.ask("slow:1-x"))
+    answers = await asyncio.gather(
+        *(client.ask("first:1-x", inputs={"say": number}) for number in range(200))
+    )
+    assert [answer.data for answer in answers] == list(range(200))
+    assert not slow.done()
+    harbour.gate.set()
+    assert (await slow).data["cluster_id"] == "c0"
     assert len(harbour.headers) == 1
 
 
-async def test_what_an_evaluation_may_take_adds_to_the_time_for_a_reply(harbour):
-    async with Client(harbour.url) as client:
-        slow = asyncio.create_task(client.ask("slow:1-x", deadline_seconds=3600, timeout=0.0))
-        await client.ask("first:1-x")
-        harbour.gate.set()
-        assert (await slow).data["cluster_id"] == "c0"
+async def test_what_an_evaluation_may_take_adds_to_the_time_for_a_reply(harbour, client):
+    slow = asyncio.create_task(client.ask("slow:1-x", deadline_seconds=3600, timeout=0.0))
+    await client.ask("first:1-x")
+    harbour.gate.set()
+    assert (await slow).data["cluster_id"] == "c0"
 
 
-async def test_lists_are_read_page_by_page(harbour):
-    async with Client(harbour.url) as client:
-        for _ in range(5):
-            await client.ask("first:1-x", lease={"ttl_seconds": 60})
-        assert [lease.id async for lease in client.leases()] == [f"l-{n}" for n in range(1, 6)]
-        assert harbour.count("leases") == 3
-        await client.release("l-2", "t-2")
-        [ended] = await client.leases(state="ended").all()
-        assert ended.id == "l-2"
-        assert ended.token == ""
-
-
-async def test_the_other_questions(harbour):
-    async with Client(harbour.url) as client:
+async def test_lists_are_read_page_by_page(harbour, client):
+    for _ in range(5):
         await client.ask("first:1-x", lease={"ttl_seconds": 60})
-        assert (await client.status("l-1"))["state"] == "active"
-        assert (await client.why("r-0"))["request"] == "r-0"
-        assert (await client.cancel("r-9"))["state"] == "cancelled"
-        assert (await client.queue().all())[0]["request"] == "r-9"
-        assert (await client.fleet().all())[0]["cluster_id"] == "c0"
-        assert (await client.fleet("c0").all())[0]["node_id"] == "n1"
-        assert await client.manage("first:1-x", "poke", {"x": 1}) == {"did": "poke"}
+    assert [lease.id async for lease in client.leases()] == [f"l-{n}" for n in range(1, 6)]
+    assert harbour.count("leases") == 3
+    await client.release("l-2", "t-2")
+    [ended] = await client.leases(state="ended").all()
+    assert ended.id == "l-2"
+    assert ended.token == ""
 
 
-async def test_a_missing_server_is_noticed_at_once(nowhere):
-    with pytest.raises(ConnectionFailed, match="refused") as caught:
-        async with Client(nowhere):
-            pass
-    assert caught.value.url == nowhere
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense", "ws://"])
-async def test_a_url_that_is_none_is_said_to_be_none(url):
-    with pytest.raises(ConnectionFailed, match="ws://"):
-        async with Client(url):
-            pass
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense", "ws://", None])
+async def test_a_missing_server_or_no_url_is_noticed_at_once(nowhere, url):
+    with pytest.raises(ConnectionFailed, match="ws://" if url else "refused") as caught:
+        await Client(url or nowhere).__aenter__()
+    assert caught.value.url == (url or nowhere)
 
 
 async def test_the_token_is_shown_and_its_refusal_understood(harbour):
@@ -157,135 +124,116 @@ async def test_the_token_is_shown_and_its_refusal_understood(harbour):
     "garbage",
     ["not json", "[1]", '{"hello": 1}', b"\x00\x01", '{"success": true, "id": "77"}'],
 )
-async def test_garbage_is_an_error_and_not_repeated(harbour, garbage):
+async def test_garbage_is_an_error_and_not_repeated(harbour, client, garbage):
     harbour.garbage = garbage
-    async with Client(harbour.url) as client:
-        with pytest.raises(ProtocolViolated):
-            await client.ask("first:1-x")
+    with pytest.raises(ProtocolViolated):
+        await client.ask("first:1-x")
     assert len(harbour.heard) == 1
 
 
-async def test_a_lease_that_is_none_is_garbage_too(harbour):
-    async with Client(harbour.url) as client:
-        await client.ask("first:1-x", lease={"ttl_seconds": 60})
-        harbour.leases["l-1"]["placement"] = "everywhere"
-        with pytest.raises(ProtocolViolated, match="placement"):
-            await client.leases().all()
+async def test_a_lease_that_is_none_is_garbage_too(harbour, client):
+    await client.ask("first:1-x", lease={"ttl_seconds": 60})
+    harbour.leases["l-1"]["placement"] = "everywhere"
+    with pytest.raises(ProtocolViolated, match="placement"):
+        await client.leases().all()
 
 
-async def test_a_refusal_without_an_id_answers_everybody(harbour):
+async def test_a_refusal_without_an_id_answers_everybody(harbour, client):
     refusal = {"code": "busy", "reason": "Too many sessions."}
     harbour.garbage = json.dumps({"success": False, "message": "…", "error": refusal})
-    async with Client(harbour.url) as client:
-        asks = [client.ask("first:1-x") for _ in range(3)]
-        answers = await asyncio.gather(*asks, return_exceptions=True)
+    asks = [client.ask("first:1-x") for _ in range(3)]
+    answers = await asyncio.gather(*asks, return_exceptions=True)
     assert {answer.code for answer in answers} == {"busy"}
 
 
-async def test_a_slow_reply_times_out_and_its_late_lease_is_given_back(harbour):
-    async with Client(harbour.url) as client:
-        with pytest.raises(Timeout, match=r"0\.2 s"):
-            await client.ask("slow:1-x", lease={"ttl_seconds": 60}, timeout=0.2)
-        with pytest.raises(TimeoutError):
-            await client.ask("slow:1-x", timeout=0.05)
-        harbour.gate.set()
-        await asyncio.to_thread(harbour.wait_for, lambda: harbour.count("release") == 1)
-        assert (await client.ask("first:1-x")).data  # The late replies disturb no caller.
+async def test_a_slow_reply_times_out_and_its_late_lease_is_given_back(harbour, client):
+    with pytest.raises(Timeout, match=r"0\.2 s"):
+        await client.ask("slow:1-x", lease={"ttl_seconds": 60}, timeout=0.2)
+    with pytest.raises(TimeoutError):
+        await client.ask("slow:1-x", timeout=0.05)
+    harbour.gate.set()
+    await asyncio.to_thread(harbour.wait_for, lambda: harbour.count("release") == 1)
+    assert (await client.ask("first:1-x")).data  # The late replies disturb no caller.
     assert harbour.leases["l-1"]["state"] == "ended"
 
 
-async def test_a_cancelled_ask_gives_its_late_lease_back(harbour):
-    async with Client(harbour.url) as client:
-        ask = asyncio.create_task(client.ask("slow:1-x", lease={"ttl_seconds": 60}))
-        await asyncio.to_thread(harbour.wait_for, lambda: harbour.count("ask") == 1)
-        ask.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await ask
-        harbour.gate.set()
-        await asyncio.to_thread(harbour.wait_for, lambda: harbour.count("release") == 1)
+async def test_a_cancelled_ask_gives_its_late_lease_back(harbour, client):
+    ask = asyncio.create_task(client.ask("slow:1-x", lease={"ttl_seconds": 60}))
+    await asyncio.to_thread(harbour.wait_for, lambda: harbour.count("ask") == 1)
+    ask.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ask
+    harbour.gate.set()
+    await asyncio.to_thread(harbour.wait_for, lambda: harbour.count("release") == 1)
 
 
-async def test_who_draws_the_key_keeps_the_late_lease(harbour):
+async def test_who_draws_the_key_keeps_the_late_lease(harbour, client):
     terms = {"ttl_seconds": 60, "idempotency_key": "mine"}
-    async with Client(harbour.url) as client:
-        with pytest.raises(Timeout):
-            await client.ask("slow:1-x", lease=terms, timeout=0.05)
-        harbour.gate.set()
-        answer = await client.ask("slow:1-x", lease=terms)
-        assert answer.lease is not None
+    with pytest.raises(Timeout):
+        await client.ask("slow:1-x", lease=terms, timeout=0.05)
+    harbour.gate.set()
+    answer = await client.ask("slow:1-x", lease=terms)
+    assert answer.lease is not None
     assert list(harbour.leases) == [answer.lease.id]
     assert harbour.count("release") == 0
 
 
-async def test_an_ask_whose_answer_was_lost_returns_the_same_lease(harbour):
+async def test_an_ask_whose_answer_was_lost_returns_the_same_lease(harbour, client):
     harbour.drop_after_grant = True
-    async with Client(harbour.url) as client:
-        answer = await client.ask("first:1-x", lease={"ttl_seconds": 60})
+    answer = await client.ask("first:1-x", lease={"ttl_seconds": 60})
     assert answer.lease is not None
     assert list(harbour.leases) == [answer.lease.id]
     first, second = (message["lease"]["idempotency_key"] for message in harbour.heard)
     assert first == second != ""
 
 
-async def test_a_restarted_server_is_reached_again(harbour):
-    async with Client(harbour.url) as client:
-        lease = (await client.ask("first:1-x", lease={"ttl_seconds": 60})).lease
-        await asyncio.to_thread(harbour.stop)
-        renewing = asyncio.create_task(client.renew(lease.id, lease.token))
-        await asyncio.sleep(0)
-        await asyncio.to_thread(harbour.start)
-        assert (await renewing).id == lease.id
+async def test_a_restarted_server_is_reached_again(harbour, client):
+    lease = (await client.ask("first:1-x", lease={"ttl_seconds": 60})).lease
+    await asyncio.to_thread(harbour.stop)
+    renewing = asyncio.create_task(client.renew(lease.id, lease.token))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(harbour.start)
+    assert (await renewing).id == lease.id
 
 
-async def test_what_may_not_be_repeated_is_not(harbour):
-    async with Client(harbour.url) as client:
-        harbour.mute.add("manage")
-        doing = asyncio.create_task(client.manage("first:1-x", "poke"))
-        await asyncio.to_thread(harbour.wait_for, lambda: harbour.count("manage") == 1)
-        harbour.lose_sockets()
-        with pytest.raises(ConnectionFailed):
-            await doing
-        harbour.mute.clear()
-        assert await client.manage("first:1-x", "poke") == {"did": "poke"}
+async def test_what_may_not_be_repeated_is_not(harbour, client):
+    harbour.mute.add("manage")
+    doing = asyncio.create_task(client.manage("first:1-x", "poke"))
+    await asyncio.to_thread(harbour.wait_for, lambda: harbour.count("manage") == 1)
+    harbour.lose_sockets()
+    with pytest.raises(ConnectionFailed):
+        await doing
+    harbour.mute.clear()
+    assert await client.manage("first:1-x", "poke") == {"did": "poke"}
     assert harbour.count("manage") == 2
 
 
-async def test_a_server_that_stays_away_ends_the_trying(harbour):
-    async with Client(harbour.url, reconnect_seconds=0.2) as client:
-        await asyncio.to_thread(harbour.stop)
-        with pytest.raises(ConnectionFailed):
-            await client.ask("first:1-x")
-
-
-async def test_more_requests_than_may_wait_are_refused(harbour):
+async def test_more_requests_than_may_wait_are_refused(harbour, client):
     harbour.mute.add("why")
-    async with Client(harbour.url) as client:
-        waiting = [asyncio.create_task(client.why("r")) for _ in range(IN_FLIGHT_MAX)]
-        await asyncio.sleep(0)
-        with pytest.raises(RequestRefused) as caught:
-            await client.why("r")
-        assert caught.value.code == Code.BUSY
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+    waiting = [asyncio.create_task(client.why("r")) for _ in range(IN_FLIGHT_MAX)]
+    await asyncio.sleep(0)
+    with pytest.raises(RequestRefused) as caught:
+        await client.why("r")
+    assert caught.value.code == Code.BUSY
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_a_closed_client_says_so(harbour):
-    async with Client(harbour.url) as client:
-        pass
+async def test_a_closed_client_says_so(client):
+    await client.close()
     with pytest.raises(MoorageError, match="closed"):
         await client.ask("first:1-x")
 
 
-async def test_mistakes_of_the_program_stay_python_errors(harbour):
-    async with Client(harbour.url) as client:
-        with pytest.raises(TypeError):
-            await client.ask("first:1-x", inputs={"x": object()})
-        with pytest.raises(ValueError, match="JSON"):
-            await client.ask("first:1-x", inputs={"x": float("nan")})
-        with pytest.raises(TypeError, match="gpu"):
-            client.lease("first:1-x", gpu=1)
-        assert (await client.ask("first:1-x")).data
+async def test_mistakes_of_the_program_stay_python_errors(client):
+    with pytest.raises(TypeError):
+        await client.ask("first:1-x", inputs={"x": object()})
+    with pytest.raises(ValueError, match="JSON"):
+        await client.ask("first:1-x", inputs={"x": float("nan")})
+    with pytest.raises(TypeError, match="gpu"):
+        client.lease("first:1-x", gpu=1)
+    assert (await client.ask("first:1-x")).data
 
 
 async def test_closing_ends_what_still_waits(harbour):

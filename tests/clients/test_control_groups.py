@@ -1,8 +1,5 @@
 """The limits of control groups, as kernels, container engines and systemd lay them out."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -100,35 +97,6 @@ def test_a_hybrid_has_limits_in_both(machine):
 def test_a_container_sees_its_own_group_as_the_root(machine, path):
     root = "/docker/abc" if path == "/docker/abc" else "/"
     machine.mount("cgroup", "cpu", "rw,cpu", root)
-    machine.put(
-        [f"1:cpu:{path}"],
-        **{"cpu/cpu.cfs_quota_us": "25000", "cpu/cpu.cfs_period_us": "50000"},
-    )
+    quota = {"cpu/cpu.cfs_quota_us": "25000", "cpu/cpu.cfs_period_us": "50000"}
+    machine.put([f"1:cpu:{path}"], **quota)
     assert machine.limits == ((500, "cpu/cpu.cfs_quota_us"), None)
-
-
-@pytest.mark.heavy
-def test_this_machine_in_groups_of_its_own():
-    """For real, where this machine has cgroup v1 and lets groups be made."""
-    cpu, memory = (
-        Path("/sys/fs/cgroup", each, f"moorage-{os.getpid()}") for each in ("cpu", "memory")
-    )
-    try:
-        cpu.mkdir()
-        memory.mkdir()
-    except OSError as error:
-        pytest.skip(f"no groups of cgroup v1 here: {error.strerror}")
-    try:
-        (cpu / "cpu.cfs_quota_us").write_text("50000")
-        (memory / "memory.limit_in_bytes").write_text(str(GIB))
-        program = (
-            "from moorage_client.inventory.this_machine import cpu_milli, memory_mib;"
-            "print(cpu_milli(), memory_mib())"
-        )
-        enter = f'echo $$ > {cpu}/cgroup.procs; echo $$ > {memory}/cgroup.procs; exec "$@"'
-        command = ["sh", "-c", enter, "sh", sys.executable, "-c", program]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert done.stdout.split() == ["500", "1024"]
-    finally:
-        cpu.rmdir()
-        memory.rmdir()

@@ -1,4 +1,4 @@
-"""What a user who says nothing gets, and how times are told to people and to programs."""
+"""What a user who says nothing gets, and how times are shown to people and to programs."""
 
 import inspect
 import json
@@ -42,8 +42,10 @@ def test_people_read_their_own_time_with_its_zone(in_tokyo, capsys):
 
 
 def test_a_time_that_never_came_is_not_shown(capsys):
-    fields({"retry_at": 0.0, "history": [{"at": 0, "seq": 1}], "seconds": 0})
-    assert capsys.readouterr().out.split() == ["history", '[{"seq":', "1}]", "seconds", "0"]
+    workload = {"retry_at": 0, "attempt": 1}
+    fields({"retry_at": 0.0, "history": [{"at": 0, "seq": 1}], "seconds": 0, "workload": workload})
+    shown = capsys.readouterr().out.split()
+    assert shown == ["history", '[{"seq":', "1}]", "seconds", "0", "workload", '{"attempt":', "1}"]
 
 
 def test_programs_read_seconds_since_the_epoch(in_tokyo, capsys):

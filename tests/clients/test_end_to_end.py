@@ -26,6 +26,7 @@ from moorage_client import (
     Services,
 )
 from moorage_policies import catalog
+from tests.clients.pools import serving
 
 pytestmark = pytest.mark.heavy
 
@@ -67,43 +68,40 @@ def only_json(done, code=0):
 
 
 def test_the_command_line(at_daemon, tmp_path):
-    moorage = at_daemon
+    def moorage(*words, code=0):
+        return only_json(at_daemon(*words, "--json"), code)
+
     (tmp_path / "function.py").write_text(POLICY)
-    pushed = only_json(
-        moorage("policy", "push", str(tmp_path), "--uri=packed:1-x", "--force", "--json")
-    )
+    pushed = moorage("policy", "push", str(tmp_path), "--uri=packed:1-x", "--force")
     assert pushed == {"policy_rule_uri": "packed:1-x"}
-    listed = only_json(moorage("policy", "list", "--json"))
+    listed = moorage("policy", "list")
     assert {policy["policy_rule_uri"] for policy in listed} == {FIRST, "packed:1-x"}
-    assert only_json(moorage("policy", "show", FIRST, "--json"))["name"] == "first"
-    shipped = only_json(moorage("policy", "push", "spread", "--parameters={}", "--json"))
+    assert moorage("policy", "show", FIRST)["name"] == "first"
+    shipped = moorage("policy", "push", "spread", "--parameters={}")
     assert shipped == {"policy_rule_uri": "spread:1.0-stable"}
 
-    advice = only_json(moorage("ask", "packed:1-x", "--gpus=1", "--json"))
-    assert advice["data"]["node_id"] == "n1"
-    whole = only_json(moorage("ask", FIRST, "--gpus=2", "--ttl=60", "--json"))["lease"]
+    assert moorage("ask", "packed:1-x", "--gpus=1")["data"]["node_id"] == "n1"
+    whole = moorage("ask", FIRST, "--gpus=2", "--ttl=60")["lease"]
     assert whole["placement"][0]["gpus"] == ["0", "1"]
-    refused = only_json(moorage("ask", FIRST, "--gpus=1", "--ttl=60", "--json"), 1)
+    refused = moorage("ask", FIRST, "--gpus=1", "--ttl=60", code=1)
     assert refused["error"]["code"] == "no_capacity"
-    never = only_json(moorage("ask", FIRST, "--gpus=9", "--ttl=60", "--json"), 3)
+    never = moorage("ask", FIRST, "--gpus=9", "--ttl=60", code=3)
     assert never["error"]["code"] == "never_fits"
-    unknown = only_json(moorage("ask", "frist:1-x", "--json"), 5)
-    assert FIRST in unknown["message"]
+    assert FIRST in moorage("ask", "frist:1-x", code=5)["message"]
 
-    [lease] = only_json(moorage("leases", "--json"))
+    [lease] = moorage("leases")
     assert lease["id"] == whole["id"]
-    assert only_json(moorage("why", whole["id"], "--json"))["state"] == "granted"
-    assert only_json(moorage("status", whole["id"], "--json"))["fencing"] == whole["fencing"]
-    [cluster] = only_json(moorage("fleet", "--json"))
-    assert cluster["gpu_milli_free"] == 0
-    assert only_json(moorage("fleet", "c0", "--json"))[0]["gpus"] == {"0": 0, "1": 0}
-    assert only_json(moorage("queue", "--json")) == []
-    assert only_json(moorage("renew", whole["id"], "--ttl=90", "--json"))["state"] == "granted"
-    assert only_json(moorage("release", whole["id"], "--json"))["state"] == "ended"
-    assert only_json(moorage("release", whole["id"], "--json"))["state"] == "ended"
-    assert only_json(moorage("renew", whole["id"], "--json"), 7)["success"] is False
+    assert moorage("why", whole["id"])["state"] == "granted"
+    assert moorage("status", whole["id"])["fencing"] == whole["fencing"]
+    assert moorage("fleet")[0]["gpu_milli_free"] == 0
+    assert moorage("fleet", "c0")[0]["gpus"] == {"0": 0, "1": 0}
+    assert moorage("queue") == []
+    assert moorage("renew", whole["id"], "--ttl=90")["state"] == "granted"
+    for _ in range(2):
+        assert moorage("release", whole["id"])["state"] == "ended"
+    assert moorage("renew", whole["id"], code=7)["success"] is False
     for looking in (["leases"], ["fleet"], ["fleet", "c0"], ["why", whole["id"]]):
-        assert moorage(*looking).returncode == 0
+        assert at_daemon(*looking).returncode == 0
 
 
 def test_a_thread_watches(server):
@@ -147,8 +145,7 @@ async def test_a_client_that_stops_waiting_leaves_the_queue(server):
         assert await client.leases().all() == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_held_lease_survives_the_death_of_its_server(tmp_path, how):
+def test_a_held_lease_survives_the_death_of_its_server(tmp_path):
     with contextlib.ExitStack() as held_open:
         with contextlib.suppress(CommandError), daemon(tmp_path) as first:
             fill(first)
@@ -156,7 +153,7 @@ def test_a_held_lease_survives_the_death_of_its_server(tmp_path, how):
             taking = client.lease(FIRST, resources={"gpus": 1}, ttl_seconds=60)
             held = held_open.enter_context(taking)
             news = held_open.enter_context(client.watch("leases"))
-            os.kill(first.pid, how)
+            os.kill(first.pid, signal.SIGKILL)
             with pytest.raises(ConnectionFailed):
                 list(news)
         ports = [url.rpartition(":")[2] for url in (first.ws, first.http)]
@@ -170,17 +167,9 @@ def test_a_held_lease_survives_the_death_of_its_server(tmp_path, how):
 @pytest.fixture(scope="module")
 def pool_address(tmp_path_factory) -> Iterator[str]:
     """A served slot pool of this machine, which has a GPU here."""
-    address = f"uds:{tmp_path_factory.mktemp('pool')}/pool.sock"
-    moorage = str(Path(sys.executable).parent / "moorage")
-    with subprocess.Popen(
-        [moorage, "pool", "serve", "-r", "gpus=1", "-r", "cpus=1", "--address", address],
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()  # It answers now.
+    where = f"uds:{tmp_path_factory.mktemp('pool')}/pool.sock"
+    with serving("-r", "gpus=1", "-r", "cpus=1", "--address", where) as (address, _):
         yield address
-        process.terminate()
 
 
 @pytest.mark.parametrize("example", re.findall(r"```python\n(.*?)```", README, re.DOTALL))

@@ -2,14 +2,12 @@
 
 import asyncio
 import contextlib
-import http.server
 import json
 import socket
 import socketserver
 import ssl
 import subprocess
 import threading
-from http.server import BaseHTTPRequestHandler
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -27,54 +25,16 @@ from moorage_client.errors import (
 from moorage_client.inventory.ray import dashboard_inventory
 from moorage_client.loops import LoopThread
 from tests.certificates import certificate
+from tests.clients.sites import Served, Site
 
 DEAD_PROXY = "http://user:hidden@127.0.0.1:9"
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 CA_FILES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "MOORAGE_CA_FILE", "CURL_CA_BUNDLE")
 LEFT_OUT = ("NO_PROXY", "no_proxy", *CA_FILES)
 SECRET = "a-secret-of-32-characters-or-more"  # noqa: S105  # Of a server that lives for one test.
-
-
-class Door(BaseHTTPRequestHandler):
-    """Answers every request with no policies, and notes who asked."""
-
-    server: "Site"
-
-    def answer(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.server.shown.append(self.headers.get("Authorization"))
-        text = json.dumps({"success": True, "data": []}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    do_GET = do_POST = answer  # noqa: N815  # The names http.server looks for.
-
-    def log_message(self, *arguments: object) -> None:
-        """Say nothing."""
-
-
-class Site(http.server.ThreadingHTTPServer):
-    """An HTTP server, with TLS where there is a context."""
-
-    daemon_threads = True
-
-    def __init__(self, context: ssl.SSLContext | None = None) -> None:
-        super().__init__(("127.0.0.1", 0), Door)
-        self.shown: list[str | None] = []
-        if context is not None:
-            self.socket = context.wrap_socket(self.socket, server_side=True)
-        self.serving = threading.Thread(target=self.serve_forever, args=(0.02,))
-        self.serving.start()
-
-    def server_close(self) -> None:
-        self.shutdown()
-        self.serving.join()
-        super().server_close()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of clients that distrust it."""
+SIDES = [["policy", "list"], ["leases"]]
+"""A command over HTTP, and one over the WebSocket."""
+each_side = pytest.mark.parametrize("command", SIDES)
 
 
 @pytest.fixture(autouse=True)
@@ -112,17 +72,16 @@ def test_a_proxy_is_not_on_the_way_to_this_machine(host, here):
 
 @pytest.mark.usefixtures("proxied")
 def test_this_machine_is_reached_without_a_proxy(site, shell, harbour, monkeypatch):
-    port = site.server_port
-    with Services(f"http://localhost:{port}") as services:
+    with Services(site.url.replace("127.0.0.1", "localhost")) as services:
         assert services.policies() == []
-    monkeypatch.setenv("CLUSTER_SERVICE_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("CLUSTER_SERVICE_URL", site.url)
     assert ClusterClient().read_cluster("c0")[0]
     with BlockingClient(harbour.url) as client:
         assert client.leases() == []
-    shell.environment["MOORAGE_HTTP_URL"] = f"http://127.0.0.1:{port}"
+    shell.environment["MOORAGE_HTTP_URL"] = site.url
     assert shell("policy", "list").returncode == 0
-    with pytest.raises(ValueError, match="Ray's answer to GET"):  # It was asked.
-        dashboard_inventory("ray", f"http://127.0.0.1:{port}", "")
+    with pytest.raises(ValueError, match="Ray's answer to GET"):  # It answered.
+        dashboard_inventory("ray", site.url, "")
 
 
 def test_a_proxy_that_fails_is_named(shell, proxied):
@@ -130,7 +89,7 @@ def test_a_proxy_that_fails_is_named(shell, proxied):
         "MOORAGE_HTTP_URL": "http://moorage.example:8080",
         "MOORAGE_URL": "ws://moorage.example:8765",
     }
-    for command in (["policy", "list"], ["leases"]):
+    for command in SIDES:
         done = shell(*command)
         assert done.returncode == 4
         assert "through the proxy" in done.stderr
@@ -157,26 +116,20 @@ class Tunnel(socketserver.StreamRequestHandler):
             self.rfile.read(2)
             self.wfile.write(b"\x05\x00\x00\x01" + bytes(6))
             first = b""
+        elif (line := first + self.rfile.readline()).startswith(b"CONNECT"):
+            while self.rfile.readline().strip():
+                pass
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            first = b""
         else:
-            line = self.rfile.readline()
-            if (first + line).startswith(b"CONNECT"):
-                while self.rfile.readline().strip():
-                    pass
-                self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
-                first = b""
-            else:
-                first += line.replace(b"http://moorage.example:1", b"")
+            first = line.replace(b"http://moorage.example:1", b"")
         self.server.passed += 1
         with socket.create_connection(("127.0.0.1", self.server.port)) as inner:
             inner.sendall(first + (self.rfile.read1() if first else b""))
-            pumps = [
-                threading.Thread(target=pump, args=pair)
-                for pair in ((self.connection, inner), (inner, self.connection))
-            ]
-            for each in pumps:
-                each.start()
-            for each in pumps:
-                each.join()
+            back = threading.Thread(target=pump, args=(inner, self.connection))
+            back.start()
+            pump(self.connection, inner)
+            back.join()
 
 
 def pump(one: socket.socket, other: socket.socket) -> None:
@@ -186,21 +139,13 @@ def pump(one: socket.socket, other: socket.socket) -> None:
         other.shutdown(socket.SHUT_WR)
 
 
-class Proxy(socketserver.ThreadingTCPServer):
+class Proxy(Served, socketserver.ThreadingTCPServer):
     """A proxy on the way to one port."""
 
-    daemon_threads = True
-
     def __init__(self, port: int) -> None:
-        super().__init__(("127.0.0.1", 0), Tunnel)
         self.port, self.passed = port, 0
-        self.serving = threading.Thread(target=self.serve_forever, args=(0.02,))
-        self.serving.start()
-
-    def server_close(self) -> None:
-        self.shutdown()
-        self.serving.join()
-        super().server_close()
+        super().__init__(("127.0.0.1", 0), Tunnel)
+        self.serve()
 
 
 @pytest.mark.parametrize("scheme", ["", "http://", "socks5://", "socks5h://"])
@@ -218,7 +163,7 @@ def test_proxies_with_and_without_a_scheme_and_of_socks_are_used(scheme, site, h
             assert (done.returncode, proxy.passed) == (0, 1), done.stderr
 
 
-@pytest.mark.parametrize("command", [["policy", "list"], ["leases"]])
+@each_side
 def test_a_proxy_of_another_kind_is_refused_by_the_variable(command, shell):
     shell.environment |= {"MOORAGE_HTTP_URL": "http://a.example", "MOORAGE_URL": "ws://a.example"}
     shell.environment["ALL_PROXY"] = "ftp://proxy:3128"
@@ -264,8 +209,8 @@ def test_a_password_of_netrc_does_not_replace_a_token(site, tmp_path, monkeypatc
     netrc.chmod(0o600)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("MOORAGE_TOKEN", SECRET)
-    monkeypatch.setenv("CLUSTER_SERVICE_URL", f"http://127.0.0.1:{site.server_port}")
-    for url in (f"http://127.0.0.1:{site.server_port}", f"http://u:p@127.0.0.1:{site.server_port}"):
+    monkeypatch.setenv("CLUSTER_SERVICE_URL", site.url)
+    for url in (site.url, site.url.replace("//", "//u:p@")):
         with Services(url) as services:
             services.policies()
     ClusterClient().read_cluster("c0")
@@ -277,16 +222,16 @@ def test_white_space_around_settings_is_left_out(around, site, shell, harbour):
     shell.environment |= {
         "MOORAGE_TOKEN": around.format(SECRET),
         "MOORAGE_URL": around.format(harbour.url),
-        "MOORAGE_HTTP_URL": around.format(f"http://127.0.0.1:{site.server_port}/"),
+        "MOORAGE_HTTP_URL": around.format(f"{site.url}/"),
     }
-    for command in (["policy", "list"], ["leases"]):
+    for command in SIDES:
         done = shell(*command)
         assert done.returncode == 0, done.stderr
     assert {site.shown[-1], harbour.headers[-1]} == {f"Bearer {SECRET}"}
 
 
 @pytest.mark.parametrize("wrong", [f"{SECRET}\nmore", f"{SECRET}\r\nX: y", f"{SECRET}\0", "ключ"])
-@pytest.mark.parametrize("command", [["policy", "list"], ["leases"]])
+@each_side
 def test_a_token_that_cannot_be_sent_is_refused_unseen(wrong, command, shell, monkeypatch):
     shell.environment["MOORAGE_HTTP_URL"] = "http://127.0.0.1:9"
     given = shell(*command, "--token", wrong)
@@ -306,11 +251,8 @@ def test_a_token_that_cannot_be_sent_is_refused_unseen(wrong, command, shell, mo
 
 def context_of(folder, key, built):
     file = folder / "server.pem"
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
+    kind, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    private = key.private_bytes(serialization.Encoding.PEM, kind, plain)
     file.write_bytes(private + built.public_bytes(serialization.Encoding.PEM))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(file)
@@ -357,113 +299,119 @@ def secure(authority, tmp_path_factory):
     thread.stop()
 
 
-@pytest.mark.parametrize("command", [["policy", "list"], ["leases"]])
-def test_an_authority_that_is_not_known_is_said(secure, shell, command):
+@pytest.fixture
+def secured(shell, secure):
+    """The command line, pointed at the servers with that certificate."""
     shell.environment |= secure
-    done = shell(*command)
+    return shell
+
+
+@each_side
+def test_an_unknown_authority_is_said(secured, command):
+    done = secured(*command)
     assert done.returncode == 4
     assert "signed by an authority that is not known here" in done.stderr
     assert "--ca-file or MOORAGE_CA_FILE" in done.stderr
     assert "ca_file=" not in done.stderr
-    assert "--ca-file or" in shell("--json", *command).stdout
+    assert "--ca-file or" in secured("--json", *command).stdout
     assert "Start a server" not in done.stderr
 
 
-@pytest.mark.parametrize("command", [["policy", "list"], ["leases"]])
-def test_a_file_without_the_authority_is_named(secure, shell, command, tmp_path):
-    _, other = certificate("another")
+@each_side
+def test_a_file_without_the_authority_is_named(secured, command, tmp_path):
     file = tmp_path / "other.pem"
-    file.write_bytes(other.public_bytes(serialization.Encoding.PEM))
-    shell.environment |= secure
-    given = shell("--ca-file", str(file), *command).stderr
+    file.write_bytes(certificate("another")[1].public_bytes(serialization.Encoding.PEM))
+    given = secured("--ca-file", str(file), *command).stderr
     assert f"signed by an authority that is not in {file} (" in given
     assert "--ca-file names that file" in given
-    shell.environment["SSL_CERT_FILE"] = str(file)
-    said = shell(*command).stderr
+    secured.environment["SSL_CERT_FILE"] = str(file)
+    said = secured(*command).stderr
     assert f"not in {file} (" in said
     assert "SSL_CERT_FILE names that file" in said
     assert "MOORAGE_CA_FILE goes before it" in said
 
 
-def test_a_folder_is_called_one_and_serves_where_it_is_prepared(secure, authority, shell, tmp_path):
-    shell.environment |= secure
+def test_a_folder_is_called_one_and_serves_where_it_is_prepared(secured, authority, tmp_path):
     (tmp_path / "authority.pem").write_bytes(authority[0].read_bytes())
-    for command in (["policy", "list"], ["leases"]):
-        said = shell("--ca-file", str(tmp_path), *command).stderr
+    for command in SIDES:
+        said = secured("--ca-file", str(tmp_path), *command).stderr
         assert "--ca-file names that folder; name a file, or prepare it with `openssl" in said
     subprocess.run(["openssl", "rehash", tmp_path], check=True)
-    for command in (["policy", "list"], ["leases"]):
-        done = shell("--ca-file", str(tmp_path), *command)
+    for command in SIDES:
+        done = secured("--ca-file", str(tmp_path), *command)
         assert done.returncode == 0, done.stderr
 
 
-def test_a_program_is_told_its_own_parameter_for_an_authority(secure):
+def test_a_program_reads_its_own_parameter_for_an_authority(secure):
     named = r"certificate in `ca_file=` or MOORAGE_CA_FILE"
     services = Services(secure["MOORAGE_HTTP_URL"])
     with services, pytest.raises(CertificateRefused, match=named):
         services.policies()
-    client = Client(secure["MOORAGE_URL"])
     with pytest.raises(CertificateRefused, match=named):
-        asyncio.run(client.__aenter__())
+        asyncio.run(Client(secure["MOORAGE_URL"]).__aenter__())
 
 
 @pytest.mark.parametrize("named", ["MOORAGE_CA_FILE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
-def test_an_authority_of_the_environment_serves_both_sides(secure, authority, shell, named):
-    shell.environment |= secure | {named: f"{authority[0]}\n"}
-    for command in (["policy", "list"], ["leases"]):
-        done = shell(*command)
+def test_an_authority_of_the_environment_serves_both_sides(secured, authority, named):
+    secured.environment[named] = f"{authority[0]}\n"
+    for command in SIDES:
+        done = secured(*command)
         assert done.returncode == 0, done.stderr
 
 
 def test_an_authority_that_is_given_goes_before_the_environment(
-    secure, authority, shell, monkeypatch, tmp_path
+    secured, authority, monkeypatch, tmp_path
 ):
+    file, (socket_url, http_url) = (
+        str(authority[0]),
+        (secured.environment[name] for name in ("MOORAGE_URL", "MOORAGE_HTTP_URL")),
+    )
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing"))
-    shell.environment |= secure
-    for command in (["policy", "list"], ["leases"]):
-        before = shell("--ca-file", str(authority[0]), *command)
-        after = shell(*command, "--ca-file", str(authority[0]))
-        assert (before.returncode, after.returncode) == (0, 0), before.stderr + after.stderr
-    with Services(secure["MOORAGE_HTTP_URL"], ca_file=str(authority[0])) as services:
+    for command in SIDES:
+        for words in (["--ca-file", file, *command], [*command, "--ca-file", file]):
+            done = secured(*words)
+            assert done.returncode == 0, done.stderr
+    with Services(http_url, ca_file=file) as services:
         assert services.policies() == []
-    with BlockingClient(secure["MOORAGE_URL"], ca_file=str(authority[0])) as client:
+    with BlockingClient(socket_url, ca_file=file) as client:
         assert client.leases() == []
-    monkeypatch.setenv("CLUSTER_SERVICE_URL", secure["MOORAGE_HTTP_URL"])
-    monkeypatch.setenv("MOORAGE_CA_FILE", str(authority[0]))
+    monkeypatch.setenv("CLUSTER_SERVICE_URL", http_url)
+    monkeypatch.setenv("MOORAGE_CA_FILE", file)
     assert ClusterClient().read_cluster("c0")[0]
 
 
-@pytest.mark.parametrize("command", [["policy", "list"], ["leases"]])
-def test_a_file_of_authorities_that_cannot_be_used_is_named(secure, shell, tmp_path, command):
-    shell.environment |= secure
-    (tmp_path / "empty.pem").write_text("nothing\n")
-    shell.environment["MOORAGE_CA_FILE"] = str(tmp_path / "missing.pem")
-    missing = shell(*command)
-    assert (missing.returncode, "MOORAGE_CA_FILE: cannot read" in missing.stderr) == (2, True)
-    shell.environment["MOORAGE_CA_FILE"] = str(tmp_path / "empty.pem")
-    empty = shell(*command)
-    assert (empty.returncode, "no certificate in PEM format" in empty.stderr) == (2, True)
+@each_side
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "MOORAGE_CA_FILE: cannot read"), ("nothing\n", "no certificate in PEM format")],
+)
+def test_a_file_of_authorities_that_cannot_be_used_is_named(
+    secured, tmp_path, command, content, reason
+):
+    file = tmp_path / "ca.pem"
+    if content:
+        file.write_text(content)
+    secured.environment["MOORAGE_CA_FILE"] = str(file)
+    done = secured(*command)
+    assert (done.returncode, reason in done.stderr) == (2, True)
 
 
 def test_other_certificates_are_refused_for_what_they_are(authority, tmp_path):
     file, key, built = authority
-    context = context_of(tmp_path, *certificate("late", (key, built), days=-1))
-    with Site(context) as site:
-        url = f"https://127.0.0.1:{site.server_port}"
+    with Site(context_of(tmp_path, *certificate("late", (key, built), days=-1))) as site:
+        expired = f"https://127.0.0.1:{site.server_port}"
         with (
-            Services(url, ca_file=str(file)) as services,
+            Services(expired, ca_file=str(file)) as services,
             pytest.raises(CertificateRefused, match="refused: certificate has expired"),
         ):
             services.policies()
+    plain = "this port speaks no TLS: use http://"
     with Site() as site:
-        with (
-            Services(f"https://127.0.0.1:{site.server_port}") as services,
-            pytest.raises(CertificateRefused, match="this port speaks no TLS: use http://"),
-        ):
+        services = Services(site.url.replace("http", "https"))
+        with services, pytest.raises(CertificateRefused, match=plain):
             services.policies()
-        client = Client(f"wss://127.0.0.1:{site.server_port}")
-        with pytest.raises(CertificateRefused, match="this port speaks no TLS: use http://"):
-            asyncio.run(client.__aenter__())
+        with pytest.raises(CertificateRefused, match=plain):
+            asyncio.run(Client(site.url.replace("http", "wss")).__aenter__())
 
 
 def test_an_address_with_a_wrong_certificate_is_passed_over(secure, authority, shell, tmp_path):
@@ -473,7 +421,7 @@ def test_an_address_with_a_wrong_certificate_is_passed_over(secure, authority, s
             shell.environment[variable] = f"{scheme}://127.0.0.1:{site.server_port},"
             shell.environment[variable] += secure[variable]
         shell.environment |= {"MOORAGE_CA_FILE": str(authority[0]), "MOORAGE_TOKEN": SECRET}
-        for command in (["policy", "list"], ["leases"]):
+        for command in SIDES:
             done = shell(*command)
             assert done.returncode == 0, done.stderr
         assert site.shown == []
@@ -483,11 +431,3 @@ def test_an_address_with_a_wrong_certificate_is_passed_over(secure, authority, s
     assert "none of 2 addresses serves: wss://127.0.0.1:" in done.stderr
     assert "signed by an authority that is not in" in done.stderr
     assert "Connection refused" in done.stderr
-
-
-def test_a_socket_without_tls_is_said(harbour, shell):
-    shell.environment["MOORAGE_URL"] = harbour.url.replace("ws:", "wss:")
-    done = shell("leases")
-    assert done.returncode == 4
-    assert "this port speaks no TLS: use http://, or ws://" in done.stderr
-    assert "Start a server" not in done.stderr

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -18,39 +18,25 @@ from websockets.sync.server import ServerConnection, serve
 
 from moorage_client.cli.exits import Exit
 from moorage_client.cli.program import run
+from tests.clients.sites import Answer, Site
 
+PLACE = {"cluster_id": "c", "node_id": "n"}
 LEASE = {
-    "id": "r-1",
-    "state": "active",
-    "tenant": "ann",
-    "placement": [{"cluster_id": "c", "node_id": "n", "gpus": ["0"], "gpu_milli": 500}],
-    "expires_at": 2e9,
-    "granted_at": 1e9,
-    "fencing": 1,
-    "token": "t",
-    "ttl_seconds": 60.0,
+    "id": "r-1", "state": "active", "tenant": "ann",
+    "placement": [{**PLACE, "gpus": ["0"], "gpu_milli": 500}], "expires_at": 2e9, "granted_at": 1e9,
+    "fencing": 1, "token": "t", "ttl_seconds": 60.0,
     "workload": {
-        "backend": "local",
-        "phase": "failed",
-        "attempt": 1,
+        "backend": "local", "phase": "failed", "attempt": 1,
         "outcome": {
-            "phase": "failed",
-            "detail": "died",
-            "at": 1e9,
-            "nodes": [{"cluster_id": "c", "node_id": "n"}],
-            "log_tail": ["oh"],
+            "phase": "failed", "detail": "died", "at": 1e9, "nodes": [PLACE], "log_tail": ["oh"],
         },
     },
-}
+}  # fmt: skip
 ALIAS = {
-    "alias": "one:stable",
-    "policy_rule_uri": "one:1-x",
-    "former": "one:0-x",
-    "canary": {"version": "one:2-x", "percent": 10.0, "by": "request"},
-    "shadow": "one:3-x",
-    "who": "ann",
+    "alias": "one:stable", "policy_rule_uri": "one:1-x", "former": "one:0-x", "who": "ann",
+    "canary": {"version": "one:2-x", "percent": 10.0, "by": "request"}, "shadow": "one:3-x",
     "history": [{"at": 1e9, "who": "ann", "what": "activated"}],
-}
+}  # fmt: skip
 ARM = {
     "policy_rule_uri": "one:1-x",
     "asked": 3,
@@ -61,23 +47,15 @@ ARM = {
 SIDE = {"policy_rule_uri": "one:1-x", "placed": 1, "latency_ms": {"p50": 1.0}}
 SAMPLE = {
     "request": "r",
-    "active": {"placement": [{"cluster_id": "c", "node_id": "n", "gpus": ["0"]}]},
+    "active": {"placement": [{**PLACE, "gpus": ["0"]}]},
     "candidate": {"error": {"code": "no", "reason": "no"}},
 }
 SHADOW = {"active": SIDE, "candidate": SIDE, "asked": 3, "cost": {"gpus": 1}, "samples": [SAMPLE]}
 CHANGE = {"at": 1e9, "who": "ann", "what": "registered", "fields": ["code"], "digest": "0" * 64}
 CLUSTER = {"id": "c", "nodes": {"count": 1, "nodeData": []}, "gpus": {"count": 1}, "memory": 5}
-POOL = {
-    "resources": {"gpus": [{"id": "0", "slots": 1}]},
-    "holdings": [
-        {
-            "transaction": "t-1",
-            "pid": 1,
-            "expires_at": 2e9,
-            "resources": {"gpus": [{"id": "0", "slots": 1}]},
-        }
-    ],
-}
+SLOTS = {"gpus": [{"id": "0", "slots": 1}]}
+HOLDING = {"transaction": "t-1", "pid": 1, "expires_at": 2e9, "resources": SLOTS}
+POOL = {"resources": SLOTS, "holdings": [HOLDING]}
 LOG = {"base64": "aGVsbG8=", "offset": 5, "attempt": 1, "over": True, "exit_code": 0}
 
 
@@ -90,28 +68,16 @@ def leased(value: Any = None) -> dict[str, Any]:
 
 
 WAITER = {
-    "position": 1,
-    "request": "r",
-    "policy_rule_uri": "one:1-x",
-    "priority": 1,
-    "deadline": 2e9,
+    "position": 1, "request": "r", "policy_rule_uri": "one:1-x", "priority": 1, "deadline": 2e9,
     "resources": {"gpus": 1, "models": ["A100"]},
-}
+}  # fmt: skip
 NODE = {"node_id": "n", "models": ["A100"], "gpus": {"0": 250}, "cpu_milli_free": 1}
 TOTALS = {"cluster_id": "c", "nodes": 1, "gpus": 2, "gpu_milli_free": 1, "gpu_milli_total": 2}
-REFUSAL = {
-    "success": False,
-    "message": "no",
-    "request": "r-1",
-    "error": {
-        "code": "bad_policy",
-        "reason": "no",
-        "field": "code",
-        "findings": [{}, {"message": "m", "file": "f", "line": 1, "text": "t"}],
-        "attempts": [2],
-        "nodes": {"busy": 1},
-    },
-}
+FAULT = {
+    "code": "bad_policy", "reason": "no", "field": "code", "attempts": [2],
+    "findings": [{}, {"message": "m", "file": "f", "line": 1, "text": "t"}], "nodes": {"busy": 1},
+}  # fmt: skip
+REFUSAL = {"success": False, "message": "no", "request": "r-1", "error": FAULT}
 TOKEN = ("--lease-token", "t")
 COMMANDS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("ask", "one:1-x", "--explain"), data({"cluster_id": "c"}) | {"reasons": {"a": [1]}}),
@@ -146,145 +112,105 @@ COMMANDS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("policy", "shadow", "one", "--report"), data(SHADOW)),
     (("policy", "manage", "one", "look"), data({"did": 1})),
     (("policy", "logs", "one"), data({"printed": {"eval": "x"}, "rests": {"overruns": 1}})),
-    (("policy", "push", "RULE", "--uri", "one:1-x"), data({"policy_rule_uri": "one:1-x"})),
+    (("policy", "push", "RULE", "--uri=one:1-x", "--no-test"), data({"policy_rule_uri": "u"})),
     (("fleet", "import", "FLEET", "--replace"), CLUSTER),
     (("pool", "show"), POOL),
     (("pool", "checkout", "gpus", "--pid", "0"), POOL | {"transaction": "t-1"}),
     (("pool", "checkin", "t-1"), {}),
 ]
 ABSURD: list[Any] = [
-    None,
-    True,
-    -1,
-    0,
-    10**30,
-    1e308,
-    -1e308,
-    0.5,
-    "",
+    *(None, True, -1, 0, 10**30, 1e308, -1e308, 0.5, "", "x" * 5000, "\N{CROSS MARK}"),
+    *([], {}, [None], [[[]]], {"": {"": 1}}, {"\x1b[2J": "\x1b[2J"}),
     "\x1b]0;owned\x07\x9b31m\u202e\r\n",
-    "x" * 5000,
-    [],
-    {},
-    [None],
-    [[[]]],
-    {"": {"": 1}},
-    {"\x1b[2J": "\x1b[2J"},
-    "\N{CROSS MARK}",
 ]
 
 
-WAYS = [
-    words
-    for words, _ in COMMANDS
-    if words[0] in {"ask", "logs", "run", "watch", "leases", "pool"}
-    or words[1:2] in {("list",), ("push",), ("manage",), ("import",)}
-]
-"""One command, or a few, for each way to a server."""
+_WAYS = (
+    "ask one:1-x", "logs r-1", "run --", "watch --count", "leases", "pool show", "policy list",
+    "policy manage", "fleet import",
+)  # fmt: skip
+WAYS = [{" ".join(words[:2]): words for words, _ in COMMANDS}[way] for way in _WAYS]
+"""One command for each way to a server."""
 
 
 def nested(depth: int) -> bytes:
     return b'{"success":true,"data":' + b"[" * depth + b"]" * depth + b"}"
 
 
-class Hostile:
-    """Answers every request, on the socket and over HTTP, with what it is told to."""
+class Hostile(Site):
+    """Answers every request, on the socket and over HTTP, with what a test lays out."""
 
     def __init__(self) -> None:
-        self.answer: Any = {}
+        self.calm()
+        self._socket = serve(self._talk, "127.0.0.1", 0, max_size=None, compression=None)
+        threading.Thread(target=self._socket.serve_forever, daemon=True).start()
+        self.socket_url = f"ws://127.0.0.1:{self._socket.socket.getsockname()[1]}"
+        super().__init__()
+
+    def calm(self) -> None:
+        self.document: Any = {}
         self.raw: bytes | None = None
         """Sent as it is, by HTTP as the body."""
         self.wire: bytes | None = None
         """Sent in the place of an HTTP answer, or of a frame; then it hangs up."""
         self.status = 200
-        self._socket = serve(self._hear, "127.0.0.1", 0, max_size=None, compression=None)
-        hostile = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                if hostile.wire is not None:
-                    self.wfile.write(hostile.wire)
-                    self.close_connection = True
-                    return
-                text = hostile.raw
-                if text is None:
-                    told = hostile.answer
-                    if self.command == "PUT" and isinstance(told, list) and told:
-                        told = told[0]  # One of those that were listed.
-                    text = json.dumps(told).encode()
-                self.send_response(hostile.status)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
+    def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> Answer:
+        if self.wire is not None:
+            request.wfile.write(self.wire)
+            return None
+        document = self.document
+        if request.command == "PUT" and isinstance(document, list) and document:
+            document = document[0]  # One of those that were listed.
+        return self.status, document if self.raw is None else self.raw
 
-            do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815  # As http.server says.
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-            def handle(self) -> None:
-                with contextlib.suppress(OSError):
-                    super().handle()
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        for server in (self._socket, self._http):
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-        self.url = f"ws://127.0.0.1:{self._socket.socket.getsockname()[1]}"
-        self.port = self._http.server_port
-
-    def _hear(self, connection: ServerConnection) -> None:
+    def _talk(self, connection: ServerConnection) -> None:
         with contextlib.suppress(ConnectionClosed, OSError):
             for message in connection:
-                asked = json.loads(message)
+                request = json.loads(message)
                 if self.wire is not None:
                     connection.socket.sendall(self.wire)
                     connection.socket.shutdown(socket.SHUT_RDWR)
                 elif self.raw is not None:
                     connection.send(self.raw, text=True)
                 else:
-                    answer = self.answer
+                    answer = self.document
                     if isinstance(answer, dict):
-                        answer = {"id": asked.get("id"), **answer}
+                        answer = {"id": request.get("id"), **answer}
                     connection.send(json.dumps(answer))
-                    if asked.get("op") == "watch":
+                    if request.get("op") == "watch":
                         news = answer.get("data") if isinstance(answer, dict) else answer
                         connection.send(json.dumps({"event": "e", "topic": "t", "data": news}))
 
-    def close(self) -> None:
+    def server_close(self) -> None:
         self._socket.shutdown()
-        self._http.shutdown()
-        self._http.server_close()
+        super().server_close()
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory) -> Iterator[Hostile]:
-    hostile = Hostile()
+def opened(tmp_path_factory) -> Iterator[Hostile]:
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "rule.py").write_text("pass\n")
     (folder / "fleet.json").write_text(json.dumps([CLUSTER]))
-    given = {
-        "MOORAGE_URL": hostile.url,
-        "MOORAGE_HTTP_URL": f"http://127.0.0.1:{hostile.port}",
-        "MOORAGE_POOL_ADDRESS": f"tcp:127.0.0.1:{hostile.port}",
-        "MOORAGE_STATE": str(folder / "leases.json"),
-        "HOSTILE": str(folder),
-    }
-    before = dict(os.environ)
-    os.environ.update(given)
-    yield hostile
-    os.environ.clear()
-    os.environ.update(before)
-    hostile.close()
+    with Hostile() as hostile, pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "MOORAGE_URL": hostile.socket_url,
+            "MOORAGE_HTTP_URL": hostile.url,
+            "MOORAGE_POOL_ADDRESS": f"tcp:127.0.0.1:{hostile.server_port}",
+            "MOORAGE_STATE": str(folder / "leases.json"),
+            "HOSTILE": str(folder),
+        }.items():
+            patch.setenv(name, value)
+        yield hostile
 
 
-@pytest.fixture(autouse=True)
-def _calm(hostile) -> None:
-    hostile.answer, hostile.raw, hostile.wire, hostile.status = {}, None, None, 200
+@pytest.fixture
+def hostile(opened: Hostile) -> Hostile:
+    opened.calm()
+    return opened
 
 
-def asked(words: tuple[str, ...], *, as_json: bool, seconds: float = 5.0) -> int:
+def run_command(words: tuple[str, ...], *, as_json: bool, seconds: float = 5.0) -> int:
     """Run a command; see that it says what it has to say, and nothing else. Return its code."""
     files = {"RULE": "rule.py", "FLEET": "fleet.json"}
     given = [os.path.join(os.environ["HOSTILE"], files[w]) if w in files else w for w in words]  # noqa: PTH118  # Words of a command line.
@@ -294,20 +220,16 @@ def asked(words: tuple[str, ...], *, as_json: bool, seconds: float = 5.0) -> int
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = run([*shared, *given])
     said, noted = out.buffer.getvalue().decode(errors="replace"), err.getvalue()
+    passes_on = words[0] in {"logs", "exec", "run"}  # As it is, to what is no terminal.
     assert "Traceback" not in noted, noted
     assert "a defect of moorage" not in said + noted, noted
-    assert all(c.isprintable() or c in "\n\t" for c in noted), noted
-    if words[0] not in {
-        "logs",
-        "exec",
-        "run",
-    }:  # Their output is passed on as it is to no terminal.
-        assert all(c.isprintable() or c in "\n\t" for c in said), said
-    if words[0] != "exec" or code in list(Exit):
+    for text in (noted, *([] if passes_on else [said])):
+        assert all(c.isprintable() or c in "\n\t" for c in text), text
+    if words[0] != "exec":
         assert code in list(Exit), (code, noted)
-    if as_json and words[0] != "watch" and words[0] != "exec":
+    if as_json and words[0] not in {"watch", "exec"}:
         json.loads(said)
-    elif code and not as_json and words[0] not in {"exec", "run", "logs"}:
+    elif code and not as_json and not passes_on:
         assert "moorage: " in noted
     return code
 
@@ -345,9 +267,9 @@ CASES = [
 @pytest.mark.parametrize(
     ("words", "answer"), COMMANDS, ids=[" ".join(words) for words, _ in COMMANDS]
 )
-def test_what_a_good_server_answers_is_shown(hostile, words, answer, as_json):
-    hostile.answer = answer
-    assert asked(words, as_json=as_json) in {Exit.OK, Exit.LEASE_LOST}
+def test_a_good_answer_is_shown(hostile, words, answer, as_json):
+    hostile.document = answer
+    assert run_command(words, as_json=as_json) in {Exit.OK, Exit.LEASE_LOST}
 
 
 @pytest.mark.heavy
@@ -359,59 +281,47 @@ def test_what_a_good_server_answers_is_shown(hostile, words, answer, as_json):
 )
 def test_one_absurd_part_of_an_answer_is_one_error(hostile, case, value, gone, js):
     words, answer, at = case
-    hostile.answer = changed(answer, at, value, gone=gone)
-    asked(words, as_json=js)
+    hostile.document = changed(answer, at, value, gone=gone)
+    run_command(words, as_json=js)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "raw",
     [
-        b"",
-        b"{",
-        b"null",
-        b"NaN",
+        *(b"", b"{", b"null", b"NaN", b"\xff\xfe\x00", b"<html>\x1b[31m</html>"),
+        *(nested(500), nested(990), nested(100_000)),
         b'{"success":true,"data":NaN}',
         b'{"success":true,"data":1e999}',
         b'{"success":true,"data":' + b"9" * 5000 + b"}",
         b'{"success":true,"data":"\\ud800"}',
-        nested(500),
-        nested(990),
-        nested(100_000),
-        b"\xff\xfe\x00",
-        b"<html>\x1b[31m</html>",
         b'{"success":false,"error":{"code":"busy","details":' + b"[" * 990 + b"]" * 990 + b"}}",
     ],
     ids=range(14),
 )
-def test_what_is_no_answer_is_one_error(hostile, raw):
+def test_an_unreadable_answer_is_one_error(hostile, raw):
     hostile.raw = raw
     for number, words in enumerate(WAYS):
         hostile.status = 500 if number % 2 else 200
-        asked(words, as_json=number % 3 == 0, seconds=0.1)
+        run_command(words, as_json=number % 3 == 0, seconds=0.1)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "wire",
     [
-        b"",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{",
+        b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nnope",
         b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 1000 + b"\r\n",
         b"HTTP/1.1 302 Found\r\nLocation: http://[::1\r\n\r\n",
         b"HTTP/1.1 302 Found\r\nLocation: http://\xff\xff/\r\n\r\n",
-        b"HTTP/9.9 abc \x1b[31m\r\n\r\n",
-        b"\x81\x7f\xff\xff\xff\xff\xff\xff\xff\xff",
-        b"\x82\x03abc",
-        b"\x81\x02\xff\xfe",
-        b"\xff" * 100,
-        b"\x88\x02\x03\xe8",
+        b"HTTP/9.9 abc \x1b[31m\r\n\r\n", b"\x81\x7f\xff\xff\xff\xff\xff\xff\xff\xff",
+        b"\x82\x03abc", b"\x81\x02\xff\xfe", b"\xff" * 100, b"\x88\x02\x03\xe8",
     ],
     ids=range(13),
-)
+)  # fmt: skip
 def test_a_line_that_breaks_off_or_speaks_another_language_is_one_error(hostile, wire):
     hostile.wire = wire
     for words in WAYS:
-        asked(words, as_json=False, seconds=0.1)
+        run_command(words, as_json=False, seconds=0.1)

@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 NODES = HERE / "kubernetes_nodes.json"
 OPENB = HERE.parents[2] / "shared" / "data" / "openb" / "nodes.csv"
 HEADER = "sn,cpu_milli,memory_mib,gpu,model\n"
+CORDONED = {"unschedulable": True}
 
 
 @pytest.fixture
@@ -63,23 +64,21 @@ def test_a_table_as_a_spreadsheet_writes_it(put):
     assert document["clusterMetadata"]["name"] == "lab"
 
 
-def test_a_file_that_names_no_cluster_is_one_of_its_own_name(put):
-    table = put("site.csv", HEADER + "a,1,1,0,\n")
-    node = {"kind": "Node", "metadata": {"name": "b"}, "status": {"capacity": {"cpu": "1"}}}
-    kubectl = put("prod.json", json.dumps({"kind": "List", "items": [node]}))
-    documents = collect([table, kubectl]).documents
-    assert [each["id"] for each in documents] == ["site", "prod"]
-    assert documents[0]["clusterMetadata"]["name"] == "site"
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("größe", "grosse"), ("Flotte – Süd (2)", "Flotte-Sud-2"), ("日本", ""), ("日本-1", "1")],
+    [
+        *(("site", "site"), ("größe", "grosse"), ("Flotte – Süd (2)", "Flotte-Sud-2")),
+        *(("日本", ""), ("日本-1", "1")),
+    ],
 )
 def test_a_cluster_is_called_as_its_file_in_the_letters_of_ids(put, name, expected):
     table = put(f"{name}.csv", HEADER + "a,1,1,0,\n")
+    item = {"kind": "Node", "metadata": {"name": "b"}, "status": {"capacity": {"cpu": "1"}}}
+    kubectl = put("prod.json", {"kind": "List", "items": [item]})
     if expected:
-        assert collect([table]).documents[0]["id"] == expected
+        documents = collect([table, kubectl]).documents
+        assert [each["id"] for each in documents] == [expected, "prod"]
+        assert documents[0]["clusterMetadata"]["name"] == expected
     else:
         with pytest.raises(InventoryError, match="give --cluster-id NAME"):
             collect([table])
@@ -97,18 +96,25 @@ def test_a_table_may_have_the_separator_of_the_locale(put, separator, above):
         collect([bad])
 
 
-def test_a_table_with_other_columns_is_refused_with_those_it_has(put):
+def test_a_table_with_other_columns_or_without_machines_is_refused(put):
     table = put("nodes.csv", "sn;cpu;memory_mib;model\na;1;1;T4\n")
     expected = "column cpu_milli, gpu: expected this in the header; it has sn, cpu, memory_mib"
     with pytest.raises(TableError, match=expected):
         collect([table])
+    with pytest.raises(InventoryError, match="at least one machine"):
+        collect([put("nodes.csv", HEADER)], "lab")
 
 
-def test_stdin_has_no_name_for_its_cluster(monkeypatch):
-    stdin = io.TextIOWrapper(io.BytesIO((HEADER + "a,1,1,0,\n").encode()))
-    monkeypatch.setattr(sys, "stdin", stdin)
+def test_stdin_is_read_like_a_file_without_a_name(monkeypatch):
+    def put(rows):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((HEADER + rows).encode())))
+
+    put("a,1,1,0,\n")
     with pytest.raises(InventoryError, match=r"-: .*give --cluster-id NAME"):
         collect(["-"])
+    put("a,1,x,0,\n")
+    with pytest.raises(TableError, match=r"^stdin, line 2, column memory_mib"):
+        read("-")
 
 
 @pytest.mark.parametrize(
@@ -133,32 +139,6 @@ def test_a_live_cluster_is_called_as_its_context(put, monkeypatch, files, expect
             cluster_id_of("kubernetes", "")
 
 
-def test_a_bad_line_of_a_table_is_named(put):
-    source = put("nodes.csv", HEADER + "a,1,1,0,\nb,1,many,0,\n")
-    with pytest.raises(TableError, match=r"nodes\.csv, line 3, column memory_mib: .*'many'"):
-        collect([source], "lab")
-
-
-def test_a_table_without_machines_empties_no_cluster(put):
-    table = put("nodes.csv", "sn,cpu_milli,memory_mib,gpu,model\n")
-    with pytest.raises(InventoryError, match="at least one machine"):
-        collect([table], "lab")
-
-
-@pytest.mark.parametrize("name", ["NaN", "Infinity", "-Infinity"])
-def test_what_python_reads_and_json_does_not_have_is_refused(put, name):
-    source = put("clusters.json", f'{{"id": "a", "memory": {name}}}')
-    with pytest.raises(InventoryError, match=f"{name} is not JSON"):
-        collect([source])
-
-
-def test_stdin_is_read_like_a_file(monkeypatch):
-    text = io.TextIOWrapper(io.BytesIO((HEADER + "a,1,x,0,\n").encode()))
-    monkeypatch.setattr("sys.stdin", text)
-    with pytest.raises(TableError, match=r"^stdin, line 2, column memory_mib"):
-        read("-")
-
-
 # Cluster documents -------------------------------------------------------------------------------
 
 
@@ -168,12 +148,14 @@ def test_cluster_documents_stay_as_they_are(put, wrap):
     assert collect([put("lab.json", wrap(document))]).documents == (document,)
 
 
-def test_a_single_cluster_can_be_renamed_and_several_cannot(put):
-    one = put("one.json", cluster("a"))
+def test_a_single_cluster_can_be_renamed_and_a_node_is_listed_once(put):
+    one, two = put("one.json", cluster("a", node("n"))), put("two.json", [cluster("a", node("n"))])
     assert [each["id"] for each in collect([one], "b").documents] == ["b"]
-    two = put("two.json", [cluster("a"), cluster("b")])
-    with pytest.raises(InventoryError, match=r"two\.json: expected one cluster to be called c"):
-        collect([two], "c")
+    with pytest.raises(InventoryError, match=r"two\.json: expected each node of cluster a once"):
+        collect([one, two])
+    several = put("several.json", [cluster("a"), cluster("b")])
+    with pytest.raises(InventoryError, match=r"several\.json: expected one cluster to be called c"):
+        collect([several], "c")
 
 
 def test_sources_of_one_cluster_are_put_together(put):
@@ -187,12 +169,6 @@ def test_sources_of_one_cluster_are_put_together(put):
     assert ids(bay) == ["a"]
 
 
-def test_a_node_that_two_sources_list_is_an_error(put):
-    first, second = (put(f"{n}.json", cluster("lab", node("a"))) for n in (1, 2))
-    with pytest.raises(InventoryError, match=r"2\.json: expected each node of cluster lab once"):
-        collect([first, second])
-
-
 @pytest.mark.parametrize(
     ("content", "place"),
     [
@@ -204,6 +180,8 @@ def test_a_node_that_two_sources_list_is_an_error(put):
         ({"clusters": [{"id": ""}]}, r"clusters\[0\].id"),
         ({"name": "a"}, ", id: expected the id of a cluster"),
         ("[" * 100_000, "valid JSON"),
+        ('{"id": "a", "memory": NaN}', "NaN is not JSON"),
+        ('{"id": "a", "memory": -Infinity}', "-Infinity is not JSON"),
     ],
 )
 def test_what_is_wrong_in_a_document_is_named(put, content, place):
@@ -238,11 +216,6 @@ def test_merging_replaces_nodes_by_id_and_keeps_everything_else():
 # Kubernetes --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def kubernetes():
-    return json.loads(NODES.read_text())
-
-
 def by_name(document):
     return {each["id"]: each for each in document["nodes"]["nodeData"]}
 
@@ -269,43 +242,36 @@ def test_what_kubectl_prints_becomes_a_cluster():
     ]
 
 
-def test_nodes_none_of_which_can_be_used_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"kind": "NodeList", "items": []}, r"none\.json: expected at least one node to import"),
+        (
+            {"kind": "NodeList", "items": [{"metadata": {"name": "a"}, "spec": CORDONED}]},
+            "left out, since cordoned: a",
+        ),
+        ([{"node_id": "d", "state": "DEAD", "resources_total": {}}], "one node that is alive"),
+        ({"kind": "List", "items": [{"kind": "Pod"}]}, "kubectl get nodes -o json"),
+        ({"kind": "NodeList"}, r"items: expected a list of nodes"),
+    ],
+)
+def test_nodes_none_of_which_can_be_used_are_refused(put, content, said):
     """With --replace, they would empty the cluster that is registered."""
-    empty = tmp_path / "empty.json"
-    empty.write_text('{"kind": "NodeList", "items": []}')
-    with pytest.raises(InventoryError, match=r"empty\.json: expected at least one node to import"):
-        collect([str(empty)], "lab")
-    node = {"metadata": {"name": "asleep"}, "spec": {"unschedulable": True}}
-    empty.write_text(json.dumps({"kind": "NodeList", "items": [node]}))
-    with pytest.raises(InventoryError, match="left out, since cordoned: asleep"):
-        collect([str(empty)], "lab")
-    dead = [{"node_id": "d", "state": "DEAD", "resources_total": {}}]
-    empty.write_text(json.dumps(dead))
-    with pytest.raises(InventoryError, match="one node that is alive"):
-        collect([str(empty)], "lab")
+    with pytest.raises(InventoryError, match=said):
+        collect([put("none.json", content)], "lab")
 
 
-def test_mig_instances_are_devices_that_are_not_shared(kubernetes):
+def test_mig_instances_are_devices_that_are_not_shared_and_replicas_are_one():
     (document,) = collect([str(NODES)], "k8s").documents
-    devices = by_name(document)["mig-a"]["gpus"]["gpus"]
-    assert [each.get("id", "") for each in devices] == [
-        "",
-        *(f"mig-1g.10gb-{n}" for n in range(7)),
-        "mig-3g.40gb-0",
-    ]
-    assert devices[1] == {
-        "modelName": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb",
-        "memory": 9728,  # As its label says …
-        "id": "mig-1g.10gb-0",
-        "exclusive": True,
-    }
-    assert devices[8]["memory"] == 40 * 1024  # … or as its name does.
-
-
-def test_time_sliced_replicas_are_one_device(kubernetes):
-    (document,) = collect([str(NODES)], "k8s").documents
-    shared = by_name(document)["shared-a"]["gpus"]
-    assert shared["gpus"] == [{"modelName": "Tesla-T4", "memory": 15_360}] * 2
+    nodes = by_name(document)
+    devices = nodes["mig-a"]["gpus"]["gpus"]
+    instances = [f"mig-1g.10gb-{n}" for n in range(7)]
+    assert [each.get("id", "") for each in devices] == ["", *instances, "mig-3g.40gb-0"]
+    model = "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"
+    own = {"modelName": model, "memory": 9728, "id": "mig-1g.10gb-0", "exclusive": True}
+    assert devices[1] == own  # The memory is that of its label …
+    assert devices[8]["memory"] == 40 * 1024  # … or of its name.
+    assert nodes["shared-a"]["gpus"]["gpus"] == [{"modelName": "Tesla-T4", "memory": 15_360}] * 2
 
 
 @pytest.mark.parametrize(
@@ -326,7 +292,7 @@ def test_time_sliced_replicas_are_one_device(kubernetes):
         ({"kind": "Pod"}, r"items\[0\].kind: expected a Node"),
     ],
 )
-def test_what_is_wrong_in_a_node_is_named(put, kubernetes, change, said):
+def test_what_is_wrong_in_a_node_is_named(put, change, said):
     item = {"kind": "Node", "metadata": {"name": "n"}, "status": {"capacity": {}}, **change}
     source = put("nodes.json", {"kind": "List", "items": [item]})
     with pytest.raises(InventoryError, match=said) as caught:
@@ -335,31 +301,18 @@ def test_what_is_wrong_in_a_node_is_named(put, kubernetes, change, said):
 
 
 @pytest.mark.parametrize(
-    ("given", "milli"),
-    [("4", 4000), ("63920m", 63_920), ("1.5", 1500), ("2k", 2_000_000), ("1e1", 10_000), (3, 3000)],
+    ("kind", "given", "count"),
+    [
+        *(("cpu", *each) for each in (("4", 4), ("63920m", 63.92), ("1.5", 1.5), ("2k", 2000))),
+        *(("cpu", *each) for each in (("1e1", 10), (3, 3))),
+        *(("memory", *each) for each in (("2Gi", 2048), ("1048576", 1), ("1073741824000m", 1024))),
+        *(("memory", *each) for each in (("1M", 0), ("2100M", 2002))),
+    ],
 )
-def test_quantities_are_those_of_the_api(put, given, milli):
-    item = {"kind": "Node", "metadata": {"name": "n"}, "status": {"capacity": {"cpu": given}}}
+def test_quantities_are_those_of_the_api(put, kind, given, count):
+    item = {"kind": "Node", "metadata": {"name": "n"}, "status": {"capacity": {kind: given}}}
     (document,) = collect([put("node.json", item)], "k").documents
-    assert document["vcpus"]["count"] * 1000 == milli
-
-
-@pytest.mark.parametrize(
-    ("given", "mib"),
-    [("2Gi", 2048), ("1048576", 1), ("1073741824000m", 1024), ("1M", 0), ("2100M", 2002)],
-)
-def test_memory_is_counted_in_mib(put, given, mib):
-    item = {"kind": "Node", "metadata": {"name": "n"}, "status": {"capacity": {"memory": given}}}
-    (document,) = collect([put("node.json", item)], "k").documents
-    assert document["memory"] == mib
-
-
-def test_a_list_of_anything_else_is_refused(put):
-    pods = put("pods.json", {"kind": "List", "items": [{"kind": "Pod"}]})
-    with pytest.raises(InventoryError, match="kubectl get nodes -o json"):
-        collect([pods], "k")
-    with pytest.raises(InventoryError, match=r"items: expected a list of nodes"):
-        collect([put("none.json", {"kind": "NodeList"})], "k")
+    assert (document["vcpus"]["count"] if kind == "cpu" else document["memory"]) == count
 
 
 def listed(*nodes):
@@ -367,14 +320,9 @@ def listed(*nodes):
 
 
 def kubernetes_node(name, machine, provider):
-    return {
-        "metadata": {"name": name},
-        "spec": {"providerID": provider},
-        "status": {
-            "capacity": {"cpu": "4", "memory": "8Gi"},
-            "nodeInfo": {"machineID": machine},
-        },
-    }
+    capacity = {"cpu": "4", "memory": "8Gi"}
+    status = {"capacity": capacity, "nodeInfo": {"machineID": machine}}
+    return {"metadata": {"name": name}, "spec": {"providerID": provider}, "status": status}
 
 
 def test_nodes_of_kubernetes_say_which_machines_they_are(put):
@@ -385,6 +333,8 @@ def test_nodes_of_kubernetes_say_which_machines_they_are(put):
     assert first["machineId"] == machine_key(one) != machine_key(two) == second["machineId"]
     assert one not in str(document), "others are not to know it"
     assert (first["providerId"], second["providerId"]) == ("aws:///eu/i-1", "aws:///eu/i-2")
+    for wrong in ("", "uninitialized", "0" * 32, "ab", "zz" * 16):
+        assert machine_key(wrong) == ""
 
 
 def test_copies_of_one_disk_have_no_machine_id(put):
@@ -394,8 +344,3 @@ def test_copies_of_one_disk_have_no_machine_id(put):
     rows = found.documents[0]["nodes"]["nodeData"]
     assert [row.get("machineId") for row in rows] == [None, None]
     assert "2 nodes share their machine id" in found.notes[-1]
-
-
-@pytest.mark.parametrize("given", ["", "uninitialized", "0" * 32, "ab", "zz" * 16])
-def test_what_is_no_machine_id_tells_nothing(given):
-    assert machine_key(given) == ""

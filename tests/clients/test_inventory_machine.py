@@ -123,21 +123,16 @@ def test_devices_links_and_mig_instances(driver):
 
 
 @pytest.mark.heavy  # A C compiler.
-def test_a_driver_without_devices_is_a_note(driver):
-    done = with_driver(driver(1))
-    assert done.returncode == 0
-    assert "no NVIDIA GPUs: the driver knows none" in done.stderr
-
-
-@pytest.mark.heavy  # A C compiler.
-def test_a_driver_that_is_not_loaded_is_a_note(driver):
-    done = with_driver(driver(9))
-    assert done.returncode == 0
-    assert "no NVIDIA GPUs: NVML says: Driver Not Loaded" in done.stderr
-
-
-@pytest.mark.heavy  # A C compiler.
-def test_a_device_that_cannot_be_read_is_no_machine_without_it(driver):
-    done = with_driver(driver(15))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "local, NVML: expected to read its GPUs, but NVML says: GPU is lost" in done.stderr
+@pytest.mark.parametrize(
+    ("broken", "code", "said"),
+    [
+        (1, 0, "no NVIDIA GPUs: the driver knows none"),
+        (9, 0, "no NVIDIA GPUs: NVML says: Driver Not Loaded"),
+        (15, 2, "local, NVML: expected to read its GPUs, but NVML says: GPU is lost"),
+    ],
+)
+def test_a_driver_without_devices_is_a_note_and_a_lost_device_an_error(driver, broken, code, said):
+    done = with_driver(driver(broken))
+    assert done.returncode == code
+    assert said in done.stderr
+    assert (done.stdout == "") is (code == 2)

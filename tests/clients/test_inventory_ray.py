@@ -7,94 +7,57 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from moorage_client.inventory import InventoryError, collect
+from tests.clients.sites import Answer, Site
 
-# What Ray 2.60 answered, for a node with two GPUs and one that had died.
 ALIVE = {
-    "node_id": "cb7337e0bb2b1158ab90f431346393eddb050cfaf34fc9a658459593",
-    "node_ip": "192.0.2.2",
-    "is_head_node": True,
-    "state": "ALIVE",
-    "state_message": None,
-    "node_name": "192.0.2.2",
+    "node_id": "cb7337e0bb2b1158ab90f431346393eddb050cfaf34fc9a658459593", "node_ip": "192.0.2.2",
+    "node_name": "192.0.2.2", "is_head_node": True, "state": "ALIVE", "state_message": None,
     "resources_total": {
-        "memory": 24073395968.0,
-        "GPU": 2.0,
-        "accelerator_type:A100": 1.0,
-        "object_store_memory": 100000000.0,
-        "node:__internal_head__": 1.0,
-        "node:192.0.2.2": 1.0,
-        "CPU": 2.0,
+        "CPU": 2.0, "GPU": 2.0, "accelerator_type:A100": 1.0, "memory": 24073395968.0,
+        "object_store_memory": 100000000.0, "node:192.0.2.2": 1.0, "node:__internal_head__": 1.0,
     },
-    "labels": {"rack": "r1", "ray.io/node-id": "cb7337"},
-    "start_time_ms": 1795187237660,
+    "labels": {"rack": "r1", "ray.io/node-id": "cb7337"}, "start_time_ms": 1795187237660,
     "end_time_ms": 0,
-}
+}  # fmt: skip
 DEAD = {**ALIVE, "node_id": "aa", "state": "DEAD", "resources_total": {}}
 PRINTED = {**ALIVE, "resources_total": {**ALIVE["resources_total"], "memory": "22.420 GiB"}}
 FROM_PYTHON = {
-    "NodeID": "bb",
-    "Alive": True,
-    "NodeManagerAddress": "192.0.2.3",
-    "NodeName": "worker",
-    "Resources": {"CPU": 4.0, "memory": 1073741824.0},
-    "Labels": {},
-}
+    "NodeID": "bb", "Alive": True, "NodeManagerAddress": "192.0.2.3", "NodeName": "worker",
+    "Resources": {"CPU": 4.0, "memory": 1073741824.0}, "Labels": {},
+}  # fmt: skip
 GPU = {"index": 0, "name": "NVIDIA A100-SXM4-80GB", "memoryUsed": 1, "memoryTotal": 81920}
 
 
-class Dashboard:
-    """A small HTTP server that answers as Ray's dashboard does, or as a test wants it to."""
+class Dashboard(Site):
+    """Answers as Ray's dashboard does, or as a test wants it to."""
 
     def __init__(self) -> None:
-        summary = {"raylet": {"nodeId": ALIVE["node_id"]}, "gpus": [GPU, GPU]}
-        self.nodes = [ALIVE, DEAD]
-        self.total = 2
-        self.warning = ""
-        self.summary = [summary]
+        self.nodes, self.total, self.warning = [ALIVE, DEAD], 2, ""
+        self.summary = [{"raylet": {"nodeId": ALIVE["node_id"]}, "gpus": [GPU, GPU]}]
         self.raw: bytes | None = None
         self.token = ""
-        answer = self
+        super().__init__()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                bearer = self.headers.get("Authorization") == f"Bearer {answer.token}"
-                status, body = answer.reply(self.path)
-                if answer.token and not bearer:
-                    status, body = 401, b"Unauthorized"
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-    def reply(self, path: str) -> tuple[int, bytes]:
+    def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> Answer:
+        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+            return 401, b"Unauthorized"
         if self.raw is not None:
             return 200, self.raw
-        if path.startswith("/api/v0/nodes?"):
-            rows = {
-                "total": self.total,
-                "result": self.nodes,
-                "partial_failure_warning": self.warning,
-            }
-            data = {"result": rows}
-        elif path == "/nodes?view=summary":
+        if request.path.startswith("/api/v0/nodes?"):
+            rows = {"total": self.total, "result": self.nodes}
+            data = {"result": {**rows, "partial_failure_warning": self.warning}}
+        elif request.path == "/nodes?view=summary":
             data = {"summary": self.summary}
         else:
             return 404, b"404: Not Found"
-        return 200, json.dumps({"result": True, "msg": "", "data": data}).encode()
+        return 200, {"result": True, "msg": "", "data": data}
 
 
 @pytest.fixture
@@ -102,13 +65,8 @@ def dashboard(monkeypatch, tmp_path) -> Iterator[Dashboard]:
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))  # `ray.init()` may have left a token in the real one.
-    dashboard = Dashboard()
-    thread = threading.Thread(target=dashboard.server.serve_forever, args=(0.01,))
-    thread.start()
-    yield dashboard
-    dashboard.server.shutdown()
-    thread.join()
-    dashboard.server.server_close()
+    with Dashboard() as dashboard:
+        yield dashboard
 
 
 def imported(dashboard):
@@ -137,26 +95,22 @@ def test_devices_that_were_not_measured_have_the_model_that_ray_schedules_by(das
     assert imported(dashboard) == [node]
 
 
-def test_a_token_of_ray_is_shown(dashboard, monkeypatch):
+def test_a_token_of_ray_is_shown(dashboard, monkeypatch, tmp_path):
     dashboard.token = "secret"  # noqa: S105  # Of a server that lives for one test.
     with pytest.raises(InventoryError, match="HTTP 401 Unauthorized"):
         imported(dashboard)
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
-    assert len(imported(dashboard)) == 1
-
-
-def test_the_token_that_ray_made_is_found(dashboard, monkeypatch, tmp_path):
-    dashboard.token = "secret"  # noqa: S105  # Of a server that lives for one test.
     (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray" / "auth_token").write_text("secret\n")
+    (tmp_path / ".ray" / "auth_token").write_text("secret\n")  # Ray made it.
     assert len(imported(dashboard)) == 1
     (tmp_path / "other").write_text("wrong")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "other"))
     with pytest.raises(InventoryError, match="put the cluster's token into RAY_AUTH_TOKEN"):
         imported(dashboard)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    assert len(imported(dashboard)) == 1
 
 
-def test_what_ray_could_not_tell_is_a_note_or_an_error(dashboard):
+def test_what_ray_leaves_out_is_a_note_or_an_error(dashboard):
     dashboard.warning = "1 node did not answer"
     assert collect([f"ray:{dashboard.url}"], "r").notes[-1].endswith("1 node did not answer")
     dashboard.total = 12_000
@@ -180,12 +134,9 @@ def test_a_server_that_is_no_dashboard_is_named(dashboard, raw, said):
     assert dashboard.url in str(caught.value)
 
 
-def test_nothing_that_answers():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(InventoryError, match="ray:http://HOST:8265"):
-            collect([f"ray:{url}"], "r")
+def test_nothing_that_answers(nowhere):
+    with pytest.raises(InventoryError, match="ray:http://HOST:8265"):
+        collect([f"ray:{nowhere.replace('ws', 'http')}"], "r")
 
 
 def test_what_ray_printed_is_read_from_a_file(tmp_path):
@@ -233,7 +184,6 @@ RAY = shutil.which("ray", path=f"{Path(sys.executable).parent}{os.pathsep}{os.en
 @pytest.mark.skipif(RAY is None, reason="no `ray` on the PATH: pip install 'ray[default]'")
 def test_a_real_ray(tmp_path, folder):
     port, dashboard = free_port(), free_port()
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     start = (
         *(RAY, "start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.1"),
         *("--include-dashboard=true", f"--dashboard-port={dashboard}", "--num-cpus=3"),
@@ -241,15 +191,14 @@ def test_a_real_ray(tmp_path, folder):
         *("--object-store-memory=100000000", f"--temp-dir={folder}", "--min-worker-port=0"),
         "--max-worker-port=0",
     )
-    log = tmp_path / "log"
+    log, environment = tmp_path / "log", {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     with log.open("w") as output:
         ray = subprocess.Popen(start, env=environment, stdout=output, stderr=output)
     try:
         for _ in range(60):
             try:
-                (node,) = collect([f"ray:http://127.0.0.1:{dashboard}"], "r").documents[0]["nodes"][
-                    "nodeData"
-                ]
+                (document,) = collect([f"ray:http://127.0.0.1:{dashboard}"], "r").documents
+                (node,) = document["nodes"]["nodeData"]
                 break
             except (InventoryError, ValueError):
                 assert ray.poll() is None, log.read_text()

@@ -1,28 +1,18 @@
 """What `moorage fleet CLUSTER` says of each node."""
 
-import pytest
-
 from moorage.records.replies import NodeCapacity
 from moorage_client.answers import read_as
 from moorage_client.cli.looking import _node_cells, node_state
 
 
-@pytest.mark.parametrize(
-    ("unavailable", "state"),
-    [
+def test_a_node_has_a_state() -> None:
+    for unavailable, state in (
         ("", "ready"),
-        ("cordoned", "cordoned"),
         ("cordoned by ann: fans", "cordoned"),
         ("drained by ann", "drained"),
-        ("not ready", "not ready"),
-        ("tainted example.com/broken", "tainted example.com/broken"),
-    ],
-)
-def test_a_node_has_a_state(unavailable: str, state: str) -> None:
-    assert node_state(read_as(NodeCapacity, {"unavailable": unavailable})) == state
-
-
-def test_a_machine_that_is_registered_twice_counts_once() -> None:
+        *((reason, reason) for reason in ("cordoned", "not ready", "tainted example.com/broken")),
+    ):
+        assert node_state(read_as(NodeCapacity, {"unavailable": unavailable})) == state
     assert node_state(read_as(NodeCapacity, {"duplicate_of": "east/n1"})) == "duplicate"
 
 

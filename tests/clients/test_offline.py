@@ -34,11 +34,6 @@ def moorage(*words, expect=0, cwd=None):
     return done
 
 
-def test_those_that_ship_are_named_where_one_is_not_known():
-    done = moorage("policy", "test", "best_fitt", expect=2)
-    assert "no shipped policy 'best_fitt'; did you mean best_fit?" in done.stderr
-
-
 @pytest.mark.heavy  # All built-in requests, twice: `lab` asks them in one process.
 def test_a_policy_that_ships_goes_by_its_name_unless_there_is_such_a_file(tmp_path):
     assert "best_fit:1.0-stable: passed" in moorage("policy", "test", "best_fit").stdout
@@ -49,17 +44,17 @@ def test_a_policy_that_ships_goes_by_its_name_unless_there_is_such_a_file(tmp_pa
 
 @pytest.mark.heavy
 def test_a_policy_is_tried_from_a_file_and_its_verdict_is_the_exit_code(tmp_path):
-    policy, asked = tmp_path / "my-rüle: 2.py", tmp_path / "asked.json"
+    policy, requests = tmp_path / "my-rüle: 2.py", tmp_path / "requests.json"
     policy.write_text(POLICY)
-    asked.write_text(json.dumps([{"resources": {"gpus": 1}, "lease": {"ttl_seconds": 9}}] * 3))
-    done = moorage("policy", "test", policy, "--requests", asked, "--profile")
+    requests.write_text(json.dumps([{"resources": {"gpus": 1}, "lease": {"ttl_seconds": 9}}] * 3))
+    done = moorage("policy", "test", policy, "--requests", requests, "--profile")
     assert "3 requests: 3 granted" in done.stdout
     assert "my-rüle: 2.py:13" in done.stdout
     assert done.stdout.endswith("my-rule-2:0-test: passed\n")
     policy.write_text(POLICY.replace("return propose(", "return (propose("))
-    told = json.loads(moorage("policy", "test", policy, "--json", expect=6).stdout)
-    assert told["passed"] is False
-    assert "SyntaxError: '(' was never closed" in told["findings"][0]
+    verdict = json.loads(moorage("policy", "test", policy, "--json", expect=6).stdout)
+    assert verdict["passed"] is False
+    assert "SyntaxError: '(' was never closed" in verdict["findings"][0]
 
 
 @pytest.mark.heavy
@@ -82,20 +77,24 @@ def test_no_module_of_the_working_directory_is_run_outside_of_the_jail(tmp_path)
     for name in ("numpy", "random", "typing", "moorage"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('run outside of the jail')\n")
     (tmp_path / "random.py").write_text(POLICY)
-    asked = tmp_path / "asked.json"
-    asked.write_text('[{"resources": {"gpus": 1}}]')
-    done = moorage("policy", "test", "random.py", "--requests", asked, cwd=tmp_path)
+    (tmp_path / "requests.json").write_text('[{"resources": {"gpus": 1}}]')
+    words = ("policy", "test", "random.py", "--requests", "requests.json")
+    done = moorage(*words, cwd=tmp_path)
     assert done.stdout.endswith("random:0-test: passed\n")
 
 
-def test_options_out_of_range_are_refused_before_anything_runs(tmp_path):
-    policy = tmp_path / "rule.py"
-    policy.write_text(POLICY)
+def test_wrong_words_are_refused_before_anything_runs(shell, tmp_path):
+    def refused(*words):
+        done = shell("policy", *map(str, words))
+        assert done.returncode == 2
+        return done.stderr
+
+    said = refused("test", "best_fitt")
+    assert "no shipped policy 'best_fitt'; did you mean best_fit?" in said
+    (tmp_path / "rule.py").write_text(POLICY)
     for words in (("--seed", 2**31), ("--sandbox", "none")):
-        assert words[0] in moorage("policy", "test", policy, *words, expect=2).stderr
-        trace = ("--trace", "n.csv", "p.csv")
-        refused = moorage("policy", "backtest", policy, *trace, *words, expect=2)
-        assert words[0] in refused.stderr
+        for command in (["test"], ["backtest", "--trace", "n.csv", "p.csv"]):
+            assert words[0] in refused(*command, tmp_path / "rule.py", *words)
 
 
 @pytest.mark.heavy
@@ -107,13 +106,13 @@ def test_policies_are_played_side_by_side(tmp_path):
     pods.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\n" + rows)
     mine.write_text(POLICY)
     words = ("policy", "backtest", mine, "spread", "--trace", nodes, pods)
-    told = json.loads(moorage(*words, "--json").stdout)
-    first, second = told["rules"]
+    results = json.loads(moorage(*words, "--json").stdout)
+    first, second = results["rules"]
     assert (first["rule"], second["rule"]) == ("mine:0-test", "spread:1.0-stable")
     assert first["granted"] == second["granted"] == 12
     assert first["refusals"] == {"no_capacity": 3}
     assert first["allocation_percent"] == 100
-    assert told["differing"][0]["placed_elsewhere"] > 0
+    assert results["differing"][0]["placed_elsewhere"] > 0
     shown = moorage(*words).stdout
     assert "mine:0-test refused: 3 no_capacity" in shown
     assert "placed elsewhere" in shown

@@ -19,28 +19,16 @@ from moorage_client.pool.addresses import Tcp, Uds, address_here, parse_address
 )
 def test_what_is_an_address(text, address):
     assert parse_address(text) == address
-
-
-def test_a_relative_path_is_that_of_the_moment():
     assert parse_address("uds:pool.sock") == Uds(Path.cwd() / "pool.sock")
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "uds:",
-        "tcp:",
-        "tcp:8000",
-        "tcp:127.0.0.1:",
-        "tcp:127.0.0.1:x",
-        "tcp:127.0.0.1:65536",
-        "http://127.0.0.1:8000",
-        "tcp:10.0.0.1:8000",
-        "tcp:0.0.0.0:8000",
-        "tcp:example.org:80",
+        "", "uds:", "tcp:", "tcp:8000", "tcp:127.0.0.1:", "tcp:127.0.0.1:x", "tcp:127.0.0.1:65536",
+        "http://127.0.0.1:8000", "tcp:10.0.0.1:8000", "tcp:0.0.0.0:8000", "tcp:example.org:80",
     ],
-)
+)  # fmt: skip
 def test_what_is_none(text):
     with pytest.raises(ValueError, match="expected"):
         parse_address(text)

@@ -3,30 +3,22 @@
 import json
 import os
 import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from moorage_client.pool import ResourcePoolAdapter
+from tests.clients.pools import MOORAGE, comes_back, refused, serving
 
 pytestmark = pytest.mark.heavy
-
-MOORAGE = Path(sys.executable).with_name("moorage")
-SECONDS_MAX = 30
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pool")
-    where = f"uds:{folder}/pool.sock"
-    command = [MOORAGE, "pool", "serve", "--address", where, "-r", "gpu=2", "-r", "cpus=1"]
-    command += ["-r", "slots_per_gpu=2", "--slots-per", "cpus=2", "--oversubscribe", "cpus=2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert json.loads(process.stdout.readline()) == {"event": "ready", "address": where}
+    where = f"uds:{tmp_path_factory.mktemp('pool')}/pool.sock"
+    options = ("-r", "gpu=2", "-r", "cpus=1", "-r", "slots_per_gpu=2", "--slots-per", "cpus=2")
+    with serving("--address", where, *options, "--oversubscribe", "cpus=2") as (served, _):
+        assert served == where
         yield where
-        process.terminate()
 
 
 @pytest.fixture
@@ -60,6 +52,11 @@ def test_with_json_a_checkout_is_a_document(moorage):
     assert taken["resources"] == {"gpus": [{"id": "0", "slots": 1}]}
     given = json.loads(moorage("checkin", taken["transaction"], "--json").stdout)
     assert given == {"transaction": taken["transaction"], "checked_in": True}
+    whole = json.loads(moorage("checkout", "gpus=2x2", "--json").stdout)
+    refused = moorage("checkout", "gpus", "--json")
+    assert refused.returncode == 1
+    assert json.loads(refused.stdout)["error"]["code"] == "no_capacity"
+    moorage("checkin", whole["transaction"])
 
 
 def test_what_no_process_holds_has_its_time_only(moorage):
@@ -75,6 +72,7 @@ def test_what_no_process_holds_has_its_time_only(moorage):
     [
         ("gpus=3x2", 3, "requested 6, available 4"),
         ("apples", 3, "'apples'"),
+        ("gpus --ttl nan", 3, "cannot be sent"),
         ("gpus=", 2, "expected TYPE"),
         ("gpus=1x", 2, "expected TYPE"),
         ("=3", 2, "expected TYPE"),
@@ -82,23 +80,9 @@ def test_what_no_process_holds_has_its_time_only(moorage):
     ],
 )
 def test_what_cannot_be_had_ends_with_its_exit_code(moorage, wanted, exit_code, said):
-    done = moorage("checkout", wanted)
+    done = moorage("checkout", *wanted.split())
     assert done.returncode == exit_code
     assert said in done.stdout + done.stderr
-
-
-def test_a_time_is_a_finite_number(moorage):
-    done = moorage("checkout", "gpus", "--ttl", "nan")
-    assert done.returncode == 3
-    assert "cannot be sent" in done.stdout + done.stderr
-
-
-def test_what_is_not_free_now_may_be_later(moorage):
-    first = json.loads(moorage("checkout", "gpus=2x2", "--json").stdout)
-    refused = moorage("checkout", "gpus", "--json")
-    assert refused.returncode == 1
-    assert json.loads(refused.stdout)["error"]["code"] == "no_capacity"
-    moorage("checkin", first["transaction"])
 
 
 def test_what_a_shell_holds_comes_back_when_it_ends(address):
@@ -110,11 +94,7 @@ def test_what_a_shell_holds_comes_back_when_it_ends(address):
     )
     seen = json.loads(ran.stdout)
     assert [row["slots"] for row in seen["resources"]["gpus"]] == [0, 0]
-    deadline = time.monotonic() + SECONDS_MAX
-    pool = ResourcePoolAdapter(address)
-    while pool.state()["holdings"] and time.monotonic() < deadline:
-        time.sleep(0.01)  # The server notices by itself, without an event.
-    assert [row["slots"] for row in pool.state()["resources"]["gpus"]] == [2, 2]
+    assert comes_back(ResourcePoolAdapter(address), 4)
 
 
 def test_no_server_serves_a_pool(shell, tmp_path):
@@ -126,16 +106,13 @@ def test_no_server_serves_a_pool(shell, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--address", "nowhere"], "expected uds:PATH"),
-        (["--address", "tcp:10.1.2.3:80"], "loopback"),
-        (["--resource-pool-file", "missing.yaml"], "missing.yaml"),
-        (["-r", "gpus"], "TYPE=N"),
-        (["--oversubscribe", "apples=2"], "apples"),
-        (["--ttl", "0"], "--ttl"),
+        ("--address nowhere", "expected uds:PATH"),
+        ("--address tcp:10.1.2.3:80", "loopback"),
+        ("--resource-pool-file missing.yaml", "missing.yaml"),
+        ("-r gpus", "TYPE=N"),
+        ("--oversubscribe apples=2", "apples"),
+        ("--ttl 0", "--ttl"),
     ],
 )
 def test_a_server_that_cannot_be_says_why(options, said):
-    command = [MOORAGE, "pool", "serve", *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS_MAX)
-    assert done.returncode == 2
-    assert said in done.stderr
+    assert said in refused(*options.split())

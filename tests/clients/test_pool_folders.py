@@ -1,24 +1,19 @@
 """Where a pool is served: what others planted there is neither used nor harmed."""
 
-import contextlib
-import json
 import os
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from moorage_client import ConnectionFailed
 from moorage_client.pool import ResourcePoolAdapter
+from tests.clients import pools
 
 pytestmark = pytest.mark.heavy
 
-MOORAGE = Path(sys.executable).with_name("moorage")
 NOBODY = 65_534
-SECONDS_MAX = 30
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
@@ -27,29 +22,12 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return given | {"TMPDIR": str(tmp_path)}
 
 
-def serve(tmp_path: Path, *options: str) -> "subprocess.CompletedProcess[str]":
-    """Serve where it must be refused."""
-    return subprocess.run(
-        [MOORAGE, "pool", "serve", "-r", "cpus=1", *options],
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS_MAX,
-    )
+def refused(tmp_path: Path, *options: str) -> str:
+    return pools.refused("-r", "cpus=1", *options, **environment(tmp_path))
 
 
-@contextlib.contextmanager
-def serving(tmp_path: Path, *options: str) -> Iterator[str]:
-    command = [MOORAGE, "pool", "serve", "-r", "cpus=1", *options]
-    with subprocess.Popen(
-        command, env=environment(tmp_path), stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            yield json.loads(process.stdout.readline())["address"]
-        finally:
-            process.terminate()
+def serving(tmp_path: Path, *options: str) -> AbstractContextManager:
+    return pools.serving("-r", "cpus=1", *options, **environment(tmp_path))
 
 
 @pytest.fixture
@@ -58,7 +36,7 @@ def folder(tmp_path) -> Path:
 
 
 def test_an_own_folder_is_made_and_used(tmp_path, folder, monkeypatch):
-    with serving(tmp_path) as address:
+    with serving(tmp_path) as (address, _):
         assert address == f"uds:{folder}/pool.sock"
         assert oct(folder.stat().st_mode)[-3:] == "700"
         for name in ("MOORAGE_POOL_ADDRESS", "CANARY_RESOURCE_POOL_ADDR", "XDG_RUNTIME_DIR"):
@@ -86,9 +64,7 @@ def test_an_own_folder_is_made_and_used(tmp_path, folder, monkeypatch):
 )
 def test_a_folder_that_another_may_have_made_is_not_used(tmp_path, folder, plant):
     plant(folder)
-    done = serve(tmp_path)
-    assert done.returncode == 2
-    assert f"{folder}: expected a folder of yours" in done.stderr
+    assert f"{folder}: expected a folder of yours" in refused(tmp_path)
     assert not (folder / "pool.sock").exists()
 
 
@@ -97,9 +73,7 @@ def test_a_planted_link_empties_no_file(tmp_path):
     victim.write_text("precious")
     lock = tmp_path / "pool.sock.lock"
     lock.symlink_to(victim)
-    done = serve(tmp_path, "--address", f"uds:{path}")
-    assert done.returncode == 2
-    assert f"{lock}: is a link" in done.stderr
+    assert f"{lock}: is a link" in refused(tmp_path, "--address", f"uds:{path}")
     assert victim.read_text() == "precious"
     lock.unlink()
     lock.write_text("notes")  # No link, and a user's all the same.
@@ -107,21 +81,19 @@ def test_a_planted_link_empties_no_file(tmp_path):
         assert lock.read_text() == "notes"
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "link", "pipe"])
-def test_what_is_no_socket_is_left_alone(tmp_path, kind):
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda path: path.write_text("precious"), id="file"),
+        pytest.param(lambda path: path.mkdir(), id="folder"),
+        pytest.param(lambda path: path.symlink_to(path.parent), id="link"),
+        pytest.param(os.mkfifo, id="pipe"),
+    ],
+)
+def test_what_is_no_socket_is_left_alone(tmp_path, make):
     path = tmp_path / "precious"
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "link":
-        (tmp_path / "target").write_text("precious")
-        path.symlink_to(tmp_path / "target")
-    else:
-        path.write_text("precious")
-    done = serve(tmp_path, "--address", f"uds:{path}")
-    assert done.returncode == 2
-    assert f"{path}: is no socket" in done.stderr
+    make(path)
+    assert f"{path}: is no socket" in refused(tmp_path, "--address", f"uds:{path}")
     assert path.is_symlink() or path.exists()
 
 
@@ -130,9 +102,8 @@ def test_the_socket_of_another_program_is_left_alone(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
-        done = serve(tmp_path, "--address", f"uds:{path}")
-        assert done.returncode == 2
-        assert "another program listens there" in done.stderr
+        said = refused(tmp_path, "--address", f"uds:{path}")
+        assert "another program listens there" in said
         with socket.socket(socket.AF_UNIX) as caller:
             caller.connect(str(path))
 

@@ -3,15 +3,14 @@
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import httpx
 import pytest
@@ -22,32 +21,13 @@ from moorage_client import ConnectionFailed, ProtocolViolated
 from moorage_client.pool import Checkout, ResourcePoolAdapter
 from moorage_client.pool.adapter import ANSWER_BYTES_MAX
 from moorage_client.pool.addresses import Tcp, Uds
+from tests.clients import pools
+from tests.clients.pools import SECONDS_MAX, comes_back, free, refused
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
-MOORAGE = Path(sys.executable).with_name("moorage")
-SECONDS_MAX = 30
 GPU = [{"type": "gpus", "slots": 1}]
-
-
-@contextlib.contextmanager
-def serving(address: str, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Serve a pool of four GPUs and two CPUs; yield its address and its process."""
-    command = [MOORAGE, "pool", "serve", "--address", address, "-r", "gpus=4", "-r", "cpus=2"]
-    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        readable, _, _ = select.select([process.stdout], [], [], SECONDS_MAX)
-        line = process.stdout.readline() if readable else ""
-        assert line, "no ready line"
-        yield json.loads(line)["address"], process
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(SECONDS_MAX) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+serving = partial(pools.serving, "-r", "gpus=4", "-r", "cpus=2", "--address")
 
 
 @pytest.fixture(scope="module", params=["uds", "tcp"])
@@ -75,24 +55,10 @@ def http_of(pool: ResourcePoolAdapter) -> httpx.Client:
             return httpx.Client(base_url=f"http://{host}:{port}", timeout=SECONDS_MAX)
 
 
-def free(pool: ResourcePoolAdapter, kind: str = "gpus") -> float:
-    return sum(row["slots"] for row in pool.state()["resources"][kind])
-
-
-def comes_back(pool: ResourcePoolAdapter, slots: float) -> bool:
-    """Wait until so many GPUs are free."""
-    deadline = time.monotonic() + SECONDS_MAX
-    while free(pool) != slots and time.monotonic() < deadline:
-        time.sleep(0.01)  # The server notices by itself, without an event.
-    return free(pool) == slots
-
-
 HOLDER = """
 import sys
 from moorage_client.pool import ResourcePoolAdapter
-pool = ResourcePoolAdapter(sys.argv[1])
-taken = pool.checkout([{"type": "gpus"}, {"type": "gpus"}])
-print(taken.transaction, flush=True)
+print(ResourcePoolAdapter(sys.argv[1]).checkout([{"type": "gpus"}] * 2).transaction, flush=True)
 sys.stdin.read()
 """
 
@@ -100,12 +66,8 @@ sys.stdin.read()
 @contextlib.contextmanager
 def holder(address: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run a process that holds two GPUs; yield it and its transaction."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, address],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, address], **pipes)
     try:
         yield process, process.stdout.readline().strip()
     finally:
@@ -121,52 +83,37 @@ class TestAdapter:
         assert not pool.empty()
         assert pool.count("gpus") == pool.count("gpu") == 4
         assert pool.accommodates(GPU * 4)
-        assert pool.accommodates(GPU * 5).reason == (
-            "insufficient slots of gpus (requested 5, available 4)"
-        )
+        reason = "insufficient slots of gpus (requested 5, available 4)"
+        assert pool.accommodates(GPU * 5).reason == reason
         taken = pool.checkout([*GPU, {"type": "cpus", "slots": 0.5}])
         assert isinstance(taken, Checkout)
-        assert taken == {
-            "gpus": [{"id": "0", "slots": 1}],
-            "cpus": [{"id": "0", "slots": 0.5}],
-        }
+        assert taken == {"gpus": [{"id": "0", "slots": 1}], "cpus": [{"id": "0", "slots": 0.5}]}
+        assert yaml.safe_load(yaml.safe_dump(taken)) == json.loads(json.dumps(taken)) == taken
         assert free(pool, "cpus") == 1.5
         pool.checkin(taken)
         assert (free(pool), free(pool, "cpus")) == (4, 2)
 
-    @pytest.mark.parametrize(
-        ("request_", "error", "said"),
-        [
+    def test_the_errors_of_the_pool(self, pool):
+        for request, error, said in (
             (GPU * 5, ResourceUnavailable, "insufficient slots of gpus"),
             ([{"type": "apples"}], UnknownResourceType, "'apples'"),
             ([{"type": "gpus", "slots": -1}], InvalidRequest, "member 0"),
-        ],
-    )
-    def test_the_errors_of_the_pool(self, pool, request_, error, said):
-        with pytest.raises(error, match=said):
-            pool.checkout(request_)
+        ):
+            with pytest.raises(error, match=said):
+                pool.checkout(request)
         assert free(pool) == 4
 
-    def test_a_checkout_ends_once(self, pool):
+    def test_a_checkout_ends_once_and_unchanged(self, pool):
         first, second = pool.checkout(GPU), pool.checkout(GPU)
+        more = Checkout({"gpus": [*first["gpus"], {"id": "1", "slots": 1}]}, first.transaction)
+        with pytest.raises(InvalidCheckin):
+            pool.checkin(more)
         pool.checkin(first)
         with pytest.raises(InvalidCheckin, match=first.transaction):
             pool.checkin(first)
         pool.checkin(second.transaction)
         with pytest.raises(InvalidCheckin):
             pool.checkin(dict(second))
-
-    def test_what_was_changed_is_refused(self, pool):
-        taken = pool.checkout(GPU)
-        changed = Checkout({"gpus": [*taken["gpus"], {"id": "1", "slots": 1}]}, taken.transaction)
-        with pytest.raises(InvalidCheckin):
-            pool.checkin(changed)
-        pool.checkin(taken)
-
-    def test_what_is_checked_out_is_plain_for_yaml_and_json(self, pool):
-        taken = pool.checkout(GPU)
-        assert yaml.safe_load(yaml.safe_dump(taken)) == json.loads(json.dumps(taken)) == taken
-        pool.checkin(taken)
 
     def test_the_state_says_who_holds_what(self, pool):
         taken = pool.checkout(GPU, ttl_seconds=100)
@@ -191,12 +138,11 @@ class TestEndpoints:
         assert http.post("/accommodates", json=GPU).json() == {"ok": True, "reason": None}
         assert http.post("/accommodates", json={"request": GPU}).json()["ok"]
         answer = http.post("/checkout", json=GPU)
-        assert (answer.status_code, answer.json()["resources"]) == (
-            200,
-            {"gpus": [{"id": "0", "slots": 1}]},
-        )
-        refused = http.post("/checkout", json=GPU * 4)
-        assert (refused.status_code, refused.json()["error"]) == (404, "ResourceUnavailable")
+        assert answer.status_code == 200
+        assert answer.json()["resources"] == {"gpus": [{"id": "0", "slots": 1}]}
+        too_many = http.post("/checkout", json=GPU * 4)
+        assert (too_many.status_code, too_many.json()["error"]) == (404, "ResourceUnavailable")
+        assert http.post("/count", json="apples").status_code == 404
         assert http.post("/checkin", json=answer.json()["resources"]).json() == {"ok": True}
         again = http.post("/checkin", json=answer.json()["resources"])
         assert (again.status_code, again.json()["error"]) == (400, "InvalidCheckin")
@@ -237,27 +183,19 @@ class TestEndpoints:
             assert answer.status_code == 400
             assert said in answer.json()["message"]
 
-    @pytest.mark.parametrize(
-        "headers",
-        [
-            {"Host": "evil.example"},
-            {"Origin": "https://evil.example"},
-            {"Origin": "null"},
+    def test_on_a_port_no_page_is_answered(self, http, pool):
+        for headers in (
+            *({"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}),
             {"Sec-Fetch-Site": "cross-site"},
-        ],
-    )
-    def test_on_a_port_no_page_is_answered(self, http, pool, headers):
-        for method, path in (("GET", "/state"), ("POST", "/checkout"), ("GET", "/nothing")):
-            answer = http.request(method, path, headers=headers, json=GPU)
-            if isinstance(pool.address, Uds):  # No browser comes there.
-                assert answer.status_code != 403
-            else:
-                assert (answer.status_code, answer.json()["error"]) == (403, "Forbidden")
-        if isinstance(pool.address, Uds):
-            pool.checkin(pool.state()["holdings"][0]["transaction"])
-
-    def test_a_type_that_is_not_there_is_not_found(self, http):
-        assert http.post("/count", json="apples").status_code == 404
+        ):
+            for method, path in (("GET", "/state"), ("POST", "/checkout"), ("GET", "/nothing")):
+                answer = http.request(method, path, headers=headers, json=GPU)
+                if isinstance(pool.address, Uds):  # No browser comes there.
+                    assert answer.status_code != 403
+                else:
+                    assert (answer.status_code, answer.json()["error"]) == (403, "Forbidden")
+        for holding in pool.state()["holdings"]:
+            pool.checkin(holding["transaction"])
 
 
 class TestHolders:
@@ -285,25 +223,14 @@ class TestHolders:
         with pytest.raises(InvalidCheckin):
             pool.checkin(also)
 
-    def test_when_its_time_is_up_it_comes_back(self, pool):
-        taken = pool.checkout(GPU, ttl_seconds=0.05)
-        assert comes_back(pool, 4)
-        with pytest.raises(InvalidCheckin, match="its time was up"):
-            pool.checkin(taken)
-
-    def test_what_is_renewed_lasts(self, pool):
-        brief, long = pool.checkout(GPU, ttl_seconds=1), pool.checkout(GPU, ttl_seconds=1)
+    def test_what_is_not_renewed_comes_back_when_its_time_is_up(self, pool):
+        brief, long = pool.checkout(GPU, ttl_seconds=0.2), pool.checkout(GPU, ttl_seconds=1)
         assert pool.renew(long, 600) > time.time() + 500
         assert comes_back(pool, 3)
-        with pytest.raises(InvalidCheckin):
-            pool.renew(brief, 600)
+        for call in (lambda: pool.renew(brief, 600), lambda: pool.checkin(brief)):
+            with pytest.raises(InvalidCheckin, match="its time was up"):
+                call()
         pool.checkin(long)
-
-    def test_a_checkout_that_failed_watches_no_process(self, pool):
-        for _ in range(3):
-            with pytest.raises(ResourceUnavailable):
-                pool.checkout(GPU * 5)
-        assert free(pool) == 4
 
 
 WORKER = """
@@ -313,7 +240,7 @@ from moorage_client.pool import ResourcePoolAdapter
 address, seed, owners = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 draw, granted = random.Random(seed), 0
 pool = ResourcePoolAdapter(address)
-while granted < 40:
+while granted < 20:
     try:
         taken = pool.checkout([{"type": "gpus"}] * draw.randint(1, 3))
     except ResourceUnavailable:
@@ -331,18 +258,12 @@ print("done", granted)
 
 
 def test_processes_never_hold_the_same(served, tmp_path):
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, served, str(seed), tmp_path],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for seed in range(3)
-    ]
+    command = [sys.executable, "-c", WORKER, served]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    workers = [subprocess.Popen([*command, str(n), tmp_path], **pipes) for n in range(3)]
     for each in workers:
         out, err = each.communicate(timeout=120)
-        assert out == "done 40\n", err
+        assert out == "done 20\n", err
     pool = ResourcePoolAdapter(served)
     assert free(pool) == 4
     assert pool.state()["holdings"] == []
@@ -386,23 +307,14 @@ def test_threads_share_an_adapter(pool):
 class TestServing:
     def test_the_socket_is_for_its_user_alone_and_goes_with_the_server(self, tmp_path):
         path = tmp_path / "new" / "pool.sock"
-        with serving(f"uds:{path}"):
+        with serving(f"uds:{path}") as (address, _):
             assert oct(path.stat().st_mode)[-3:] == "600"
             assert oct(path.parent.stat().st_mode)[-3:] == "700"
-        assert not path.exists()
-
-    def test_a_second_server_is_refused_and_does_no_harm(self, tmp_path):
-        with serving(f"uds:{tmp_path}/pool.sock") as (address, _):
-            second = subprocess.run(
-                [MOORAGE, "pool", "serve", "--address", address],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=SECONDS_MAX,
-            )
-            assert second.returncode == 2
-            assert "served" in second.stderr
+            assert "served" in refused("--address", address)
             assert ResourcePoolAdapter(address).count("gpus") == 4
+        assert not path.exists()
+        with pytest.raises(ConnectionFailed, match="No such file"):
+            ResourcePoolAdapter(address).count("gpus")
 
     def test_the_socket_of_a_killed_server_is_taken_over(self, tmp_path):
         where = f"uds:{tmp_path}/pool.sock"
@@ -420,22 +332,13 @@ class TestServing:
                 pool.checkin(old)
             pool.checkin(same)
 
-    def test_no_server_is_there(self, tmp_path):
-        with pytest.raises(ConnectionFailed, match="No such file"):
-            ResourcePoolAdapter(f"uds:{tmp_path}/none").count("gpus")
-
-    def test_who_names_neither_a_process_nor_a_time_gets_that_of_the_server(self, tmp_path):
-        where = f"uds:{tmp_path}/pool.sock"
-        pool = ResourcePoolAdapter(where)
-        with serving(where, "--ttl", "0.05"), http_of(pool) as http:
-            answer = http.post("/checkout", json=GPU).json()
-            assert answer["resources"]["gpus"][0]["id"] == "0"
-            assert comes_back(pool, 4)
-
-    def test_a_file_says_what_there_is(self, tmp_path):
+    def test_a_client_without_a_process_or_a_time_gets_that_of_the_server(self, tmp_path):
         file = tmp_path / "pool.yaml"
         file.write_text("resource_pool:\n  resources:\n    gpus:\n    - {id: left, slots: 2}\n")
-        options = ("--resource-pool-file", str(file), "-r", "gpus=1")
+        options = ("--resource-pool-file", str(file), "-r", "gpus=1", "--ttl", "0.05")
         with serving(f"uds:{tmp_path}/s", *options) as (address, _):
             pool = ResourcePoolAdapter(address)
-            assert pool.checkout(GPU) == {"gpus": [{"id": "0", "slots": 1}]}
+            with http_of(pool) as http:
+                taken = http.post("/checkout", json=GPU).json()["resources"]
+            assert taken == {"gpus": [{"id": "0", "slots": 1}]}, "of the options, not of the file"
+            assert comes_back(pool, 1)

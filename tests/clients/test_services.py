@@ -1,11 +1,10 @@
 import base64
-import contextlib
 import io
 import json
 import tarfile
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote
 
 import pytest
@@ -23,82 +22,52 @@ from moorage_client import (
     Timeout,
 )
 from moorage_client.services import ANSWER_BYTES_MAX
+from tests.clients.sites import Answer, Site
 
 
-class Registry(ThreadingHTTPServer):
+class Registry(Site):
     """Answers each request with what the test laid out for it, and remembers the request."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
         self.answers: dict[str, tuple[int, object]] = {}
         self.heard: list[tuple[str, str, object]] = []
         self.open = threading.Event()
         self.open.set()
-        self.url = f"http://127.0.0.1:{self.server_port}"
+        super().__init__()
 
-
-class Handler(BaseHTTPRequestHandler):
-    server: Registry
-
-    def answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        path = unquote(self.path)
-        self.server.heard.append((self.command, self.path, json.loads(body) if body else None))
-        self.server.open.wait(60)
+    def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> Answer:
+        self.heard.append((request.command, request.path, json.loads(body) if body else None))
+        self.open.wait(60)
         missing = (404, {"error": "Cluster not found"})
-        status, document = self.server.answers.get(f"{self.command} {path}", missing)
-        text = document if isinstance(document, bytes) else json.dumps(document).encode()
-        with contextlib.suppress(ConnectionError):  # Who waited may have left meanwhile.
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-    do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815  # The names http.server looks for.
-
-    def log_message(self, *arguments: object) -> None:
-        """Say nothing."""
+        return self.answers.get(f"{request.command} {unquote(request.path)}", missing)
 
 
 @pytest.fixture
 def registry(monkeypatch) -> Iterator[Registry]:
     with Registry() as registry:
-        serving = threading.Thread(target=registry.serve_forever, args=(0.02,))
-        serving.start()
         monkeypatch.setenv("CLUSTER_SERVICE_URL", registry.url)
         monkeypatch.setenv("GLOBAL_CLUSTER_METRICS_URL", registry.url + "/")
         yield registry
         registry.open.set()
-        registry.shutdown()
-        serving.join()
 
 
-def test_the_cluster_client_answers_in_tuples(registry):
+def test_the_cluster_client_answers_in_tuples_and_never_raises(registry, monkeypatch):
     registry.answers["GET /clusters/c0"] = (200, {"id": "c0"})
+    registry.answers["GET /clusters/c1"] = (200, b"not json")
     registry.answers["POST /clusters/query"] = (200, [{"id": "c0"}])
     client = ClusterClient()
     assert client.read_cluster("c0") == (True, {"id": "c0"})
     assert client.execute_query({"id": {"$in": ["c0"]}}) == (True, [{"id": "c0"}])
     assert registry.heard[-1][2] == {"query": {"id": {"$in": ["c0"]}}}
+    assert client.read_cluster("../../admin?x=1#y")[0] is False
+    assert registry.heard[-1][1] == "/clusters/..%2F..%2Fadmin%3Fx%3D1%23y"
     found, message = client.read_cluster("c9")
-    assert not found
-    assert message.startswith("HTTP error occurred: 404 Client Error")
-
-
-def test_the_cluster_client_never_raises(registry, monkeypatch):
-    registry.answers["GET /clusters/c0"] = (200, b"not json")
-    found, message = ClusterClient().read_cluster("c0")
+    assert (found, message.startswith("HTTP error occurred: 404 Client Error")) == (False, True)
+    found, message = client.read_cluster("c1")
     assert (found, message.startswith("Error occurred: ")) == (False, True)
     monkeypatch.setenv("CLUSTER_SERVICE_URL", "http://127.0.0.1:1")
     found, message = ClusterClient().execute_query({})
     assert (found, message.startswith("Error occurred: ")) == (False, True)
-
-
-def test_an_id_cannot_leave_its_place_in_the_url(registry):
-    assert ClusterClient().read_cluster("../../admin?x=1#y")[0] is False
-    assert registry.heard[-1][1] == "/clusters/..%2F..%2Fadmin%3Fx%3D1%23y"
 
 
 def test_the_metrics_client_returns_data_and_raises(registry):
@@ -149,8 +118,8 @@ def test_services_speak_for_policies(registry):
 
 
 def test_services_put_clusters(registry):
-    taken = {"success": False, "message": "taken", "error": {"code": "already_exists"}}
-    registry.answers["POST /clusters"] = (409, taken)
+    refusal = {"success": False, "message": "there", "error": {"code": "already_exists"}}
+    registry.answers["POST /clusters"] = (409, refusal)
     registry.answers["PUT /clusters/c0"] = (200, {"id": "c0"})
     registry.answers["POST /clusters/query"] = (200, [{"id": "c0"}])
     with Services(registry.url) as services:
@@ -177,7 +146,7 @@ def test_services_that_fail(registry):
     assert caught.value.reason == "Connection refused"
 
 
-def test_an_answer_longer_than_any_is_not_read_to_its_end(registry):
+def test_a_too_long_answer_is_not_read_to_its_end(registry):
     registry.answers["POST /policy/query"] = (200, bytes(ANSWER_BYTES_MAX + 1))
     registry.answers["GET /clusters/a"] = registry.answers["POST /policy/query"]
     what = f"more than {ANSWER_BYTES_MAX} bytes"
@@ -186,73 +155,59 @@ def test_an_answer_longer_than_any_is_not_read_to_its_end(registry):
     assert ClusterClient().read_cluster("a") == (False, f"Error occurred: {what}")
 
 
-def pushed(registry):
-    return next(body for _, path, body in registry.heard if path == "/policy")
+@pytest.fixture
+def push(registry, shell):
+    """Push a file as a policy; return the process and the document that arrived."""
+
+    def push(*words):
+        accepted = (201, {"success": True, "data": {"policy_rule_uri": "U"}})
+        registry.answers.setdefault("POST /policy", accepted)
+        done = shell("policy", "push", *map(str, words), "--http-url", registry.url)
+        return done, next((body for _, path, body in registry.heard if path == "/policy"), None)
+
+    return push
 
 
-def test_push_sends_source_as_it_is(registry, shell, tmp_path):
-    registry.answers["POST /policy"] = (201, {"success": True, "data": {"policy_rule_uri": "U"}})
+def test_push_sends_source_as_it_is(push, tmp_path):
     (tmp_path / "rule.py").write_text("class AIOSv1PolicyRule: ...")
-    done = shell(
-        *("policy", "push", str(tmp_path / "rule.py"), "--uri", "a.b:v1.0-beta-2"),
-        *("--parameters", '{"x": 1}', "--http-url", registry.url),
-    )
+    words = ("--uri", "a.b:v1.0-beta-2", "--parameters", '{"x": 1}')
+    done, document = push(tmp_path / "rule.py", "--no-test", *words)
     assert (done.returncode, done.stdout, done.stderr) == (0, "U\n", "")
-    document = pushed(registry)
     assert document["code"] == "class AIOSv1PolicyRule: ..."
     assert (document["name"], document["version"]) == ("a.b", "v1.0")
     assert document["release_tag"] == "beta-2"
     assert document["policy_parameters"] == {"x": 1}
 
 
-def test_push_packs_a_directory(registry, shell, tmp_path):
-    registry.answers["POST /policy"] = (201, {"success": True, "data": {"policy_rule_uri": "U"}})
-    (tmp_path / "rule" / "code" / "__pycache__").mkdir(parents=True)
-    (tmp_path / "rule" / "code" / "function.py").write_text("import helper")
-    (tmp_path / "rule" / "code" / "helper.py").write_text("x = 1")
-    (tmp_path / "rule" / "code" / "__pycache__" / "x.pyc").write_text("")
-    done = shell(
-        *("policy", "push", str(tmp_path / "rule"), "--name=a", "--version=1", "--tag=x"),
-        *("--http-url", registry.url, "--json"),
-    )
+def test_push_packs_a_directory(push, tmp_path):
+    code = tmp_path / "rule" / "code"
+    (code / "__pycache__").mkdir(parents=True)
+    (code / "function.py").write_text("import helper")
+    (code / "helper.py").write_text("x = 1")
+    (code / "__pycache__" / "x.pyc").write_text("")
+    words = ("--no-test", "--name=a", "--version=1", "--tag=x", "--json")
+    done, document = push(code.parent, *words)
     assert json.loads(done.stdout) == {"policy_rule_uri": "U"}
-    content = base64.b64decode(pushed(registry)["code"])
+    content = base64.b64decode(document["code"])
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         assert archive.getnames() == ["code/function.py", "code/helper.py"]
-    (tmp_path / "rule" / "examples.json").write_text("[]")
-    lost = shell(*("policy", "push", str(tmp_path / "rule"), "--uri=a:1-x"))
+    (code.parent / "examples.json").write_text("[]")
+    lost, _ = push(code.parent, "--uri=a:1-x")
     assert lost.returncode == 2
     assert "examples.json would not be read; put it into" in " ".join(lost.stderr.split())
 
 
-def test_push_passes_an_archive_on(registry, shell, tmp_path):
-    registry.answers["POST /policy"] = (201, {"success": True, "data": {"policy_rule_uri": "U"}})
+def test_push_passes_an_archive_on(push, tmp_path):
     (tmp_path / "rule.zip").write_bytes(b"PK\x03\x04 and so on")
-    shell("policy", "push", f"{tmp_path}/rule.zip", "--uri=a:1-x", "--http-url", registry.url)
-    assert base64.b64decode(pushed(registry)["code"]) == b"PK\x03\x04 and so on"
+    _, document = push(tmp_path / "rule.zip", "--uri=a:1-x", "--no-test")
+    assert base64.b64decode(document["code"]) == b"PK\x03\x04 and so on"
 
 
-def test_a_policy_that_is_refused_says_where(registry, shell, tmp_path):
+def test_a_policy_that_is_refused_says_where(registry, push, tmp_path):
     error = {"code": "bad_policy", "reason": "line 1: invalid syntax", "line": 1}
-    refusal = {"success": False, "message": "no", "error": error}
-    registry.answers["POST /policy"] = (400, refusal)
+    registry.answers["POST /policy"] = (400, {"success": False, "message": "no", "error": error})
     (tmp_path / "rule.py").write_text("class")
-    done = shell(
-        *("policy", "push", f"{tmp_path}/rule.py", "--uri=a:1-x", "--http-url", registry.url)
-    )
+    done, _ = push(tmp_path / "rule.py", "--uri=a:1-x")
     assert done.returncode == 6
     assert "line 1: invalid syntax" in done.stderr
     assert "Line: 1" in done.stderr
-
-
-def test_policies_are_listed_and_shown(registry, shell):
-    policy = {"policy_rule_uri": "a:1-x", "description": "First that fits."}
-    registry.answers["POST /policy/query"] = (200, {"success": True, "data": [policy]})
-    registry.answers["GET /policy/a:1-x"] = (200, {"success": True, "data": policy})
-    at = ("--http-url", registry.url)
-    assert "First that fits." in shell("policy", "list", *at).stdout
-    assert json.loads(shell("policy", "list", "--json", *at).stdout) == [policy]
-    assert json.loads(shell("policy", "show", "a:1-x", "--json", *at).stdout) == policy
-    missing = shell("policy", "show", "b:1-x", "--json", *at)
-    assert missing.returncode == 5
-    assert json.loads(missing.stdout)["error"]["code"] == "not_found"

@@ -31,15 +31,10 @@ def test_a_token_is_shown_to_both_doors_of_its_host_and_to_no_other(folder: Path
     for url in ("https://gpu.example", "https://GPU.example:9"):
         assert bearer_of(Endpoint.of_http(url, None, None)[0]) == "of-ann"
     assert bearer_of(Endpoint.of_socket("wss://gpu.example:8765", None, None)[0]) == "of-ann"
-    others = (
-        "http://gpu.example",
-        "https://gpu.example.evil",
-        "https://x",
-        "https://gpu.example@x",
-    )
-    for url in (*others, "https://", "http://["):
+    others = ("http://gpu.example", "https://gpu.example.evil", "https://gpu.example@x")
+    for url in (*others, "https://x", "https://", "http://["):
         assert bearer_of(Endpoint.of_http(url, None, None)[0]) is None, url
-    assert bearer_of(Endpoint("https://gpu.example", None)) is None, "it asked for no login"
+    assert bearer_of(Endpoint("https://gpu.example", None)) is None, "it wants no login"
     assert (folder / "logins.json").stat().st_mode & 0o777 == 0o600
 
 
@@ -60,22 +55,13 @@ def test_a_file_that_cannot_be_read_is_no_login(folder: Path, content: str) -> N
 
 
 def test_a_token_that_is_due_is_shown_where_the_issuer_does_not_answer(folder: Path) -> None:
-    due = {
-        **LOGIN,
-        "expires_at": time.time(),
-        "refresh_token": "r",
-        "client_id": "c",
-        "audience": "moorage",
-        "ca_file": "",
-        "token_endpoint": "http://127.0.0.1:9/token",
-    }
-    logins().change(lambda _: {"https://gpu.example": due})
-    assert bearer_of(Endpoint.of_http("https://gpu.example", None, None)[0]) == "of-ann"
-    assert logins().read()["https://gpu.example"]["refresh_token"] == due["refresh_token"]
-    insecure = {**due, "token_endpoint": "http://evil.example/token"}
-    logins().change(lambda _: {"https://gpu.example": insecure})
-    assert bearer_of(Endpoint.of_http("https://gpu.example", None, None)[0]) == "of-ann"
-    assert logins().read()["https://gpu.example"]["refresh_token"] == ""
+    of_issuer = {"refresh_token": "r", "client_id": "c", "audience": "moorage", "ca_file": ""}
+    due = {**LOGIN, **of_issuer, "expires_at": time.time()}
+    for endpoint, refresh in (("http://127.0.0.1:9", "r"), ("http://evil.example", "")):
+        entry = {**due, "token_endpoint": f"{endpoint}/token"}
+        logins().change(lambda _, entry=entry: {"https://gpu.example": entry})
+        assert bearer_of(Endpoint.of_http("https://gpu.example", None, None)[0]) == "of-ann"
+        assert logins().read()["https://gpu.example"]["refresh_token"] == refresh
 
 
 def test_of_the_issuers_tokens_the_one_for_the_server_is_taken() -> None:

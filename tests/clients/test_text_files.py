@@ -16,7 +16,7 @@ ENCODINGS = ("utf-8", "utf-8-sig", "utf-16")
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_json_of_any_editor_is_read(tmp_path: Path, encoding: str) -> None:
+def test_text_of_any_editor_is_read(tmp_path: Path, encoding: str) -> None:
     written = tmp_path / "policy.json"
     written.write_text(json.dumps({"code": SOURCE, "name": "Grüße"}), encoding=encoding)
     assert document_of(written)["name"] == "Grüße"
@@ -24,16 +24,11 @@ def test_json_of_any_editor_is_read(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "function.py").write_text(SOURCE, encoding="utf-8-sig")
     assert document_of(tmp_path)["name"] == "Grüße"  # Of the document beside the code.
+    (tmp_path / "p.py").write_text(SOURCE, encoding=encoding)
+    assert document_of(tmp_path / "p.py")["code"] == SOURCE
     fleet = tmp_path / "fleet.json"
     fleet.write_text(json.dumps(FLEET), encoding=encoding)
     assert collect([str(fleet)]).documents[0]["id"] == "lab"
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_source_of_any_editor_is_read(tmp_path: Path, encoding: str) -> None:
-    file = tmp_path / "p.py"
-    file.write_text(SOURCE, encoding=encoding)
-    assert document_of(file)["code"] == SOURCE
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,6 @@ sys.path.insert(0, str(Path(__file__).parent))  # Lets the tests here import `co
 
 from consoles import Seeded, opened, seeded
 
-from moorage_policies import catalog
-
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
     "--host-resolver-rules=MAP *.example 127.0.0.1",
@@ -51,12 +49,7 @@ def served() -> Iterator[Seeded]:
         for n in range(12):
             it.ask(n % 4 + 1)
         it.refused = it.ask(9)["request"]
-        second = catalog.document("first_fit") | {
-            "version": "1.1",
-            "policy_rule_uri": "first_fit:1.1-stable",
-        }
-        second["code"] = second["code"].replace("All equal", "Equal")
-        assert it.http.post("/policy", json=second).json()["success"]
+        it.second_version()
         for version in ("1.0", "1.1"):
             chosen = {"policy_rule_uri": f"first_fit:{version}-stable"}
             it.http.post("/policy-alias/first_fit:stable/activate", json=chosen)

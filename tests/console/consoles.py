@@ -19,17 +19,8 @@ from moorage_policies import catalog
 WIDE = {"width": 1600, "height": 900}
 PHONE = {"width": 390, "height": 844}
 POLICY = "first_fit:1.0-stable"
-VIEWS = {
-    "overview": "Overview",
-    "fleet": "Fleet",
-    "queue": "Queue",
-    "leases": "Leases",
-    "why": "Why",
-    "policies": "Policies",
-    "playground": "Playground",
-    "whatif": "What-if",
-    "operations": "Operations",
-}
+_NAMES = "Overview Fleet Queue Leases Why Policies Playground What-if Operations".split()  # noqa: SIM905  # Short.
+VIEWS = {name.lower().replace("-", ""): name for name in _NAMES}
 
 
 @contextmanager
@@ -47,6 +38,14 @@ def opened(chromium: Any, **options: Any) -> Iterator[Any]:
     assert wrong == []
 
 
+def enter(page: Any, url: str, token: str) -> None:
+    """Show a page that wants a token, and log in there."""
+    page.goto(url)
+    page.get_by_label("Token").fill(token)
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", level=1).wait_for()
+
+
 def refused(said: Any) -> bool:
     """Whether the browser says that it did not do something; lost connections are no fault."""
     return said.type == "error" and "Content Security Policy" in said.text
@@ -54,15 +53,7 @@ def refused(said: Any) -> bool:
 
 @dataclass
 class Seeded:
-    """A daemon with a fleet, and what it was asked.
-
-    Args:
-        running: It.
-        http: Asks it.
-        leases: Ids of leases that hold.
-        refused: Id of one that was refused.
-
-    """
+    """A daemon with a fleet, ids of its leases, and the id of a request that was refused."""
 
     running: Running
     http: httpx.Client
@@ -75,23 +66,17 @@ class Seeded:
 
     def fleet(self, cluster: str, nodes: int, gpus: int = 8, model: str = "A100") -> None:
         devices = [{"id": str(n), "modelName": model, "memory": 80_000} for n in range(gpus)]
-        document = {
-            "id": cluster,
-            "nodes": {
-                "count": nodes,
-                "nodeData": [
-                    {
-                        "id": f"{cluster}-n{n:04}",
-                        "rack": f"r{n // 8}",
-                        "gpus": {"count": gpus, "gpus": devices},
-                        "vcpus": {"count": 64},
-                        "memory": 512_000,
-                    }
-                    for n in range(nodes)
-                ],
-            },
-        }
+        node = {"gpus": {"count": gpus, "gpus": devices}, "vcpus": {"count": 64}, "memory": 512_000}
+        rows = [{"id": f"{cluster}-n{n:04}", "rack": f"r{n // 8}", **node} for n in range(nodes)]
+        document = {"id": cluster, "nodes": {"count": nodes, "nodeData": rows}}
         assert self.http.post("/clusters", json=document).status_code == 201
+
+    def second_version(self) -> None:
+        """Register another version of the policy."""
+        names = {"version": "1.1", "policy_rule_uri": "first_fit:1.1-stable"}
+        document = catalog.document("first_fit") | names
+        document["code"] = document["code"].replace("All equal", "Equal")
+        assert self.http.post("/policy", json=document).json()["success"]
 
     @contextmanager
     def waiter(self, gpus: int, nodes: int = 1) -> Iterator[str]:
@@ -104,8 +89,8 @@ class Seeded:
             "resources": {"gpus": gpus, "nodes": nodes},
             "lease": {"ttl_seconds": 3600, "wait_seconds": 3600},
         }
-        told = self.http.headers.get("Authorization")
-        headers = {"Authorization": told} if told else None
+        token = self.http.headers.get("Authorization")
+        headers = {"Authorization": token} if token else None
         with connect(self.running.ws, additional_headers=headers) as socket:
             socket.send(json.dumps(message))
             give_up_at = time.monotonic() + 60

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consoles import POLICY, Seeded, seeded
+from consoles import POLICY, Seeded, enter, seeded
 
 from moorage_client.cli.program import run
-from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # A browser.
 
@@ -35,15 +34,12 @@ COMMANDS = (
 @pytest.fixture(scope="module")
 def it() -> Iterator[Seeded]:
     """A daemon with tokens, at ports of its own, and one of all that a command may be about."""
-    environment = {"MOORAGE_OPERATORS": "ann", "MOORAGE_BACKENDS": "local"}
-    environment["MOORAGE_ALLOWED_HOSTS"] = "moored.example"
-    with seeded(MOORAGE_TOKENS="ann:of-ann", **environment) as each:
+    local = {"MOORAGE_BACKENDS": "local", "MOORAGE_ALLOWED_HOSTS": "moored.example"}
+    with seeded(MOORAGE_TOKENS="ann:of-ann", MOORAGE_OPERATORS="ann", **local) as each:
         each.fleet("east", 2)
         node = {"id": "localhost", "vcpus": {"count": 8}, "memory": 64_000}
         each.http.post("/clusters", json={"id": "here", "nodes": {"nodeData": [node]}})
-        second = catalog.document("first_fit") | {"version": "1.1", "policy_rule_uri": SECOND}
-        second["code"] = second["code"].replace("All equal", "Equal")
-        assert each.http.post("/policy", json=second).json()["success"]
+        each.second_version()
         for chosen in (SECOND, POLICY):
             path = f"/policy-alias/{ALIAS}/activate"
             each.http.post(path, json={"policy_rule_uri": chosen}).raise_for_status()
@@ -109,9 +105,7 @@ def dialogs(page: Any, shell: Shell, *labels: str) -> None:
 
 
 def test_each_command_works_when_it_is_pasted(page: Any, it: Seeded, shell: Shell) -> None:
-    page.goto(f"{it.console}/operations")
-    page.get_by_label("Token").fill("of-ann")
-    page.keyboard.press("Enter")
+    signed_in(page, it.console, "operations")
     held, works = it.leases
 
     def see(path: str, *labels: str) -> None:
@@ -120,7 +114,6 @@ def test_each_command_works_when_it_is_pasted(page: Any, it: Seeded, shell: Shel
         shell.paste(page)
         dialogs(page, shell, *labels)
 
-    page.get_by_role("button", name="Copy as command").first.wait_for()
     shell.paste(page)
     with it.waiter(8, nodes=2) as request:
         see("queue")
@@ -163,9 +156,7 @@ def test_each_command_works_when_it_is_pasted(page: Any, it: Seeded, shell: Shel
 
 def signed_in(page: Any, console: str, view: str) -> Any:
     """Show a view to ann; return the first button of a command there."""
-    page.goto(f"{console}/{view}")
-    page.get_by_label("Token").fill("of-ann")
-    page.keyboard.press("Enter")
+    enter(page, f"{console}/{view}", "of-ann")
     button = page.get_by_role("button", name="Copy as command").first
     button.wait_for()
     return button

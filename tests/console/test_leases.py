@@ -8,17 +8,12 @@ from consoles import Seeded
 pytestmark = pytest.mark.heavy  # A browser.
 
 
-def first(page: Any) -> str:
-    text: str = page.get_by_role("table", name="Leases").get_by_role("rowheader").first.inner_text()
-    return text
-
-
 def test_columns_order_the_rows(page: Any, served: Seeded) -> None:
     short = served.ask(1, lease={"ttl_seconds": 900})["lease"]["id"]
     page.goto(f"{served.console}/leases")
     table = page.get_by_role("table", name="Leases")
     table.wait_for()
-    assert first(page) == short
+    assert table.get_by_role("rowheader").first.inner_text() == short
     table.get_by_role("button", name="GPUs").click()
     page.wait_for_url("**sort=-gpus")
     head = table.get_by_role("columnheader", name="GPUs")

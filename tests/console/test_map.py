@@ -22,14 +22,6 @@ def tree(page: Any) -> Any:
     return page.get_by_role("treegrid", name="Fleet as a tree")
 
 
-def truth(it: Seeded) -> int:
-    """Return how many GPUs are free, as the server says."""
-    with connect(it.running.ws) as socket:
-        socket.send(json.dumps({"op": "fleet"}))
-        rows = json.loads(socket.recv(timeout=60))["data"]["clusters"]
-    return sum(row["gpu_milli_free"] for row in rows) // 1000
-
-
 def agree(page: Any, it: Seeded) -> None:
     page.get_by_role("list", name="What the colours mean").wait_for()
     deadline = time.monotonic() + 60
@@ -61,6 +53,10 @@ def test_the_tree_by_keys(page: Any, served: Seeded) -> None:
 
 def test_the_map_follows_and_a_click_opens_a_node(page: Any, served: Seeded) -> None:
     page.goto(f"{served.console}/fleet")
+    shape = page.get_by_role("region", name="Shapes").get_by_role("button", name="8 GPUs").first
+    shape.click()
+    assert shape.get_attribute("aria-pressed") == "true"
+    assert "if defragmented" in shape.inner_text()
     agree(page, served)
     served.ask(3)
     agree(page, served)
@@ -91,14 +87,6 @@ def test_the_nodes_of_a_rack_are_a_block_below_its_name(page: Any, served: Seede
     named = {(each["text"], each["x"], each["y"] + 16) for each in labels}
     for (_, rack), block in blocks.items():
         assert (rack, *min(block)) in named
-
-
-def test_a_shape_lights_up_where_it_fits(page: Any, served: Seeded) -> None:
-    page.goto(f"{served.console}/fleet")
-    shape = page.get_by_role("region", name="Shapes").get_by_role("button", name="8 GPUs").first
-    shape.click()
-    assert shape.get_attribute("aria-pressed") == "true"
-    assert "if defragmented" in shape.inner_text()
 
 
 def test_missed_deltas_are_no_guess(page: Any, served: Seeded) -> None:
@@ -137,6 +125,12 @@ def say(it: Seeded, message: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+def truth(it: Seeded) -> int:
+    """Return how many GPUs are free, as the server says."""
+    rows = say(it, {"op": "fleet"})["data"]["clusters"]
+    return sum(row["gpu_milli_free"] for row in rows) // 1000
+
+
 def test_the_fleet_of_a_while_ago(page: Any) -> None:
     """The page's clock is five minutes ahead: what it calls five minutes ago is just now."""
     with seeded() as it:
@@ -171,6 +165,7 @@ def test_reservations_are_listed(page: Any) -> None:
         now = time.time()
         when = {"starts_at": now + 3600, "ends_at": now + 7200}
         say(it, {"op": "reserve", "resources": {"gpus": 1}, "tenant": "ann", **when})
+        page.reload()
         row = listed.get_by_role("table", name="Reservations").get_by_role("row").last
         row.get_by_text("ann").wait_for()
         row.get_by_role("link", name="east/east-n0000").click()
@@ -188,13 +183,8 @@ def large() -> Iterator[Seeded]:
 
 def churn(it: Seeded) -> None:
     """Have nodes taken and given back, one after the other."""
-    request = {
-        "adhoc": True,
-        "policy_rule_uri": POLICY,
-        "inputs": {},
-        "resources": {"gpus": GPUS_EACH},
-        "lease": {"ttl_seconds": 600},
-    }
+    terms = {"resources": {"gpus": GPUS_EACH}, "lease": {"ttl_seconds": 600}}
+    request = {"adhoc": True, "policy_rule_uri": POLICY, "inputs": {}, **terms}
     with connect(it.running.ws) as socket:
 
         def answered(message: dict[str, Any]) -> dict[str, Any]:
@@ -218,10 +208,16 @@ COUNTING = """each => {
 }"""
 
 
-def test_only_what_changes_is_drawn_again(chromium: Any, large: Seeded) -> None:
+def test_ten_thousand_gpus_are_sent_once_and_only_changes_are_drawn_again(
+    chromium: Any, large: Seeded
+) -> None:
+    sent: list[int] = []
     with opened(chromium) as page:
+        counting = ("framereceived", lambda data: sent.append(len(data)))
+        page.on("websocket", lambda socket: socket.on(*counting))
         page.goto(f"{large.console}/fleet")
         agree(page, large)
+        assert sum(sent) < BYTES_MAX
         page.get_by_role("img", name="Map of the fleet").evaluate(COUNTING)
         churn(large)
         agree(page, large)
@@ -229,19 +225,6 @@ def test_only_what_changes_is_drawn_again(chromium: Any, large: Seeded) -> None:
     changed = GPUS_EACH * (2 * CHANGES - CHANGES // 4)
     print(f"{drawn} rectangles for {changed} changes")
     assert drawn < 3 * changed + 3 * WHOLE, "all is drawn once or twice, not for each change"
-
-
-def test_the_first_view_of_ten_thousand_gpus_is_sent_once(chromium: Any, large: Seeded) -> None:
-    sent: list[int] = []
-    with opened(chromium) as page:
-        page.on(
-            "websocket",
-            lambda socket: socket.on("framereceived", lambda data: sent.append(len(data))),
-        )
-        page.goto(f"{large.console}/fleet")
-        agree(page, large)
-    print(f"{len(sent)} messages, {sum(sent)} bytes")
-    assert sum(sent) < BYTES_MAX
 
 
 MILLION = """async () => {

@@ -1,16 +1,13 @@
 """What is of others: seen by operators, and no button on it; for other tenants it is not there."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from consoles import POLICY, Seeded, seeded
-from websockets.sync.client import connect
+from consoles import Seeded, enter, seeded
 
 pytestmark = pytest.mark.heavy  # A browser.
 
@@ -25,48 +22,24 @@ def it() -> Iterator[Seeded]:
         yield each
 
 
-@contextmanager
-def waiting(it: Seeded) -> Iterator[str]:
-    """A request of ann, which waits."""
-    terms = {"ttl_seconds": 3600, "wait_seconds": 3600}
-    request = {"adhoc": True, "id": "w", "policy_rule_uri": POLICY, "inputs": {}, "lease": terms}
-    headers = {"Authorization": "Bearer of-ann"}
-    with connect(it.running.ws, additional_headers=headers) as socket:
-        socket.send(json.dumps(request | {"resources": {"gpus": 8, "nodes": 2}}))
-        rows: list[dict[str, Any]] = []
-        while not rows:
-            socket.send(json.dumps({"op": "queue", "id": "q"}))
-            rows = json.loads(socket.recv(timeout=60))["data"]["waiting"]
-        yield rows[0]["request"]
-
-
-def enter(page: Any, it: Seeded, path: str, tenant: str) -> None:
-    page.goto(f"{it.console}/{path}")
-    page.get_by_label("Token").fill(f"of-{tenant}")
-    page.keyboard.press("Enter")
-    page.get_by_role("heading", level=1).wait_for()
-
-
 @pytest.mark.parametrize(("tenant", "buttons"), [("ann", 1), ("olga", 0)])
-def test_who_may_release_sees_the_button(page: Any, it: Seeded, tenant: str, buttons: int) -> None:
-    enter(page, it, f"leases/{it.leases[0]}", tenant)
+def test_who_may_release_or_cancel_sees_the_button(
+    page: Any, it: Seeded, tenant: str, buttons: int
+) -> None:
+    enter(page, f"{it.console}/leases/{it.leases[0]}", f"of-{tenant}")
     panel = page.get_by_role("complementary", name=f"Lease {it.leases[0]}")
     panel.get_by_text("fencing").wait_for()
     assert panel.get_by_role("button", name="Release", exact=True).count() == buttons
-
-
-@pytest.mark.parametrize(("tenant", "buttons"), [("ann", 1), ("olga", 0)])
-def test_who_may_cancel_sees_the_button(page: Any, it: Seeded, tenant: str, buttons: int) -> None:
-    with waiting(it) as request:
-        enter(page, it, f"queue/{request}", tenant)
+    with it.waiter(8, nodes=2) as request:
+        page.goto(f"{it.console}/queue/{request}")
         panel = page.get_by_role("complementary", name=f"Request {request}")
         panel.get_by_text("waits until").wait_for()
         assert panel.get_by_role("button", name="Cancel", exact=True).count() == buttons
 
 
 def test_what_is_of_another_tenant_is_not_there(page: Any, it: Seeded) -> None:
-    with waiting(it) as request:
-        enter(page, it, f"leases/{it.leases[0]}", "bob")
+    with it.waiter(8, nodes=2) as request:
+        enter(page, f"{it.console}/leases/{it.leases[0]}", "of-bob")
         panel = page.get_by_role("complementary", name=f"Lease {it.leases[0]}")
         panel.get_by_role("alert").wait_for()
         page.get_by_text("There is no such lease.").wait_for()
@@ -85,9 +58,7 @@ def test_a_viewer_sees_what_its_role_may_not_do(page: Any, tmp_path: Path) -> No
     with seeded(tmp_path, MOORAGE_TOKENS="ann:of-ann") as it:
         it.fleet("east", 1)
         lease = it.ask(1)["lease"]["id"]
-        page.goto(f"{it.console}/leases/{lease}")
-        page.get_by_label("Token").fill(made.stdout.split()[-1])
-        page.keyboard.press("Enter")
+        enter(page, f"{it.console}/leases/{lease}", made.stdout.split()[-1])
         panel = page.get_by_role("complementary", name=f"Lease {lease}")
         release = panel.get_by_role("button", name="Release", exact=True)
         release.wait_for()
@@ -97,12 +68,9 @@ def test_a_viewer_sees_what_its_role_may_not_do(page: Any, tmp_path: Path) -> No
         box = page.get_by_role("checkbox", name=f"Select {lease}")
         assert box.is_disabled()
         assert box.get_attribute("title") == why
-        page.goto(f"{it.console}/fleet/east/east-n0000")
-        cordon = page.get_by_role("button", name="Cordon", exact=True)
-        cordon.wait_for()
-        assert cordon.is_disabled()
-        page.goto(f"{it.console}/playground")
-        run = page.get_by_role("button", name="Run", exact=True)
-        run.wait_for()
-        assert run.is_disabled()
+        for view, name in (("fleet/east/east-n0000", "Cordon"), ("playground", "Run")):
+            page.goto(f"{it.console}/{view}")
+            button = page.get_by_role("button", name=name, exact=True)
+            button.wait_for()
+            assert button.is_disabled()
         page.get_by_text("viewer").first.wait_for()

@@ -52,17 +52,13 @@ def test_a_person_signs_in_at_the_issuer_and_gets_a_cookie_alone(
         page.get_by_role("heading", name="Operations", level=1).wait_for()
 
 
-def test_a_person_without_a_role_is_refused_and_may_try_again(chromium: Any, console: str) -> None:
+def test_a_person_without_a_role_or_with_a_forged_callback_is_refused(
+    chromium: Any, console: str
+) -> None:
     with opened(chromium) as page:
         sign_in(page, console, "team.king")
         page.get_by_text("Your sign-in was refused").wait_for()
         assert page.get_by_role("link", name="Sign in").is_visible()
-
-
-def test_a_callback_that_this_browser_did_not_ask_for_logs_in_nowhere(
-    chromium: Any, console: str
-) -> None:
-    with opened(chromium) as page:
         page.goto(f"{console}/sign-in/callback?state=forged&code=stolen")
         page.get_by_text("Your sign-in was refused").wait_for()
         assert page.evaluate("async () => (await fetch('/console/session')).status") == 401

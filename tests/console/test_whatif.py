@@ -118,9 +118,9 @@ def test_a_field_that_is_no_json(page: Any, it: Seeded) -> None:
 def test_it_begins_with_an_example_of_the_fleet(page: Any, it: Seeded) -> None:
     page.goto(f"{it.console}/whatif")
     page.get_by_role("button", name="Leave out change 1").wait_for()
-    told = ask(page)
-    told.get_by_text("east/east-n0000+1 GPU").wait_for()
-    rows = told.get_by_role("table", name="Allocation and fragmentation").get_by_role("row")
+    shown = ask(page)
+    shown.get_by_text("east/east-n0000+1 GPU").wait_for()
+    rows = shown.get_by_role("table", name="Allocation and fragmentation").get_by_role("row")
     now, then = rows.all_inner_texts()[1:]
     assert "6 (fragmentation 100 %)" in now
     assert "8\t" in now

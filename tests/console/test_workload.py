@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consoles import Seeded, seeded
+from consoles import Seeded, enter, seeded
 from websockets.sync.client import connect
 
 pytestmark = pytest.mark.heavy  # A browser.
@@ -42,9 +42,7 @@ def it() -> Iterator[Seeded]:
 def test_output_follows_and_a_command_prints(page: Any, it: Seeded, tmp_path: Path) -> None:
     sign = tmp_path / "go"
     lease = working(it, sign)
-    page.goto(f"{it.console}/leases/{lease}")
-    page.get_by_label("Token").fill("of-ann")
-    page.keyboard.press("Enter")
+    enter(page, f"{it.console}/leases/{lease}", "of-ann")
     panel = page.get_by_role("complementary", name=f"Lease {lease}")
     output = panel.get_by_label("Output of the workload")
     output.get_by_text("it starts").wait_for(timeout=PATIENCE_MS)

@@ -34,8 +34,8 @@ UPGRADE = (
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run every test of this package on both loops."""
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    """Run every test of this package on the loop of production."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 class Harbour:
@@ -118,7 +118,7 @@ class Harbour:
         task.add_done_callback(self._tasks.discard)
 
     @property
-    def asked(self) -> list[Any]:
+    def taken(self) -> list[Any]:
         """The `n` of every ask taken, in order."""
         return [m.inputs["n"] for _, _, m in self.seen if isinstance(m, AllocationRequest)]
 
@@ -147,6 +147,11 @@ class Client:
         async with asyncio.timeout(PATIENCE_SECONDS):
             found: dict[str, Any] = json.loads(await self.socket.recv())
         return found
+
+    async def answers(self, n: Any = 1) -> bool:
+        """Send an ask, and return whether the next reply is its own."""
+        await self.ask(n)
+        return bool(await self.data() == {"n": n})
 
     @property
     def session(self) -> SessionId:
@@ -211,25 +216,27 @@ class Attacker:
 
     async def close_code(self) -> int:
         """Read frames up to the server's close frame, and return its code; 0 when it was cut."""
-        while True:
-            while len(self._received) < 4:
-                chunk = await self._read()
-                if not chunk:
-                    return 0
-                self._received += chunk
+        while await self._fill(4):
             size, skip = self._received[1], 2
             if size == 126:
                 size, skip = struct.unpack("!H", self._received[2:4])[0], 4
-            while len(self._received) < skip + size:
-                chunk = await self._read()
-                if not chunk:
-                    return 0
-                self._received += chunk
+            if not await self._fill(skip + size):
+                break
             opcode, payload = self._received[0] & 0x0F, self._received[skip : skip + size]
             self._received = self._received[skip + size :]
             if opcode == 8:
                 code: int = struct.unpack("!H", payload[:2])[0]
                 return code
+        return 0
+
+    async def _fill(self, size: int) -> bool:
+        """Read until so many bytes are there; return whether they came."""
+        while len(self._received) < size:
+            chunk = await self._read()
+            if not chunk:
+                return False
+            self._received += chunk
+        return True
 
     async def _read(self) -> bytes:
         try:

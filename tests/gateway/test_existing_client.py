@@ -27,14 +27,11 @@ async def run(port, source: str) -> str:
     return lines[-1].partition("Response received: ")[2]
 
 
-async def test_as_printed_it_is_told_what_it_left_empty(port):
+async def test_it_reads_what_it_left_empty_and_what_a_policy_returned(port):
     reply = json.loads(await run(port, PRINTED))
     assert reply["success"] is False
     assert reply["message"] == "Missing required fields: policy_rule_uri"
     assert reply["error"]["missing"] == ["policy_rule_uri"]
-
-
-async def test_with_a_policy_it_gets_what_the_policy_returned(port):
     placeholder = '"policy_rule_uri": ""'
     assert placeholder in PRINTED
     filled = PRINTED.replace(placeholder, '"policy_rule_uri": "best-fit:1.0-stable"')

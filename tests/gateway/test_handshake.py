@@ -18,7 +18,7 @@ async def refused(port, **options):
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/healthz?verbose"])
-async def test_health_is_told_to_anybody(port, path):
+async def test_health_needs_no_token(port, path):
     answer = await port.http(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.endswith(b"\r\n\r\nok\n")
@@ -33,24 +33,23 @@ async def test_other_methods_are_not_allowed(port, method):
     assert port.harbour.ever == []
 
 
-async def test_a_browser_is_told_that_this_is_no_web_page(port):
-    answer = await port.http(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 426 ")
+async def test_a_browser_is_answered_that_this_is_no_web_page(port):
+    for target, status in (("/", 426), ("http://localhost/", 426), ("http://evil.example/", 403)):
+        answer = await port.http(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode())
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/allocate?x=1", "/healthzz"])
 async def test_any_other_path_is_the_socket(port, path):
-    client = await port.client(path)
-    await client.ask(1)
-    assert await client.data() == {"n": 1}
+    client = await port.client(path, subprotocols=["graphql-ws"])
+    assert client.socket.subprotocol is None, "others are left alone"
+    assert await client.answers()
 
 
-@pytest.mark.parametrize(
-    "header",
-    ["Bearer wrong", "Bearer", "Bearer ", "Basic dG9rZW4tYQ==", "token-a", "Bearer token-a x", ""],
-)
-async def test_without_a_valid_token_no_client_gets_in(port, header):
-    response = await refused(port, additional_headers={"Authorization": header})
+@pytest.mark.parametrize("headers", [["Bearer wrong"], [""], ["Bearer token-a", "Bearer token-b"]])
+async def test_without_a_valid_token_no_client_gets_in(port, headers):
+    shown = [("Authorization", each) for each in headers]
+    response = await refused(port, additional_headers=shown)
     assert response.status_code == 401
     assert response.headers["WWW-Authenticate"] == "Bearer"
     assert b"Authorization: Bearer <token>" in response.body
@@ -58,22 +57,7 @@ async def test_without_a_valid_token_no_client_gets_in(port, header):
     assert port.harbour.ever == []
 
 
-async def test_two_tokens_are_one_too_many(port):
-    headers = [("Authorization", "Bearer token-a"), ("Authorization", "Bearer token-b")]
-    assert (await refused(port, additional_headers=headers)).status_code == 401
-
-
-async def test_the_scheme_may_be_written_in_any_case(port):
-    client = await port.client(additional_headers={"Authorization": "bEARER token-b"})
-    await client.ask(1)
-    await client.reply()
-    assert port.harbour.seen[0][1] == "b"
-
-
-@pytest.mark.parametrize(
-    "origin",
-    ["https://evil.example", "http://localhost.evil.example", "http://localhost:8081", "null"],
-)
+@pytest.mark.parametrize("origin", ["https://evil.example", "null"])
 async def test_a_page_of_another_site_cannot_connect(port, origin):
     response = await refused(port, origin=origin, additional_headers={"Authorization": "Bearer x"})
     assert response.status_code == 403
@@ -90,9 +74,7 @@ async def test_our_own_pages_and_named_ones_can(open_port):
         f"http://127.0.0.1:{port.number}",
         "https://ours.example",
     ):
-        client = await port.client(origin=origin)
-        await client.ask(1)
-        assert await client.data() == {"n": 1}
+        assert await (await port.client(origin=origin)).answers()
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/"])
@@ -117,14 +99,6 @@ async def test_a_request_with_a_body_is_cut(port, header):
     assert await port.http(ask.encode()) == b""
 
 
-async def test_the_host_of_the_target_counts(port):
-    ask = "GET http://{}/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    answer = await port.http(ask.format("evil.example").encode())
-    assert answer.startswith(b"HTTP/1.1 403 ")
-    answer = await port.http(ask.format("localhost").encode())
-    assert answer.startswith(b"HTTP/1.1 426 ")
-
-
 def bearer(token):
     """Return the subprotocols with which a page shows a token."""
     shown = base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
@@ -141,8 +115,7 @@ async def test_a_page_shows_its_token_as_a_subprotocol(open_port, token):
     port = await open_port(known)
     client = await port.client(subprotocols=bearer(token))
     assert client.socket.subprotocol == "moorage", "the secret is not sent back"
-    await client.ask(1)
-    assert await client.data() == {"n": 1}
+    assert await client.answers()
     assert [*port.harbour.sessions.values()] == [Tenant("a")]
 
 
@@ -168,20 +141,9 @@ async def test_a_ticket_opens_one_socket(open_port):
     tickets = SocketTickets(known)
     port = await open_port(known, tickets=tickets)
     offered = ["moorage", f"moorage.ticket.{tickets.issue('token-a')[0]}"]
-    client = await port.client(subprotocols=offered)
-    await client.ask(1)
-    assert await client.data() == {"n": 1}
+    assert await (await port.client(subprotocols=offered)).answers()
     assert (await refused(port, subprotocols=offered)).status_code == 401
-
-
-async def test_a_wrong_ticket_is_refused_where_no_token_is_needed(open_port):
-    port = await open_port(tickets=SocketTickets(lambda _: Caller(Tenant("local"), Role.ADMIN)))
+    tickets = SocketTickets(lambda _: Caller(Tenant("local"), Role.ADMIN))
+    port = await open_port(tickets=tickets)  # Where no token is needed.
     offered = ["moorage", "moorage.ticket.guessed"]
     assert (await refused(port, subprotocols=offered)).status_code == 401
-
-
-async def test_other_subprotocols_are_left_alone(port):
-    client = await port.client(subprotocols=["graphql-ws"])
-    assert client.socket.subprotocol is None
-    await client.ask(1)
-    assert await client.data() == {"n": 1}

@@ -84,7 +84,14 @@ async def test_a_connection_holds_one_large_message_at_a_time(port):
     assert len(port.gateway._received._held) == 1
     port.harbour.room.set()
     assert await writing
-    await port.harbour.until(lambda: len(port.harbour.asked) == 20)
+    await port.harbour.until(lambda: len(port.harbour.taken) == 20)
+
+
+async def until_all(port, condition):
+    """Wait until all connections of a gateway are as they have no event for."""
+    async with asyncio.timeout(60):
+        while not all(map(condition, port.gateway._connections)):  # noqa: ASYNC110  # As it says.
+            await asyncio.sleep(0.01)  # As above.
 
 
 async def test_large_messages_that_wait_are_refused_unread_when_it_stops(port):
@@ -92,9 +99,7 @@ async def test_large_messages_that_wait_are_refused_unread_when_it_stops(port):
     async with port.gateway._turns.turn("another"):
         for client in clients:
             await client.ask(2, text="x" * 900_000)
-        connections = port.gateway._connections
-        while not all(each._taken_bytes for each in connections):  # noqa: ASYNC110  # No event.
-            await asyncio.sleep(0.01)  # As above.
+        await until_all(port, lambda each: each._taken_bytes)
         closing = asyncio.create_task(port.gateway.close())
         replies = [await client.reply() for client in clients]
     assert {reply["error"]["code"] for reply in replies} == {"shutting_down"}
@@ -108,13 +113,10 @@ async def test_large_messages_whose_sender_has_left_are_not_read(port, size):
     async with port.gateway._turns.turn("another"):
         for client in clients:
             await client.ask(1, text="x" * size)
-        connections = port.gateway._connections
-        while not all(each._taken_bytes for each in connections):  # noqa: ASYNC110  # No event.
-            await asyncio.sleep(0.01)  # As above.
+        await until_all(port, lambda each: each._taken_bytes)
         for client in clients:
             client.socket.transport.abort()
-        while not all(each.has_left for each in connections):  # noqa: ASYNC110  # As above.
-            await asyncio.sleep(0.01)  # As above.
+        await until_all(port, lambda each: each.has_left)
     await port.harbour.until(lambda: not port.harbour.sessions)
     assert port.harbour.seen == []
 
@@ -130,7 +132,7 @@ async def test_nothing_is_held_of_large_messages_that_were_taken(port):
     try:
         for number, attacker in enumerate(attackers, 1):
             assert await attacker.write(frame)
-            await port.harbour.until(lambda number=number: len(port.harbour.asked) == number)
+            await port.harbour.until(lambda number=number: len(port.harbour.taken) == number)
         await port.harbour.until(lambda: not port.gateway._received._held)
         held, _ = tracemalloc.get_traced_memory()
     finally:
@@ -147,5 +149,5 @@ async def test_messages_that_follow_a_large_one_at_once_are_whole(port):
         text = f'{{"adhoc": true, "policy_rule_uri": "p", "inputs": {{"n": {number}}}'
         frames += attacker.frame(1, text.encode() + b" " * size + b"}")
     assert await attacker.write(frames)
-    await port.harbour.until(lambda: len(port.harbour.asked) == len(sizes))
-    assert port.harbour.asked == list(range(len(sizes)))
+    await port.harbour.until(lambda: len(port.harbour.taken) == len(sizes))
+    assert port.harbour.taken == list(range(len(sizes)))

@@ -26,6 +26,16 @@ async def lose(port, client):
     await until_none_is_open(port)
 
 
+async def parked(port, count):
+    """Return a client of `count` parked requests whose connection is lost."""
+    client = await port.client()
+    for n in range(count):
+        await client.ask(n, "park", id=n)
+    await port.harbour.until(lambda: len(port.harbour.held) == count)
+    await lose(port, client)
+    return client
+
+
 async def until_none_is_open(port):
     async with asyncio.timeout(30):
         while port.gateway.stats().sessions:  # noqa: ASYNC110  # It has no event.
@@ -33,11 +43,7 @@ async def until_none_is_open(port):
 
 
 async def test_replies_and_news_are_held_and_come_in_order(port):
-    client = await port.client()
-    for n in range(3):
-        await client.ask(n, "park", id=n)
-    await port.harbour.until(lambda: len(port.harbour.held) == 3)
-    await lose(port, client)
+    client = await parked(port, 3)
     port.harbour.answer(1)
     port.gateway.push(client.session, event("moved", {"n": 1}, "fleet"))
     port.harbour.answer(0)
@@ -67,31 +73,21 @@ async def test_messages_without_ids_keep_their_line(port):
     assert [await back.data() for _ in range(4)] == [0, 1, 2, {"n": 3}]
 
 
-@pytest.mark.parametrize("code", [Close.NORMAL, Close.GOING_AWAY])
-async def test_a_goodbye_ends_a_session_at_once(port, code):
+@pytest.mark.parametrize("code", [Close.NORMAL, Close.GOING_AWAY, Close.DEFECT])
+async def test_a_goodbye_ends_a_session_at_once_and_a_close_for_trouble_does_not(port, code):
     client = await port.client()
     await client.socket.close(code)
-    await port.harbour.until(lambda: bool(port.harbour.ever) and not port.harbour.sessions)
-    reply = await (await port.client()).resume(client.session)
-    assert reply["error"]["code"] == "not_found"
-
-
-async def test_a_client_that_closes_for_trouble_may_come_back(port):
-    client = await port.client()
-    await client.socket.close(Close.DEFECT)
     await until_none_is_open(port)
-    assert (await (await port.client()).resume(client.session))["success"]
+    if code is not Close.DEFECT:
+        await port.harbour.until(lambda: bool(port.harbour.ever) and not port.harbour.sessions)
+    reply = await (await port.client()).resume(client.session)
+    found = "success" if reply["success"] else reply["error"]["code"]
+    assert found == ("success" if code is Close.DEFECT else "not_found")
 
 
-async def test_a_session_without_a_setting_is_over_with_its_connection(open_port):
-    port = await open_port()
-    client = await port.client()
-    client.socket.transport.abort()
-    await port.harbour.until(lambda: bool(port.harbour.ever) and not port.harbour.sessions)
-
-
-async def test_a_session_that_is_not_resumed_in_time_is_over(open_port):
-    port = await open_port(resume_seconds=0.1)
+@pytest.mark.parametrize("settings", [{"resume_seconds": 0.1}, {}])
+async def test_a_session_that_is_not_resumed_in_time_is_over(open_port, settings):
+    port = await open_port(**settings)
     client = await port.client()
     await client.ask(1, "park", id=1)
     await port.harbour.until(lambda: bool(port.harbour.held))
@@ -103,11 +99,7 @@ async def test_a_session_that_is_not_resumed_in_time_is_over(open_port):
 
 
 async def test_too_many_held_replies_end_a_session(port):
-    client = await port.client()
-    for n in range(3):
-        await client.ask(n, "park", id=n)
-    await port.harbour.until(lambda: len(port.harbour.held) == 3)
-    await lose(port, client)
+    client = await parked(port, 3)
     port.harbour.answer(0, "x" * (HELD_BYTES_MAX - 1_000))
     assert client.session in port.harbour.sessions
     port.harbour.answer(1, "x" * 1_000)
@@ -117,8 +109,7 @@ async def test_too_many_held_replies_end_a_session(port):
 
 async def test_news_beyond_what_is_held_is_counted(port):
     client = await port.client()
-    await client.ask(0)
-    assert await client.data() == {"n": 0}
+    assert await client.answers(0)
     await lose(port, client)
     for size in (100, HELD_BYTES_MAX, 100):
         port.gateway.push(client.session, event("moved", {"x": "x" * size}, "fleet"))
@@ -129,16 +120,14 @@ async def test_news_beyond_what_is_held_is_counted(port):
     assert (missed["event"], missed["data"]) == ("missed", {"missed": 2})
 
 
-async def test_as_many_are_kept_as_may_be_open_and_one_address_leaves_room(open_port):
+async def test_as_many_wait_as_may_be_open_and_one_address_leaves_room(open_port):
     port = await open_port(resume_seconds=LONG, sessions_max=4)
     lost = []
     for number in range(5):
         client = await port.client()
-        await client.ask(number)
-        assert await client.data() == {"n": number}
-        client.socket.transport.abort()
+        assert await client.answers(number)
         lost.append(client.session)
-        await until_none_is_open(port)
+        await lose(port, client)
     assert list(port.harbour.sessions) == lost[2:]
 
 
@@ -166,10 +155,7 @@ async def test_a_token_that_is_gone_ends_a_session_that_is_away(open_port):
 
 
 async def test_a_stop_ends_sessions_that_are_away(port):
-    client = await port.client()
-    await client.ask(1, "park", id=1)
-    await port.harbour.until(lambda: bool(port.harbour.held))
-    await lose(port, client)
+    await parked(port, 1)
     await port.gateway.close()
     assert not port.harbour.sessions
 
@@ -178,8 +164,7 @@ async def test_resume_is_the_first_message(port):
     client = await port.client()
     error = (await client.resume(client.session))["error"]
     assert (error["code"], error["field"]) == ("not_found", "session"), "not one's own"
-    await client.ask(0)
-    assert await client.data() == {"n": 0}
+    assert await client.answers(0)
     reply = await client.resume(client.session, id=1)
     assert (reply["id"], reply["error"]["code"]) == (1, "bad_message")
 
@@ -198,7 +183,6 @@ async def test_sessions_change_hands_while_messages_come(port):
         still_open = reply["data"]["open"]
         for n in list(port.harbour.held):
             port.harbour.answer(n)
-        told = {(await taker.reply())["id"] for _ in still_open}
-        assert told == set(still_open)
+        assert {(await taker.reply())["id"] for _ in still_open} == set(still_open)
         client = taker
     assert port.harbour.sessions.keys() == {port.harbour.ever[0]}

@@ -53,9 +53,9 @@ class Pool(RuleBasedStateMachine):
             assert self.held or not possible
             return None
         assert possible
-        asked = [(member["type"], member["slots"]) for member in request]
+        wanted = [(member["type"], member["slots"]) for member in request]
         given = [(kind, row["slots"]) for kind, rows in taken.items() for row in rows]
-        assert sorted(given) == sorted(asked)
+        assert sorted(given) == sorted(wanted)
         self.held.append(taken)
         return taken
 
@@ -105,10 +105,8 @@ class Pool(RuleBasedStateMachine):
         for kind in TYPES:
             before = self.pool.getstate()
             best = max((r["slots"] for r in before["resources"][kind]), default=0)
-            assert (
-                self.pool.slots_available(kind)
-                <= sum(row["slots"] for row in before["resources"][kind]) + 1e-9
-            )
+            most = sum(row["slots"] for row in before["resources"][kind])
+            assert self.pool.slots_available(kind) <= most + 1e-9
             with pytest.raises(ResourceUnavailable):
                 self.pool.checkout([{"type": kind, "slots": best + 1}])
 

@@ -47,12 +47,22 @@ def test_the_best_fit_is_that_of_the_documents(slots, requests):
         assert here.slots_available("gpus") == sum(slots)
 
 
-def test_a_transaction_that_ends_well_keeps_what_it_took():
+def test_a_transaction_that_ends_well_holds_what_it_took():
     here = inventory(2)
     with AllocationTransaction(here) as transaction:
         taken = Allocator().acquire(here, "gpus", 1)
         transaction.record("gpus", taken["id"], taken["slots"])
     assert here.slots_available("gpus") == 1
+    for _ in range(2):  # A rollback happens once.
+        transaction.rollback()
+        assert here.slots_available("gpus") == 2
+    assert transaction.deltas == []
+    for name in "09":  # What was not taken cannot be rolled back.
+        transaction = AllocationTransaction(here)
+        transaction.record("gpus", name, 1)
+        with pytest.raises(ValueError, match=name):
+            transaction.rollback()
+    assert here.slots_available("gpus") == 2
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -72,33 +82,10 @@ def test_a_transaction_that_fails_gives_everything_back_and_lets_the_error_go_on
     assert here.resources == before
 
 
-def test_a_rollback_happens_once():
-    here = inventory(2)
-    transaction = AllocationTransaction(here)
-    transaction.record("gpus", Allocator().acquire(here, "gpus", 1)["id"], 1)
-    transaction.rollback()
-    transaction.rollback()
-    assert here.slots_available("gpus") == 2
-    assert transaction.deltas == []
-
-
-def test_what_was_never_taken_cannot_be_rolled_back():
-    here = inventory(2)
-    for name, slots in (("0", 1), ("9", 1)):
-        transaction = AllocationTransaction(here)
-        transaction.record("gpus", name, slots)
-        with pytest.raises(ValueError, match=name):
-            transaction.rollback()
-    assert here.slots_available("gpus") == 2
-
-
-@pytest.mark.parametrize("slots", [0, -1, None, "1", float("nan"), True])
-def test_only_a_positive_number_of_slots_can_be_acquired(slots):
-    with pytest.raises(InvalidRequest, match="above 0"):
-        Allocator().acquire(inventory(2), "gpus", slots)
-
-
-def test_an_unknown_type_is_an_error_of_its_own():
+def test_only_a_positive_number_of_slots_of_a_known_type_can_be_acquired():
+    for slots in (0, -1, None, "1", float("nan"), True):
+        with pytest.raises(InvalidRequest, match="above 0"):
+            Allocator().acquire(inventory(2), "gpus", slots)
     with pytest.raises(UnknownResourceType, match="the pool has gpus"):
         Allocator().acquire(inventory(2), "apples", 1)
 
@@ -153,48 +140,34 @@ def test_an_allocator_of_ones_own_books_in_a_pool():
     assert copied.checkout([{"type": "gpus"}])["gpus"][0]["id"] == "b"
 
 
-def _says_only(self, inventory, rtype, slots):
-    return {"id": "a", "slots": slots}
+BOOKINGS = {
+    "says only": (lambda inventory, row: row, SlotsError),
+    "takes more": (lambda inventory, row: take(inventory, 2) and row, SlotsError),
+    "enlarges": (lambda inventory, row: take(inventory, -7) and row, SlotsError),
+    "adds": (lambda inventory, row: add(inventory), SlotsError),
+    "returns nothing": (lambda inventory, row: take(inventory, 1) and None, SlotsError),
+    "fails": (lambda inventory, row: take(inventory, 1) and {}["gpus"], KeyError),
+}
 
 
-def _takes_more(self, inventory, rtype, slots):
-    inventory.resources[rtype][0]["slots"] -= slots + 1
-    return {"id": "a", "slots": slots}
+def take(inventory, slots):
+    inventory.resources["gpus"][0]["slots"] -= slots
+    return True
 
 
-def _enlarges(self, inventory, rtype, slots):
-    inventory.resources[rtype][0]["slots"] = 9
-    return {"id": "a", "slots": slots}
+def add(inventory):
+    inventory.resources = {"gpus": [{"id": "c", "slots": 9}]}
+    return {"id": "c", "slots": 1}
 
 
-def _adds(self, inventory, rtype, slots):
-    inventory.resources = {rtype: [{"id": "c", "slots": 9}]}
-    return {"id": "c", "slots": slots}
+@pytest.mark.parametrize(("book", "error"), BOOKINGS.values(), ids=BOOKINGS)
+def test_an_allocator_that_books_wrongly_is_an_error_and_changes_nothing(book, error):
+    class Wrong(Allocator):
+        def acquire(self, inventory, rtype, slots):
+            return book(inventory, {"id": "a", "slots": slots})
 
-
-def _returns_nothing(self, inventory, rtype, slots):
-    inventory.resources[rtype][0]["slots"] -= slots
-
-
-def _fails(self, inventory, rtype, slots):
-    inventory.resources[rtype][0]["slots"] -= slots
-    raise KeyError(rtype)
-
-
-@pytest.mark.parametrize(
-    ("acquire", "error"),
-    [
-        (_says_only, SlotsError),
-        (_takes_more, SlotsError),
-        (_enlarges, SlotsError),
-        (_adds, SlotsError),
-        (_returns_nothing, SlotsError),
-        (_fails, KeyError),
-    ],
-)
-def test_an_allocator_that_books_wrongly_is_an_error_and_changes_nothing(acquire, error):
     pool = ResourcePool({"resources": two()})
-    pool.allocator = type("Wrong", (Allocator,), {"acquire": acquire})()
+    pool.allocator = Wrong()
     before = pool.getstate()
     with pytest.raises(error):
         pool.checkout([{"type": "gpus"}])
@@ -208,8 +181,9 @@ def test_what_is_written_into_an_inventory_is_what_it_has():
     assert (inventory.slots_available("gpus"), inventory.slots_available("fpgas")) == (9, 1)
     inventory.resources = {"cpus": 3}
     assert inventory.types == ["cpus"]
-    with pytest.raises(InvalidSpecification):
-        inventory.resources = {"cpus": [{"slots": 3}]}
+    for wrong in ({"cpus": [{"slots": 3}]}, {"gpus": [{"id": "0", "slots": -1}]}):
+        with pytest.raises(InvalidSpecification):
+            inventory.resources = wrong
     with pytest.raises(InvalidSpecification):
         inventory.resources["cpus"][0]["slots"] = -1
     assert inventory.resources == {"cpus": [{"id": str(n), "slots": 1} for n in range(3)]}

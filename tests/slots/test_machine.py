@@ -19,14 +19,11 @@ def test_without_a_configuration_it_is_the_cpus_of_this_process():
     assert pool.count("gpus") == 0
 
 
-def test_devices_keep_their_own_ids():
+def test_devices_have_their_own_ids_and_a_description_replaces_them():
     pool = make_resource_pool({"cpu_ids": [4, 5], "gpu_ids": ["0", "1:0", "1:1"]})
     taken = pool.checkout([{"type": "gpus"}, {"type": "gpus"}, {"type": "cpus"}])
     assert [row["id"] for row in taken["gpus"]] == ["0", "1:0"]
     assert [row["id"] for row in taken["cpus"]] == ["4"]
-
-
-def test_a_description_replaces_what_was_found():
     pool = make_resource_pool({"resource_pool": {"local": {"gpus": [{"id": "x", "slots": 3}]}}})
     assert pool.resources == {"gpus": [{"id": "x", "slots": 3}]}
 

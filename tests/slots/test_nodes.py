@@ -31,6 +31,11 @@ def pool_of(**gpus) -> NodeResourcePool:
     return NodeResourcePool({"nodes": nodes})
 
 
+def one(**resources) -> NodeResourcePool:
+    """Return a pool of one node, a."""
+    return NodeResourcePool({"nodes": [{"id": "a", "resources": resources}]})
+
+
 def gpus(count: int, *, exclusive: bool = False) -> NodeRequest:
     return NodeRequest(exclusive=exclusive).add("gpus", count=count)
 
@@ -39,10 +44,10 @@ def nodes_of(allocation) -> list[str]:
     return allocation["metadata"]["nodes"]
 
 
-def test_what_is_asked_for_together_comes_from_one_node():
+def test_a_request_is_served_by_one_node():
     pool = pool_of(a=2, b=2)
-    pool.checkout([gpus(1)])
-    pool.checkout([gpus(1)])
+    for _ in range(2):
+        pool.checkout([gpus(1)])
     assert sum(pool.slots_by_node("gpus").values()) == 2
     with pytest.raises(ResourceUnavailable, match=r"requested 2, available 1.* on any one node"):
         pool.checkout([gpus(2)])
@@ -60,27 +65,15 @@ def test_the_allocation_has_metadata_and_names_nodes():
     assert yaml.safe_load(yaml.safe_dump(taken)) == taken
 
 
-def test_it_is_the_node_that_has_most_left():
+def test_the_largest_request_is_first_and_gets_the_node_that_has_most_left():
     pool = pool_of(a=2, b=4, c=3)
     assert nodes_of(pool.checkout([gpus(1)])) == ["b"]
     assert nodes_of(pool.checkout([gpus(1)])) == ["b"]  # Of equal ones the one listed first.
     assert nodes_of(pool.checkout([gpus(1)])) == ["c"]
     # 1 GPU and 8 CPUs are less than 0 GPUs and 8 CPUs by no length of leftovers but the whole one.
     assert nodes_of(pool.checkout([NodeRequest().add("cpus")])) == ["a"]
-
-
-def test_the_largest_is_placed_first_and_the_answer_is_in_the_order_of_the_request():
     taken = pool_of(a=4, b=2).checkout([gpus(2), gpus(3)])
-    assert nodes_of(taken) == ["b", "a"]
-
-
-def test_every_node_request_gets_a_node_of_its_own():
-    pool = pool_of(a=8, b=8)
-    assert sorted(nodes_of(pool.checkout([gpus(1), gpus(1)]))) == ["a", "b"]
-    before = pool.getstate()
-    with pytest.raises(ResourceUnavailable):
-        pool.checkout([gpus(1)] * 3)
-    assert pool.getstate() == before
+    assert nodes_of(taken) == ["b", "a"], "in the order of the request"
 
 
 def test_a_flat_request_is_of_one_node_or_of_so_many_each():
@@ -102,36 +95,18 @@ def test_several_nodes_may_be_refused():
 
 
 class TestExclusive:
-    def test_no_other_gets_the_node(self):
-        pool = pool_of(a=4)
-        taken = pool.checkout([gpus(1, exclusive=True)])
-        assert pool.slots_by_node("gpus") == {"a": 0}
-        with pytest.raises(ResourceUnavailable):
-            pool.checkout([gpus(1)])
-        pool.checkin(taken)
-        assert pool.checkout([gpus(4)])
-
     def test_a_node_in_use_is_not_given(self):
         pool = pool_of(a=4, b=1)
         shared = pool.checkout([gpus(1)])
         assert nodes_of(shared) == ["a"]
         assert nodes_of(pool.checkout([gpus(1, exclusive=True)])) == ["b"]
+        assert pool.slots_by_node("gpus") == {"a": 3, "b": 0}
         with pytest.raises(ResourceUnavailable, match="exclusive"):
             pool.checkout([gpus(0, exclusive=True).add("cpus")])
         pool.checkin(shared)
         assert nodes_of(pool.checkout([gpus(1, exclusive=True)])) == ["a"]
 
-    def test_without_members_all_of_it_is_taken(self):
-        pool = pool_of(a=2)
-        taken = pool.checkout([NodeRequest(exclusive=True)])
-        assert {kind: len(rows) for kind, rows in taken["resources"].items()} == {
-            "gpus": 2,
-            "cpus": 8,
-        }
-        pool.checkin(taken)
-        assert pool.slots_by_node("cpus") == {"a": 8}
-
-    def test_with_members_too_the_whole_node_is_handed_out(self):
+    def test_the_whole_node_is_handed_out(self):
         pool = pool_of(a=2, b=4)
         taken = pool.checkout([gpus(3, exclusive=True).add("cpus")])
         assert nodes_of(taken) == ["b"]
@@ -140,15 +115,24 @@ class TestExclusive:
         assert pool.get_node("b")["resources"]["cpus"][7] == {"id": "7", "slots": 0}
         with pytest.raises(ResourceUnavailable, match="requested 3, available 2"):
             pool.checkout([gpus(3, exclusive=True)])
+        rest = pool.checkout([NodeRequest(exclusive=True)])["resources"]
+        assert {kind: len(rows) for kind, rows in rest.items()} == {"gpus": 2, "cpus": 8}
         pool.checkin(json.loads(json.dumps(taken)))
-        assert pool.slots_by_node("gpus") == {"a": 2, "b": 4}
+        assert pool.slots_by_node("gpus") == {"a": 0, "b": 4}
 
-    def test_an_instance_that_is_asked_for_in_part_is_named_once_and_whole(self):
-        document = {"nodes": [{"id": "a", "resources": {"gpus": [{"id": "0", "slots": 4}]}}]}
-        pool = NodeResourcePool(document)
+    def test_what_is_requested_in_parts_is_handed_out_as_a_whole_or_in_all_its_parts(self):
+        pool = one(gpus=[{"id": "0", "slots": 4}])
         taken = pool.checkout([NodeRequest(exclusive=True).add("gpus", 2, slots=0.5)])
         assert taken["resources"] == {"gpus": [{"node": "a", "id": "0", "slots": 4}]}
+        mig = [{"id": f"0:{n}", "part_of": {"type": "gpus", "id": "0"}} for n in range(3)]
+        pool = one(gpus=2, mig=mig)
+        taken = pool.checkout([NodeRequest(exclusive=True)])
+        assert set(taken["resources"]) == {"gpus"}
         pool.checkin(taken)
+        assert pool.slots_by_node("mig") == {"a": 3}
+        taken = pool.checkout([NodeRequest(exclusive=True).add("mig")])["resources"]
+        assert [row["id"] for row in taken["mig"]] == ["0:0", "0:1", "0:2"]
+        assert [row["id"] for row in taken["gpus"]] == ["1"]
 
     def test_it_is_placed_before_what_could_take_its_only_node(self):
         pool = pool_of(a=3, b=2)
@@ -156,39 +140,10 @@ class TestExclusive:
         taken = pool.checkout([gpus(2), gpus(1, exclusive=True)])
         assert nodes_of(taken) == ["a", "b"]
 
-    def test_parts_go_with_their_whole(self):
-        resources = {
-            "gpus": 1,
-            "mig": [{"id": "0:0", "part_of": {"type": "gpus", "id": "0"}}],
-        }
-        pool = NodeResourcePool({"nodes": [{"id": "a", "resources": resources}]})
-        taken = pool.checkout([NodeRequest(exclusive=True)])
-        assert set(taken["resources"]) == {"gpus"}
-        pool.checkin(taken)
-        assert pool.slots_by_node("mig") == {"a": 1}
-
-    def test_of_a_whole_that_is_asked_for_in_parts_all_parts_are_handed_out(self):
-        mig = [{"id": f"0:{n}", "part_of": {"type": "gpus", "id": "0"}} for n in range(3)]
-        resources = {"gpus": 2, "mig": mig}
-        pool = NodeResourcePool({"nodes": [{"id": "a", "resources": resources}]})
-        taken = pool.checkout([NodeRequest(exclusive=True).add("mig")])["resources"]
-        assert [row["id"] for row in taken["mig"]] == ["0:0", "0:1", "0:2"]
-        assert [row["id"] for row in taken["gpus"]] == ["1"]
-
 
 class TestCheckin:
-    def test_a_round_trip_over_json_restores_it_exactly(self):
-        pool = pool_of(a=4, b=4)
-        before = pool.getstate()
-        taken = pool.checkout([gpus(1).add("cpus", 3, 0.1), gpus(2, exclusive=True)])
-        assert pool.getstate() != before
-        pool.checkin(json.loads(json.dumps(taken)))
-        assert pool.getstate() == before
-
     def test_twice_is_refused_even_beside_an_equal_one(self):
-        pool = NodeResourcePool(
-            {"nodes": [{"id": "a", "resources": {"gpus": [{"id": "0", "slots": 2}]}}]}
-        )
+        pool = one(gpus=[{"id": "0", "slots": 2}])
         first, second = pool.checkout([gpus(1)]), pool.checkout([gpus(1)])
         assert first["resources"] == second["resources"]
         pool.checkin(first)
@@ -224,12 +179,6 @@ class TestCheckin:
         assert pool.getstate() == before
         pool.checkin(taken)
 
-    def test_of_another_pool_is_refused(self):
-        pool, other = pool_of(a=4), pool_of(a=4)
-        pool.checkout([gpus(1)])
-        with pytest.raises(InvalidCheckin):
-            pool.checkin(other.checkout([gpus(1)]))
-
 
 def test_counts():
     pool = pool_of(a=2, b=4)
@@ -248,31 +197,24 @@ def test_counts():
         pool.count("apples")
 
 
-def test_add_means_so_many_members_of_one_slot():
+def test_a_node_request_can_be_counted_and_be_a_key():
     request = NodeRequest().add("cpus", 4)
     assert (request.count("cpus"), request.total_slots("cpus")) == (4, 4)
     assert len(pool_of(a=1).checkout([request])["resources"]["cpus"]) == 4
-    halves = NodeRequest().add("gpus", count=2, slots=0.5)
-    assert (halves.count("gpus"), halves.total_slots()) == (2, 1)
+    request, same = (NodeRequest([{"type": "cpus"}]).add("gpus", 3, 0.5) for _ in range(2))
+    assert (request.count("gpus"), request.total_slots("gpus")) == (3, 1.5)
+    assert request.total_slots() == 2.5
+    assert len({request.freeze(), same.freeze()}) == 1
+    assert same.freeze() != NodeRequest(exclusive=True).freeze()
 
 
 def test_populate_and_get_node():
     pool = NodeResourcePool()
     pool.populate(nodes=2, cpus=3, gpus=1, licences=2)
     assert pool.nodes == ["0", "1"]
-    one = {"id": "0", "slots": 1}
-    assert pool.get_node("1") == {
-        "id": "1",
-        "resources": {
-            "cpus": [{**one, "id": n} for n in "012"],
-            "gpus": [one],
-            "licences": [
-                one,
-                {**one, "id": "1"},
-            ],
-        },
-        "additional_properties": {},
-    }
+    counts = {"cpus": 3, "gpus": 1, "licences": 2}
+    rows = {kind: [{"id": str(n), "slots": 1} for n in range(m)] for kind, m in counts.items()}
+    assert pool.get_node("1") == {"id": "1", "resources": rows, "additional_properties": {}}
     pool.get_node("1")["resources"]["gpus"].clear()
     assert pool.count("gpus") == 2
     pool.populate()
@@ -301,9 +243,8 @@ def test_a_pool_can_be_copied_and_pickled(again):
     assert nodes_of(other.checkout([gpus(3)])) == ["b"]
 
 
-def test_extra_keys_of_instances_are_kept():
-    rows = [{"id": "0", "slots": 1, "uuid": "GPU-1"}]
-    pool = NodeResourcePool({"nodes": [{"id": "a", "resources": {"gpus": rows}}]})
+def test_extra_keys_of_instances_remain():
+    pool = one(gpus=[{"id": "0", "slots": 1, "uuid": "GPU-1"}])
     assert pool.checkout([gpus(1)])["resources"]["gpus"] == [{"node": "a", "id": "0", "slots": 1}]
     assert pool.get_node("a")["resources"]["gpus"] == [{"id": "0", "slots": 0, "uuid": "GPU-1"}]
 
@@ -333,18 +274,6 @@ def test_refusals():
         NodeRequest().add("gpus", count=-1)
 
 
-def test_a_node_request_can_be_counted_and_be_a_key():
-    request = NodeRequest([{"type": "cpus"}]).add("gpus", 3, 0.5)
-    assert (request.count("gpus"), request.total_slots("gpus"), request.total_slots()) == (
-        3,
-        1.5,
-        2.5,
-    )
-    same = NodeRequest([{"type": "cpus"}]).add("gpus", 3, 0.5)
-    assert len({request.freeze(), same.freeze()}) == 1
-    assert same.freeze() != NodeRequest(exclusive=True).freeze()
-
-
 @pytest.mark.parametrize(
     ("document", "place"),
     [
@@ -371,15 +300,11 @@ def test_what_is_dumped_can_be_filled_in_again(form):
     assert NodeResourcePool(read_specification(file.getvalue())).getstate() == pool.getstate()
 
 
-def test_what_is_placed_first_makes_room_where_another_fits_nowhere_else():
+def test_a_placed_request_makes_room_for_one_that_fits_nowhere_else():
     pool = pool_of(full=1, none=0)
     request = [NodeRequest(exclusive=True), NodeRequest().add("gpus")]
     assert pool.accommodates(request)
-    idle = pool.getstate()
-    taken = pool.checkout(request)
-    assert nodes_of(taken) == ["none", "full"]
-    pool.checkin(taken)
-    assert pool.getstate() == idle
+    assert nodes_of(pool.checkout(request)) == ["none", "full"]
 
 
 SIZES = st.lists(st.integers(0, 4), min_size=1, max_size=4)
@@ -398,11 +323,12 @@ def test_nothing_is_given_twice_and_everything_comes_back(sizes, requests):
             NodeRequest(exclusive=alone).add("gpus", count=some).add("cpus", count=more)
             for some, more, alone in wanted
         ]
-        fits = pool.accommodates(request)
+        fits, before = pool.accommodates(request), pool.getstate()
         try:
             held.append(pool.checkout(request))
         except ResourceUnavailable:
             assert held or not fits
+            assert pool.getstate() == before
         else:
             assert fits
     rows = [
@@ -417,27 +343,22 @@ def test_nothing_is_given_twice_and_everything_comes_back(sizes, requests):
         for name in each["metadata"]["exclusive"]:
             assert sum(name in nodes_of(other) for other in held) == 1
     for each in reversed(held):
-        pool.checkin(each)
+        pool.checkin(json.loads(json.dumps(each)))
     assert pool.getstate() == idle
 
 
 class TestLikeCanarys:
     """What canary's node pool has, and this one has, too."""
 
-    @staticmethod
-    def pool():
-        return NodeResourcePool(
-            {
-                "nodes": [
-                    {"id": "a", "resources": {"cpus": 2, "gpus": [{"id": "0", "slots": 4}]}},
-                    {"id": "b", "resources": {"cpus": 1}},
-                ],
-                "additional_properties": {"site": "lab"},
-            }
-        )
+    @pytest.fixture
+    def pool(self):
+        nodes = [
+            {"id": "a", "resources": {"cpus": 2, "gpus": [{"id": "0", "slots": 4}]}},
+            {"id": "b", "resources": {"cpus": 1}},
+        ]
+        return NodeResourcePool({"nodes": nodes, "additional_properties": {"site": "lab"}})
 
-    def test_it_is_read(self):
-        pool = self.pool()
+    def test_it_is_read(self, pool):
         assert pool.node_ids() == ["a", "b"]
         assert pool.get_property("site") == "lab"
         assert pool.get_property("x") is None
@@ -458,15 +379,13 @@ class TestLikeCanarys:
         with pytest.raises(ResourceUnavailable):
             pool.slots_available("fpgas")
 
-    def test_an_exclusive_node_has_nothing_available(self):
-        pool = self.pool()
-        taken = pool.checkout([NodeRequest(exclusive=True).add("gpus")])
+    def test_an_exclusive_node_has_nothing_available(self, pool):
+        pool.checkin(pool.checkout([NodeRequest(exclusive=True).add("gpus")]))
+        assert (pool.slots_available("cpus"), pool.slots_capacity("cpus")) == (3, 3)
+        pool.checkout([NodeRequest(exclusive=True).add("gpus")])
         assert (pool.slots_available("cpus"), pool.slots_capacity("cpus")) == (1, 3)
-        pool.checkin(taken)
-        assert pool.slots_available("cpus") == 3
 
-    def test_nodes_are_added(self):
-        pool = self.pool()
+    def test_nodes_are_added(self, pool):
         pool.add_node({"id": "c", "resources": {"gpus": 1}, "additional_properties": {"rack": 1}})
         assert pool.node_ids() == ["a", "b", "c"]
         assert pool.get_node("c")["additional_properties"] == {"rack": 1}
@@ -476,8 +395,7 @@ class TestLikeCanarys:
                 pool.add_node(wrong)
         assert pool.node_ids() == ["a", "b", "c"]
 
-    def test_counts_and_slots_are_set(self):
-        pool = self.pool()
+    def test_counts_and_slots_are_set(self, pool):
         pool.set_resource_count("gpus", 2)
         assert pool.count_by_node("gpus") == {"a": 2, "b": 2}
         pool.set_resource_count("gpus", 1, node_id="b")
@@ -506,8 +424,7 @@ class TestLikeCanarys:
                 wrong()
         assert pool.getstate() == before
 
-    def test_what_is_checked_out_stays_so(self):
-        pool = self.pool()
+    def test_what_is_checked_out_stays_so(self, pool):
         taken = pool.checkout([NodeRequest().add("gpus", slots=3).add("cpus", 2)])
         before = pool.getstate()
         for wrong in (
@@ -524,8 +441,7 @@ class TestLikeCanarys:
         pool.checkin(taken)
         assert (pool.slots_available("gpus"), pool.slots_available("cpus")) == (8, 6)
 
-    def test_a_type_is_popped_and_the_pool_cleared(self):
-        pool = self.pool()
+    def test_a_type_is_popped_and_the_pool_cleared(self, pool):
         taken = pool.checkout([NodeRequest().add("gpus", slots=3).add("cpus")])
         assert pool.pop("gpus") == [{"id": "0", "slots": 1, "node": "a"}]
         assert pool.pop("gpus") is None
@@ -539,7 +455,7 @@ class TestLikeCanarys:
         with pytest.raises(InvalidCheckin):
             pool.checkin(taken)
 
-    def test_what_else_a_request_says_is_kept(self):
+    def test_a_request_may_say_more(self, pool):
         request = NodeRequest([{"type": "gpus", "slots": 2, "model": ["h100"]}]).add("cpus", 2)
         assert request.resources == [
             {"type": "gpus", "slots": 2, "model": ["h100"]},
@@ -548,20 +464,15 @@ class TestLikeCanarys:
         ]
         assert request.totals() == {"gpus": 2, "cpus": 2}
         assert hash(request.freeze())
-        taken = self.pool().checkout([request])
+        taken = pool.checkout([request])
         assert taken["resources"]["gpus"] == [{"node": "a", "id": "0", "slots": 2}]
 
 
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ({"id": "0", "slots": 1}, "missing node in gpus"),
-        ({"node": "z", "id": "0", "slots": 1}, "unknown node 'z' in gpus"),
-    ],
-)
-def test_a_checkin_of_no_node_of_the_pool_names_it(row, said):
+def test_a_checkin_of_no_node_of_the_pool_names_it():
     pool = pool_of(a=2)
     before = pool.getstate()
-    with pytest.raises(ValueError, match=said):
-        pool.checkin({"metadata": {}, "resources": {"gpus": [row]}})
+    for more, said in (({}, "missing node in gpus"), ({"node": "z"}, "unknown node 'z' in gpus")):
+        row = {"id": "0", "slots": 1, **more}
+        with pytest.raises(ValueError, match=said):
+            pool.checkin({"metadata": {}, "resources": {"gpus": [row]}})
     assert pool.getstate() == before

@@ -23,15 +23,19 @@ class AIOSv1PolicyRule:
 
 
 def test_a_lease_is_granted_and_workloads_start_in_memory() -> None:
+    terms = {"lease": {"ttl_seconds": 60}, "provision": {"backend": "memory"}}
     with server() as running, BlockingClient(running.ws) as client:
-        granted = client.ask(
-            FIRST_FIT,
-            resources={"gpus": 4},
-            lease={"ttl_seconds": 60},
-            provision={"backend": "memory"},
-        )
+        granted = client.ask(FIRST_FIT, resources={"gpus": 4}, **terms)
         assert granted.lease is not None
         assert granted.lease.placement[0].node_id == "lab-1"
+        shown = subprocess.run(
+            [Path(sys.executable).parent / "moorage", "ask", FIRST_FIT, "--gpus", "1"],
+            env={**os.environ, **running.variables},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+    assert "lab-2" in shown
 
 
 def test_what_runs_here_ends_with_the_servers_own_folder(tmp_path) -> None:
@@ -40,13 +44,10 @@ def test_what_runs_here_ends_with_the_servers_own_folder(tmp_path) -> None:
     here["nodes"]["nodeData"][0]["id"] = platform.node()
     os.mkfifo(tmp_path / "pid")
     command = ["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 600"]
+    workload = {"backend": "local", "spec": {"category": "process", "command": command}}
+    terms = {"lease": {"ttl_seconds": 600}, "provision": workload}
     with server([here]) as running, BlockingClient(running.ws) as client:
-        client.ask(
-            FIRST_FIT,
-            resources={"cpu_milli": 100},
-            lease={"ttl_seconds": 600},
-            provision={"backend": "local", "spec": {"category": "process", "command": command}},
-        )
+        client.ask(FIRST_FIT, resources={"cpu_milli": 100}, **terms)
         pid = int((tmp_path / "pid").read_text())  # It waits for the command.
     assert not Path(f"/proc/{pid}").exists()
 
@@ -68,18 +69,6 @@ def test_fleet_policies_and_settings_are_the_callers(tmp_path) -> None:
         assert granted.lease.placement[0].node_id == "far-2"
         with pytest.raises(RequestRefused, match="first_fit"):
             client.ask(FIRST_FIT)
-
-
-def test_the_command_line_finds_it() -> None:
-    with server() as running:
-        shown = subprocess.run(
-            [Path(sys.executable).parent / "moorage", "ask", FIRST_FIT, "--gpus", "1"],
-            env={**os.environ, **running.variables},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-    assert "lab-1" in shown
 
 
 def test_a_policy_that_the_server_refuses_is_quoted(tmp_path) -> None:

@@ -36,8 +36,8 @@ class House:
         self.clusters, self.metrics, self.blocks = catalog.clusters, catalog.metrics, catalog.blocks
         self.executors, self.policies = catalog.executors, catalog.policies
         self.publications = self.aliases = self.block_actions = self.ownership = self.audit = self
-        self.asked = asyncio.Event()
-        self.held = asyncio.Event()
+        self.holds = asyncio.Event()
+        self.let_go = asyncio.Event()
 
     def authenticate(self, bearer):
         tenant = self.tokens.get(bearer)
@@ -86,8 +86,8 @@ class House:
 
     async def allocate(self, body, caller, traceparent):
         if body == b"hold":
-            self.asked.set()
-            await self.held.wait()
+            self.holds.set()
+            await self.let_go.wait()
         if body == b"break":
             raise RuntimeError("a bug")
         if body == b"busy":
@@ -119,7 +119,7 @@ def tokens():
 
 @pytest.fixture(scope="session")
 def described():
-    """What the server says of its interface, once one was asked."""
+    """What the server says of its interface, once the first has started."""
     return {}
 
 

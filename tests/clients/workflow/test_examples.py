@@ -132,17 +132,12 @@ def test_the_examples_of_the_document_run_as_they_stand():
     played(EXECUTOR, names)
     result = names["result"]
     assert result["train_model_a"].result == "model A trained"
-    assert ("evaluate" in result, "nobody" in result) == (True, False)
+    assert ("evaluate" in result, "deploy" in result) == (True, False)
+    names["tasks"] = dict.fromkeys(names["dag"], lambda: 1)
+    lines = played(TIMELINE, names)
+    assert lines[0] == "Snapshots: 16"  # Those of the first run are among them.
+    assert lines[-1].endswith(" release evaluate: gpu=0")
     played(OWN, names)
     assert played(ASYNC, names) == ["4"]
     played(POOL, names)
     played(REQUIREMENTS, names)
-
-
-def test_the_example_of_the_timeline():
-    names: dict[str, Any] = {}
-    played(EXECUTOR, names)
-    names["tasks"] = dict.fromkeys(names["dag"], lambda: 1)
-    lines = played(TIMELINE, names)
-    assert lines[0] == "Snapshots: 16"  # Those of the first run are kept.
-    assert lines[-1].endswith(" release evaluate: gpu=0")

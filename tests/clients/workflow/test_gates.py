@@ -6,7 +6,6 @@ import threading
 import pytest
 
 from moorage_client.workflow import (
-    DAG,
     ApprovalGate,
     DAGExecutor,
     GateController,
@@ -14,6 +13,7 @@ from moorage_client.workflow import (
     GateStatus,
     GateTimeout,
 )
+from tests.clients.workflow.graphs import graph
 
 WAITS = [lambda gate: gate.wait_sync(), lambda gate: asyncio.run(gate.wait_async())]
 both = pytest.mark.parametrize("wait", WAITS)
@@ -55,8 +55,7 @@ def test_gates_by_name():
     with pytest.raises(KeyError, match="No gate named 'tel'"):
         gates.approve("tel")
     resolved_when_waiting(gates["tell"], lambda: gates.reject("tell", "no"))
-    dag = DAG()
-    dag.add_nodes(["tell", "deploy", "open"])
+    dag = graph("tell", "deploy", "open")
     resolved_when_waiting(gates["deploy"], lambda: gates.approve("deploy"))
     result = DAGExecutor(dag, gates=gates).execute(dict.fromkeys(dag, list))
     assert isinstance(result["tell"].error, GateRejected)

@@ -8,56 +8,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage_client.workflow import (
-    DAG,
     DynamicExecutor,
     DynamicModification,
     DynamicNodeSpec,
     ExecutionCallbacks,
     GraphError,
     NodeStatus,
-    RunJournal,
     WorkflowError,
 )
-
-
-def graph(*names: str, edges: str = "") -> DAG:
-    dag = DAG()
-    dag.add_nodes(names)
-    dag.add_edges([tuple(edge.split(">")) for edge in edges.split()])
-    return dag
+from tests.clients.workflow.graphs import graph, noting, statuses
 
 
 def adding(*specs, remove=()):
     return lambda _name, _value: DynamicModification(list(specs), list(remove))
 
 
-def statuses(result):
-    return {name: str(each.status) for name, each in result.node_results.items()}
-
-
 def test_a_node_adds_others_before_what_follows_it():
-    dag, order = graph("find", "end", edges="find>end"), []
-    calls = []
+    dag, order, calls = graph("find", "end", edges="find>end"), [], []
 
     def expand(name, found):
         assert name == "find"
+        tasks = noting(order, found)
         return DynamicModification(
-            [
-                DynamicNodeSpec(each, partial(order.append, each), ["find"], ["end"])
-                for each in found
-            ]
+            [DynamicNodeSpec(each, task, ["find"], ["end"]) for each, task in tasks.items()]
         )
 
     callbacks = ExecutionCallbacks(on_dynamic_expand=lambda *about: calls.append(about))
     executor = DynamicExecutor(dag, {"find": expand}, callbacks=callbacks, enable_tracing=True)
-    tasks = {"find": lambda: ["x", "y", "z"], "end": partial(order.append, "end")}
+    tasks = {"find": lambda: ["x", "y", "z"], **noting(order, ["end"])}
     for _ in range(2):  # Each run begins with the graph as it was given.
         order.clear()
         result = executor.execute(tasks)
         assert sorted(order[:3]) == ["x", "y", "z"]
         assert order[3:] == ["end"]
-        assert result.succeeded == 5
-        assert set(result.node_results) == {"find", "end", "x", "y", "z"}
+        assert statuses(result) == dict.fromkeys(("find", "end", *"xyz"), "completed")
     assert [(name, len(change.add_nodes)) for name, change in calls] == [("find", 3)] * 2
     assert dag.node_count() == 2
     assert len(result.trace.events_for_node("x")) == 2
@@ -65,9 +49,10 @@ def test_a_node_adds_others_before_what_follows_it():
 
 def test_nodes_that_were_added_add_others_and_depend_on_each_other():
     order = []
-    one = DynamicNodeSpec("one", partial(order.append, "one"), ["two"], [])
-    two = DynamicNodeSpec("two", partial(order.append, "two"), ["root"])
-    three = DynamicNodeSpec("three", partial(order.append, "three"), ["one", "root"])
+    tasks = noting(order, ["one", "two", "three"])
+    one = DynamicNodeSpec("one", tasks["one"], ["two"], [])
+    two = DynamicNodeSpec("two", tasks["two"], ["root"])
+    three = DynamicNodeSpec("three", tasks["three"], ["one", "root"])
     expanders = {"root": adding(one, two), "two": adding(three)}
     result = DynamicExecutor(graph("root"), expanders).execute({"root": list})
     assert result.succeeded == 4
@@ -83,40 +68,37 @@ def test_a_node_is_taken_out_and_nothing_waits_for_it():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("specs", "remove", "reason"),
     [
-        ({"specs": [DynamicNodeSpec("b", list)]}, "there is a node 'b' already"),
-        ({"specs": [DynamicNodeSpec("x", list)] * 2}, "there is a node 'x' already"),
-        ({"specs": [DynamicNodeSpec("x", list, ["y"])]}, "no node 'y' for 'x' to wait for"),
-        ({"specs": [DynamicNodeSpec("x", list, [], ["a"])]}, "'a' has started, or is over"),
-        ({"specs": [DynamicNodeSpec("x", list, ["b"], ["b"])]}, "cycle"),
-        ({"specs": [], "remove": ["y"]}, "there is no node 'y' to remove"),
-        ({"specs": [], "remove": ["a"]}, "'a' has started, or is over"),
+        ([DynamicNodeSpec("b", list)], [], "there is a node 'b' already"),
+        ([DynamicNodeSpec("x", list)] * 2, [], "there is a node 'x' already"),
+        ([DynamicNodeSpec("x", list, ["y"])], [], "no node 'y' for 'x' to wait for"),
+        ([DynamicNodeSpec("x", list, [], ["a"])], [], "'a' has started, or is over"),
+        ([DynamicNodeSpec("x", list, ["b"], ["b"])], [], "cycle"),
+        ([], ["y"], "there is no node 'y' to remove"),
+        ([], ["a"], "'a' has started, or is over"),
     ],
 )
-def test_what_cannot_be_fails_the_node(change, said):
+def test_an_impossible_change_fails_the_node(specs, remove, reason):
     calls = []
     callbacks = ExecutionCallbacks(
         on_failure=lambda *about: calls.append(about), on_dynamic_expand=calls.append
     )
-    expand = adding(*change["specs"], remove=change.get("remove", ()))
-    dag = graph("a", "b", edges="a>b")
-    result = DynamicExecutor(dag, {"a": expand}, callbacks=callbacks).execute(
-        {"a": list, "b": list}
-    )
+    expanders = {"a": adding(*specs, remove=remove)}
+    executor = DynamicExecutor(graph("a", "b", edges="a>b"), expanders, callbacks=callbacks)
+    result = executor.execute({"a": list, "b": list})
     assert statuses(result) == {"a": "failed", "b": "skipped"}
     error = result["a"].error
     assert isinstance(error, GraphError)
-    assert said in str(error)
+    assert reason in str(error)
     assert calls == [("a", error)]
 
 
 def test_an_expander_that_raises_fails_its_node():
-    def expand(*_):
-        raise KeyError("broken")
-
-    result = DynamicExecutor(graph("a"), {"a": expand}).execute({"a": list})
-    assert isinstance(result["a"].error, KeyError)
+    executor = DynamicExecutor(graph("a"), {"a": lambda *_: {}["broken"]})
+    assert isinstance(executor.execute({"a": list})["a"].error, KeyError)
+    with pytest.raises(WorkflowError, match="a journal cannot go on"):
+        DynamicExecutor(graph("a"), journal=object())
 
 
 @pytest.mark.parametrize("fail_fast", [True, False])
@@ -135,12 +117,8 @@ def test_nodes_added_behind_a_failure(fail_fast):
     callbacks = ExecutionCallbacks(on_failure=lambda *_: failed.set())
     executor = DynamicExecutor(dag, {"a": expand}, 2, callbacks, fail_fast)
     result = executor.execute({"a": list, "failing": fail, "end": list})
-    after = "skipped" if fail_fast else "completed"
-    assert statuses(result) == {
-        "a": "completed",
-        "failing": "failed",
-        **dict.fromkeys(["late", "later", "end"], after),
-    }
+    after = dict.fromkeys(["late", "later", "end"], "skipped" if fail_fast else "completed")
+    assert statuses(result) == {"a": "completed", "failing": "failed", **after}
 
 
 def test_a_run_that_is_cancelled_does_not_grow():
@@ -150,11 +128,6 @@ def test_a_run_that_is_cancelled_does_not_grow():
     result = executor.execute({"a": executor.cancel, "b": list})
     assert result["b"].status is NodeStatus.CANCELLED
     assert "x" not in result
-
-
-def test_a_journal_is_refused(tmp_path):
-    with pytest.raises(WorkflowError, match="a journal cannot go on"):
-        DynamicExecutor(graph("a"), journal=RunJournal(tmp_path / "run.jsonl"))
 
 
 @settings(max_examples=60, deadline=None)
@@ -173,8 +146,7 @@ def test_whatever_is_added_runs_once_and_after_what_it_waits_for(data):
             specs[parent].append(DynamicNodeSpec(name, partial(order.append, name), before, after))
             waits_for[name] = before
     expanders = {parent: adding(*each) for parent, each in specs.items()}
-    tasks = {name: partial(order.append, name) for name in "abcd"}
-    result = DynamicExecutor(dag, expanders).execute(tasks)
+    result = DynamicExecutor(dag, expanders).execute(noting(order))
     added = [spec.name for each in specs.values() for spec in each]
     assert sorted(order) == sorted([*"abcd", *added])
     assert result.succeeded == len(order)

@@ -1,8 +1,6 @@
 """A graph whose nodes hold leases of a real daemon, through crashes of the program that runs it."""
 
-import asyncio
 import contextlib
-import inspect
 import json
 import os
 import random
@@ -13,7 +11,9 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 
 import httpx
 import pytest
@@ -22,11 +22,11 @@ from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import Running, daemon
 from moorage_client import BlockingClient, LeaseLost, NeverFits, NoCapacity
 from moorage_client.workflow import (
-    DAG,
-    AsyncResourceAwareExecutor,
+    JournalError,
     LeasedPool,
     ResourceAwareExecutor,
     ResourceError,
+    ResourcePool,
     ResourceRequirements,
     RunJournal,
     WorkflowError,
@@ -34,14 +34,12 @@ from moorage_client.workflow import (
 )
 from moorage_client.workflow.leased import demand_of
 from moorage_policies import catalog
+from tests.clients.workflow.graphs import both, execute, gpu, graph
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
-KINDS = [ResourceAwareExecutor, AsyncResourceAwareExecutor]
-both = pytest.mark.parametrize("kind", KINDS)
 POLICY = "first_fit:1.0-stable"
 WAIT = 30
-gpu = ResourceRequirements.gpu
 
 
 def furnish(running: Running) -> None:
@@ -69,20 +67,6 @@ def client(server) -> Iterator[BlockingClient]:
 
 def held(client) -> list[str]:
     return [lease.id for lease in client.leases() if lease.state not in {"ending", "ended"}]
-
-
-def execute(executor, tasks):
-    result = executor.execute(tasks)
-    return asyncio.run(result) if inspect.isawaitable(result) else result
-
-
-def graph(*names: str, edges: str = "") -> DAG:
-    builder = DAG.builder()
-    for name in names:
-        builder.add_node(name)
-    for edge in edges.split():
-        builder.add_edge(*edge.split(">"))
-    return builder.build()
 
 
 @both
@@ -121,21 +105,9 @@ def test_each_node_holds_a_lease_and_knows_where_it_is(kind, server, client):
     assert pool.problems == []
 
 
-@both
-def test_more_nodes_than_gpus_take_turns_in_the_servers_queue(kind, server, client):
-    names = [str(number) for number in range(12)]
-    with LeasedPool(POLICY, server.ws, claims_max=5) as pool:
-        result = execute(
-            kind(graph(*names), pool, dict.fromkeys(names, gpu(1))),
-            dict.fromkeys(names, lambda: time.sleep(0.01)),  # Long enough for others to wait.
-        )
-    assert result.succeeded == 12
-    assert pool.timeline.peak_allocated()["gpu"] == 2
-
-
 def test_a_lease_is_renewed_while_its_node_runs(server, client):
     def long():
-        time.sleep(2.5)  # Longer than the lease lasts without a renewal.
+        time.sleep(1.5)  # Longer than the lease lasts without a renewal.
         current_node().check()
 
     with LeasedPool(POLICY, server.ws, ttl_seconds=1) as pool:
@@ -182,7 +154,7 @@ def test_what_the_server_refuses_fails_the_node(kind, server, client):
     assert isinstance(result["wide"].error, NeverFits)
 
 
-def test_what_cannot_be_asked_for_is_refused_before_anything_runs(server, client):
+def test_an_impossible_need_is_refused_before_anything_runs(server, client):
     with LeasedPool(POLICY, server.ws) as pool:
         for need, why in [
             (gpu(3), "pool capacity"),
@@ -257,8 +229,6 @@ def test_a_run_survives_a_kill_of_the_server(tmp_path):
 
 
 def test_processes_of_a_task_find_its_gpus(server, client):
-    from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415  # Here only.
-    from multiprocessing import get_context  # noqa: PLC0415  # As above.
 
     with (
         LeasedPool(POLICY, server.ws) as pool,
@@ -274,12 +244,9 @@ import pathlib, sys, time
 from moorage_client.workflow import *
 
 url, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-builder = DAG.builder()
-for name in "abcdef":
-    builder.add_node(name)
-for after in "def":
-    builder.add_edge("a", after)
-dag = builder.build()
+dag = DAG()
+dag.add_nodes(list("abcdef"))
+dag.add_edges([("a", each) for each in "def"])
 
 def work():
     node = current_node()
@@ -341,13 +308,13 @@ def test_wherever_a_program_is_killed_nothing_is_granted_twice(server, client, t
     (tmp_path / "go").touch()
     chance, journal = random.Random(6), tmp_path / "journal"
 
-    def told() -> int:
+    def written() -> int:
         return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
-    for _ in range(8):
-        running, enough = program(server, tmp_path), told() + chance.randint(1, 4)
+    for _ in range(5):
+        running, enough = program(server, tmp_path), written() + chance.randint(1, 4)
         give_up_at = time.monotonic() + WAIT
-        while told() < enough and running.poll() is None and time.monotonic() < give_up_at:
+        while written() < enough and running.poll() is None and time.monotonic() < give_up_at:
             time.sleep(0.0005)  # What another process does, it does not report.
         running.send_signal(signal.SIGKILL)
         running.communicate()
@@ -362,7 +329,6 @@ def test_wherever_a_program_is_killed_nothing_is_granted_twice(server, client, t
 
 
 def test_a_journal_of_another_graph_or_of_another_program_is_refused(tmp_path):
-    from moorage_client.workflow import JournalError, ResourcePool  # noqa: PLC0415  # Here only.
 
     path = tmp_path / "journal"
     with RunJournal(path) as journal:

@@ -12,7 +12,6 @@ from rich.console import Console
 from moorage.extras import install_command
 from moorage.model import ClusterId, NodeId, Share
 from moorage_client.workflow import (
-    DAG,
     ExecutionCallbacks,
     ExecutionResult,
     ProgressBar,
@@ -22,15 +21,7 @@ from moorage_client.workflow import (
     WorkflowError,
     draw_timeline,
 )
-
-
-def graph(*names: str, edges: str = "") -> DAG:
-    builder = DAG.builder()
-    for name in names:
-        builder.add_node(name)
-    for edge in edges.split():
-        builder.add_edge(*edge.split(">"))
-    return builder.build()
+from tests.clients.workflow.graphs import graph
 
 
 @pytest.fixture
@@ -44,16 +35,22 @@ def result() -> ExecutionResult:
     )
 
 
+def drawn(result, path) -> str:
+    """Draw a run; return the picture, in which text is text."""
+    import matplotlib as mpl  # noqa: PLC0415  # An extra.
+
+    with mpl.rc_context({"svg.fonttype": "none"}):
+        draw_timeline(result, path)
+    return path.read_text()
+
+
 @pytest.mark.heavy  # The extra `plots`.
 def test_the_picture_has_every_node_that_ran_and_every_resource(result, tmp_path):
-    import matplotlib as mpl  # noqa: PLC0415  # An extra.
 
     for name in ("load", "train", "broken"):
         # Tasks of microseconds: on a busy machine one may be too short beside the rest for a name.
         result[name].duration_seconds = 1.0
-    with mpl.rc_context({"svg.fonttype": "none"}):  # Text stays text.
-        draw_timeline(result, tmp_path / "run.svg")
-    svg = ET.parse(tmp_path / "run.svg")  # noqa: S314  # Our own.
+    svg = ET.fromstring(drawn(result, tmp_path / "run.svg"))  # noqa: S314  # Our own.
     words = [text.strip() for text in ("".join(each.itertext()) for each in svg.iter()) if text]
     for word in ("load", "train", "broken", "gpu", "cpu", "seconds", "completed", "failed"):
         assert word in words
@@ -64,32 +61,22 @@ def test_the_picture_has_every_node_that_ran_and_every_resource(result, tmp_path
 
 @pytest.mark.heavy  # The extra `plots`.
 def test_nodes_are_put_together_where_they_ran(result, tmp_path):
-    import matplotlib as mpl  # noqa: PLC0415  # An extra.
-
     for name, node in (("load", "n0"), ("train", "n1"), ("broken", "n0")):
         result[name].placement = (Share(ClusterId("lab"), NodeId(node), ("0",)),)
-    with mpl.rc_context({"svg.fonttype": "none"}):
-        draw_timeline(result, tmp_path / "run.svg")
-    assert {"lab/n0", "lab/n1"} <= set(re.findall(r">(\S+)<", (tmp_path / "run.svg").read_text()))
+    svg = drawn(result, tmp_path / "run.svg")
+    assert {"lab/n0", "lab/n1"} <= set(re.findall(r">(\S+)<", svg))
 
 
 @pytest.mark.heavy  # The extra `plots`.
 def test_names_are_no_formulas(tmp_path):
-    import matplotlib as mpl  # noqa: PLC0415  # An extra.
-
     dag, need = graph("$x$", r"$\frac$"), ResourceRequirements({r"$\foo$": 1})
-    pool = ResourcePool({r"$\foo$": 1})
-    tasks = dict.fromkeys(dag, lambda: 1)
-    result = ResourceAwareExecutor(dag, pool, dict.fromkeys(dag, need)).execute(tasks)
+    executor = ResourceAwareExecutor(dag, ResourcePool({r"$\foo$": 1}), dict.fromkeys(dag, need))
+    result = executor.execute(dict.fromkeys(dag, lambda: 1))
     for each in result.node_results.values():
         each.duration_seconds = 1.0  # Long enough to be named.
         each.placement = (Share(ClusterId("$lab$"), NodeId("n0"), ("0",)),)
-    with mpl.rc_context({"svg.fonttype": "none"}):
-        draw_timeline(result, tmp_path / "run.svg")
-    written = (tmp_path / "run.svg").read_text()
-    assert {"$x$", r"$\frac$", r"$\foo$", "$lab$/n0"} <= set(
-        re.findall(r">\s*([^<>\s]+)\s*<", written)
-    )
+    words = re.findall(r">\s*([^<>\s]+)\s*<", drawn(result, tmp_path / "run.svg"))
+    assert {"$x$", r"$\frac$", r"$\foo$", "$lab$/n0"} <= set(words)
 
 
 @pytest.mark.heavy  # The extra `plots`.

@@ -1,0 +1,59 @@
+"""Served pools, as their users serve them; the tests of pools share this."""
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from moorage_client.pool import ResourcePoolAdapter
+
+MOORAGE = Path(sys.executable).with_name("moorage")
+SECONDS_MAX = 30
+
+
+@contextlib.contextmanager
+def serving(*options: str, **environment: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """Serve a pool; yield its address and its process."""
+    command = [MOORAGE, "pool", "serve", *options]
+    given = environment or dict(os.environ)
+    process = subprocess.Popen(command, env=given, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        readable, _, _ = select.select([process.stdout], [], [], SECONDS_MAX)
+        line = process.stdout.readline() if readable else ""
+        assert line, "no ready line"
+        yield json.loads(line)["address"], process
+        if process.poll() is None:
+            process.terminate()
+            assert process.wait(SECONDS_MAX) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def refused(*options: str, **environment: str) -> str:
+    """Serve where it must be refused; return what is said."""
+    command, given = [MOORAGE, "pool", "serve", *options], environment or dict(os.environ)
+    done = subprocess.run(
+        command, env=given, capture_output=True, text=True, check=False, timeout=SECONDS_MAX
+    )
+    assert done.returncode == 2
+    return done.stderr
+
+
+def free(pool: ResourcePoolAdapter, kind: str = "gpus") -> float:
+    return sum(row["slots"] for row in pool.state()["resources"][kind])
+
+
+def comes_back(pool: ResourcePoolAdapter, slots: float) -> bool:
+    """Wait until so many GPUs are free."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while free(pool) != slots and time.monotonic() < deadline:
+        time.sleep(0.01)  # The server notices by itself, without an event.
+    return free(pool) == slots
