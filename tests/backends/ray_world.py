@@ -110,17 +110,17 @@ class RayWorld:
         return found
 
 
-@pytest.fixture(scope="module")
-def ray_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayWorld]:
+@contextlib.contextmanager
+def ray_cluster(**variables: str) -> Iterator[tuple[Any, Path]]:
+    """Run a head without processors until the block ends; yield the cluster, and its folder."""
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Sockets have short paths.
     (folder / "ray").mkdir()
-    here = os.fspath(Path(__file__).parent)
+    folder.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_TMPDIR", str(folder))  # Where a cluster notes its address, in `ray`.
-        binaries = Path(sys.executable).parent
-        patch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")
-        patch.setenv("PYTHONPATH", here)  # What users' classes are imported from over there.
+        for name, value in variables.items():
+            patch.setenv(name, value)
         cluster = Cluster(
             initialize_head=True,
             head_node_args={
@@ -132,6 +132,18 @@ def ray_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayWorld]:
                 "_system_config": _SYSTEM,
             },
         )
+        try:
+            yield cluster, folder
+        finally:
+            cluster.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def ray_world() -> Iterator[RayWorld]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    here = os.fspath(Path(__file__).parent)  # What users' classes are imported from over there.
+    with ray_cluster(PATH=path, PYTHONPATH=here) as (cluster, folder):
         world = RayWorld(cluster, folder)
         try:
             for number in range(2):
@@ -143,8 +155,6 @@ def ray_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayWorld]:
             assert world.groups() == []
         finally:
             ray.shutdown()
-            cluster.shutdown()
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 class RayBench:
