@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,22 +15,14 @@ import pytest
 import moorage
 from moorage.sandbox.host.sandbox import WorkerSettings
 
-with contextlib.suppress(ImportError):  # An extra, which the fast tests do without.
-    from ray.cluster_utils import Cluster
+# Lets the tests of this package import `served`, and that `interface`; and this `ray_world`.
+sys.path[:0] = [str(Path(__file__).parents[2] / each) for each in ("end_to_end", "web", "backends")]
 
-# Lets the tests of this package import `served`, and that `interface`.
-sys.path[:0] = [str(Path(__file__).parents[2] / name) for name in ("end_to_end", "web")]
+with contextlib.suppress(ImportError):  # An extra, which the fast tests do without.
+    from ray_world import ray_cluster
 
 SECONDS_MAX: Final = 90.0
 CELLS: Final = 4
-_SYSTEM: Final = {
-    "health_check_initial_delay_ms": 2000,
-    "health_check_period_ms": 1000,
-    "health_check_timeout_ms": 20_000,  # A busy machine may hang; what is killed refuses at once.
-    "health_check_failure_threshold": 3,
-    "enable_worker_prestart": False,
-    "prestart_worker_first_driver": False,
-}
 
 
 @dataclass
@@ -117,26 +108,5 @@ class World:
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     """The cluster of one file of tests."""
-    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Sockets have short paths.
-    (folder / "ray").mkdir()
-    folder.chmod(0o755)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_TMPDIR", str(folder))  # Where a cluster notes its address, in `ray`.
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 0,
-                "include_dashboard": False,
-                "memory": 1 << 30,
-                "object_store_memory": 80 << 20,
-                "temp_dir": str(folder),
-                "_system_config": _SYSTEM,
-            },
-        )
-        world = World(cluster, folder)
-        try:
-            yield world
-        finally:
-            cluster.shutdown()
-            shutil.rmtree(folder, ignore_errors=True)
+    with ray_cluster() as (cluster, folder):
+        yield World(cluster, folder)

@@ -16,7 +16,7 @@ from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import daemon
 
 pytestmark = [pytest.mark.heavy, pytest.mark.ray]
-TOLD = "self._agent.tell(relay.CellSaid(self._number, data, given_bytes))"
+SENDS = "self._agent.tell(relay.CellSaid(self._number, data, given_bytes))"
 FITS = """
 import time
 time.sleep(input_data["inputs"].get("seconds", 0))
@@ -94,18 +94,18 @@ def test_leases_outlive_a_raylet_and_the_bridge(world, tmp_path) -> None:
 
 def test_a_placement_that_a_worker_made_up_is_not_granted(world, tmp_path) -> None:
     world.have(0)
-    made_up = f"data = data.replace(b'\"east-', b'\"west-')\n        {TOLD}"
-    liar = world.add(world.changed("made-up", "sandbox/workers/agent.py", TOLD, made_up))
+    made_up = f"data = data.replace(b'\"east-', b'\"west-')\n        {SENDS}"
+    liar = world.add(world.changed("made-up", "sandbox/workers/agent.py", SENDS, made_up))
     try:
         with served(world, tmp_path, 1) as server:
             replies = [lease(server, n=n) for n in range(4)]
             assert all(each["success"] for each in replies), replies
             assert all(node.startswith("east-") for node, _ in held(replies))
-            doubts, asked = counted(server, "worker_doubts"), counted(server, "evaluations")
+            doubts, evaluations = counted(server, "worker_doubts"), counted(server, "evaluations")
             print(f"\n4 leases, a worker that names other nodes: {doubts:.0f} answers refused,"
-                  f" {asked:.0f} evaluations")  # fmt: skip
+                  f" {evaluations:.0f} evaluations")  # fmt: skip
             assert doubts >= 1
-            assert asked == 4 + doubts  # One retry each.
+            assert evaluations == 4 + doubts  # One retry each.
     finally:
         world.kill(liar)
 
