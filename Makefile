@@ -34,10 +34,11 @@ test-all: $(VENV)/heavy lint test-fast test-heavy ## Check everything.
 lint: $(VENV)/dev ## Check format, style, types, layers, what breaks clients, and docs.
 	$(BIN)/ruff format --check $(SOURCES) tests
 	$(BIN)/ruff check $(SOURCES) tests
-	$(MAKE) --no-print-directory types
-	$(BIN)/lint-imports
-	$(BIN)/python tools/specifications.py check
-	$(MAKE) --no-print-directory docs
+# Types take as long as all that follows, and one core.
+	@$(MAKE) --no-print-directory types & types=$$!; \
+	$(BIN)/lint-imports && $(BIN)/python tools/specifications.py check \
+	    && $(MAKE) --no-print-directory docs; others=$$?; \
+	wait $$types && exit $$others
 
 .PHONY: types
 types: $(VENV)/dev ## Check types.

@@ -55,12 +55,13 @@ def engines() -> Figures:
     return figures | {f"daemon_{name}": each for name, each in warm_leases().items()}
 
 
-def cycles(spec: BaseResourceSpec, times: int) -> Figures:
+def cycles(spec: BaseResourceSpec, times: int, starts: int = STARTS) -> Figures:
     """Acquire and release one warm resource again and again, and a cold one now and then.
 
     Args:
         spec: What is acquired.
         times: How often.
+        starts: How many cold ones.
 
     Returns:
         Seconds of the median acquire, cold and warm, of a warm one with its release, and the ratio;
@@ -73,7 +74,7 @@ def cycles(spec: BaseResourceSpec, times: int) -> Figures:
     """
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
         open_before = _open_files()
-        cold, warm, both = asyncio.run(_play(spec, times, Path(folder)))
+        cold, warm, both = asyncio.run(_play(spec, times, starts, Path(folder)))
         left = {"processes": len(_marked(folder)), "descriptors": _open_files() - open_before}
     if any(left.values()):
         raise CommandError(f"{times} cycles left behind: {left}")
@@ -87,12 +88,14 @@ def cycles(spec: BaseResourceSpec, times: int) -> Figures:
     }
 
 
-async def _play(spec: BaseResourceSpec, times: int, folder: Path) -> tuple[float, float, float]:
+async def _play(
+    spec: BaseResourceSpec, times: int, starts: int, folder: Path
+) -> tuple[float, float, float]:
     local = LocalBackend(folder, outlive=False)
     engine = ResourceEngine({"local": LocalRunner(local)})
     try:
         cold = []
-        for number in range(STARTS):
+        for number in range(starts):
             started = time.perf_counter()
             await engine.acquire(f"cold-{number}", spec)
             cold.append(time.perf_counter() - started)

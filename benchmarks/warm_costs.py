@@ -35,8 +35,11 @@ SERVICE: Final = {
 Figures = dict[str, Any]
 
 
-def warm_leases() -> Figures:
+def warm_leases(starts: int = STARTS) -> Figures:
     """Time cold and warm leases of a process, and of a service that must answer.
+
+    Args:
+        starts: How many of each.
 
     Raises:
         CommandError: A warm lease was started again.
@@ -50,9 +53,9 @@ def warm_leases() -> Figures:
         for name, spec in (("process", PROCESS), ("service", SERVICE)):
             with connect(running.ws, compression=None, proxy=None) as socket:
                 _call(socket, {"op": "watch", "topics": ["leases"]})
-                cold = [_lease(socket, spec, warm=False) for _ in range(STARTS)]
+                cold = [_lease(socket, spec, warm=False) for _ in range(starts)]
                 _lease(socket, spec, warm=False, keep_seconds=600)
-                warm = [_lease(socket, spec, warm=True, keep_seconds=600) for _ in range(STARTS)]
+                warm = [_lease(socket, spec, warm=True, keep_seconds=600) for _ in range(starts)]
                 _call(socket, {"op": "flush"})
                 _message(socket, "event", "ended")
             figures[f"{name}_cold_seconds"] = statistics.median(cold)

@@ -164,7 +164,7 @@ class AwsWorld:
         """Have so many searches by tag find nothing: AWS shows what is new after a while."""
         self.memory.hidden = times
 
-    def asked(self, action: str) -> list[dict[str, str]]:
+    def requests(self, action: str) -> list[dict[str, str]]:
         """Return the parameters of all calls of an action."""
         return [parameters for name, parameters in self.memory.calls if name == action]
 
@@ -277,11 +277,11 @@ class Proxy(BaseHTTPRequestHandler):
 
     def _managed(self, action: str, body: bytes) -> tuple[int, bytes]:
         """Have moto answer, and run commands on this machine: it runs none."""
-        running, asked = self.aws.memory.running, json.loads(body)
+        running, request = self.aws.memory.running, json.loads(body)
         status, answer = self._passed_on(body)
         if action == "SendCommand" and status == 200:  # HTTP.
             name = json.loads(answer)["Command"]["CommandId"]
-            (script,) = asked["Parameters"]["commands"]
+            (script,) = request["Parameters"]["commands"]
             running[name] = subprocess.Popen(
                 ["/bin/sh", "-c", script],
                 stdout=subprocess.PIPE,
@@ -289,11 +289,11 @@ class Proxy(BaseHTTPRequestHandler):
                 start_new_session=True,
             )
         if action == "CancelCommand":  # moto has not got it.
-            with running[asked["CommandId"]] as process:
+            with running[request["CommandId"]] as process:
                 os.killpg(process.pid, signal.SIGKILL)
             return 200, b"{}"
         if action == "GetCommandInvocation" and status == 200:  # HTTP.
-            process, seen = running[asked["CommandId"]], json.loads(answer)
+            process, seen = running[request["CommandId"]], json.loads(answer)
             code = process.poll()
             seen["Status"] = "InProgress" if code is None else "Failed" if code else "Success"
             if code is not None and process.stdout is not None:

@@ -174,13 +174,13 @@ async def test_a_machine_that_is_away_says_since_when(world: World) -> None:
     stopping = asyncio.create_task(world.fleet.stop("a"))
     await asyncio.sleep(0)  # Both begin to wait.
     assert not resumed.done()
-    told: list[WorkloadReport] = []
-    world.fleet.listen(told.append)
+    reports: list[WorkloadReport] = []
+    world.fleet.listen(reports.append)
     world.fleet.forget(world.machine)
     assert (await resumed).phase is Phase.FAILED
     await stopping
-    assert [(each.id, each.phase) for each in told] == [("a", Phase.FAILED)]
-    assert "forgotten by an operator" in told[0].detail
+    assert [(each.id, each.phase) for each in reports] == [("a", Phase.FAILED)]
+    assert "forgotten by an operator" in reports[0].detail
 
 
 async def test_an_agent_learns_when_the_server_has_read_its_beats(world: World) -> None:
@@ -197,13 +197,13 @@ async def test_what_a_machine_has_ended_unheard_counts_as_failed(world: World) -
     starting = asyncio.create_task(world.fleet.start(order("b", resumed=True)))
     stopping = asyncio.create_task(world.fleet.stop("a"))
     await asyncio.sleep(0)  # Both begin to wait.
-    told: list[WorkloadReport] = []
-    world.fleet.listen(told.append)
+    reports: list[WorkloadReport] = []
+    world.fleet.listen(reports.append)
     world.fleet.give_up(world.machine)
     assert (await starting).phase is Phase.FAILED
     await stopping
-    assert {each.id: each.phase for each in told} == {"a": Phase.FAILED, "b": Phase.FAILED}
-    assert "and has ended what ran there" in told[0].detail
+    assert {each.id: each.phase for each in reports} == {"a": Phase.FAILED, "b": Phase.FAILED}
+    assert "and has ended what ran there" in reports[0].detail
     living = await world.connected()
     assert not world.machine.idle
     living.cancel()
@@ -211,13 +211,13 @@ async def test_what_a_machine_has_ended_unheard_counts_as_failed(world: World) -
 
 async def test_an_agent_is_not_believed_about_what_runs_elsewhere_by_now(world: World) -> None:
     await world.fleet.start(order())
-    told: list[WorkloadReport] = []
-    world.fleet.listen(told.append)
+    reports: list[WorkloadReport] = []
+    world.fleet.listen(reports.append)
     gone = WorkloadReport("a", Phase.STOPPED)
     world.fleet.tell(world.fleet.machine((PLACE[0], NodeId("n2"))), gone)
-    assert told == []
+    assert reports == []
     world.fleet.tell(world.machine, gone)
-    assert told == [gone]
+    assert reports == [gone]
 
 
 def test_a_deadline_holds_until_the_server_has_agreed_to_another_one(tmp_path: Path) -> None:
@@ -246,15 +246,15 @@ async def test_a_gang_that_is_found_again_outlives_a_server_that_stops_meanwhile
     await world.agents.start(order())
     gang = Order("a", MemoryResourceSpec(), (*PLACEMENT, Share(PLACE[0], away)), resumed=True)
     finding = asyncio.create_task(world.fleet.start(gang))
-    told: list[WorkloadReport] = []
-    world.agents.listen(told.append)
+    reports: list[WorkloadReport] = []
+    world.agents.listen(reports.append)
     await asyncio.sleep(0.1)  # Nothing happens: it waits for the other machine.
     assert not finding.done()
     finding.cancel()
     with suppress(asyncio.CancelledError):
         await finding
     assert list(world.there) == ["a"]
-    assert told == []
+    assert reports == []
 
 
 async def test_a_gang_starts_once_all_its_machines_are_reachable(world: World) -> None:

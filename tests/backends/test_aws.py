@@ -68,7 +68,7 @@ async def test_a_zone_without_capacity_is_left_at_once(aws, backend):
     code = "InsufficientInstanceCapacity"
     aws.refuse("RunInstances", code, status=500, when=lambda each: each[ZONE] == "us-east-1a")
     ready = await backend.start(Order("a", SMALL))
-    assert [each[ZONE] for each in aws.asked("RunInstances")] == ["us-east-1a", "us-east-1b"]
+    assert [each[ZONE] for each in aws.requests("RunInstances")] == ["us-east-1a", "us-east-1b"]
     assert "us-east-1b, on demand" in ready.detail
 
 
@@ -76,7 +76,7 @@ async def test_zones_are_tried_in_the_order_of_the_spec(aws, backend):
     aws.refuse("RunInstances", "Unsupported", when=lambda each: each[ZONE] == "us-east-1d")
     spec = InstanceResourceSpec(instance_type="t3.micro", zones=["us-east-1d", "us-east-1b"])
     await backend.start(Order("a", spec))
-    assert [each[ZONE] for each in aws.asked("RunInstances")] == ["us-east-1d", "us-east-1b"]
+    assert [each[ZONE] for each in aws.requests("RunInstances")] == ["us-east-1d", "us-east-1b"]
 
 
 async def test_spot_that_there_is_not_becomes_on_demand(aws, backend):
@@ -85,7 +85,7 @@ async def test_spot_that_there_is_not_becomes_on_demand(aws, backend):
         instance_type="t3.micro", spot=True, max_price_per_hour=0.02, zones=["us-east-1a"]
     )
     ready = await backend.start(Order("a", spec))
-    first, second = aws.asked("RunInstances")
+    first, second = aws.requests("RunInstances")
     assert first["InstanceMarketOptions.SpotOptions.MaxPrice"] == "0.02"
     assert MARKET not in second
     assert first["ClientToken"] != second["ClientToken"]
@@ -111,7 +111,7 @@ async def test_a_quota_of_the_spot_market_leaves_its_other_zones_untried(aws, ba
     aws.refuse("RunInstances", "MaxSpotInstanceCountExceeded", when=spot)
     spec = InstanceResourceSpec(instance_type="t3.micro", spot=True)
     await backend.start(Order("a", spec))
-    assert [spot(each) for each in aws.asked("RunInstances")] == [True, False]
+    assert [spot(each) for each in aws.requests("RunInstances")] == [True, False]
 
 
 async def test_without_a_fallback_spot_is_all_that_is_tried(aws, backend):
@@ -123,7 +123,7 @@ async def test_without_a_fallback_spot_is_all_that_is_tried(aws, backend):
         BackendError, match=r"no capacity now .*t3.micro spot in us-east-1a.*none le"
     ):
         await backend.start(Order("a", spec))
-    assert len(aws.asked("RunInstances")) == 1
+    assert len(aws.requests("RunInstances")) == 1
 
 
 async def test_the_next_cheapest_type_is_tried_where_the_spec_names_none(aws, backend):
@@ -134,7 +134,7 @@ async def test_the_next_cheapest_type_is_tried_where_the_spec_names_none(aws, ba
     )
     spec = InstanceResourceSpec(gpus=1, gpu_model="l4", zones=["us-east-1a"])
     await backend.start(Order("a", spec))
-    assert [each["InstanceType"] for each in aws.asked("RunInstances")] == [
+    assert [each["InstanceType"] for each in aws.requests("RunInstances")] == [
         "g6.xlarge",
         "g6.2xlarge",
     ]
@@ -171,7 +171,7 @@ async def test_a_price_above_the_limit_is_not_paid(aws, backend):
     )
     with pytest.raises(BackendError, match=r"eu-west-1 are not known here: moored prices"):
         await backend.start(Order("a", elsewhere))
-    assert aws.asked("RunInstances") == []
+    assert aws.requests("RunInstances") == []
 
 
 # What AWS says ----------------------------------------------------------------------------------
@@ -189,14 +189,14 @@ async def test_errors_say_what_where_and_what_to_do(aws, backend, code, said):
     aws.refuse("RunInstances", code)
     with pytest.raises(BackendError, match=said):
         await backend.start(Order("a", SMALL))
-    assert len(aws.asked("RunInstances")) == 1
+    assert len(aws.requests("RunInstances")) == 1
 
 
 async def test_throttled_launches_are_repeated_with_the_same_token(aws, backend):
     aws.refuse("RunInstances", "RequestLimitExceeded", status=503, times=2)
     await backend.start(Order("a", SMALL))
-    assert len({each["ClientToken"] for each in aws.asked("RunInstances")}) == 1
-    assert len(aws.asked("RunInstances")) == 3
+    assert len({each["ClientToken"] for each in aws.requests("RunInstances")}) == 1
+    assert len(aws.requests("RunInstances")) == 3
     only(aws, "a")
 
 
@@ -215,8 +215,8 @@ async def test_without_credentials_it_says_so(aws, backend, monkeypatch, tmp_pat
     with pytest.raises(BackendError, match=r"no credentials for AWS .*AWS_PROFILE"):
         await bare.start(Order("a", SMALL))
     await bare.close()
-    kept = (tmp_path / "bare" / "server.json").read_text()
-    assert "testing" not in kept
+    stored = (tmp_path / "bare" / "server.json").read_text()
+    assert "testing" not in stored
 
 
 async def test_without_a_region_it_says_who_can_name_one(aws, backend, monkeypatch, tmp_path):
@@ -275,7 +275,7 @@ async def test_a_gang_is_refused(backend):
 async def test_a_launch_whose_answer_is_lost_makes_one_instance(aws, backend):
     aws.refuse("RunInstances", "", times=1, lost=True)
     await backend.start(Order("a", SMALL))
-    assert len(aws.asked("RunInstances")) == 2
+    assert len(aws.requests("RunInstances")) == 2
     only(aws, "a")
 
 
@@ -286,7 +286,7 @@ async def test_a_crash_between_launch_and_first_look_makes_one_instance(aws, bac
     aws.hide(2)
     after = AwsBackend(tmp_path, poll_seconds=POLL_SECONDS)
     await after.start(Order("a", SMALL))
-    assert len(aws.asked("RunInstances")) == 2
+    assert len(aws.requests("RunInstances")) == 2
     only(aws, "a")
     await after.close()
 
@@ -314,12 +314,12 @@ async def test_a_name_that_was_used_before_gets_a_new_instance(aws, backend):
 
 async def test_of_two_of_one_name_the_one_that_was_ready_stays(aws, backend):
     ready = await backend.start(Order("a", SMALL))
-    kept = only(aws, "a")
-    same = [each for each in kept["Tags"] if each["Key"] != "moorage:ready"]
+    stored = only(aws, "a")
+    same = [each for each in stored["Tags"] if each["Key"] != "moorage:ready"]
     spec = [{"ResourceType": "instance", "Tags": same}]
     aws.ec2().run_instances(ImageId="ami-1", MinCount=1, MaxCount=1, TagSpecifications=spec)
     assert await backend.status("a") == ready
-    assert only(aws, "a")["InstanceId"] == kept["InstanceId"]
+    assert only(aws, "a")["InstanceId"] == stored["InstanceId"]
 
 
 async def test_a_start_given_up_during_the_launch_leaves_nothing(aws, backend):
@@ -336,7 +336,7 @@ async def test_a_start_given_up_during_the_launch_leaves_nothing(aws, backend):
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await start
-    assert len(aws.asked("RunInstances")) == 1
+    assert len(aws.requests("RunInstances")) == 1
     assert [each for each in aws.instances() if tags(each).get("moorage:workload") == "a"] == []
 
 
@@ -344,20 +344,20 @@ async def test_what_a_failed_start_could_not_end_is_ended_later(aws, backend):
     aws.refuse("TerminateInstances", "UnauthorizedOperation", times=1)
     spec = InstanceResourceSpec(instance_type="t3.micro", tags={"bench": "slow"})
     start = asyncio.create_task(backend.start(Order("a", spec)))
-    await until(lambda: aws.asked("DescribeInstanceStatus"))
+    await until(lambda: aws.requests("DescribeInstanceStatus"))
     start.cancel()
     await asyncio.wait([start])
-    await until(lambda: len(aws.asked("TerminateInstances")) == 2)
+    await until(lambda: len(aws.requests("TerminateInstances")) == 2)
     await until(lambda: not aws.instances(next(iter(servers(aws)))))
 
 
 def servers(aws: AwsWorld) -> set[str]:
-    asked = aws.asked("RunInstances")[-1]
-    names = {value: key for key, value in asked.items() if key.endswith(".Key")}
-    return {asked[names["moorage:server"].replace(".Key", ".Value")]}
+    request = aws.requests("RunInstances")[-1]
+    names = {value: key for key, value in request.items() if key.endswith(".Key")}
+    return {request[names["moorage:server"].replace(".Key", ".Value")]}
 
 
-# What the machine is told, and how it is reached ------------------------------------------------
+# What the machine gets, and how it is reached ------------------------------------------------
 
 
 async def test_tags_and_scripts_tell_the_machine_of_its_lease(aws, backend):
@@ -371,10 +371,10 @@ async def test_tags_and_scripts_tell_the_machine_of_its_lease(aws, backend):
     made = only(aws, "a")
     assert tags(made)["moorage:lease"] == "l'1"
     assert tags(made)["team"] == "x"
-    asked = aws.asked("RunInstances")[0]
-    assert asked["MetadataOptions.HttpTokens"] == "required"
-    assert asked["InstanceInitiatedShutdownBehavior"] == "terminate"
-    script = base64.b64decode(asked["UserData"]).decode()
+    request = aws.requests("RunInstances")[0]
+    assert request["MetadataOptions.HttpTokens"] == "required"
+    assert request["InstanceInitiatedShutdownBehavior"] == "terminate"
+    script = base64.b64decode(request["UserData"]).decode()
     assert script == (
         "#!/bin/sh\nexport MOORAGE_LEASE_ID='l'\\''1'\nexport MOORAGE_FENCING='7'\n"
         "echo $MOORAGE_LEASE_ID\n"
@@ -395,7 +395,7 @@ async def test_it_is_ready_when_its_port_answers(aws, backend):
             instance_type="t3.micro", subnets={"us-east-1a": subnet}, readiness_port=port
         )
         start = asyncio.create_task(backend.start(Order("a", spec)))
-        await until(lambda: aws.asked("RunInstances"))
+        await until(lambda: aws.requests("RunInstances"))
         await asyncio.sleep(0.5)  # Long enough to be taken for ready, were the port not tried.
         assert not start.done()
         listener.listen()
@@ -409,9 +409,9 @@ async def test_the_volume_has_the_size_and_the_name_that_the_image_gives_it(aws,
     image = aws.ec2().describe_images(Owners=["amazon"], MaxResults=5)["Images"][0]
     spec = InstanceResourceSpec(instance_type="t3.micro", image_id=image["ImageId"], volume_gib=33)
     await backend.start(Order("a", spec))
-    asked = aws.asked("RunInstances")[0]
-    assert asked["BlockDeviceMapping.1.Ebs.VolumeSize"] == "33"
-    assert asked["BlockDeviceMapping.1.DeviceName"] == image["RootDeviceName"]
+    request = aws.requests("RunInstances")[0]
+    assert request["BlockDeviceMapping.1.Ebs.VolumeSize"] == "33"
+    assert request["BlockDeviceMapping.1.DeviceName"] == image["RootDeviceName"]
 
 
 async def test_other_servers_instances_are_not_its_own(aws, backend, tmp_path):
@@ -425,14 +425,14 @@ async def test_other_servers_instances_are_not_its_own(aws, backend, tmp_path):
     await other.close()
 
 
-async def test_what_was_ended_at_aws_is_told_with_its_reason(aws, backend):
-    told: list[WorkloadReport] = []
-    backend.listen(told.append)
+async def test_the_report_says_why_an_instance_ended_at_aws(aws, backend):
+    reports: list[WorkloadReport] = []
+    backend.listen(reports.append)
     await backend.start(Order("a", SMALL))
     aws.terminate(only(aws, "a")["InstanceId"])
-    await until(lambda: any(each.phase.over for each in told))
-    assert told[-1].phase is Phase.FAILED
-    assert "a user ended it at AWS" in told[-1].detail
+    await until(lambda: any(each.phase.over for each in reports))
+    assert reports[-1].phase is Phase.FAILED
+    assert "a user ended it at AWS" in reports[-1].detail
 
 
 async def test_a_start_that_takes_too_long_names_the_instance(aws, backend):
@@ -458,13 +458,13 @@ async def test_a_name_whose_remains_are_still_looked_for_can_be_started_again(aw
     aws.refuse("TerminateInstances", "UnauthorizedOperation", times=1)
     slow = InstanceResourceSpec(instance_type="t3.micro", tags={"bench": "slow"})
     start = asyncio.create_task(backend.start(Order("a", slow)))
-    await until(lambda: aws.asked("DescribeInstanceStatus"))
+    await until(lambda: aws.requests("DescribeInstanceStatus"))
     start.cancel()
     await asyncio.wait([start])
-    await until(lambda: len(aws.asked("TerminateInstances")) == 2)
+    await until(lambda: len(aws.requests("TerminateInstances")) == 2)
     ready = await backend.start(Order("a", SMALL))
-    rounds = len(aws.asked("DescribeInstances"))
-    await until(lambda: len(aws.asked("DescribeInstances")) > rounds + 3)
+    rounds = len(aws.requests("DescribeInstances"))
+    await until(lambda: len(aws.requests("DescribeInstances")) > rounds + 3)
     assert await backend.status("a") == ready
 
 
@@ -509,14 +509,14 @@ async def test_a_container_is_an_instance_that_runs_it(aws, backend):
         extra={"zones": ["us-east-1b"], "instance_type": "t3.micro"},
     )
     await backend.start(Order("a", spec))
-    (asked,) = aws.asked("RunInstances")
-    script = base64.b64decode(asked["UserData"]).decode()
+    (request,) = aws.requests("RunInstances")
+    script = base64.b64decode(request["UserData"]).decode()
     assert script.startswith("#!/bin/sh\n")
     command = script.splitlines()[-1]
     assert command.startswith("docker run --detach --name moorage --env 'WHO=me & you'")
     assert "--publish 0.0.0.0:8000:8000 --publish 0.0.0.0:9001:9000 --cpus 2" in command
     assert command.endswith("""--memory 1073741824 -- python:3.13 serve 'it'"'"'s'""")
-    assert asked[ZONE] == "us-east-1b"
+    assert request[ZONE] == "us-east-1b"
 
 
 async def test_a_command_goes_to_the_container_of_an_instance(aws, backend, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The list of instance types that ships, and the one that AWS is asked for."""
+"""The list of instance types that ships, and the one that AWS answers."""
 
 import json
 import re
@@ -66,8 +66,8 @@ def test_a_refreshed_list_is_used_from_then_on(aws, tmp_path):
     assert read.find("g5.xlarge").gpu_model == "A10G"
     assert read.find("t3.micro").usd_per_hour is None
     assert read.find("g5g.xlarge") is None, "an ARM machine boots no image that is the default"
-    (asked,) = aws.asked("GetProducts")
-    assert "eu-west-1" in asked["body"]
+    (request,) = aws.requests("GetProducts")
+    assert "eu-west-1" in request["body"]
     assert load(tmp_path, "us-east-1").region == "us-east-1"
 
 

@@ -37,8 +37,8 @@ async def test_what_the_work_returns_and_raises_comes_through():
 
 
 async def test_an_error_after_the_cancellation_is_its_cause_and_is_not_reported():
-    loop, told, go_on = asyncio.get_running_loop(), [], asyncio.Event()
-    loop.set_exception_handler(lambda _, context: told.append(context["message"]))
+    loop, errors, go_on = asyncio.get_running_loop(), [], asyncio.Event()
+    loop.set_exception_handler(lambda _, context: errors.append(context["message"]))
 
     async def fail() -> None:
         await go_on.wait()
@@ -55,4 +55,4 @@ async def test_an_error_after_the_cancellation_is_its_cause_and_is_not_reported(
     del cancelled, caller
     gc.collect()
     await asyncio.sleep(0)
-    assert told == []
+    assert errors == []

@@ -37,7 +37,7 @@ def planned(spec: ContainerResourceSpec, *placement: Share, **fields: Any) -> Co
     return plan(order, spec, grant, "name", {})
 
 
-# What is asked of the container engine ---------------------------------------------------------
+# What the container engine is to do -------------------------------------------------------------
 
 
 def test_a_container_gets_what_its_lease_holds_unless_it_says_otherwise():
@@ -245,13 +245,13 @@ async def test_limits_are_enforced_and_change_while_it_runs(backend, container_i
 async def test_what_wants_more_memory_than_its_limit_is_killed_and_that_is_said(
     backend, container_image
 ):
-    told: asyncio.Queue[WorkloadReport] = asyncio.Queue()
+    reports: asyncio.Queue[WorkloadReport] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    backend.listen(lambda news: loop.call_soon_threadsafe(told.put_nowait, news))
+    backend.listen(lambda news: loop.call_soon_threadsafe(reports.put_nowait, news))
     greedy = "sleep 0.5; exec tail -c 200m /dev/zero"
     await backend.start(Order("a", shell(container_image, greedy, mem_limit="32m")))
     async with asyncio.timeout(HEARD_SECONDS_MAX):
-        while not (news := await told.get()).phase.over:
+        while not (news := await reports.get()).phase.over:
             pass
     assert news.phase is Phase.FAILED
     assert news.exit_code == -9
@@ -283,13 +283,13 @@ async def test_a_gpu_that_the_container_engine_does_not_know_fails_the_start(
 
 
 @pytest.mark.heavy
-async def test_an_image_is_pulled_and_what_the_backend_says_of_that_is_told(backend):
-    told: list[WorkloadReport] = []
-    backend.listen(told.append)
+async def test_an_image_is_pulled_and_the_backend_reports_that(backend):
+    reports: list[WorkloadReport] = []
+    backend.listen(reports.append)
     with pytest.raises(BackendError, match=r"127.0.0.1:1/no/such:1 cannot be pulled: .*refused"):
         await backend.start(Order("a", ContainerResourceSpec(image="127.0.0.1:1/no/such:1")))
-    assert [each.phase for each in told] == [Phase.PULLING]
-    assert "127.0.0.1:1/no/such:1" in told[0].detail
+    assert [each.phase for each in reports] == [Phase.PULLING]
+    assert "127.0.0.1:1/no/such:1" in reports[0].detail
 
 
 @pytest.mark.heavy
@@ -310,7 +310,7 @@ async def test_one_that_is_paused_or_answers_no_more_is_no_good(
         assert (await backend.probe(name)).phase is Phase.STARTING
 
 
-async def test_output_is_read_by_offsets_and_kept_beyond_the_container(backend, container_image):
+async def test_output_is_read_by_offsets_and_outlasts_the_container(backend, container_image):
     script = (
         "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done; sleep 0.5; echo wrong >&2"
     )
@@ -324,8 +324,8 @@ async def test_output_is_read_by_offsets_and_kept_beyond_the_container(backend, 
     assert (await backend.logs("a", -6)) == type(log)("wrong\n", len(whole))
     assert (await backend.logs("a", len(whole))).text == ""
     await backend.stop("a")
-    kept = await backend.logs("a")
-    assert (kept.text, kept.over) == (whole, True)
+    stored = await backend.logs("a")
+    assert (stored.text, stored.over) == (whole, True)
 
 
 @pytest.mark.heavy
@@ -381,15 +381,15 @@ async def test_a_container_whose_folder_is_gone_is_found_and_stopped(
 async def test_a_container_removed_from_outside_has_failed_and_is_not_started_again(
     backend, container_engine, container_image
 ):
-    told: asyncio.Queue[WorkloadReport] = asyncio.Queue()
+    reports: asyncio.Queue[WorkloadReport] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     await backend.start(Order("a", shell(container_image, "exec sleep 1000")))
-    backend.listen(lambda news: loop.call_soon_threadsafe(told.put_nowait, news))
+    backend.listen(lambda news: loop.call_soon_threadsafe(reports.put_nowait, news))
     (found,) = container_engine.containers()
     await asyncio.to_thread(container_engine.kill, found["Id"])
     await asyncio.to_thread(container_engine.remove_container, found["Id"], force=True)
     async with asyncio.timeout(HEARD_SECONDS_MAX):
-        assert (await told.get()).phase is Phase.FAILED
+        assert (await reports.get()).phase is Phase.FAILED
     again = await backend.start(Order("a", shell(container_image, "exec sleep 1000")))
     assert again.phase is Phase.FAILED
     assert container_engine.containers(all=True) == []
@@ -399,13 +399,13 @@ async def test_a_container_removed_from_outside_has_failed_and_is_not_started_ag
 async def test_a_container_ends_while_the_server_is_not_heard(tmp_path, backend, container_image):
     agent = HeardFile(tmp_path / "root", 3_600.0)
     agent.agreed(now())
-    told: asyncio.Queue[WorkloadReport] = asyncio.Queue()
+    reports: asyncio.Queue[WorkloadReport] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     await backend.start(Order("a", shell(container_image, "exec sleep 1000")))
-    backend.listen(lambda news: loop.call_soon_threadsafe(told.put_nowait, news))
+    backend.listen(lambda news: loop.call_soon_threadsafe(reports.put_nowait, news))
     HeardFile(tmp_path / "root", 0.001)
     async with asyncio.timeout(HEARD_SECONDS_MAX):
-        assert (await told.get()).phase is Phase.FAILED
+        assert (await reports.get()).phase is Phase.FAILED
     with pytest.raises(BackendError, match="not heard the server"):
         await backend.start(Order("b", shell(container_image, "exec sleep 1000")))
     HeardFile(tmp_path / "root", 0.0).agreed(now())  # What guards it leaves.

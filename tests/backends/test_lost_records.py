@@ -144,17 +144,17 @@ async def test_a_start_does_not_run_beside_what_is_left_of_a_workload_without_re
     await after.close()
 
 
-async def test_the_end_of_a_workload_without_records_is_told(engine, tmp_path):
-    told = []
-    engine.listen(told.append)
+async def test_the_end_of_a_workload_without_records_is_reported(engine, tmp_path):
+    reports = []
+    engine.listen(reports.append)
     await engine.start(Order("a", forever("sh", "-c", "while ! [ -e go ]; do sleep 0.05; done")))
     pids = alive(tmp_path)
     shutil.rmtree(tmp_path / "running" / "a")
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    await until(lambda: told and told[-1].phase is Phase.FAILED)
-    assert "records" in told[-1].detail
+    await until(lambda: reports and reports[-1].phase is Phase.FAILED)
+    assert "records" in reports[-1].detail
     await engine.stop("a")
 
 

@@ -25,7 +25,7 @@ class Talker:
 
     def __init__(self, talk):
         self.talk = talk
-        self.asked = 0
+        self.requests = 0
         self.sent = 0
         self.tasks = set()
 
@@ -43,7 +43,7 @@ class Talker:
 
     async def serve(self, reader, writer):
         self.tasks.add(asyncio.current_task())
-        self.asked += 1
+        self.requests += 1
         with contextlib.suppress(ConnectionError, asyncio.CancelledError):
             await reader.readuntil(b"\r\n\r\n")
             async for piece in self.talk():
@@ -114,7 +114,7 @@ async def test_a_probe_reads_no_more_than_the_status(talk, ready):
         )
         status = await model.get_status()
         assert (status is ResourceStatus.RUNNING) is ready
-    assert talker.asked == 2
+    assert talker.requests == 2
     assert talker.sent < BUFFERS_MAX
 
 
@@ -125,7 +125,7 @@ async def test_a_redirect_is_an_answer_and_is_not_followed():
     async with Talker(refuse) as elsewhere, Talker(redirect) as talker:
         probe = Readiness(path="/health", timeout_seconds=20)
         assert await answers(probe, "127.0.0.1", talker.port, None)
-        assert (talker.asked, elsewhere.asked) == (1, 0)
+        assert (talker.requests, elsewhere.requests) == (1, 0)
 
 
 CHATS = [

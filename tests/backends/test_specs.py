@@ -50,14 +50,14 @@ PROCESS = {"command": ["true"]}
     ],
 )
 def test_what_a_process_cannot_be_is_refused_by_field(document, path, expected):
-    with pytest.raises(SpecError) as told:
+    with pytest.raises(SpecError) as raised:
         spec_from_document(document, "process")
-    assert told.value.path == f"spec.{path}"
-    assert expected in told.value.expected
+    assert raised.value.path == f"spec.{path}"
+    assert expected in raised.value.expected
     if "shoes" not in document:
-        with pytest.raises(SpecError) as told:
+        with pytest.raises(SpecError) as raised:
             ProcessResourceSpec(**document)
-        assert told.value.path == path
+        assert raised.value.path == path
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_what_a_process_cannot_be_is_refused_by_field(document, path, expected):
     ],
 )
 def test_the_other_kinds_are_checked_as_well(category, document, path):
-    with pytest.raises(SpecError) as told:
+    with pytest.raises(SpecError) as raised:
         spec_from_document(document, category)
-    assert told.value.path.startswith(f"spec.{path}")
+    assert raised.value.path.startswith(f"spec.{path}")
 
 
 def test_a_probe_that_was_made_in_python_is_checked_with_its_spec():

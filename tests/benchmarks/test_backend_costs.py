@@ -14,13 +14,13 @@ pytestmark = pytest.mark.heavy
 
 @pytest.mark.parametrize(
     ("reset_command", "times"),
-    [(None, 20), (["true"], 100)],  # Without one, each release starts it again.
+    [(None, 5), (["true"], 20)],  # Without one, each release starts it again.
 )
 def test_cycles_of_a_warm_process_leave_nothing_and_each_costs_little(reset_command, times):
     spec = ProcessResourceSpec(
         command=["sleep", "100000"], cpu_count=1, reset_command=reset_command
     )
-    costs = cycles(spec, times)  # It raises where anything was left behind.
+    costs = cycles(spec, times, starts=3)  # It raises where anything was left behind.
     assert costs["cycles"] == times
     assert costs["left_behind"] == 0
     assert costs["cold_to_warm"] >= COLD_TO_WARM_MIN
@@ -28,12 +28,14 @@ def test_cycles_of_a_warm_process_leave_nothing_and_each_costs_little(reset_comm
 
 def test_a_warm_container_costs_little_against_a_cold_one(container_engine, container_image):
     spec = ContainerResourceSpec(image=container_image, command=["sleep", "100000"], stop_seconds=0)
-    costs = cycles(spec, 20)
+    costs = cycles(spec, 5, starts=3)
     assert costs["cold_to_warm"] >= COLD_TO_WARM_MIN
     assert container_engine.containers(all=True) == []
 
 
 def test_a_warm_lease_costs_less_than_a_cold_one():
-    costs = warm_leases()  # It raises where a warm one was started again, or a cold one was not.
+    costs = warm_leases(
+        starts=7
+    )  # It raises where a warm one was started again, or a cold one was not.
     assert costs["process_cold_to_warm"] > 1
     assert costs["service_cold_to_warm"] > 1

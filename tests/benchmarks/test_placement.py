@@ -73,16 +73,16 @@ def test_a_trace_without_published_figures_is_a_row_of_ours(folder):
     assert "published" not in done.stdout
 
 
-def test_the_table_is_plain_json_and_progress_is_told(folder):
-    told = []
+def test_the_table_is_plain_json(folder):
+    steps = []
     (folder / PUBLISHED).write_text(
         "\n".join(
             [f"{HEADER}allocated_percent_at_100_mean"]
             + [f"full,{name},10,100,0.1,100" for name in PUBLISHED_AS.values()]
         )
     )
-    figures = placement(folder / "nodes.csv", seeds=2, progress=told.append)
+    figures = placement(folder / "nodes.csv", seeds=2, progress=steps.append)
     assert json.loads(json.dumps(figures)) == figures
     assert (figures["agree"], figures["of"]) == (6, 6)
-    assert told[:2] == ["full random 42", "full random 43"]
-    assert len(told) == 12
+    assert steps[:2] == ["full random 42", "full random 43"]
+    assert len(steps) == 12

@@ -90,7 +90,7 @@ class Bench(Protocol):
         """Return a gang of two nodes; None where the backend starts none."""
 
     def writing(self) -> BaseResourceSpec | None:
-        """Return what writes 300 lines and `last`, and ends; None where none is kept."""
+        """Return what writes 300 lines and `last`, and ends; None where no output is stored."""
 
     async def left(self) -> int:
         """Count what really is on the machine: processes, containers, instances."""
@@ -519,7 +519,7 @@ async def test_stops_at_the_same_time_all_return(bench, backend):
     assert await bench.left() == 0
 
 
-async def test_a_start_that_takes_too_long_is_told_and_leaves_nothing(bench, backend):
+async def test_a_start_that_takes_too_long_raises_and_leaves_nothing(bench, backend):
     with pytest.raises(TimeoutError):
         await backend.start(Order("a", bench.slow(), timeout_seconds=0.3))
     assert await bench.left() == 0
@@ -566,13 +566,13 @@ async def test_a_backend_after_a_crash_adopts_what_runs(bench, backend):
     await after.close()
 
 
-async def test_what_ends_by_itself_is_told_to_the_listener(bench, backend):
-    told: list[WorkloadReport] = []
-    backend.listen(told.append)
+async def test_the_listener_hears_of_an_end(bench, backend):
+    reports: list[WorkloadReport] = []
+    backend.listen(reports.append)
     spec, code = bench.dying()
     await backend.start(Order("a", spec))
-    await until(lambda: any(each.phase.over for each in told))
-    last = told[-1]
+    await until(lambda: any(each.phase.over for each in reports))
+    last = reports[-1]
     assert last.phase is (Phase.FAILED if code else Phase.SUCCEEDED)
     assert last.exit_code in {code, None}
     assert [each.id for each in await backend.discover()] == ["a"], "until it is stopped"
@@ -596,11 +596,11 @@ async def test_what_ended_unwatched_is_not_started_again(bench, backend):
 
 
 async def test_the_listener_hears_of_a_start_and_a_stop(bench, backend):
-    told: list[WorkloadReport] = []
-    backend.listen(told.append)
+    reports: list[WorkloadReport] = []
+    backend.listen(reports.append)
     await backend.start(Order("a", bench.spec()))
     await backend.stop("a")
-    phases = [each.phase for each in told]
+    phases = [each.phase for each in reports]
     assert phases[-2:] == [Phase.READY, Phase.STOPPED]
     assert Phase.STARTING in phases
 
@@ -671,12 +671,12 @@ async def test_a_gang_that_lost_a_member_has_failed(bench, backend):
         assert not backend.support.gangs or isinstance(bench, RayJobBench)
         return
     order, lose = gang
-    told: list[WorkloadReport] = []
-    backend.listen(told.append)
+    reports: list[WorkloadReport] = []
+    backend.listen(reports.append)
     assert (await backend.start(order)).phase is Phase.READY
     node = await lose()
-    await until(lambda: any(each.phase is Phase.FAILED for each in told))
-    assert node in next(each.detail for each in told if each.phase is Phase.FAILED)
+    await until(lambda: any(each.phase is Phase.FAILED for each in reports))
+    assert node in next(each.detail for each in reports if each.phase is Phase.FAILED)
     for look in (backend.status, backend.probe):
         assert (await look("a")).phase is Phase.FAILED
     assert backend.glance("a") is None

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sqlite3
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -171,6 +172,15 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return SqlitePlace(tmp_path / "data" / "ledger.sqlite")
 
 
+@pytest.fixture
+async def ledger(place: Place) -> AsyncIterator[Ledger]:
+    """An open one, closed afterwards where its test has not done that."""
+    made = place.ledger()
+    await made.open()
+    yield made
+    await made.close()
+
+
 def granted(number: int) -> Granted:
     return Granted(
         Lease(
@@ -213,9 +223,7 @@ async def test_a_new_ledger_is_empty(place: Place):
     await ledger.close()
 
 
-async def test_facts_come_back_in_order_after_reopening(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_facts_come_back_in_order_after_reopening(ledger: Ledger, place: Place):
     first: list[Fact] = [granted(1), Renewed(RequestId("r-1"), NOW + 600)]
     second: list[Fact] = [Ended(RequestId("r-1"), NOW, "released"), ClusterRemoved(ClusterId("c"))]
     assert await ledger.append(first, NOW) == 2
@@ -230,21 +238,18 @@ async def test_facts_come_back_in_order_after_reopening(place: Place):
     await ledger.close()
 
 
-async def test_nothing_to_append_waits_for_what_came_before(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_nothing_to_append_waits_for_what_came_before(ledger: Ledger):
     assert await ledger.append([], NOW) == 0
     earlier = asyncio.ensure_future(ledger.append(numbered(1, 3), NOW))
     await asyncio.sleep(0)
     assert await ledger.append([], NOW) == 3
     assert earlier.done()
     assert await earlier == 3
-    await ledger.close()
 
 
-async def test_concurrent_appends_are_stored_in_the_order_of_the_calls(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_concurrent_appends_are_stored_in_the_order_of_the_calls(
+    ledger: Ledger, place: Place
+):
     sizes = [1 + number * 7 % 5 for number in range(300)]
     calls, last, lasts = [], 0, []
     for size in sizes:
@@ -257,9 +262,7 @@ async def test_concurrent_appends_are_stored_in_the_order_of_the_calls(place: Pl
     assert await left_behind(place) == numbered(1, last)
 
 
-async def test_what_close_was_given_is_durable(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_what_close_was_given_is_durable(ledger: Ledger, place: Place):
     calls = [asyncio.ensure_future(ledger.append([fact], NOW)) for fact in numbered(1, 50)]
     await asyncio.sleep(0)
     await ledger.close()
@@ -267,21 +270,16 @@ async def test_what_close_was_given_is_durable(place: Place):
     assert await left_behind(place) == numbered(1, 50)
 
 
-async def test_a_cancelled_append_disturbs_no_other(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_a_cancelled_append_disturbs_no_other(ledger: Ledger):
     calls = [asyncio.ensure_future(ledger.append([fact], NOW)) for fact in numbered(1, 9)]
     await asyncio.sleep(0)
     calls[4].cancel()
     await asyncio.wait(calls)
     assert await ledger.append(numbered(10, 10), NOW) == ledger.last_seq == 10
     assert [entry.fact for entry in await ledger.read()] == numbered(1, 10)
-    await ledger.close()
 
 
-async def test_a_checkpoint_stands_for_the_facts_before_it(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_a_checkpoint_stands_for_the_facts_before_it(ledger: Ledger, place: Place):
     await ledger.append(numbered(1, 10), NOW)
     condensed = [granted(number) for number in range(700)]
     await ledger.checkpoint(8, condensed)
@@ -295,18 +293,14 @@ async def test_a_checkpoint_stands_for_the_facts_before_it(place: Place):
     await ledger.close()
 
 
-async def test_a_checkpoint_of_nothing_is_one(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_a_checkpoint_of_nothing_is_one(ledger: Ledger, place: Place):
     await ledger.append(numbered(1, 3), NOW)
     await ledger.checkpoint(3, [])
     await ledger.close()
     assert await left_behind(place) == []
 
 
-async def test_appends_go_on_during_a_checkpoint(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_appends_go_on_during_a_checkpoint(ledger: Ledger, place: Place):
     await ledger.append(numbered(1, 5), NOW)
     under_way = asyncio.ensure_future(ledger.checkpoint(5, [granted(n) for n in range(2000)]))
     last = 5
@@ -318,9 +312,7 @@ async def test_appends_go_on_during_a_checkpoint(place: Place):
     assert (await left_behind(place))[2000:] == numbered(6, last)
 
 
-async def test_a_damaged_checkpoint_gives_way_to_the_one_before(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_a_damaged_checkpoint_gives_way_to_the_one_before(ledger: Ledger, place: Place):
     for seq in (2, 4, 6):
         await ledger.append(numbered(seq - 1, seq), NOW)
         await ledger.checkpoint(seq, [granted(seq)])
@@ -344,9 +336,9 @@ async def test_a_damaged_checkpoint_gives_way_to_the_one_before(place: Place):
     assert await left_behind(place) == [granted(7)]
 
 
-async def test_a_checkpoint_lies_between_the_last_one_and_the_last_fact(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_a_checkpoint_lies_between_the_last_one_and_the_last_fact(
+    ledger: Ledger, place: Place
+):
     await ledger.append(numbered(1, 5), NOW)
     await ledger.checkpoint(3, [])
     for seq in (2, 6):
@@ -357,9 +349,7 @@ async def test_a_checkpoint_lies_between_the_last_one_and_the_last_fact(place: P
     assert await left_behind(place) == [granted(1), *numbered(4, 5)]
 
 
-async def test_an_unwritable_fact_is_refused_and_stores_nothing(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_an_unwritable_fact_is_refused_and_stores_nothing(ledger: Ledger, place: Place):
     await ledger.append(numbered(1, 1), NOW)
     endless = Renewed(RequestId("r-9"), float("inf"))
     with pytest.raises(FactUnwritable, match="Renewed cannot be stored"):
@@ -371,9 +361,7 @@ async def test_an_unwritable_fact_is_refused_and_stores_nothing(place: Place):
     assert await left_behind(place) == numbered(1, 2)
 
 
-async def test_history_tells_of_one_subject(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_history_tells_of_one_subject(ledger: Ledger):
     story: list[Fact] = [
         granted(1),
         Renewed(RequestId("r-1"), NOW + 600),
@@ -386,12 +374,9 @@ async def test_history_tells_of_one_subject(place: Place):
     assert [(entry.seq, entry.at) for entry in entries] == [(1, NOW), (3, NOW + 1), (5, NOW + 1)]
     assert [e.seq for e in await ledger.history("r-1", after=1, limit=1)] == [3]
     assert await ledger.history("r") == []
-    await ledger.close()
 
 
-async def test_pages_are_bounded_and_join(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_pages_are_bounded_and_join(ledger: Ledger):
     await ledger.append(numbered(1, 2 * PAGE_FACTS_MAX + 1), NOW)
     sizes, after = [], 0
     while page := await ledger.read(after, limit=10 * PAGE_FACTS_MAX):
@@ -400,12 +385,9 @@ async def test_pages_are_bounded_and_join(place: Place):
         after = page[-1].seq
     assert sizes == [PAGE_FACTS_MAX, PAGE_FACTS_MAX, 1]
     assert [entry.seq for entry in await ledger.read(7, limit=2)] == [8, 9]
-    await ledger.close()
 
 
-async def test_a_page_of_large_facts_ends_early(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_a_page_of_large_facts_ends_early(ledger: Ledger, place: Place):
     large = [Ended(RequestId("r"), NOW, "x" * (PAGE_BYTES_MAX // 4)) for _ in range(6)]
     await ledger.append(large, NOW)
     assert [entry.seq for entry in await ledger.read()] == [1, 2, 3, 4]
@@ -414,9 +396,7 @@ async def test_a_page_of_large_facts_ends_early(place: Place):
     assert await left_behind(place) == large
 
 
-async def test_reading_while_writing_sees_a_gapless_beginning(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_reading_while_writing_sees_a_gapless_beginning(ledger: Ledger):
 
     async def write() -> None:
         for number in range(1, 201):
@@ -430,12 +410,11 @@ async def test_reading_while_writing_sees_a_gapless_beginning(place: Place):
         assert seen == numbered(1, len(seen))
     await writing
     assert len(await ledger.read()) == 200
-    await ledger.close()
 
 
-async def test_recovery_ends_where_the_ledger_ended_when_it_was_opened(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_recovery_ends_where_the_ledger_ended_when_it_was_opened(
+    ledger: Ledger, place: Place
+):
     await ledger.append(numbered(1, 3), NOW)
     await ledger.close()
     ledger = place.ledger()
@@ -445,9 +424,7 @@ async def test_recovery_ends_where_the_ledger_ended_when_it_was_opened(place: Pl
     await ledger.close()
 
 
-async def test_one_ledger_has_one_writer(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_one_ledger_has_one_writer(ledger: Ledger, place: Place):
     second = place.ledger()
     with pytest.raises(LedgerLocked, match=f"in use by process {os.getpid()}") as caught:
         await second.open()
@@ -484,9 +461,9 @@ async def test_a_closed_ledger_says_so_and_may_be_opened_again(place: Place):
 
 
 @pytest.mark.parametrize(("kind", "version"), [("teleported", 1), ("renewed", 99), ("renewed", 0)])
-async def test_an_unknown_kind_is_never_skipped(place: Place, kind: str, version: int):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_an_unknown_kind_is_never_skipped(
+    ledger: Ledger, place: Place, kind: str, version: int
+):
     await ledger.append(numbered(1, 3), NOW)
     await ledger.close()
     place.relabel(2, kind, version)
@@ -503,9 +480,7 @@ async def test_an_unknown_kind_is_never_skipped(place: Place, kind: str, version
     await ledger.close()
 
 
-async def test_a_changed_fact_is_noticed(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_a_changed_fact_is_noticed(ledger: Ledger, place: Place):
     await ledger.append(numbered(1, 3), NOW)
     await ledger.close()
     place.flip_a_bit(2)
@@ -514,9 +489,7 @@ async def test_a_changed_fact_is_noticed(place: Place):
 
 
 @pytest.mark.parametrize("seq", [1, 2])
-async def test_a_missing_fact_is_noticed(place: Place, seq: int):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_a_missing_fact_is_noticed(ledger: Ledger, place: Place, seq: int):
     await ledger.append(numbered(1, 3), NOW)
     await ledger.close()
     place.lose(seq)
@@ -524,9 +497,7 @@ async def test_a_missing_fact_is_noticed(place: Place, seq: int):
         await left_behind(place)
 
 
-async def test_facts_lost_from_the_end_are_noticed_by_the_checkpoint(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_facts_lost_from_the_end_are_noticed_by_the_checkpoint(ledger: Ledger, place: Place):
     await ledger.append(numbered(1, 3), NOW)
     await ledger.checkpoint(3, [])
     await ledger.close()
@@ -553,9 +524,9 @@ async def pruned(ledger: Ledger, before: float, bytes_max: int) -> None:
         pass
 
 
-async def test_history_is_pruned_by_age_and_no_further_than_the_older_checkpoint(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_history_is_pruned_by_age_and_no_further_than_the_older_checkpoint(
+    ledger: Ledger, place: Place
+):
     await pruned(ledger, NOW + 1e9, 0)
     await checkpointed(ledger, 300)
     await pruned(ledger, NOW + 1e9, 0)
@@ -584,21 +555,16 @@ async def test_history_is_pruned_by_age_and_no_further_than_the_older_checkpoint
     await ledger.close()
 
 
-async def test_history_is_pruned_by_size_whatever_its_age(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_history_is_pruned_by_size_whatever_its_age(ledger: Ledger):
     await checkpointed(ledger, 300)
     await checkpointed(ledger, 600)
     await pruned(ledger, 0.0, 1 << 40)
     assert await ledger.history_start() is None
     await pruned(ledger, 0.0, 100_000)
     assert 1 < (await ledger.read())[0].seq <= 300
-    await ledger.close()
 
 
-async def test_pruning_disturbs_neither_appends_nor_readers(place: Place):
-    ledger = place.ledger()
-    await ledger.open()
+async def test_pruning_disturbs_neither_appends_nor_readers(ledger: Ledger):
     await checkpointed(ledger, 400)
     await checkpointed(ledger, 500)
     pruning = asyncio.ensure_future(pruned(ledger, NOW + 1e9, 0))
@@ -608,4 +574,3 @@ async def test_pruning_disturbs_neither_appends_nor_readers(place: Place):
         assert seen == list(range(seen[0], seen[0] + 50))
         assert first == ledger.last_seq
     await pruning
-    await ledger.close()

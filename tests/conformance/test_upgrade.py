@@ -212,8 +212,8 @@ async def test_what_is_said_to_stay_is_what_stays(folder: Path, damage):
     await ledger.close()
     counts = [len(allocator.state.leases), len(allocator.state.waiting)]
     counts += [len(allocator.state.clusters)]
-    kept = [int(each.split()[0]) for each in announced.stays if not each.startswith("in the")]
-    assert kept == [count for count in counts if count]
+    stayed = [int(each.split()[0]) for each in announced.stays if not each.startswith("in the")]
+    assert stayed == [count for count in counts if count]
 
 
 def test_a_ledger_of_which_nothing_can_be_read_is_said_to_be_lost(folder: Path):

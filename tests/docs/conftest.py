@@ -18,8 +18,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))  # Lets tests impor
 START_SECONDS_MAX = 30
 RUN_SECONDS_MAX = 120
 SERVE = "moored serve"
+READY = {"event", "ws", "http", "console"}
 # Not run from within a test: the Makefile's own targets are what runs the tests.
 OUTSIDE = ("make ", ". .venv/", SERVE, "docker ", "systemctl ", "journalctl ", "pip ")
 
@@ -46,14 +48,19 @@ class Story:
     """A server, and what the README's reader does with it."""
 
     folder: Path
-    ready: dict[str, str]
+    start: Callable[[], dict[str, str]]
     last_reply: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def ready(self) -> dict[str, str]:
+        """The addresses of the server, which the first block that needs one starts."""
+        return self.start()
 
     def localise(self, text: str) -> str:
         """Put this server's addresses where the text has the default ones."""
-        ports = {"8765": self.ready["ws"], "8080": self.ready["http"]}
-        for port, url in ports.items():
-            text = text.replace(f"127.0.0.1:{port}", url.partition("://")[2])
+        for port, name in (("8765", "ws"), ("8080", "http")):
+            if (address := f"127.0.0.1:{port}") in text:
+                text = text.replace(address, self.ready[name].partition("://")[2])
         return text
 
     @property
@@ -61,16 +68,17 @@ class Story:
         binaries = Path(sys.executable).parent
         path = f"{binaries}{os.pathsep}{os.environ['PATH']}"
         urls = {"MOORAGE_URL": self.ready["ws"], "MOORAGE_HTTP_URL": self.ready["http"]}
-        kept = {
+        inherited = {
             name: text
             for name, text in os.environ.items()
             if not name.startswith(("MOORAGE_", "PYTEST_"))
         }
         state = {"XDG_STATE_HOME": str(self.folder / "state"), "COLUMNS": "200", "NO_COLOR": "1"}
-        return {**kept, **urls, **state, "PATH": path, "NODE_NO_WARNINGS": "1"}
+        return {**inherited, **urls, **state, "PATH": path, "NODE_NO_WARNINGS": "1"}
 
     def play(self, language: str, text: str) -> None:
-        getattr(self, f"play_{language}")(self.localise(text))
+        run = getattr(self, f"play_{language}")
+        run(text if language in {"toml", "yaml"} else self.localise(text))
 
     def play_python(self, text: str) -> None:
         if name := re.match(r"# ([\w./-]+\.py)\b", text):
@@ -82,7 +90,7 @@ class Story:
         for example in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
             command, _, expected = example.partition("\n")
             if command.startswith(SERVE):
-                assert set(json.loads(expected)) == set(self.ready)
+                assert set(json.loads(expected)) == READY
             if command.startswith(OUTSIDE):
                 continue
             shown = self.run(["bash", "-c", command])
@@ -160,13 +168,18 @@ def reader() -> Callable[..., AbstractContextManager[Story]]:
     def start(folder: Path, *options: str, lab: bool = False) -> Iterator[Story]:
         # The lab's machines are none; to the backend `local` one of them is this one.
         here = {"MOORAGE_LOCAL_NODES": LAB[0]["id"]} if lab else {}
-        with daemon(folder / "data", options=options, environment=here) as running:
-            if lab:
-                with Services(running.http) as services:
-                    services.put_cluster({"id": "lab", "nodes": {"nodeData": LAB}})
-                    services.publish_policy(catalog.document("first_fit"))
-            ready = {"event": "ready", "ws": running.ws, "http": running.http}
-            yield Story(folder, ready | {"console": f"{running.http}/console"})
+        with ExitStack() as stack:
+
+            def serve() -> dict[str, str]:
+                started = daemon(folder / "data", options=options, environment=here)
+                running = stack.enter_context(started)
+                if lab:
+                    with Services(running.http) as services:
+                        services.put_cluster({"id": "lab", "nodes": {"nodeData": LAB}})
+                        services.publish_policy(catalog.document("first_fit"))
+                return {"ws": running.ws, "http": running.http}
+
+            yield Story(folder, serve)
 
     return start
 

@@ -121,16 +121,16 @@ def test_every_other_name_in_the_environment_is_there(text: str, name: str) -> N
 def test_every_metric_and_path_that_a_server_has_is_there(pages) -> None:
     options = {"MOORAGE_PROMETHEUS_URL": "http://127.0.0.1:9"}
     with daemon(environment=options) as running:
-        told = httpx.get(f"{running.http}/metrics").text
+        metrics = httpx.get(f"{running.http}/metrics").text
         paths = httpx.get(f"{running.http}/openapi.json").json()["paths"]
-    names = set(re.findall(r"^# TYPE (\w+?)(?:_created|_total)? ", told, re.MULTILINE))
+    names = set(re.findall(r"^# TYPE (\w+?)(?:_created|_total)? ", metrics, re.MULTILINE))
     page = pages["reference/metrics.md"]
     assert names
     assert [name for name in names if f"`{name}" not in page] == []
     assert "|  |" not in page
     page = pages["reference/http.md"]
-    asked = [f"{method.upper()} {path}" for path, kinds in paths.items() for method in kinds]
-    assert [each for each in asked if f"### {each}\n" not in page] == []
+    operations = [f"{method.upper()} {path}" for path, kinds in paths.items() for method in kinds]
+    assert [each for each in operations if f"### {each}\n" not in page] == []
 
 
 def test_every_marker_is_known_and_filled_in(pages) -> None:

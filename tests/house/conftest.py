@@ -42,6 +42,11 @@ class Source:
     def tree(self) -> ast.Module:
         return ast.parse(self.text, self.name)
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of it: many checks look at all."""
+        return list(ast.walk(self.tree))
+
 
 def names(root: Path) -> list[str]:
     """Return all files of a tree, those included that are not committed yet."""

@@ -96,7 +96,7 @@ def copy(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-def test_the_contracts_are_kept(copy: Path) -> None:
+def test_no_import_breaks_a_contract(copy: Path) -> None:
     report = lint(copy)
     assert report.returncode == 0, report.stdout
     assert f"{LAYERS} KEPT" in " ".join(report.stdout.split())

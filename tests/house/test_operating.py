@@ -17,8 +17,8 @@ from moorage.config.settings import OTHER_NAMES, Config, ConfigError, settings
 def test_every_setting_is_read_somewhere(sources) -> None:
     """A setting that nothing reads would be a promise that nothing keeps."""
     text = "\n".join(each.text for each in sources if not each.name.endswith("/config.py"))
-    places = r"(config|settings)\.{0}\b|chosen\[.{0}.\]"
-    assert [name for name in settings() if not re.search(places.format(name), text)] == []
+    found = re.findall(r"(?:config|settings)\.(\w+)|chosen\[.(\w+).\]", text)
+    assert set(settings()) - {name for pair in found for name in pair} == set()
 
 
 def test_the_daemon_knows_every_name_that_the_clients_read(sources) -> None:
@@ -95,8 +95,8 @@ def test_systemd_understands_the_unit(root: Path, tmp_path: Path) -> None:
     (tmp_path / "moored.service.d").mkdir()
     shutil.copy(folder / "moored-workloads.conf", tmp_path / "moored.service.d")
     command = ["systemd-analyze", "verify", tmp_path / "moored.service"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False).stderr
-    unheard = [line for line in told.splitlines() if "moored is not executable" not in line]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    unheard = [line for line in shown.splitlines() if "moored is not executable" not in line]
     assert [line for line in unheard if "moored.service" in line or str(tmp_path) in line] == []
 
 
@@ -145,9 +145,9 @@ def test_the_image_asks_the_port_that_is_set_and_keeps_what_it_needs(root: Path)
     program = re.search(r'python -c "(.*?)" > needs', installing, re.DOTALL)
     assert program is not None
     command = [sys.executable, "-c", program[1].replace("\\\n", "")]
-    told = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
     assert {"numpy", "uvicorn", "psycopg", "pyjwt"} <= {
-        re.split(r"[<>=\[ ]", line)[0] for line in told.splitlines()
+        re.split(r"[<>=\[ ]", line)[0] for line in shown.splitlines()
     }
 
 

@@ -28,7 +28,7 @@ def test_sentences_name_who_acts(tree) -> None:
     ("line", "expected"),
     [
         ("Nobody waits.", True),
-        ('law(first, "nobody is told twice")', True),
+        ('law(first, "nobody is served twice")', True),
         ("def test_somebody_waits():", True),
         ("Whoever's turn it is reads it anew.", True),
         ("It becomes user `nobody`.", False),

@@ -38,12 +38,12 @@ def test_without_git_the_files_of_the_tree_are_those_that_are_not_ignored(
     names, tmp_path: Path
 ) -> None:
     (tmp_path / ".gitignore").write_text(".venv*/\n__pycache__/\n*.pyc\n/data/\n")
-    kept = ("README.md", "data.py", "server/data/kept.py", "server/moorage/a.py")
+    sources = ("README.md", "data.py", "server/data/own.py", "server/moorage/a.py")
     made = (".git/HEAD", ".venv-3.13/x.py", "data/x.db", "server/__pycache__/a.pyc", "b.pyc")
-    for name in (*kept, *made):
+    for name in (*sources, *made):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert names(tmp_path) == [".gitignore", *kept]
+    assert names(tmp_path) == [".gitignore", *sources]
 
 
 def play(root: Path, folder: Path, *flags: str) -> tuple[int, str]:

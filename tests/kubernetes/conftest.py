@@ -1,4 +1,4 @@
-"""A real Kubernetes control plane per test file; `kubernetes_plane` says what it can be told."""
+"""A real Kubernetes control plane per test file; `kubernetes_plane` says what it can do."""
 
 import sys
 from pathlib import Path

@@ -187,7 +187,7 @@ def pod(
         memory: What it asks for.
         labels: Its labels.
         run: How long it runs, e.g. `2s`; empty: for ever.
-        exit_code: What it then ends with; 137 is told as OOMKilled.
+        exit_code: What it then ends with; 137 means OOMKilled.
         fate: `imagepull`, `evicted`, or `hang`: bound to its node, and nothing more.
 
     """

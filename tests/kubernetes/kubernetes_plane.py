@@ -93,7 +93,7 @@ class Plane:
         ca: File with the certificate that its own is checked against.
         logs: Folder with one `NAME.log` for each program.
         pod_log: What the log of every pod says; lines `RFC3339 stdout F text`.
-        audit_log: What accounts of the namespace `moorage` asked for, one JSON object per line.
+        audit_log: What accounts of the namespace `moorage` called, one JSON object per line.
 
     """
 
@@ -126,7 +126,7 @@ class Plane:
             plane.close()
 
     def close(self) -> None:
-        """End every program; what they kept is thrown away."""
+        """End every program; what they stored is thrown away."""
         for client in self._clients.values():
             client.close()
         for child in self._children.values():
@@ -242,13 +242,6 @@ class Plane:
         """Delete an object; a pod is gone when KWOK has seen it."""
         self.call("DELETE", _path(kind, namespace, name))
 
-    def log_of(self, name: str, namespace: str = "default") -> str:
-        """Return what a pod wrote, as its kubelet has it."""
-        answer = self._client("admin").get(f"{_path('Pod', namespace, name)}/log")
-        if answer.is_error:
-            raise PlaneError(f"the log of {name}: {answer.status_code}: {answer.text}")
-        return answer.text
-
     def clear(self) -> None:
         """Delete everything that tests make, for the next one; waits until it is gone."""
         makers = ("Deployment", "ReplicaSet", "Job")
@@ -275,7 +268,7 @@ class Plane:
     def until(
         self, happened: Callable[[], _T], what: str, seconds: float = READY_SECONDS_MAX
     ) -> _T:
-        """Return the first true answer of a question that is asked again and again.
+        """Return the first true answer of a question that is put again and again.
 
         Raises:
             PlaneError: None came in time, or a program of the plane ended meanwhile.
@@ -371,12 +364,12 @@ class Plane:
             },
         }
         (self.folder / "scheduler.yaml").write_text(yaml.safe_dump(scheduler))
-        told = {"level": "Metadata", "userGroups": ["system:serviceaccounts:moorage"]}
+        logged = {"level": "Metadata", "userGroups": ["system:serviceaccounts:moorage"]}
         audit = {
             "apiVersion": "audit.k8s.io/v1",
             "kind": "Policy",
             "omitStages": ["ResponseStarted", "ResponseComplete"],
-            "rules": [told, {"level": "None"}],
+            "rules": [logged, {"level": "None"}],
         }
         (self.folder / "audit.yaml").write_text(yaml.safe_dump(audit))
 

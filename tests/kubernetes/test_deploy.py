@@ -202,8 +202,8 @@ def test_a_daemon_with_these_rights_leases_what_is_there(granted: Plane, account
         assert answer.lease.placement[0].node_id == "n1"
 
 
-def asked(plane: Plane, since: int) -> set[tuple[str, str]]:
-    """Return what the account has asked for since the log had so many lines, as RBAC says it."""
+def called(plane: Plane, since: int) -> set[tuple[str, str]]:
+    """Return what the account has called since the log had so many lines, as RBAC says it."""
     found = set[tuple[str, str]]()
     for line in plane.audit_log.read_text().splitlines()[since:]:
         event = json.loads(line)
@@ -256,14 +256,14 @@ async def test_the_backend_needs_every_right_that_it_has_and_no_other(
     ending = asyncio.gather(*(backend.stop(name) for name in ("pod", "job", "service")))
     wanted = {(name, "get") for name in ("pods", "jobs", "resourceclaims")}
     await asyncio.to_thread(
-        granted.until, lambda: wanted <= asked(granted, since), f"they are asked for: {wanted}", 60
+        granted.until, lambda: wanted <= called(granted, since), f"they are called: {wanted}", 60
     )
     granted.start("kwok")
     await ending
     assert not await backend.discover()
     await backend.close()
     # Kubernetes 1.35 asks for the right to create an execution, too; 1.36 has PodGroups.
-    assert asked(granted, since) == rights("moorage-inventory", "moorage-workloads") - {
+    assert called(granted, since) == rights("moorage-inventory", "moorage-workloads") - {
         ("pods/exec", "create"),
         ("podgroups", "create"),
         ("podgroups", "delete"),

@@ -1,4 +1,4 @@
-"""Leases of pods over 100 nodes: where they should be, none left, and how fast beside plain pods.
+"""Leases of pods over 50 nodes: where they should be, none left, and how fast beside plain pods.
 
 What they are compared with makes the same claims and pods straight at the API server, in the same
 run, with as many connections; kube-scheduler binds both.
@@ -33,14 +33,14 @@ from moorage_policies import catalog
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]
 
-NODES: Final = 100
+NODES: Final = 50
 GPUS: Final = 4
-PODS_MAX: Final = 200
+PODS_MAX: Final = 100
 """Of two GPUs each: all there are."""
 GRACE_SECONDS: Final = 400
-ROUND_PODS: Final = 100
+ROUND_PODS: Final = 50
 ROUNDS: Final = 3
-LATENCIES: Final = 5
+LATENCIES: Final = 3
 RATE_MIN: Final = 0.3
 LATENCY_MAX: Final = 5
 """Both are near 1; a busy machine slows both, and one of them more by chance."""

@@ -141,7 +141,7 @@ def test_a_cordoned_drained_or_tainted_node_keeps_its_leases_and_gets_none(world
     assert world.refused() == "no_capacity"
 
 
-def test_a_foreign_claim_on_a_granted_device_is_told_and_no_other_lease_gets_it(
+def test_news_tell_of_a_foreign_claim_on_a_granted_device_and_no_lease_gets_it(
     world: World,
 ) -> None:
     world.plane.create(*dra_node("d1", 2))
@@ -150,14 +150,14 @@ def test_a_foreign_claim_on_a_granted_device_is_told_and_no_other_lease_gets_it(
     (device,) = held.placement[0].gpus
     with world.client.watch("leases", timeout=60) as news:
         world.plane.create(claim("theirs", [device]), pod("theirs", claim_name="theirs"))
-        told = next(each for each in news if each.event == "drift").data
-    assert (told["id"], told["kind"], told["node_id"], told["over"]) == (
+        drift = next(each for each in news if each.event == "drift").data
+    assert (drift["id"], drift["kind"], drift["node_id"], drift["over"]) == (
         held.id,
         "device_taken",
         "d1",
         False,
     )
-    assert device in told["detail"]
+    assert device in drift["detail"]
     assert world.state(held) == "granted"
     assert device in world.said(held)
     other = world.lease()
@@ -170,7 +170,7 @@ def test_a_foreign_claim_on_a_granted_device_is_told_and_no_other_lease_gets_it(
     assert world.lease().placement[0].gpus == (device,)
 
 
-def test_vanished_devices_and_deleted_nodes_are_told_and_come_back_held(world: World) -> None:
+def test_vanished_devices_and_deleted_nodes_are_drift_and_come_back_held(world: World) -> None:
     made, devices = dra_node("d1", 2)
     world.plane.create(made, devices)
     world.until(lambda: world.free("d1") == 2000, "the node is there")
@@ -223,7 +223,9 @@ def test_what_the_registry_refuses_is_registered_once_it_can_be(world: World) ->
     try:
         world.plane.create(twin)
         log = world.running.log
-        world.until(lambda: "it cannot be registered" in log.read_text(), "it is refused, and told")
+        world.until(
+            lambda: "it cannot be registered" in log.read_text(), "it is refused, and logged"
+        )
         assert "n1" not in world.nodes()
     finally:
         httpx.delete(f"{world.running.http}/clusters/elsewhere")

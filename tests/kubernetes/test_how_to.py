@@ -42,10 +42,10 @@ def environment(fresh_plane: Plane, tmp_path: Path) -> dict[str, str]:
     """Return that of a user with a kubeconfig, kubectl and Moorage, and nothing else set."""
     fresh_plane.create(*dra_node("gpu-1", 4), *dra_node("gpu-2", 4))
     (tmp_path / "kubectl").symlink_to(binaries("kubectl")["kubectl"])
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("MOORAGE_")}
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith("MOORAGE_")}
     path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
     return {
-        **kept,
+        **inherited,
         "PATH": path,
         "KUBECONFIG": str(fresh_plane.kubeconfig()),
         "XDG_STATE_HOME": str(tmp_path / "state"),

@@ -2,8 +2,6 @@
 
 import base64
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,42 +20,6 @@ NODES, PODS_PER_NODE = 5_000, 10
 BATCH = 100
 """Objects of one transaction of etcd; it takes 128."""
 CREATED = "2026-01-01T00:00:00Z"
-FILL = """
-import asyncio, json, sys, time
-from pathlib import Path
-from moorage.backends.kubernetes.connection import ClusterConnection
-from moorage.backends.kubernetes.inventory import ClusterInventory
-
-def memory(name):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(x for x in lines if x.startswith(name)).split()[1]) >> 10
-
-async def main():
-    before = memory("VmRSS")
-    began = time.monotonic()
-    async with (
-        await ClusterConnection.open(Path(sys.argv[1])) as connection,
-        ClusterInventory(connection, "large") as inventory,
-    ):
-        await inventory.listed(300)
-        read = time.monotonic() - began
-        document = inventory.document()
-        filled = time.monotonic() - began
-        used = sum(len(x.get("used", {}).get("gpus", ())) for x in document["nodes"]["nodeData"])
-        print(json.dumps({
-            "nodes": document["nodes"]["count"],
-            "gpus": document["gpus"]["count"],
-            "used": used,
-            "read_seconds": round(read, 2),
-            "filled_seconds": round(filled, 2),
-            "cpu_seconds": round(time.process_time(), 2),
-            "mib_before": before,
-            "mib": memory("VmRSS"),
-            "mib_peak": memory("VmHWM"),
-        }))
-
-asyncio.run(main())
-"""
 
 
 def machines() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -117,15 +79,6 @@ def large(plane: Plane) -> Plane:
     last = f"pod-{NODES * PODS_PER_NODE - 1:05}"
     plane.until(lambda: plane.get("Pod", last), "the API server has seen all of them")
     return plane
-
-
-def test_the_first_fill_finds_all_of_it(large: Plane) -> None:
-    command = [sys.executable, "-c", FILL, large.kubeconfig()]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=400)
-    figures = json.loads(done.stdout)
-    print(figures)
-    assert (figures["nodes"], figures["gpus"]) == (NODES, 8 * NODES)
-    assert figures["used"] == NODES * PODS_PER_NODE // 5
 
 
 def test_a_daemon_knows_all_of_it(large: Plane) -> None:

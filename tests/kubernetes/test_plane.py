@@ -1,121 +1,29 @@
-"""The control plane for tests is a real one: it schedules, refuses, loses nodes, and ends."""
+"""The control plane for tests refuses what RBAC does not grant; it ends with its tests.
+
+That it schedules, fails and loses nodes, tests/backends/kubernetes/test_backend.py says.
+"""
 
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from kubernetes_objects import (
-    claim,
-    dra_node,
-    gpu,
-    node,
-    pod,
-    resource_slice,
-)
 from kubernetes_plane import Plane, PlaneError
+
+from moorage_client import BlockingClient, NeverFits
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]
 
-
-def phase(plane: Plane, name: str, *wanted: str) -> dict:
-    """Wait until a pod has one of these phases, and return its status."""
-    return plane.until(
-        lambda: (
-            found["status"]
-            if (found := plane.get("Pod", name)) and found["status"]["phase"] in wanted
-            else None
-        ),
-        f"{name} is {wanted}",
-    )
-
-
-def test_a_pod_of_counted_gpus_is_scheduled_and_one_too_many_is_not(fresh_plane: Plane) -> None:
-    plane = fresh_plane
-    plane.create(node("n1", gpus=2), pod("fits", gpus=2))
-    phase(plane, "fits", "Running")
-    plane.create(pod("waits", gpus=1))
-    why = plane.until(
-        lambda: plane.get("Pod", "waits")["status"].get("conditions"), "the scheduler says why"
-    )
-    assert why[0]["reason"] == "Unschedulable"
-    assert "Insufficient nvidia.com/gpu" in why[0]["message"]
-
-
-def test_a_claim_gets_the_very_devices_that_it_names(fresh_plane: Plane) -> None:
-    plane = fresh_plane
-    plane.create(*dra_node("n1"), claim("c1", ["GPU-n1-0", "GPU-n1-2"]))
-    plane.create(pod("p1", claim_name="c1", node_name="n1"))
-    phase(plane, "p1", "Running")
-    results = plane.get("ResourceClaim", "c1")["status"]["allocation"]["devices"]["results"]
-    assert sorted(each["device"] for each in results) == ["gpu-0", "gpu-2"]
-
-
-@pytest.mark.parametrize(
-    ("told", "status"),
-    [
-        ({"run": "10ms"}, ("Succeeded", "Completed", 0)),
-        ({"run": "10ms", "exit_code": 3}, ("Failed", "Error", 3)),
-        ({"run": "10ms", "exit_code": 137}, ("Failed", "OOMKilled", 137)),
-    ],
-)
-def test_a_pod_ends_as_it_is_told(fresh_plane: Plane, told: dict, status: tuple) -> None:
-    fresh_plane.create(node("n1"), pod("p1", **told))
-    found = phase(fresh_plane, "p1", "Succeeded", "Failed")
-    ended = found["containerStatuses"][0]["state"]["terminated"]
-    assert (found["phase"], ended["reason"], ended["exitCode"]) == status
-
-
-def test_a_pod_fails_in_the_ways_that_machines_fail(fresh_plane: Plane) -> None:
-    plane = fresh_plane
-    plane.create(node("n1"), pod("p1", fate="imagepull"), pod("p2", fate="evicted"))
-    plane.create(pod("p3", fate="hang"))
-    assert phase(plane, "p2", "Failed")["reason"] == "Evicted"
-    waiting = plane.until(
-        lambda: plane.get("Pod", "p1")["status"].get("containerStatuses"), "the image is missing"
-    )
-    assert waiting[0]["state"]["waiting"]["reason"] == "ImagePullBackOff"
-    assert plane.get("Pod", "p3")["status"]["phase"] == "Pending"
-
-
-def test_what_a_pod_wrote_can_be_read(fresh_plane: Plane) -> None:
-    plane = fresh_plane
-    plane.create(node("n1"), pod("p1"))
-    phase(plane, "p1", "Running")
-    assert plane.log_of("p1") == "started\n"
-
-
-def test_a_node_whose_kubelet_is_silent_is_lost_and_found(fresh_plane: Plane) -> None:
-    plane = fresh_plane
-    plane.create(node("n1"), node("n2"))
-
-    def ready(name: str) -> str:
-        conditions = plane.get("Node", name)["status"].get("conditions", [])
-        return next((each["status"] for each in conditions if each["type"] == "Ready"), "")
-
-    for name in ("n1", "n2"):
-        plane.until(lambda name=name: ready(name) == "True", f"{name} is ready")
-    plane.lose_node("n1")
-    plane.until(lambda: ready("n1") == "Unknown", "n1 is lost")
-    assert ready("n2") == "True"
-    plane.find_node("n1")
-    plane.until(lambda: ready("n1") == "True", "n1 is ready again")
+STARTED_SECONDS_MAX = 120
 
 
 def test_a_user_without_a_role_may_do_nothing(fresh_plane: Plane) -> None:
     with pytest.raises(PlaneError, match="403"):
         fresh_plane.call("GET", "/api/v1/pods", user="nobody")
-
-
-def test_a_killed_api_server_forgets_nothing(fresh_plane: Plane) -> None:
-    plane = fresh_plane
-    plane.create(node("n1"), resource_slice("n1", [gpu(0, "GPU-1")]))
-    plane.kill("kube-apiserver")
-    plane.start("kube-apiserver")
-    assert [each["metadata"]["name"] for each in plane.all("ResourceSlice")]
-    plane.create(pod("p1"))
-    phase(plane, "p1", "Running")
 
 
 OUTLIVED = """
@@ -147,7 +55,62 @@ def test_whatever_ends_the_tests_ends_the_plane(plane: Plane, tmp_path: Path) ->
             os.kill(pid, 0)
         except ProcessLookupError:
             return True
-        # What became of it, its new parent may not have asked yet.
+        # What became of it, its new parent may not have read yet.
         return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
 
     plane.until(lambda: all(ended(pid) for pid in pids), "every program has ended", 10)
+
+
+def test_the_playground_gives_leases_on_its_fake_gpus_and_follows_kubectl(plane: Plane) -> None:
+    script = Path(__file__).parent / "playground.py"
+    playground = subprocess.Popen(
+        [sys.executable, script, "--port", "0", "--http-port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        said = ""
+        while "Ctrl-C ends" not in said:
+            line = playground.stdout.readline()
+            assert line, said
+            said += line
+        kubeconfig, path, url = (
+            re.search(f"{name}=(\\S+)", said)[1] for name in ("KUBECONFIG", "PATH", "MOORAGE_URL")
+        )
+        kubectl, moorage = (shutil.which(each, path=path) for each in ("kubectl", "moorage"))
+        assert moorage
+        with BlockingClient(url) as client:
+            (cluster,) = client.fleet()
+            assert (cluster["nodes"], cluster["gpus"]) == (5, 24)
+            wanted = {"gpus": 4, "topology": "nvlink"}
+            with pytest.raises(NeverFits):
+                client.ask("first_fit:1.0-stable", resources=wanted)
+            answer = client.ask(
+                "first_fit:1.0-stable", resources={"gpus": 2}, lease={"ttl_seconds": 60}
+            )
+            (share,) = answer.lease.placement
+            node_id = share.node_id
+            subprocess.run(
+                [kubectl, f"--kubeconfig={kubeconfig}", "cordon", node_id],
+                check=True,
+                capture_output=True,
+            )
+            plane.until(
+                lambda: (
+                    "cordoned"
+                    in {
+                        each.get("unavailable")
+                        for each in client.fleet("playground")
+                        if each["node_id"] == node_id
+                    }
+                ),
+                f"{node_id} takes nothing new",
+            )
+        playground.send_signal(signal.SIGINT)
+        rest, _ = playground.communicate(timeout=STARTED_SECONDS_MAX)
+        assert "Ending all of it." in rest
+        assert playground.returncode == 0
+        assert not Path(kubeconfig).exists()
+    finally:
+        playground.kill()
+        playground.communicate()

@@ -47,24 +47,23 @@ def shipped(*names):
     return [{"shipped": name} for name in names]
 
 
-@pytest.mark.heavy
 async def test_the_same_input_gives_the_same_bytes(trace, tmp_path):
-    told = []
+    outcomes = []
     for turn in ("a", "b"):
         files = [tmp_path / f"{turn}.svg", tmp_path / f"{turn}.png"]
         job = BacktestJob(
             shipped("random", "best_fit"), **trace, plots=[str(file) for file in files]
         )
         outcome = msgspec.json.encode(await backtest(job))
-        told.append((outcome, *(file.read_bytes() for file in files)))
-    assert told[0] == told[1]
-    assert told[0][1].startswith(b"<?xml")
-    assert b"requests from pods.csv" in told[0][1], "it has a title"
-    ends = re.findall(rb"(random|best_fit):1.0-stable  [\d.]+ %", told[0][1])
+        outcomes.append((outcome, *(file.read_bytes() for file in files)))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][1].startswith(b"<?xml")
+    assert b"requests from pods.csv" in outcomes[0][1], "it has a title"
+    ends = re.findall(rb"(random|best_fit):1.0-stable  [\d.]+ %", outcomes[0][1])
     assert sorted(ends) == [b"best_fit"] * 2 + [b"random"] * 2, "each end of a line has its name"
-    assert {b"#0072b2", b"#d55e00"} <= set(re.findall(rb"stroke: (#\w+)", told[0][1]))
-    assert told[0][2].startswith(b"\x89PNG")
-    outcome = json.loads(told[0][0])
+    assert {b"#0072b2", b"#d55e00"} <= set(re.findall(rb"stroke: (#\w+)", outcomes[0][1]))
+    assert outcomes[0][2].startswith(b"\x89PNG")
+    outcome = json.loads(outcomes[0][0])
     first, second = outcome["rules"]
     assert [first["rule"], second["rule"]] == ["random:1.0-stable", "best_fit:1.0-stable"]
     assert first["asked"] == second["asked"] > 30
@@ -84,7 +83,7 @@ async def test_a_policy_beside_itself_differs_in_nothing(trace):
     assert outcome["differing"][0]["asks"] == 0
 
 
-async def test_schemas_complete_what_is_asked_or_refuse_it_as_on_a_server(trace):
+async def test_schemas_complete_or_refuse_a_request_as_on_a_server(trace):
     source = (
         "from moorage.policy import best_rows, propose, read_demand\n"
         "class AIOSv1PolicyRule:\n"
@@ -141,7 +140,7 @@ async def test_requests_come_and_go_and_what_counts_comes_after_the_warm_up(trac
 
 
 def lived(line):
-    """Return the facts of a day, each with its time: every ask goes to the first node that fits."""
+    """Return a day's facts with their times: each request goes to the first node that fits."""
     allocator, facts, now = Allocator(), [], 0.0
 
     def step(event):

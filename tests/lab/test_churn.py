@@ -63,7 +63,7 @@ def test_the_same_seed_draws_the_same_and_another_one_does_not():
     assert drawn(Churn(0.5)) == drawn(Churn(0.5)) != drawn(Churn(0.5), seed=2)
 
 
-def test_a_load_needs_gpus_to_be_asked_for():
+def test_a_load_needs_requests_for_gpus():
     with pytest.raises(CommandError, match="ask for GPUs"):
         arrivals(PODS[:1], CAPACITY, Churn(1.0), 1)
 

@@ -4,11 +4,11 @@ import textwrap
 
 import pytest
 
+from moorage.lab import policy_test
 from moorage.lab.errors import CommandError
 from moorage.lab.examples import clusters, metrics, requests
 from moorage.lab.policy_test import (
     HASH_SEEDS,
-    QUICK_SECONDS,
     PolicyTestJob,
     Tried,
     _is_unexplained,
@@ -19,6 +19,17 @@ from moorage_policies import catalog
 pytestmark = pytest.mark.heavy
 
 ONE = {"inputs": {}, "resources": {"gpus": 1}, "lease": {"ttl_seconds": 60}}
+
+
+@pytest.fixture(autouse=True)
+def two_seeds(monkeypatch):
+    """Run policies under two hash seeds: each takes a second to start."""
+    monkeypatch.setattr(policy_test, "HASH_SEEDS", HASH_SEEDS[:2])
+
+
+@pytest.fixture
+def all_seeds(monkeypatch, two_seeds):
+    monkeypatch.setattr(policy_test, "HASH_SEEDS", HASH_SEEDS)
 
 
 def policy(body, head="", **more):
@@ -34,7 +45,6 @@ def policy(body, head="", **more):
     return {"policy_rule_uri": "mine:1-test", "code": source, **more}
 
 
-@pytest.mark.heavy
 async def test_a_shipped_policy_passes_the_built_in_requests():
     report = await try_policy(PolicyTestJob(catalog.document("best_fit")))
     assert report.passed, report.findings
@@ -115,7 +125,7 @@ async def test_what_does_well_only_where_there_are_metrics_is_found(body, says):
         assert finding.endswith("There `cluster_metrics` is None, and `get_cluster` raises")
 
 
-async def test_a_choice_from_a_set_of_two_that_two_seeds_agree_about_is_found():
+async def test_a_choice_from_a_set_of_two_that_two_seeds_agree_about_is_found(all_seeds):
     """Of this one, hash seeds 1, 2 and 3 yield the same element first."""
     choice = "return {'cluster_id': 'alpha', 'x': next(iter({'e', 'g'}))}"
     report = await try_policy(PolicyTestJob(policy(choice), [{"inputs": {}}]))
@@ -124,20 +134,19 @@ async def test_a_choice_from_a_set_of_two_that_two_seeds_agree_about_is_found():
     assert "hash seeds 1 and 4)" in report.findings[0]
 
 
-async def test_what_is_sound_was_asked_under_all_seeds():
+async def test_a_sound_policy_runs_under_all_seeds(all_seeds):
     report = await try_policy(PolicyTestJob(policy("return fleet.placement(int(rows[0]))"), [ONE]))
     assert (report.passed, report.hash_seeds) == (True, list(HASH_SEEDS))
 
 
-@pytest.mark.heavy  # It sleeps for seconds.
-async def test_what_is_slow_was_asked_under_two_seeds():
-    row = "return fleet.placement(int(rows[0]))"
-    slow = f"import time\ntime.sleep({0.4 * QUICK_SECONDS})\n{row}"
+async def test_a_slow_policy_runs_under_two_seeds(all_seeds, monkeypatch):
+    monkeypatch.setattr(policy_test, "QUICK_SECONDS", 0.1)
+    slow = "import time\ntime.sleep(0.04)\nreturn fleet.placement(int(rows[0]))"
     report = await try_policy(PolicyTestJob(policy(slow), [ONE] * 3))
     assert (report.passed, report.hash_seeds) == (True, [1, 2])
 
 
-async def test_a_policy_that_loads_under_some_seeds_only_is_told_so():
+async def test_a_policy_that_loads_under_some_seeds_only_does_not_pass(all_seeds):
     head = "if next(iter({'e', 'g'})) == 'e':\n    raise ValueError('bad luck')\n"
     report = await try_policy(PolicyTestJob(policy("return {}", head), [ONE]))
     assert not report.passed
@@ -145,27 +154,27 @@ async def test_a_policy_that_loads_under_some_seeds_only_is_told_so():
     assert "bad luck" in report.findings[0]
 
 
-@pytest.mark.heavy
 async def test_a_policy_that_never_returns_is_stopped_and_shown_line_by_line():
     report = await try_policy(PolicyTestJob(policy("while True:\n    rows = rows + 1"), [ONE] * 20))
     assert report.outcomes == {"policy_timeout": 3}  # It has shown what it does.
     assert not report.passed
+    assert {"8)", "9)"} & lines_of(report), report.requests  # Where the machine is busy, of some.
     first, second = report.profile["lines"][:2]
     assert {first["line"], second["line"]} == {8, 9}
     assert first["file"] == "function.py"
     assert report.profile["seconds"] > 1
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("stuck", ["import time; time.sleep(1000)", "while True:\n    rows = 1"])
-async def test_a_policy_that_hangs_is_reported_with_its_line(stuck):
-    report = await try_policy(PolicyTestJob(policy(f"rows = 0\n{stuck}")))
+def lines_of(report):
+    return {tried.detail.rpartition("function.py, line ")[2] for tried in report.requests}
+
+
+async def test_a_policy_that_sleeps_is_reported_with_its_line():
+    report = await try_policy(PolicyTestJob(policy("rows = 0\nimport time; time.sleep(1000)")))
     assert report.outcomes == {"policy_timeout": 3}
-    lines = {tried.detail.rpartition("function.py, line ")[2] for tried in report.requests}
-    assert lines & {"9)", "10)"}, report.requests  # Where the machine is busy, not of each.
+    assert "9)" in lines_of(report), report.requests
 
 
-@pytest.mark.heavy
 async def test_a_policy_that_declines_most_of_what_fits_has_not_passed():
     report = await try_policy(PolicyTestJob(policy("return {'declined': 'it is Monday'}")))
     assert not report.passed
@@ -175,14 +184,12 @@ async def test_a_policy_that_declines_most_of_what_fits_has_not_passed():
     assert "give --requests" in finding
 
 
-@pytest.mark.heavy  # Under all seeds; the example with a profile declines its own, too.
-async def test_a_policy_may_decline_what_its_author_asks():
+async def test_a_policy_may_decline_what_its_author_requests():
     declining = policy("return {'declined': 'x'}")
     job = PolicyTestJob(declining, [ONE] * 3)
     assert (await try_policy(job)).passed
 
 
-@pytest.mark.heavy
 async def test_a_profile_is_made_on_demand_and_calls_count_for_their_line():
     body = "total = sum(weigh(n) for n in range(3))\nreturn {'total': total}"
     head = "import math\ndef weigh(n):\n    return math.sqrt(n)\n"
@@ -230,8 +237,8 @@ def test_what_explains_a_no(value, explained):
 
 async def test_unknown_fields_of_requests_are_warned_of_as_on_a_server():
     own = policy("return {'declined': 'x'}")
-    asked = [{**ONE, "gpus": 1}, {**ONE, "gpus": 2}, {"input_data": [], "inputs": {}}]
-    report = await try_policy(PolicyTestJob(own, asked))
+    requested = [{**ONE, "gpus": 1}, {**ONE, "gpus": 2}, {"input_data": [], "inputs": {}}]
+    report = await try_policy(PolicyTestJob(own, requested))
     ignored, beside = report.notes[-2:]
     assert ignored == (
         "request 0: gpus: unknown field, it was ignored (did you mean resources.gpus?)."

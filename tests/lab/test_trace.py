@@ -134,10 +134,10 @@ def test_arrivals_depend_on_the_seed_and_not_on_the_order_of_the_file():
 
 def test_a_trace_above_the_limit_loses_gpu_requests_at_random():
     pods = named(*[WHOLE] * 30, *[CPU] * 10)
-    kept = arrivals(pods, 10_000, arrive=1.0, seed=3)
-    assert sum(pod.demand_milli for pod in kept) == 10_000
-    assert sum(not pod.gpus for pod in kept) == 10
-    assert set(kept) != set(arrivals(pods, 10_000, arrive=1.0, seed=4))
+    drawn = arrivals(pods, 10_000, arrive=1.0, seed=3)
+    assert sum(pod.demand_milli for pod in drawn) == 10_000
+    assert sum(not pod.gpus for pod in drawn) == 10
+    assert set(drawn) != set(arrivals(pods, 10_000, arrive=1.0, seed=4))
 
 
 def test_a_trace_without_gpus_is_not_inflated():

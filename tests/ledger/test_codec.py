@@ -72,7 +72,7 @@ from moorage.model import (
 
 SHAPES = Path(__file__).with_name("shapes.json")
 
-# Every value that the model allows, derived from its types; only `Any` needs to be told.
+# Every value that the model allows, derived from its types; only `Any` is given here.
 times = st.floats(allow_nan=False, allow_infinity=False)
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | times | st.text(),

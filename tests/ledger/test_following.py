@@ -74,7 +74,7 @@ async def test_what_was_not_taken_is_not_told(written) -> None:
     assert [entry.seq for entry in await followed.history("c4")] == [5]
 
 
-async def test_a_database_that_is_away_is_asked_again(written) -> None:
+async def test_a_database_that_is_away_is_tried_again(written) -> None:
     store, ledger = written
     beside = Beside(store)
     followed = FollowedLedger(beside)

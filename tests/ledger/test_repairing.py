@@ -295,8 +295,8 @@ async def test_a_file_that_is_gone_is_done_without(path: Path, name: str):
     [
         ("ledger.db", 8),
         ("ledger.db-wal", 8),
-        pytest.param("ledger.db", 60, marks=pytest.mark.heavy),
-        pytest.param("ledger.db-wal", 60, marks=pytest.mark.heavy),
+        pytest.param("ledger.db", 40, marks=pytest.mark.heavy),
+        pytest.param("ledger.db-wal", 40, marks=pytest.mark.heavy),
     ],
 )
 async def test_after_a_repair_all_is_a_part_of_what_was(path: Path, name: str, places: int):

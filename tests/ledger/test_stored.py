@@ -102,7 +102,7 @@ async def test_facts_beyond_the_limit_wait_for_room_in_order(path: Path):
     await ledger.close()
 
 
-async def test_only_the_newest_checkpoints_are_kept(path: Path):
+async def test_only_the_newest_checkpoints_stay(path: Path):
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     await ledger.append(numbered(1, 9), NOW)

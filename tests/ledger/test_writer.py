@@ -16,7 +16,7 @@ SECONDS_MAX = 30
 
 
 class Gate:
-    """A job's work that tells when it has begun, and goes on when it is told to."""
+    """A job's work that says when it has begun, and goes on when it may."""
 
     def __init__(self, statement: str) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()

@@ -92,6 +92,32 @@ def ask(
     return policy.eval(parameters or {}, data, {} if context is None else context)
 
 
+def options(fleet, demand):
+    """Yield all that a demand can get: row, model, what is free, columns, and the GPUs afterwards.
+
+    Whole GPUs are the lowest free ones; several shares take the tightest.
+    """
+    for row in range(len(fleet)):
+        cpu, memory, gpus = fleet.capacity(row)
+        gpus = gpus[: len(fleet.gpu_ids[row])]
+        model = fleet.models[fleet.gpu_model[row, 0]] if gpus else ""
+        fitting = [column for column, free in enumerate(gpus) if free >= demand.gpu_milli]
+        if (
+            cpu < demand.cpu_milli
+            or memory < demand.memory_mib
+            or len(fitting) < demand.gpus
+            or (demand.gpus and demand.models and model not in demand.models)
+        ):
+            continue
+        tightest = sorted(sorted(fitting, key=gpus.__getitem__)[: demand.gpus])
+        for columns in [[column] for column in fitting] if demand.gpus == 1 else [tightest]:
+            after = [
+                free - demand.gpu_milli if column in columns else free
+                for column, free in enumerate(gpus)
+            ]
+            yield row, model, (cpu, memory, gpus), columns, after
+
+
 def take(fleet, value, demand):
     for ask_message in parse_proposal(value, demand):
         fleet.take(ask_message.share())

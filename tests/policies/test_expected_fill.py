@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import ask, fleet_with, give, new_policy, node, play, steps_of, take
+from small import ask, fleet_with, give, new_policy, node, options, play, steps_of, take
 
 from moorage.model import Cluster, Demand, Gpu, Node
 from moorage.policy import (
@@ -189,28 +189,12 @@ class Definition:
 
     def scores(self, demand):
         """Return {(row, device columns): V after - V before} of all that is possible."""
-        found = {}
-        for row, (model, count, _, _) in enumerate(self.nodes):
-            cpu, memory, gpus = self.fleet.capacity(row)
-            gpus = gpus[:count]
-            fitting = [column for column, free in enumerate(gpus) if free >= demand.gpu_milli]
-            if (
-                cpu < demand.cpu_milli
-                or memory < demand.memory_mib
-                or len(fitting) < demand.gpus
-                or (demand.gpus and demand.models and model not in demand.models)
-            ):
-                continue
-            tightest = sorted(sorted(fitting, key=gpus.__getitem__)[: demand.gpus])
-            options = [[column] for column in fitting] if demand.gpus == 1 else [tightest]
-            before = self.value(row, cpu, memory, gpus)
-            for columns in options:
-                after = [
-                    free - demand.gpu_milli if column in columns else free
-                    for column, free in enumerate(gpus)
-                ]
-                left = cpu - demand.cpu_milli, memory - demand.memory_mib
-                found[row, tuple(columns)] = self.value(row, *left, after) - before
+        found, before = {}, {}
+        for row, _, (cpu, memory, gpus), columns, after in options(self.fleet, demand):
+            if row not in before:
+                before[row] = self.value(row, cpu, memory, gpus)
+            left = cpu - demand.cpu_milli, memory - demand.memory_mib
+            found[row, tuple(columns)] = self.value(row, *left, after) - before[row]
         return found
 
 
@@ -249,7 +233,7 @@ def test_on_a_node_of_mixed_gpus_the_first_that_may_serve_is_taken():
     assert ask(new_policy("expected_fill"), fleet, demand)["gpus"] == ["2"]
 
 
-def test_more_kinds_than_levels_are_told_apart_all_the_same():
+def test_more_kinds_than_levels_stay_distinct():
     kinds = [
         RequestKind(1000 * number, 1 + (number % 5 == 0), 1000 - 20 * number * (number % 5 > 0))
         for number in range(3 * streams.LEVELS_MAX)
@@ -312,7 +296,7 @@ def test_cpu_is_taken_where_it_strands_no_gpu():
     assert chosen == ["n1", "n1", "n1"]
 
 
-def test_nodes_that_only_few_can_replace_are_kept_for_who_needs_them():
+def test_nodes_that_only_few_can_replace_remain_for_who_needs_them():
     # Only n0 serves requests for B; nothing says that the others like it less.
     fleet, policy = fleet_of([(64, 4, "B"), *[(64, 4, "A")] * 3]), new_policy("expected_fill")
     typical = [{"gpus": 1, "weight": 9}, {"gpus": 1, "models": ["B"]}]
@@ -323,7 +307,7 @@ def test_nodes_that_only_few_can_replace_are_kept_for_who_needs_them():
     assert ask(policy, fleet, Demand(1), parameters={"typical": typical})["node_id"] == "n0"
 
 
-def test_whole_nodes_are_kept_for_large_requests():
+def test_whole_nodes_remain_for_large_requests():
     fleet, policy = fleet_of([(64, 4, "A")] * 2), new_policy("expected_fill")
     fleet.set_capacity(1, 64_000, 65_536, [1000, 1000, 1000, 0])
     typical = [{"gpus": 1, "weight": 9}, {"gpus": 4}]
@@ -369,7 +353,7 @@ def test_other_parameters_are_noticed():
         assert policy._typical == (typical, seed, prices)
 
 
-def test_demands_and_values_kept_are_bounded():
+def test_stored_demands_and_values_are_bounded():
     fleet, policy = fleet_of([(1000, 4, "A")]), new_policy("expected_fill")
     for cpu in range(expected_fill.DEMANDS_MAX + 10):
         ask(policy, fleet, Demand(1, cpu_milli=cpu), parameters={"typical": [{"gpus": 1}]})
@@ -444,7 +428,7 @@ def test_prices_follow_the_fleet_in_steps_of_a_sixth_of_its_nodes(
             give(fleet, *held.pop(given_back[number]))
 
 
-def test_what_the_fleet_has_run_out_of_is_kept_whole():
+def test_what_the_fleet_has_run_out_of_stays_whole():
     # One node could still take a request of four GPUs; of places for one GPU there are many.
     fleet = fleet_of([(64, 4, "A"), *[(64, 4, "A")] * 5])
     for row in range(1, 6):

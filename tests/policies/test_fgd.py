@@ -7,7 +7,7 @@ import pytest
 import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import fleet_with, node, play, steps_of, take
+from small import fleet_with, node, options, play, steps_of, take
 
 from moorage.model import Cluster, Demand, Gpu, Node
 from moorage.policy import Fleet, FleetView
@@ -54,33 +54,13 @@ def choose(typical, fleet, demand):
     """Return the (row, device columns) that the protocol's steps 4 to 6 name, or None."""
     best, chosen = -1, None
     weights = sum(kind["weight"] for kind in typical)
-    for row in range(len(fleet)):
-        cpu, memory, gpus = fleet.capacity(row)
-        gpus = gpus[: len(fleet.gpu_ids[row])]
-        model = fleet.models[fleet.gpu_model[row, 0]] if gpus else ""
-        fitting = [column for column, free in enumerate(gpus) if free >= demand.gpu_milli]
-        if (
-            cpu < demand.cpu_milli
-            or memory < demand.memory_mib
-            or len(fitting) < demand.gpus
-            or (demand.gpus and demand.models and model not in demand.models)
-        ):
-            continue
-        # Whole GPUs are the lowest free ones; several shares, which the protocol does not know,
-        # take the tightest.
-        tightest = sorted(sorted(fitting, key=gpus.__getitem__)[: demand.gpus])
-        options = [[column] for column in fitting] if demand.gpus == 1 else [tightest]
-        for columns in options:
-            after = [
-                free - demand.gpu_milli if column in columns else free
-                for column, free in enumerate(gpus)
-            ]
-            gain = fragmented(typical, model, cpu, gpus) - fragmented(
-                typical, model, cpu - demand.cpu_milli, after
-            )
-            score = int(100 / (1 + exp(-gain / (weights * 1000))))
-            if score > best:
-                best, chosen = score, (row, columns)
+    for row, model, (cpu, _, gpus), columns, after in options(fleet, demand):
+        gain = fragmented(typical, model, cpu, gpus) - fragmented(
+            typical, model, cpu - demand.cpu_milli, after
+        )
+        score = int(100 / (1 + exp(-gain / (weights * 1000))))
+        if score > best:
+            best, chosen = score, (row, columns)
     return chosen
 
 
@@ -189,7 +169,7 @@ def test_gpus_that_a_replica_counts_twice_are_full_and_do_no_harm():
     assert "declined" in ask(new_policy(), fleet, Demand(2, gpu_milli=100), typical)
 
 
-def test_more_sorts_of_gpu_than_are_told_apart_are_still_served():
+def test_more_sorts_of_gpu_than_are_distinguished_are_still_served():
     models = [f"M{number}" for number in range(fgd.KINDS_MAX + 6)]
     fleet, policy = fleet_of([(8, [model]) for model in models]), new_policy()
     typical = [{"gpus": 1, "models": [model]} for model in models]

@@ -60,7 +60,7 @@ def test_one_cluster_where_one_has_the_room_and_else_several(parameters):
 
 
 @pytest.mark.parametrize(("parameters", "rack"), [({}, "b"), (SPREAD, "a")])
-def test_one_rack_is_kept_when_it_is_demanded(parameters, rack):
+def test_a_demanded_rack_is_obeyed(parameters, rack):
     fleet = fleet_with(*racks(a=3, b=2, c=1))
     found = members(fleet, Demand(1, nodes=2, topology="rack"), **parameters)
     assert {name[0] for name in found} == {rack}

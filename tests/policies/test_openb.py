@@ -15,6 +15,7 @@ from moorage_policies.fgd import AIOSv1PolicyRule as Fgd
 DATA = Path(__file__).parents[3] / "shared" / "data" / "openb"
 NODES = DATA / "nodes.csv"
 pytestmark = [
+    pytest.mark.heavy,
     pytest.mark.trace,
     pytest.mark.skipif(not DATA.is_dir(), reason=f"the production traces are not at {DATA}"),
 ]
@@ -28,19 +29,25 @@ EXPECTED_FILL = {
 }
 
 
-def one_run(trace, rule):
-    (comparison,) = compare(NODES, [DATA / f"pods_{trace}.csv"], [rule], [42])
-    return comparison
+# One policy is also replayed through a whole daemon, in `end_to_end/test_commands.py`.
+@pytest.mark.parametrize(
+    ("trace", "rule"),
+    [
+        ("default", "fgd"),
+        ("default", "best_fit"),
+        ("default", "random"),
+        ("cpu200", "fgd"),
+        ("gpushare40", "dot_product"),
+        ("gpushare40", "gpu_packing"),
+        ("gpuspec33", "best_fit"),
+        ("multigpu20", "fgd"),
+    ],
+)
+def test_one_run_is_near_the_published_mean(trace, rule):
+    (found,) = compare(NODES, [DATA / f"pods_{trace}.csv"], [rule], [42])
+    assert abs(found.difference) <= 4 * found.published_deviation, found
 
 
-@pytest.mark.parametrize("rule", ["fgd", "best_fit", "random"])
-@pytest.mark.heavy
-def test_one_run_is_near_the_published_mean(rule):
-    found = one_run("default", rule)
-    assert abs(found.difference) <= 4 * found.published_deviation
-
-
-@pytest.mark.heavy
 def test_fgd_that_learns_what_is_typical_packs_better_than_best_fit_ever_did():
     nodes, pods = read_nodes(NODES), read_pods(DATA / "pods_default.csv")
     order = arrivals(pods, capacity_milli(nodes), 1.3, 42)
@@ -56,42 +63,21 @@ def quarter(rule: str, parameters: dict[str, Any]) -> float:
     return pack(policy, openb(nodes, 42), order, parameters, 42).allocated_percent
 
 
-@pytest.mark.heavy
-def test_expected_fill_packs_more_than_fgd_whether_it_is_told_the_mix_or_learns_it():
+def test_expected_fill_packs_more_than_fgd_whether_it_is_given_the_mix_or_learns_it():
     pods = read_pods(DATA / "pods_default.csv")
     published_best = quarter("fgd", typical_of("fgd", pods))
     assert quarter("expected_fill", typical_of("expected_fill", pods)) > published_best + 0.6
     assert quarter("expected_fill", {}) > published_best + 0.5
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize(("trace", "reached"), EXPECTED_FILL.items())
 def test_expected_fill_reaches_its_offline_figures(trace, reached):
     packing = run("expected_fill", read_nodes(NODES), read_pods(DATA / f"pods_{trace}.csv"), 42)
     assert packing.allocated_percent == pytest.approx(reached, abs=0.25)
 
 
-@pytest.mark.heavy
 def test_ten_runs_give_the_published_figures_to_the_last_digit():
     (found,) = compare(NODES, [DATA / "pods_default.csv"], ["gpu_clustering"])
     assert found.reached == pytest.approx(found.published, abs=0.015)
     assert found.deviation == pytest.approx(found.published_deviation, abs=0.015)
     assert found.reached_at_100 == pytest.approx(found.published_at_100, abs=0.03)
-
-
-# One policy is also replayed through a whole daemon, in `end_to_end/test_commands.py`.
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("trace", "rule"),
-    [
-        ("cpu200", "fgd"),
-        ("gpushare40", "dot_product"),
-        ("gpushare40", "gpu_packing"),
-        ("gpuspec33", "best_fit"),
-        ("multigpu20", "fgd"),
-    ],
-)
-def test_three_runs_come_near_the_published_mean(trace, rule):
-    (found,) = compare(NODES, [DATA / f"pods_{trace}.csv"], [rule], range(42, 45))
-    # Three runs scatter, and so does a deviation of ten: 4 of them, and no less than 0.6 points.
-    assert abs(found.difference) <= max(4 * found.published_deviation, 0.6), found

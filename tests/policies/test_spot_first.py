@@ -57,8 +57,8 @@ def test_within_a_type_a_node_is_filled_before_the_next():
 def test_a_warm_policy_notices_another_order():
     site = Site("spot", "on-demand", gpus=4)
     parameters = [{}, {"order": ["on-demand"]}, {}]
-    asked = [
+    chosen = [
         ask(site.policy, site.fleet, Demand(1), parameters=each, clusters=site.clusters)["node_id"]
         for each in parameters
     ]
-    assert asked == ["n0", "n1", "n0"]
+    assert chosen == ["n0", "n1", "n0"]

@@ -59,7 +59,7 @@ def test_a_gang_prefers_one_rack_and_takes_several_where_none_has_the_room():
     assert len(ask(policy, fleet, Demand(1, nodes=4))) == 4
 
 
-def test_a_topology_that_is_demanded_is_kept():
+def test_a_demanded_topology_is_obeyed():
     policy = new_policy("topology")
     assert ask(policy, fleet_with(LINKED, DOMAINS), Demand(2, topology="numa"))["node_id"] == (
         "domains"

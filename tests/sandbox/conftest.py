@@ -45,7 +45,7 @@ def small_fleet(clusters: int = 2, nodes: int = 2, gpus: int = 4) -> Fleet:
 
 
 class Registry:
-    """The services, in memory, with a record of what was asked."""
+    """The services, in memory, with a record of the calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, tuple[Any, ...]]] = []

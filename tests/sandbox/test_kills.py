@@ -47,18 +47,18 @@ async def kill(bench, number=signal.SIGKILL):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_what_a_killed_cell_was_doing_is_done_once_more(bench, number):
     code = bench.policy(SLOW)
-    asked = [bench.ask(code, {"n": n}) for n in range(3)]
+    requests = [bench.ask(code, {"n": n}) for n in range(3)]
     await kill(bench, number)
-    assert [(await each).value for each in asked] == [0, 1, 2]
+    assert [(await each).value for each in requests] == [0, 1, 2]
     assert bench.sandbox.report().counters["killed_outside"] == 1
 
 
 async def test_what_is_killed_twice_is_refused_and_no_failure_of_the_policy(bench):
     code = bench.policy(SLOW)
-    asked = bench.ask(code, {"n": 1})
+    request = bench.ask(code, {"n": 1})
     for _ in range(2):
         await kill(bench)
-    refusal = (await asyncio.wait_for(asked, 60)).refusal
+    refusal = (await asyncio.wait_for(request, 60)).refusal
     assert refusal.code is Code.UNAVAILABLE
     assert "killed by SIGKILL" in refusal.reason
     assert refusal.details["retry_after_seconds"] > 0
@@ -71,21 +71,21 @@ async def test_a_command_is_not_given_twice(bench):
         b"    def management(self, action, data):\n        import time\n        time.sleep(20)\n"
     )
     code = type(code)(code.ref, {"function.py": source})
-    asked = asyncio.ensure_future(bench.sandbox.manage(code, "t", "reset", None))
+    request = asyncio.ensure_future(bench.sandbox.manage(code, "t", "reset", None))
     await kill(bench)
     with pytest.raises(PolicyFault) as caught:
-        await asyncio.wait_for(asked, 60)
+        await asyncio.wait_for(request, 60)
     assert caught.value.refusal.code is Code.UNAVAILABLE
 
 
 async def test_a_policy_that_is_killed_each_time_it_holds_nearly_all_it_may_eats_the_memory(bench):
     code = bench.policy(HUNGRY, "hungry")
-    asked = bench.ask(code)
+    request = bench.ask(code)
     for _ in range(2):
         cell = await busy_cell(bench)
         await until(lambda pid=cell.pid: resident_mib(pid) >= 230)
         await kill(bench)
-    refusal = (await asyncio.wait_for(asked, 60)).refusal
+    refusal = (await asyncio.wait_for(request, 60)).refusal
     assert refusal.code is Code.POLICY_MEMORY
     assert "MiB, of the 256 that it may" in refusal.reason
 
@@ -107,10 +107,10 @@ async def test_what_waits_for_a_policy_whose_loading_cell_is_killed_is_answered(
     code = bench.policy("return input_data['inputs']['n']")
     source = b"import time\ntime.sleep(0.5)\n" + code.files["function.py"]
     code = type(code)(code.ref, {"function.py": source})
-    asked = [bench.ask(code, {"n": n}) for n in range(3)]
+    requests = [bench.ask(code, {"n": n}) for n in range(3)]
     cells = await until(lambda: list(bench.sandbox._pool._group_of))
     os.kill(cells[0].pid, signal.SIGKILL)
-    assert [(await each).value for each in asked] == [0, 1, 2]
+    assert [(await each).value for each in requests] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -21,24 +21,24 @@ def made(state: State) -> FleetMap:
 
 def rows(shown: FleetMap, viewer=None) -> list[tuple]:
     """Return what each slot shows, with the names of tenants instead of their numbers."""
-    told = shown.snapshot(viewer)
-    columns = [told[name].tolist() for name in COLUMNS]
-    columns[2] = [told["tenants"][number] for number in columns[2]]
+    sent = shown.snapshot(viewer)
+    columns = [sent[name].tolist() for name in COLUMNS]
+    columns[2] = [sent["tenants"][number] for number in columns[2]]
     return list(zip(*columns, strict=True))
 
 
 def is_true(shown: FleetMap, state: State) -> None:
     """Hold the picture against the state, by the fleet's own columns."""
     fleet = state.fleet
-    told = iter(rows(shown))
+    sent = iter(rows(shown))
     for row, devices in enumerate(fleet.gpu_ids):
         for column, _ in enumerate(devices):
-            kind, milli, tenant, ends = next(told)
+            kind, milli, tenant, ends = next(sent)
             if not fleet.closed[row]:
                 assert milli == fleet.gpu_total[row, column] - fleet.gpu_free[row, column]
             assert (tenant == "") == (milli == 0) == (ends == 0)
             assert (kind == FREE) == (milli == 0 and not fleet.closed[row])
-    assert next(told, None) is None
+    assert next(sent, None) is None
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -144,7 +144,7 @@ def test_the_world_is_as_bad_as_it_claims() -> None:
     assert facts >= {"Granted", "Queued", "Dequeued", "Renewed", "Started", "Ending", "Ended"}
     again = [f.lease for w in worlds for f in w.ledger if isinstance(f, Granted)]
     assert max(lease.attempt for lease in again) > 1, "some workloads fail and are started again"
-    assert any(lease.inherited for lease in again), "some are kept warm and taken over"
+    assert any(lease.inherited for lease in again), "some stay warm and are taken over"
     ends = [f.reason for w in worlds for f in w.ledger if isinstance(f, Ending)]
     assert EVICTED in ends, "some give way"
     assert any(world.checkpoint is not None for world in worlds)

@@ -210,7 +210,7 @@ async def _again(
     """
 
     async def under(hash_seed: int) -> list[Tried]:
-        async with Rehearsal(job.mode, hash_seed=hash_seed) as rehearsal:
+        async with Rehearsal(job.mode, hash_seed=hash_seed, attacked=True) as rehearsal:
             try:
                 record = await rehearsal.upload(job.policy)
             except ServiceError as error:
@@ -241,7 +241,7 @@ async def _without_metrics(
 ) -> None:
     """Ask where no cluster has metrics, as on every server until a client posts some."""
     known = {_fault(tried) for tried in report.requests}
-    async with Rehearsal(job.mode, hash_seed=HASH_SEEDS[0]) as rehearsal:
+    async with Rehearsal(job.mode, hash_seed=HASH_SEEDS[0], attacked=True) as rehearsal:
         record = await rehearsal.upload(job.policy)
         played = await _play(rehearsal, record, job, wanted, metrics=False)
     faults = [each for each in enumerate(played) if _fault(each[1]) not in {*known, ""}]
@@ -514,7 +514,7 @@ async def profile(
     ref = msgspec.structs.replace(code.ref, digest=f"{code.ref.digest} traced")
     traced = replace(code, files=files, ref=ref, entry=ENTRY)
     limits = replace(Limits(), evaluation_seconds=PROFILE_SECONDS)
-    async with Rehearsal(job.mode, limits) as rehearsal:
+    async with Rehearsal(job.mode, limits, attacked=True) as rehearsal:
         await rehearsal.upload(job.policy)
         rehearsal.use(traced)
         await _play(rehearsal, record, job, wanted[:PROFILE_REQUESTS], timeouts_max=1)

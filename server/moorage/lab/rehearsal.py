@@ -82,6 +82,7 @@ class Rehearsal:
             would answer in the order of their luck, and never rests.
         hash_seed: Of the cells' hashes of texts, so that the order of a set can be repeated too.
         services: Answer policies' clients; None: the rehearsal's own catalog does.
+        attacked: As `Sandbox.start` has it.
 
     Attributes:
         allocator: The core. Its state may be read.
@@ -97,8 +98,11 @@ class Rehearsal:
         limits: Limits | None = None,
         hash_seed: int = 1,
         services: HostServices | None = None,
+        *,
+        attacked: bool = False,
     ) -> None:
         self._services = services
+        self._attacked = attacked
         self.allocator = Allocator()
         self.now = 0.0
         self.decisions: dict[RequestId, Decision] = {}
@@ -127,7 +131,7 @@ class Rehearsal:
                 mode=self._mode,
             )
             stack.push_async_callback(self._sandbox.close)
-            await self._sandbox.start()
+            await self._sandbox.start(attacked=self._attacked)
             self._open = stack.pop_all()
         return self
 

@@ -27,6 +27,7 @@ from moorage.backends.kubernetes.specs import (
     PodResourceSpec,
     PodServiceResourceSpec,
 )
+from moorage.backends.kubernetes.workloads import runs
 from moorage.backends.kubernetes.workloads.manifests import start_objects
 from moorage.backends.kubernetes.workloads.states import PodState, pod_state, view
 from moorage.backends.kubernetes.workloads.translation import pod_order
@@ -57,7 +58,7 @@ def simulated(**variables: str) -> PodResourceSpec:
 
 
 async def until(happened: Callable[[], Any]) -> Any:
-    """Return the first true answer; what is asked for comes from another thread or program."""
+    """Return the first true answer; what it reads comes from another thread or program."""
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while True:
             answer = happened()
@@ -69,17 +70,17 @@ async def until(happened: Callable[[], Any]) -> Any:
 
 
 class World:
-    """A backend, and what it told."""
+    """A backend, and what it reported."""
 
     def __init__(self, plane: Plane, root: Path, namespace: str = "default") -> None:
         self.plane = plane
         self._arguments = (root, [ClusterSource("c1", kubeconfig=plane.kubeconfig())], namespace)
-        self.told: list[WorkloadReport] = []
+        self.reports: list[WorkloadReport] = []
         self._open()
 
     def _open(self) -> None:
         self.backend = KubernetesBackend(*self._arguments)
-        self.backend.listen(self.told.append)
+        self.backend.listen(self.reports.append)
 
     async def restart(self) -> None:
         """Have another backend over the same folder, as after a crash of the daemon."""
@@ -88,7 +89,7 @@ class World:
 
     async def heard(self, *phases: Phase) -> WorkloadReport:
         def last() -> WorkloadReport | None:
-            return next((each for each in self.told if each.phase in phases), None)
+            return next((each for each in self.reports if each.phase in phases), None)
 
         return await until(last)
 
@@ -122,9 +123,9 @@ async def test_a_pod_gets_the_devices_of_its_lease_in_their_order(world):
     assert made["spec"]["nodeName"] == "n2"
     (container,) = made["spec"]["containers"]
     assert container["resources"]["limits"] == {"cpu": "1500m", "memory": "536870912"}
-    told = {each["name"]: each["value"] for each in container["env"]}
-    assert told["MOORAGE_LEASE_ID"] == "a"
-    assert (told["MOORAGE_NODE_ID"], told["MOORAGE_RANK"]) == ("n2", "0")
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    assert variables["MOORAGE_LEASE_ID"] == "a"
+    assert (variables["MOORAGE_NODE_ID"], variables["MOORAGE_RANK"]) == ("n2", "0")
     await world.backend.stop("a")
     assert world.plane.all("ResourceClaim") == []
 
@@ -180,7 +181,7 @@ def waiting(index: int, why: str) -> PodState:
     "other",
     ["", "pod group is unschedulable, minCount (2) cannot be satisfied: 0 scheduled, 1 remaining"],
 )
-def test_of_a_gang_that_waits_the_pod_that_lacks_something_is_told(other):
+def test_of_a_gang_that_waits_the_report_names_the_pod_that_lacks_something(other):
     lacks = "0/2 nodes are available: 1 cannot allocate all claims"
     seen = view("a", [waiting(0, other), waiting(1, lacks)], {}, listed=True)
     assert seen.report.detail.startswith(f"the scheduler cannot place pod default/a-1: {lacks}")
@@ -297,12 +298,12 @@ async def test_each_tenant_has_its_namespace_and_one_that_is_missing_is_named(
 @pytest.mark.parametrize(
     ("variables", "phase", "said", "code"),
     [
-        ({"SIM_RUN": "300ms"}, Phase.SUCCEEDED, "ended", 0),
+        ({"SIM_RUN": "100ms"}, Phase.SUCCEEDED, "ended", 0),
         ({"SIM_RUN": "300ms", "SIM_EXIT": "3"}, Phase.FAILED, "exit status 3", 3),
         ({"SIM_RUN": "300ms", "SIM_EXIT": "137"}, Phase.FAILED, "ask for more memory_mib", -9),
     ],
 )
-async def test_how_a_pod_ended_is_told(world, variables, phase, said, code):
+async def test_the_report_says_how_a_pod_ended(world, variables, phase, said, code):
     world.plane.create(node("n1"))
     await world.backend.start(on(simulated(**variables), share("n1")))
     over = await world.heard(Phase.SUCCEEDED, Phase.FAILED)
@@ -310,8 +311,8 @@ async def test_how_a_pod_ended_is_told(world, variables, phase, said, code):
     assert said in over.detail
     assert over.log_tail == ("started",)
     await world.backend.stop("a")
-    kept = await world.backend.logs("a")
-    assert (kept.text, kept.over, kept.exit_code) == ("started\n", True, code)
+    stored = await world.backend.logs("a")
+    assert (stored.text, stored.over, stored.exit_code) == ("started\n", True, code)
 
 
 async def test_the_first_to_read_an_output_gets_what_is_there(world):
@@ -325,21 +326,21 @@ async def test_the_first_to_read_an_output_gets_what_is_there(world):
     ("fate", "said"),
     [("evicted", "was evicted: .*ask for more memory"), ("imagepull", "check the image's name")],
 )
-async def test_why_a_pod_did_not_start_is_told(world, fate, said):
+async def test_the_error_says_why_a_pod_did_not_start(world, fate, said):
     world.plane.create(node("n1"))
     with pytest.raises(BackendError, match=said):
         await world.backend.start(on(simulated(SIM_FATE=fate), share("n1")))
     assert world.pods() == []
 
 
-async def test_a_node_that_takes_no_pod_is_told_with_the_words_of_the_scheduler(world):
+async def test_the_error_quotes_the_scheduler_of_a_node_that_takes_no_pod(world):
     world.plane.create(node("n1"))
     world.plane.patch("Node", "n1", {"spec": {"unschedulable": True}})
     with pytest.raises(BackendError, match=r"unschedulable.*its node is cordoned or tainted"):
         await world.backend.start(on(simulated(), share("n1")))
 
 
-async def test_no_quota_is_told(world):
+async def test_the_error_names_an_exhausted_quota(world):
     world.plane.create(node("n1"))
     quota = {
         "apiVersion": "v1",
@@ -370,25 +371,25 @@ async def test_a_pod_that_another_client_deletes_ends_its_workload(world):
         await world.backend.status("a")
 
 
-async def test_a_lost_node_is_told_and_a_found_one_too(world):
+async def test_a_pod_of_a_lost_node_starts_again_and_a_gang_fails(world):
+    """A node counts as lost after seconds, so both lose theirs at one time."""
     world.plane.create(node("n1"), node("n2"))
     await world.backend.start(on(simulated(), share("n1")))
+    await world.backend.start(on(simulated(), share("n1"), share("n2"), name="gang"))
     await asyncio.to_thread(world.plane.lose_node, "n1")
-    await until(lambda: "is lost" in world.told[-1].detail)
-    assert "delete the Node" in world.told[-1].detail
+
+    def last(name: str) -> str:
+        return [each.detail for each in world.reports if each.id == name][-1]
+
+    await until(lambda: "is lost" in last("a"))
+    assert "delete the Node" in last("a")
     assert (await world.backend.probe("a")).phase is Phase.STARTING
+    detail = (await world.heard(Phase.FAILED)).detail
+    assert "its node n1 is lost" in detail
+    assert "delete the Node" in detail
     await asyncio.to_thread(world.plane.find_node, "n1")
     # KWOK leaves the pod as Kubernetes marked it then; a kubelet would say that it is ready.
-    await until(lambda: "is not ready" in world.told[-1].detail)
-
-
-async def test_a_gang_on_a_lost_node_has_failed(world):
-    world.plane.create(node("n1"), node("n2"))
-    await world.backend.start(on(simulated(), share("n1"), share("n2")))
-    await asyncio.to_thread(world.plane.lose_node, "n2")
-    detail = (await world.heard(Phase.FAILED)).detail
-    assert "its node n2 is lost" in detail
-    assert "delete the Node" in detail
+    await until(lambda: "is not ready" in last("a"))
 
 
 async def test_a_gang_whose_pods_all_went_while_the_server_was_away_is_not_made_once_more(world):
@@ -448,15 +449,16 @@ async def test_a_start_that_takes_too_long_tells_what_was_last_heard(world):
     assert world.pods() == []
 
 
-async def test_a_node_that_is_not_there_is_told(world):
+async def test_the_error_names_a_node_that_is_not_there(world):
     world.plane.create(node("n1"))
     with pytest.raises(BackendError, match=r"NodeAffinity.*there is no node gone"):
         await world.backend.start(on(simulated(), share("gone")))
     assert world.pods() == []
 
 
-async def test_a_claim_that_was_deleted_is_told_after_a_while(world):
+async def test_the_reason_names_a_deleted_claim_after_a_while(world, monkeypatch):
     """Of a pod that waits for it, Kubernetes may say nothing."""
+    monkeypatch.setattr(runs, "SILENCE_SECONDS_MAX", 5.0)
     world.plane.create(*dra_node("n1"))
     world.plane.pause("kube-scheduler")
     order = replace(on(simulated(), share("n1", "GPU-n1-0")), timeout_seconds=90)

@@ -158,7 +158,7 @@ def test_counts_of_others_stand_for_devices_that_no_lease_of_ours_has() -> None:
     assert machine(node("n1", gpus=4), pods=pods)["used"]["gpus"] == ["1", "2"]
 
 
-def test_counts_of_mig_instances_and_of_turns_are_told_apart() -> None:
+def test_counts_of_mig_instances_and_of_turns_stay_distinct() -> None:
     sliced = node("n1", gpus=8, labels={"nvidia.com/gpu.replicas": "4"})
     assert machine(sliced, pods=[bound(pod("theirs", gpus=5))])["used"]["gpus"] == ["0", "1"]
     parts = node("n1", gpus=1, resources={"nvidia.com/mig-1g.10gb": 2})

@@ -175,7 +175,7 @@ async def test_while_the_api_server_is_away_its_health_says_so(fresh_plane: Plan
         plane.kill("kube-apiserver")
         async with asyncio.timeout(SEEN_SECONDS_MAX):
             while not all(each.error for each in inventory.health()):  # noqa: ASYNC110  # Unheard.
-                await asyncio.sleep(0.05)  # Health is asked for, never told.
+                await asyncio.sleep(0.05)  # Health is a value without an event.
         assert inventory.document()["nodes"]["count"] == 1
         await asyncio.to_thread(plane.start, "kube-apiserver")
         plane.create(node("n2"))
@@ -198,7 +198,7 @@ async def test_an_object_that_cannot_be_read_ends_no_watch(fresh_plane: Plane) -
         task = asyncio.create_task(watcher.run())
         async with asyncio.timeout(SEEN_SECONDS_MAX):
             while watcher.error is None:  # noqa: ASYNC110  # Unheard.
-                await asyncio.sleep(0.05)  # It is asked for, never told.
+                await asyncio.sleep(0.05)  # As above.
             assert "what no API documents" in str(watcher.error)
             odd = False
             await heard.wait()
@@ -242,7 +242,7 @@ def role(*resources: str) -> list[dict[str, Any]]:
     ]
 
 
-async def test_an_account_that_may_not_read_is_told_what_it_lacks(fresh_plane: Plane) -> None:
+async def test_the_error_says_what_an_account_lacks_that_may_not_read(fresh_plane: Plane) -> None:
     plane = fresh_plane
     async with await ClusterConnection.open(plane.kubeconfig("moorage")) as connection:
         with pytest.raises(RefusedError, match='cannot list resource "pods"') as refused:

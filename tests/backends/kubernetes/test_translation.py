@@ -1,4 +1,4 @@
-"""What a manifest may say; no cluster is asked for that."""
+"""What a manifest may say; no cluster is needed for that."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def test_what_a_pod_cannot_have_is_refused_by_its_field(manifest: dict, field: s
 
 
 @pytest.mark.parametrize("vendor", ["NVIDIA", "AMD", "ASCEND", "HABANA"])
-def test_all_devices_cannot_be_asked_for_in_the_environment(vendor: str) -> None:
+def test_the_environment_cannot_claim_all_devices(vendor: str) -> None:
     spec = PodResourceSpec(image="a", environment={f"{vendor}_VISIBLE_DEVICES": "all"})
     with pytest.raises(UnsupportedSpecError, match=f"environment: {vendor}_VISIBLE_DEVICES"):
         pod_order(spec)
@@ -250,8 +250,8 @@ def test_the_main_container_has_what_the_others_leave() -> None:
     }
     exact = PodResourceSpec(image="a", cpu_count=4, mem_limit="1g")
     assert container(pod_of(exact))["resources"]["limits"]["cpu"] == "4000m"
-    asked = beside({"name": "main", "resources": {"requests": {"cpu": "1"}}})
-    assert container(pod_of(asked))["resources"]["limits"]["cpu"] == "1"
+    manifest = beside({"name": "main", "resources": {"requests": {"cpu": "1"}}})
+    assert container(pod_of(manifest))["resources"]["limits"]["cpu"] == "1"
 
 
 @pytest.mark.parametrize(

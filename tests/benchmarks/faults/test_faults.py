@@ -16,7 +16,7 @@ from benchmarks.faults.__main__ import NEMESES  # noqa: E402  # After the skip.
 from benchmarks.faults.servers import ServerPair  # noqa: E402  # As above.
 
 COUNTS = (
-    "--kills 2 --frozen 1 --partitions 1 --planned 1 --ended 1 --restarts 1 --promoted 1 "
+    "--kills 1 --frozen 1 --partitions 1 --planned 1 --ended 1 --restarts 1 --promoted 1 "
     "--cut-off 1"
 )
 
@@ -38,7 +38,7 @@ async def test_no_law_is_broken_by_a_fault():
     found = await report(*COUNTS.split())
     assert found["pauses"].keys() == NEMESES.keys()
     assert found["grants_in_the_ledger"] >= found["grants"] > 0
-    assert found["servers_that_led"] >= 7
+    assert found["servers_that_led"] >= 6
 
 
 async def test_ones_own_servers_take_ones_own_faults(postgres, tmp_path: Path):

@@ -150,7 +150,7 @@ def main(name: str) -> None:
                     terms = {"ttl_seconds": WEEK, "wait_seconds": WEEK}
                     socket.send(json.dumps({"adhoc": True, "inputs": {}, **wanted, "lease": terms}))
                 until(lambda: len(say(server, OPS, op="queue")["data"]["waiting"]) > 1)
-                time.sleep(2)  # Contexts are kept once a second.
+                time.sleep(2)  # Contexts are stored once a second.
                 held = described(server)
             os.kill(process.pid, signal.SIGKILL)  # So that the logs of both files are in use.
             process.wait()

@@ -100,7 +100,7 @@ async def test_a_change_between_two_evaluations_is_seen_by_the_second(make_site)
     assert await site.read([third]) == ([3], 1)
 
 
-async def test_an_unknown_cluster_is_asked_for_each_time_until_it_is_there(make_site):
+async def test_an_unknown_cluster_is_fetched_each_time_until_it_is_there(make_site):
     site = await make_site()
     site.bench.registry.gone.append("later")
     assert await site.read(["later", "later"]) == (["HTTP error occurred: 404 Not Found"] * 2, 2)
@@ -127,7 +127,7 @@ return out
     site.change(first, 2)  # It was read in this very evaluation, and
     site.change(second, 2)  # this was sent behind it.
     in_pipe = site.bench.ask(code)
-    await site.read([first])  # In a cell of its own; what was asked before it is in the pipe now.
+    await site.read([first])  # In a cell of its own; the request before it is in the pipe now.
     site.change(first, 3)
     site.delete(third)
     site.bench.registry.hold.set()
@@ -136,7 +136,7 @@ return out
     assert (await in_pipe).value == [3, 3, 2, gone]
 
 
-async def test_of_many_changes_a_cell_is_told_to_forget_all(make_site):
+async def test_many_changes_make_a_cell_forget_all(make_site):
     site = await make_site(STALE_MAX + 10)
     await site.read(site.ids)
     for name in site.ids:
@@ -169,7 +169,7 @@ async def test_candidates_are_sent_in_their_order_and_others_not_at_all(make_sit
     assert await site.read([site.ids[31]], candidates=chosen) == ([1], 1)
 
 
-async def test_large_documents_are_not_sent_before_they_are_asked_for(make_site):
+async def test_large_documents_are_not_sent_ahead(make_site):
     site = await make_site(4)
     for name in site.ids:
         site.change(name, 1, AHEAD_BYTES_MIN * 8)
@@ -209,60 +209,60 @@ async def test_what_is_no_consultation_is_sent_nothing_ahead(make_site):
 
 
 def test_cache_is_bounded_by_bytes_and_makes_room_when_it_forgets():
-    kept = DocumentCache()
+    cache = DocumentCache()
     size = 1 << 20
     many = {f"c{number}": bytes(size) for number in range(KEPT_BYTES_MAX // size + 3)}
     room = KEPT_BYTES_MAX // (size + KEPT_ENTRY_BYTES)
-    assert list(kept.keep("documents", many)) == list(many)[room:]  # The first are read first.
-    assert kept.find("documents", "c0") == many["c0"]
-    kept.forget(tuple(many))
-    assert kept.find("documents", "c0") is None
-    assert len(kept.keep("documents", many)) == len(many) - room
-    kept.forget(None)
-    assert len(kept.keep("read_cluster", many)) == len(many) - room
+    assert list(cache.keep("documents", many)) == list(many)[room:]  # The first are read first.
+    assert cache.find("documents", "c0") == many["c0"]
+    cache.forget(tuple(many))
+    assert cache.find("documents", "c0") is None
+    assert len(cache.keep("documents", many)) == len(many) - room
+    cache.forget(None)
+    assert len(cache.keep("read_cluster", many)) == len(many) - room
     small = DocumentCache(10 * KEPT_ENTRY_BYTES)
     assert len(small.keep("get_cluster", {str(number): b"" for number in range(16)})) == 6
 
 
 def test_what_finds_no_room_is_there_for_one_read():
-    kept = DocumentCache(0)
+    cache = DocumentCache(0)
     ids = tuple(f"c{number:02}" for number in range(100))
-    kept.begin(lambda: ids)
-    ahead = kept.ahead("read_cluster", ids[0])
+    cache.begin(lambda: ids)
+    ahead = cache.ahead("read_cluster", ids[0])
     assert ahead == ids[1:17]
-    kept.obey(frames.KeepDocuments((), "read_cluster", dict.fromkeys(ahead, b"1")))
-    assert [kept.find("read_cluster", name) for name in ahead] == [b"1"] * 16
-    assert kept.find("read_cluster", ahead[0]) is None
-    further = kept.ahead("read_cluster", ids[17])
+    cache.obey(frames.KeepDocuments((), "read_cluster", dict.fromkeys(ahead, b"1")))
+    assert [cache.find("read_cluster", name) for name in ahead] == [b"1"] * 16
+    assert cache.find("read_cluster", ahead[0]) is None
+    further = cache.ahead("read_cluster", ids[17])
     assert further == ids[18:50]
-    kept.obey(frames.KeepDocuments((), "read_cluster", dict.fromkeys(further, b"1")))
-    kept.forget(further[:1])
-    assert kept.find("read_cluster", further[0]) is None
+    cache.obey(frames.KeepDocuments((), "read_cluster", dict.fromkeys(further, b"1")))
+    cache.forget(further[:1])
+    assert cache.find("read_cluster", further[0]) is None
     # The policy goes another way, and has no use for it.
-    assert kept.ahead("read_cluster", ids[90]) == ()
-    assert kept.ahead("documents", ids[98]) == (ids[99], *ids[:15])
+    assert cache.ahead("read_cluster", ids[90]) == ()
+    assert cache.ahead("documents", ids[98]) == (ids[99], *ids[:15])
 
 
 def test_nothing_is_requested_ahead_where_nothing_came():
-    kept = DocumentCache()
+    cache = DocumentCache()
     ids = tuple(f"c{number:03}" for number in range(1000))
-    kept.begin(lambda: ids)
+    cache.begin(lambda: ids)
     counts = []
     for name in ids[:6]:
-        ahead = kept.ahead("get_cluster", name)
-        kept.came("get_cluster", ahead)
+        ahead = cache.ahead("get_cluster", name)
+        cache.came("get_cluster", ahead)
         counts.append(len(ahead))
     assert counts == [16, 32, 64, 128, 256, 0]
-    kept.begin(lambda: ids)
-    assert len(kept.ahead("get_cluster", ids[0])) == 16
+    cache.begin(lambda: ids)
+    assert len(cache.ahead("get_cluster", ids[0])) == 16
 
 
 def test_what_is_stale_goes_before_what_is_new_comes():
-    kept = DocumentCache()
-    kept.keep("read_cluster", {"a": b"1", "b": b"1"})
-    kept.keep("documents", {"a": b"1"})
-    kept.obey(frames.KeepDocuments(("a",), "read_cluster", {"a": b"2", "c": b"2"}))
-    assert [kept.find("read_cluster", name) for name in "abc"] == [b"2", b"1", b"2"]
-    assert kept.find("documents", "a") is None
-    kept.obey(frames.KeepDocuments(None, "", {}))
-    assert kept.find("read_cluster", "b") is None
+    cache = DocumentCache()
+    cache.keep("read_cluster", {"a": b"1", "b": b"1"})
+    cache.keep("documents", {"a": b"1"})
+    cache.obey(frames.KeepDocuments(("a",), "read_cluster", {"a": b"2", "c": b"2"}))
+    assert [cache.find("read_cluster", name) for name in "abc"] == [b"2", b"1", b"2"]
+    assert cache.find("documents", "a") is None
+    cache.obey(frames.KeepDocuments(None, "", {}))
+    assert cache.find("read_cluster", "b") is None

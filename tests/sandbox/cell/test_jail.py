@@ -1,4 +1,4 @@
-"""What can be told of the jail's parts from within one process; the attacks have the rest."""
+"""What can be seen of the jail's parts from within one process; the attacks have the rest."""
 
 import subprocess
 import sys

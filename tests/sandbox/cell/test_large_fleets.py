@@ -83,8 +83,7 @@ async def large(make_shared):
 
 
 @IN_ONE_LOOP
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(("shuffle", "named"), [(False, True), (True, False)])
 async def test_policy_reads_each_candidate_in_any_order(large, shuffle, named):
     names = large.fleet.cluster_ids
     code = large.policy(LOOP.replace("CALL", CALLS["read_cluster"]), "reads")
@@ -119,7 +118,7 @@ async def test_large_input_can_be_written_as_json(large):
 
 
 @IN_ONE_LOOP
-async def test_policy_that_holds_too_much_is_told_which_setting_to_raise(large):
+async def test_refusal_of_a_policy_that_holds_too_much_names_the_setting_to_raise(large):
     body = "return len([dict(entry) for entry in input_data['cluster_data'].values()])"
     refusal = await large.refusal(large.policy(body, "holds"))
     assert refusal.code == "policy_memory"

@@ -101,9 +101,9 @@ def test_the_view_is_the_truth_minus_what_is_outstanding(seed):
                     if share.cluster_id == name:
                         truth.take(share)
         elif action < 0.32:
-            kept = list(leases)
+            shares = list(leases)
             truth.install(fleet_clusters(truth, rng))
-            for share in kept:
+            for share in shares:
                 truth.take(share)
         elif action < 0.5 and undecided:
             request = undecided.pop(rng.randrange(len(undecided)))

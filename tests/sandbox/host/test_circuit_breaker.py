@@ -1,4 +1,4 @@
-"""Circuit breaker: what keeps overrunning for one tenant is not asked by it for a while."""
+"""Circuit breaker: what keeps overrunning for one tenant serves it no more for a while."""
 
 from collections import Counter
 
@@ -74,7 +74,7 @@ def test_the_refusal_says_what_happened_and_when_to_come_back(circuits):
     }
 
 
-def test_other_tenants_policies_and_versions_are_asked_as_before(circuits):
+def test_other_tenants_policies_and_versions_are_served_as_before(circuits):
     for _ in range(LIMIT):
         circuits.overran(work(), 5.0)
     others = (work("b"), work(uri="loop:2-x"), work(digest="other"))
@@ -107,14 +107,14 @@ def test_what_hangs_at_every_other_request_rests_too(circuits, apart, answers):
     assert circuits.current(work().code.ref, "a", now).overruns == overruns
 
 
-def test_a_rare_hang_never_makes_it_rest_however_fast_it_is_asked(circuits):
+def test_a_rare_hang_never_makes_it_rest_however_fast_requests_come(circuits):
     for _ in range(100):
         assert not circuits.overran(work(), 5.0)
         for _ in range(ANSWERS_PER_OVERRUN):
             circuits.note_answer(work())
 
 
-def test_a_hang_now_and_then_never_makes_it_rest_however_seldom_it_is_asked(circuits):
+def test_a_hang_now_and_then_never_makes_it_rest_however_seldom_requests_come(circuits):
     now = 5.0
     for _ in range(100):
         assert not circuits.overran(work(), now)

@@ -32,7 +32,7 @@ def test_evaluations_in_one_pipe_build_on_each_other():
     assert contexts.packed(KEY) == b"two"
 
 
-def test_of_two_cells_one_wins_whole_and_the_other_is_told_again():
+def test_of_two_cells_one_wins_whole_and_the_other_gets_it_again():
     contexts = Contexts()
     one, two = (SentContexts(contexts, "digest", 8) for _ in range(2))
     mine, other, behind = one.tell("t")[2], two.tell("t")[2], two.tell("t")[2]
@@ -60,7 +60,7 @@ def call(method: str, *arguments: object) -> frames.Call:
     return frames.Call(7, "context_client", method, msgspec.msgpack.encode(arguments))
 
 
-def test_a_client_reads_and_swaps_and_is_told_of_a_conflict():
+def test_a_client_reads_and_swaps_and_hears_of_a_conflict():
     contexts = Contexts()
     sync = SentContexts(contexts, "digest", 8)
     chain = sync.tell("t")[2]
@@ -75,7 +75,7 @@ def test_a_client_reads_and_swaps_and_is_told_of_a_conflict():
     assert sync.tell("t")[0] is None, "the cell that swapped holds it"
 
 
-def test_a_swap_by_management_is_told_to_the_cell_with_its_next_evaluation():
+def test_a_swap_by_management_reaches_the_cell_with_its_next_evaluation():
     contexts = Contexts()
     sync = SentContexts(contexts, "digest", 8)
     sync.tell("t")
@@ -99,8 +99,8 @@ def test_what_changed_is_offered_once_in_order_and_within_bytes():
     assert contexts.take_changed(11) == []
     contexts.forget_policy("uri:1-x")
     assert contexts.take_changed(1) == [(key, 0, b"") for key in keys]
-    contexts.restore([(keys[0], 0, b"kept"), (keys[1], 0, b"x" * (257 << 10))], 0)
-    assert (contexts.packed(keys[0]), contexts.packed(keys[1])) == (b"kept", b"")
+    contexts.restore([(keys[0], 0, b"own"), (keys[1], 0, b"x" * (257 << 10))], 0)
+    assert (contexts.packed(keys[0]), contexts.packed(keys[1])) == (b"own", b"")
     assert contexts.take_changed(100) == []
 
 
@@ -109,11 +109,11 @@ def test_versions_go_on_where_an_earlier_process_left_them_or_further():
     version = 0
     for _ in range(5):
         version = before.swap(KEY, version, b"one") or 0
-    kept = before.take_changed(100)
+    stored = before.take_changed(100)
     lost = before.swap(KEY, version, b"lost with the process")
     for beyond in (0, 1_000):
         contexts = Contexts()
-        contexts.restore([*kept, (("digest", "old"), 0, b"noted no version")], beyond)
+        contexts.restore([*stored, (("digest", "old"), 0, b"noted no version")], beyond)
         assert contexts.version(KEY) == version, "nothing has changed since it was read"
         assert contexts.version(("digest", "old")) > max(version, beyond)
         changed = contexts.swap(KEY, version, b"two")

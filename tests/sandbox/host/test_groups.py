@@ -150,7 +150,7 @@ async def test_a_burst_of_one_tenant_spreads_over_cells(make_bench):
     code = bench.policy(HANGS)
     assert await bench.value(code, {"n": 0}) == 0
     # All go into the pipe of one cell, since it is unknown yet; the first one tells.
-    burst = [bench.ask(code, {"seconds": 1.5, "n": n}) for n in range(8)]
+    burst = [bench.ask(code, {"seconds": 0.7, "n": n}) for n in range(8)]
     quick = bench.ask(code, {"n": 99})
     assert (await quick).value == 99
     done = sum(each.done() for each in burst)
@@ -216,7 +216,7 @@ return input_data['inputs'].get('n', 0)
 
 async def test_no_tenant_has_all_cells_and_the_reason_says_whose_share_is_used_up(make_bench):
     limits = Limits(
-        evaluation_seconds=60.0, cells_max=4, queue_seconds=3.0, spares=0, circuit_overruns=0
+        evaluation_seconds=60.0, cells_max=4, queue_seconds=1.5, spares=0, circuit_overruns=0
     )
     bench = await make_bench(limits=limits)
     mine = [bench.policy(HANGS_OR_ANSWERS, f"mine-{number}") for number in range(5)]

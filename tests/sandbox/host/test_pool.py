@@ -85,9 +85,9 @@ async def test_an_idle_cell_begins_at_once_and_a_busy_one_gets_the_rest_together
     code = bench.policy("return input_data['inputs']['n']")
     await bench.value(code, {"n": -1})
     (cell,) = bench.sandbox._pool._group_of
-    asked = [bench.ask(code, {"n": n}) for n in range(4)]
+    requests = [bench.ask(code, {"n": n}) for n in range(4)]
     assert len(cell.sent) == 1  # Before this turn of the loop is over.
-    assert [(await each).value for each in asked] == [0, 1, 2, 3]
+    assert [(await each).value for each in requests] == [0, 1, 2, 3]
 
 
 @pytest.mark.heavy
@@ -243,7 +243,7 @@ return "quick"
     assert (await slow).refusal.code == Code.POLICY_TIMEOUT
 
 
-@pytest.mark.parametrize("count", [2, 8, 40])
+@pytest.mark.parametrize("count", [2, 40])
 async def test_who_burnt_once_is_as_before_though_more_waits_for_it(make_bench, count):
     """At idle priority it would never be done with what comes in meanwhile, and stay there."""
     limits = Limits(evaluation_seconds=30.0, demote_seconds=0.01, cells_per_policy_max=1)
@@ -251,8 +251,8 @@ async def test_who_burnt_once_is_as_before_though_more_waits_for_it(make_bench, 
     code = bench.policy("""
 import time
 n = input_data["inputs"]["n"]
-while n == 0 and time.process_time() < 1.0: pass
-if n == 1: time.sleep(1)
+while n == 0 and time.process_time() < 0.5: pass
+if n == 1: time.sleep(0.5)
 return n
 """)
     first, *others = [bench.ask(code, {"n": n}) for n in range(count)]
@@ -474,10 +474,10 @@ async def test_what_is_being_forked_when_its_zygote_dies_is_forked_by_the_next(b
     assert await bench.value(at_work) == 1
     zygote = bench.sandbox._pool.spawner._zygote.pid
     os.kill(zygote, signal.SIGSTOP)
-    asked = [bench.ask(bench.policy(f"return {n}", f"rule-{n}")) for n in range(4)]
+    requests = [bench.ask(bench.policy(f"return {n}", f"rule-{n}")) for n in range(4)]
     assert await bench.value(at_work) == 1  # By now the cells of the others have been ordered.
     os.kill(zygote, signal.SIGKILL)
-    assert [(await each).value for each in asked] == [0, 1, 2, 3]
+    assert [(await each).value for each in requests] == [0, 1, 2, 3]
     assert bench.sandbox.report().counters["zygote_restarts"] == 1
 
 

@@ -307,7 +307,7 @@ async def test_a_cell_keeps_what_was_at_hand_until_that_changes(make_bench):
             assert await bench.value(code) == [[True, {"version": version}]] * 2
     change(3)
     plain = await bench.sandbox.evaluate(code, Tenant("t"), {}, parameters={}, settings={})
-    # Only consultations say what has changed, so nothing else relies on what is kept.
+    # Only consultations say what has changed, so nothing else relies on the cache.
     assert plain[0] == [True, {"version": 3}]
     assert plain[1] == [False, "Error occurred: more than 1 calls in one evaluation"]
     assert await bench.value(code) == [[True, {"version": 3}]] * 2
@@ -329,7 +329,7 @@ async def test_a_slow_service_stops_the_clock_but_not_for_ever(make_bench):
     assert value == [False, "Error occurred: the service took too long"]
 
 
-async def test_context_is_kept_per_policy_and_tenant_and_discarded_on_failure(hasty):
+async def test_context_is_stored_per_policy_and_tenant_and_discarded_on_failure(hasty):
     bench = hasty
     code = bench.policy("""
 context["count"] = context.get("count", 0) + 1
@@ -527,7 +527,7 @@ async def test_management_answers_or_says_clearly_why_not(shared):
 
 
 @IN_ONE_LOOP
-async def test_what_is_printed_and_logged_is_kept_up_to_a_cap(shared):
+async def test_output_is_stored_up_to_a_cap(shared):
     code = shared.policy("""
 import logging
 print("printed"); logging.getLogger("mine").info("logged"); print("x" * input_data["inputs"]["n"])

@@ -1,4 +1,4 @@
-"""A worker as the daemon sees it, told what an agent says."""
+"""A worker as the daemon sees it, from the messages of an agent."""
 
 import asyncio
 from collections import Counter
@@ -29,7 +29,7 @@ async def test_what_a_cell_says_with_the_news_of_its_birth_is_read() -> None:
     spawning = asyncio.ensure_future(worker.spawn())
     await asyncio.sleep(0)
     assert sent == [relay.Spawn(1)]
-    # An agent says all that is to be told at one time in one message.
+    # An agent puts all that it has to say at one time into one message.
     said = [relay.CellSaid(1, b"jailed", 0), relay.CellSaid(1, b"loaded", 7), relay.Closed(1)]
     for message in (relay.Born(1), *said):
         worker.take(relay.encode(message))

@@ -26,7 +26,7 @@ def test_a_stream_is_cut_into_the_same_frames_whatever_its_pieces(seed):
 
 
 @pytest.mark.parametrize("header", [b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x65\0\0\0"])
-def test_what_came_before_a_bad_header_is_kept_and_nothing_after_it(header):
+def test_what_came_before_a_bad_header_stays_and_nothing_after_it(header):
     reader = frames.FrameReader(100)
     assert reader.feed(frames.HEADER.pack(1) + b"a" + header + b"bcd") == [b"a"]
     assert reader.error

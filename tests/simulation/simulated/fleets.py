@@ -72,8 +72,8 @@ def changed(rng: Random, before: Cluster) -> Cluster:
     nodes = [each for each in before.nodes if rng.random() < 0.7]
     if nodes and rng.random() < 0.5:
         one = rng.randrange(len(nodes))
-        kept = tuple(gpu for gpu in nodes[one].gpus if rng.random() < 0.6)
-        nodes[one] = replace(nodes[one], gpus=kept, cpu_milli=nodes[one].cpu_milli // 2)
+        remaining = tuple(gpu for gpu in nodes[one].gpus if rng.random() < 0.6)
+        nodes[one] = replace(nodes[one], gpus=remaining, cpu_milli=nodes[one].cpu_milli // 2)
     if nodes and rng.random() < 0.4:
         one = rng.randrange(len(nodes))
         nodes[one] = replace(nodes[one], unavailable=rng.choice(["", "cordoned"]))
@@ -229,5 +229,5 @@ def ask(
         explain=rng.random() < 0.15,
         dry_run=rng.random() < 0.07,
     )
-    # Only a policy that is told no demand reads the inputs; equal ones let asks share a line.
+    # Only a policy that sees no demand reads the inputs; equal ones let asks share a line.
     return drawn if drawn.demand is None else replace(drawn, inputs={})

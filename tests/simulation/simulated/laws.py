@@ -1,6 +1,6 @@
 """What must hold, and what must not: an independent model of leases, devices and answers.
 
-Nothing here calls the core's own verdicts (`apply`, `verify`, `Fleet`): a law that asked the
+Nothing here calls the core's own verdicts (`apply`, `verify`, `Fleet`): a law that asks the
 defendant would acquit it.
 """
 
@@ -66,7 +66,7 @@ def law(holds: bool, name: str, *evidence: Any) -> None:
 
 @dataclass
 class Model:
-    """The world according to the facts, kept by hand."""
+    """The world according to the facts, by hand."""
 
     clusters: dict[str, Cluster] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
@@ -176,14 +176,14 @@ class Model:
         self,
         ask: Ask,
         now: float,
-        kept: Iterable[tuple[str, str]] = (),
+        closed: Iterable[tuple[str, str]] = (),
         need: Demand | None = None,
     ) -> set[tuple[str, str]]:
         """The nodes that a request may not get: reserved for others, or near its group."""
         if ask.terms is None:
             return set()
         return self._near(ask) | self.shut_to(
-            ask, need or ask.demand, self.until(ask, now, kept), now
+            ask, need or ask.demand, self.until(ask, now, closed), now
         )
 
     def shut_for_good(self, ask: Ask, now: float) -> set[tuple[str, str]]:
@@ -206,7 +206,7 @@ class Model:
         """The nodes of which others, or the asker, reserved a part."""
         return {node for each in self.reserved.values() if each.parts for node in each.nodes}
 
-    def until(self, ask: Ask, now: float, kept: Iterable[tuple[str, str]]) -> float:
+    def until(self, ask: Ask, now: float, closed: Iterable[tuple[str, str]]) -> float:
         """When a lease of this request would end: sooner, where it fits nowhere for so long."""
         assert ask.terms is not None
         if ask.id in self.requeued:
@@ -214,7 +214,7 @@ class Model:
         whole, shortest = now + ask.terms.ttl_seconds, ask.terms.ttl_seconds_min
         if not shortest or not (shut := self.shut_to(ask, ask.demand, whole, now)):
             return whole
-        shut |= {*kept, *self._near(ask)}
+        shut |= {*closed, *self._near(ask)}
         fits = ask.demand is not None and self.fits(ask.demand, ask.candidates, shut)
         return whole if fits else now + shortest
 
@@ -280,7 +280,7 @@ class Model:
             same = new == replace(named, used=new.used, begun=new.begun)
             law(same and new != before, "a reservation stays what it is", fact, before)
             return
-        law(len(set(new.nodes)) == new.demand.nodes, "as many nodes as asked for", fact)
+        law(len(set(new.nodes)) == new.demand.nodes, "as many nodes as requested", fact)
         for pair in new.nodes:
             node = self.node(Share(*pair))  # type: ignore[arg-type]  # Plain values in tests.
             law(node is not None and not self.shut(*pair), "what is reserved is there", fact)
@@ -308,8 +308,8 @@ class Model:
             law(_serves(self.node(part), part, new.demand), "it can take the demand", new)  # type: ignore[arg-type]  # A law above.
             for at in agreed.moments(self, pair, None, new.starts_at, new.ends_at):
                 free = agreed.left(self, pair, at, None)
-                kept = free is not None and all(free[key] >= 0 for key in agreed.holds(part))
-                law(kept, "no reservation is broken", new, free)
+                fits = free is not None and all(free[key] >= 0 for key in agreed.holds(part))
+                law(fits, "no reservation is broken", new, free)
 
     def _unreserve(self, fact: Unreserved) -> None:
         law(fact.reservation in self.reserved, "it ends once", fact)
@@ -328,7 +328,7 @@ class Model:
 
     @property
     def resetting(self) -> set[str]:
-        """What was released, and is made fit to be kept warm."""
+        """What was released, and is made fit to stay warm."""
         released = {name for name, reason in self.ending.items() if reason == RELEASED}
         return {name for name in released if self.leases[name].provision.keep_warm_seconds}  # type: ignore[union-attr]  # Only what has one is `Ending`.
 
@@ -413,16 +413,16 @@ class Model:
             case Preempted(lease_id):
                 law(lease_id in self.leases, "only what is held gives way", fact)
                 over = self.ending.keys() | self.finished.keys() | self.notices.keys() | self.warm
-                law(lease_id not in over, "it is told once", fact)
-                self._may_be_told(fact)
+                law(lease_id not in over, "it gets one notice", fact)
+                self._may_get_notice(fact)
                 self.notices[lease_id] = fact
             case Spared(lease_id):
-                law(self.notices.pop(lease_id, None) is not None, "it was told to leave", fact)
+                law(self.notices.pop(lease_id, None) is not None, "it had a notice", fact)
             case Moved(lease_id, _, placement, _, lost):
                 same = [replace(share, gpus=()) for share in placement]
                 before = [replace(share, gpus=()) for share in self.leases[lease_id].placement]
                 law(same == before, "what is held has another name, and no more", fact)
-                law({*lost} == {*self.lost.get(lease_id, ())}, "what is gone is told", fact)
+                law({*lost} == {*self.lost.get(lease_id, ())}, "what is lost is named", fact)
                 self._count(self.leases[lease_id], -1, among_others=True)
                 self.leases[lease_id] = replace(self.leases[lease_id], placement=placement)
                 self._count(self.leases[lease_id], 1, among_others=True)
@@ -431,7 +431,7 @@ class Model:
                 law(self.leases[lease_id].provision is not None, "only engines take time", fact)
                 before = self.ending.get(lease_id)
                 given_up = lease_id in self.resetting and reason != RELEASED
-                law(before is None or given_up, "it ends once, but for what was to be kept", fact)
+                law(before is None or given_up, "it ends once, but for what was to stay warm", fact)
                 self.ending[lease_id] = reason
                 self.warm.discard(lease_id)
             case Finished(lease_id, outcome):
@@ -441,10 +441,10 @@ class Model:
                 law(outcome.attempt == self.leases[lease_id].attempt, "it says what ended", fact)
                 self.finished[lease_id] = outcome
             case Warmed(lease_id, at, expires_at):
-                law(self.ending.pop(lease_id, "") == RELEASED, "only the released is kept", fact)
+                law(self.ending.pop(lease_id, "") == RELEASED, "only the released is warm", fact)
                 provision = self.leases[lease_id].provision
-                law(provision.keep_warm_seconds > 0, "only as asked", fact)  # type: ignore[union-attr]  # Only what has one is `Ending`.
-                law(expires_at == at + provision.keep_warm_seconds, "as long as asked", fact)  # type: ignore[union-attr]  # As above.
+                law(provision.keep_warm_seconds > 0, "only as requested", fact)  # type: ignore[union-attr]  # Only what has one is `Ending`.
+                law(expires_at == at + provision.keep_warm_seconds, "as long as requested", fact)  # type: ignore[union-attr]  # As above.
                 self.warm.add(lease_id)
                 self.expires[lease_id] = expires_at
             case Requeued():
@@ -453,7 +453,7 @@ class Model:
                 self._paused(fact)
             case Resumed(lease_id, at):
                 retry_at = self.paused.pop(lease_id, at + 1)
-                law(at >= retry_at, "it pauses as long as it was told to", fact, retry_at)
+                law(at >= retry_at, "it pauses as long as it should", fact, retry_at)
             case Ended(lease_id) if lease_id in self.requeued:
                 del self.requeued[lease_id], self.waiting[lease_id]
                 self.overtaken.pop(lease_id, None)
@@ -495,14 +495,14 @@ class Model:
         for name, notice in self.notices.items():
             self.notices[name] = replace(notice, until=notice.until + seconds)
 
-    def _may_be_told(self, fact: Preempted) -> None:
+    def _may_get_notice(self, fact: Preempted) -> None:
         lease, waiter = self.leases[fact.lease], self.waiting.get(fact.by)
         law(waiter is not None, "who waits is given way to", fact)
         assert waiter is not None
         terms = lease.terms
         if terms.preemptible and terms.priority < waiter.ask.priority:
-            told = fact.until >= fact.at + terms.notice_seconds
-            law(told, "it has its notice", fact, lease)
+            in_time = fact.until >= fact.at + terms.notice_seconds
+            law(in_time, "it has its notice", fact, lease)
             lasted = fact.until >= lease.granted_at + terms.runtime_seconds_min
             law(lasted, "it lasts as long as it must", fact, lease)
         else:
@@ -527,8 +527,8 @@ class Model:
         law(fact.lease not in self.ending, "what is over does not come back", fact)
         lease = self.leases.pop(fact.lease)
         provision = lease.provision
-        law(provision is not None and provision.on_failure == "requeue", "only as asked", lease)
-        law(lease.attempt < provision.attempts_max, "no more starts than asked for", lease)  # type: ignore[union-attr]  # The law above.
+        law(provision is not None and provision.on_failure == "requeue", "only as requested", lease)
+        law(lease.attempt < provision.attempts_max, "no more starts than requested", lease)  # type: ignore[union-attr]  # The law above.
         outcome = self.finished.pop(fact.lease, None)
         law(outcome is not None and outcome.phase == "failed", "only what failed", fact, outcome)
         self._count(lease, -1)
@@ -602,7 +602,7 @@ class Model:
             law(not parts, "no device is promised whole and in parts", lease, parts)
 
     def check_names(self) -> None:
-        """Leases say what their devices are called now, once all of them have been told."""
+        """Leases say what their devices are called now, once all of them have moved."""
         law(max(self.devices.values(), default=0) <= 1000, "no device is promised twice", self)
         for name, held in self.held.items():
             shares = {(x.cluster_id, x.node_id): x.gpus for x in self.leases[name].placement}
@@ -630,8 +630,8 @@ class Model:
         ask = asks[lease.id]
         law(ask.terms is not None and not ask.dry_run, "only who asks for a lease gets it", ask)
         same = (lease.tenant, lease.token_digest, lease.policy, lease.terms, lease.provision)
-        asked = (ask.tenant, ask.token_digest, ask.policy, ask.terms, ask.provision)
-        law(same == asked, "the lease is the asker's", same, asked)
+        requested = (ask.tenant, ask.token_digest, ask.policy, ask.terms, ask.provision)
+        law(same == requested, "the lease is the asker's", same, requested)
         law(lease.granted_at == now, "granted now", lease, now)
         law(lease.state == ("starting" if lease.provision else "granted"), "young", lease.state)
         key = (ask.tenant, ask.terms.idempotency_key)
@@ -647,7 +647,7 @@ class Model:
                 until = min(until, self.begins(lease, now))
                 agreed = lease.expires_at >= now + lease.terms.ttl_seconds_min
                 law(agreed, "not for less than agreed", lease)
-            law(lease.expires_at == until, "for as long as asked", lease)
+            law(lease.expires_at == until, "for as long as requested", lease)
         if key[1] and before is None:
             law(key not in self.keys, "a key never yields two leases", key, lease.id)
             self.keys[key] = lease.id
@@ -853,7 +853,7 @@ def _is_part(one: DeviceId, other: DeviceId) -> bool:
 
 
 def _labelled(pair: tuple[str, str], node: Node, demand: Demand) -> bool:
-    """Whether a node has the labels asked for: one requirement after the other."""
+    """Whether a node has the labels of a demand: one requirement after the other."""
     own = {"moorage/cluster": pair[0], "moorage/node": pair[1]}
     for key, operator, values in demand.where:
         value = own.get(key, node.labels.get(key))

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from simulated.world import World
 
 INSTANT = 0.001
-"""Seconds between two deadlines that are told apart."""
+"""Seconds between two deadlines that differ."""
 
 
 class Witness:
@@ -83,7 +83,7 @@ class Witness:
         self.asks: dict[str, Ask] = {}
         self.messages: dict[Address, Event] = {}
         self.unanswered: dict[Address, Event] = {}
-        self.told: set[Address] = set()
+        self.answered_to: set[Address] = set()
         self.gone: set[str] = set()
         self.refused: set[str] = set()
         self.known: dict[str, Lease] = {}
@@ -91,10 +91,15 @@ class Witness:
         self.released: dict[str, Lease] = {}
         self.stopped: set[tuple[str, int]] = set()
         self.reserved: tuple[Any, int, str] = ((), 0, "")
-        self.kept_on = set[tuple[str, str]]()
-        """Nodes that are kept for the head all through the turn: it may be another meanwhile."""
+        self.head_nodes = set[tuple[str, str]]()
+        """Nodes reserved for the head all through the turn: it may be another meanwhile."""
         self.declined: set[str] = set()
         self.due: dict[str, float] = {}
+        self.granted: dict[tuple[str, int], Lease] = {}
+        self.requeued: set[str] = set()
+        self.over: set[str] = set()
+        self.scanned = 0
+        """How many facts of the ledger the three before are of."""
         self.consultations = Counter[str]()
         self.turns = 0
 
@@ -103,7 +108,7 @@ class Witness:
         reserve = queue.reserve
 
         def seen(head: WaiterLine | None, nodes: Nodes) -> None:
-            self.kept_on &= {*nodes}
+            self.head_nodes &= {*nodes}
             reserve(head, nodes)
 
         queue.reserve = seen  # type: ignore[method-assign]  # Seen from outside, it does the same.
@@ -123,18 +128,19 @@ class Witness:
         if isinstance(event, WorkloadFailed | WorkloadStopped):
             self.let_go.add((event.lease, event.fencing))
         queue = self.world.allocator.requests.queue
-        self.reserved, self.kept_on = ((), 0, ""), {*queue.reservation}
+        self.reserved, self.head_nodes = ((), 0, ""), {*queue.reservation}
         self.declined = self._declined()
         self.model.disturbed = isinstance(event, Restarted | Stalled | ClockSet)
-        self.due = {name: waiter.deadline for name, waiter in self.model.waiting.items()}
-        self.due |= self.model.expires
+        if self.model.disturbed:
+            self.due = {name: waiter.deadline for name, waiter in self.model.waiting.items()}
+            self.due |= self.model.expires
         if queue.head is not None:
             first = next(iter(queue.head.waiters))
             self.reserved = (queue.reservation, queue.head.of.priority, first)
 
     def after(self, event: Event, turn: Turn) -> None:
         world, model = self.world, self.model
-        waited, told_for = set(model.waiting), set[str]()
+        waited, noticed_for = set(model.waiting), set[str]()
         self.declined |= self._declined()
         for number, fact in enumerate(turn.facts):
             if isinstance(fact, Granted):
@@ -149,14 +155,14 @@ class Witness:
                 law(pauses == (world.pause_seconds > 0), "what failed needs time", fact)
             if isinstance(fact, Ended) and isinstance(event, ConsultFailed):
                 self._blameless(fact, event)
-            if isinstance(fact, Preempted) and fact.by not in told_for:
-                told_for.add(fact.by)
+            if isinstance(fact, Preempted) and fact.by not in noticed_for:
+                noticed_for.add(fact.by)
                 facts = turn.facts[number:]
                 self._not_in_vain(
                     [x for x in facts if isinstance(x, Preempted) and x.by == fact.by]
                 )
             if isinstance(fact, Ending | Ended) and fact.reason.startswith("preempted"):
-                self._helps(fact, told_for)
+                self._helps(fact, noticed_for)
             model.learn(fact, self.asks, world.now)
             if isinstance(fact, Renewed) and fact.lease in model.leases:
                 graced = isinstance(event, Restarted | Stalled)
@@ -172,9 +178,10 @@ class Witness:
                 self._consulted(effect)
                 self._whole_first(effect)
             if isinstance(effect, Forget) and isinstance(event, SessionLost):
-                kept = effect.request not in model.waiting
-                law(kept, "a waiter keeps its place, whichever leaves", event, effect)
-        model.check_names()
+                stays = effect.request not in model.waiting
+                law(stays, "a waiter keeps its place, whichever leaves", event, effect)
+        if turn.facts:
+            model.check_names()
         state = world.allocator.state
         law(state.leases.keys() == model.leases.keys(), "the state is what the facts say")
         law(state.waiting.keys() == model.waiting.keys(), "the queue is what the facts say")
@@ -208,7 +215,7 @@ class Witness:
         return {name for line in self._lines() if line.declined for name in line.waiters}
 
     def _lines(self) -> Iterable[WaiterLine]:
-        """All lines, in no order: to order them takes longer than what is asked of them here."""
+        """All lines, in no order: to order them takes longer than what is looked up here."""
         return self.world.allocator.requests.queue._lines.values()
 
     def _overtaking(self, fact: Granted, event: Event) -> None:
@@ -227,7 +234,7 @@ class Witness:
             counted = [at for at, name in behind if name == fact.overtakes]
             law(bool(counted), "only who is overtaken is counted", fact, behind)
             behind = [(at, name) for at, name in behind if at < counted[0]]
-        # Whose policy has just declined lets others pass, though it may be asked again at once.
+        # Whose policy has just declined lets others pass, though it may be consulted again at once.
         said = event.request if isinstance(event, Proposed | ConsultFailed) else ""
         for _, name in behind:
             ask = model.waiting[name].ask
@@ -253,10 +260,10 @@ class Witness:
             if lease.terms.priority <= ask.priority:
                 both = _sum(holds(lease.placement), needs(ask.demand))
                 short = self.model.short(lease.tenant, project, both)
-                law(not short, "quota is kept for who was overtaken too often", lease, first)
+                law(not short, "quota is reserved for who was overtaken too often", lease, first)
 
     def _overdue_on(self, tenant: str, project: str | None) -> list[str]:
-        """Those that quota of an account may be kept for, the first one first."""
+        """Those that quota of an account may be reserved for, the first one first."""
         waiting = self.model.waiting
         names = [
             name
@@ -276,27 +283,27 @@ class Witness:
         alike = ("tenant", "project", "policy", "demand", "candidates", "priority")
         return all(getattr(ask, each) == getattr(other, each) for each in alike)
 
-    def _not_in_vain(self, told: list[Preempted]) -> None:
-        """Who is told to leave makes room, and none is told who need not.
+    def _not_in_vain(self, new: list[Preempted]) -> None:
+        """Who gets a notice makes room, and none gets one who need not leave.
 
         Args:
-            told: Those of one turn, before the model knows of them.
+            new: Those of one turn, before the model knows of them.
 
         """
-        if not told:
+        if not new:
             return
-        model, ask = self.model, self.model.waiting[told[0].by].ask
-        law(len({fact.by for fact in told}) == 1, "one request at a time is given way to", told)
-        victims = [fact.lease for fact in told]
+        model, ask = self.model, self.model.waiting[new[0].by].ask
+        law(len({fact.by for fact in new}) == 1, "one request at a time is given way to", new)
+        victims = [fact.lease for fact in new]
         over = model.ending.keys() | model.finished.keys() | model.warm
         noticed = {name for name in model.notices if name not in victims}
         assert ask.demand is not None
         all_gone = {*over, *noticed, *victims}
         waited = [notice.until for notice in model.notices.values() if notice.by == ask.id]
-        now = max(self.world.now, *waited, *(fact.until for fact in told))  # It gets its lease.
+        now = max(self.world.now, *waited, *(fact.until for fact in new))  # It gets its lease.
         shut = model.shut_for_good(ask, now)
         fits = model.fits_without(all_gone, ask.demand, ask.candidates, shut, ask, now)
-        law(fits, "no victim is chosen in vain", told, ask)
+        law(fits, "no victim is chosen in vain", new, ask)
         mine = {name for name in noticed if model.notices[name].by == ask.id}
         for name in victims:
             rest = {*over, *mine, *victims} - {name}
@@ -305,10 +312,10 @@ class Witness:
                 not spare or (len(victims) > 1 and ask.demand.nodes > 1), "none need not", name, ask
             )
 
-    def _helps(self, fact: Ending | Ended, told_for: set[str]) -> None:
+    def _helps(self, fact: Ending | Ended, noticed_for: set[str]) -> None:
         """Who leaves after a notice still makes room, whatever has happened meanwhile."""
         notice, model, now = self.model.notices.get(fact.lease), self.model, self.world.now
-        if notice is None or notice.by in told_for or notice.by not in model.waiting:
+        if notice is None or notice.by in noticed_for or notice.by not in model.waiting:
             return
         ask, over = model.waiting[notice.by].ask, model.ending.keys() | model.finished.keys()
         gone, shut = {*over, *model.warm, *model.notices}, model.shut_for_good(ask, now)
@@ -317,21 +324,21 @@ class Witness:
         law(fits, "none leaves in vain", fact, ask)
 
     def _blameless(self, fact: Ended, event: ConsultFailed) -> None:
-        """A policy that does not get to answer says nothing about the lease it is asked about."""
+        """A policy that does not get to answer says nothing about the lease of its consultation."""
         if fact.lease in self.model.requeued and event.refusal.code in PASSING:
             enough = self.model.faults[fact.lease] == FAULTS_MAX
             law(enough, "a fault that passes ends no lease", fact, event)
 
     def _gave_way(self, effect: Respond | Recall, waited: set[str]) -> None:
-        """None is told that there is no room where there is, or a warm lease could make some."""
+        """No answer denies room where there is some, or a warm lease could make some."""
         message = self.messages[effect.to]
         answer = effect.answer if isinstance(effect, Respond) else None
         if not isinstance(message, Asked) or not isinstance(answer, Refusal):
             return
         ask, model = message.ask, self.model
-        # A policy that was asked so often is believed; a repeated request was not asked about.
-        asked = 0 < self.consultations[ask.id] < CONSULTS_MAX and ask.terms is not None
-        if self.world.honest and asked and answer.code is Code.POLICY_DECLINED:
+        # A policy that was consulted so often is believed; a repeated request has no consultation.
+        consulted = 0 < self.consultations[ask.id] < CONSULTS_MAX and ask.terms is not None
+        if self.world.honest and consulted and answer.code is Code.POLICY_DECLINED:
             need = ask.alternatives[-1] if ask.alternatives else ask.demand or wanted(ask)
             shut = self._shut(ask, need)
             law(not model.fits(need, ask.candidates, shut), "room that came back is seen", ask)
@@ -391,8 +398,8 @@ class Witness:
         whole = self.world.now + terms.ttl_seconds
         shut = self.model.shut_to(ask, ask.demand, whole, self.world.now)
         if not shut <= set(consult.reserved):
-            kept = self.world.allocator.requests.queue.reserved_before(ask)
-            shut |= {*consult.reserved, *kept}
+            closed = self.world.allocator.requests.queue.reserved_before(ask)
+            shut |= {*consult.reserved, *closed}
             elsewhere = self.model.fits(ask.demand, ask.candidates, shut)
             law(not elsewhere, "no lease is shortened where a whole one fits", consult)
 
@@ -425,21 +432,21 @@ class Witness:
 
     def _in_turn(self, lease: Lease, event: Event) -> None:
         """No request of lower priority is served while an identical waiter sleeps."""
-        kept, priority, head = self.reserved
+        closed, priority, head = self.reserved
         ask = self.asks[lease.id]
         ready = head in self.model.waiting and head not in self.model.paused
-        # Whose policy has just declined lets others pass, though it may be asked again at once.
+        # Whose policy has just declined lets others pass, though it may be consulted again at once.
         declined = isinstance(event, Proposed | ConsultFailed) and event.request == head
         behind = lease.terms.priority < priority
         if ready and self._overdue(head):
             behind |= lease.terms.priority == priority and not self._overdue(lease.id)
-        if behind and ready and not declined:  # Nothing kept if it pauses.
+        if behind and ready and not declined:  # Nothing is reserved if it pauses.
             touched = {
                 (share.cluster_id, share.node_id)
                 for share in lease.placement
                 if not agreed.is_own(self.model, lease, share)
-            } & self.kept_on
-            law(not touched, "the head's nodes are left alone", lease, kept)
+            } & self.head_nodes
+            law(not touched, "the head's nodes are left alone", lease, closed)
         if not self.world.honest or ask.demand is None:
             return
         if all(agreed.is_own(self.model, lease, share) for share in lease.placement):
@@ -471,10 +478,10 @@ class Witness:
 
     def _answer(self, effect: Respond | Recall, event: Event) -> None:
         to = effect.to
-        law(to in self.messages, "only who asked is answered", effect)
-        law(to not in self.told, "no request is answered twice", effect)
-        law(to.session not in self.gone, "no session is told after it left", effect)
-        self.told.add(to)
+        law(to in self.messages, "only requests are answered", effect)
+        law(to not in self.answered_to, "no request is answered twice", effect)
+        law(to.session not in self.gone, "no session hears anything after it left", effect)
+        self.answered_to.add(to)
         if isinstance(effect, Recall):
             law(isinstance(event, Inquired) and event.question == "why", "why asks back", event)
             return
@@ -510,8 +517,8 @@ class Witness:
             law(lease.tenant == ask.tenant, "tenants keep to themselves", ask, lease)
             if lease.id == ask.id and lease.granted_at == self.world.now and lease.attempt == 1:
                 shorter = lease.expires_at < lease.granted_at + lease.terms.ttl_seconds
-                told = answer.ttl_max_seconds is not None
-                law(told == shorter, "who gets a shorter lease is told", answer)
+                said = answer.ttl_max_seconds is not None
+                law(said == shorter, "the answer says that a lease is shorter", answer)
             if lease.id != ask.id:
                 law(lease.terms.idempotency_key == key != "", "a key gives its lease", ask, lease)
                 law(lease.policy.uri == ask.policy.uri, "of the same request", ask, lease)
@@ -564,22 +571,20 @@ class Witness:
             self.refused.add(message.ask.id)
         if isinstance(answer, LeaseNews):
             lease = self._unnamed(answer.lease)
-            granted = self._granted(ledger)
+            self._scan(ledger)
+            granted = self.granted
             named = (lease.id, lease.fencing)
-            law(named in granted, "no grant is told before it is durable", lease)
+            law(named in granted, "no grant is announced before it is durable", lease)
             first = self._unnamed(granted[named])
             law(first.token_digest == lease.token_digest, "a lease is one lease", lease)
-            gave_back = any(
-                isinstance(fact, Requeued) and fact.lease == lease.id for fact in ledger
-            )
+            gave_back = lease.id in self.requeued
             held = () if gave_back and lease.state in {"queued", "ended"} else first.placement
             law(lease.placement in {held, first.placement}, "a lease is one lease", lease)
             if lease.state == "queued":
-                law(gave_back, "no requeue is told before it is durable", lease)
+                law(gave_back, "no requeue is announced before it is durable", lease)
                 law(lease.placement == (), "who waits holds nothing", lease)
             if lease.state == "ended":
-                ended = any(isinstance(f, Ended) and f.lease == lease.id for f in ledger)
-                law(ended, "no end is told before it is durable", lease)
+                law(lease.id in self.over, "no end is announced before it is durable", lease)
             self.known[lease.id] = lease
             if isinstance(self.messages[to], ReleaseAsked):
                 before = self.released.setdefault(lease.id, lease)
@@ -595,8 +600,12 @@ class Witness:
         return replace(lease, placement=placement, devices=(), lost=())
 
     def ordered(self, lease: Lease, ledger: list[Fact], running: tuple[str, int] | None) -> None:
-        durable = (lease.id, lease.fencing) in self._granted(ledger)
-        law(durable, "nothing starts before its grant is durable", lease)
+        self._scan(ledger)
+        law(
+            (lease.id, lease.fencing) in self.granted,
+            "nothing starts before its grant is durable",
+            lease,
+        )
         own = running in {None, (lease.id, lease.fencing)}
         law(own or lease.inherited != "", "nothing starts beside its earlier start", lease)
         stopped = (lease.id, lease.fencing) in self.stopped
@@ -605,14 +614,17 @@ class Witness:
     def put_away(self, lease: Lease) -> None:
         self.stopped.add((lease.id, lease.fencing))
 
-    def _granted(self, ledger: list[Fact]) -> dict[tuple[str, int], Lease]:
-        done: int
-        done, found = getattr(self, "_scanned", (0, {}))
-        for fact in ledger[done:]:
-            if isinstance(fact, Granted):
-                found[fact.lease.id, fact.lease.fencing] = fact.lease
-        self._scanned = (len(ledger), found)
-        return found
+    def _scan(self, ledger: list[Fact]) -> None:
+        """Note what the ledger has of grants, requeues and ends."""
+        for fact in ledger[self.scanned :]:
+            match fact:
+                case Granted(lease):
+                    self.granted[lease.id, lease.fencing] = lease
+                case Requeued(name):
+                    self.requeued.add(name)
+                case Ended(name):
+                    self.over.add(name)
+        self.scanned = len(ledger)
 
     # Rest, crash and the end ---------------------------------------------------------------
 
@@ -630,11 +642,11 @@ class Witness:
         self._overdue_first()
         for line in self._lines():
             shut = allocator.requests.queue.reserved_for(line)
-            kept = shut
+            closed = shut
             for name in list(line.waiters)[:CONSULTED_MAX]:
                 waiter = model.waiting[name].ask
                 now = self.world.now
-                own = model.withheld(waiter, now, kept) or model.beside(waiter, now, ())
+                own = model.withheld(waiter, now, closed) or model.beside(waiter, now, ())
                 if own and waiter.demand is None and len(line.waiters) > 1:
                     continue  # Its policy spoke for one of them, whose lease may last longer.
                 needs_of = [
@@ -644,27 +656,27 @@ class Witness:
                 ]
                 where = waiter.candidates
                 for need in needs_of:
-                    own = model.withheld(waiter, now, kept, need)
-                    shut = (*kept, *own)
+                    own = model.withheld(waiter, now, closed, need)
+                    shut = (*closed, *own)
                     fits = model.fits(need, where, shut)
                     law(not fits, "no request sleeps that could be served", name, line, shut)
-                    beyond = {x: agreed.beyond_own(model, x, waiter.tenant) for x in kept}
+                    beyond = {x: agreed.beyond_own(model, x, waiter.tenant) for x in closed}
                     mine = {pair: less for pair, less in beyond.items() if less is not None}
-                    shut = ({*kept} - mine.keys()) | own
+                    shut = ({*closed} - mine.keys()) | own
                     fits = waiter.demand is not None and model.fits(need, where, shut, mine)
                     law(not fits, "no request sleeps that could be served", name, line, mine)
                 if self._beyond(waiter, at_rest=True):
                     continue
                 need = waiter.demand or wanted(waiter)
                 idle = model.warm | model.resetting
-                shut = (*kept, *model.shut_for_good(waiter, now), *model.partly)
+                shut = (*closed, *model.shut_for_good(waiter, now), *model.partly)
                 if model.fits_without(idle, need, where, shut):
                     own = any(model.own(each.ask) for each in model.waiting.values())
                     coming = EVICTED in model.ending.values() or own
                     law(coming, "no request sleeps beside what could give way", name, shut)
 
     def _overdue_first(self) -> None:
-        """Nodes are kept for one who was overtaken too often, or for one of higher priority."""
+        """Nodes are reserved for one who was overtaken too often, or for one of higher priority."""
         first = self.world.allocator.requests.queue.first()
         head = next(iter(first.waiters), "") if first is not None else ""
         declined = self._declined()
@@ -682,12 +694,12 @@ class Witness:
             law(higher or self._overdue(head), "who was overtaken too often goes first", name, head)
 
     def _shut(self, ask: Ask, need: Demand | None = None) -> tuple[tuple[str, str], ...]:
-        """The nodes that are kept for a waiter, or reserved, and so not for this request."""
-        kept = self.world.allocator.requests.queue.reserved_before(ask)
-        return *kept, *self.model.withheld(ask, self.world.now, kept, need)
+        """The nodes that are reserved, or for another waiter, and so not for this request."""
+        closed = self.world.allocator.requests.queue.reserved_before(ask)
+        return *closed, *self.model.withheld(ask, self.world.now, closed, need)
 
     def _beyond(self, ask: Ask, *, at_rest: bool = False) -> bool:
-        """Whether a quota does not allow an ask what it needs, or may be kept for another one."""
+        """Whether a quota does not allow what an ask needs, or may be reserved for another one."""
         model, need = self.model, needs(ask.demand or wanted(ask))
         if model.beyond(ask.tenant, ask.project, need):
             return True
@@ -736,7 +748,7 @@ class Witness:
         return retries
 
     def restored(self, ledger: list[Fact]) -> None:
-        """The new allocator knows what was durable, whichever way it was told."""
+        """The new allocator knows what was durable, from whichever facts."""
         state = self.world.allocator.state
         same_state(state, replayed(ledger))
         law(state.leases.keys() == self.model.leases.keys(), "the state is what was durable")
@@ -750,7 +762,7 @@ class Witness:
             same = found.fencing > lease.fencing if again else found.fencing == lease.fencing
             law(same, "with its fencing number", lease, found)
             if lease.state == "ended":
-                law(found.state == "ended", "what was told to be over is over", lease, found)
+                law(found.state == "ended", "what was said to be over is over", lease, found)
 
     def end(self) -> None:
         world = self.world
@@ -769,9 +781,9 @@ class Witness:
         law(fencing == sorted(set(fencing)), "fencing numbers grow", fencing)
 
 
-def _sum(wanted: dict[str, int], kept: dict[str, int]) -> dict[str, int]:
+def _sum(wanted: dict[str, int], more: dict[str, int]) -> dict[str, int]:
     """What is needed to have both, of what the first needs at all."""
-    return {name: more + kept[name] if more else 0 for name, more in wanted.items()}
+    return {name: much + more[name] if much else 0 for name, much in wanted.items()}
 
 
 def replayed(facts: list[Fact]) -> State:

@@ -156,10 +156,13 @@ class Sandbox:
             meter=meter,
         )
 
-    async def start(self) -> SandboxReport:
+    async def start(self, *, attacked: bool = False) -> SandboxReport:
         """Start the zygote and attack the wall; return what stands.
 
         Call it from the thread that runs the loop until the end, before serving.
+
+        Args:
+            attacked: Another sandbox of this process has just withstood the attacks.
 
         Raises:
             JailError: In mode `jail`, a layer does not stand or an attack got through.
@@ -167,7 +170,7 @@ class Sandbox:
         """
         try:
             await self._pool.spawner.start()
-            if self._mode == "jail":
+            if self._mode == "jail" and not attacked:
                 self._probes = await attack_self(self._pool.spawner)
                 self._pool.counters.clear()
             await self._pool.spawner.refill()
