@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from disks import fill
-from served import Server, ask_message, cluster, ran, invoke, serving, tell, until
+from served import Server, ask_message, cluster, invoke, ran, serving, tell, until
 from websockets.exceptions import ConnectionClosed
 
 from moorage.testing.daemon_process import Running, child, serve_command, serve_variables

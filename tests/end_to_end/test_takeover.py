@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from served import Server, ask_message, cluster, kill, policy, invoke, until
+from served import Server, ask_message, cluster, invoke, kill, policy, until
 from websockets.exceptions import ConnectionClosed
 
 from moorage.testing.daemon_process import Running, child, serve_command, serve_variables
