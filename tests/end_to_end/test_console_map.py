@@ -33,8 +33,9 @@ class Map:
     """What a page makes of the news."""
 
     def __init__(self, server: Server, token: str = "") -> None:
-        self.socket = server.socket(bearer=token)
-        self.close = self.socket.close
+        opened = ExitStack()
+        self.socket = opened.enter_context(server.socket(bearer=token))
+        self.close = opened.close
         self.number = -1
         self.seen: dict = {}
         self.messages: list[str] = []

@@ -5,7 +5,7 @@ compares numbers, and only the first after a change of the inventory reads label
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -91,8 +91,10 @@ def _meets(value: str | None, requirement: Requirement) -> bool:
             return value is None
         case "In":
             return value in requirement.values
-        case _:
+        case "NotIn":
             return value not in requirement.values
+        case _:
+            assert_never(requirement.operator)
 
 
 def label_values(inventory: NodeInventory, key: str) -> list[str | None]:
