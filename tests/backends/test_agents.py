@@ -227,12 +227,12 @@ def test_a_deadline_holds_until_the_server_has_agreed_to_another_one(tmp_path: P
     file = tmp_path / "heard.json"
     assert json.loads(file.read_text())["seconds"] == 50
     later = HeardFile(tmp_path, 0.0)
-    later.heard(before + 1)
+    later.note_contact(before + 1)
     assert json.loads(file.read_text())["seconds"] == 50
     shorter = HeardFile(tmp_path, 20.0)
     assert json.loads(file.read_text())["seconds"] == 20
     assert json.loads(file.read_text())["at"] == before + 1
-    shorter.heard(before - 100)
+    shorter.note_contact(before - 100)
     assert not shorter.passed
     later.agreed(before)
     assert not file.exists()
