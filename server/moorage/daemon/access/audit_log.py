@@ -22,7 +22,7 @@ __all__ = ["AuditLog", "open_lines"]
 
 PENDING_MAX: Final = 100_000
 """Entries that wait for the disk; further ones are dropped, and the log says how many."""
-GATHER_SECONDS: Final = 0.1
+GATHER_SECONDS: Final = 0.02
 """How long entries are gathered before they are written together."""
 FAILED_A_MINUTE_MAX: Final = 60
 """Failed logins of one address in a minute that have an entry each; further ones are counted."""
