@@ -46,7 +46,7 @@ def played(rule="best_fit", load=1.5, *, queued=False, later=(), stays="memoryle
 @pytest.mark.parametrize("stays", ["memoryless", "lognormal", "sized"])
 def test_a_fleet_with_too_much_demand_is_full_and_refuses_the_rest(stays):
     outcome = played(stays=stays)
-    demanded = sum(each.asked_milli for each in outcome.sizes.values())
+    demanded = sum(each.requested_milli for each in outcome.sizes.values())
     refused = sum(each.refused_milli for each in outcome.sizes.values())
     assert 70 < outcome.allocated_percent <= 100
     assert 0 < refused < demanded
