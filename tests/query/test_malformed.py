@@ -340,5 +340,7 @@ def test_errors_say_what_is_accepted():
         assert refused(parse_filter, body).expected == "one of cluster, block, policy"
     body = {"matchType": "cluster", "filter": {"clusterQuery": leaf("~")}}
     assert refused(parse_filter, body).expected == "one of " + ", ".join(OPERATORS)
+    alone = refused(parse_mongo, {"clusterId": "$in"})
+    assert (alone.path, '{"$in": …}' in (alone.expected or "")) == ("query.clusterId", True)
     script = refused(parse_mongo, {"$where": "sleep(1000)"})
     assert (script.code, "run code" in script.reason) == (Code.UNSUPPORTED, True)

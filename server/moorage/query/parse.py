@@ -181,6 +181,8 @@ class Parser:
         if not isinstance(value, dict) or not any(
             isinstance(name, str) and name.startswith("$") for name in value
         ):
+            if isinstance(value, str) and value in _MONGO_FIELD:  # HTTP libraries make it of one.
+                raise wrong(value, f'a value, or the operator with its own: {{"{value}": …}}', at)
             return self._among(path, [value], at, at)
         operators = an_object(value, at, "an object of operators")
         if "$options" in operators and "$regex" not in operators:
