@@ -1,16 +1,14 @@
 """The message of a request, from the arguments of `ask`. Used by all clients."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, TypedDict, Unpack
 
 import msgspec
 
 from moorage.model import Demand, LeaseTerms, Provision
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.records.requests import resources_of
-
-Document = Mapping[str, JsonValue]
 
 
 class Request(TypedDict, total=False):
@@ -34,13 +32,13 @@ class Request(TypedDict, total=False):
 
     inputs: JsonValue
     clusters: Sequence[str] | None
-    filter: Document | None
-    search: Document | None
-    parameters: Document | None
-    settings: Document | None
-    resources: Demand | Document | None
-    alternatives: Sequence[Demand | Document] | None
-    provision: Provision | Document | None
+    filter: JsonMapping | None
+    search: JsonMapping | None
+    parameters: JsonMapping | None
+    settings: JsonMapping | None
+    resources: Demand | JsonMapping | None
+    alternatives: Sequence[Demand | JsonMapping] | None
+    provision: Provision | JsonMapping | None
     deadline_seconds: float | None
     explain: bool
     dry_run: bool
@@ -57,7 +55,7 @@ _NEWER: Final = (
 
 
 def request_message(
-    policy_rule_uri: str, lease: LeaseTerms | Document | None, **request: Unpack[Request]
+    policy_rule_uri: str, lease: LeaseTerms | JsonMapping | None, **request: Unpack[Request]
 ) -> JsonObject:
     """Return the message, without what was not given.
 

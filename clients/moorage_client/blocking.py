@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from moorage.records.fields import TTL_SECONDS
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage_client.client import RECONNECT_SECONDS, TIMEOUT_SECONDS, Client
 from moorage_client.lazy import LazyModule
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from moorage.model import LeaseTerms
     from moorage_client import asking, errors, guard, loops, watching
     from moorage_client.answers import Answer, Lease
-    from moorage_client.asking import Document, Request
+    from moorage_client.asking import Request
     from moorage_client.guard import BlockingGuard
     from moorage_client.listing import Listing
     from moorage_client.loops import LoopThread
@@ -119,8 +119,8 @@ class BlockingClient:
         self,
         policy_rule_uri: str,
         *,
-        lease: LeaseTerms | Document | None = None,
-        on_progress: Callable[[Document], None] | None = None,
+        lease: LeaseTerms | JsonMapping | None = None,
+        on_progress: Callable[[JsonMapping], None] | None = None,
         timeout: float | None = None,
         **request: Unpack[Request],
     ) -> Answer:
@@ -141,7 +141,7 @@ class BlockingClient:
         preemptible: bool = False,
         idempotency_key: str = "",
         ttl_seconds_min: float = 0.0,
-        on_progress: Callable[[Document], None] | None = None,
+        on_progress: Callable[[JsonMapping], None] | None = None,
         timeout: float | None = None,
         **request: Unpack[Request],
     ) -> BlockingGuard:
@@ -237,11 +237,13 @@ class BlockingClient:
         self._news.add(news)
         return news
 
-    def manage(self, policy_rule_uri: str, action: str, data: Document | None = None) -> JsonValue:
+    def manage(
+        self, policy_rule_uri: str, action: str, data: JsonMapping | None = None
+    ) -> JsonValue:
         """Call the `management` of a policy; see `Client.manage`."""
         return self._run(self._open().manage(policy_rule_uri, action, data))
 
-    def call(self, message: Document, *, idempotent: bool = True) -> JsonValue:
+    def call(self, message: JsonMapping, *, idempotent: bool = True) -> JsonValue:
         """Send any message of the protocol; see `Client.call`."""
         return self._run(self._open().call(message, idempotent=idempotent))
 

@@ -10,7 +10,7 @@ import uuid
 from typing import TYPE_CHECKING, Final, Self
 
 from moorage.records.fields import TTL_SECONDS
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage_client.lazy import LazyModule
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         watching,
     )
     from moorage_client.answers import Answer, Lease
-    from moorage_client.asking import Document, Request
+    from moorage_client.asking import Request
     from moorage_client.guard import LeaseGuard
     from moorage_client.holding import HeldLease, Keeping
     from moorage_client.listing import Listing
@@ -143,18 +143,18 @@ class Client:
         *,
         inputs: JsonValue = None,
         clusters: Sequence[str] | None = None,
-        filter: Document | None = None,  # noqa: A002  # The wire's name.
-        search: Document | None = None,
-        parameters: Document | None = None,
-        settings: Document | None = None,
-        resources: Demand | Document | None = None,
-        alternatives: Sequence[Demand | Document] | None = None,
-        lease: LeaseTerms | Document | None = None,
-        provision: Provision | Document | None = None,
+        filter: JsonMapping | None = None,  # noqa: A002  # The wire's name.
+        search: JsonMapping | None = None,
+        parameters: JsonMapping | None = None,
+        settings: JsonMapping | None = None,
+        resources: Demand | JsonMapping | None = None,
+        alternatives: Sequence[Demand | JsonMapping] | None = None,
+        lease: LeaseTerms | JsonMapping | None = None,
+        provision: Provision | JsonMapping | None = None,
         deadline_seconds: float | None = None,
         explain: bool = False,
         dry_run: bool = False,
-        on_progress: Callable[[Document], None] | None = None,
+        on_progress: Callable[[JsonMapping], None] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # The error must say what ran out.
     ) -> Answer:
         """Ask a policy for a placement, and for a lease on it if `lease` is given.
@@ -216,7 +216,7 @@ class Client:
         idempotency_key: str = "",
         ttl_seconds_min: float = 0.0,
         cancel_when_lost: bool = True,
-        on_progress: Callable[[Document], None] | None = None,
+        on_progress: Callable[[JsonMapping], None] | None = None,
         timeout: float | None = None,
         **request: Unpack[Request],
     ) -> LeaseGuard:
@@ -265,7 +265,7 @@ class Client:
         self,
         message: JsonObject,
         seconds_max: float | None,
-        on_progress: Callable[[Document], None] | None = None,
+        on_progress: Callable[[JsonMapping], None] | None = None,
     ) -> HeldLease:
         """Ask for a lease. For the guards of `lease`, here and in the blocking client.
 
@@ -467,7 +467,7 @@ class Client:
         return await watching.Watch.begin(self._endpoints, topics, self._reconnect_seconds)
 
     async def manage(
-        self, policy_rule_uri: str, action: str, data: Document | None = None
+        self, policy_rule_uri: str, action: str, data: JsonMapping | None = None
     ) -> JsonValue:
         """Call the `management` of a policy and return what it returned. Never repeated."""
         return await self.call(
@@ -480,7 +480,7 @@ class Client:
             idempotent=False,
         )
 
-    async def call(self, message: Document, *, idempotent: bool = True) -> JsonValue:
+    async def call(self, message: JsonMapping, *, idempotent: bool = True) -> JsonValue:
         """Send any message of the protocol and return the `data` of its reply.
 
         Args:
@@ -493,7 +493,7 @@ class Client:
         """
         return (await self._call(message, idempotent=idempotent)).data
 
-    async def _call(self, message: Document, *, idempotent: bool = True) -> Reply:
+    async def _call(self, message: JsonMapping, *, idempotent: bool = True) -> Reply:
         reply, _ = await self._link.call(message, seconds_max=self._timeout, idempotent=idempotent)
         return reply
 
@@ -501,7 +501,7 @@ class Client:
         self,
         message: JsonObject,
         seconds_max: float | None,
-        on_progress: Callable[[Document], None] | None,
+        on_progress: Callable[[JsonMapping], None] | None,
     ) -> tuple[Answer, bool]:
         """Ask; return the answer, and whether it may be older than this call."""
         seconds = self._timeout if seconds_max is None else seconds_max

@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from websockets.exceptions import (
@@ -26,7 +26,7 @@ from moorage.model import Code
 from moorage.protocol.codes import CLOSE_CODES, SESSION_HEADER, Close
 from moorage.protocol.errors import BadReply
 from moorage.protocol.replies import Event, Reply, decode_reply
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 from moorage_client.answers import read_refusal
 from moorage_client.endpoint import NO_TLS_ADVICE, Endpoint, socks_advice
 from moorage_client.errors import (
@@ -186,7 +186,7 @@ class Connection:
 
     async def ask(
         self,
-        message: Mapping[str, JsonValue],
+        message: JsonMapping,
         orphaned: Callable[[Reply], None] | None = None,
         number: int | None = None,
     ) -> Reply:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moorage.model import Code
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 
 
 class MoorageError(Exception):
@@ -128,7 +128,7 @@ class RequestRefused(MoorageError):
         *,
         field: str = "",
         expected: str = "",
-        details: Mapping[str, JsonValue] | None = None,
+        details: JsonMapping | None = None,
         request: str = "",
     ) -> None:
         super().__init__(reason)
@@ -136,7 +136,7 @@ class RequestRefused(MoorageError):
         self.reason = reason
         self.field = field
         self.expected = expected
-        self.details: Mapping[str, JsonValue] = details or {}
+        self.details: JsonMapping = details or {}
         self.request = request
 
     def __str__(self) -> str:

@@ -7,13 +7,13 @@ its link; so does the keeper that renews leases.
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from moorage.model import Code
 from moorage.protocol.replies import Event, Reply
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 from moorage_client.addresses import Addresses, is_worth_another_try
 from moorage_client.answers import Lease, read_from, read_lease, read_refusal
 from moorage_client.connection import Connection
@@ -63,7 +63,7 @@ class _Call:
 
     """
 
-    message: Mapping[str, JsonValue]
+    message: JsonMapping
     number: int
     idempotent: bool
     orphaned: Callable[[Reply], None] | None
@@ -97,9 +97,7 @@ class Link:
         self._lost: Connection | None = None
         """Its session is to be resumed over the next one."""
         self._numbers = itertools.count(1)
-        self._progress: dict[
-            str, tuple[Callable[[Mapping[str, JsonValue]], None], frozenset[str]]
-        ] = {}
+        self._progress: dict[str, tuple[Callable[[JsonMapping], None], frozenset[str]]] = {}
         """By the message's id: what is called, and the states after which nothing comes."""
         self._opening = asyncio.Lock()
         self._aside: set[Connection] = set()
@@ -125,12 +123,12 @@ class Link:
 
     async def call(
         self,
-        message: Mapping[str, JsonValue],
+        message: JsonMapping,
         *,
         seconds_max: float,
         idempotent: bool,
         orphaned: Callable[[Reply], None] | None = None,
-        on_progress: Callable[[Mapping[str, JsonValue]], None] | None = None,
+        on_progress: Callable[[JsonMapping], None] | None = None,
     ) -> tuple[Reply, int]:
         """Send a message; return the success reply and how often it was sent.
 
@@ -228,7 +226,7 @@ class Link:
     def _hear(
         self,
         number: str,
-        on_progress: Callable[[Mapping[str, JsonValue]], None],
+        on_progress: Callable[[JsonMapping], None],
         last: frozenset[str],
     ) -> None:
         if len(self._progress) >= STREAMED_MAX:

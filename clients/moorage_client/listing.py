@@ -1,9 +1,9 @@
 """A list on the server, fetched page by page as it is read."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, Generic, TypeVar
 
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage_client.answers import read_as, read_from, read_object
 from moorage_client.errors import MoorageError
 
@@ -63,7 +63,7 @@ def pages(
     call: Callable[[JsonObject], Awaitable[JsonValue]],
     names: tuple[str, str],
     read: Callable[[JsonValue], T],
-    fields: Mapping[str, JsonValue],
+    fields: JsonMapping,
 ) -> Listing[T]:
     """Return what an operation lists.
 

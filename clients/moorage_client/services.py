@@ -18,7 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 from moorage.model import Code
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage_client.addresses import Addresses
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.endpoint import HTTP_URL_DEFAULT, Endpoint, read_token, setting
@@ -75,7 +75,6 @@ _CODES: Final[Mapping[int, Code]] = {
     503: Code.UNAVAILABLE,
 }
 
-Document = Mapping[str, JsonValue]
 
 _IDEMPOTENT: Final = frozenset({"GET", "PUT"})
 
@@ -126,7 +125,7 @@ class ClusterClient:
         except Exception as err:  # noqa: BLE001  # Documented: every error becomes a message.
             return False, f"Error occurred: {err}"
 
-    def execute_query(self, query: Mapping[str, JsonValue]) -> tuple[bool, JsonValue]:
+    def execute_query(self, query: JsonMapping) -> tuple[bool, JsonValue]:
         """Return `(True, documents)` of the clusters that match, or `(False, message)`."""
         try:
             response = _send("POST", f"{self.base_url}/clusters/query", json={"query": query})
@@ -171,7 +170,7 @@ class GlobalClusterMetricsClient:
         url = f"{self.base_url}/cluster/{quote(cluster_id, safe='')}"
         return self._handle_response(_send("GET", url))
 
-    def query_clusters(self, query_params: Mapping[str, JsonValue] | None = None) -> JsonValue:
+    def query_clusters(self, query_params: JsonMapping | None = None) -> JsonValue:
         """Return the metrics documents that match a Mongo-style filter, as in a policy; None: all.
 
         A service that takes none gets URL parameters, as documented.
@@ -245,7 +244,7 @@ class Services:
         """Have the server look at our token; errors say why it is not taken."""
         self._enveloped("POST", "/websocket-ticket")
 
-    def publish_policy(self, document: Document) -> str:
+    def publish_policy(self, document: JsonMapping) -> str:
         """Register a policy; return its URI. The same content again is answered the same.
 
         What may not be as its author thinks is in `warnings` then.
@@ -261,7 +260,7 @@ class Services:
         """Return who changed a policy and when: `at`, `who`, `what`, `digest`, `fields`."""
         return self._enveloped("GET", f"/policy/{quote(uri, safe='')}/history", kind=Rows)
 
-    def policies(self, query: Document | None = None) -> JsonValue:
+    def policies(self, query: JsonMapping | None = None) -> JsonValue:
         """Return the PolicyRule documents that match a Mongo-style filter; None: all."""
         return self._enveloped("POST", "/policy/query", query or {}, kind=Rows)
 
@@ -270,7 +269,7 @@ class Services:
         query = "?force=true" if force else ""
         self._enveloped("DELETE", f"/policy/{quote(uri, safe='')}{query}")
 
-    def manage_policy(self, uri: str, action: str, data: Document | None = None) -> JsonValue:
+    def manage_policy(self, uri: str, action: str, data: JsonMapping | None = None) -> JsonValue:
         """Call the `management` of a policy and return what it returned."""
         body = {"action": action, "data": data or {}}
         return self._enveloped("POST", f"/policy/{quote(uri, safe='')}/manage", body)
@@ -353,16 +352,16 @@ class Services:
         """Return how the candidate differs from the active version, and what it would cost."""
         return self._enveloped("GET", _alias(alias, "/shadow"), kind=JsonObject)
 
-    def clusters(self, query: Document | None = None) -> JsonValue:
+    def clusters(self, query: JsonMapping | None = None) -> JsonValue:
         """Return the cluster documents that match a Mongo-style filter; None: all."""
         found = self._call("POST", "/clusters/query", {"query": query or {}})
         return self._understood(Rows, found)
 
-    def create_cluster(self, document: Document) -> JsonValue:
+    def create_cluster(self, document: JsonMapping) -> JsonValue:
         """Register a cluster; return the document as stored. It must not exist yet."""
         return self._understood(JsonObject, self._call("POST", "/clusters", document))
 
-    def replace_cluster(self, document: Document) -> JsonValue:
+    def replace_cluster(self, document: JsonMapping) -> JsonValue:
         """Replace the document of the cluster `document["id"]`; return it as stored.
 
         Fields that only the stored one has are removed; a server alone would preserve them.
@@ -373,7 +372,7 @@ class Services:
         change = {**document, "$unset": gone} if gone else document
         return self._understood(JsonObject, self._call("PUT", path, change))
 
-    def add_nodes(self, document: Document) -> JsonValue:
+    def add_nodes(self, document: JsonMapping) -> JsonValue:
         """Put the nodes of a document into the cluster `document["id"]`; return that as stored.
 
         The cluster keeps its other nodes and its fields, also those that others add at this time.
@@ -387,7 +386,7 @@ class Services:
         path = f"/clusters/{quote(cluster_id, safe='')}"
         return self._understood(JsonObject, self._call("DELETE", path))
 
-    def put_cluster(self, document: Document) -> JsonValue:
+    def put_cluster(self, document: JsonMapping) -> JsonValue:
         """Register a cluster, or replace its document; return the document as stored."""
         try:
             return self.create_cluster(document)
@@ -404,7 +403,7 @@ class Services:
             raise ProtocolViolated(self._at.shown, finding) from error
 
     def _enveloped(
-        self, method: str, path: str, body: Document | None = None, *, kind: Any = Any
+        self, method: str, path: str, body: JsonMapping | None = None, *, kind: Any = Any
     ) -> JsonValue:
         """Return the `data` of a reply in the envelope of the policy service."""
         reply = self._call(method, path, body)
@@ -415,7 +414,7 @@ class Services:
         self.warnings = tuple(self._understood(list[str], reply.get("warnings") or []))
         return self._understood(kind, reply.get("data"))
 
-    def _call(self, method: str, path: str, body: Document | None = None) -> JsonValue:
+    def _call(self, method: str, path: str, body: JsonMapping | None = None) -> JsonValue:
         """Send a request to the server that writes; return what it answers.
 
         It is sent again where it was not carried out, or would change nothing more.
@@ -439,7 +438,7 @@ class Services:
             time.sleep(pause)  # A standby that takes over says so to no client.
         raise AssertionError("the pauses never end")
 
-    def _round(self, method: str, path: str, body: Document | None) -> JsonValue:
+    def _round(self, method: str, path: str, body: JsonMapping | None) -> JsonValue:
         """Send a request to the first address that answers."""
         errors: list[MoorageError] = []
         repeats = method in _IDEMPOTENT or path.endswith("/query")
@@ -468,7 +467,7 @@ class Services:
             self._sessions[at] = http_session.HttpSession(at, bearer_of)
         return self._sessions[at]
 
-    def _send(self, at: Endpoint, method: str, path: str, body: Document | None) -> JsonValue:
+    def _send(self, at: Endpoint, method: str, path: str, body: JsonMapping | None) -> JsonValue:
         """Send a request to one address; return what it answers.
 
         Raises:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 from moorage_client.endpoint import Endpoint
 from moorage_client.errors import ConnectionFailed, MoorageError
 from moorage_client.home import HomeMissing
@@ -84,7 +84,7 @@ def asks_issuer(endpoint: Endpoint) -> bool:
     return login is not None and _is_due(login)
 
 
-def _is_due(login: Mapping[str, JsonValue]) -> bool:
+def _is_due(login: JsonMapping) -> bool:
     ends = float(login["expires_at"])
     return bool(login.get("refresh_token")) and ends - REFRESH_BEFORE_SECONDS < time.time()
 
@@ -148,7 +148,7 @@ def ask_issuer(
     return (None if response.ok else str(answer.get("error", response.status_code))), answer
 
 
-def entry_of(answer: Mapping[str, JsonValue], audience: str) -> JsonObject:
+def entry_of(answer: JsonMapping, audience: str) -> JsonObject:
     """Return what is stored of an issuer's answer: the token that the server takes, and its end.
 
     Raises:

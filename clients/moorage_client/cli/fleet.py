@@ -12,7 +12,7 @@ import typer
 from msgspec import Struct
 
 from moorage.model import Code
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.records.replies import NodeCapacity
 from moorage_client.answers import read_as
 from moorage_client.cli import completing
@@ -145,18 +145,14 @@ def _watch(
         raise typer.BadParameter(str(error)) from error
 
 
-def _read_known(
-    services: "Services", documents: Sequence[Mapping[str, JsonValue]]
-) -> dict[str, JsonObject]:
+def _read_known(services: "Services", documents: Sequence[JsonMapping]) -> dict[str, JsonObject]:
     wanted = [document["id"] for document in documents]
     found: list[JsonObject] = services.clusters({"id": {"$in": wanted}})
     stored = read_as(list[_Stored], found)
     return {each.id: document for each, document in zip(stored, found, strict=True)}
 
 
-def _merge(
-    known: Mapping[str, Mapping[str, JsonValue]], document: Mapping[str, JsonValue]
-) -> Mapping[str, JsonValue]:
+def _merge(known: Mapping[str, JsonMapping], document: JsonMapping) -> JsonMapping:
     from moorage_client.inventory import merged  # noqa: PLC0415  # Slow to import.
 
     old = known.get(document["id"])
@@ -165,8 +161,8 @@ def _merge(
 
 def _register(
     services: "Services",
-    known: Mapping[str, Mapping[str, JsonValue]],
-    documents: Sequence[Mapping[str, JsonValue]],
+    known: Mapping[str, JsonMapping],
+    documents: Sequence[JsonMapping],
     *,
     replace: bool,
     merge: bool,
@@ -192,7 +188,7 @@ def _register(
     return done
 
 
-def _row(document: Mapping[str, JsonValue], action: str) -> JsonObject:
+def _row(document: JsonMapping, action: str) -> JsonObject:
     stored = read_as(_Stored, document)
     totals = {"nodes": stored.nodes, "gpus": stored.gpus, "vcpus": stored.vcpus}
     counts = {name: 0 if group is None else group.count for name, group in totals.items()}
@@ -327,7 +323,7 @@ async def _node(client: "Client", place: str) -> tuple[str, str]:
     return cluster, begin[0] if node not in names and len(begin) == 1 else node
 
 
-def _out_of_service(session: CommandSession, done: Mapping[str, JsonValue]) -> None:
+def _out_of_service(session: CommandSession, done: JsonMapping) -> None:
     if session.json:
         print_json(done)
         return

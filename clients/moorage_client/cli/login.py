@@ -1,11 +1,10 @@
 """`moorage login` and `logout`: sign in with OpenID Connect, by a code on any device (RFC 8628)."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 from moorage_client.answers import UnreadableError
 from moorage_client.cli.output import ends_in, note, print_json, say
 from moorage_client.cli.session import CommandSession
@@ -84,9 +83,9 @@ def _discover(issuer: str, ca_file: str) -> JsonObject:
 
 
 def _authorized(
-    found: Mapping[str, JsonValue],
+    found: JsonMapping,
     form: dict[str, str],
-    offered: Mapping[str, JsonValue],
+    offered: JsonMapping,
     ca_file: str,
 ) -> JsonObject:
     """Show URL and code, and wait for the person; return the issuer's answer with tokens."""
@@ -118,7 +117,7 @@ def _authorized(
     raise SignInFailed("the code was not confirmed in time; try again")
 
 
-def _reason(code: str, answer: Mapping[str, JsonValue]) -> str:
+def _reason(code: str, answer: JsonMapping) -> str:
     known = {"access_denied": "it was refused there", "expired_token": "the code is over"}
     said = known.get(code) or answer.get("error_description") or "the issuer refuses"
     return f"not signed in: {said} [{code}]"

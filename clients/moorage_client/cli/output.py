@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from moorage.model import Code, Placement
 from moorage.records.fields import shown_name
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.exits import TokenMissing
 from moorage_client.cli.sentences import detail, said, sentence
@@ -256,7 +256,7 @@ def rendered(shown: "RenderableType") -> str:
     return text
 
 
-def fields(document: Mapping[str, JsonValue]) -> None:
+def fields(document: JsonMapping) -> None:
     """Print a document as `name: value` lines, without empty values; nested values as JSON."""
     shown = {name: _value(name, value) for name, value in document.items() if name != "lease"}
     width = max(map(len, shown), default=0)

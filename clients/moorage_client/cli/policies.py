@@ -7,7 +7,7 @@ import lzma
 import re
 import tarfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -15,7 +15,7 @@ import typer
 from msgspec import Struct
 
 from moorage.model import Code
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.records.policies import PolicyHistoryEntry, PolicyOutput
 from moorage_client.answers import read_as
 from moorage_client.cli import completing
@@ -230,7 +230,7 @@ def _json(path: Path) -> JsonValue:
 
 def _identity(
     path: Path,
-    document: Mapping[str, JsonValue],
+    document: JsonMapping,
     uri: str | None,
     name: str | None,
     version: str | None,

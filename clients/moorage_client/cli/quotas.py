@@ -1,6 +1,5 @@
 """The commands about quotas: `moorage quota list`, `set` and `remove`."""
 
-from collections.abc import Mapping
 from difflib import get_close_matches
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Final
@@ -9,7 +8,7 @@ import typer
 
 from moorage.model import GPU_MILLI, RESOURCES
 from moorage.records.fields import shown_name
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 from moorage_client.answers import read_object
 from moorage_client.cli.output import note, print_json, say, table
 from moorage_client.cli.session import CommandSession
@@ -113,10 +112,10 @@ def _changed(session: CommandSession, change: JsonObject) -> None:
     say(f"{_who(row)}: holds {', '.join(limits)}" if limits else f"{_who(row)}: no limit")
 
 
-def _limits(row: Mapping[str, JsonValue]) -> dict[str, Mapping[str, JsonValue]]:
+def _limits(row: JsonMapping) -> dict[str, JsonMapping]:
     """Return the limits to show of each resource; of `*`, those of each tenant."""
     if "resources" in row:
-        found: dict[str, Mapping[str, JsonValue]] = row["resources"]
+        found: dict[str, JsonMapping] = row["resources"]
         return found
     nominal = row["quota"]["nominal"] if row["quota"] else {}
     return {
@@ -130,7 +129,7 @@ def _parts(who: str) -> JsonObject:
     return {"tenant": tenant, **({"project": project} if slash else {})}
 
 
-def _who(row: Mapping[str, JsonValue]) -> str:
+def _who(row: JsonMapping) -> str:
     project = row["project"]
     return str(row["tenant"]) if project is None else f"{row['tenant']}/{project}"
 

@@ -2,13 +2,12 @@
 
 import re
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 from moorage_client.answers import read_object
 from moorage_client.cli import completing
 from moorage_client.cli.asking import requirement
@@ -142,7 +141,7 @@ def cancel(
     _show(session, row)
 
 
-def _show(session: CommandSession, row: Mapping[str, JsonValue], *, dry_run: bool = False) -> None:
+def _show(session: CommandSession, row: JsonMapping, *, dry_run: bool = False) -> None:
     if session.json:
         print_json(row)
         return
@@ -151,10 +150,10 @@ def _show(session: CommandSession, row: Mapping[str, JsonValue], *, dry_run: boo
     say(f"{name}  {row['tenant']}: {_nodes(row)}, {span}")
 
 
-def _nodes(row: Mapping[str, JsonValue]) -> str:
+def _nodes(row: JsonMapping) -> str:
     return ", ".join(map(_node, row["nodes"]))
 
 
-def _node(row: Mapping[str, JsonValue]) -> str:
+def _node(row: JsonMapping) -> str:
     devices = "" if row["whole"] else f"[{','.join(row['gpus'])}]"
     return f"{row['cluster_id']}/{row['node_id']}{devices}"

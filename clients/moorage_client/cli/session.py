@@ -7,13 +7,13 @@ the shared options to it, so that they can stand before and after the command's 
 import asyncio
 import inspect
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 from moorage_client.cli.output import OutputFormat, as_yaml, note
 from moorage_client.endpoint import setting, split_addresses
 
@@ -106,7 +106,7 @@ def _check_scheme(option: str, url: str | None, *schemes: str) -> None:
             raise typer.BadParameter(f"{option}: expected {schemes[0]}://HOST:PORT, got {each!r}")
 
 
-def _refuse_blanks(context: typer.Context, options: Mapping[str, JsonValue]) -> None:
+def _refuse_blanks(context: typer.Context, options: JsonMapping) -> None:
     """Refuse a blank in a list of names: of a script, whose variable is empty."""
     for each in context.command.params:
         given = options.get(each.name or "") if each.param_type_name == "option" else None

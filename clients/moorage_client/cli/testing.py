@@ -3,7 +3,7 @@
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -12,7 +12,7 @@ import typer
 
 from moorage.extras import install_command
 from moorage.model import Code
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 from moorage_client import server_extra
 from moorage_client.answers import read_as
 from moorage_client.cli.exits import Exit
@@ -27,7 +27,7 @@ _PLACE: Final = re.compile(r"(?<![\w./-])([\w./-]+\.py)(?=,? line \d|: )")
 """A file of a policy where a finding names one."""
 
 
-def tested(path: Path, job: Mapping[str, JsonValue]) -> JsonObject:
+def tested(path: Path, job: JsonMapping) -> JsonObject:
     """Try a policy, and return the report with the author's own file names.
 
     Args:
@@ -59,9 +59,7 @@ def _own(path: Path, file: str) -> str:
     return file
 
 
-def test_first(
-    path: Path, document: Mapping[str, JsonValue], done: str, *, quiet: bool, force: bool
-) -> None:
+def test_first(path: Path, document: JsonMapping, done: str, *, quiet: bool, force: bool) -> None:
     """Try a policy before a server uses it, where the server is installed here.
 
     Args:

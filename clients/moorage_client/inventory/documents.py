@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from moorage.protocol.cluster_documents import (
     MIB,
-    Document,
     cluster_document,
     device,
     machine_key,
@@ -16,6 +15,7 @@ from moorage.protocol.cluster_documents import (
     node_document,
     nodes_of,
 )
+from moorage.protocol.registry import Document
 from moorage_client.errors import MoorageError
 
 __all__ = [

@@ -4,7 +4,6 @@
 ready are left out.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
 from moorage.protocol.kubernetes_nodes import (
@@ -13,7 +12,7 @@ from moorage.protocol.kubernetes_nodes import (
     WrongNodeError,
     without_copies,
 )
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 from moorage_client.inventory.documents import (
     Document,
     Inventory,
@@ -26,9 +25,7 @@ KINDS: Final = frozenset({"List", "NodeList", "Node"})
 _NAMED_MAX: Final = 10
 
 
-def kubernetes_inventory(
-    source: str, document: Mapping[str, JsonValue], cluster_id: str
-) -> Inventory:
+def kubernetes_inventory(source: str, document: JsonMapping, cluster_id: str) -> Inventory:
     """Return the nodes of a Kubernetes cluster as one cluster document.
 
     Args:

@@ -11,12 +11,12 @@ A node keeps Ray's own id, which is what Ray's node affinity takes; its name is 
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 from moorage_client.endpoint import Endpoint, checked_token, setting
 from moorage_client.inventory.documents import (
     MIB,
@@ -114,9 +114,7 @@ def is_ray_node(value: JsonValue) -> bool:
     return isinstance(value, dict) and ("resources_total" in value or "NodeManagerAddress" in value)
 
 
-def _node(
-    source: str, place: str, node: Mapping[str, JsonValue], measured: Mapping[str, JsonValue]
-) -> Document:
+def _node(source: str, place: str, node: JsonMapping, measured: JsonMapping) -> Document:
     key = "node_id" if "node_id" in node else "NodeID"
     name = node.get(key)
     if not isinstance(name, str) or not name:
@@ -147,9 +145,7 @@ def _node(
     )
 
 
-def _devices(
-    count: int, resources: Mapping[str, JsonValue], measured: Mapping[str, JsonValue]
-) -> list[Document]:
+def _devices(count: int, resources: JsonMapping, measured: JsonMapping) -> list[Document]:
     """Return as many devices as Ray schedules on, with the measured properties."""
     named = (found[1] for key in resources if (found := _MODEL.fullmatch(key)))
     model = next(named, "")
@@ -190,7 +186,7 @@ def _token() -> str:
         return ""
 
 
-def _get(source: str, url: str) -> Mapping[str, JsonValue]:
+def _get(source: str, url: str) -> JsonMapping:
     """Return the `data` of a reply of the dashboard."""
     # Slow to import: all who read any inventory would wait.
     import requests  # noqa: PLC0415  # See above.
@@ -220,5 +216,5 @@ def _get(source: str, url: str) -> Mapping[str, JsonValue]:
         if response.status_code == HTTPStatus.UNAUTHORIZED:
             got += "; put the cluster's token into RAY_AUTH_TOKEN"
         raise InventoryError(source, "", f"Ray's answer to GET {url}, not: {got}")
-    data: Mapping[str, JsonValue] = reply["data"]
+    data: JsonMapping = reply["data"]
     return data

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import moorage.slots
 from moorage.launch import reason_of
 from moorage.model import Code
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.slots import InvalidRequest, Outcome, SlotsError
 from moorage.slots.views import in_yaml
 from moorage_client.answers import UnreadableError, read_as
@@ -79,7 +79,7 @@ class ResourcePoolAdapter:
         """Return how many instances there are; as `ResourcePool.count`."""
         return self._read(int, self._call("POST", "/count", type).get("count"))
 
-    def accommodates(self, request: Sequence[Mapping[str, JsonValue]]) -> Outcome:
+    def accommodates(self, request: Sequence[JsonMapping]) -> Outcome:
         """Return whether a request could ever fit; see `ResourcePool.accommodates`."""
         answer = self._call("POST", "/accommodates", list(request))
         ok = self._read(bool, answer.get("ok"))
@@ -88,7 +88,7 @@ class ResourcePoolAdapter:
 
     def checkout(
         self,
-        request: Sequence[Mapping[str, JsonValue]],
+        request: Sequence[JsonMapping],
         *,
         pid: int | None = None,
         ttl_seconds: float | None = None,
@@ -119,7 +119,7 @@ class ResourcePoolAdapter:
         resources = self._read(dict[str, list[JsonObject]], answer.get("resources"))
         return Checkout(resources, self._read(str, answer.get("transaction")))
 
-    def checkin(self, resources: Mapping[str, JsonValue] | str) -> None:
+    def checkin(self, resources: JsonMapping | str) -> None:
         """Give back what `checkout` returned, or a transaction by its id: all of it.
 
         Raises:

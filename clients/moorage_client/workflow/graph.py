@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from moorage.records.json_values import JsonObject
 from moorage_client.workflow.errors import GraphError
 from moorage_client.workflow.requirements import finite
 
@@ -164,8 +163,8 @@ class DAG:
         self._successors: _Successors = {name: {} for name in names}
         for name, each in zip(names, successors, strict=True):
             self._successors[name] = dict.fromkeys((names[number] for number in each), Edge())
-        self._payloads: JsonObject = {}
-        self._metadata: JsonObject = {}
+        self._payloads: dict[str, Payload] = {}
+        self._metadata: dict[str, Payload] = {}
         self._shape: Shape | None = Shape.of(self._successors)
 
     @classmethod

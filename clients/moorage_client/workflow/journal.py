@@ -22,7 +22,6 @@ import json
 import os
 import threading
 import uuid
-from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Final, Self
 
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 from moorage_client.workflow.errors import JournalError
 from moorage_client.workflow.graph import Shape
 from moorage_client.workflow.growth import Result
@@ -61,7 +60,7 @@ class _History:
     graph: str = ""
     nodes: dict[str, _Node] = field(default_factory=dict)
 
-    def tell(self, line: Mapping[str, JsonValue]) -> None:
+    def tell(self, line: JsonMapping) -> None:
         """Take note of one line."""
         if line["event"] == "run":
             self.run, self.graph = line["id"], line["graph"]

@@ -6,7 +6,6 @@ from enum import StrEnum
 from typing import Any
 
 from moorage.model import Placement
-from moorage.records.json_values import JsonValue
 from moorage_client.workflow.growth import Result
 from moorage_client.workflow.timeline import ResourceTimeline
 from moorage_client.workflow.tracing import ExecutionTrace
@@ -121,7 +120,7 @@ class ExecutionResult:
         )
 
     @property
-    def results(self) -> Mapping[str, JsonValue]:
+    def results(self) -> Mapping[str, Result]:
         """The results of the tasks that completed, by name."""
         done = (NodeStatus.COMPLETED, NodeStatus.CACHE_HIT)
         return {n: each.result for n, each in self.node_results.items() if each.status in done}

@@ -25,7 +25,7 @@ from typing import Final, Protocol, assert_never, runtime_checkable
 
 from moorage.backends.specs import BaseResourceSpec
 from moorage.model import DeviceId, Placement
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 
 LOG_TAIL_LINES: Final = 20
 """Last lines of a workload's output that come with the news of its failure."""
@@ -394,7 +394,7 @@ class Backend(Protocol):
         None says nothing: `probe` finds out.
         """
 
-    async def control(self, workload: str, limits: Mapping[str, JsonValue]) -> None:
+    async def control(self, workload: str, limits: JsonMapping) -> None:
         """Change limits of a workload while it runs, all or none.
 
         Raises:

@@ -16,7 +16,7 @@ from moorage.backends.specs import (
     SpecError,
     memory_bytes,
 )
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 __all__ = ["SPECS", "document_from_spec", "pool_key", "spec_from_document"]
 
@@ -29,7 +29,7 @@ SPECS: Final[Mapping[str, type[BaseResourceSpec]]] = {
 
 
 def spec_from_document(
-    document: Mapping[str, JsonValue],
+    document: JsonMapping,
     category: str,
     own: Mapping[str, type[BaseResourceSpec]] = MappingProxyType({}),
 ) -> BaseResourceSpec:

@@ -26,7 +26,7 @@ from moorage.model import (
     Tenant,
 )
 from moorage.policy import Fleet, FleetView
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.sandbox.host.sandbox import Document, Limits, PolicyCode, Sandbox, SandboxReport
 
 Figures = JsonObject
@@ -109,9 +109,7 @@ class MeasuredSandbox:
     async def __aexit__(self, *error: object) -> None:
         await self._sandbox.close()
 
-    def begin(
-        self, inputs: Mapping[str, JsonValue], name: str = "rule"
-    ) -> "asyncio.Future[Delivered]":
+    def begin(self, inputs: JsonMapping, name: str = "rule") -> "asyncio.Future[Delivered]":
         """Consult the policy under a policy's name; return the future of its result."""
         self._number += 1
         code = self._codes.get(name)
@@ -143,7 +141,7 @@ class MeasuredSandbox:
         for cluster_id in cluster_ids:
             self._sandbox.documents_changed(cluster_id)
 
-    async def ask(self, inputs: Mapping[str, JsonValue]) -> float:
+    async def ask(self, inputs: JsonMapping) -> float:
         """Consult the policy and return the seconds from the consultation to its delivery."""
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
             event, taken = await self.begin(inputs)
@@ -151,7 +149,7 @@ class MeasuredSandbox:
             raise CommandError(f"the policy of the benchmark failed: {event.refusal.reason}")
         return taken
 
-    def in_process(self, inputs: Mapping[str, JsonValue]) -> float:
+    def in_process(self, inputs: JsonMapping) -> float:
         """Evaluate the policy in this process on the same input and return the seconds it took."""
         started = time.perf_counter()
         view = FleetView(self._fleet, _DEMAND)

@@ -29,7 +29,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -39,7 +39,7 @@ from moorage.bench.sandbox_hogs import hogs
 from moorage.core.turns.events import Proposed
 from moorage.lab.errors import CommandError
 from moorage.lab.event_loop import run_until_sigterm
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 from moorage.sandbox.host.sandbox import Limits
 
 FLEETS: Final = (10, 1_000, 10_000)
@@ -220,7 +220,7 @@ async def _stuck() -> Figures:
 
 
 def partial_of(
-    played: MeasuredSandbox, inputs: Callable[[], Mapping[str, JsonValue]]
+    played: MeasuredSandbox, inputs: Callable[[], JsonMapping]
 ) -> tuple[Callable[[], Awaitable[float]], Callable[[], float]]:
     """Return the jailed call and the same one in this process, each taking its own time."""
     return (lambda: played.ask(inputs())), (lambda: played.in_process(inputs()))

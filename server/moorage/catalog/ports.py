@@ -21,7 +21,7 @@ from moorage.catalog.values import Document, Examine, PolicyRecord, PreparedPoli
 from moorage.model import ClusterId
 from moorage.protocol.registry import BlockDocuments, ClusterDocuments, Metrics, PolicyDocuments
 from moorage.query import Filter
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 
 __all__ = [
     "Blocks",
@@ -45,7 +45,7 @@ class Blocks(BlockDocuments, Protocol):
         """Return the blocks that a filter finds by their own documents and metrics, by id."""
 
     async def alike(
-        self, like: str | Mapping[str, JsonValue], weights: Mapping[str, float] | None
+        self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> Sequence[str]:
         """Return all blocks, the most alike first; see `query.nearest`."""
 
@@ -112,7 +112,7 @@ class ClusterSearch(Protocol):
         """
 
     async def alike(
-        self, like: str | Mapping[str, JsonValue], weights: Mapping[str, float] | None
+        self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> list[ClusterId]:
         """Return all clusters, live or not, the most alike first; see `query.nearest`.
 

@@ -25,7 +25,7 @@ from moorage.query import (
     restricted,
     text_at,
 )
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 
 __all__ = ["DocumentSearch", "refusal_of"]
 
@@ -97,7 +97,7 @@ class DocumentSearch:
         return [ClusterId(name) for name in await self.run(work)]
 
     async def alike(
-        self, like: str | Mapping[str, JsonValue], weights: Mapping[str, float] | None
+        self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> list[ClusterId]:
         """Return all clusters, the most alike first; see `ClusterSearch.alike`."""
         found = await self.run(lambda: nearest(self._indexes[0], like, weights))

@@ -7,7 +7,7 @@ from typing import Literal
 from moorage.catalog.documents.schemas import PolicySchemas
 from moorage.model import PolicyRef
 from moorage.protocol.registry import BlockKind, Document
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 
 __all__ = [
     "BlockKind",
@@ -40,8 +40,8 @@ class PolicyRecord:
 
     ref: PolicyRef
     files: Mapping[str, bytes]
-    settings: Mapping[str, JsonValue]
-    parameters: Mapping[str, JsonValue]
+    settings: JsonMapping
+    parameters: JsonMapping
     document: Document
     schemas: PolicySchemas | None = None
 

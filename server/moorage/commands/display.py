@@ -15,7 +15,7 @@ from moorage.bench import replay as replaying
 from moorage.commands.demonstration import DemoOutcome
 from moorage.lab.errors import CommandError
 from moorage.records.findings import DoctorFinding
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 
 _UNBOUNDED = 10_000
 """Columns of a terminal that no table needs."""
@@ -184,7 +184,7 @@ def bench(names: Sequence[str], nodes: Path | None, pods: Path | None, *, as_jso
         show(figures(report))
 
 
-def figures(report: Mapping[str, Mapping[str, JsonValue]]) -> Table:
+def figures(report: Mapping[str, JsonMapping]) -> Table:
     """Return a table of the figures of benchmarks, by their names."""
     table = Table(title="ratios are to a baseline of the same run")
     for heading in ("benchmark", "figure", "value"):

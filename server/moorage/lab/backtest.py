@@ -27,7 +27,7 @@ from moorage.lab.typical import typical_of
 from moorage.model import Ask, Demand, Placement
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 from moorage.sandbox.host.contract import Mode
 from moorage_policies import catalog as shipped
 
@@ -239,7 +239,7 @@ def _document(policy: JsonObject, line: timeline.Timeline) -> JsonObject:
     return shipped.document(name, typical_of(name, line.pods))
 
 
-def _name(policy: Mapping[str, JsonValue]) -> str:
+def _name(policy: JsonMapping) -> str:
     return str(
         policy.get("shipped") or policy.get("policy_rule_uri") or policy.get("name") or "a policy"
     )
@@ -256,7 +256,7 @@ def _gpu_milli(ask: Ask) -> int:
 
 
 def _sample(
-    fleet: Fleet, typical: Sequence[Mapping[str, JsonValue]], at: float, demanded: int
+    fleet: Fleet, typical: Sequence[JsonMapping], at: float, demanded: int
 ) -> plots.PlotSample:
     total, free = int(fleet.gpu_total.sum()), int(fleet.gpu_free.sum())
     share = 100 / total if total else 0.0
@@ -268,7 +268,7 @@ def _sample(
     )
 
 
-def fragmented_milli(fleet: Fleet, typical: Sequence[Mapping[str, JsonValue]]) -> float:
+def fragmented_milli(fleet: Fleet, typical: Sequence[JsonMapping]) -> float:
     """Return the free GPU milli that a typical request cannot use, on the average over them.
 
     The measure of "Beware of Fragmentation" (USENIX ATC'23): of a node that a request does not fit

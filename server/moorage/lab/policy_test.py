@@ -10,7 +10,7 @@ import asyncio
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Final, assert_never
@@ -31,7 +31,7 @@ from moorage.model import Ask, Code, RequestId, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.faults import ServiceError
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Limits, PolicyFault
 from moorage.sandbox.wire.frames import ENTRY
@@ -360,8 +360,8 @@ def ask_of(record: PolicyRecord, request: JsonObject, number: int, seed: int) ->
     if message.filter is not None or message.search is not None:
         raise CommandError(f"request {number}: name `clusters`; filters and searches need a server")
     inputs = message.inputs
-    parameters: Mapping[str, JsonValue] = message.parameters or {}
-    settings: Mapping[str, JsonValue] = message.settings or {}
+    parameters: JsonMapping = message.parameters or {}
+    settings: JsonMapping = message.settings or {}
     if record.schemas is not None and number >= 0:
         inputs = record.schemas.given(inputs)
         parameters, settings = record.schemas.overrides(parameters, settings)

@@ -27,7 +27,7 @@ from moorage.policy.choice import (
 )
 from moorage.policy.inventory import gang_groups
 from moorage.policy.view import FleetView
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 
 Score = Callable[[FleetView, Demand], npt.ArrayLike | Mapping[str, npt.ArrayLike]]
 """Returns one finite number per node, the higher the better, or named terms whose sum is that;
@@ -40,7 +40,7 @@ _NOT_HERE: Final = -1.0
 
 
 def place(
-    input_data: Mapping[str, JsonValue],
+    input_data: JsonMapping,
     score: Score,
     *,
     close: bool = False,

@@ -19,12 +19,12 @@ from moorage.model import GPU_MILLI, Demand
 from moorage.policy.inventory import gang_groups
 from moorage.policy.proposal import GPUS_MAX, SHARES_MAX
 from moorage.policy.view import FleetView
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 
 _WHOLE_NUMBERS: Final = ("gpus", "gpu_memory_mib", "cpu_milli", "memory_mib")
 
 
-def read_demand(input_data: Mapping[str, JsonValue]) -> Demand | None:
+def read_demand(input_data: JsonMapping) -> Demand | None:
     """Return the demand: the request's `resources`, or the same keys in its `inputs`.
 
     Args:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from moorage.policy.view import FleetView
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 
 __all__ = ["NodeLabels", "capacity_type"]
 
@@ -60,7 +60,7 @@ class NodeLabels:
     def column(
         self,
         fleet: FleetView,
-        cluster_data: Mapping[str, JsonValue],
+        cluster_data: JsonMapping,
         read: Callable[[Mapping[str, str]], T],
     ) -> tuple[T, ...]:
         """Return the result of `read` for each node's labels, one value per row.
@@ -89,7 +89,7 @@ class NodeLabels:
             self._columns[read] = column
         return column
 
-    def _read_all(self, cluster_data: Mapping[str, JsonValue]) -> None:
+    def _read_all(self, cluster_data: JsonMapping) -> None:
         self._columns.clear()
         for cluster_id, entry in cluster_data.items():
             self._read.add(cluster_id)

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from moorage.model import GPU_MILLI, ClusterId, Demand, NodeId, Share
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 
 SHARES_MAX: Final = 1024
 """Nodes in one proposal."""
@@ -175,7 +175,7 @@ def _gpus(value: JsonValue, field: str) -> tuple[str, ...]:
     return gpus
 
 
-def _amount(value: Mapping[str, JsonValue], key: str, default: int, path: str) -> int:
+def _amount(value: JsonMapping, key: str, default: int, path: str) -> int:
     amount = value.get(key)
     if amount is None:
         return default

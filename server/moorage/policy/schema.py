@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 __all__ = ["Schema", "SchemaError", "SchemaPattern"]
 
@@ -204,7 +204,7 @@ class Schema:
 
     _entries: Mapping[str, FieldSchema]
     required: tuple[str, ...] = ()
-    defaults: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    defaults: JsonMapping = field(default_factory=JsonObject)
     null_is_value: bool = False
     others: FieldSchema | bool = True
 
@@ -219,9 +219,7 @@ class Schema:
             return True
         return all(name in known for name in (*self.required, *self.defaults))
 
-    def check(
-        self, value: JsonValue, path: str, *, known: Collection[str] = ()
-    ) -> Mapping[str, JsonValue]:
+    def check(self, value: JsonValue, path: str, *, known: Collection[str] = ()) -> JsonMapping:
         """Check an object.
 
         Args:
@@ -263,13 +261,11 @@ class Schema:
         except SchemaError as error:
             raise error.within(path) from None
 
-    def checked(
-        self, value: JsonValue, budget: Budget, known: Collection[str] = ()
-    ) -> Mapping[str, JsonValue]:
+    def checked(self, value: JsonValue, budget: Budget, known: Collection[str] = ()) -> JsonMapping:
         """As `check`, of a part of a larger value; the path of an error starts at this part."""
         if not isinstance(value, Mapping):
             raise SchemaError("", "an object", f"found {shown(value)}")
-        given = cast("Mapping[str, JsonValue]", value)
+        given = cast("JsonMapping", value)
         budget.spend(len(self._entries))  # Also what is left out is looked for.
         self._demand(given, known)
         changed: JsonObject = {}
@@ -304,12 +300,12 @@ class Schema:
         if completed is not found:
             changed[name] = completed
 
-    def _demand(self, given: Mapping[str, JsonValue], known: Collection[str]) -> None:
+    def _demand(self, given: JsonMapping, known: Collection[str]) -> None:
         for name in self.required:
             if name not in known and self._left_out(name, given):
                 raise SchemaError(name, self._entries[name].expected, "it is missing")
 
-    def _left_out(self, name: str, given: Mapping[str, JsonValue]) -> bool:
+    def _left_out(self, name: str, given: JsonMapping) -> bool:
         if name not in given:
             return True
         is_value = self.null_is_value or "any" in self._entries[name].kinds

@@ -28,7 +28,7 @@ from moorage.policy.schema import (
     shown,
     under,
 )
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 
 __all__ = ["read_schema"]
 
@@ -223,7 +223,7 @@ class _Reader:
             entry = self.attempt(partial(self._with_default, entry, known, path), entry)
         return entry
 
-    def _kinds(self, given: Mapping[str, JsonValue], path: str) -> tuple[str, ...]:
+    def _kinds(self, given: JsonMapping, path: str) -> tuple[str, ...]:
         def read() -> tuple[str, ...]:
             kind = given.get("type", NO_VALUE)
             if kind is NO_VALUE and (self._json or "enum" in given or "choices" in given):
@@ -253,7 +253,7 @@ class _Reader:
         self._note(SchemaError(under(path, key), expected, f"it is for {' or '.join(suits)}"))
         return False
 
-    def _pattern(self, given: Mapping[str, JsonValue], path: str) -> SchemaPattern | None:
+    def _pattern(self, given: JsonMapping, path: str) -> SchemaPattern | None:
         def read() -> SchemaPattern:
             text, place = given["pattern"], under(path, "pattern")
             if not isinstance(text, str) or not 0 < len(text) <= PATTERN_CHARS_MAX:
@@ -269,7 +269,7 @@ class _Reader:
         return found
 
     def _sizes(
-        self, given: Mapping[str, JsonValue], kind: str, kinds: Collection[str], path: str
+        self, given: JsonMapping, kind: str, kinds: Collection[str], path: str
     ) -> Sizes | None:
         if kind not in kinds and "any" not in kinds:
             return None
@@ -295,7 +295,7 @@ class _Reader:
         sizes: Sizes | None = self.attempt(read, None)
         return sizes
 
-    def _range(self, given: Mapping[str, JsonValue], path: str) -> Range | None:
+    def _range(self, given: JsonMapping, path: str) -> Range | None:
         def limit(*keys: str) -> float | None:
             for key in keys:
                 value = given.get(key, NO_VALUE)
@@ -318,7 +318,7 @@ class _Reader:
         found: Range | None = self.attempt(read, None)
         return found
 
-    def _properties(self, given: Mapping[str, JsonValue], path: str, depth: int) -> Schema | None:
+    def _properties(self, given: JsonMapping, path: str, depth: int) -> Schema | None:
         demanded = self.attempt(partial(_demanded, given, path), ())
         others = given.get("additionalProperties", True)
         if not isinstance(others, bool):
@@ -334,7 +334,7 @@ class _Reader:
         )
         return found
 
-    def _items(self, given: Mapping[str, JsonValue], path: str, depth: int) -> FieldSchema | None:
+    def _items(self, given: JsonMapping, path: str, depth: int) -> FieldSchema | None:
         if "items" not in given:
             return None
         path = under(path, "items")
@@ -352,9 +352,7 @@ class _Reader:
             self._note(SchemaError(under(path, "required"), "none here", found))
         return entry
 
-    def _with_default(
-        self, entry: FieldSchema, given: Mapping[str, JsonValue], path: str
-    ) -> FieldSchema:
+    def _with_default(self, entry: FieldSchema, given: JsonMapping, path: str) -> FieldSchema:
         path = under(path, "default")
         if given["default"] is None and "null" not in entry.kinds and "any" not in entry.kinds:
             return entry  # No default, as authors write it.
@@ -379,7 +377,7 @@ def _unknown_kind(kind: JsonValue, path: str) -> SchemaError:
     return SchemaError(path, f"one of {names}", found)
 
 
-def _demanded(given: Mapping[str, JsonValue], path: str) -> tuple[str, ...]:
+def _demanded(given: JsonMapping, path: str) -> tuple[str, ...]:
     """Return the fields within an object that must be there, as JSON Schema lists them."""
     value = given.get("required", False)
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
@@ -391,7 +389,7 @@ def _demanded(given: Mapping[str, JsonValue], path: str) -> tuple[str, ...]:
 
 
 def _choices(
-    given: Mapping[str, JsonValue], kinds: Collection[str], path: str
+    given: JsonMapping, kinds: Collection[str], path: str
 ) -> frozenset[tuple[type, JsonValue]] | None:
     key = next((each for each in ("choices", "enum", "const") if each in given), None)
     if key is None:
@@ -416,7 +414,7 @@ def _may_be(value: JsonValue, kind: str) -> bool:
     return fits and (kind in {"boolean", "any"} or not isinstance(value, bool))
 
 
-def _in_words(entry: FieldSchema, given: Mapping[str, JsonValue], path: str) -> str:
+def _in_words(entry: FieldSchema, given: JsonMapping, path: str) -> str:
     nouns = " or ".join(_NOUNS[kind] for kind in entry.kinds)
     text = " ".join((nouns, *_constraints(entry, given)))
     description = given.get("description", "")
@@ -425,7 +423,7 @@ def _in_words(entry: FieldSchema, given: Mapping[str, JsonValue], path: str) -> 
     return f"{text} ({cut(description)})" if description.strip() else text
 
 
-def _constraints(entry: FieldSchema, given: Mapping[str, JsonValue]) -> Iterator[str]:
+def _constraints(entry: FieldSchema, given: JsonMapping) -> Iterator[str]:
     span = entry.range or Range()
     low, high = span.low, span.high
     if low is not None and high is not None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from moorage.model import GPU_MILLI, Demand
 from moorage.policy.view import FleetView
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 
 KINDS_MAX: Final = 512
 """Kinds of request in a mix; of more, the most frequent count."""
@@ -52,7 +52,7 @@ class RequestKind:
         return self.gpus * self.gpu_milli
 
 
-def read_typical(raw: Sequence[Mapping[str, JsonValue]]) -> list[RequestKind]:
+def read_typical(raw: Sequence[JsonMapping]) -> list[RequestKind]:
     """Return a parameter `typical` as a mix.
 
     Args:
@@ -160,7 +160,7 @@ class MixLearner:
         context["used"] = seen
         return True
 
-    def typical(self, fleet: FleetView, context: Mapping[str, JsonValue]) -> list[RequestKind]:
+    def typical(self, fleet: FleetView, context: JsonMapping) -> list[RequestKind]:
         """Return the mix in use: the requests counted at the last look, and the guess."""
         kinds = guess(fleet)
         for name, (count, memory) in context.get("used", {}).items():

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moorage.pool_server.holdings import TTL_SECONDS_MAX, Busy, Holdings
 from moorage.protocol.origins import Origins
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.slots import EmptyResourcePoolError, InvalidRequest, ResourceUnavailable, SlotsError
 
 __all__ = ["BODY_BYTES_MAX", "create_app"]
@@ -136,7 +136,7 @@ class _Endpoints:
         return {"transaction": holding.transaction, "expires_at": holding.expires_at}
 
 
-def _only(body: Mapping[str, JsonValue], allowed: set[str]) -> None:
+def _only(body: JsonMapping, allowed: set[str]) -> None:
     if unknown := sorted(set(body) - allowed):
         raise InvalidRequest(
             f"unknown {', '.join(unknown)}; there are {', '.join(sorted(allowed))}"

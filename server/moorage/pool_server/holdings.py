@@ -8,13 +8,13 @@ import asyncio
 import os
 import select
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from secrets import token_hex
 from typing import Final
 
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.slots import Allocation, InvalidCheckin, InvalidRequest, ResourcePool
 
 __all__ = ["HOLDINGS_MAX", "TTL_SECONDS_MAX", "Busy", "Holdings", "PoolHolding"]
@@ -124,7 +124,7 @@ class Holdings:
             self._expire_in(holding, self._ttl_seconds if ttl_seconds is None else ttl_seconds)
         return holding
 
-    def checkin(self, transaction: str | None, resources: Mapping[str, JsonValue] | None) -> None:
+    def checkin(self, transaction: str | None, resources: JsonMapping | None) -> None:
         """End a checkout: the one that is named, or else the oldest that is just this.
 
         Raises:
@@ -153,9 +153,7 @@ class Holdings:
             self._watches[pid].transactions.clear()
             self._unwatch(pid)
 
-    def _find(
-        self, transaction: str | None, resources: Mapping[str, JsonValue] | None
-    ) -> PoolHolding:
+    def _find(self, transaction: str | None, resources: JsonMapping | None) -> PoolHolding:
         if transaction is not None:
             named = self._holdings.get(transaction)
             if named is None or resources not in (None, named.allocation):

@@ -9,10 +9,8 @@ import hmac
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from moorage.records.json_values import JsonObject, JsonValue
-
-Document = JsonObject
-"""A JSON object."""
+from moorage.protocol.registry import Document
+from moorage.records.json_values import JsonMapping
 
 MIB: Final = 1 << 20
 """Bytes."""
@@ -148,14 +146,14 @@ def cluster_document(
     }
 
 
-def nodes_of(document: Mapping[str, JsonValue]) -> list[Document]:
+def nodes_of(document: JsonMapping) -> list[Document]:
     """Return the machines that a document lists; a malformed list counts as none."""
     nodes = document.get("nodes")
     entries = nodes.get("nodeData") if isinstance(nodes, dict) else None
     return list(entries) if isinstance(entries, list) else []
 
 
-def merged(old: Mapping[str, JsonValue], new: Mapping[str, JsonValue]) -> Document:
+def merged(old: JsonMapping, new: JsonMapping) -> Document:
     """Return the document of a cluster with the nodes of a second one put into it.
 
     A node that both list is as the second one says; those that only one lists stay. Everything
@@ -171,7 +169,7 @@ def merged(old: Mapping[str, JsonValue], new: Mapping[str, JsonValue]) -> Docume
     return _without_totals(old, [*nodes, *fresh.values()])
 
 
-def _without_totals(document: Mapping[str, JsonValue], nodes: Sequence[Document]) -> Document:
+def _without_totals(document: JsonMapping, nodes: Sequence[Document]) -> Document:
     others = {name: value for name, value in document.items() if name not in _TOTALS}
     group = document.get("nodes")
     rest = {**group} if isinstance(group, dict) else {}

@@ -7,10 +7,8 @@
 The gateway, the HTTP twin and the client package catch them.
 """
 
-from collections.abc import Mapping
-
 from moorage.model import Code
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 
 
 class ProtocolError(ValueError):
@@ -37,7 +35,7 @@ class BadMessage(ProtocolError):  # noqa: N818  # The term of the wire, as in th
         field: str = "",
         expected: str = "",
         id: str | int | None = None,  # noqa: A002  # The name of the field on the wire.
-        details: Mapping[str, JsonValue] | None = None,
+        details: JsonMapping | None = None,
     ) -> None:
         super().__init__(reason)
         self.code = code
@@ -45,7 +43,7 @@ class BadMessage(ProtocolError):  # noqa: N818  # The term of the wire, as in th
         self.field = field
         self.expected = expected
         self.id = id
-        self.details: Mapping[str, JsonValue] = details or {}
+        self.details: JsonMapping = details or {}
 
 
 class BadReply(ProtocolError):  # noqa: N818  # The counterpart of BadMessage.

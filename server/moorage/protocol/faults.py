@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from moorage.model import Code
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 
 __all__ = ["STATUS_BY_CODE", "ServiceError", "status_of"]
 
@@ -72,7 +72,7 @@ class ServiceError(Exception):
         *,
         field: str = "",
         expected: str = "",
-        details: Mapping[str, JsonValue] | None = None,
+        details: JsonMapping | None = None,
         status: int = 0,
     ) -> None:
         super().__init__(reason)
@@ -80,7 +80,7 @@ class ServiceError(Exception):
         self.reason = reason
         self.field = field
         self.expected = expected
-        self.details: Mapping[str, JsonValue] = details or {}
+        self.details: JsonMapping = details or {}
         self.status = status or status_of(code)
 
     @classmethod

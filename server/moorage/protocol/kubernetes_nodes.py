@@ -14,14 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from moorage.protocol.cluster_documents import (
-    MIB,
-    Document,
-    device,
-    machine_key,
-    node_document,
-)
-from moorage.records.json_values import JsonValue
+from moorage.protocol.cluster_documents import MIB, device, machine_key, node_document
+from moorage.protocol.registry import Document
+from moorage.records.json_values import JsonMapping, JsonValue
 
 MODEL_LABELS: Final = (
     "nvidia.com/gpu.product",
@@ -169,7 +164,7 @@ class NodeReading:
             provider_id=self.text("spec.providerID"),
         )
 
-    def _group(self, path: str) -> Mapping[str, JsonValue]:
+    def _group(self, path: str) -> JsonMapping:
         value = self.at(path)
         if value is None:
             return {}

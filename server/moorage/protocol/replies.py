@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, field
 from moorage.model import Code
 from moorage.protocol.errors import BadMessage, BadReply
 from moorage.records.fields import ESSENTIAL
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.records.leases import Lease
 from moorage.records.reading import read_record
 
@@ -65,7 +65,7 @@ class Reply(Struct, frozen=True, omit_defaults=True):
     request: str = ""
     lease: Lease | None = None
     warnings: tuple[str, ...] = ()
-    reasons: Mapping[str, JsonValue] | None = None
+    reasons: JsonMapping | None = None
     policy_rule_uri: str = ""
     revision: int = 0
     as_of: float = 0.0
@@ -96,7 +96,7 @@ class Shared(TypedDict, total=False):
     request: str
     lease: Lease | None
     warnings: tuple[str, ...]
-    reasons: Mapping[str, JsonValue] | None
+    reasons: JsonMapping | None
     policy_rule_uri: str
     revision: int
     as_of: float
@@ -137,7 +137,7 @@ def failure(
     *,
     field: str = "",
     expected: str = "",
-    details: Mapping[str, JsonValue] | None = None,
+    details: JsonMapping | None = None,
     **shared: Unpack[Shared],
 ) -> bytes:
     """Write a failure reply: `message` for existing clients, `error` for machines.

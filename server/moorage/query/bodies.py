@@ -15,7 +15,7 @@ from moorage.query.limits import RETURN_MAX, WEIGHTS_MAX
 from moorage.query.parse import Parser
 from moorage.query.shapes import an_object, known, one_of
 from moorage.query.values import number_in
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 __all__ = [
     "COMPANIONS",
@@ -87,9 +87,9 @@ class Search:
     filter: Filter | None = None
     limit: int = RETURN_MAX
     policy_rule_uri: str = ""
-    settings: Mapping[str, JsonValue] = field(default_factory=JsonObject)
-    parameters: Mapping[str, JsonValue] = field(default_factory=JsonObject)
-    like: str | Mapping[str, JsonValue] = ""
+    settings: JsonMapping = field(default_factory=JsonObject)
+    parameters: JsonMapping = field(default_factory=JsonObject)
+    like: str | JsonMapping = ""
     weights: Mapping[str, float] | None = None
 
 
@@ -202,7 +202,7 @@ def _filter(body: JsonValue, at: str) -> Filter:
     return Filter(match_type, condition, companions)
 
 
-def _match_type(given: Mapping[str, JsonValue], at: str) -> MatchType:
+def _match_type(given: JsonMapping, at: str) -> MatchType:
     if "matchType" not in given:
         raise missing(under(at, "matchType"), "one of " + ", ".join(SEARCHED))
     value, place = given["matchType"], under(at, "matchType")
@@ -217,7 +217,7 @@ def _searched_by(queries: JsonValue) -> dict[str, MatchType]:
     return {"matchType": able[0]} if kinds and able else {}
 
 
-def _limit(parameters: Mapping[str, JsonValue], at: str) -> int:
+def _limit(parameters: JsonMapping, at: str) -> int:
     value = parameters.get("return")
     if value is None:
         return RETURN_MAX
@@ -227,7 +227,7 @@ def _limit(parameters: Mapping[str, JsonValue], at: str) -> int:
     return int(number)
 
 
-def _like(parameters: Mapping[str, JsonValue], at: str) -> str | Mapping[str, JsonValue]:
+def _like(parameters: JsonMapping, at: str) -> str | JsonMapping:
     place, expected = (
         under(at, "like"),
         "an id, or a part of a document, to be ranked by likeness to",
@@ -240,7 +240,7 @@ def _like(parameters: Mapping[str, JsonValue], at: str) -> str | Mapping[str, Js
     return like
 
 
-def _weights(parameters: Mapping[str, JsonValue], at: str) -> Mapping[str, float] | None:
+def _weights(parameters: JsonMapping, at: str) -> Mapping[str, float] | None:
     given = parameters.get("weights")
     if given is None:
         return None

@@ -28,7 +28,7 @@ from moorage.query.conditions import (
 from moorage.query.evaluate import predicate
 from moorage.query.limits import CELLS_MAX, COLUMNS_MAX
 from moorage.query.paths import Reader, reader
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 
 __all__ = ["DocumentIndex"]
 
@@ -65,7 +65,7 @@ class DocumentIndex:
         self._columns: OrderedDict[Source, _ColumnEntry] = OrderedDict()
         self._rows: dict[str, int] = {}
         self._ids: list[str] = [""] * ROWS_AT_FIRST
-        self._documents: list[Mapping[str, JsonValue] | None] = [None] * ROWS_AT_FIRST
+        self._documents: list[JsonMapping | None] = [None] * ROWS_AT_FIRST
         self._free = list(range(ROWS_AT_FIRST - 1, -1, -1))
         self._live: Mask = np.zeros(ROWS_AT_FIRST, np.bool_)
 
@@ -79,12 +79,12 @@ class DocumentIndex:
         """Yield the ids, in no order."""
         return iter(self._rows)
 
-    def get(self, document_id: str) -> Mapping[str, JsonValue] | None:
+    def get(self, document_id: str) -> JsonMapping | None:
         """Return a document, or None."""
         row = self._rows.get(document_id)
         return None if row is None else self._documents[row]
 
-    def put(self, document_id: str, document: Mapping[str, JsonValue]) -> None:
+    def put(self, document_id: str, document: JsonMapping) -> None:
         """Add a document, in the place of the one with its id if there is one."""
         row = self._rows.get(document_id)
         if row is None:

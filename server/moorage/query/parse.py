@@ -34,7 +34,7 @@ from moorage.query.expressions import expression
 from moorage.query.patterns import Like
 from moorage.query.shapes import a_list, a_number, a_text, an_object, one_of, only
 from moorage.query.values import number_in
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 
 __all__ = ["Parser", "parse_condition", "parse_mongo"]
 
@@ -109,7 +109,7 @@ class Parser:
         path = self.path(given["variable"], under(at, "variable"))
         return self._simple(path, given, at)
 
-    def _logical(self, given: Mapping[str, JsonValue], at: str, depth: int) -> Condition:
+    def _logical(self, given: JsonMapping, at: str, depth: int) -> Condition:
         only(given, _LOGICAL, at)
         self._deep(at, depth)
         name = one_of(given["logicalOperator"], under(at, "logicalOperator"), ("AND", "OR", "NOT"))
@@ -125,7 +125,7 @@ class Parser:
             return Not(parts[0])
         return AllOf(parts) if name == "AND" else AnyOf(parts)
 
-    def _fold(self, given: Mapping[str, JsonValue], at: str) -> Condition:
+    def _fold(self, given: JsonMapping, at: str) -> Condition:
         only(given, _FOLDED, at)
         how = one_of(given["aggOperator"], under(at, "aggOperator"), FOLDS)
         target = self.path(given["target"], under(at, "target"))
@@ -142,7 +142,7 @@ class Parser:
             return Among(source, tuple(numbers))
         return self._simple(source, {**given, "value": a_number(given["value"], place)}, at)
 
-    def _simple(self, source: Source, given: Mapping[str, JsonValue], at: str) -> Condition:
+    def _simple(self, source: Source, given: JsonMapping, at: str) -> Condition:
         name = one_of(given["operator"], under(at, "operator"), OPERATORS)
         place, value = under(at, "value"), given["value"]
         if name in {"==", "!="}:
@@ -202,7 +202,7 @@ class Parser:
         operand: JsonValue,
         at: str,
         depth: int,
-        beside: Mapping[str, JsonValue],
+        beside: JsonMapping,
     ) -> Condition:
         place = under(at, name)
         if name in {"$eq", "$ne"}:

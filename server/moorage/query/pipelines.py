@@ -5,7 +5,7 @@ ones of Mongo; nothing in them runs code, joins or writes.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from moorage.model import Code
@@ -17,13 +17,12 @@ from moorage.query.parse import Parser
 from moorage.query.paths import reader
 from moorage.query.shapes import a_list, an_object, known, one_of
 from moorage.query.values import is_number, number_in
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 
 __all__ = ["Pipeline", "parse_page", "parse_pipeline"]
 
-Document = Mapping[str, JsonValue]
-Stage = Callable[[list[Document]], list[Document]]
-_Expression = Callable[[Document], JsonValue]
+Stage = Callable[[list[JsonMapping]], list[JsonMapping]]
+_Expression = Callable[[JsonMapping], JsonValue]
 
 _FOLDS: Final = ("$sum", "$avg", "$min", "$max", "$first", "$last", "$push", "$addToSet", "$count")
 _STAGES: Final = (
@@ -55,7 +54,7 @@ class Pipeline:
         self._stages = stages
         self._at = at
 
-    def run(self, documents: Iterable[Document]) -> list[Document]:
+    def run(self, documents: Iterable[JsonMapping]) -> list[JsonMapping]:
         """Return the documents of the last stage; the given ones are not changed.
 
         Raises:
@@ -159,8 +158,8 @@ def _unwound(parser: Parser, value: JsonValue, at: str) -> Stage:
     parts = path.split(".")
     read = reader(Path(path))
 
-    def stage(rows: list[Document]) -> list[Document]:
-        made: list[Document] = []
+    def stage(rows: list[JsonMapping]) -> list[JsonMapping]:
+        made: list[JsonMapping] = []
         for row in rows:
             found = read(row)
             elements = [e for each in found for e in (each if isinstance(each, list) else [each])]
@@ -179,7 +178,7 @@ def _group(parser: Parser, value: JsonValue, at: str) -> Stage:
     if "_id" not in given:
         raise missing(under(at, "_id"), "what to group by: $path, an object of them, or null")
     key = _expression(parser, given["_id"], under(at, "_id"))
-    made: dict[str, Callable[[list[Document]], JsonValue]] = {}
+    made: dict[str, Callable[[list[JsonMapping]], JsonValue]] = {}
     for name, each in given.items():
         if name == "_id":
             continue
@@ -193,8 +192,8 @@ def _group(parser: Parser, value: JsonValue, at: str) -> Stage:
         one_of(how, place, _FOLDS)
         made[name] = _fold(how, _expression(parser, what, under(place, how)))
 
-    def stage(rows: list[Document]) -> list[Document]:
-        groups: dict[str, tuple[JsonValue, list[Document]]] = {}
+    def stage(rows: list[JsonMapping]) -> list[JsonMapping]:
+        groups: dict[str, tuple[JsonValue, list[JsonMapping]]] = {}
         for row in rows:
             value = key(row)
             # As text, objects and lists are keys too; the order of the first of each stays.
@@ -208,7 +207,7 @@ def _group(parser: Parser, value: JsonValue, at: str) -> Stage:
     return stage
 
 
-def _fold(how: str, read: _Expression) -> Callable[[list[Document]], JsonValue]:
+def _fold(how: str, read: _Expression) -> Callable[[list[JsonMapping]], JsonValue]:
     """Return one field of a group; `$sum` and the like look into lists, as folds do everywhere."""
     if how == "$count":
         return len
@@ -217,7 +216,7 @@ def _fold(how: str, read: _Expression) -> Callable[[list[Document]], JsonValue]:
         return lambda rows: read(rows[place])
     if how in {"$push", "$addToSet"}:
 
-        def listed(rows: list[Document]) -> list[JsonValue]:
+        def listed(rows: list[JsonMapping]) -> list[JsonValue]:
             if len(rows) > VALUES_MAX:
                 raise _TooManyError
             values = [value for row in rows if (value := read(row)) is not None]
@@ -229,7 +228,7 @@ def _fold(how: str, read: _Expression) -> Callable[[list[Document]], JsonValue]:
         return listed
     folded = reader(Fold(how[1:], Path("values")))  # type: ignore[arg-type]  # Four folds are left.
 
-    def number(rows: list[Document]) -> JsonValue:
+    def number(rows: list[JsonMapping]) -> JsonValue:
         values: list[JsonValue] = []
         for row in rows:
             value = read(row)
@@ -253,10 +252,10 @@ def _project(parser: Parser, value: JsonValue, at: str) -> Stage:
         wanted = f"${name}" if each in (1, True) else each
         reads.append((path.split("."), _expression(parser, wanted, place)))
 
-    def stage(rows: list[Document]) -> list[Document]:
-        made: list[Document] = []
+    def stage(rows: list[JsonMapping]) -> list[JsonMapping]:
+        made: list[JsonMapping] = []
         for row in rows:
-            document: Document = {}
+            document: JsonMapping = {}
             for parts, read in reads:
                 found = read(row)
                 if found is not None:
@@ -275,7 +274,7 @@ def _sort(parser: Parser, value: JsonValue, at: str) -> Stage:
             raise wrong(each, "1 or -1", under(at, name))
         keys.append((_expression(parser, f"${name}", under(at, name)), each == -1))
 
-    def stage(rows: list[Document]) -> list[Document]:
+    def stage(rows: list[JsonMapping]) -> list[JsonMapping]:
         for read, descending in reversed(keys):  # Sorting is stable: the first key comes last.
             ranks = [_rank(read(row)) for row in rows]
             order = sorted(range(len(rows)), key=ranks.__getitem__, reverse=descending)
@@ -299,7 +298,7 @@ def _expression(parser: Parser, value: JsonValue, at: str, depth: int = 0) -> _E
     if isinstance(value, str) and value.startswith("$"):
         read = reader(Path(_path(parser, value, at)))
 
-        def found(row: Document) -> JsonValue:
+        def found(row: JsonMapping) -> JsonValue:
             values = read(row)
             return values[0] if len(values) == 1 else values or None
 
@@ -325,7 +324,7 @@ def _path(parser: Parser, value: JsonValue, at: str) -> str:
     return parser.path(value[1:], at).text
 
 
-def _place(document: Document, parts: Sequence[str], value: JsonValue) -> Document:
+def _place(document: JsonMapping, parts: Sequence[str], value: JsonValue) -> JsonMapping:
     """Return a copy of a document with a value at a path; objects on the way are made."""
     head, rest = parts[0], parts[1:]
     if not rest:

@@ -16,7 +16,7 @@ from moorage.query.errors import QueryError
 from moorage.query.evaluate import spread
 from moorage.query.index import DocumentIndex
 from moorage.query.paths import reader
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 
 __all__ = ["DEFAULT_WEIGHTS", "nearest"]
 
@@ -40,8 +40,8 @@ DEFAULT_WEIGHTS: Final[Mapping[str, float]] = {
 
 
 def nearest(
-    documents: DocumentIndex | Mapping[str, Mapping[str, JsonValue]],
-    reference: str | Mapping[str, JsonValue],
+    documents: DocumentIndex | Mapping[str, JsonMapping],
+    reference: str | JsonMapping,
     weights: Mapping[str, float] | None = None,
     k: int | None = None,
 ) -> list[tuple[str, float]]:
@@ -92,7 +92,7 @@ def nearest(
     return [(ids[each], float(total[each])) for each in order]
 
 
-def _index(documents: Mapping[str, Mapping[str, JsonValue]]) -> DocumentIndex:
+def _index(documents: Mapping[str, JsonMapping]) -> DocumentIndex:
     index = DocumentIndex()
     for document_id, document in documents.items():
         index.put(document_id, document)
@@ -100,7 +100,7 @@ def _index(documents: Mapping[str, Mapping[str, JsonValue]]) -> DocumentIndex:
 
 
 def _distances(
-    index: DocumentIndex, rows: npt.NDArray[np.intp], like: Mapping[str, JsonValue], path: str
+    index: DocumentIndex, rows: npt.NDArray[np.intp], like: JsonMapping, path: str
 ) -> _Floats | None:
     """Return each row's distance at one path; None if the reference has nothing to compare."""
     found = spread(reader(Path(path))(like))

@@ -1,12 +1,12 @@
 """Checks of JSON at a place: each function returns the value, or refuses it by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from moorage.model import Code
 from moorage.query.errors import QueryError, missing, too_long, under, wrong
 from moorage.query.limits import PATTERN_CHARS_MAX
 from moorage.query.values import number_in
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 __all__ = ["a_list", "a_number", "a_text", "an_object", "known", "one_of", "only"]
 
@@ -58,14 +58,14 @@ def one_of(value: JsonValue, place: str, names: Sequence[str]) -> str:
     return value
 
 
-def known(given: Mapping[str, JsonValue], keys: Sequence[str], at: str) -> None:
+def known(given: JsonMapping, keys: Sequence[str], at: str) -> None:
     """Check that an object has no other keys."""
     for key in given:
         if key not in keys:
             raise QueryError(under(at, key), "only " + ", ".join(keys), "is not known here")
 
 
-def only(given: Mapping[str, JsonValue], keys: Sequence[str], at: str) -> None:
+def only(given: JsonMapping, keys: Sequence[str], at: str) -> None:
     """Check that an object has these keys and no other."""
     known(given, keys, at)
     for key in keys:

@@ -3,6 +3,7 @@
 Documents, inputs, parameters, specs and answers of policies are the user's, and stay as they came.
 """
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 JsonValue: TypeAlias = Any
@@ -10,3 +11,6 @@ JsonValue: TypeAlias = Any
 
 JsonObject: TypeAlias = dict[str, JsonValue]
 """A JSON object."""
+
+JsonMapping: TypeAlias = Mapping[str, JsonValue]
+"""A JSON object that is read, and not changed."""

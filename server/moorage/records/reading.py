@@ -12,7 +12,7 @@ import msgspec
 from msgspec import inspect
 
 from moorage.records.fields import ESSENTIAL
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 __all__ = ["read_record"]
 
@@ -70,9 +70,7 @@ def _complete(document: JsonValue, kind: inspect.Type) -> JsonValue:
     return document
 
 
-def _with_fields(
-    document: Mapping[str, JsonValue], fields: tuple[inspect.Field, ...]
-) -> JsonObject:
+def _with_fields(document: JsonMapping, fields: tuple[inspect.Field, ...]) -> JsonObject:
     found: JsonObject = {}
     for field in fields:
         name, kind = field.encode_name, field.type

@@ -4,14 +4,13 @@ Source: docs/reference/resource-engine.md, "Contexts". What is shared by rollout
 `global`) goes back to the store at the end; what is a rollout's own is ended.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from moorage.backends.base import BackendError
 from moorage.backends.spec_documents import pool_key
 from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 from moorage.resources.resource_engine import ResourceEngine
 from moorage.resources.resources import BaseResource
 
@@ -56,7 +55,7 @@ class Context:
 
     rollout_id: str
     group_id: str | None = None
-    metadata: Mapping[str, JsonValue] | None = None
+    metadata: JsonMapping | None = None
     context_config: ContextConfig | None = None
     engine: ResourceEngine = field(default_factory=ResourceEngine.shared)
     last_acquire_was_first: bool = field(default=False, init=False)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 from moorage.slots.amounts import NONE, SLOTS_MAX, Amount, Slots, exact, plain, total
 from moorage.slots.errors import (
     InvalidRequest,
@@ -140,7 +140,7 @@ class Inventory:
 
     __slots__ = ("_buckets",)
 
-    def __init__(self, resources: Mapping[str, Sequence[Mapping[str, JsonValue]]]) -> None:
+    def __init__(self, resources: Mapping[str, Sequence[JsonMapping]]) -> None:
         self._buckets = _buckets(parse_resources(resources, "resources"))
 
     @classmethod
@@ -177,7 +177,7 @@ class Inventory:
         return FreeResources(self.listed(), ResourceOwner(self.rows, self.write_slots, self.write))
 
     @resources.setter
-    def resources(self, resources: Mapping[str, JsonValue]) -> None:
+    def resources(self, resources: JsonMapping) -> None:
         self.write(resources, whole=True)
 
     def listed(self) -> dict[str, list[JsonObject]]:
@@ -202,7 +202,7 @@ class Inventory:
             raise InvalidSpecification(f"{kind} {name}: there is no such instance")
         place.become(free, max(free, place.instance.slots))
 
-    def write(self, types: Mapping[str, JsonValue], *, whole: bool = False) -> None:
+    def write(self, types: JsonMapping, *, whole: bool = False) -> None:
         """Set the instances of some types; None removes a type.
 
         Args:
@@ -408,7 +408,7 @@ _ALLOCATOR: Final = Allocator()
 def _put_back(
     inventory: Inventory,
     before: Mapping[tuple[str, str], tuple[Amount, Amount]],
-    listed: Mapping[str, JsonValue],
+    listed: JsonMapping,
 ) -> None:
     """Restore an inventory to its state before an allocator went wrong."""
     if inventory.standing().keys() != before.keys():
@@ -484,7 +484,7 @@ def insufficient(short: Mapping[str, tuple[Amount, Amount]]) -> str:
 
 
 def merged(
-    *taken: Mapping[str, Sequence[Mapping[str, JsonValue]]],
+    *taken: Mapping[str, Sequence[JsonMapping]],
 ) -> dict[str, list[JsonObject]]:
     """Return allocations of one inventory as one, in which each instance is named once."""
     slots: dict[str, dict[str, Amount]] = {}
@@ -501,7 +501,7 @@ def merged(
 
 
 def rewritten(
-    now: Inventory, types: Mapping[str, JsonValue], *, whole: bool
+    now: Inventory, types: JsonMapping, *, whole: bool
 ) -> dict[str, tuple[Instance, ...]]:
     """Return the free slots after some types were written: see `Inventory.write`."""
     if not isinstance(types, Mapping):

@@ -8,7 +8,7 @@ asks for.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 from moorage.slots.errors import InvalidSpecification
 from moorage.slots.pool import ResourcePool, cpus_here
 from moorage.slots.specification import counted, documents, parse_specification
@@ -20,7 +20,7 @@ Hook = Callable[[Any, JsonObject], None]
 
 
 def make_resource_pool(
-    config: Mapping[str, JsonValue] | object | None = None, hooks: Iterable[Hook] | None = None
+    config: JsonMapping | object | None = None, hooks: Iterable[Hook] | None = None
 ) -> ResourcePool:
     """Make the pool of this machine.
 
@@ -92,7 +92,7 @@ def _by_type(config: Any, key: str) -> Iterable[tuple[str, Any]]:
     return given.items()
 
 
-def _check_known(kind: str, resources: Mapping[str, JsonValue]) -> str:
+def _check_known(kind: str, resources: JsonMapping) -> str:
     for name in (kind, f"{kind}s"):
         if name in resources:
             return name

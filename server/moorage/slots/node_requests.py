@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 from moorage.slots.amounts import Amount, Slots, plain, total
 from moorage.slots.errors import InvalidRequest
 from moorage.slots.requests import MEMBERS_MAX, parse_request
@@ -28,9 +28,7 @@ class NodeRequest:
 
     """
 
-    def __init__(
-        self, resources: Sequence[Mapping[str, JsonValue]] = (), exclusive: bool = False
-    ) -> None:
+    def __init__(self, resources: Sequence[JsonMapping] = (), exclusive: bool = False) -> None:
         self.members = parse_request(resources)
         self.exclusive = exclusive
 

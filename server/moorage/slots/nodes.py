@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Any, NamedTuple
 
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 from moorage.slots.amounts import NONE, Amount, Slots, exact, plain, total
 from moorage.slots.errors import (
     EmptyResourcePoolError,
@@ -56,7 +56,7 @@ class _Node:
 
     __slots__ = ("additional_properties", "closed", "id", "idle", "now", "users")
 
-    def __init__(self, name: str, document: Mapping[str, JsonValue], at: str) -> None:
+    def __init__(self, name: str, document: JsonMapping, at: str) -> None:
         resources = parse_resources(document.get("resources", {}), f"{at}.resources")
         self.id = name
         self.now, self.idle = Inventory.of(resources), Inventory.of(resources)
@@ -108,9 +108,7 @@ class NodeResourcePool:
 
     """
 
-    def __init__(
-        self, pool: Mapping[str, JsonValue] | None = None, *, allow_multinode: bool = True
-    ) -> None:
+    def __init__(self, pool: JsonMapping | None = None, *, allow_multinode: bool = True) -> None:
         self._lock = threading.RLock()
         self.additional_properties: JsonObject = {}
         self.allow_multinode = allow_multinode
@@ -129,7 +127,7 @@ class NodeResourcePool:
         vars(self).update(state)
         keep_number(max(self._outstanding, default=0))
 
-    def fill(self, pool: Mapping[str, JsonValue]) -> None:
+    def fill(self, pool: JsonMapping) -> None:
         """Make this the pool that is described; whatever was checked out is forgotten.
 
         Args:
@@ -180,7 +178,7 @@ class NodeResourcePool:
             self._nodes = {}
             self._outstanding = {}
 
-    def add_node(self, node: Mapping[str, JsonValue]) -> None:
+    def add_node(self, node: JsonMapping) -> None:
         """Add a node, `{"id", "resources", "additional_properties"}`, behind the others.
 
         Raises:
@@ -459,7 +457,7 @@ class NodeResourcePool:
                 share.node.closed = share.exclusive
             return self._hand_out(placed)
 
-    def checkin(self, resources: Mapping[str, JsonValue]) -> None:
+    def checkin(self, resources: JsonMapping) -> None:
         """Take back the slots of a checkout: all of them, or nothing.
 
         Args:

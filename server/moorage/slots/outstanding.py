@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 from moorage.slots.amounts import Amount, exact, plain
 from moorage.slots.errors import InvalidCheckin
 from moorage.slots.views import in_yaml
@@ -83,7 +83,7 @@ class Outstanding:
         # For each member the numbers of the allocations that have it, oldest first, and how often.
         self._holders: dict[Held, dict[int, int]] = {}
 
-    def add(self, allocation: Mapping[str, Iterable[Mapping[str, JsonValue]]]) -> int:
+    def add(self, allocation: Mapping[str, Iterable[JsonMapping]]) -> int:
         """Remember an allocation; return its number."""
         number = next_number()
         for held in parse_allocation(allocation):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any, Final
 
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 from moorage.slots.amounts import NONE, Amount, Slots
 from moorage.slots.errors import (
     EmptyResourcePoolError,
@@ -59,7 +59,7 @@ class ResourcePool:
 
     allocator: Allocator = Allocator()
 
-    def __init__(self, pool: Mapping[str, JsonValue] | None = None) -> None:
+    def __init__(self, pool: JsonMapping | None = None) -> None:
         self._lock = threading.RLock()
         self.additional_properties: JsonObject = {}
         self._now = self._idle = Inventory({})
@@ -80,7 +80,7 @@ class ResourcePool:
             return FreeResources(self._now.listed(), owner)
 
     @resources.setter
-    def resources(self, resources: Mapping[str, JsonValue]) -> None:
+    def resources(self, resources: JsonMapping) -> None:
         self._write(resources, whole=True)
 
     @property
@@ -146,7 +146,7 @@ class ResourcePool:
         with self._lock:
             return self._now.slots_available(type)
 
-    def fill(self, pool: Mapping[str, JsonValue]) -> None:
+    def fill(self, pool: JsonMapping) -> None:
         """Make this the pool that is described; whatever was checked out is forgotten.
 
         Args:
@@ -206,7 +206,7 @@ class ResourcePool:
         """Write what `getstate` returns, under the key `resource_pool`; `fill` reads it again."""
         file.write(written(self.getstate(), format))
 
-    def accommodates(self, request: Sequence[Mapping[str, JsonValue]]) -> Outcome:
+    def accommodates(self, request: Sequence[JsonMapping]) -> Outcome:
         """Determine whether the pool could grant a request if nothing were checked out.
 
         It is decided by what decides a checkout, so the two agree.
@@ -233,7 +233,7 @@ class ResourcePool:
                 self._idle.give(*held)
         return Outcome(ok=True)
 
-    def checkout(self, request: Sequence[Mapping[str, JsonValue]], **kwds: Any) -> Allocation:
+    def checkout(self, request: Sequence[JsonMapping], **kwds: Any) -> Allocation:
         """Take everything that a request asks for, or nothing.
 
         Args:
@@ -258,7 +258,7 @@ class ResourcePool:
             taken = allocate(self._now, members, self.allocator)
             return Allocation(taken, self._outstanding.add(taken))
 
-    def checkin(self, resources: Mapping[str, Sequence[Mapping[str, JsonValue]]]) -> None:
+    def checkin(self, resources: Mapping[str, Sequence[JsonMapping]]) -> None:
         """Take back the slots of a checkout, or some members: all that are given, or nothing.
 
         Args:
@@ -293,7 +293,7 @@ class ResourcePool:
             self._now.set_slots(kind, name, free, has)
             self._idle.set_slots(kind, name, has, has)
 
-    def _write(self, types: Mapping[str, JsonValue], *, whole: bool = False) -> None:
+    def _write(self, types: JsonMapping, *, whole: bool = False) -> None:
         """Set the free slots of some types; checked out slots of listed instances stay so."""
 
         def has(kind: str, row: Instance) -> Amount:

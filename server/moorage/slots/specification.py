@@ -22,7 +22,7 @@ from typing import Final, Literal
 
 import yaml
 
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.slots.amounts import ONE, SLOTS_MAX, Amount, exact, plain
 from moorage.slots.errors import InvalidSpecification, SchemaMissingKeyError
 
@@ -115,7 +115,7 @@ def parse_specification(document: JsonValue) -> Specification:
     return Specification(parse_resources(found, at), properties_of(body))
 
 
-def unwrapped(document: JsonValue) -> Mapping[str, JsonValue]:
+def unwrapped(document: JsonValue) -> JsonMapping:
     """Return a description without its outer key."""
     if isinstance(document, Mapping) and OUTER_KEY in document:
         only_keys(document, {OUTER_KEY}, "the document")
@@ -123,7 +123,7 @@ def unwrapped(document: JsonValue) -> Mapping[str, JsonValue]:
     return _mapping(document, "pool")
 
 
-def properties_of(body: Mapping[str, JsonValue]) -> JsonObject:
+def properties_of(body: JsonMapping) -> JsonObject:
     """Return a copy of the additional properties of a pool or node."""
     return dict(_mapping(body.get("additional_properties") or {}, "additional_properties"))
 
@@ -202,7 +202,7 @@ def written(pool: JsonObject, form: Format) -> str:
     return yaml.safe_dump(document, default_flow_style=False)
 
 
-def only_keys(document: Mapping[str, JsonValue], allowed: set[str], at: str) -> None:
+def only_keys(document: JsonMapping, allowed: set[str], at: str) -> None:
     """Refuse a description that has other keys than these: a typo would go unnoticed.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import yaml
 
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 from moorage.slots.errors import InvalidSpecification
 
 __all__ = ["FreeResources", "ResourceOwner", "Totals", "in_yaml", "refuse_totals"]
@@ -36,7 +36,7 @@ class ResourceOwner:
 
     rows: Callable[[str], list[JsonObject]]
     write_slots: Callable[[str, str, Any], None]
-    write: Callable[[Mapping[str, JsonValue]], None]
+    write: Callable[[JsonMapping], None]
 
 
 def in_yaml(kind: _T) -> _T:

@@ -7,13 +7,13 @@ from typing import Final
 
 import httpx
 
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.testing.daemon_process import Running, ServerError, daemon
 from moorage_policies import catalog
 
 __all__ = ["Document", "Server", "fake_cluster", "server"]
 
-Document = Mapping[str, JsonValue]
+Document = JsonMapping
 HTTP_SECONDS_MAX: Final = 30.0
 """How long the server may take to register a cluster or a policy."""
 

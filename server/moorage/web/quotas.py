@@ -1,13 +1,12 @@
 """Endpoints of quotas: the operations `quotas`, `set_quota` and `remove_quota`, over HTTP."""
 
-from collections.abc import Mapping
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from moorage.protocol.faults import ServiceError
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 from moorage.records.replies import QuotaPage, QuotaState
 from moorage.records.requests import QuotaChange
 from moorage.web.bodies import BodyReader, caller_of, read_document
@@ -17,7 +16,7 @@ from moorage.web.services import WebServices
 
 __all__ = ["quota_routes"]
 
-_NO_CHANGE: Final[Mapping[str, JsonValue]] = {}
+_NO_CHANGE: Final[JsonMapping] = {}
 _OF_THE_PATH: Final = frozenset({"op", "id", "strict", "tenant", "project"})
 """Fields of `set_quota` that a body does not say."""
 
@@ -27,7 +26,7 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     router = HttpRouter("quotas")
 
     async def done(
-        request: Request, name: str, change: Mapping[str, JsonValue] = _NO_CHANGE, **fields: object
+        request: Request, name: str, change: JsonMapping = _NO_CHANGE, **fields: object
     ) -> Response:
         given = {key: value for key, value in fields.items() if value is not None}
         said = {**change, **given}

@@ -6,7 +6,7 @@ have a default and are `str`, `str | None` or `int`. `web.app` makes an applicat
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route, compile_path
 
 from moorage.protocol.faults import ServiceError
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 __all__ = ["ROUTE", "HttpEndpoint", "HttpRouter"]
 
@@ -46,7 +46,7 @@ class HttpEndpoint:
     handler: Handler
     summary: str = ""
     tags: tuple[str, ...] = ()
-    described: Mapping[str, JsonValue]
+    described: JsonMapping
     guard: Guard | None = None
 
     def matches(self, path: str) -> bool:
@@ -155,7 +155,7 @@ class HttpRouter:
         return [each for each in self.endpoints if each.summary]
 
     def _adding(
-        self, method: str, path: str, summary: str, described: Mapping[str, JsonValue]
+        self, method: str, path: str, summary: str, described: JsonMapping
     ) -> Callable[[Handler], Handler]:
         def add(handler: Handler) -> Handler:
             self.endpoints.append(

@@ -38,7 +38,7 @@ from moorage.backends.base import (
 from moorage.backends.completion import finished
 from moorage.backends.specs import BaseResourceSpec
 from moorage.model import ClusterId, Lease, NodeId
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 
 __all__ = ["AgentMachine", "FleetBackend", "Place"]
 
@@ -466,7 +466,7 @@ class FleetBackend:
         """Look at a process of this machine at once; see `Backend.glance`."""
         return None if self._machines_of(workload) else self._own.glance(workload)
 
-    async def control(self, workload: str, limits: Mapping[str, JsonValue]) -> None:
+    async def control(self, workload: str, limits: JsonMapping) -> None:
         """Change limits of a workload; see `Backend.control`."""
         machines = self._machines_of(workload)
         if not machines:

@@ -39,7 +39,7 @@ from moorage.backends.completion import finished
 from moorage.backends.local.readiness import accepts
 from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
 from moorage.model import Node, Share
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 
 __all__ = ["AwsBackend"]
 
@@ -378,7 +378,7 @@ class AwsBackend:
 
     # What AWS has not --------------------------------------------------------------------------
 
-    async def control(self, workload: str, limits: Mapping[str, JsonValue]) -> None:
+    async def control(self, workload: str, limits: JsonMapping) -> None:
         """Refuse: the limits of an instance are those of its type; see `Backend.control`."""
         await self.status(workload)
         if limits:

@@ -8,7 +8,7 @@ and writes a list of a region into the data folder, which is used from then on.
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Final
 
 from moorage.backends.aws.calls import AwsCalls
 from moorage.backends.base import BackendError
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 
 __all__ = ["Catalogue", "InstanceType", "load", "refresh"]
 
@@ -215,7 +215,7 @@ def _prices(calls: AwsCalls, region: str) -> Iterable[tuple[str, float]]:
                 yield name, price
 
 
-def _hourly(terms: Mapping[str, JsonValue]) -> float | None:
+def _hourly(terms: JsonMapping) -> float | None:
     for term in terms.values():
         for dimension in term["priceDimensions"].values():
             if dimension["unit"] == "Hrs" and "USD" in dimension["pricePerUnit"]:

@@ -31,7 +31,7 @@ from moorage.backends.kubernetes.specs import (
 from moorage.backends.kubernetes.workloads.runs import WorkloadRuns
 from moorage.backends.kubernetes.workloads.translation import CATEGORIES, pod_order
 from moorage.backends.specs import BaseResourceSpec
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 
 __all__ = ["KubernetesBackend"]
 
@@ -113,7 +113,7 @@ class KubernetesBackend:
         seen = self._runs.reports.get(workload) if self._runs else None
         return seen if seen is not None and seen.phase is Phase.READY else None
 
-    async def control(self, workload: str, limits: Mapping[str, JsonValue]) -> None:
+    async def control(self, workload: str, limits: JsonMapping) -> None:
         """Refuse: a pod has the limits that it was made with; see `Backend.control`."""
         await self.status(workload)
         if limits:

@@ -20,8 +20,9 @@ from moorage.backends.kubernetes.records import (
     PodRecord,
     SliceRecord,
 )
-from moorage.protocol.cluster_documents import Document, cluster_document, gpu_group
+from moorage.protocol.cluster_documents import cluster_document, gpu_group
 from moorage.protocol.kubernetes_nodes import REGION_LABEL, mig_profile, without_copies
+from moorage.protocol.registry import Document
 
 _NOTHING: Final[Document] = {"cpuMilli": 0, "memoryMib": 0, "gpus": []}
 

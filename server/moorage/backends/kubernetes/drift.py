@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moorage.model import Lease, RequestId, Tenant
-from moorage.protocol.cluster_documents import Document
+from moorage.protocol.registry import Document
 
 DriftKind = Literal["node_gone", "node_unavailable", "device_gone", "device_taken"]
 

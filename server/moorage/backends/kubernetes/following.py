@@ -16,7 +16,7 @@ from moorage.backends.kubernetes.connection import ClusterConnection
 from moorage.backends.kubernetes.documents import offered_document, whole_document
 from moorage.backends.kubernetes.errors import KubernetesError
 from moorage.backends.kubernetes.inventory import ClusterInventory
-from moorage.protocol.cluster_documents import Document
+from moorage.protocol.registry import Document
 
 LOOK_SECONDS: Final = 2.0
 """Between two looks at whether the API server answers; changes are heard at once."""

@@ -43,7 +43,7 @@ from moorage.backends.kubernetes.records import (
     slice_record,
 )
 from moorage.backends.kubernetes.watching import Kind, ObjectWatcher
-from moorage.protocol.cluster_documents import Document
+from moorage.protocol.registry import Document
 
 RESOURCE_API: Final = "/apis/resource.k8s.io/v1"
 """Since Kubernetes 1.34. Of older clusters only counted devices are known."""

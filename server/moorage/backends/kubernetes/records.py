@@ -17,9 +17,10 @@ from moorage.backends.kubernetes.objects import (
     ApiResourceSlice,
     ApiSizes,
 )
-from moorage.protocol.cluster_documents import MIB, Document, device
+from moorage.protocol.cluster_documents import MIB, device
 from moorage.protocol.kubernetes_nodes import WHOLE_DEVICES, NodeReading, mig_profile, quantity
-from moorage.records.json_values import JsonValue
+from moorage.protocol.registry import Document
+from moorage.records.json_values import JsonMapping, JsonValue
 
 SERVER_LABEL: Final = "moorage.dev/server"
 """On pods and claims that a server made: its name. All others are not the server's."""
@@ -87,7 +88,7 @@ class ClaimRecord:
     devices: tuple[DeviceName, ...]
 
 
-def node_record(item: Mapping[str, JsonValue]) -> NodeRecord:
+def node_record(item: JsonMapping) -> NodeRecord:
     """Return the record of a Node.
 
     Raises:
@@ -218,7 +219,7 @@ def _device(driver: str, pool: str, found: ApiDevice) -> Document | None:
 
 
 def _first_of(
-    values: Mapping[str, JsonValue],
+    values: JsonMapping,
     names: tuple[str, ...],
     kind: type | tuple[type, ...],
     otherwise: _T,

@@ -19,8 +19,8 @@ from moorage.backends.kubernetes.following import ClusterFollower, ClusterSource
 from moorage.backends.kubernetes.identity import server_name
 from moorage.backends.registry import Inventory
 from moorage.model import Code
-from moorage.protocol.cluster_documents import Document
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.registry import Document
 from moorage.records.json_values import JsonObject
 from moorage.records.rights import SERVER_ITSELF
 

@@ -33,7 +33,7 @@ from moorage.backends.local.run_files import listed, piece
 from moorage.backends.local.workload_store import WorkloadStore
 from moorage.backends.local.workloads import LIMITS, LocalWorkloads
 from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 
 __all__ = ["LocalBackend"]
 
@@ -157,7 +157,7 @@ class LocalBackend:
         """Look at a process at once; see `Backend.glance`."""
         return self._processes.glance(workload)
 
-    async def control(self, workload: str, limits: Mapping[str, JsonValue]) -> None:
+    async def control(self, workload: str, limits: JsonMapping) -> None:
         """Change limits of a workload; see `Backend.control`."""
         with _plain():
             await self._part(workload).control(workload, limits)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from moorage.backends.base import LOG_BYTES_MAX, BackendError, Log, UnsupportedSpecError
 from moorage.backends.local.container_plans import ContainerPlan, is_shell
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 
 __all__ = ["ContainerApi", "Events", "Seen"]
 
@@ -92,7 +92,7 @@ class ContainerApi:
             self._api: Any = self._docker.APIClient(
                 base_url=f"unix://{place}", version="auto", timeout=ANSWER_SECONDS_MAX
             )
-            self._version: Mapping[str, JsonValue] = self._api.version()
+            self._version: JsonMapping = self._api.version()
         parts = self._version.get("Components") or [{}]
         self._podman = str(parts[0].get("Name", "")).startswith("Podman")
 
@@ -413,7 +413,7 @@ class ContainerApi:
             wanted = {"label": [f"{label}={value}"], "type": ["container"]}
             return Events(self._api.events(filters=wanted, decode=True))
 
-    def _libpod(self, path: str, body: Mapping[str, JsonValue]) -> None:
+    def _libpod(self, path: str, body: JsonMapping) -> None:
         url = f"{self._api.base_url}{_LIBPOD}/{path}"
         self._api._raise_for_status(self._api.post(url, json=body, timeout=ANSWER_SECONDS_MAX))  # noqa: SLF001  # It turns statuses into the SDK's errors.
 

@@ -59,7 +59,7 @@ from moorage.backends.local.deadline import HEARD
 from moorage.backends.local.devices import DeviceBinding, Devices
 from moorage.backends.local.workloads import LocalWorkloads
 from moorage.backends.specs import ContainerResourceSpec, Readiness
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 
 __all__ = ["CATEGORIES", "Containers"]
 
@@ -153,7 +153,7 @@ class Containers(LocalWorkloads):
 
     def _limit(
         self, workload: str, memory_bytes: int | None, grant: DeviceBinding | None
-    ) -> Mapping[str, JsonValue]:
+    ) -> JsonMapping:
         """Change limits at the container engine; see `LocalWorkloads`."""
         cpu_count = None if grant is None else grant.cpu_count
         self._api().update(self._name(workload), cpu_count, memory_bytes)
@@ -300,9 +300,7 @@ class Containers(LocalWorkloads):
         self._tell(news)
         return news
 
-    async def _answers(
-        self, workload: str, order: Mapping[str, JsonValue], probe: Readiness | None
-    ) -> bool:
+    async def _answers(self, workload: str, order: JsonMapping, probe: Readiness | None) -> bool:
         """Look whether a container runs, and ask it whether it is ready; see `LocalWorkloads`."""
         seen = await asyncio.to_thread(lambda: self._api().inspect(self._name(workload)))
         if seen is None or seen.state != "running" or probe is None:

@@ -22,7 +22,7 @@ from moorage.backends.local.gpus import Device, device_of, found, look_again
 from moorage.backends.spec_fields import CPUS_MAX
 from moorage.extras import install_command
 from moorage.model import DeviceId, Share
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 from moorage.slots import ResourceUnavailable, SlotsError, make_resource_pool
 
 __all__ = ["DEVICE_ORDER", "DeviceBinding", "Devices", "Rows"]
@@ -179,7 +179,7 @@ class Devices:
         with self._lock:
             self._check_in(self._held.pop(workload, {}))
 
-    def _refuse_twice(self, wanted: Sequence[Mapping[str, JsonValue]]) -> None:
+    def _refuse_twice(self, wanted: Sequence[JsonMapping]) -> None:
         """Refuse devices that other workloads have more of than would leave room.
 
         Raises:
@@ -194,9 +194,7 @@ class Devices:
                     if left + _ROUNDING < float(row["slots"]):
                         raise _twice(row, workload, held)
 
-    def _check_out(
-        self, members: Sequence[Mapping[str, JsonValue]], *, must: bool, could: bool
-    ) -> Rows:
+    def _check_out(self, members: Sequence[JsonMapping], *, must: bool, could: bool) -> Rows:
         """Check out of the pool; what need not be had is not bound, where it cannot be had.
 
         Args:
@@ -221,7 +219,7 @@ class Devices:
                 raise UnsupportedSpecError(f"this machine has not got that: {error}") from error
         return {}
 
-    def _unseen(self, members: Sequence[Mapping[str, JsonValue]]) -> str:
+    def _unseen(self, members: Sequence[JsonMapping]) -> str:
         """Return the advice for a request for GPUs where none can be seen."""
         wanted = any(each["type"] == "gpus" for each in members)
         if wanted and not self._pool.count("gpus") and importlib.util.find_spec("pynvml") is None:
@@ -301,7 +299,7 @@ def _leased(order: Order, share: Share | None) -> list[JsonObject]:
     return rows
 
 
-def _taken(wanted: Mapping[str, JsonValue], held: Mapping[str, JsonValue]) -> float:
+def _taken(wanted: JsonMapping, held: JsonMapping) -> float:
     """Return the part of a device that `held` takes."""
     known = "device" in wanted and "device" in held
     one, other = (_device(row, known=known) for row in (wanted, held))
@@ -313,17 +311,17 @@ def _taken(wanted: Mapping[str, JsonValue], held: Mapping[str, JsonValue]) -> fl
     return 0.0 if one.instance and other.instance else 1.0
 
 
-def _meant(row: Mapping[str, JsonValue]) -> DeviceId:
+def _meant(row: JsonMapping) -> DeviceId:
     gpu, instance = row["device"]
     return DeviceId(instance or gpu, gpu if instance else "")
 
 
-def _device(row: Mapping[str, JsonValue], *, known: bool) -> Device:
+def _device(row: JsonMapping, *, known: bool) -> Device:
     """Return which device is held: as it was noted, or else as its name has it now."""
     return Device(*row["device"]) if known else device_of(str(row["id"]))
 
 
-def _visible(rows: Sequence[Mapping[str, JsonValue]]) -> dict[str, str]:
+def _visible(rows: Sequence[JsonMapping]) -> dict[str, str]:
     """Return the variables that show these GPUs, and no others, to a workload."""
     # An empty list hides all of them: a lease without GPUs must not use any.
     names = ",".join(str(row["id"]) for row in rows)
@@ -332,9 +330,7 @@ def _visible(rows: Sequence[Mapping[str, JsonValue]]) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": cuda, "NVIDIA_VISIBLE_DEVICES": names or "void"}
 
 
-def _twice(
-    row: Mapping[str, JsonValue], workload: str, held: Mapping[str, JsonValue]
-) -> BackendError:
+def _twice(row: JsonMapping, workload: str, held: JsonMapping) -> BackendError:
     of, other = row.get("of"), held.get("of")
     reason = f"GPU {row['id']} of this machine is in use by the workload {workload}"
     if other and of and other != of:

@@ -46,7 +46,7 @@ from moorage.backends.local.devices import DeviceBinding, Devices
 from moorage.backends.local.watcher import Watcher, lives
 from moorage.backends.local.workloads import LocalWorkloads
 from moorage.backends.specs import ProcessResourceSpec, Readiness, ServiceResourceSpec
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 
 __all__ = ["CATEGORIES", "Processes"]
 
@@ -194,7 +194,7 @@ class Processes(LocalWorkloads):
 
     def _limit(
         self, workload: str, memory_bytes: int | None, grant: DeviceBinding | None
-    ) -> Mapping[str, JsonValue]:
+    ) -> JsonMapping:
         """Bind and bound a process and all it started; see `LocalWorkloads`."""
         holder = workload_store.holder(self._store.folder(workload))
         pids = list(marks.below(() if holder is None else (holder,)))
@@ -328,9 +328,7 @@ class Processes(LocalWorkloads):
         self._tell(ready)
         return self._noted(ready)
 
-    async def _answers(
-        self, workload: str, order: Mapping[str, JsonValue], probe: Readiness | None
-    ) -> bool:
+    async def _answers(self, workload: str, order: JsonMapping, probe: Readiness | None) -> bool:
         """Ask a service whether it is ready; see `LocalWorkloads`."""
         if probe is None:
             return self._command_lives(workload)

@@ -28,7 +28,7 @@ import os
 import shutil
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from numbers import Real
 from pathlib import Path
 from typing import Final
@@ -43,7 +43,7 @@ from moorage.backends.base import (
     UnsupportedSpecError,
     WorkloadReport,
 )
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 
 ENDED_MAX: Final = 200
 """Folders of stopped workloads, one per start, that stay for their output; and as many of
@@ -361,7 +361,7 @@ def _remove(place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
 
 
-def write(path: Path, document: Mapping[str, JsonValue]) -> None:
+def write(path: Path, document: JsonMapping) -> None:
     """Write a file whole or not at all, to last."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
@@ -406,7 +406,7 @@ def tail(folder: Path) -> tuple[str, ...]:
     return tuple(lines[-LOG_TAIL_LINES:])
 
 
-def _ended(workload: str, ended: Mapping[str, JsonValue], lines: tuple[str, ...]) -> WorkloadReport:
+def _ended(workload: str, ended: JsonMapping, lines: tuple[str, ...]) -> WorkloadReport:
     code, detail = ended["code"], ended["detail"]
     if not ended.get("started", True):
         code = None  # It is a shell's word for that: see `log`.

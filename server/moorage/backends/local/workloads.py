@@ -29,7 +29,7 @@ from moorage.backends.local import readiness, workload_store
 from moorage.backends.local.devices import DeviceBinding, Devices
 from moorage.backends.spec_fields import memory_bytes
 from moorage.backends.specs import Readiness
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 
 __all__ = ["LIMITS", "LocalWorkloads"]
 
@@ -93,7 +93,7 @@ class LocalWorkloads(abc.ABC):
                 raise TimeoutError(reason) from None
             raise
 
-    async def control(self, workload: str, limits: Mapping[str, JsonValue]) -> None:
+    async def control(self, workload: str, limits: JsonMapping) -> None:
         """Change limits of a workload while it runs; see `Backend.control`."""
         order = self._order(workload)
         if unknown := limits.keys() - LIMITS:
@@ -124,9 +124,7 @@ class LocalWorkloads(abc.ABC):
             raise
         self._note(workload, order, noted)
 
-    def _note(
-        self, workload: str, order: Mapping[str, JsonValue], noted: Mapping[str, JsonValue]
-    ) -> None:
+    def _note(self, workload: str, order: JsonMapping, noted: JsonMapping) -> None:
         """Write down what changed of an order."""
         if noted:
             workload_store.write(self._store.folder(workload) / "order.json", {**order, **noted})
@@ -188,9 +186,7 @@ class LocalWorkloads(abc.ABC):
         """Start a workload, unless it was begun before, and wait until it is ready."""
 
     @abc.abstractmethod
-    async def _answers(
-        self, workload: str, order: Mapping[str, JsonValue], probe: Readiness | None
-    ) -> bool:
+    async def _answers(self, workload: str, order: JsonMapping, probe: Readiness | None) -> bool:
         """Ask a workload that runs whether it is ready; one without a probe says so by running."""
 
     def _inside(self, workload: str) -> readiness.RunCommand:
@@ -208,7 +204,7 @@ class LocalWorkloads(abc.ABC):
     @abc.abstractmethod
     def _limit(
         self, workload: str, memory_bytes: int | None, grant: DeviceBinding | None
-    ) -> Mapping[str, JsonValue]:
+    ) -> JsonMapping:
         """Change the limits that are not None; return the values to note. Blocks."""
 
     def _stored_log(self, workload: str, offset: int, attempt: int) -> Log:

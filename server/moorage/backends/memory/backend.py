@@ -25,7 +25,7 @@ from moorage.backends.base import (
 )
 from moorage.backends.spec_documents import SPECS
 from moorage.backends.specs import BaseResourceSpec, MemoryResourceSpec
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 __all__ = ["MemoryBackend"]
 
@@ -136,7 +136,7 @@ class MemoryBackend:
         ready = entry is not None and entry.workload.phase is Phase.READY
         return entry.workload if entry is not None and ready else None
 
-    async def control(self, workload: str, limits: Mapping[str, JsonValue]) -> None:
+    async def control(self, workload: str, limits: JsonMapping) -> None:
         """Note new limits of a workload; see `Backend.control`."""
         entry = self._entry(workload)
         if unknown := limits.keys() - _LIMITS:

@@ -34,7 +34,7 @@ from moorage.backends.ray.connection import RayConnection, WorkloadFailedError
 from moorage.backends.ray.records import Records
 from moorage.backends.ray.specs import RayJobResourceSpec
 from moorage.backends.specs import BaseResourceSpec
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 __all__ = ["RayBackend"]
 
@@ -199,7 +199,7 @@ class RayBackend:
         del workload
         return None
 
-    async def control(self, workload: str, limits: Mapping[str, JsonValue]) -> None:
+    async def control(self, workload: str, limits: JsonMapping) -> None:
         """Refuse: an actor's share of Ray cannot change; see `Backend.control`."""
         await self.status(workload)
         if limits:
@@ -287,7 +287,7 @@ class RayBackend:
 
     # News --------------------------------------------------------------------------------------
 
-    def _ended(self, workload: str, report: Mapping[str, JsonValue]) -> None:
+    def _ended(self, workload: str, report: JsonMapping) -> None:
         self._tell(_report(workload, report))
 
     def _reconnected(self) -> None:
@@ -335,7 +335,7 @@ class RayBackend:
             self._listener(workload)
 
 
-def _report(workload: str, seen: Mapping[str, JsonValue]) -> WorkloadReport:
+def _report(workload: str, seen: JsonMapping) -> WorkloadReport:
     return WorkloadReport(
         workload,
         Phase(seen["phase"]),
@@ -346,7 +346,7 @@ def _report(workload: str, seen: Mapping[str, JsonValue]) -> WorkloadReport:
     )
 
 
-def _archived(piece: Mapping[str, JsonValue], offset: int) -> Log:
+def _archived(piece: JsonMapping, offset: int) -> Log:
     """Return a part of the stored output of a stopped workload."""
     data, first = base64.b64decode(piece["data"]), int(piece["start"])
     size = first + len(data)
@@ -360,6 +360,6 @@ def _gone(workload: str) -> WorkloadReport:
     return WorkloadReport(workload, Phase.FAILED, detail=_GONE)
 
 
-def _where(plans: Sequence[Mapping[str, JsonValue]]) -> str:
+def _where(plans: Sequence[JsonMapping]) -> str:
     nodes = ", ".join(each["node"] for each in plans if each["node"])
     return f"requested from Ray on {nodes}" if nodes else "requested from Ray"

@@ -9,14 +9,14 @@ import select
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
 from moorage.backends.base import BackendError, UnknownWorkloadError
 from moorage.launch import command
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 
 __all__ = ["RayConnection", "RayUnreachableError", "WorkloadFailedError"]
 
@@ -62,7 +62,7 @@ class RayConnection:
         namespace: str,
         folder: Path,
         connected: Callable[[], None],
-        ended: Callable[[str, Mapping[str, JsonValue]], None],
+        ended: Callable[[str, JsonMapping], None],
     ) -> None:
         self.address = address
         self._server = server
@@ -164,7 +164,7 @@ class RayConnection:
             await asyncio.sleep(WAITING_SECONDS)  # A thread's event wakes no event loop.
         return True
 
-    def _write(self, message: Mapping[str, JsonValue]) -> None:
+    def _write(self, message: JsonMapping) -> None:
         line = json.dumps(message).encode() + b"\n"
         with self._lock:
             process = self._process
@@ -257,7 +257,7 @@ class RayConnection:
             return next((f": {each[:WORDS_MAX]}" for each in reversed(lines) if each.strip()), "")
         return ""
 
-    def _take_answer(self, message: Mapping[str, JsonValue]) -> None:
+    def _take_answer(self, message: JsonMapping) -> None:
         with self._lock:
             future = self._waiting.pop(message["id"], None)
         if future is not None and not future.done():

@@ -11,8 +11,8 @@ from moorage.backends.base import BackendError
 from moorage.backends.ray.backend import RayBackend
 from moorage.backends.ray.inventory import UNREACHABLE, bundles, document
 from moorage.backends.registry import Inventory
-from moorage.protocol.cluster_documents import Document
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.registry import Document
 from moorage.records.json_values import JsonObject
 from moorage.records.rights import SERVER_ITSELF
 

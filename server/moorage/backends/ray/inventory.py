@@ -10,14 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from moorage.model import Demand
-from moorage.protocol.cluster_documents import (
-    MIB,
-    Document,
-    cluster_document,
-    device,
-    node_document,
-)
-from moorage.records.json_values import JsonValue
+from moorage.protocol.cluster_documents import MIB, cluster_document, device, node_document
+from moorage.protocol.registry import Document
+from moorage.records.json_values import JsonMapping
 
 __all__ = ["UNREACHABLE", "bundles", "document"]
 
@@ -31,7 +26,7 @@ _WHOLE: Final = 0.9999
 """Ray counts in ten-thousandths."""
 
 
-def document(cluster_id: str, seen: Mapping[str, JsonValue], *, live: bool = True) -> Document:
+def document(cluster_id: str, seen: JsonMapping, *, live: bool = True) -> Document:
     """Return the document of the cluster.
 
     Args:
@@ -46,7 +41,7 @@ def document(cluster_id: str, seen: Mapping[str, JsonValue], *, live: bool = Tru
     return made if live else made | {"status": UNREACHABLE}
 
 
-def bundles(demands: Sequence[Demand], seen: Mapping[str, JsonValue]) -> list[dict[str, float]]:
+def bundles(demands: Sequence[Demand], seen: JsonMapping) -> list[dict[str, float]]:
     """Return the bundles to request from Ray's autoscaler, so that waiting requests find room.
 
     Ray reads them as all that its cluster must be able to hold, not as an addition. So they
@@ -68,9 +63,7 @@ def bundles(demands: Sequence[Demand], seen: Mapping[str, JsonValue]) -> list[di
     return [taken for node in seen["nodes"] if (taken := _taken_amounts(node, waiting))] + waiting
 
 
-def _taken_amounts(
-    node: Mapping[str, JsonValue], waiting: Sequence[Mapping[str, float]]
-) -> dict[str, float]:
+def _taken_amounts(node: JsonMapping, waiting: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the use of a node: all of it if the rest is too little for any request."""
     total = {name: float(node["resources"].get(name, 0)) for name in ("GPU", "CPU", "memory")}
     free = {name: float(node["free"].get(name, 0)) for name in total}
@@ -84,7 +77,7 @@ def _taken_amounts(
     return {name: amount for name, amount in total.items() if amount}
 
 
-def _node(node: Mapping[str, JsonValue], ours: frozenset[str]) -> Document:
+def _node(node: JsonMapping, ours: frozenset[str]) -> Document:
     resources, free = node["resources"], node["free"]
     labels = {str(name): str(value) for name, value in node["labels"].items()}
     if node["name"]:

@@ -19,7 +19,7 @@ from moorage.backends.specs import (
     memory_bytes,
 )
 from moorage.model import GPU_MILLI, Share
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 
 __all__ = ["CATEGORIES", "NAMESPACE", "Plan", "check", "plans"]
 
@@ -88,7 +88,7 @@ def _check_container(spec: ContainerResourceSpec, *, leased: bool) -> None:
     _check_options(spec.ray_actor_options, leased=leased)
 
 
-def _check_options(options: Mapping[str, JsonValue], *, leased: bool) -> None:
+def _check_options(options: JsonMapping, *, leased: bool) -> None:
     """Refuse what Ray would only refuse once the lease is granted."""
     allowed = OPTIONS if leased else OPTIONS | OWN_OPTIONS
     for option in options.keys() - allowed:
@@ -160,7 +160,7 @@ def plans(order: Order, server: str) -> list[Plan]:
 
 def _options(share: Share | None, spec: BaseResourceSpec) -> JsonObject:
     """Return the options of the actor, with its share."""
-    given: Mapping[str, JsonValue] = {}
+    given: JsonMapping = {}
     if isinstance(spec, RayActorResourceSpec | ContainerResourceSpec):
         given = {name: spec.ray_actor_options[name] for name in spec.ray_actor_options}
     options = {name: value for name, value in given.items() if name != "max_concurrency"}

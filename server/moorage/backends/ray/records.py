@@ -10,12 +10,11 @@ import json
 import os
 import threading
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from moorage.backends.base import BackendError
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 
 __all__ = ["Records"]
 
@@ -76,7 +75,7 @@ class Records:
             self._path(workload).unlink(missing_ok=True)
             self._load().pop(workload, None)
 
-    def archive(self, workload: str, output: Mapping[str, JsonValue]) -> None:
+    def archive(self, workload: str, output: JsonMapping) -> None:
         """Store the output of a stopped workload; the oldest of many is deleted."""
         name = f"{self._path(workload).stem}.{int(output['attempt'])}.json"
         folder = self.folder / "output"
@@ -110,7 +109,7 @@ class Records:
                     raise BackendError(f"{path} cannot be read ({error}): remove it") from error
         return self._known
 
-    def _write(self, path: Path, document: Mapping[str, JsonValue]) -> None:
+    def _write(self, path: Path, document: JsonMapping) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft = path.with_suffix(".draft")
         with draft.open("w") as file:

@@ -10,7 +10,7 @@ the whole cluster, says in words why nothing can start there now: leases stand, 
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -22,7 +22,7 @@ from moorage.catalog.limits import GPUS_PER_NODE_MAX, NODES_PER_CLUSTER_MAX
 from moorage.catalog.values import Document
 from moorage.model import DEVICE, Cluster, ClusterId, Code, DeviceId, Gpu, Node, NodeId
 from moorage.protocol.faults import ServiceError
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 __all__ = ["CheckedCluster", "check_names", "cluster_model", "is_live", "read_cluster_document"]
 
@@ -112,7 +112,7 @@ def _named(node: Node) -> dict[str, str]:
     return {_NAMES[what]: name for what, _, name in said if what in _NAMES}
 
 
-def is_live(document: Mapping[str, JsonValue]) -> bool:
+def is_live(document: JsonMapping) -> bool:
     """Return whether the cluster may be a candidate, by its `status`."""
     status = document.get("status")
     return status is None or (isinstance(status, str) and status.lower() in LIVE_STATUSES)
@@ -187,8 +187,8 @@ def _node(entry: JsonValue, why_not: str) -> Node:
 
 
 def _split_ids(
-    group: Mapping[str, JsonValue],
-) -> tuple[Mapping[str, JsonValue], tuple[DeviceId, ...]]:
+    group: JsonMapping,
+) -> tuple[JsonMapping, tuple[DeviceId, ...]]:
     """Return the devices of a node as those of its kind are, and what tells them from these."""
     devices = group.get("gpus")
     listed = devices if isinstance(devices, list) else ()
@@ -221,7 +221,7 @@ def _keys(devices: Sequence[DeviceId]) -> dict[str, None]:
     return dict.fromkeys(f"{DEVICE}{uuid.lower()}" for each in devices for uuid in each if uuid)
 
 
-def _gpus(group: Mapping[str, JsonValue]) -> tuple[Gpu, ...]:
+def _gpus(group: JsonMapping) -> tuple[Gpu, ...]:
     """Return the devices of a node; nodes of one kind share theirs."""
     if not group:
         return ()
@@ -237,7 +237,7 @@ def _kind(encoded: bytes) -> tuple[Gpu, ...]:
     return _read_gpus(msgspec.json.decode(encoded))
 
 
-def _read_gpus(group: Mapping[str, JsonValue]) -> tuple[Gpu, ...]:
+def _read_gpus(group: JsonMapping) -> tuple[Gpu, ...]:
     count = _whole(group, "count", "gpus.count")
     devices = group.get("gpus")
     if devices is not None and not isinstance(devices, list):
@@ -260,7 +260,7 @@ def _read_gpus(group: Mapping[str, JsonValue]) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def _counted_gpus(group: Mapping[str, JsonValue], count: int) -> tuple[Gpu, ...]:
+def _counted_gpus(group: JsonMapping, count: int) -> tuple[Gpu, ...]:
     """Return the devices of a node that only counts them: `memory` is that of all together."""
     names = group.get("modelNames") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -300,7 +300,7 @@ def _claim(name: str, seen: set[str], what: str) -> None:
 # Fields ----------------------------------------------------------------------------------------
 
 
-def _object(holder: Mapping[str, JsonValue], key: str) -> Mapping[str, JsonValue]:
+def _object(holder: JsonMapping, key: str) -> JsonMapping:
     value = holder.get(key)
     if value is None:
         return {}
@@ -323,7 +323,7 @@ def _number(value: JsonValue) -> float | int | None:
     return value if math.isfinite(value) and 0 <= value <= AMOUNT_MAX else None
 
 
-def _amount(holder: Mapping[str, JsonValue], key: str, path: str) -> float | int:
+def _amount(holder: JsonMapping, key: str, path: str) -> float | int:
     value = holder.get(key)
     if value is None:
         return 0
@@ -333,7 +333,7 @@ def _amount(holder: Mapping[str, JsonValue], key: str, path: str) -> float | int
     return number
 
 
-def _whole(holder: Mapping[str, JsonValue], key: str, path: str) -> int:
+def _whole(holder: JsonMapping, key: str, path: str) -> int:
     value = holder.get(key)
     if value is None:
         return 0
@@ -343,7 +343,7 @@ def _whole(holder: Mapping[str, JsonValue], key: str, path: str) -> int:
     return int(number)
 
 
-def _text(holder: Mapping[str, JsonValue], key: str) -> str:
+def _text(holder: JsonMapping, key: str) -> str:
     value = holder.get(key)
     if value is None:
         return ""
@@ -375,7 +375,7 @@ def _label(value: JsonValue, path: str) -> str:
 def _with_aggregates(given: Document) -> Document:
     """Return a copy with the totals over `nodes.nodeData` where the document has none."""
     nodes = _object(given, "nodes")
-    entries: Sequence[Mapping[str, JsonValue]] = nodes.get("nodeData") or ()
+    entries: Sequence[JsonMapping] = nodes.get("nodeData") or ()
     if not entries:
         return given
     document = {**given}
@@ -408,7 +408,7 @@ def _set_total(totals: JsonObject, key: str, values: Sequence[JsonValue]) -> Non
         totals[key] = sum(numbers)
 
 
-def _group_value(node: Mapping[str, JsonValue], group: str, key: str) -> JsonValue:
+def _group_value(node: JsonMapping, group: str, key: str) -> JsonValue:
     values = node.get(group)
     if not isinstance(values, dict):
         return None

@@ -29,7 +29,7 @@ from moorage.model import Code
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest, decode_allocation
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 __all__ = ["EXAMPLES_FILE", "NO_OUTPUT", "Example", "read_examples", "unlike"]
 
@@ -79,10 +79,10 @@ class Example:
     name: str
     request: AllocationRequest | None
     fleet: Sequence[CheckedCluster]
-    metrics: Mapping[str, JsonValue]
+    metrics: JsonMapping
     input_data: JsonValue
-    parameters: Mapping[str, JsonValue]
-    settings: Mapping[str, JsonValue]
+    parameters: JsonMapping
+    settings: JsonMapping
     output: JsonValue
 
     @property
@@ -91,9 +91,7 @@ class Example:
         return f"{self.place} “{self.name}”" if self.name else self.place
 
 
-def read_examples(
-    document: Mapping[str, JsonValue], files: Mapping[str, bytes]
-) -> tuple[Example, ...]:
+def read_examples(document: JsonMapping, files: Mapping[str, bytes]) -> tuple[Example, ...]:
     """Return the examples of a policy.
 
     Args:
@@ -162,7 +160,7 @@ def _example(given: JsonValue, place: str, uri: str) -> Example:
     )
 
 
-def _object(given: Mapping[str, JsonValue], key: str, place: str) -> Mapping[str, JsonValue]:
+def _object(given: JsonMapping, key: str, place: str) -> JsonMapping:
     value = given.get(key, {})
     if not isinstance(value, dict):
         raise _wrong(f"{place}.{key}", "an object", _show(value))
@@ -198,7 +196,7 @@ def _fleet(given: JsonValue, place: str) -> tuple[CheckedCluster, ...]:
     return tuple(fleet)
 
 
-def _metrics(given: JsonValue, place: str) -> Mapping[str, JsonValue]:
+def _metrics(given: JsonValue, place: str) -> JsonMapping:
     if not isinstance(given, list):
         raise _wrong(place, "a list of metrics documents", _show(given))
     found: JsonObject = {}

@@ -6,7 +6,7 @@ that of docs/reference/allocation-server.md, "Metrics documents"; totals are mad
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from moorage.catalog.documents.encoding import cluster_id_of
@@ -14,7 +14,7 @@ from moorage.catalog.limits import NODES_PER_CLUSTER_MAX
 from moorage.catalog.values import Document
 from moorage.model import ClusterId
 from moorage.protocol.faults import ServiceError
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 
 __all__ = ["aggregate", "read_metrics_document"]
 
@@ -65,7 +65,7 @@ def read_metrics_document(given: JsonValue) -> tuple[ClusterId, Document]:
     return cluster_id, document
 
 
-def aggregate(trees: Sequence[Mapping[str, JsonValue]]) -> Document:
+def aggregate(trees: Sequence[JsonMapping]) -> Document:
     """Return the cluster's groups, added up over its nodes and nested as theirs are.
 
     Sums; averages for `averageUtil`, `avg…` and `load…`; the largest `maxDisk`, the smallest
@@ -74,7 +74,7 @@ def aggregate(trees: Sequence[Mapping[str, JsonValue]]) -> Document:
     return _merge(trees, 0)
 
 
-def _merge(groups: Sequence[Mapping[str, JsonValue]], depth: int) -> Document:
+def _merge(groups: Sequence[JsonMapping], depth: int) -> Document:
     merged: Document = {}
     for key in dict.fromkeys(key for group in groups for key in group if key not in _NOT_ADDED):
         values = [group[key] for group in groups if key in group]
@@ -108,7 +108,7 @@ def _total(key: str, numbers: Sequence[float]) -> float:
     return min(numbers) if key == "minDisk" else sum(numbers)
 
 
-def _with_both_loads(tree: Mapping[str, JsonValue]) -> Document:
+def _with_both_loads(tree: JsonMapping) -> Document:
     """Return a copy whose `vcpu` has every load average under `load5m` and `load_5m`."""
     copy = {**tree}
     vcpu = tree.get("vcpu")

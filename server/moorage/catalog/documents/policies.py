@@ -23,7 +23,7 @@ from moorage.catalog.values import Document, PolicyRecord, PreparedPolicy
 from moorage.model import Code, PolicyRef
 from moorage.policy.requirements import REQUIREMENTS
 from moorage.protocol.faults import ServiceError
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 
 __all__ = [
     "complete_policy_document",
@@ -73,7 +73,7 @@ _OBJECTS: Final = (
     *("policy_settings", "policy_parameters", "policy_input_schema", "policy_output_schema"),
     *("policy_settings_schema", "policy_parameters_schema"),
 )
-_EMPTY: Final[Mapping[str, JsonValue]] = {
+_EMPTY: Final[JsonMapping] = {
     **{field: {} for field in _OBJECTS},
     **dict.fromkeys(("tags", "code_type", "type", "description"), ""),
     "management_commands_schema": [],
@@ -203,7 +203,7 @@ def _identity(given: Document) -> dict[str, str]:
     return {"policy_rule_uri": uri, **{key: parts[key] or found[key] for key in parts}}
 
 
-def _composes(uri: str, parts: Mapping[str, JsonValue]) -> bool:
+def _composes(uri: str, parts: JsonMapping) -> bool:
     return uri == f"{parts['name']}:{parts['version']}-{parts['release_tag']}"
 
 

@@ -17,7 +17,7 @@ from moorage.policy.schema import Schema, SchemaError, SchemaPattern
 from moorage.policy.schema_reader import read_schema
 from moorage.protocol.faults import ServiceError
 from moorage.query import QueryError, expression
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 __all__ = ["PolicySchemas", "read_schemas"]
 
@@ -28,7 +28,7 @@ PART_MAX: Final = 256
 NO_ANSWER: Final = frozenset({"error", "declined"})
 """With one of these fields, and no cluster, a policy says no: such an answer is no placement, and
 so not what the output schema is about."""
-_NOTHING: Final[Mapping[str, JsonValue]] = {}
+_NOTHING: Final[JsonMapping] = {}
 _COMMANDS_FIELD: Final = "management_commands_schema"
 
 
@@ -55,8 +55,8 @@ class PolicySchemas:
     settings: Schema | None = None
     parameters: Schema | None = None
     commands: Mapping[str, Schema | None] | None = None
-    settings_completed: Mapping[str, JsonValue] = field(default_factory=JsonObject)
-    parameters_completed: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    settings_completed: JsonMapping = field(default_factory=JsonObject)
+    parameters_completed: JsonMapping = field(default_factory=JsonObject)
 
     def given(self, inputs: JsonValue) -> JsonValue:
         """Return the inputs of a request with their defaults, or raise `bad_message`."""
@@ -91,8 +91,8 @@ class PolicySchemas:
             yield part
 
     def overrides(
-        self, parameters: Mapping[str, JsonValue], settings: Mapping[str, JsonValue]
-    ) -> tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]:
+        self, parameters: JsonMapping, settings: JsonMapping
+    ) -> tuple[JsonMapping, JsonMapping]:
         """Return a caller's overrides of the defaults, or raise `bad_message`."""
         return (
             self._check(self.parameters, parameters, "parameters", self.parameters_completed),
@@ -157,7 +157,7 @@ class PolicySchemas:
         schema: Schema | None,
         value: JsonValue,
         path: str,
-        known: Mapping[str, JsonValue] = _NOTHING,
+        known: JsonMapping = _NOTHING,
     ) -> JsonValue:
         if schema is None or (value == {} and schema.takes_nothing(known)):
             return value
@@ -176,7 +176,7 @@ class PolicySchemas:
             ) from error
 
 
-def read_schemas(document: Mapping[str, JsonValue]) -> tuple[PolicySchemas | None, tuple[str, ...]]:
+def read_schemas(document: JsonMapping) -> tuple[PolicySchemas | None, tuple[str, ...]]:
     """Return the schemas of a PolicyRule document, None if it has none, and warnings.
 
     Warnings are of what cannot be read, and so is not enforced, and of defaults of the document
@@ -209,10 +209,10 @@ def read_schemas(document: Mapping[str, JsonValue]) -> tuple[PolicySchemas | Non
 
 
 def _complete(
-    schema: Schema | None, document: Mapping[str, JsonValue], field: str, warnings: list[str]
-) -> Mapping[str, JsonValue]:
+    schema: Schema | None, document: JsonMapping, field: str, warnings: list[str]
+) -> JsonMapping:
     """Return a document's defaults with those of the schema; required values may come later."""
-    given: Mapping[str, JsonValue] = document.get(field) or {}
+    given: JsonMapping = document.get(field) or {}
     try:
         return given if schema is None else schema.check(given, field, known=schema.required)
     except SchemaError as error:
@@ -220,9 +220,7 @@ def _complete(
         return given
 
 
-def _schema(
-    document: Mapping[str, JsonValue], name: str, notes: list[SchemaError]
-) -> Schema | None:
+def _schema(document: JsonMapping, name: str, notes: list[SchemaError]) -> Schema | None:
     schema, new = read_schema(document.get(name), name, _pattern)
     notes += new
     return schema

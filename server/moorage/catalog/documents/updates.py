@@ -4,13 +4,13 @@ The embedded catalog calls `apply_change` for all its documents; what comes out 
 document is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from moorage.catalog.documents.encoding import index_of
 from moorage.catalog.values import Document
 from moorage.protocol.faults import ServiceError
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 
 __all__ = ["apply_change"]
 
@@ -65,7 +65,7 @@ def apply_change(document: Document, change: JsonValue) -> Document:
     return result
 
 
-def _all_set(document: Document, values: Mapping[str, JsonValue], operator: str) -> Document:
+def _all_set(document: Document, values: JsonMapping, operator: str) -> Document:
     paths = {path: _parts(path, operator) for path in values}
     changed = {**document, **{path: values[path] for path in paths if len(paths[path]) == 1}}
     for path, parts in paths.items():

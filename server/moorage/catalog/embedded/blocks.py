@@ -28,7 +28,7 @@ from moorage.model import ClusterId, Code
 from moorage.protocol.block_documents import bare_block
 from moorage.protocol.faults import ServiceError
 from moorage.query import Filter
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 
 __all__ = ["EmbeddedBlocks", "checked_block"]
 
@@ -164,7 +164,7 @@ class EmbeddedBlocks:
         return [str(name) for name in await self._search.matching(wanted)]
 
     async def alike(
-        self, like: str | Mapping[str, JsonValue], weights: Mapping[str, float] | None
+        self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> list[str]:
         """See `Blocks.alike`."""
         return [str(name) for name in await self._search.alike(like, weights)]

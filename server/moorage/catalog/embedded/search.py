@@ -7,7 +7,7 @@ from moorage.catalog.search import DocumentSearch
 from moorage.catalog.values import Document, Examine, SearchAction
 from moorage.model import ClusterId
 from moorage.query import Filter
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 
 __all__ = ["AlwaysFresh", "EmbeddedSearch"]
 
@@ -28,7 +28,7 @@ class EmbeddedSearch:
         return await self._index.matching(wanted)
 
     async def alike(
-        self, like: str | Mapping[str, JsonValue], weights: Mapping[str, float] | None
+        self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> list[ClusterId]:
         """See `ClusterSearch.alike`."""
         return await self._index.alike(like, weights)

@@ -25,7 +25,7 @@ from moorage.catalog.search import DocumentSearch
 from moorage.catalog.values import Document, PreparedPolicy, SearchAction
 from moorage.model import ClusterId
 from moorage.query import Filter, text_at
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 
 __all__ = ["MirroredClusters", "MirroredMetrics", "MirroredPolicies", "MirroredSearch"]
 
@@ -160,7 +160,7 @@ class MirroredSearch:
         return await self._index.matching(wanted)
 
     async def alike(
-        self, like: str | Mapping[str, JsonValue], weights: Mapping[str, float] | None
+        self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> list[ClusterId]:
         """See `ClusterSearch.alike`."""
         return await self._index.alike(like, weights)

@@ -12,7 +12,7 @@ from typing import Final
 
 from moorage.catalog.documents.metrics import aggregate
 from moorage.catalog.values import Document
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 
 __all__ = ["QUERIES", "SOURCE", "Composed", "Labels", "MetricSample", "compose"]
 
@@ -189,7 +189,7 @@ def compose(
     return composed
 
 
-def _marks(trees: Iterable[Mapping[str, JsonValue]]) -> list[tuple[JsonValue, ...]]:
+def _marks(trees: Iterable[JsonMapping]) -> list[tuple[JsonValue, ...]]:
     """Return a mark that tells two rounds apart: values change only with the time of measuring."""
     return [(tree.get("id"), tree.get("timestamp"), tree.get("stale")) for tree in trees]
 
@@ -261,7 +261,7 @@ def _candidates(
 
 def _trees(
     machines: Mapping[str, _Machine],
-    old: Sequence[Mapping[str, JsonValue]],
+    old: Sequence[JsonMapping],
     known: Collection[str],
     now: float,
 ) -> list[Document]:
@@ -276,7 +276,7 @@ def _trees(
     return sorted(trees, key=lambda tree: str(tree["id"]))
 
 
-def _tree(node_id: str, machine: _Machine, old: Mapping[str, JsonValue], now: float) -> Document:
+def _tree(node_id: str, machine: _Machine, old: JsonMapping, now: float) -> Document:
     """Return the tree of one node; the half that is no longer measured stays as it was."""
     halves: dict[str, Document] = {}
     if machine.devices:

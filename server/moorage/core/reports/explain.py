@@ -25,7 +25,7 @@ from moorage.core.state.waiters import Seniority, Waiter
 from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
 from moorage.core.turns.events import Inquired
 from moorage.model import ClusterId, Code, Demand, Lease, LeaseState, NodeId, RequestId, Share
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.replies import AwaitedLease, ClusterCapacity, NodeCapacity
 from moorage.records.requests import resources_of
@@ -185,7 +185,7 @@ def _ordered(lease: Lease, name: str) -> JsonValue:
             return getattr(lease, name)
 
 
-def _by_start(row: Mapping[str, JsonValue]) -> tuple[float, str]:
+def _by_start(row: JsonMapping) -> tuple[float, str]:
     return row["starts_at"], row["reservation"]
 
 

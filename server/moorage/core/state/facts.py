@@ -4,8 +4,6 @@ A closed union of frozen records, as `events` and `effects` are. A new behaviour
 `assert_never` then points at every place that must learn it. Only `state.apply` acts on facts.
 """
 
-from collections.abc import Mapping
-
 import msgspec
 
 from moorage.core.state.reserved import NodeReservation
@@ -23,7 +21,7 @@ from moorage.model import (
     RequestId,
     Tenant,
 )
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
@@ -41,7 +39,7 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     reason: str
     field: str = ""
     expected: str = ""
-    details: Mapping[str, JsonValue] = msgspec.field(default_factory=JsonObject)
+    details: JsonMapping = msgspec.field(default_factory=JsonObject)
 
 
 class ClusterSet(msgspec.Struct, frozen=True, gc=False):

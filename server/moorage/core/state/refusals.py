@@ -15,7 +15,7 @@ from moorage.core.state.facts import Refusal
 from moorage.model import GPU_MILLI, Code, Lease, RequestId
 from moorage.policy import ProposalError
 from moorage.records.fields import shown_name
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 
 _NOT_NOW: Final = {"verdict": "not_now"}
 PASSING: Final = frozenset(
@@ -165,7 +165,7 @@ def key_of_another(key: str, first: RequestId) -> Refusal:
     return Refusal(Code.IDEMPOTENCY_MISMATCH, reason, "lease.idempotency_key", expected)
 
 
-def never_fits(why: str, details: Mapping[str, JsonValue]) -> Refusal:
+def never_fits(why: str, details: JsonMapping) -> Refusal:
     """Not even an empty fleet has room."""
     return Refusal(
         Code.NEVER_FITS,
@@ -176,7 +176,7 @@ def never_fits(why: str, details: Mapping[str, JsonValue]) -> Refusal:
     )
 
 
-def no_capacity(why: str, details: Mapping[str, JsonValue]) -> Refusal:
+def no_capacity(why: str, details: JsonMapping) -> Refusal:
     """There is no room now."""
     return Refusal(
         Code.NO_CAPACITY,
@@ -301,7 +301,7 @@ def taken_and_seen(stale: Refusal) -> Refusal:
     return Refusal(Code.POLICY_UNSOUND, reason, "gpus", "free ones", stale.details)
 
 
-def not_free(node: str, details: Mapping[str, JsonValue]) -> Refusal:
+def not_free(node: str, details: JsonMapping) -> Refusal:
     """The proposed devices were taken meanwhile."""
     reason = f"{node} cannot take it: what the policy named is not free."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW | dict(details))
@@ -318,7 +318,7 @@ def reserved_for_head() -> Refusal:
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW)
 
 
-def others_were_faster(times: int, details: Mapping[str, JsonValue]) -> Refusal:
+def others_were_faster(times: int, details: JsonMapping) -> Refusal:
     """Others took the proposed devices, again and again."""
     reason = f"Others were faster {counted(times, 'time')} in a row; try again."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW | dict(details))
@@ -354,9 +354,7 @@ def cancelled() -> Refusal:
     return Refusal(Code.CANCELLED, "The request was cancelled.")
 
 
-def waited(
-    seconds: float, last: Refusal | None, details: Mapping[str, JsonValue], *, patient: bool
-) -> Refusal:
+def waited(seconds: float, last: Refusal | None, details: JsonMapping, *, patient: bool) -> Refusal:
     """The wait is over."""
     code = Code.WAIT_TIMEOUT if patient else Code.NO_CAPACITY
     reason = f"It waited {seconds:.1f} s and did not fit in that time."

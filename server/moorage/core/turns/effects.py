@@ -3,7 +3,6 @@
 A closed union of frozen records, as `events` and `facts` are. The daemon carries them out.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -17,7 +16,7 @@ from moorage.model import (
     SessionId,
     Tenant,
 )
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 
 
 class Address(msgspec.Struct, frozen=True, gc=False):
@@ -31,7 +30,7 @@ class Advice(msgspec.Struct, frozen=True, gc=False):
     """The proposal of a policy as advice; nothing is held."""
 
     data: JsonValue
-    reasons: Mapping[str, JsonValue] | None = None
+    reasons: JsonMapping | None = None
 
 
 class LeaseNews(msgspec.Struct, frozen=True, gc=False):
@@ -39,7 +38,7 @@ class LeaseNews(msgspec.Struct, frozen=True, gc=False):
 
     lease: Lease
     data: JsonValue = None
-    reasons: Mapping[str, JsonValue] | None = None
+    reasons: JsonMapping | None = None
     owner: bool = True
     """Whether the receiver gets the token."""
     ttl_max_seconds: float | None = None

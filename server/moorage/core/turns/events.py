@@ -3,7 +3,6 @@
 A closed union of frozen records. Time is never read here: `step` is given `now`.
 """
 
-from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -21,7 +20,7 @@ from moorage.model import (
     SessionId,
     Tenant,
 )
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
@@ -96,7 +95,7 @@ class Inquired(msgspec.Struct, frozen=True, gc=False):
     question: Literal["status", "why", "queue", "leases", "fleet", "quotas", "reservations"]
     tenant: Tenant
     subject: str = ""
-    filters: Mapping[str, JsonValue] = msgspec.field(default_factory=JsonObject)
+    filters: JsonMapping = msgspec.field(default_factory=JsonObject)
     after: str = ""
     limit: int = 100
     sees_all: bool = False

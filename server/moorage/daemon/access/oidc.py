@@ -15,7 +15,7 @@ import structlog
 from moorage.daemon.access.lease_tokens import digest
 from moorage.daemon.access.oidc_keys import ALGORITHMS, IssuerKeys
 from moorage.model import Tenant
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 from moorage.records.rights import Caller, Role
 
 __all__ = ["ClaimSettings", "OidcTokens"]
@@ -138,7 +138,7 @@ class OidcTokens:
             return False
         return lasts and claims.get("iss") == self._claims.issuer
 
-    def _find_key(self, header: Mapping[str, JsonValue]) -> jwt.PyJWK | None:
+    def _find_key(self, header: JsonMapping) -> jwt.PyJWK | None:
         """Return the key that a header names; without a name, the only one that there is."""
         known, algorithm = self._keys.by_id, str(header.get("alg"))
         name = header.get("kid")
@@ -173,7 +173,7 @@ class OidcTokens:
             log.warning("oidc_token_refused", reason=reason, subject=claims["sub"][:NAME_CHARS_MAX])
         return caller, expires_at
 
-    def _read(self, claims: Mapping[str, JsonValue]) -> tuple[Caller | None, str]:
+    def _read(self, claims: JsonMapping) -> tuple[Caller | None, str]:
         """Return the caller that claims describe, or why they describe none."""
         tenant, role = (_claim(claims, each) for each in (self._claims.tenant, self._claims.role))
         if not isinstance(tenant, str) or not _is_name(tenant) or tenant == "*":
@@ -191,7 +191,7 @@ class OidcTokens:
         return Caller(Tenant(tenant), highest, f"oidc:{subject}"), ""
 
 
-def _claim(claims: Mapping[str, JsonValue], name: str) -> JsonValue:
+def _claim(claims: JsonMapping, name: str) -> JsonValue:
     """Return a claim by its name, else by the path that its name is; None: there is none."""
     if name in claims:
         return claims[name]
@@ -201,7 +201,7 @@ def _claim(claims: Mapping[str, JsonValue], name: str) -> JsonValue:
     return found
 
 
-def _header(bearer: str) -> Mapping[str, JsonValue] | None:
+def _header(bearer: str) -> JsonMapping | None:
     """Return the header of what may be a token of ours; None: it is none."""
     if bearer.count(".") != 2 or len(bearer) > TOKEN_CHARS_MAX:  # noqa: PLR2004  # RFC 7515, 3.1.
         return None

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from moorage.protocol.origins import is_loopback
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 
 __all__ = ["IssuerKeys", "KeysUnavailableError"]
 
@@ -201,7 +201,7 @@ def _readable(rows: list[JsonObject]) -> Keys:
     return found
 
 
-def _algorithms(row: Mapping[str, JsonValue]) -> tuple[str, ...]:
+def _algorithms(row: JsonMapping) -> tuple[str, ...]:
     """Return the algorithms of a key, by its kind; its own `alg` narrows them down."""
     if row.get("use", "sig") != "sig":
         return ()

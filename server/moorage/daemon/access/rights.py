@@ -15,7 +15,7 @@ from moorage.model import ClusterId, Code
 from moorage.protocol import messages as wire
 from moorage.protocol.faults import ServiceError, status_of
 from moorage.protocol.registry import PolicyDocuments
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 from moorage.records.rights import SERVER_ITSELF, Caller, Right
 
 RIGHT_OF: Final[Mapping[type[Request], Right]] = {
@@ -56,7 +56,7 @@ assert RIGHT_OF.keys() == {wire.AllocationRequest, wire.BlockRequest, *wire.OPER
 
 _DRY_RUNS_FOR_ALL: Final = wire.Cordon | wire.Drain | wire.Uncordon
 """Operations whose dry runs only need the right to read: they count leases of others."""
-_DETAILS: Final[Mapping[str, JsonValue]] = {"verdict": "not_you"}
+_DETAILS: Final[JsonMapping] = {"verdict": "not_you"}
 
 
 def refusal(caller: Caller, message: Request) -> Refusal | None:

@@ -16,7 +16,7 @@ from moorage.catalog.documents.metrics import aggregate
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.registry import Metrics
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 
 __all__ = ["AgentMeasurements", "without_busy"]
 
@@ -126,7 +126,7 @@ def _numbers(group: Mapping[str, float]) -> dict[str, float]:
     return dict(list(finite.items())[:FIELDS_MAX])
 
 
-def without_busy(node: Mapping[str, JsonValue], busy: Mapping[str, str]) -> JsonObject:
+def without_busy(node: JsonMapping, busy: Mapping[str, str]) -> JsonObject:
     """Return the document of a node without the devices that others use, which `busy` then names.
 
     Args:

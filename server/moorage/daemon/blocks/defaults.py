@@ -5,14 +5,14 @@ read the fleet as the allocator knows it: what leases hold is not free.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from moorage.model import GPU_MILLI, Demand
 from moorage.policy import Fleet
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 
 
 def nodes_of(fleet: Fleet, cluster_id: str) -> dict[str, tuple[str, ...]]:
@@ -69,7 +69,7 @@ def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> JsonObject:
     return {"score": float(scores[best]), "node_info": info}
 
 
-def best(scores: Iterable[tuple[str, Mapping[str, JsonValue]]]) -> str | None:
+def best(scores: Iterable[tuple[str, JsonMapping]]) -> str | None:
     """Return the cluster with the highest score above 0, the first of equals; None without any.
 
     Args:

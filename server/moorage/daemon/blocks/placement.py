@@ -7,7 +7,7 @@ filter finds clusters, the block's clusterAllocator narrows them, its resourceAl
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -26,7 +26,7 @@ from moorage.protocol.block_documents import bare_block
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import BlockRequest
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 from moorage.sandbox.host.sandbox import Sandbox
 
 Mode = Literal["dry_run", "select_clusters"]
@@ -100,9 +100,7 @@ class BlockPlacement:
         all_warnings = [*warnings, *outcome.warnings]
         return encode(Information(outcome.result), message_id=message.id, warnings=all_warnings)
 
-    async def place(
-        self, tenant: Tenant, block: Mapping[str, JsonValue], mode: Mode
-    ) -> BlockOutcome:
+    async def place(self, tenant: Tenant, block: JsonMapping, mode: Mode) -> BlockOutcome:
         """Find the place of a block.
 
         Args:
@@ -123,9 +121,7 @@ class BlockPlacement:
             reason = f"The block took more than {SECONDS_MAX:g} seconds; narrow its filter."
             raise ServiceError(Code.POLICY_TIMEOUT, reason, field="input") from error
 
-    async def _place(
-        self, tenant: Tenant, block: Mapping[str, JsonValue], mode: Mode
-    ) -> BlockOutcome:
+    async def _place(self, tenant: Tenant, block: JsonMapping, mode: Mode) -> BlockOutcome:
         block = bare_block(block)
         spec = read_block(block)
         warnings: list[str] = []

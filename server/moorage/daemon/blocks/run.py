@@ -18,7 +18,7 @@ from moorage.daemon.policies.finder import code_of, place_of
 from moorage.model import Code, Tenant
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 from moorage.sandbox.wire.limits import ANSWER_BYTES_MAX, INPUT_BYTES_MAX
 
@@ -90,7 +90,7 @@ class BlockRun:
         self,
         sandbox: Sandbox,
         tenant: Tenant,
-        block: Mapping[str, JsonValue],
+        block: JsonMapping,
         spec: BlockSpec,
         records: Mapping[str, PolicyRecord],
     ) -> None:
@@ -243,7 +243,7 @@ class BlockRun:
         )
 
     async def _evaluate(
-        self, spec: PolicySpec, given: Mapping[str, JsonValue], size: int, *, returned_max: int = 0
+        self, spec: PolicySpec, given: JsonMapping, size: int, *, returned_max: int = 0
     ) -> JsonValue:
         """Run a named policy.
 
@@ -280,7 +280,7 @@ class BlockRun:
             ) from fault
 
 
-async def _open(given: Mapping[str, JsonValue], names: Collection[str]) -> JsonObject:
+async def _open(given: JsonMapping, names: Collection[str]) -> JsonObject:
     """Unpack the documents in some fields, for a schema that says something of these."""
     return {name: await _plain(each) if name in names else each for name, each in given.items()}
 

@@ -4,7 +4,7 @@
 every refusal is a `ServiceError` that names the place in the document.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -12,7 +12,7 @@ import msgspec
 
 from moorage.model import Code, Demand
 from moorage.protocol.faults import ServiceError
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.records.requests import Resources
 
 Role = Literal["clusterAllocator", "resourceAllocator"]
@@ -40,8 +40,8 @@ class PolicySpec:
     role: Role
     at: str
     uri: str = ""
-    parameters: Mapping[str, JsonValue] = field(default_factory=JsonObject)
-    settings: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    parameters: JsonMapping = field(default_factory=JsonObject)
+    settings: JsonMapping = field(default_factory=JsonObject)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class BlockSpec:
     demand: Demand | None = None
 
 
-def read_block(block: Mapping[str, JsonValue]) -> BlockSpec:
+def read_block(block: JsonMapping) -> BlockSpec:
     """Return the placement part of a block document.
 
     Args:

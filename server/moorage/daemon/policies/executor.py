@@ -5,7 +5,6 @@ find the columns of `input_data["fleet"]` too, made for this one execution.
 """
 
 import asyncio
-from collections.abc import Mapping
 from typing import Final
 
 from moorage.catalog.allowances import Allowance
@@ -17,7 +16,7 @@ from moorage.daemon.policies.finder import code_of
 from moorage.model import Cluster, Code, Tenant
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 
 EXECUTIONS_MAX: Final = 256
@@ -104,7 +103,7 @@ def _fleet_of(input_data: JsonValue) -> Fleet | None:
     clusters = input_data.get("cluster_data") if isinstance(input_data, dict) else None
     if not isinstance(clusters, dict):
         return None
-    known: dict[str, Mapping[str, JsonValue]] = {}
+    known: dict[str, JsonMapping] = {}
     models: list[Cluster] = []
     for name, entry in clusters.items():
         if not isinstance(entry, dict) or not isinstance(entry.get("capacity"), dict):
@@ -130,7 +129,7 @@ def _set_free(fleet: Fleet, row: int, free: JsonValue) -> None:
         return
     cpu, memory, gpus = fleet.capacity(row)
     by_id = free.get("gpus")
-    by_gpu: Mapping[str, JsonValue] = by_id if isinstance(by_id, dict) else {}
+    by_gpu: JsonMapping = by_id if isinstance(by_id, dict) else {}
     for column, gpu in enumerate(fleet.gpu_ids[row]):
         gpus[column] = _whole(by_gpu.get(gpu), gpus[column])
     fleet.set_capacity(

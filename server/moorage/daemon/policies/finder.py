@@ -21,7 +21,7 @@ from moorage.model import Code, Tenant
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
 from moorage.query import Filter, QueryError, Search, parse_filter, parse_search
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 from moorage.sandbox.wire.limits import INPUT_BYTES_MAX
@@ -255,11 +255,11 @@ def _under(at: str, key: str) -> str:
     return f"{at}.{key}" if at else key
 
 
-def _values(body: Document, at: str) -> tuple[Mapping[str, JsonValue], str]:
+def _values(body: Document, at: str) -> tuple[JsonMapping, str]:
     """Return the content of the envelope, and its place."""
     if "body" not in body:
         return body, at
-    values: Mapping[str, JsonValue] = body["body"]["values"]
+    values: JsonMapping = body["body"]["values"]
     return values, _under(at, "body.values")
 
 

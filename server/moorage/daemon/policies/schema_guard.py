@@ -5,13 +5,12 @@ not know each other, so their two kinds of "no" meet here.
 """
 
 import asyncio
-from collections.abc import Mapping
 
 from moorage.catalog.documents.schemas import PolicySchemas
 from moorage.core.state.facts import Refusal
 from moorage.daemon.answers import refusal_of
 from moorage.protocol.faults import ServiceError
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 from moorage.sandbox.host.sandbox import PolicyFault
 
 
@@ -27,8 +26,8 @@ class SchemaGuard:
         self._schemas = schemas
 
     def overrides(
-        self, parameters: Mapping[str, JsonValue], settings: Mapping[str, JsonValue]
-    ) -> tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]:
+        self, parameters: JsonMapping, settings: JsonMapping
+    ) -> tuple[JsonMapping, JsonMapping]:
         """See `Guard.overrides`."""
         try:
             return self._schemas.overrides(parameters, settings)

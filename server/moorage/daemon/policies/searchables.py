@@ -25,7 +25,7 @@ from moorage.query import (
     predicate,
     restricted,
 )
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 
 
 class Searched(Protocol):
@@ -35,7 +35,7 @@ class Searched(Protocol):
         """Return the ids of the documents that a filter finds, in their order."""
 
     async def alike(
-        self, like: str | Mapping[str, JsonValue], weights: Mapping[str, float] | None
+        self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> Sequence[str]:
         """Return all ids, the most alike first; None: the kind's own weights."""
 
@@ -87,7 +87,7 @@ class SearchedClusters:
         return await self._catalog.search.matching(wanted)
 
     async def alike(
-        self, like: str | Mapping[str, JsonValue], weights: Mapping[str, float] | None
+        self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> Sequence[str]:
         """See `Searched.alike`."""
         return await self._catalog.search.alike(like, weights)
@@ -130,7 +130,7 @@ class SearchedBlocks:
         return await self._blocks.matching(Filter("block", condition, companions))
 
     async def alike(
-        self, like: str | Mapping[str, JsonValue], weights: Mapping[str, float] | None
+        self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> Sequence[str]:
         """See `Searched.alike`."""
         if weights is None:
@@ -168,7 +168,7 @@ class SearchedPolicies:
         return await asyncio.to_thread(work)
 
     async def alike(
-        self, like: str | Mapping[str, JsonValue], weights: Mapping[str, float] | None
+        self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> Sequence[str]:
         """See `Searched.alike`."""
         reference = self._documents[like] if isinstance(like, str) else like
@@ -191,6 +191,6 @@ class SearchedPolicies:
         return 0
 
 
-def _equal_weights(reference: Mapping[str, JsonValue]) -> Mapping[str, float]:
+def _equal_weights(reference: JsonMapping) -> Mapping[str, float]:
     """Return weights that compare everything that a reference says at its first level."""
     return {name: 1.0 for name in reference if name and name != "id" and "." not in name}

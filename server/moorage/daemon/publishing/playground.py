@@ -5,7 +5,7 @@ jail. It has no variables of this process, runs behind all that serves, and ends
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -15,7 +15,7 @@ from moorage.core.state.state import State
 from moorage.daemon.offline import offline
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.records.rights import Caller
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import CHECKS_BUSY
@@ -60,7 +60,7 @@ class Playground:
         self._mode = mode
         self._turns = FairSemaphore(AT_ONCE_MAX, WAITING_MAX, busy=CHECKS_BUSY)
 
-    async def run(self, body: Mapping[str, JsonValue], caller: Caller) -> JsonObject:
+    async def run(self, body: JsonMapping, caller: Caller) -> JsonObject:
         """Try a policy on a fleet; with a `trace`, backtest it.
 
         Raises:
@@ -84,7 +84,7 @@ class Playground:
             packed = await asyncio.to_thread(msgspec.json.encode, job)
             return await offline("play", packed, seconds)
 
-    async def _policy(self, body: Mapping[str, JsonValue]) -> JsonObject:
+    async def _policy(self, body: JsonMapping) -> JsonObject:
         code, uri = body.get("code"), body.get("policy_rule_uri")
         if isinstance(code, str) and uri is None:
             return {"policy_rule_uri": TRIAL, "type": "python_class_v1", "code": code}
@@ -110,7 +110,7 @@ class Playground:
                 raise ServiceError.wrong_field("fleet", expected)
 
 
-def _requests(body: Mapping[str, JsonValue]) -> list[JsonObject]:
+def _requests(body: JsonMapping) -> list[JsonObject]:
     requests = body.get("requests", [])
     if not isinstance(requests, list) or not all(isinstance(each, dict) for each in requests):
         raise ServiceError.wrong_field("requests", "a list of requests, each an object")

@@ -5,7 +5,7 @@
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec import structs
@@ -35,7 +35,7 @@ from moorage.model import (
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 
 WARNED_MAX: Final = 20
 """Unknown clusters named one by one in a warning; the rest are counted."""
@@ -133,8 +133,8 @@ class Asks:
             return reached
         candidates, avoid = reached
         inputs = message.inputs
-        parameters: Mapping[str, JsonValue] = message.parameters or {}
-        settings: Mapping[str, JsonValue] = message.settings or {}
+        parameters: JsonMapping = message.parameters or {}
+        settings: JsonMapping = message.settings or {}
         if record.schemas is not None:
             try:
                 inputs = record.schemas.given(inputs)

@@ -9,14 +9,14 @@ decodes afresh, so nothing that a policy changes survives into the next one.
 
 import gc
 from collections import deque
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, Sequence, ValuesView
 from sys import getrefcount
 from typing import Any, Final
 
 import msgspec
 
 from moorage.policy import Fleet
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 LATER: Final[Any] = object()
 """Stands for a value that is made when it is first read."""
@@ -162,7 +162,7 @@ class InputData(LazyDict):
 
     def __init__(
         self,
-        given: Mapping[str, JsonValue],
+        given: JsonMapping,
         extras: JsonObject,
         later: Callable[[str], JsonValue] = lambda key: None,  # noqa: ARG005  # None is left to make.
     ) -> None:
@@ -192,7 +192,7 @@ class ClusterData(LazyDict):
 
     def __init__(
         self,
-        ids: Mapping[str, JsonValue],
+        ids: JsonMapping,
         fetch: Callable[[str], bytes | None],
         fleet: Fleet,
         bytes_max: int = 4 << 20,

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.sandbox.cell.imports import ROOT, PolicyImports, shown_name
 from moorage.sandbox.cell.missing import is_inert, loading
 from moorage.sandbox.cell.preload import importable
@@ -59,7 +59,7 @@ _decode: Final = msgspec.msgpack.decode
 class _Watched(JsonObject):
     """A dict that notes which of its keys were looked for in vain, by their dotted paths."""
 
-    def __init__(self, given: Mapping[str, JsonValue], path: str, missed: dict[str, None]) -> None:
+    def __init__(self, given: JsonMapping, path: str, missed: dict[str, None]) -> None:
         super().__init__(
             (key, _Watched(each, f"{path}.{key}", missed) if isinstance(each, dict) else each)
             for key, each in given.items()
@@ -107,7 +107,7 @@ class Policy:
         entry: str,
         settings: bytes,
         parameters: bytes,
-        clients: Mapping[str, JsonValue],
+        clients: JsonMapping,
     ) -> None:
         self._uri = uri
         self._files = {name.removeprefix("code/"): content for name, content in files.items()}
@@ -245,9 +245,7 @@ class Policy:
             for name, values in found.items()
         }
 
-    def changed(
-        self, overrides: bytes, before: Mapping[str, Mapping[str, JsonValue]]
-    ) -> dict[str, JsonObject]:
+    def changed(self, overrides: bytes, before: Mapping[str, JsonMapping]) -> dict[str, JsonObject]:
         """Return the settings and parameters that an instance has, was not given and had not.
 
         A policy keeps them as `self.settings` and `self.parameters`, as the documents do, or
@@ -275,7 +273,7 @@ class Policy:
                 found[name] = new
         return found
 
-    def forget(self, overrides: bytes, before: Mapping[str, Mapping[str, JsonValue]]) -> None:
+    def forget(self, overrides: bytes, before: Mapping[str, JsonMapping]) -> None:
         """Construct the policy for these overrides again, if `management` changed their values."""
         if self.changed(overrides, before):
             del self._instances[overrides], self._given[overrides]

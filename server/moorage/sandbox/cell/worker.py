@@ -19,7 +19,7 @@ import numpy as np
 
 from moorage.model import Demand
 from moorage.policy import Fleet, FleetView
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.sandbox.cell import jail, self_test
 from moorage.sandbox.cell.capture import Capture
 from moorage.sandbox.cell.clients import (
@@ -487,7 +487,7 @@ def ids_of(value: JsonValue, keys: Mapping[str, frozenset[str]]) -> JsonValue:
     return value
 
 
-def _brief(document: Mapping[str, JsonValue], keys: Mapping[str, frozenset[str]]) -> JsonValue:
+def _brief(document: JsonMapping, keys: Mapping[str, frozenset[str]]) -> JsonValue:
     name = document["id"]
     known = keys.get(name) if isinstance(name, str) else None
     added = {} if known is None else {k: v for k, v in document.items() if k not in known}

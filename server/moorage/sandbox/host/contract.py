@@ -16,7 +16,7 @@ from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Consult
 from moorage.model import PolicyRef, Tenant
 from moorage.policy import Fleet
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.sandbox.wire.frames import ENTRY
 
 Mode = Literal["jail", "unsafe"]
@@ -81,8 +81,8 @@ class Guard(Protocol):
     """
 
     def overrides(
-        self, parameters: Mapping[str, JsonValue], settings: Mapping[str, JsonValue]
-    ) -> tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]:
+        self, parameters: JsonMapping, settings: JsonMapping
+    ) -> tuple[JsonMapping, JsonMapping]:
         """Return the caller's overrides of defaults, completed, or raise `PolicyFault`."""
 
     async def given(self, input_data: JsonValue) -> JsonValue:
@@ -113,8 +113,8 @@ class PolicyCode:
 
     ref: PolicyRef
     files: Mapping[str, bytes]
-    settings: Mapping[str, JsonValue] = field(default_factory=JsonObject)
-    parameters: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    settings: JsonMapping = field(default_factory=JsonObject)
+    parameters: JsonMapping = field(default_factory=JsonObject)
     guard: Guard | None = field(default=None, compare=False)
     deadline_seconds: float = 0.0
     entry: str = ENTRY
@@ -220,8 +220,8 @@ class Sample:
     services: HostServices
     consult: Consult | None = None
     input_data: JsonValue = None
-    parameters: Mapping[str, JsonValue] = field(default_factory=JsonObject)
-    settings: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    parameters: JsonMapping = field(default_factory=JsonObject)
+    settings: JsonMapping = field(default_factory=JsonObject)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from moorage.core.turns.effects import Consult
 from moorage.model import PolicyRef
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 
-Changes = Mapping[str, Mapping[str, JsonValue]]
+Changes = Mapping[str, JsonMapping]
 """`settings` and `parameters`, by name; what is missing is unchanged."""
 _NONE: Final[JsonObject] = {}
 
@@ -38,9 +38,9 @@ class Managed:
         self,
         ref: PolicyRef,
         tenant: str,
-        settings: Mapping[str, JsonValue],
-        parameters: Mapping[str, JsonValue],
-    ) -> tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]:
+        settings: JsonMapping,
+        parameters: JsonMapping,
+    ) -> tuple[JsonMapping, JsonMapping]:
         """Return a request's overrides of defaults, on top of the changes."""
         changes = self._changes.get((ref.uri, ref.digest, tenant)) if self._changes else None
         if not changes:

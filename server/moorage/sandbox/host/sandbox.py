@@ -11,7 +11,7 @@ about it and before the effects of that step are carried out.
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -23,7 +23,7 @@ from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.model import Code, PolicyRef, RequestId, Tenant
 from moorage.policy import Fleet
 from moorage.protocol.fair_semaphore import FairSemaphore
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping, JsonValue
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.contexts import ContextEntry, Key
 from moorage.sandbox.host.contract import (
@@ -392,8 +392,8 @@ class Sandbox:
         tenant: Tenant,
         input_data: JsonValue,
         *,
-        parameters: Mapping[str, JsonValue],
-        settings: Mapping[str, JsonValue],
+        parameters: JsonMapping,
+        settings: JsonMapping,
         ids_only: bool = False,
         fleet: Fleet | None = None,
         proxied: bool = False,

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-from collections.abc import Mapping
 from typing import Final, Literal, cast
 
 import msgspec
@@ -13,7 +12,7 @@ from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Consult
 from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.model import Code, Demand, PolicyRef, Share
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.sandbox.host.contexts import Chain
 from moorage.sandbox.host.contract import PolicyCode, PolicyFault, Sample
 from moorage.sandbox.host.zygote import ORPHANED, WORKER_LOST, Death
@@ -356,7 +355,7 @@ def demand_fields(demand: Demand) -> frames.DemandFields:
     return cast("frames.DemandFields", astuple(demand)[:-1])  # Without `where`.
 
 
-def overrides(settings: Mapping[str, JsonValue], parameters: Mapping[str, JsonValue]) -> bytes:
+def overrides(settings: JsonMapping, parameters: JsonMapping) -> bytes:
     """Return a caller's overrides of a policy's defaults, packed; empty if there are none."""
     if not parameters and not settings:
         return b""

@@ -12,14 +12,14 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 from moorage.sandbox.wire import relay
 from moorage.sandbox.wire.frames import HEADER
 from moorage.sandbox.workers.agent import Agent
@@ -101,11 +101,11 @@ class Bridge:
             task.cancel()
         await asyncio.wait(ending, timeout=1)
 
-    def _cells_on(self, node: Mapping[str, JsonValue]) -> int:
+    def _cells_on(self, node: JsonMapping) -> int:
         cores = int(node.get("Resources", {}).get("CPU", 0))
         return min(cores, self._settings.cells) if node["Alive"] else 0
 
-    async def _keep(self, node_id: str, node: Mapping[str, JsonValue], cells: int) -> None:
+    async def _keep(self, node_id: str, node: JsonMapping, cells: int) -> None:
         """Run an agent on a node until it is lost; for a while after that, start none there."""
         self._started += 1
         place = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node_id[:8]})"

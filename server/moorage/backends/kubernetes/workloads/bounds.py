@@ -10,8 +10,9 @@ from typing import Final
 
 from moorage.backends.base import UnsupportedSpecError
 from moorage.model import Share
-from moorage.protocol.cluster_documents import MIB, Document
+from moorage.protocol.cluster_documents import MIB
 from moorage.protocol.kubernetes_nodes import quantity
+from moorage.protocol.registry import Document
 from moorage.records.json_values import JsonValue
 
 NO_DEVICES: Final = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}

@@ -10,7 +10,7 @@ import contextlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -40,8 +40,8 @@ from moorage.backends.kubernetes.workloads.states import (
     pod_state,
     view,
 )
-from moorage.protocol.cluster_documents import Document
-from moorage.records.json_values import JsonValue
+from moorage.protocol.registry import Document
+from moorage.records.json_values import JsonMapping, JsonValue
 
 LIST_SECONDS_MAX: Final = 15.0
 """How long a question that needs all objects of a cluster waits for its first list."""
@@ -423,7 +423,7 @@ class ClusterWorkloads:
             ) from error
         names = set[str]()
         for each in found["items"]:
-            meta: Mapping[str, JsonValue] = each["metadata"]
+            meta: JsonMapping = each["metadata"]
             name = str(meta.get("annotations", {}).get(manifests.WORKLOAD, ""))
             self._objects[name].add(f"{manifests.JOBS.format(namespace)}/{meta['name']}")
             names.add(name)

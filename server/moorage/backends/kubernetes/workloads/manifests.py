@@ -20,7 +20,7 @@ from moorage.backends.kubernetes.workloads.bounds import hide_devices, keep_with
 from moorage.backends.kubernetes.workloads.translation import DOMAIN, PodOrder
 from moorage.backends.specs import Readiness, memory_bytes
 from moorage.model import GPU_MILLI, Share
-from moorage.protocol.cluster_documents import Document
+from moorage.protocol.registry import Document
 from moorage.records.json_values import JsonValue
 
 WORKLOAD: Final = f"{DOMAIN}/workload"

@@ -22,7 +22,7 @@ from moorage.backends.specs import (
     VLLMModelResourceSpec,
 )
 from moorage.protocol.kubernetes_nodes import WHOLE_DEVICES
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 CATEGORIES: Final = frozenset({"pod", "job", "service", "container", "vllm", "process"})
 PROCESS_IMAGE: Final = "ubuntu:22.04"
@@ -81,7 +81,7 @@ class PodOrder:
     mem_limit: int | str | None = None
     gpus: int = 0
     gpu_resource: str = "nvidia.com/gpu"
-    manifest: Mapping[str, JsonValue] = field(default_factory=JsonObject)
+    manifest: JsonMapping = field(default_factory=JsonObject)
     readiness: Readiness | None = None
     port: int | None = None
     stop_seconds: float = 10.0
@@ -267,7 +267,7 @@ class _Manifest(msgspec.Struct):
     spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
 
 
-def _check(manifest: Mapping[str, JsonValue]) -> JsonObject:
+def _check(manifest: JsonMapping) -> JsonObject:
     """Return a manifest without its nulls, which Kubernetes reads as missing fields.
 
     Raises:

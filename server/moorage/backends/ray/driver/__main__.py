@@ -24,7 +24,7 @@ from moorage.backends.ray.driver import observation
 from moorage.backends.ray.driver.groups import GroupError
 from moorage.backends.ray.driver.workloads import NotDoneError, UnknownActorError, Workloads
 from moorage.backends.ray.node import containers, host
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 BEAT_SECONDS: Final = 2.0
 """Between two checks that Ray still answers; each one is reported to the daemon."""
@@ -60,7 +60,7 @@ class Driver:
             "request": lambda bundles: self._over_there(observation.request, bundles),
         }
 
-    def say(self, message: Mapping[str, JsonValue]) -> None:
+    def say(self, message: JsonMapping) -> None:
         """Write one line; without a reader there is nothing left to do."""
         line = json.dumps(message).encode() + b"\n"
         with self._writing:
@@ -77,7 +77,7 @@ class Driver:
             workload = str(arguments["plans"][0]["workload"])
             arguments["given_up"] = self._workloads.announced(workload)
 
-    def carry_out(self, message: Mapping[str, JsonValue]) -> None:
+    def carry_out(self, message: JsonMapping) -> None:
         """Carry out a call and answer it."""
         answer: JsonObject
         try:
@@ -98,7 +98,7 @@ class Driver:
             self.say({"beat": time.time()})
             time.sleep(BEAT_SECONDS)  # The pace of the beat.
 
-    def _ended(self, workload: str, report: Mapping[str, JsonValue]) -> None:
+    def _ended(self, workload: str, report: JsonMapping) -> None:
         self.say({"ended": workload, "report": report})
 
     def _logs(self, workload: str, offset: int) -> JsonObject:

@@ -7,7 +7,7 @@ after a crash. Removing it ends what still runs in it, detached actors included.
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import ray
@@ -15,7 +15,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from moorage.ray_devices import DeviceHolder, Holders, RayHandle
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 
 __all__ = ["GroupError", "JobGroups"]
 
@@ -44,7 +44,7 @@ class JobGroups:
         self._server = server
         self._holders = holders
 
-    def make(self, plan: Mapping[str, JsonValue], given_up: threading.Event) -> PlacementGroup:
+    def make(self, plan: JsonMapping, given_up: threading.Event) -> PlacementGroup:
         """Make the group of a job from the devices of its lease, instead of any that it had.
 
         Raises:
@@ -97,7 +97,7 @@ class JobGroups:
 
     def _within(
         self,
-        bundles: Sequence[Mapping[str, JsonValue]],
+        bundles: Sequence[JsonMapping],
         take: Callable[[], bool],
         given_up: threading.Event,
     ) -> bool:
@@ -111,9 +111,7 @@ class JobGroups:
             node, gpus, share, lambda: self._within(rest, take, given_up), given_up
         )
 
-    def _make(
-        self, plan: Mapping[str, JsonValue], given_up: threading.Event
-    ) -> PlacementGroup | None:
+    def _make(self, plan: JsonMapping, given_up: threading.Event) -> PlacementGroup | None:
         """Make the group; None if Ray gave it other devices."""
         bundles = plan["bundles"]
         group = ray.util.placement_group(
@@ -142,7 +140,7 @@ class JobGroups:
         return group if right else None
 
 
-def _has(group: PlacementGroup, index: int, bundle: Mapping[str, JsonValue]) -> bool:
+def _has(group: PlacementGroup, index: int, bundle: JsonMapping) -> bool:
     """Look whether a bundle has the devices of the lease: Ray says so within it alone."""
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
     holder: RayHandle = (
@@ -178,11 +176,11 @@ def _remove(group: PlacementGroup) -> None:
         time.sleep(LOOK_SECONDS)  # Ray does not tell when a group is gone.
 
 
-def _node(bundle: Mapping[str, JsonValue]) -> str:
+def _node(bundle: JsonMapping) -> str:
     return str(bundle["node"])
 
 
-def _wants(bundles: Sequence[Mapping[str, JsonValue]]) -> str:
+def _wants(bundles: Sequence[JsonMapping]) -> str:
     return "; ".join(
         ", ".join(f"{name} {amount:g}" for name, amount in each["resources"].items())
         + f" on {each['node']}"

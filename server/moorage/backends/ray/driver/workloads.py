@@ -17,7 +17,7 @@ from ray.util.placement_group import PlacementGroup
 from moorage.backends.ray.driver.groups import GroupError, JobGroups
 from moorage.backends.ray.node.host import WorkloadHost
 from moorage.ray_devices import DeviceError, Holders, RayHandle
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 __all__ = ["NotDoneError", "UnknownActorError", "Workloads"]
 
@@ -67,7 +67,7 @@ class _Shape:
     """Of its actors, in their order, and of all else that its job may use; empty is any."""
 
     @classmethod
-    def of(cls, shape: Mapping[str, JsonValue]) -> "_Shape":
+    def of(cls, shape: JsonMapping) -> "_Shape":
         """Return the shape that `orders.shape` has made."""
         return cls(int(shape["actors"]), tuple(shape["nodes"]))
 
@@ -103,7 +103,7 @@ class Workloads:
 
     # Looking -----------------------------------------------------------------------------------
 
-    def discover(self, shapes: Mapping[str, Mapping[str, JsonValue]]) -> dict[str, Report]:
+    def discover(self, shapes: Mapping[str, JsonMapping]) -> dict[str, Report]:
         """Return all that is here, and watch it from now on.
 
         Args:
@@ -125,9 +125,7 @@ class Workloads:
                     lock.release()
         return found
 
-    def status(
-        self, workload: str, shape: Mapping[str, JsonValue] | None, *, probe: bool = False
-    ) -> Report:
+    def status(self, workload: str, shape: JsonMapping | None, *, probe: bool = False) -> Report:
         """Return the report of a workload; with `probe`, after its readiness check."""
         question = "probe" if probe else "report"
         whole = None if shape is None else _Shape.of(shape)
@@ -171,7 +169,7 @@ class Workloads:
         return given_up
 
     def start(
-        self, plans: Sequence[Mapping[str, JsonValue]], given_up: threading.Event, *, new: bool
+        self, plans: Sequence[JsonMapping], given_up: threading.Event, *, new: bool
     ) -> Report | None:
         """Start a workload, or find it, and wait until it is ready.
 
@@ -199,7 +197,7 @@ class Workloads:
     def _started(
         self,
         workload: str,
-        plans: Sequence[Mapping[str, JsonValue]],
+        plans: Sequence[JsonMapping],
         given_up: threading.Event,
         *,
         new: bool,
@@ -229,15 +227,13 @@ class Workloads:
         self._watch(workload, members, shape)
         return report
 
-    def _bound(
-        self, plan: Mapping[str, JsonValue], given_up: threading.Event
-    ) -> Mapping[str, JsonValue]:
+    def _bound(self, plan: JsonMapping, given_up: threading.Event) -> JsonMapping:
         """Return the plan of a job with the placement group that was made for it."""
         if not plan["bundles"]:
             return plan
         return {**plan, "group": self._groups.make(plan, given_up).id.hex()}
 
-    def _make(self, plan: Mapping[str, JsonValue]) -> _Member:
+    def _make(self, plan: JsonMapping) -> _Member:
         options = dict(plan["options"])
         strategies = ray.util.scheduling_strategies
         if plan["bundles"]:
@@ -262,7 +258,7 @@ class Workloads:
     def _begun(
         self,
         members: list[_Member],
-        plans: Sequence[Mapping[str, JsonValue]],
+        plans: Sequence[JsonMapping],
         given_up: threading.Event,
         *,
         found: bool,
@@ -292,7 +288,7 @@ class Workloads:
         return report
 
     def _exact(
-        self, member: _Member, plan: Mapping[str, JsonValue], given_up: threading.Event
+        self, member: _Member, plan: JsonMapping, given_up: threading.Event
     ) -> tuple[_Member, Report]:
         """Start a member again, with the devices of its lease."""
         self._end([member])
@@ -312,7 +308,7 @@ class Workloads:
         self,
         member: _Member,
         ref: Any,
-        plan: Mapping[str, JsonValue],
+        plan: JsonMapping,
         given_up: threading.Event,
     ) -> Report:
         """Wait until a member has begun: as long as it takes, once its actor runs."""
@@ -606,7 +602,7 @@ def _why(report: Report) -> str:
     return f"{report.get('detail', '')}{': ' if lines else ''}{lines}"
 
 
-def _wants(options: Mapping[str, JsonValue]) -> str:
+def _wants(options: JsonMapping) -> str:
     return ", ".join(
         f"{name} {options[name]:g}" for name in ("num_gpus", "num_cpus") if name in options
     )

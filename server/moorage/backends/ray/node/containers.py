@@ -10,7 +10,7 @@ import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
 
-from moorage.records.json_values import JsonValue
+from moorage.records.json_values import JsonMapping
 
 _LOOK_SECONDS_MAX = 10.0
 _ENGINES = ("docker", "podman")
@@ -36,7 +36,7 @@ class NodeContainer:
 
     def __init__(
         self,
-        given: Mapping[str, JsonValue],
+        given: JsonMapping,
         host: str,
         gpus: Sequence[str],
         environment: Mapping[str, str],

@@ -28,7 +28,7 @@ import ray
 
 from moorage.backends.ray.node.containers import NodeContainer
 from moorage.ray_devices import device_names, given_devices
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 _LOG_BYTES_MAX = 256 * 1024
 _OUTPUT_BYTES_MAX = 1024 * 1024
@@ -59,7 +59,7 @@ class _Kept:
     def __init__(
         self,
         warden: str,
-        keep: Mapping[str, JsonValue],
+        keep: JsonMapping,
         environment: Mapping[str, str],
         folder: str | Path,
         output: IO[bytes],
@@ -115,7 +115,7 @@ class WorkloadHost:
 
     """
 
-    def __init__(self, plan: Mapping[str, JsonValue]) -> None:
+    def __init__(self, plan: JsonMapping) -> None:
         self._plan = plan
         self._folder = Path(tempfile.mkdtemp(prefix="moorage-ray-"))
         self._log = self._folder / "output"
@@ -163,7 +163,7 @@ class WorkloadHost:
         """Return the report of the workload now."""
         return self._report
 
-    async def about(self) -> Mapping[str, JsonValue]:
+    async def about(self) -> JsonMapping:
         """Return the plan that it was started with."""
         return {name: self._plan[name] for name in ("workload", "attempt", "stop_seconds")}
 
@@ -271,9 +271,7 @@ class WorkloadHost:
         except SystemExit as error:  # It would end the loop, and nothing else.
             raise RuntimeError(f"SystemExit: {error}") from error
 
-    def _call(
-        self, method: str, args: tuple[JsonValue, ...], kwargs: Mapping[str, JsonValue]
-    ) -> JsonValue:
+    def _call(self, method: str, args: tuple[JsonValue, ...], kwargs: JsonMapping) -> JsonValue:
         try:
             result = getattr(self._object, method)(*args, **kwargs)
         except SystemExit as error:  # As above.
