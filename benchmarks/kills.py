@@ -236,7 +236,7 @@ class _Run:
         self._start_seconds = 1.0
 
     async def play(self, times: int) -> Figures:
-        """Kill several daemons, end the last one in order, and look what is left.
+        """Kill several daemons, stop the last one, and count what remains.
 
         Raises:
             CommandError: There are findings.

@@ -4,7 +4,7 @@ The tree is drawn in the package docstring (`moorage_client/__init__.py`). Progr
 (a message that is not JSON, a lease id without its token) stay `TypeError` and `ValueError`.
 """
 
-# ruff: noqa: N818  # The names say what happened; that they are errors, the root of the tree says.
+# ruff: noqa: N818  # The root of the tree says Error; each name says what happened.
 from collections.abc import Mapping
 from typing import Any
 

@@ -961,7 +961,7 @@ export interface QueuedWaiter {
   overtaken: number;
 }
 
-/** The amount of each resource; nothing is said of those that are left out. */
+/** The amount of each resource that is named. */
 export interface QuotaAmounts {
   /** GPUs, 1000 for a whole one. */
   gpu_milli?: number | null;

@@ -147,7 +147,7 @@ class Values:
         rank = np.cumsum([kind.weight for kind in kinds]).searchsorted(FREQUENT_SHARE)
         frequent = kinds[: int(rank) + 1]
         weights = np.where(serves, often * scarcity, 0.0)[:, : len(frequent)]
-        weights[weights.sum(1) == 0] = 1.0  # Never requested: whatever is drawn will not fit.
+        weights[weights.sum(1) == 0] = 1.0  # No request was like it: nothing drawn will fit.
         self._streams = RequestStreams(frequent, weights, fleet.gpu_total.shape[1], seed)
         self.states_max = min(STATES_MAX, STATES_BYTES_MAX // (STATE_BYTES + 2 * len(priced_kinds)))
         self.refreshed = 0
@@ -170,7 +170,7 @@ class Values:
             self.refreshed += 1
 
     def numbers(self, rows: Ints, cpu: Ints, memory: Ints, gpus: Ints) -> Ints:
-        """Return the numbers of the states of nodes, if these amounts of them were free.
+        """Return the state numbers that nodes would have if these amounts were free.
 
         Args:
             rows: The nodes: `[states]`.

@@ -120,7 +120,7 @@ class Learner:
         return sum(seen.values()) >= 2 * self._learnt_at
 
     def typical(self, fleet: FleetView, context: dict[str, Any]) -> list[Typical]:
-        """Return the typical requests: those seen so far, and the guess."""
+        """Return the typical requests: those that came so far, and the guess."""
         seen = context.get("seen", {})
         self._learnt_at = sum(seen.values())
         kinds = self._guess(fleet)

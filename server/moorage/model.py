@@ -186,7 +186,7 @@ RESOURCES: Final = ("gpu_milli", "cpu_milli", "memory_mib")
 
 
 class Amounts(msgspec.Struct, frozen=True, gc=False):
-    """The amount of each resource; None if nothing is said of it."""
+    """The amount of each resource; None if it is not named."""
 
     gpu_milli: int | None = None
     cpu_milli: int | None = None

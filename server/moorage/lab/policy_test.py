@@ -46,7 +46,7 @@ PROFILE_REQUESTS: Final = 12
 BARE_REQUESTS: Final = 12
 """Asked where there are no metrics."""
 TIMEOUTS_MAX: Final = 3
-"""Timeouts after which no further request is tried: the policy has shown what it does."""
+"""After this many timeouts no further request is tried."""
 VALUE_CHARACTERS_MAX: Final = 300
 """Of a returned value in a finding."""
 PRINTS_SHOWN: Final = 5

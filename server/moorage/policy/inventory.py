@@ -427,7 +427,7 @@ def _width(totals: Ints) -> int:
 
 
 def _widen(column: npt.NDArray[Any], width: int, fill: int) -> npt.NDArray[Any]:
-    """Return a GPU column with exactly `width` device columns; those cut off are empty."""
+    """Return a GPU column with exactly `width` device columns; columns beyond have no device."""
     rows, held = column.shape
     if held == width:
         return column

@@ -69,7 +69,10 @@ class Matching:
         return mask
 
     def meets(self, inventory: NodeInventory, row: int, where: tuple[Requirement, ...]) -> bool:
-        """Return whether one node meets all of `where`."""
+        """Return whether one node meets all of `where`.
+
+        It reads the labels of this node alone, since thousands of demands may ask about one node.
+        """
         cluster, node = inventory.node_ids[row]
         labels: Mapping[str, str] = {**inventory.labels[row], CLUSTER_KEY: cluster, NODE_KEY: node}
         return all(_meets(labels.get(each.key), each) for each in where)

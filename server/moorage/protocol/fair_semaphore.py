@@ -27,9 +27,9 @@ class FairSemaphore:
         at_once_max: Turns that are held at one time; of one tenant, one less where there are
             several.
         waiting_max: How many wait; None: any number.
-        busy: What one more is refused with, after their number.
-        rests: Whether a turn stays taken for as long again as it was held, so that what has the
-            event loop in these turns has at most half of its time.
+        busy: The refusal of one more, after their number.
+        rests: Whether a turn stays taken for as long again as it was held. Work on the event loop
+            then gets at most half of its time.
 
     """
 

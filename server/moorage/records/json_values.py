@@ -1,4 +1,4 @@
-"""JSON without a type of its own: what users write, and rows whose fields differ.
+"""JSON without a type of its own: documents of users, and rows whose fields differ.
 
 Documents, inputs, parameters, specs and answers of policies are the user's, and stay as they came.
 """

@@ -170,7 +170,7 @@ class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class QuotaAmounts(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The amount of each resource; nothing is said of those that are left out.
+    """The amount of each resource that is named.
 
     Attributes:
         gpu_milli: GPUs, 1000 for a whole one.

@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 SETTLE_LOOKS: Final = 10
-"""What ends within this number of looks, half a second, has failed to start."""
+"""A process that ends within this number of looks (half a second) has failed to start."""
 SETTLE_SECONDS_MAX: Final = 30.0
 """How long what a command left behind may take to end, once the command itself has."""
 _SETTLE_PAUSE_SECONDS: Final = 0.05

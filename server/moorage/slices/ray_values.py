@@ -1,9 +1,9 @@
-"""Names for what Ray has no types for; all of this package uses them."""
+"""Types for values of Ray, which has none; this package uses these names."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 RayValue: TypeAlias = Any
-"""What Ray gives and takes without a type: actors, references, groups, arguments and results."""
+"""A value that Ray does not type: an actor, a reference, a group, an argument or a result."""
 UserFunction: TypeAlias = Callable[..., RayValue]
 """A function that runs on hosts."""

@@ -144,7 +144,7 @@ class Reservations:
         return [each for each in self._open if each.member is not None]
 
     def wait(self, count: int, deadline: Deadline) -> bool:
-        """Wait until a number of slices have started; those beyond are given back.
+        """Wait until a number of slices have started, and give back the others.
 
         Returns:
             Whether they have.

@@ -30,7 +30,7 @@ LEAD_SECONDS: Final = 3.0
 """How long a leader leads without a sign of life, by the clock of the database."""
 T = TypeVar("T")
 SqlValue: TypeAlias = Any
-"""What a database gives for one column; the statement says of which type."""
+"""The value of one column; its statement says which type it has."""
 SqlRow: TypeAlias = tuple[SqlValue, ...]
 
 

@@ -21,7 +21,7 @@ def test_a_tenant_alone_has_all_of_it_and_others_some_all_the_same() -> None:
     assert let_in(loads, "mallory", 0) == MANY
     assert let_in(loads, "bob", 0) == let_in(loads, "cay", 0) == MANY // TENANT_SHARE
     assert let_in(loads, "dan", 0) == 0
-    assert loads.many == MANY + MANY // OVERFLOW_SHARE
+    assert loads.count == MANY + MANY // OVERFLOW_SHARE
 
 
 def test_so_it_is_with_bytes() -> None:

@@ -23,7 +23,7 @@ LOOK_SECONDS: Final = 2.0
 ANSWER_SECONDS_MAX: Final = 5.0
 """An API server that takes longer to say its version does not answer."""
 STALE_SECONDS: Final = 10.0
-"""A watch that has been broken this long says nothing about the cluster any more."""
+"""After a break this long, what a watch read of the cluster is too old to use."""
 SHARE_MAX: Final = 0.05
 """Of the time, for making and registering documents: large clusters are registered less often."""
 NODES_AT_ONCE: Final = 200

@@ -44,7 +44,7 @@ PATH_CHARS_MAX: Final = 255
 RATIO_MAX: Final = 200
 """Unpacked bytes per packed byte; source code reaches about ten."""
 RATIO_FREE_BYTES: Final = 1024 * 1024
-"""Bytes that may be unpacked whatever the ratio: small archives of blank files are no bombs."""
+"""Bytes that may be unpacked at any ratio: small archives of blank files are no bombs."""
 LZMA_MEMORY_MAX: Final = 72 * 1024 * 1024
 """Of a .tar.xz; the strongest preset of `xz` needs 65 MiB."""
 _SHOWN_CHARS_MAX: Final = 80

@@ -1,4 +1,4 @@
-"""Which devices the demands of waiters accept, node by node: what a release asks again and again.
+"""Which devices of a node each waiting demand accepts: each release looks this up.
 
 A filter is the part of a demand that cannot be compared as a number. Their answers about a node are
 remembered while the inventory is the same, so that a release asks new filters only. `ranking` and

@@ -527,7 +527,7 @@ def _shape(ask: Ask) -> Shape:
 def _count(
     line: Iterable[RequestId], before: int, wanted: int, positions: dict[RequestId, int]
 ) -> None:
-    """Note the positions of the wanted requests in a line, until `wanted` of them are found."""
+    """Note the positions in a line of `wanted` requests, then stop."""
     for at, request in enumerate(line, before + 1):
         if request in positions:
             positions[request] = at

@@ -174,7 +174,7 @@ class Accounts:
         )
 
     def _count(self) -> None:
-        """Add to the columns what leases have taken and given back since the last call."""
+        """Add the changes of all leases since the last call to the columns."""
         changes, self._uncounted = self._uncounted, {}
         for holder, change in changes.items():
             for account in accounts_of(*holder):

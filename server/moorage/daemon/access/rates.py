@@ -45,7 +45,7 @@ class _Buckets:
         return -left / self._per_second
 
     def spend(self, tenant: Tenant, amount: float) -> float:
-        """Take tokens from a bucket, below zero too; return what is left."""
+        """Take tokens from a bucket, which may fall below zero; return the rest."""
         now = self._clock()
         left, counted_at = self._left.pop(tenant, (self._size, now))
         left = min(self._size, left + (now - counted_at) * self._per_second) - amount

@@ -36,7 +36,7 @@ CLUSTERS_MAX: Final = 1000
 RUNNING_MAX: Final = 32
 """Blocks looked at at one time, one less of one tenant; further ones wait for their turn."""
 WAITING_MAX: Final = 1024
-"""Blocks waiting for their turn; one more costs the tenant with most of them one: `busy`."""
+"""Blocks that wait for a turn. One more: the tenant with the most gets `busy` for its last."""
 SECONDS_MAX: Final = 60.0
 """Time for one block, its wait included; then the answer is `policy_timeout`."""
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from moorage.core.state.tenant_loads import fits
 from moorage.daemon.blocks.placement import BlockPlacement, Mode
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
@@ -113,17 +114,14 @@ class BlockServices:
                 break
 
     def _is_full(self, tenant: str) -> bool:
-        """Return whether a tenant gets no task more, now that as many are pending as may.
-
-        Where they are others', a tenant with few gets some all the same.
-        """
+        """Return whether a tenant may store no further task, once finished ones have made room."""
         if len(self._tasks) < TASKS_MAX or self._forget_oldest(lambda _: 1):
             return False
         own = sum(task.tenant == tenant for task in self._tasks.values())
-        return own >= TASKS_MAX // 8 or len(self._tasks) >= TASKS_MAX * 5 // 4
+        return not fits(len(self._tasks) + 1, own + 1, TASKS_MAX)
 
     def _forget_oldest(self, weight: Callable[[_Task], int]) -> bool:
-        """Forget the oldest finished task of the tenant with most of them, if there is one."""
+        """Forget the oldest finished task of the tenant that has the most."""
         weights = Counter[str]()
         oldest: dict[str, str] = {}
         for task_id, task in self._tasks.items():

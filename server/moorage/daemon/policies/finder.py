@@ -31,7 +31,7 @@ T = TypeVar("T")
 SEARCHES_MAX: Final = 2
 """Searches at one time, one of one tenant: a single thread does them."""
 SEARCHES_WAITING_MAX: Final = 1024
-"""Searches that wait for their turn; one more costs the tenant with most of them one: `busy`."""
+"""Searches that wait for a turn. One more: the tenant with the most gets `busy` for its last."""
 RANKING_SECONDS_MAX: Final = 30.0
 """How long a ranking may take with the time it waits for a cell; then the answer is BUSY."""
 SHOWN_CHARS_MAX: Final = 60

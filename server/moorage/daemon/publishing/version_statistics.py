@@ -21,7 +21,7 @@ LATELY_SECONDS: Final = 3600.0
 TENANTS_MAX: Final = 1024
 """Tenants remembered to have used a version lately; the one that did the longest ago goes."""
 MANY: Final = 20
-"""Answers in a statistic, from which on it reveals no single one of them."""
+"""The least number of answers in a statistic: with fewer, it would reveal single ones."""
 TENANTS_SUFFICIENT: Final = 3
 """Failing tenants, without a good answer in between, that speak for all users of a version."""
 FAULTS: Final = frozenset(

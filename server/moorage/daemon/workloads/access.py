@@ -130,7 +130,7 @@ class WorkloadAccess:
         finally:
             self._executing[lease.workload] -= 1
             self._executing_of[tenant] -= 1
-            self._executing += Counter()  # Forgets what is none any more.
+            self._executing += Counter()  # Removes counts of zero.
             self._executing_of += Counter()
 
     def _busy(

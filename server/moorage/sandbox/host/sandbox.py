@@ -468,7 +468,7 @@ class Sandbox:
         return {each: text for each, text in printed.items() if text}
 
     def take_output(self, ref: PolicyRef, tenant: Tenant) -> str:
-        """Return what a policy printed at a tenant's requests, and forget it."""
+        """Return the lines that a policy printed at a tenant's requests, and forget them."""
         return self._output.pop((ref.uri, ref.digest, tenant), "")
 
     def open_circuit(self, ref: PolicyRef, tenant: Tenant) -> OpenCircuit | None:

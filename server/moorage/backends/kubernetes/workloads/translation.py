@@ -35,7 +35,7 @@ DOMAIN: Final = "moorage.dev"
 _DEVICE_VARIABLES: Final = frozenset(
     f"{vendor}_VISIBLE_DEVICES" for vendor in ("NVIDIA", "AMD", "ASCEND", "HABANA")
 )
-"""Variables by which container runtimes give a container whatever devices they name."""
+"""Variables that name devices which a container runtime then gives to the container."""
 _DEVICE_LIST: Final = "nvidia-container-devices"
 """What is mounted below a folder of this name is a device to NVIDIA's runtime."""
 _DEVICE_NOTES: Final = re.compile(
