@@ -165,7 +165,6 @@ def test_reservations_are_listed(page: Any) -> None:
         now = time.time()
         when = {"starts_at": now + 3600, "ends_at": now + 7200}
         say(it, {"op": "reserve", "resources": {"gpus": 1}, "tenant": "ann", **when})
-        page.reload()
         row = listed.get_by_role("table", name="Reservations").get_by_role("row").last
         row.get_by_text("ann").wait_for()
         row.get_by_role("link", name="east/east-n0000").click()

@@ -72,6 +72,17 @@ async def send_one(otlp: Any) -> dict[str, float]:
     return {sample.name: sample.value for each in spans.metrics() for sample in each.samples}
 
 
+async def test_spans_are_those_of_moored_without_another_name(otlp, monkeypatch) -> None:
+    for given, name in ((None, "moored"), ("gpus", "gpus")):
+        if given is not None:
+            monkeypatch.setenv("OTEL_SERVICE_NAME", given)
+        spans = otlp.Spans()
+        span = spans.begin_request("")
+        assert span.resource.attributes["service.name"] == name
+        spans.end(span)
+        await spans.close()
+
+
 async def test_an_answer_without_end_is_not_read(otlp, receiving) -> None:
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
