@@ -1,5 +1,6 @@
 """The files of deploy/proxies, in a real nginx, Caddy and HAProxy before a real daemon."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -16,9 +17,9 @@ from typing import Final
 
 import httpx
 import pytest
-from served import FIRST_FIT, Server, bearing, cluster, moored, serving, tell, until
+from served import FIRST_FIT, Server, bearing, cluster, moored, serving, until
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
 
 from moorage.gateway.settings import GatewaySettings
@@ -99,16 +100,24 @@ class Site:
         url, shown = f"{self.http}{path}", bearing(TOKEN) | headers
         return httpx.get(url, headers=shown, verify=context, timeout=30).status_code
 
-    def connect(self, *, certified: bool = False, origin: str | None = None) -> ClientConnection:
-        """Open a WebSocket that sends no pings of its own."""
+    def connect(self, *, certified: bool = False, origin: str | None = None) -> connect:
+        """Open a WebSocket that sends no pings of its own.
+
+        Not with threads: one that reads and one that writes can lock each other out in TLS.
+        """
         return connect(
             self.ws,
             ssl=self.context(certified=certified),
             additional_headers=bearing(TOKEN),
             origin=None if origin is None else Origin(origin),
             ping_interval=None,
-            open_timeout=60,  # A handshake over TLS that is given up can leave its reader behind.
         )
+
+
+async def is_answered(connection: ClientConnection) -> bool:
+    await connection.send(json.dumps({"op": "leases"}))
+    success: bool = json.loads(await connection.recv())["success"]
+    return success
 
 
 @pytest.fixture(scope="module")
@@ -218,9 +227,9 @@ def test_both_doors_under_one_name(proxy: str, site: Site, server: Server) -> No
     assert json.loads(changes[-1])["forwarded_for"] == "127.0.0.1"
 
 
-def test_a_page_reaches_the_websocket_under_its_own_name(site: Site) -> None:
-    with site.connect(origin=site.http) as connection:
-        assert tell(connection, {"op": "leases"})["success"]
+async def test_a_page_reaches_the_websocket_under_its_own_name(site: Site) -> None:
+    async with site.connect(origin=site.http) as connection:
+        assert await is_answered(connection)
     assert site.status("/ws", **UPGRADE, Origin="https://elsewhere.example") == 403
 
 
@@ -247,13 +256,13 @@ def test_an_upload_of_the_largest_size_passes(site: Site) -> None:
     assert answer.status_code in {400, 413, 422}
 
 
-def test_clients_need_a_certificate_where_the_file_demands_it(
+async def test_clients_need_a_certificate_where_the_file_demands_it(
     proxy: str, server: Server, tmp_path: Path
 ) -> None:
     with serve(proxy, server, tmp_path / "proxy", demand_certificates) as site:
         assert site.status(certified=True) == 200
-        with site.connect(certified=True) as connection:
-            assert tell(connection, {"op": "leases"})["success"]
+        async with site.connect(certified=True) as connection:
+            assert await is_answered(connection)
         for path, headers in (("/policy", {}), ("/ws", UPGRADE)):
             if proxy == "nginx":
                 assert site.status(path, **headers) == 400
@@ -262,29 +271,29 @@ def test_clients_need_a_certificate_where_the_file_demands_it(
                     site.status(path, **headers)
 
 
-def test_pings_keep_sockets_open_that_the_timeouts_of_the_files_would_cut(
+async def test_pings_keep_sockets_open_that_the_timeouts_of_the_files_would_cut(
     server: Server, tmp_path: Path
 ) -> None:
     """All wait at the same time; Caddy cuts none."""
-    with contextlib.ExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
 
-        def opened(name: str, seconds: int) -> ClientConnection:
+        async def opened(name: str, seconds: int) -> ClientConnection:
             def shorten(text: str) -> str:
                 return text.replace("75s", f"{seconds}s")
 
             folder = tmp_path / f"{name}{seconds}"
             site = stack.enter_context(serve(installed(name), server, folder, shorten))
-            return stack.enter_context(site.connect())
+            return await stack.enter_async_context(site.connect())
 
-        cut = [opened(name, int(PING_SECONDS / 10)) for name in ("nginx", "haproxy")]
-        alive = [opened(name, IDLE_SECONDS) for name in PROXIES]
+        cut = [await opened(name, int(PING_SECONDS / 10)) for name in ("nginx", "haproxy")]
+        alive = [await opened(name, IDLE_SECONDS) for name in PROXIES]
         with pytest.raises(TimeoutError):
-            alive[-1].recv(IDLE_SECONDS + 3)
+            await asyncio.wait_for(alive[-1].recv(), IDLE_SECONDS + 3)
         for connection in alive:
-            assert tell(connection, {"op": "leases"})["success"]
+            assert await is_answered(connection)
         for connection in cut:
             with pytest.raises(ConnectionClosed):
-                connection.recv(0)
+                await connection.recv()
 
 
 def test_timeouts_of_the_files_outlast_two_pings() -> None:
