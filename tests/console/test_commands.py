@@ -31,9 +31,12 @@ COMMANDS = (
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def it() -> Iterator[Seeded]:
-    """A daemon with tokens, at ports of its own, and one of all that a command may be about."""
+    """A daemon with tokens, at ports of its own, and one of all that a command may be about.
+
+    Commands that are pasted change it, so each test, and each second try of one, has its own.
+    """
     local = {"MOORAGE_BACKENDS": "local", "MOORAGE_ALLOWED_HOSTS": "moored.example"}
     with seeded(MOORAGE_TOKENS="ann:of-ann", MOORAGE_OPERATORS="ann", **local) as each:
         each.fleet("east", 2)
@@ -110,7 +113,8 @@ def test_each_command_works_when_it_is_pasted(page: Any, it: Seeded, shell: Shel
 
     def see(path: str, *labels: str) -> None:
         page.goto(f"{it.console}/{path}")
-        page.get_by_role("button", name="Copy as command").first.wait_for()
+        awaited = labels[0] if labels else "Copy as command"  # A page shows its actions last.
+        page.get_by_role("button", name=awaited, exact=True).first.wait_for()
         shell.paste(page)
         dialogs(page, shell, *labels)
 
