@@ -70,7 +70,7 @@ class Fleet(NodeInventory):
         self._move(share, 1)
 
     def imagined(self) -> "Fleet":
-        """Return a fleet like this one to try things out on: `take`, `give`, and ask what fits.
+        """Return a copy of this fleet for trials with `take`, `give` and the questions.
 
         Its capacity is its own; everything else is shared, so the inventory must not be changed.
         """

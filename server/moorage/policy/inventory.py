@@ -393,20 +393,20 @@ def gang_groups(fleet: Any, demand: Demand) -> Ints | None:
 
 
 def _number(names: Sequence[tuple[int, str]]) -> Ints:
-    """Return a number for each name; a name is its cluster's own: two may have a "rack-1"."""
+    """Return a number for each name within its cluster: two clusters may each have a "rack-1"."""
     numbers = {name: at for at, name in enumerate(sorted({each for each in names if each[1]}))}
     return np.array([numbers.get(name, -1) for name in names], np.int64)
 
 
 def _counted(node: Node) -> Node:
-    """Return a node as far as it counts: nothing of one that is another node's machine."""
+    """Return a node with what counts of it: nothing, where its machine is another node too."""
     return (
         replace(node, cpu_milli=0, memory_mib=0, gpus=(), devices=()) if node.duplicate_of else node
     )
 
 
 def _splice(column: npt.NDArray[Any], rows: npt.NDArray[Any], start: int, end: int) -> Any:
-    """Return a column with other rows in the place of some; in place where it is as many."""
+    """Replace rows of a column; in place where their number stays the same."""
     if len(rows) != end - start:
         return np.concatenate([column[:start], rows, column[end:]])
     column[start:end] = rows

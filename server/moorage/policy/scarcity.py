@@ -142,7 +142,7 @@ class ScarcityPrices:
         self.prices = self._worths
 
     def refresh(self, fleet: FleetView) -> bool:
-        """Count a request; return whether the prices were due, and are others now."""
+        """Count a request; return whether the prices were computed again and changed."""
         self._requests += 1
         if self._requests <= self._every:
             return False

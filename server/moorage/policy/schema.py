@@ -65,7 +65,7 @@ class SchemaError(ValueError):
         self.found = found
 
     def within(self, place: str) -> "SchemaError":
-        """Return the same complaint, seen from further out."""
+        """Return the same error, with its path in the value around it."""
         return SchemaError(under(place, self.path), self.expected, self.found)
 
 
@@ -210,7 +210,7 @@ class Schema:
 
     @property
     def names(self) -> Collection[str]:
-        """The fields that it says something of."""
+        """The names of the fields that the schema describes."""
         return self._entries.keys()
 
     def takes_nothing(self, known: Collection[str]) -> bool:

@@ -25,7 +25,7 @@ class Capture(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Keep `text`, or as much of it as there is room for."""
+        """Store `text`, cut to the room that is left."""
         size = len(text)
         # A character is up to four bytes; counting them so needs no encoding here.
         part = text if size * 4 <= self._space else text[: self._space // 4]
@@ -36,7 +36,7 @@ class Capture(io.TextIOBase):
         return size
 
     def take(self) -> str:
-        """Return the output since the last call, and start afresh."""
+        """Return the output since the last call, and empty the store."""
         if not self._parts and not self._dropped:
             return ""
         text = "".join(self._parts)

@@ -31,7 +31,7 @@ class _Response:
 
 
 class APIError(errors_of("requests"), ValueError):  # type: ignore[misc]  # The class is made there.
-    """A metrics service said no, or gave no answer.
+    """A metrics service refused a call, or did not answer.
 
     The documented client raises `requests.exceptions.HTTPError` and other `RequestException`s,
     `ValueError` where the answer is no JSON, and `APIError`: whichever a policy catches, it is one.

@@ -340,7 +340,7 @@ def unpacked(packed: bytes) -> JsonValue:
 
 
 def _references(parts: list[JsonValue]) -> int:
-    """Return the most references that there are to a list or dict within others."""
+    """Return the largest number of references to one list or dict inside others."""
     most, pending = 0, [each for each in parts if type(each) is dict or type(each) is list]
     while pending:
         container: Any = pending.pop()

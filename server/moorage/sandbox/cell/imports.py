@@ -167,7 +167,7 @@ def shown_name(name: str, entry: str) -> str:
 
 
 def _importer() -> FrameType | None:
-    """Return the place in the policy of the import that runs now.
+    """Return the line of the policy whose import runs now.
 
     None if a library imports, as those of Python do when they are first used: what it imports
     is not the policy's, and the policy must learn that it is not there.

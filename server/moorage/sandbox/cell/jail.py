@@ -134,7 +134,7 @@ def hide() -> None:
 
 
 def lock_down(plan: JailPlan) -> dict[str, str]:
-    """Put up every layer around the calling process and return which ones stand.
+    """Apply every layer to the calling process; return the names of those that hold.
 
     Args:
         plan: What the zygote decided.

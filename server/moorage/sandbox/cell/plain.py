@@ -66,7 +66,7 @@ def plain_and_packed(value: Any) -> tuple[JsonValue, bytes]:
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
-    """Return whether `to_plain` would make the same of a container, type by type."""
+    """Return whether a container is plain already, so that `to_plain` would return its equal."""
     if depth >= DEPTH_MAX:
         return False
     if type(value) is dict:

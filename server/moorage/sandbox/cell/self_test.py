@@ -1,4 +1,4 @@
-"""The attacks that the host tries against itself before it serves anything.
+"""The attacks that the host makes on its own jail before it serves anything.
 
 `attack` runs in a jailed cell that holds no policy yet; `REFUSED` and `DEADLY` tell the host what
 to expect. Reading a file that must be readable outside, a real socket, a real fork: if any of it

@@ -92,7 +92,7 @@ class Channel:
             self._take_in(frame)
 
     def take_in(self) -> bool:
-        """Take in what came with the last answer; return whether anything did."""
+        """Read what arrived together with the last answer; return whether there was any."""
         if not self._unread:
             return False
         while self._unread:

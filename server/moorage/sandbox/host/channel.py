@@ -58,19 +58,19 @@ class Owner(Protocol):
     meter: Meter | None
 
     def jailed(self, cell: "Cell", frame: frames.CellJailed) -> None:
-        """The wall around a fresh cell stands, or does not."""
+        """A fresh cell reports that its jail holds, or that it does not."""
 
     def probed(self, cell: "Cell", outcome: str) -> None:
-        """A self-test attack was survived by its attacker."""
+        """The cell that made an attack of the self-test is still alive."""
 
     def loaded(self, cell: "Cell", work: Work, frame: frames.PolicyLoaded) -> None:
-        """A policy was loaded, or not."""
+        """A policy was loaded, or has faults."""
 
     def take_answer(self, cell: "Cell", work: Work, frame: frames.Result, value: JsonValue) -> None:
-        """The head of the pipe has a value."""
+        """The work at the head of the pipe returned a value."""
 
     def failed(self, cell: "Cell", work: Work, frame: frames.Failed) -> None:
-        """The head of the pipe has none."""
+        """The work at the head of the pipe failed."""
 
     def lost(self, cell: "Cell", cause: str) -> None:
         """The cell is gone; `cause` is `exit`, or how it broke the protocol."""
@@ -150,7 +150,7 @@ class Cell(asyncio.Protocol):
         self._push(work, frames.pack(frame))
 
     def put(self, work: Work) -> Refusal | None:
-        """Put work into the pipe, or return why it cannot be sent.
+        """Put work into the pipe; return the reason where it cannot be sent.
 
         The frame is built here and now: what it says of the fleet is true at this moment.
         """
@@ -254,7 +254,7 @@ class Cell(asyncio.Protocol):
         return bytes(self._traceback or b"").decode(errors="replace")
 
     def _has_traceback(self, now: float) -> bool:
-        """Ask it where it is; return whether it said so, or had time enough for that."""
+        """Request the line that the cell executes; return whether it came, or its time is over."""
         if self._traceback is None:
             self._traceback, self._where_sent_at = bytearray(), now
             self._process.ask_where()
@@ -364,7 +364,7 @@ class Cell(asyncio.Protocol):
             raise _out_of_turn(frame)
 
     def _head(self, frame: _AboutTheHead, *, closes: bool = False) -> Work:
-        """Return the work of a frame: the head, or the cell lies.
+        """Return the work that a frame answers: the head, else the cell breaks the protocol.
 
         Args:
             frame: What it said.

@@ -1,4 +1,4 @@
-"""Which policies rest for a while, and for whom. Used by `pool`.
+"""Which policies are refused for a while, and to which tenants. Used by `pool`.
 
 To stop a policy that never returns costs its neighbours a kill, a fork and a jail, each time.
 So a policy whose evaluations are stopped at their deadline again and again, at the requests of one
@@ -40,7 +40,7 @@ Key = tuple[str, str, str]
 
 @dataclass(slots=True)
 class _Run:
-    """Overruns that are not forgiven yet."""
+    """Overruns that still count."""
 
     overruns: int = 0
     """Since nothing was left to forgive."""
@@ -144,7 +144,7 @@ class CircuitBreaker:
         return sum(run.until > now for run in self._runs.values())
 
     def end(self, uri: str) -> None:
-        """Ask a policy again, for everybody."""
+        """Close the circuits of a policy for all tenants."""
         for key in [key for key in self._runs if key[0] == uri]:
             del self._runs[key]
 

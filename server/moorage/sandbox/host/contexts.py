@@ -148,7 +148,7 @@ class SentContexts:
         self._chains: dict[str, Chain] = {}
 
     def tell(self, tenant: str) -> tuple[bytes | None, bool, Chain]:
-        """Return the context for an evaluation's frame: bytes or None, forget-all; its chain."""
+        """Return the context for an evaluation's frame, whether to forget others, and the chain."""
         key = (self._version, tenant)
         current = self._contexts.version(key)
         chain = self._chains.get(tenant)
@@ -162,7 +162,7 @@ class SentContexts:
         return None if sent_nothing else self._contexts.packed(key), forget, chain
 
     def accept(self, tenant: str, chain: Chain, packed: bytes) -> bool:
-        """Take a change made in the cell; False: another was faster, and it is void."""
+        """Store a change made in the cell; return False where another process changed it first."""
         version = None
         if not chain.broken:
             version = self._contexts.swap((self._version, tenant), chain.version, packed)

@@ -60,7 +60,7 @@ class PolicyFault(SandboxError):  # noqa: N818  # The policy is at fault, not th
 
 
 class CallRefusedError(Exception):
-    """A registry or metrics service said no; the injected client answers as the original would.
+    """A registry or metrics service refused; the injected client answers as the original would.
 
     Args:
         message: What the service said.
@@ -234,7 +234,7 @@ class SampleOutcome:
 
 @dataclass(frozen=True, slots=True)
 class CodeFinding:
-    """One thing wrong with a policy's code.
+    """A fault in a policy's code.
 
     Args:
         message: What, in a sentence.
@@ -280,7 +280,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class OpenCircuit:
-    """A policy rests for a while, at the requests of one tenant.
+    """A policy that is refused to one tenant for a while.
 
     Args:
         ref: The policy version.

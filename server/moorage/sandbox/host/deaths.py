@@ -77,7 +77,7 @@ class CellsAndDeaths(ABC):
             home.when_ended(cell, partial(self._died, cell, group, [head]))
 
     def _died(self, cell: Cell, group: Group | None, works: list[Work], death: Death) -> None:
-        """The head, or all that stood behind the load of its policy, learns how a cell ended."""
+        """Report a cell's end to its head, or to all that waited for its policy to load."""
         ref = works[0].code.ref
         if not death.innocent and self._again_here(cell, group, works):
             return
@@ -119,7 +119,7 @@ class CellsAndDeaths(ABC):
         return True
 
     def _again_here(self, cell: Cell, group: Group | None, works: list[Work]) -> bool:
-        """Do the first of works here, or all behind a load: that shows who failed."""
+        """Repeat the first work on this machine, or all behind a load, to see what failed."""
         head = works[0]
         if not cell.worker or group is None or not (head.kind == "load" or head.repeatable):
             return False
@@ -180,7 +180,7 @@ class CellsAndDeaths(ABC):
             self._finish(work, None, refusal, None)
 
     def _wake_starving(self) -> None:
-        """A place became free: let those look again who have no cell at all."""
+        """A place became free: look for a cell for the groups that have none."""
         for group in self._groups.values():
             if group.backlog and not group.cells and not group.spawning:
                 self._mark(group)

@@ -12,7 +12,7 @@ from moorage.sandbox.host.work import Work
 
 
 def doubtful(work: Work, value: JsonValue, fleet: Fleet) -> bool:
-    """Return whether an answer would be refused whatever else happens.
+    """Return whether an answer would be refused in any state of the fleet.
 
     Args:
         work: The evaluation.

@@ -64,12 +64,12 @@ class Backlog:
         return len(self._lanes.get(tenant, ())) >= most // max(len(self._lanes), 1)
 
     def append(self, work: Work) -> None:
-        """Let work wait at the end of its tenant's lane."""
+        """Append work to its tenant's lane."""
         self._lanes.setdefault(work.tenant, deque()).append(work)
         self._count += 1
 
     def put_back(self, works: list[Work]) -> None:
-        """Let works that had their turn already go first, each in its tenant's lane."""
+        """Put works that were sent already back at the front of their tenants' lanes."""
         for work in reversed(works):
             if work.tenant not in self._lanes:
                 self._lanes[work.tenant] = deque()
@@ -78,7 +78,7 @@ class Backlog:
         self._count += len(works)
 
     def take(self, work: Work) -> None:
-        """Take the first of a lane out: its tenant has had its turn."""
+        """Remove the first work of a lane, and move the lane to the end."""
         self._lanes[work.tenant].popleft()
         self._count -= 1
         if self._lanes[work.tenant]:
@@ -87,7 +87,7 @@ class Backlog:
             del self._lanes[work.tenant]
 
     def remove(self, work: Work) -> bool:
-        """Take out work wherever it is; return whether it was here."""
+        """Remove work; return whether it was here."""
         lane = self._lanes.get(work.tenant)
         if lane is None or work not in lane:
             return False
@@ -98,7 +98,7 @@ class Backlog:
         return True
 
     def clear(self) -> list[Work]:
-        """Take out everything and return it."""
+        """Remove all work and return it."""
         works = list(self)
         self._lanes.clear()
         self._count = 0
@@ -139,11 +139,11 @@ class Group:
 
     @property
     def hogs(self) -> bool:
-        """Whether its cells have done nothing lately but burn all the time they get."""
+        """Whether its last evaluations were all stopped at their deadline."""
         return self.overruns >= HOG_OVERRUNS
 
     def avoids(self, work: Work, now: float) -> set[str]:
-        """Return the workers that are not to do this."""
+        """Return the workers that must not do this work."""
         self.doubted = {name: until for name, until in self.doubted.items() if until > now}
         return {*self.doubted, work.avoided}
 
@@ -162,7 +162,7 @@ class Group:
         return self._tenant == tenant and not self._shared
 
     def took_long(self, work: Work, now: float) -> None:
-        """Expect the next evaluations of this one's tenant to take long, too."""
+        """Note a long evaluation: its tenant's next ones are expected to take long."""
         self._quick_answers[work.tenant] = 0
         self._heavy[work.tenant] = now + HEAVY_SECONDS
         self._heavy.move_to_end(work.tenant)
@@ -179,7 +179,7 @@ class Group:
             del self._heavy[work.tenant], self._quick_answers[work.tenant]
 
     def settled(self, cells_max: int, *, granted: bool) -> None:
-        """Note what became of a proposal for a lease, if leases take long here."""
+        """Note that a proposal for a lease was settled, where such evaluations take long."""
         if self._heavy:
             deciders = min(self._deciders, cells_max)
             self._deciders = deciders + 1 / GRANTS_PER_CELL if granted else max(1.0, deciders / 2)
@@ -190,11 +190,11 @@ class Group:
         return moved_on(self.code.ref) if late else None
 
     def heavy(self, work: Work, now: float) -> bool:
-        """Whether nothing may be made to wait behind this."""
+        """Whether no work may wait behind this in a pipe."""
         return bool(self._heavy) and self._heavy.get(work.tenant, 0.0) > now
 
     def owes(self, now: float) -> bool:
-        """Whether a tenant waits that has burnt nothing, beside those that have."""
+        """Whether a tenant whose evaluations are quick waits for these shared cells."""
         return self._shared and any(not self.heavy(work, now) for work in self.backlog.heads())
 
     def turn(self, cells_max: int, now: float) -> tuple[Work, Cell] | None:

@@ -180,7 +180,7 @@ class CellPool(CellsAndDeaths):
         return None
 
     def _is_full(self, tenant: str) -> bool:
-        """Return whether one more group, of one piece of work, is too many, also of its tenant."""
+        """Return whether one more group exceeds the bound of all, or of its tenant."""
         most, count = self.limits.queue_max, len(self._groups)
         if count <= most:
             return False

@@ -27,7 +27,7 @@ class CellProcess(Protocol):
         """Connect the channel."""
 
     def kill(self) -> None:
-        """Kill the process and let go of it."""
+        """Kill the process and release its descriptors."""
 
     def ask_where(self) -> None:
         """Make the cell write on its channel, as text, the line of its policy that it executes."""

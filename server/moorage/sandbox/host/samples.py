@@ -1,4 +1,4 @@
-"""A policy in a fresh cell that looks at it, and samples there; `check` calls this."""
+"""Loads a policy in a fresh cell and runs samples of it there; `check` calls this."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from moorage.sandbox.wire.limits import FINDINGS_MAX, MESSAGE_CHARACTERS_MAX
 
 
 async def looked_at(pool: CellPool, code: PolicyCode, samples: Sequence[Sample]) -> CheckResult:
-    """Look at a policy once; see `sandbox.host.sandbox.Sandbox.check`.
+    """Check a policy once; see `sandbox.host.sandbox.Sandbox.check`.
 
     Raises:
         PolicyFault: No cell could be started, or it was killed from outside (UNAVAILABLE).
@@ -65,7 +65,7 @@ async def looked_at(pool: CellPool, code: PolicyCode, samples: Sequence[Sample])
 async def _try(
     cell: Cell, code: PolicyCode, samples: Sequence[Sample], watch_soon: Callable[[], None]
 ) -> Sequence[SampleOutcome]:
-    """Make samples in a loaded cell, one after the other.
+    """Run samples in a loaded cell, one after the other.
 
     Args:
         cell: Holds the policy and no other work.

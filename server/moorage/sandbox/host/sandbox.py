@@ -266,7 +266,7 @@ class Sandbox:
                     self._declined.popitem(last=False)
 
     def documents_changed(self, cluster_id: str) -> None:
-        """Say that a cluster's document or metrics changed; cells then read it again."""
+        """Invalidate the cells' copies of a cluster's document and metrics."""
         self._pool.documents_changed(cluster_id)
 
     # Contexts ------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ class Sandbox:
         return self._pool.is_crowded(ref, tenant, isolation, coming)
 
     def _beyond(self, work: Work) -> Refusal | None:
-        """Return why nothing is evaluated now for a tenant that had too much burnt."""
+        """Return why nothing is evaluated now for a tenant that used too much processor time."""
         return None if self._meter is None else self._meter.refusal(Tenant(work.tenant))
 
     def _submit(self, work: Work, *, aside: bool = False) -> Refusal | None:
@@ -472,7 +472,7 @@ class Sandbox:
         return self._output.pop((ref.uri, ref.digest, tenant), "")
 
     def open_circuit(self, ref: PolicyRef, tenant: Tenant) -> OpenCircuit | None:
-        """Return the rest of a policy version at a tenant's requests, if it rests."""
+        """Return the open circuit of a policy version for a tenant, if there is one."""
         return self._pool.circuits.current(ref, tenant, time.monotonic())
 
     def close_circuits(self, uri: str) -> None:

@@ -139,13 +139,13 @@ class Spawner:
             await self._zygote.close()
 
     def run(self, coroutine: Coroutine[object, object, None]) -> None:
-        """Run a task that ends with the sandbox at the latest."""
+        """Run a task; closing the sandbox cancels it."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _zygote_lost(self) -> None:
-        """All cells died with it: start another one; later, if that happens all the time."""
+        """Start another zygote, since all cells died with it; wait first if that happens often."""
         self._up.clear()
         if self._closing:
             return
@@ -276,7 +276,7 @@ class Spawner:
     # Self-test -----------------------------------------------------------------------------
 
     async def attack(self, name: str) -> str:
-        """Let a fresh blank cell try one attack; return what became of it."""
+        """Let a fresh blank cell try one attack; return the outcome."""
         cell = await self.blank()
         future = self._probes[cell] = asyncio.get_running_loop().create_future()
         try:
@@ -291,7 +291,7 @@ class Spawner:
         return outcome
 
     def probed(self, cell: Cell, outcome: str) -> None:
-        """An attacker lived to tell."""
+        """A cell that made an attack is alive and reports."""
         future = self._probes.get(cell)
         if future is not None and not future.done():
             future.set_result(outcome)
@@ -351,7 +351,7 @@ class Spawner:
         return probe is not None
 
     def _ended(self, pid: int, death: Death) -> None:
-        """The zygote says how a cell ended."""
+        """The zygote reports how a cell ended."""
         if pid in self._end_reports:
             self._report_end(pid, death)
         elif pid in self.living:

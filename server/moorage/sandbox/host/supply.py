@@ -32,7 +32,7 @@ DOUBT_SECONDS: Final = 30.0
 
 
 class CellSupply:
-    """Finds a home for cells, after ending an idle one where that is needed.
+    """Chooses where cells run, and ends an idle one first where there is no room.
 
     Args:
         limits: All bounds.
@@ -82,7 +82,7 @@ class CellSupply:
         return worker
 
     def shortage(self, tenant: str) -> str:
-        """Return why a tenant gets no cell now, for a person; "": it may have one."""
+        """Return why a tenant gets no cell now, as a sentence; "" where it may have one."""
         held, share = self._held_and_share(tenant)
         if held >= max(share, 1):
             return f"{held} evaluations of your tenant run, as many as one may have; end some"
@@ -91,7 +91,7 @@ class CellSupply:
         return ""
 
     def burns(self, tenant: str, now: float) -> bool:
-        """Return whether more cells of a tenant go last: it burns many, and others ask, too."""
+        """Return whether a tenant must wait for more cells: it has many, and others wait too."""
         demoted = (cell for cell in self._group_of if cell.sent and cell.demoted)
         if sum(cell.sent[0].tenant == tenant for cell in demoted) < BURNING_CELLS_MIN:
             return False
@@ -110,7 +110,7 @@ class CellSupply:
         return busy[tenant], math.ceil((self._cells_max - others) * SHARE)
 
     def _busy_cells(self) -> Counter[str]:
-        """Return the number of cells at work, or in the making, for each tenant."""
+        """Return the number of cells that work or start, for each tenant."""
         busy = Counter[str]()
         for cell, group in self._group_of.items():
             if cell.sent:
@@ -121,7 +121,7 @@ class CellSupply:
         return busy
 
     def returns(self, cell: Cell, group: Group, now: float) -> bool:
-        """Return whether an idle cell of this machine is to go, since a worker has room again."""
+        """Return whether to end an idle cell of this machine, since a worker has room again."""
         if cell.worker or self._workers is None or group.aside or group.backlog:
             return False
         group.doubted = {name: until for name, until in group.doubted.items() if until > now}

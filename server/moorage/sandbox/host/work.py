@@ -305,14 +305,14 @@ def killed(death: Death, work: Work, limits: Limits) -> Refusal | None:
 
 
 def too_many(ref: PolicyRef, limits: Limits) -> Refusal:
-    """Return the refusal of what nothing may wait behind any more."""
+    """Return the refusal of a consultation that would be one too many in the backlog."""
     expected = f"fewer than {limits.queue_max}; try again shortly"
     reason = f"{limits.queue_max} consultations already wait for {ref.uri}"
     return Refusal(Code.BUSY, reason, expected=expected)
 
 
 def too_slow(ref: PolicyRef, seconds: float, shortage: str) -> Refusal:
-    """Return the refusal of work that has waited too long, behind others or for a cell."""
+    """Return the refusal of work that waited too long behind other work, or for a cell."""
     if shortage:
         return Refusal(Code.BUSY, f"{ref.uri} got no cell in {seconds:g} s: {shortage}")
     reason = f"{ref.uri} is too slow for so many requests: this one waited {seconds:g} s for it"

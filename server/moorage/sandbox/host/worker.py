@@ -159,7 +159,7 @@ class RemoteWorker(Spawner):
         return self._pings
 
     def silent_seconds(self, now: float) -> float:
-        """Return for how long it owes a sign of life."""
+        """Return for how many seconds it has left a ping unanswered."""
         return 0.0 if self.last_pong == self._pings else now - self._waiting_since
 
     async def spawn(self) -> RemoteProcess:
@@ -189,7 +189,7 @@ class RemoteWorker(Spawner):
         """As in `Source`: its cells end with its agent, and `lose` tells."""
 
     def forget(self, number: int) -> None:
-        """Pass on nothing more of a cell, but how it ended."""
+        """Pass on nothing more from a cell except how it ended."""
         self._processes.pop(number, None)
 
     def take(self, body: bytes) -> None:
@@ -220,7 +220,7 @@ class RemoteWorker(Spawner):
                 order.set_exception(SpawnError(message.reason[: relay.REASON_CHARACTERS_MAX]))
 
     def lose(self) -> None:
-        """Note that it is gone, and report its cells' work as lost."""
+        """Mark the worker as gone, and report the work of its cells as lost."""
         self._closing = True
         self._up.clear()
         for order in self._orders.values():

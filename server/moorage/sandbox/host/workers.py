@@ -175,7 +175,7 @@ class Workers:
         self._running = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Say goodbye to Ray, and end the bridge. Bounded."""
+        """Disconnect from Ray and end the bridge, within a bounded time."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)

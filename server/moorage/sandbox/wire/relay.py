@@ -34,7 +34,7 @@ class Spawn(_Message, tag=0):
 
 
 class Give(_Message, tag=1):
-    """Write this on the cell's channel."""
+    """Write these bytes to the cell's channel."""
 
     cell: int
     data: bytes
@@ -47,13 +47,13 @@ class AskWhere(_Message, tag=2):
 
 
 class Kill(_Message, tag=3):
-    """Kill the cell; nothing more is said of it."""
+    """Kill the cell; no further message is about it."""
 
     cell: int
 
 
 class Ping(_Message, tag=4):
-    """Say that all before this was taken in."""
+    """Request a `Pong` once all messages before this one are read."""
 
     number: int
 
@@ -68,7 +68,7 @@ class Born(_Message, tag=16):
 
 
 class Unborn(_Message, tag=17):
-    """It could not be."""
+    """The cell could not be forked."""
 
     cell: int
     reason: str
@@ -98,7 +98,7 @@ class CellEnded(_Message, tag=20):
 
 
 class Pong(_Message, tag=21):
-    """All before that ping was taken in."""
+    """All messages before that ping were read."""
 
     number: int
 

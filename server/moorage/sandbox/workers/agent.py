@@ -134,7 +134,7 @@ class Agent:
             self._next += 1
 
     async def pull(self) -> list[bytes]:
-        """Return messages for the daemon, soon.
+        """Return messages for the daemon, at the latest after a short wait.
 
         Raises:
             RuntimeError: Cells can be forked no more.
@@ -164,7 +164,7 @@ class Agent:
         return self._outgoing_bytes > OUTGOING_BYTES_MAX
 
     def tell(self, message: relay.FromAgent) -> None:
-        """Send it to the daemon."""
+        """Queue a message for the daemon."""
         self._outgoing.append(relay.encode(message))
         self._outgoing_bytes += len(self._outgoing[-1])
         self._news.set()

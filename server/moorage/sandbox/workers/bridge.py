@@ -95,7 +95,7 @@ class Bridge:
                 agent.drop(message.reason)
 
     async def stop(self, *tasks: "asyncio.Future[None]") -> None:
-        """Ask Ray no more: it ends a process that does so while it shuts down."""
+        """Stop calling Ray: while Ray shuts down it ends a process that calls it."""
         ending = [*tasks, *self._tasks.values()]
         for task in ending:
             task.cancel()
@@ -162,7 +162,7 @@ class _RunningAgent:
         return msgspec.msgpack.decode(packed, type=relay.Report)
 
     def push(self, bodies: list[bytes]) -> None:
-        """Send it messages; whether it still lives the pulls tell."""
+        """Send messages to the agent; a failed pull shows where it has died."""
         self._actor.push.remote(self._pushes, bodies)
         self._pushes += 1
 
@@ -194,7 +194,7 @@ async def _outcome(reference: Any) -> Any:
 
 
 def _brief(reason: str) -> str:
-    """Return the end of what Ray says at length: it begins with where in Ray that was."""
+    """Return the end of a long message of Ray, which begins with its own traceback."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     text = "; ".join([lines[0], *lines[1:][-2:]]) if lines else "no reason was given"
     return text[: relay.REASON_CHARACTERS_MAX]
