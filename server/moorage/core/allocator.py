@@ -142,13 +142,13 @@ class Allocator:
         self._catch_up()
 
     def follow(self, facts: Iterable[Fact]) -> None:
-        """Make facts true that another allocator decided, the next ones after those before."""
+        """Apply facts that another allocator decided, which follow those applied before."""
         self._is_behind = True
         for fact in facts:
             apply(self.state, fact)
 
     def read(self, inquiry: Inquired, now: float) -> Turn:
-        """Answer a question about what was followed. It never comes to a fact.
+        """Answer a question from the followed state, without a fact.
 
         Args:
             inquiry: The question.
@@ -162,7 +162,7 @@ class Allocator:
         return turn
 
     def forget(self) -> None:
-        """Let go of all that is large, at once: parts of it refer to each other. Its last call."""
+        """Drop all large state at once, since its parts refer to each other. Its last call."""
         self.state.waiting.clear()
         self.requests.queue.restore()
         vars(self.feasibility).clear()
@@ -170,7 +170,7 @@ class Allocator:
             delattr(self.state, each.name)
 
     def _catch_up(self) -> None:
-        """Derive again what is derived from the state."""
+        """Recompute what is derived from the state."""
         self.requests.queue.restore()
         self._warm.restore()
         self._is_behind = False

@@ -1,4 +1,4 @@
-"""From the core's answers to the replies of the wire: the one place where the two meet."""
+"""Turns the core's answers into replies of the wire. No other module knows both."""
 
 from collections.abc import Sequence
 

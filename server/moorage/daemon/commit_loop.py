@@ -41,22 +41,22 @@ FULL: Final = Refusal(
 
 
 class Effects(Protocol):
-    """The world outside the core, for the results of steps."""
+    """Where the results of the core's steps go."""
 
     def stepped(self, event: Event, turn: Turn, seconds: float) -> None:
-        """Take note of a step and its duration, before anything of it leaves."""
+        """Note a step and its duration, before any effect of it is carried out."""
 
     def committed(self, facts: Sequence[Fact], last: int, seconds: float) -> None:
-        """Take note of facts up to the `last` seq that became durable, and how long that took.
+        """Note facts up to the `last` seq that became durable, and how long that took.
 
         This comes before what `durable` says of each turn, and before any effect of the group.
         """
 
     def durable(self, facts: Sequence[Fact]) -> None:
-        """Take note of the facts of a turn once they are on the disk, before its effects."""
+        """Note the facts of a turn once they are on the disk, before its effects."""
 
     def carry_out(self, effect: Effect) -> None:
-        """Let an effect out; those of a turn come in order."""
+        """Carry out an effect; those of a turn come in order."""
 
 
 class CommitLoop:

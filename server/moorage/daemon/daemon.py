@@ -51,7 +51,7 @@ class Daemon:
     closing: contextlib.AsyncExitStack
 
     def change_tokens(self, tokens: Mapping[str, str]) -> None:
-        """Let these in from now on, and close the sessions of all others."""
+        """Accept these tokens from now on, and close the sessions of all others."""
         self.tokens.change(tokens)
         self.gateway.expel()
 

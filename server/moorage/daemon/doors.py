@@ -94,7 +94,7 @@ class Doors:
         web.name_websocket_port(self.port)
 
     def give_way(self) -> None:
-        """Answer over HTTP that another server is the one to ask, if there may be one."""
+        """Answer over HTTP with the address of the leader, if another server may lead."""
         if self._standby is not None:
             self.show(self._standby)
 
@@ -218,14 +218,14 @@ def _tls(config: Config) -> ServerTls | None:
 
 
 def _reachable(host: str) -> str:
-    """Return a host as others reach it, as it stands in a URL."""
+    """Return a host as it stands in a URL for other machines."""
     named = socket.gethostname() if host in _ALL else host
     return f"[{named}]" if ":" in named else named
 
 
 @contextmanager
 def naming(advice: str) -> Iterator[None]:
-    """Add the setting that mends an error of the system to its message."""
+    """Add to a system error's message the setting that mends it."""
     try:
         yield
     except OSError as error:

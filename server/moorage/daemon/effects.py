@@ -33,7 +33,7 @@ from moorage.daemon.workloads.control import WorkloadControl
 
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """Observers of each step, which carry nothing out.
+    """Observers of each step; they carry out nothing.
 
     Args:
         watchers: Push the news.

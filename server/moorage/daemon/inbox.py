@@ -143,7 +143,7 @@ class Inbox:
             await self._posted.wait()
 
     def turn(self) -> asyncio.Future[None] | None:
-        """Return an awaitable for a client whose request was one too many; None: no wait."""
+        """Return an awaitable for the turn of a client to be read on; None: it need not wait."""
         if not self:
             return None
         turn = asyncio.get_running_loop().create_future()
@@ -151,7 +151,7 @@ class Inbox:
         return turn
 
     def read_on(self, most: int = READERS_PER_BATCH) -> None:
-        """Let those clients be read on that have waited longest."""
+        """Read on from the clients that have waited longest."""
         for _ in range(min(most, len(self._readers))):
             turn = self._readers.popleft()
             if not turn.done():  # Its session may have been cancelled.

@@ -228,7 +228,7 @@ def _exception(task: "asyncio.Future[None]") -> BaseException | None:
 
 
 def _hide_environment() -> None:
-    """Show no variables of this process to others; it keeps them itself.
+    """Hide the variables of this process from others; the process still has them.
 
     Since Linux 6.12 one that may trace the system's performance reads those of others, which a
     workload of root may, although it can look into nothing else of this process.

@@ -46,7 +46,7 @@ class RegistryChanges:
         self._watchers = watchers
 
     def reconcile(self) -> None:
-        """Bring the core up to date before anybody may ask; changes are passed on from here on."""
+        """Bring the core up to date before the first request, and pass on changes from then on."""
         live = {cluster.id: cluster for cluster in self._catalog.memory.models()}
         if self._catalog.freshness.registry_known:
             self._all_but(live.keys())

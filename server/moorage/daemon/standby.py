@@ -120,7 +120,7 @@ class Standby:
         return ServiceError(Code.NOT_LEADER, reason, details=self._addresses())
 
     def doubt(self) -> ServiceError | None:
-        """Return why nothing is answered of itself; None where it is."""
+        """Return why reads are refused here; None where they are answered."""
         reading = self.reading
         if reading is None:
             return self.refusal()
@@ -202,7 +202,7 @@ class Standby:
     async def _request_later(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str]
     ) -> None:
-        """Answer once the facts are here that it is to know of."""
+        """Answer once the facts up to the request's `min_revision` are applied."""
         reading, wanted = self.reading, getattr(message, "min_revision", 0)
         if reading is not None and await reading.following.has(wanted) and reading == self.reading:
             taking = reading.router.request(to, caller, message, warnings)
@@ -216,7 +216,7 @@ class Standby:
         self._gateway.tell(to, failure(no.code, no.reason, details=no.details, id=message.id))
 
     def admits(self, secret: str | None) -> bool:
-        """Let agents in, since without a leader their keys cannot be looked at."""
+        """Accept every agent's connection, since only the leader can check its key."""
         return secret is not None
 
     async def serve(self, secret: str, address: str, socket: AgentSocket) -> None:

@@ -277,7 +277,7 @@ async def _stand_by(
     waiting: Waiting,
     stack: AsyncExitStack,
 ) -> Prepared:
-    """Return once this server leads. Until then its doors say which one does."""
+    """Wait until this server leads. Until then its doors name the leader."""
     measures, doors = outset.measures, entrance.doors
     standby = Standby(election, entrance.gateway, outset.tasks)
     measures.watch(lambda: role_gauges("writer" if standby.leads else "standby"))

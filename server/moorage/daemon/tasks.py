@@ -1,4 +1,4 @@
-"""The tasks of the daemon, and what broke one of them."""
+"""The daemon's background tasks; the first error of one stops the daemon."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -9,7 +9,7 @@ CLOSE_SECONDS_MAX: Final = 3.0
 
 
 class Tasks:
-    """Runs work beside everything else; the first error of any work breaks the daemon."""
+    """Runs background tasks; the first error of one stops the daemon."""
 
     def __init__(self) -> None:
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -23,7 +23,7 @@ class Tasks:
         return task
 
     def fail(self, error: BaseException) -> None:
-        """Break the daemon by this error, unless one broke it before."""
+        """Stop the daemon with this error, unless another error came before."""
         if not self.broken.done():
             self.broken.set_exception(error)
 

@@ -26,7 +26,7 @@ ANSWER_SECONDS_MAX: Final = 5.0
 
 
 class Trust:
-    """Says signs of life, and how far the last one reaches.
+    """Renews this server's heartbeat, and knows until when the last one is valid.
 
     Args:
         election: Of this server; None: nothing can take its place.
@@ -60,7 +60,7 @@ class Trust:
         return time.monotonic() < self._until or self._renewed()
 
     def check(self) -> None:
-        """Let nothing go on where this server does not lead.
+        """Raise an error where this server does not lead.
 
         Raises:
             LedgerFailed: It does not.
@@ -70,7 +70,7 @@ class Trust:
             raise LedgerFailed("this server does not lead any more, so that nothing leaves it")
 
     async def run(self) -> None:
-        """Say that this server lives, from the event loop: one that hangs says nothing.
+        """Renew the heartbeat from the event loop, so that a server that hangs renews nothing.
 
         Raises:
             StorageError: The database failed, or another server leads.
@@ -87,7 +87,7 @@ class Trust:
             await asyncio.sleep(BEAT_SECONDS)
 
     def _renewed(self) -> bool:
-        """Ask the database, with the event loop waiting for it: nothing may leave meanwhile."""
+        """Renew in the database while the event loop waits, so that no answer leaves meanwhile."""
         if self._over or self.election is None:
             return False
         began = time.monotonic()

@@ -128,7 +128,7 @@ class AdvanceReservations:
         )
 
     def _turned_away(self, event: ReserveAsked) -> Refusal | None:
-        """Return why a reservation is not looked at, or None."""
+        """Return why a reservation is refused at once, or None."""
         reserved = self._state.reserved.by_id
         if event.ends_at <= max(event.starts_at, self._turn.now):
             return refusals.ends_too_early()

@@ -218,7 +218,7 @@ def too_many_reservations(most: int, nodes: int) -> Refusal:
 
 
 def no_such_reservation(name: str) -> Refusal:
-    """There is none, or it is over."""
+    """There is no such reservation, or it is over."""
     reason = f"There is no reservation {name}, or it is over."
     return Refusal(Code.NOT_FOUND, reason, "reservation", "the id of a reservation")
 
@@ -355,7 +355,7 @@ def cancelled() -> Refusal:
 
 
 def waited(seconds: float, last: Refusal | None, details: JsonMapping, *, patient: bool) -> Refusal:
-    """The wait is over."""
+    """The request has waited as long as it may."""
     code = Code.WAIT_TIMEOUT if patient else Code.NO_CAPACITY
     reason = f"It waited {seconds:.1f} s and did not fit in that time."
     if last is not None and last.code is Code.POLICY_DECLINED:
@@ -397,7 +397,7 @@ def no_state(state: object, known: Sequence[str]) -> Refusal:
 
 
 def unknown_lease(request: RequestId) -> Refusal:
-    """There is none."""
+    """There is no such lease."""
     reason = f"There is no lease {request}, or it ended long ago."
     return Refusal(Code.UNKNOWN_LEASE, reason, "lease", "the id of a lease")
 

@@ -102,7 +102,7 @@ class AuditFiles:
         """Do nothing: each call of `append` closes its files."""
 
     def _catch_up(self) -> Path:
-        """Learn what another process wrote; return the file to append to."""
+        """Read how far another process wrote; return the file to append to."""
         if self._seen is not None:
             path, size = self._seen
             with suppress(FileNotFoundError):  # No other begins a file before this one is full.

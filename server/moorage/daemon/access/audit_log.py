@@ -74,11 +74,11 @@ class AuditLog:
             self._thread.start()
 
     def note(self, entry: AuditEntry) -> None:
-        """Take an entry; it is written soon."""
+        """Queue an entry; it is written soon."""
         self.note_all([entry])
 
     async def written(self) -> None:
-        """Return once all that was taken so far is written, or cannot be."""
+        """Wait until all entries queued so far are written, or cannot be."""
         if self._thread is not None:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
@@ -91,7 +91,7 @@ class AuditLog:
         return self._lines.last_seq()
 
     def note_all(self, entries: Sequence[AuditEntry]) -> None:
-        """Take entries, in order. On the hot path."""
+        """Queue entries, in order. On the hot path."""
         if self._thread is None or not entries:
             return
         lost = max(0, len(self._pending) + len(entries) - PENDING_MAX)
@@ -124,7 +124,7 @@ class AuditLog:
         )
 
     def note_failed_login(self, remote: str, door: str) -> None:
-        """Take note of a token that was wrong or missing; of a flood, only of how many there were.
+        """Note a wrong or missing token; of a flood of them, only the number.
 
         Args:
             remote: Address of the caller, without its port.

@@ -1,4 +1,4 @@
-"""Entries of the audit log that a kill took: they are made again of the ledger, at the start."""
+"""Restores entries of the audit log that a kill lost, from the ledger, at the start."""
 
 import asyncio
 

@@ -65,7 +65,7 @@ class AuditTable:
         return self._rows.end().seq
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the connections to the database."""
         self._rows.close()
 
 

@@ -87,7 +87,7 @@ class AuditTrail:
             self._audit.note_all(entries)
 
     def recovered(self, entries: Sequence[LedgerEntry]) -> list[AuditEntry]:
-        """Return the entries of facts that were stored before a kill. Who was behind is unknown."""
+        """Return the entries of facts of before a kill. Who caused them is unknown."""
         found = list[AuditEntry]()
         for each in entries:
             if (entry := self._entry(each.fact, None)) is not None:

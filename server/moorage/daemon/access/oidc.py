@@ -123,14 +123,14 @@ class OidcTokens:
         return ended
 
     def _forget_withdrawn(self) -> None:
-        """Verify all tokens again once the keys are others."""
+        """Forget all verified tokens after the keys changed."""
         if self._of_changes != self._keys.changes:
             self._of_changes = self._keys.changes
             self._have_ended |= bool(self._verified)
             self._verified.clear()
 
     def _is_ours(self, bearer: str) -> bool:
-        """Return whether a token claims to be of the issuer and not over: all else is in vain."""
+        """Return whether a token names the issuer and has not expired, unverified."""
         try:
             claims = jwt.decode(bearer, options={"verify_signature": False})
             lasts = float(claims["exp"]) + SKEW_SECONDS > time.time()

@@ -88,7 +88,7 @@ class EvaluationRate:
 
 
 class TenantRates:
-    """Refuses what one tenant sends faster than it may.
+    """Refuses requests and uploads of a tenant that exceed its rate.
 
     Args:
         requests_per_second: Messages on the WebSocket and their HTTP twins; 0: any number.

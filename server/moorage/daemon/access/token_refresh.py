@@ -51,7 +51,7 @@ class Rereading:
             self._hung_up.set()
 
     async def run(self, change: Callable[[Mapping[str, str]], None]) -> None:
-        """Read when there is reason to, until cancelled.
+        """Read again after each change and each SIGHUP, until cancelled.
 
         Args:
             change: Takes tokens that are different from those before.

@@ -117,7 +117,7 @@ class TokenStore:
         return revoked
 
     def close(self) -> None:
-        """Let go of them."""
+        """Close the store."""
         self._rows.close()
 
     @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Verifies tokens: of the settings, named ones, and those of an OpenID Connect issuer.
 
-They may change while we serve. Both doors ask it. `token_refresh` changes those of the settings,
-`token_store` has the named ones, `oidc` verifies the issuer's.
+Both doors use it. Tokens may change while the server runs: `token_refresh` changes those of the
+settings, `token_store` has the named ones, `oidc` verifies the issuer's.
 """
 
 import asyncio

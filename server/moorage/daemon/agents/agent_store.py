@@ -121,7 +121,7 @@ class AgentStore:
         return self._agents
 
     def find(self, secret: str, now: float) -> AgentRecord | JoiningToken | None:
-        """Return whose key this is, or the joining token; None: it lets nothing in.
+        """Return the agent of this key, or the joining token; None where it is neither.
 
         Raises:
             AgentStoreError: They cannot be read.
@@ -221,7 +221,7 @@ class AgentStore:
         return found
 
     def close(self) -> None:
-        """Let go of them."""
+        """Close the store."""
         self._rows.close()
 
     @contextlib.contextmanager

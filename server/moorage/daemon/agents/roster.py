@@ -125,7 +125,7 @@ class AgentRoster:
         return AgentsNow(len(machines) - len(absent), len(absent), lost, first)
 
     def admits(self, secret: str | None) -> bool | None:
-        """Return whether a token or key is worth a handshake; None: that cannot be read now."""
+        """Return whether a token or key is known; None where the store cannot be read now."""
         try:
             return secret is not None and self._store.find(secret, time.time()) is not None
         except AgentStoreError as error:
@@ -290,7 +290,7 @@ class AgentRoster:
         raise _Refusal(f"{reason}: a copied disk needs a data folder and a token of its own")
 
     async def _answers(self, machine: AgentMachine) -> bool:
-        """Return whether a machine's agent is there; cut its connection where it is not."""
+        """Return whether a machine's agent answers; close its connection where it does not."""
         link = machine.link
         if link is None:
             return False
@@ -395,7 +395,7 @@ class AgentRoster:
             log.warning("agent_idle", machine="/".join(machine.place), reason=machine.absence)
 
     async def forget(self, place: Place, caller: Caller, remote: str) -> str:
-        """Give up a machine that will not come back; return how it stands, in words.
+        """Give up a machine that will not come back; return a sentence about its state.
 
         Raises:
             ServiceError: It has no agent, or its agent is connected.

@@ -114,7 +114,7 @@ def _check_node(info: JsonValue, nodes: Nodes, at: str) -> None:
 
 
 def _declined(value: JsonValue, wanted: str, at: str) -> None:
-    """Refuse what says `error` in the place of an answer: the policy found no way."""
+    """Refuse an answer with `error`: the policy found no place."""
     if isinstance(value, dict) and value.get("error") and wanted not in value:
         reason = str(value["error"])[:SHOWN_CHARACTERS_MAX]
         raise ServiceError(Code.POLICY_DECLINED, f"{at}: the policy declined: {reason}", field=at)

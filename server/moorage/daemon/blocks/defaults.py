@@ -89,5 +89,5 @@ def _rows(fleet: Fleet, cluster_id: str) -> slice:
 
 
 def _part(free: npt.NDArray[np.int64], total: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return which part of each total is free; 1 where there is nothing to be had."""
+    """Return the free part of each total; 1 where the total is 0."""
     return np.where(total > 0, np.clip(free, 0, None) / np.maximum(total, 1), 1.0)

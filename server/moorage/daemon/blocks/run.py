@@ -1,4 +1,4 @@
-"""One block's way through its policies: selected, scored, chosen.
+"""Takes one block through its policies: select, score, choose.
 
 `daemon.blocks.placement` makes one `BlockRun` per request. Named policies run in the sandbox; what
 they return goes through `answers`. Documents stay packed from the catalog to the policy.
@@ -286,7 +286,7 @@ async def _open(given: JsonMapping, names: Collection[str]) -> JsonObject:
 
 
 async def _plain(value: JsonValue) -> JsonValue:
-    """Return a value with its packed parts unpacked; others have their turn in between."""
+    """Unpack the packed parts of a value; the event loop serves others in between."""
     match value:
         case msgspec.Raw():
             await asyncio.sleep(0)

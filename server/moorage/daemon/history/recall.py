@@ -54,7 +54,7 @@ log = structlog.get_logger("moored")
 async def recalled(question: Recall, ledger: LedgerHistory) -> Response:
     """Return the story of a lease or request from the ledger.
 
-    A fact that cannot be read is this question's trouble, and no other's.
+    A fact that cannot be read fails this question only.
     """
     try:
         entries = await ledger.history(question.subject)

@@ -71,7 +71,7 @@ class RecalledFleets:
         }
 
     async def recall(self, request: str, caller: Caller) -> Response:
-        """Return the same as a page draws it, and the message to ask again.
+        """Return the same for a page to draw, and the message that would send it again.
 
         Raises:
             ServiceError: As `before`.
@@ -191,7 +191,7 @@ def _subject(fact: Fact) -> Ask | Lease | None:
 
 
 def _message(subject: Ask | Lease) -> JsonObject:
-    """Return the message that asks for it again, as far as it is known still."""
+    """Return the message that would send the request again, as far as it is stored."""
     ask = subject if isinstance(subject, Ask) else subject.ask
     wanted = resources(subject)
     message = {"adhoc": True, "policy_rule_uri": subject.policy.uri, "inputs": {}}

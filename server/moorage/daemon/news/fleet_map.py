@@ -136,7 +136,7 @@ class FleetMap:
         self._changed.update(dict.fromkeys(slots))
 
     def apply(self, fact: Fact) -> None:
-        """Take note of a fact."""
+        """Apply a fact."""
         match fact:
             case Granted(lease):
                 self.put(lease)
@@ -219,7 +219,7 @@ class FleetMap:
         return {"slots": slots, **dict(columns), **names}
 
     def snapshot(self, viewer: Tenant | None) -> JsonObject:
-        """Return all that is shown as of the last `take_changed`, in what nothing changes any more.
+        """Return all that is shown as of the last `take_changed`, as values of their own.
 
         Args:
             viewer: As for `delta`.

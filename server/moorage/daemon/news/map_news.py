@@ -71,7 +71,7 @@ class MapNews:
         self._number = 0
 
     def add(self, session: SessionId, caller: Caller) -> None:
-        """Send a session the whole map soon, also where it has been sent it before."""
+        """Send a session the whole map soon, even if it has it already."""
         viewer = None if caller.may(Right.READ_ALL) else caller.tenant
         self._watching[session] = _Watching(viewer)
         self._wanted.set()
@@ -81,7 +81,7 @@ class MapNews:
         self._watching.pop(session, None)
 
     def durable(self, facts: Iterable[Fact]) -> None:
-        """Take note of facts that are on the disk. On the hot path."""
+        """Note facts that are on the disk. On the hot path."""
         if not self._watching:
             return
         self._facts.extend(facts)

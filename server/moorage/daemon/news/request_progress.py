@@ -81,7 +81,7 @@ class RequestProgress:
             del self._streamed[name]
 
     def durable(self, facts: Sequence[Fact]) -> None:
-        """Take note of facts that are on the disk. On the hot path."""
+        """Note facts that are on the disk. On the hot path."""
         if not self._streamed:
             return
         for fact in facts:
@@ -105,26 +105,26 @@ class RequestProgress:
                     pass
 
     def consulted(self, request: RequestId) -> None:
-        """Take note that the policy of a request begins. On the hot path."""
+        """Note that the policy of a request begins. On the hot path."""
         streamed = self._streamed.get(request) if self._streamed else None
         if streamed is not None:
             streamed.deciding_since, streamed.deciding_due = time.monotonic(), PAUSE_SECONDS
             self._queued.set()
 
     def considered(self, request: RequestId) -> None:
-        """Take note that the policy of a request has answered. On the hot path."""
+        """Note that the policy of a request has answered. On the hot path."""
         streamed = self._streamed.get(request) if self._streamed else None
         if streamed is not None:
             streamed.deciding_since = None
 
     def workload(self, workload: WorkloadReport) -> None:
-        """Take note of how far a workload is."""
+        """Note the progress of a workload."""
         if not workload.phase.over:
             name = RequestId(workload.id)
             self._tell(name, "starting", phase=workload.phase, detail=workload.detail)
 
     def note_answer(self, to: Address, answer: Response) -> None:
-        """Take note of a reply: it is the last word, unless a workload starts now."""
+        """Note a reply: no progress follows it, unless a workload starts now."""
         request = self._by_address.pop(to, None)
         if request is None:
             return
@@ -185,12 +185,12 @@ class RequestProgress:
 
 
 def _changes(streamed: _Streamed) -> bool:
-    """Return whether there may soon be something to tell that no event announces."""
+    """Return whether the progress of a request may change without an event."""
     return streamed.position is not None or streamed.deciding_since is not None
 
 
 def _has_moved(before: float | None, after: float | None, now: float) -> bool:
-    """Return whether an expected time is noticeably another one."""
+    """Return whether an expected time changed by enough to report."""
     if before is None or after is None:
         return before is not after
     return abs(after - before) > max(MOVED_SECONDS_MIN, MOVED_SHARE_MIN * (before - now))

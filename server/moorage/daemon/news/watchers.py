@@ -266,7 +266,7 @@ class Watchers:
 
 
 class _Budget:
-    """A bound on news of other tenants, so that no flood of grants costs their readers."""
+    """A bound on news of other tenants: a flood of grants must not cost their readers."""
 
     def __init__(self) -> None:
         self._until = 0.0
@@ -274,7 +274,7 @@ class _Budget:
         self._dropped = 0
 
     def spend(self) -> bool:
-        """Return whether one more may go; else it is counted."""
+        """Return whether one more may be sent; count it where it may not."""
         now = time.monotonic()
         if now >= self._until:
             self._until, self._left = now + 1.0, OTHERS_MAX
@@ -285,7 +285,7 @@ class _Budget:
         return False
 
     def unseen(self) -> int:
-        """Return the number of dropped news since the last call."""
+        """Return how many news were dropped since the last call."""
         dropped, self._dropped = self._dropped, 0
         return dropped
 

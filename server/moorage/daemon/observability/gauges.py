@@ -1,4 +1,4 @@
-"""Gauges of `/metrics`: the packages at that moment; counters are in `counters`."""
+"""Gauges of `/metrics`, read from the other packages; counters are in `counters`."""
 
 import platform
 from collections.abc import Iterable
@@ -88,7 +88,7 @@ def commit_gauges(ledger: Ledger, commit_loop: CommitLoop) -> Iterable[Metric]:
 
 
 def sandbox_gauges(report: SandboxReport) -> Iterable[Metric]:
-    """Yield the protections from policies, and the actions of these."""
+    """Yield which protections from policies hold, and counts of what policies did."""
     layers = ((name, 1.0) for name in report.layers)
     yield gauges("moorage_sandbox_layer", "Active layers of the jail", "layer", layers)
     counts = ((name, float(count)) for name, count in report.counters.items())
@@ -109,7 +109,7 @@ def gateway_gauges(stats: GatewayStats) -> Iterable[Metric]:
 
 
 def prometheus_gauges(prometheus: PrometheusPoller) -> Iterable[Metric]:
-    """Yield how well the metrics of the fleet come in."""
+    """Yield how recent the metrics from Prometheus are, and how many queries failed."""
     up, last = prometheus.up, prometheus.last
     yield gauge("moorage_prometheus_up", "Prometheus answered the last round", up)
     ages = (("fresh", float(last.fresh)), ("stale", float(last.stale)))

@@ -48,7 +48,7 @@ class Health:
         self._tasks = tasks
 
     def readiness(self) -> tuple[bool, JsonObject]:
-        """Return whether requests can be served, and what says so, by component."""
+        """Return whether requests can be served, and the state of each component."""
         up = self._sandbox.up
         details = {
             "role": "writer",
@@ -61,7 +61,7 @@ class Health:
 
 
 async def follow_disk(ledger: Ledger) -> None:
-    """Say once that the disk is full, and once that it no longer is, until cancelled.
+    """Log one line when the disk is full, and one when it has room again, until cancelled.
 
     Raises:
         LedgerFailed: The ledger failed while nothing was being written.

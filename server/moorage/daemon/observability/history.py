@@ -155,7 +155,7 @@ class HistoryRing:
         self._answers.clear()
 
     def _resume(self, samples: Iterable[_Sample], at: float) -> None:
-        """Go on from samples of the process before, as far as they are of the last day."""
+        """Take over the samples of the last day from the process before."""
         for each in samples:
             if at - DAY_SECONDS < each.now.at <= at and _alike(each.counts, self._before):
                 self._samples.append(each)
@@ -348,7 +348,7 @@ class HistoryRing:
 
 @contextmanager
 def _noting() -> Iterator[None]:
-    """Go on without the file where the disk refuses."""
+    """Continue without the file where the disk refuses."""
     try:
         yield
     except OSError as error:

@@ -33,7 +33,7 @@ CLOSE_SECONDS_MAX: Final = 2.0
 
 
 class _Session(requests.Session):
-    """Reads no more of an answer than a receiver has to say, and follows it nowhere else."""
+    """Reads a bounded part of a receiver's answer, and follows no redirect."""
 
     def send(self, request: requests.PreparedRequest, **how: Any) -> requests.Response:
         """Send a batch.

@@ -144,7 +144,7 @@ class RequestTraces:
                 self._finish(fact.lease.id, "commit")
 
     def carried(self, effect: Effect) -> None:
-        """Note what policies and backends are about to do."""
+        """Note which work policies and backends begin."""
         match effect:
             case Consult(ask):
                 if (followed := self._requests.get(ask.id)) is not None:

@@ -80,7 +80,7 @@ class Consultations:
         return known[1]
 
     def forget(self, effect: Forget) -> None:
-        """This consultation is not awaited any more."""
+        """Cancel a consultation."""
         self._sandbox.forget(effect.request, effect.consultation)
         self._shadows.forgotten(effect.request, effect.consultation)
         if self._executor is not None:

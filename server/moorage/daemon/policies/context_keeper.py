@@ -1,4 +1,4 @@
-"""Keeps the contexts of policies across restarts: changes go to the disk, at a bounded rate."""
+"""Stores the contexts of policies across restarts, at a bounded rate of writes."""
 
 import asyncio
 import time

@@ -90,7 +90,7 @@ class RemotePolicies:
         self._under_way[key] = self._tasks.spawn(self._run(consult, record))
 
     def forget(self, request: RequestId, consultation: int) -> None:
-        """This consultation is not awaited any more; nothing will be delivered for it."""
+        """Cancel a consultation; nothing will be delivered for it."""
         task = self._under_way.pop((request, consultation), None)
         if task is not None:
             task.cancel()
@@ -139,7 +139,7 @@ def remote_policies(
     deliver: Callable[[Proposed | ConsultFailed], None],
     tasks: Tasks,
 ) -> RemotePolicies | None:
-    """Return the executors of policies; None if that is the sandbox here."""
+    """Return the external executors of policies; None if the sandbox executes them."""
     if config.policy_execution_mode == "local":
         return None
     url, seconds = config.policy_executor_host_url, config.external_timeout_seconds
@@ -206,7 +206,7 @@ class _RemoteAnswer(msgspec.Struct):
 
 
 def _read(reply: ServiceReply) -> JsonValue:
-    """Return the policy's value, or raise its fault."""
+    """Return the policy's value, or raise its `PolicyFault`."""
     if len(reply.body) > REPLY_BYTES_MAX:
         reason = f"the executor answered {len(reply.body)} bytes; at most {REPLY_BYTES_MAX} may be"
         raise ServiceError(Code.POLICY_BAD_OUTPUT, reason)

@@ -35,7 +35,7 @@ class SchemaGuard:
             raise PolicyFault(refusal_of(error)) from error
 
     async def given(self, input_data: JsonValue) -> JsonValue:
-        """See `Guard.given`; others have their turn between two parts of a long list."""
+        """See `Guard.given`; the event loop serves others between two parts of a long list."""
         try:
             if not isinstance(input_data, list) or self._schemas.inputs is None:
                 return self._schemas.completed_input(input_data)

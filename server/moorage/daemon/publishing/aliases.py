@@ -115,7 +115,7 @@ class Publishing:
         return alias.version
 
     def _draw(self, canary: Canary, tenant: Tenant, key: str) -> bool:
-        """Decide whether a request goes to the candidate, the same way each time."""
+        """Return whether a request goes to the candidate: for equal keys always the same."""
         if canary.by == "tenant":
             key = ""
         elif not key:
@@ -162,7 +162,7 @@ class Publishing:
         return await self._activate(name, ref, who, "activated")
 
     async def roll_back(self, given: str, who: str) -> JsonObject:
-        """Activate the version that was active before this one; twice leads back here.
+        """Activate the version that was active before this one. A second call undoes the first.
 
         Raises:
             ServiceError: `not_found`: there is no such alias, or it had one version only.
@@ -243,7 +243,7 @@ class Publishing:
         return after.document()
 
     async def stop_shadow(self, given: str, who: str) -> JsonObject:
-        """Ask the candidate no more."""
+        """Stop the shadow of an alias."""
         alias = self._find(given)
         if not alias.shadow:
             raise ServiceError(Code.NOT_FOUND, f"alias: {alias.name} has no shadow", field="alias")

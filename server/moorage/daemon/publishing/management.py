@@ -90,7 +90,7 @@ class Management:
     async def logs(self, uri: str, tenant: Tenant) -> JsonObject:
         """Return recent output and logs of a version, at requests of this tenant.
 
-        Beside it is whether it rests for this tenant, and for how long.
+        Beside it is whether its circuit is open for this tenant, and for how long.
 
         Raises:
             ServiceError: `unknown_policy`, `unavailable`.

@@ -36,7 +36,7 @@ Fleet = JsonObject
 
 
 class Playground:
-    """Runs what pages want tried.
+    """Runs trials of pages.
 
     Args:
         catalog: Has policies and cluster documents.

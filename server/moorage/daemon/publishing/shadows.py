@@ -104,7 +104,7 @@ class Side:
 
 @dataclass(slots=True)
 class Pair:
-    """One question, on its way to two answers."""
+    """One request, and the answers of the two versions."""
 
     ask: Ask
     started_at: float
@@ -162,7 +162,7 @@ class Shadow:
         self.figures = self._report([], whole=False)
 
     def compare(self, request: RequestId, pair: Pair, state: State) -> None:
-        """Take a finished pair into account."""
+        """Count a finished pair."""
         assert pair.active is not None
         assert pair.candidate is not None
         sides = (pair.active, pair.candidate)
@@ -197,7 +197,7 @@ class Shadow:
             self.figures = self._report([], whole=False)
 
     def _report(self, samples: list[JsonValue], *, whole: bool) -> ShadowComparison:
-        """Return all, or what everybody may see of all requests."""
+        """Return all, or the part for readers of other tenants."""
         active, candidate = self.tallies
         cost = {"refused": active.kinds["placed"] - candidate.kinds["placed"]}
         if whole:
@@ -271,7 +271,7 @@ class Shadows:
         return bool(self._by_alias)
 
     def follow(self, name: str, alias: Alias | None) -> None:
-        """Take note of an alias as it is now; a new candidate, or active version, starts afresh."""
+        """Follow an alias; a new candidate, or active version, starts a new report."""
         shadow = self._by_alias.pop(name, None)
         if alias is not None and alias.shadow:
             same = (alias.version, alias.shadow)
@@ -346,7 +346,7 @@ class Shadows:
             self._finish(shadow, key, pair)
 
     def forgotten(self, request: RequestId, consultation: int) -> None:
-        """A live policy's answer is not awaited any more: there is nothing to compare with."""
+        """Drop the pair of a live consultation that was cancelled: nothing can be compared."""
         for shadow in self._by_alias.values():
             if shadow.pairs.pop((request, consultation), None) is not None:
                 shadow.abandoned += 1
@@ -372,7 +372,7 @@ class Shadows:
             shadow.compare(key[0], pair, self._allocator.state)
 
     def metrics(self) -> Iterable[Metric]:
-        """Yield the counts of every shadow, as everybody may see them."""
+        """Yield the counts of every shadow that all tenants may see."""
         rows: list[tuple[tuple[str, str, str], float]] = []
         for shadow in self._by_alias.values():
             report = shadow.figures

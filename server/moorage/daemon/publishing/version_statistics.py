@@ -53,7 +53,7 @@ class VersionStatistics:
         self.reset()
 
     def reset(self) -> None:
-        """Start counting afresh."""
+        """Reset all counts."""
         self.asked = self.granted = self.advised = 0
         self.refused: Counter[str] = Counter()
         self.consecutive = 0
@@ -70,16 +70,16 @@ class VersionStatistics:
 
     @property
     def answered_well(self) -> int:
-        """Requests that it found a place, or advice, for."""
+        """Requests for which it returned a place or advice."""
         return self.granted + self.advised
 
     @property
     def faults(self) -> int:
-        """Requests that it failed at."""
+        """Requests on which it failed."""
         return sum(self.refused[code] for code in FAULTS)
 
     def note(self, tenant: Tenant, answer: Response, seconds: float | None, now: float) -> None:
-        """Take note of an answer.
+        """Count an answer.
 
         Args:
             tenant: Who gets it.

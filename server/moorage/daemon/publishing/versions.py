@@ -17,7 +17,7 @@ from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 
 
 class Versions:
-    """The versions of all policies, as those who publish look at them.
+    """Finds versions of policies for an alias, and protects those that aliases need.
 
     Args:
         catalog: Has them, and the aliases.

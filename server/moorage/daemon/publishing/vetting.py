@@ -1,4 +1,4 @@
-"""Checks of a policy before it is registered: read on paper, loaded and rehearsed in a cell.
+"""Checks a policy before it is registered: its document, then its code and examples in a cell.
 
 `services` calls it for uploads, the daemon for the examples of what other stores have published.
 Nothing of a policy is compiled or run outside its cell, and what is wrong is said with its place:

@@ -82,7 +82,7 @@ class Admission:
         warnings: list[str],
         alias: str,
     ) -> None:
-        """Take a request that needs a search, or something of an external service, first."""
+        """Take a request that first needs a search or an external service."""
         uri, allowance = message.policy_rule_uri, Allowance()
         fetch = self._catalog.freshness.fetch
         try:
@@ -100,7 +100,7 @@ class Admission:
             self._admit(to, tenant, message, list(dict.fromkeys(warnings)), alias)
 
     def _refused(self, to: Address, tenant: Tenant, message: AllocationRequest) -> bool:
-        """Refuse a request that is one too many, before it costs anything."""
+        """Refuse a request that exceeds a bound, before it costs anything."""
         record = self._catalog.memory.policy(message.policy_rule_uri)
         if record is None or not self._is_crowded(record.ref, tenant, self._inbox.requests(tenant)):
             return False

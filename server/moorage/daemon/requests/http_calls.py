@@ -1,4 +1,4 @@
-"""Addresses for `POST /allocate`, so that its answers find their way as those of sockets do."""
+"""Addresses for answers to `POST /allocate`, like those of sockets."""
 
 import asyncio
 from typing import Final

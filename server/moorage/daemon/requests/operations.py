@@ -100,7 +100,7 @@ class OperationBounds:
 
 
 class Operations:
-    """Does what operations say.
+    """Carries out operations.
 
     Args:
         inbox: Where events go.

@@ -22,7 +22,7 @@ def is_described(message: AllocationRequest) -> bool:
 
 
 def outranked(message: AllocationRequest) -> list[str]:
-    """Say which descriptions of the candidates count for nothing, because another one wins."""
+    """Return warnings about descriptions of candidates that another one overrides."""
     if message.filter is None and message.search is None:
         return []
     given = [name for name in ("clusters", "filter", "search") if getattr(message, name)]

@@ -1,4 +1,4 @@
-"""The daemon's side of both front doors: each message goes where its kind is seen to."""
+"""Sends each message of both front doors to the part that handles its kind."""
 
 import asyncio
 from collections.abc import Sequence

@@ -288,7 +288,7 @@ def _unread(error: BadMessage) -> bytes:
 
 
 async def settle(router: Router, calls: HttpCalls) -> None:
-    """Return once all that the core has decided until now is durable: answers leave in order."""
+    """Wait until all that the core has decided so far is durable and answered."""
     to, future = calls.open(LOCAL)
     router.request(to, LOCAL, wire.Status(request="settled"))
     await future

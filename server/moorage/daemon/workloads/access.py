@@ -136,7 +136,7 @@ class WorkloadAccess:
     def _busy(
         self, lease: Lease, message: wire.Logs | wire.Exec | wire.Files, tenant: Tenant
     ) -> Refusal | None:
-        """Refuse what would take more of this server than one caller may have of it."""
+        """Refuse a message that would exceed the caller's share of this server."""
         reason = ""
         if not descriptors.spare():
             reason = "This server has hardly a file descriptor left"

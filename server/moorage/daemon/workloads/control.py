@@ -145,7 +145,7 @@ class WorkloadControl:
                 self._sweeps.append(self._tasks.spawn(self._sweep_later(backend, workloads)))
 
     async def _sweep(self, backend: Backend, workloads: Collection[str]) -> None:
-        """Stop what no lease stands for: none of before, and none that was granted since."""
+        """Stop workloads without a lease: neither one of before nor one granted since."""
         for workload in await backend.discover():
             name = workload.id
             if not (name in workloads or name in self._running or name in self._orders):
