@@ -281,7 +281,7 @@ class LeaseLifecycle:
             self._let_go(lease, "backend stopped")
 
     def _let_go(self, lease: Lease, reason: str) -> None:
-        """End a lease, or queue it: nothing of its workload is left."""
+        """End a lease, or queue it again, once its workload is gone."""
         if lease.state == "failing" and lease.may_start_again:
             self._turn.record(Requeued(lease.id, self._turn.now, _failure(lease)))
             self.pause(lease.id, self._pause_seconds * 2.0 ** (lease.attempt - 1))
@@ -290,7 +290,7 @@ class LeaseLifecycle:
         self._turn.wakes = True
 
     def pause(self, request: RequestId, seconds: float, faults: int = 0) -> None:
-        """Put a lease back into the queue after a pause: a failed workload may need the time.
+        """Queue a lease again after a pause, in which the cause of its failure may pass.
 
         Args:
             request: The lease. It stands in no line.
@@ -320,7 +320,7 @@ class LeaseLifecycle:
         phase: Literal["succeeded", "failed"],
         news: WorkloadFailed | WorkloadEnded,
     ) -> Lease:
-        """Note how a workload came to an end by itself; return its lease."""
+        """Note that a workload ended by itself, and how; return its lease."""
         outcome = Outcome(
             attempt=lease.attempt,
             phase=phase,

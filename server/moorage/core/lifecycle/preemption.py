@@ -32,7 +32,7 @@ CHOICES_MAX: Final = 512
 
 
 class _Option(NamedTuple):
-    """The leases that must leave a node for a request to fit there; fewer come first."""
+    """The leases that must leave a node so that a request fits there; fewer sort first."""
 
     victims: int
     lost_seconds: float
@@ -120,7 +120,7 @@ class Preemption:
         return self._attempt(ask, ask.demand, self._turn.now).choose(coming, ()) is not None
 
     def _attempt(self, ask: Ask, demand: Demand, at: float) -> "_Attempt":
-        """Return a fleet for a request that gets its lease then."""
+        """Return a copy of the fleet as it will be for a request that is granted then."""
         known, found = self._feasibility, self._exclusions.find_on_empty(ask, (), at)
         allowed = known.allowed(ask.candidates, found.nodes)
         fleet = known.beside(found.parts)
@@ -142,7 +142,7 @@ class Preemption:
             self._leave(self._state.leases[lease.id], reason)
 
     def _comes(self, lease: Lease, ask: Ask) -> bool:
-        """Return whether a lease ends soon, for this request if for any."""
+        """Return whether a lease ends soon, and for no other request than this one."""
         if lease.notice is not None:
             other = self._state.waiting.get(lease.notice.by)
             return lease.notice.by == ask.id or other is None or other.ask.priority < ask.priority
@@ -195,7 +195,7 @@ def _lower(lease: Lease, ask: Ask) -> bool:
 
 
 def _stays(lease: Lease) -> bool:
-    """Return whether a lease goes on, as far as is known."""
+    """Return whether nothing is known to end a lease soon."""
     return lease.state in {"granted", "starting", "active"} and lease.notice is None
 
 
@@ -257,7 +257,7 @@ class _Attempt:
                 yield _Option(len(found), self._lost(found), row, found)
 
     def _fewest(self, row: int, leases: Sequence[Lease]) -> tuple[Lease, ...] | None:
-        """Return the fewest leases without which the demand fits on a node, the youngest such."""
+        """Return the fewest, youngest leases that must leave a node for the demand to fit."""
         if not self._fits_without(row, leases):
             return None
         for many in range(1, len(leases)):
@@ -275,7 +275,7 @@ class _Attempt:
         return tuple(chosen)
 
     def _needed(self, chosen: list[Lease], rows: list[int]) -> list[Lease]:
-        """Return those of the chosen that must leave: one of a gang may make room on two nodes."""
+        """Return the chosen leases that must still leave: a gang's may make room on two nodes."""
         for lease in sorted(chosen, key=lambda each: each.granted_at):
             rest = [each for each in chosen if each is not lease]
             if all(self._fits_without(row, rest) for row in rows):

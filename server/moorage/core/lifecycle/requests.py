@@ -165,7 +165,7 @@ class Requests:
         return True
 
     def _beyond_quota(self, pending: Pending, over: Refusal, exclusions: Exclusions) -> None:
-        """Refuse a request that its quota can never allow; another one may wait."""
+        """Refuse a request that its quota can never allow; let another one wait."""
         if not over.details["never"]:
             self._wait_or_refuse(pending, over, exclusions, self._state.gains)
         elif not self._tries_next(pending, over, exclusions):
@@ -178,7 +178,7 @@ class Requests:
             self._warm.room_after(over, ask, ())
 
     def _turned_away(self, ask: Ask) -> Refusal | None:
-        """Return why a request is not looked at, or None."""
+        """Return why a request is refused at once, or None."""
         if self._requests.known(ask.id) or self._state.lease(ask.id):
             return refusals.id_taken(ask.id)
         if not self._pending.has_capacity(ask):
@@ -216,7 +216,7 @@ class Requests:
         self._turn.emit(Consult(pending.ask, self._number, shut, exclusions.parts))
 
     def _insist(self, pending: Pending, exclusions: Exclusions) -> bool:
-        """Ask a policy once more, about all nodes, that wants none of those it was offered."""
+        """Consult a policy again, about all nodes, after it declined those that it was offered."""
         if not pending.avoided:
             return False
         pending.insisted = True
@@ -299,7 +299,7 @@ class Requests:
             self._propose_again(pending, verdict.refusal, exclusions)
 
     def _propose_again(self, pending: Pending, conflict: Refusal, exclusions: Exclusions) -> None:
-        """Ask the policy again: others were faster. The fleet it sees now is another one."""
+        """Consult the policy again about the fleet of now: other leases took what it proposed."""
         ask = pending.ask
         if not self._fits(ask, exclusions):
             refusal = self.exclusions.refusal(ask, exclusions)
@@ -402,7 +402,7 @@ class Requests:
     def _wait_or_refuse(
         self, pending: Pending, refusal: Refusal, exclusions: Exclusions, gains: int
     ) -> None:
-        """Say no, or not yet where the ask may wait: the "no" stands as of `gains`.
+        """Refuse an ask, or queue it where it may wait; the refusal holds as of `gains`.
 
         Warm leases give way first: an ask that would not wait does so until it has ended.
         """
@@ -459,7 +459,7 @@ class Requests:
         return comes_back or (ask.terms is not None and ask.terms.wait_seconds > 0)
 
     def waited_enough(self, request: RequestId) -> None:
-        """Refuse a request whose time in the queue is up: this is how things stand."""
+        """Refuse a request whose time in the queue is over, with the reason of now."""
         waiter = self._state.waiting[request]
         ask, last = waiter.ask, self.in_the_way(waiter.ask)
         details = {} if last is None else {"last": explain.refusal_object(last)}
@@ -467,14 +467,14 @@ class Requests:
         self._give_up(ask, refusals.waited(waited, last, details, patient=patient))
 
     def in_the_way(self, ask: Ask) -> Refusal | None:
-        """Return why a waiter waits, as things stand; None if only its policy knows."""
+        """Return why a waiter waits now; None if only its policy knows."""
         if last := self._queue.last_declined(ask) or self._quotas.refusal(ask):
             return last
         found = self.exclusions.find(ask)
         return None if self._fits(ask, found) else self.exclusions.refusal(ask, found)
 
     def _refuse(self, pending: Pending, refusal: Refusal, exclusions: Exclusions) -> None:
-        """End an ask with a "no" that waiting would not change."""
+        """Refuse an ask for a reason that waiting would not change."""
         waiter = self._state.waiting.get(pending.ask.id)
         if waiter is not None and waiter.lease is not None:
             beyond = refusal.code is Code.QUOTA_EXCEEDED  # So it is on all nodes.
@@ -491,7 +491,7 @@ class Requests:
             self._turn.wakes = True  # What was reserved for it is for the others now.
 
     def _answer(self, pending: Pending, answer: Response) -> None:
-        """Answer everybody who waits for this ask, and remember why for `why`."""
+        """Answer all sessions that wait for this ask, and store the reason for `why`."""
         ask = pending.ask
         listeners = self._requests.settle(ask)
         reasons = answer.reasons if isinstance(answer, _WITH_REASONS) else None
@@ -507,7 +507,7 @@ class Requests:
             self._turn.respond(to, answer)
 
     def cancel(self, to: Address, name: RequestId, tenant: Tenant) -> None:
-        """Give up an undecided ask, named by its id or by its idempotency key."""
+        """Cancel an undecided ask, named by its id or by its idempotency key."""
         request = self._requests.first_with(tenant, name) or name
         waiter, ask = self._state.waiting.get(request), self._requests.known(request)
         if ask is None or ask.tenant != tenant:
@@ -523,7 +523,7 @@ class Requests:
         self._turn.respond(to, Information({"state": "cancelled", **row}))
 
     def _give_up(self, ask: Ask, refusal: Refusal) -> None:
-        """End an ask that waits, or that its policy is being consulted about."""
+        """Refuse an ask that waits, or whose policy is being consulted."""
         pending = self._pending.get(ask.id) or Pending(ask, self._state.waiting[ask.id].at)
         if pending.consultation:
             self._turn.emit(Forget(ask.id, pending.consultation))

@@ -1,4 +1,4 @@
-"""Warm leases: who takes them over, and who they give way to.
+"""Warm leases: which requests take them over, and for which requests they end.
 
 A warm lease holds its place like any other, so no GPU is promised twice, and counts for its
 tenant's quota. But no client has its token. The next request like its own takes its workload
@@ -146,7 +146,7 @@ class WarmReuse:
         return self._queue.waits_for_quota(None if borrows else lease.tenant)
 
     def room_after(self, refusal: Refusal, ask: Ask, reserved: Nodes) -> Nodes | None:
-        """As `capacity`, where the refusal of `ask` is one that room would change; else None."""
+        """As `capacity`, where more room would change the refusal of `ask`; else None."""
         if refusal.code is Code.QUOTA_EXCEEDED:
             return self._quota(refusal, ask)
         declined = ask.demand is None and refusal.code is Code.POLICY_DECLINED
@@ -250,7 +250,7 @@ class WarmReuse:
             self._evicted[lease.id] = ask.id
 
     def _is_for(self, ask: Ask, name: RequestId) -> bool:
-        """Return whether an evicted lease's place is for `ask`, or for no other any more."""
+        """Return whether an evicted lease's place is meant for `ask`, or for no request now."""
         return self._is_left(self._evicted[name], ask.id)
 
     # What else ends them -------------------------------------------------------------------
@@ -306,7 +306,7 @@ class WarmReuse:
         return by == to or waiter is None or waiter.pauses
 
     def _warm_leases(self) -> Iterator[Lease]:
-        """Yield the warm leases, then those that are being made fit to be warm."""
+        """Yield the warm leases, then those that are being reset for their next user."""
         yield from self._oldest()
         yield from [self._turn.state.leases[name] for name in self._turn.state.resetting]
 
@@ -320,7 +320,7 @@ class WarmReuse:
         )
 
     def _oldest(self) -> Iterator[Lease]:
-        """Yield the warm leases; those whose time is up first, first."""
+        """Yield the warm leases, the next to end first."""
         leases = self._turn.state.leases
         warm = [leases[name] for name in self._turn.state.warm]
         yield from sorted(warm, key=lambda lease: (lease.expires_at, lease.fencing))
@@ -348,7 +348,7 @@ class _Attempt:
         self._fits = self._fleet.feasible(ask.demand) & self._allowed
 
     def choose(self, coming: Iterable[Lease], warm: Iterable[Lease]) -> list[Lease] | None:
-        """Return as few of `warm_reuse` as must end beside `coming`; None if all are too few."""
+        """Return the fewest warm leases to end beside `coming`; None if all do not suffice."""
         for lease in coming:
             self._free(lease, 1)
         chosen: list[Lease] = []

@@ -37,7 +37,7 @@ def choice(ask: Ask) -> int | None:
 
 
 def waits_for(refused: Sequence[tuple[Ask, Refusal]]) -> tuple[Ask, Refusal]:
-    """Return the last alternative that may be had later, or else the last, and why none now.
+    """Return the last alternative that may fit later, else the last, and why none fits now.
 
     Args:
         refused: All of them, each with why it cannot be met now.

@@ -65,7 +65,7 @@ class DeviceFilters:
         self._layout = -1
 
     def add(self, accepts: DeviceFilter) -> int:
-        """Return the number of a filter that has one user more."""
+        """Count one more user of a filter; return its number."""
         users = self._users[accepts] = self._users.get(accepts, 0) + 1
         if users > 1:
             return self._numbers[accepts]
@@ -78,7 +78,7 @@ class DeviceFilters:
         return number
 
     def drop(self, accepts: DeviceFilter) -> None:
-        """Note that a filter has one user less."""
+        """Count one user less of a filter."""
         self._users[accepts] -= 1
         if not self._users[accepts]:
             del self._users[accepts]

@@ -125,7 +125,7 @@ class ExclusionRules:
         return Exclusions(by_waiters, (*near, *reserved), (), parts)
 
     def _excludes_nothing(self, ask: Ask) -> bool:
-        """Return whether there are none: most servers reserve no node and have no queue."""
+        """Return whether nothing can be excluded: most servers have no reservation and no queue."""
         terms = ask.terms
         return (
             self._queue.head is None

@@ -1,4 +1,4 @@
-"""The requests that are open: being decided, or waiting; and who listens for their answers.
+"""Open requests, which are being decided or wait, and the sessions that await the answers.
 
 The one owner of what is known of a request between its arrival and its answer. The parts of the
 core read and change it; it calls none of them.
@@ -82,7 +82,7 @@ class Undecided:
         return self._loads.has_room(ask, PENDING_MAX, ASKS_BYTES_MAX)
 
     def add(self, pending: Pending) -> None:
-        """Keep one; again changes nothing."""
+        """Add a request; a second call changes nothing."""
         ask = pending.ask
         if ask.id not in self._asks:
             self._loads.add(ask)
@@ -180,7 +180,7 @@ class OpenRequests:
             self.queue.remove(ask)
 
     def session_lost(self, session: SessionId) -> None:
-        """Drop its requests that no other session waits for, but for those in the queue."""
+        """Drop the requests that only this session awaited, except those in the queue."""
         for request in self._of_session.pop(session, {}):
             others = [to for to in self.listeners.pop(request) if to.session != session]
             if others:

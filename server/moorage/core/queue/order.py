@@ -69,7 +69,7 @@ class WaitingQueue:
         self.restore()
 
     def restore(self) -> None:
-        """Index the waiters of a state that was changed behind its back."""
+        """Index all waiters again, after the state was replaced."""
         self._ranking = Ranking(self._state)
         self._lines: dict[LineKey, WaiterLine] = {}
         self._line_of: dict[RequestId, WaiterLine] = {}
@@ -93,7 +93,7 @@ class WaitingQueue:
 
     @property
     def changes(self) -> int:
-        """Counts gains of capacity and ends of reservations; a "no" stands until the next one."""
+        """Counts gains of capacity and ends of reservations; a refusal holds until the next one."""
         return self._state.gains + self._unreserved
 
     # Who waits -------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class WaitingQueue:
         return LineKey(waiters, inputs, ask.avoid, apart)
 
     def _aged(self, line: WaiterLine) -> None:
-        """Put a line where the age of its first waiter says."""
+        """Place a line by the age of its first waiter."""
         since = self._state.waiting[next(iter(line.waiters))].at
         if since != line.since:
             if not line.declined:
@@ -184,7 +184,7 @@ class WaitingQueue:
             self._first_as_of = UNJUDGED
 
     def _leave(self, line: WaiterLine) -> None:
-        """Take a line out of those that are ready, or that are passed over."""
+        """Remove a line from the ready ones, or from those that are passed over."""
         its = self._classes[line.of]
         if line in its.declined:
             del its.declined[line], self._declined[line]
@@ -207,7 +207,7 @@ class WaitingQueue:
     # Why they wait --------------------------------------------------------------------------
 
     def does_not_fit(self, ask: Ask, gains: int, reserved: Nodes, excluded: bool = False) -> None:
-        """Note that there is no room for who needs what `ask` needs.
+        """Note that no demand like that of `ask` fits now.
 
         Args:
             ask: One of them.
@@ -293,7 +293,7 @@ class WaitingQueue:
     # Whose turn it is ------------------------------------------------------------------------
 
     def grew(self, places: Collection[GrownPlace] | None) -> None:
-        """Note where capacity grew, or may be had (None: everywhere): who declined may say yes."""
+        """Note where capacity grew, or may be had; None is everywhere."""
         if places is not None and not places:
             return
         for row in self._ranking.grew(places, wanted=bool(self._declined)):
@@ -302,7 +302,7 @@ class WaitingQueue:
                 self._ask_again(line)
 
     def rethink(self) -> None:
-        """Consult again for those who declined without nodes that they may have now."""
+        """Consult policies again that declined without nodes that they may now use."""
         rooms = self._ranking.rooms()
         for line in [each for each in self._declined if each.excluded or each.over_quota_at]:
             room = line.over_quota_at not in {0, rooms}
@@ -310,7 +310,7 @@ class WaitingQueue:
                 self._ask_again(line)
 
     def retry(self, ask: Ask) -> None:
-        """Look at a waiter again, whatever its last answer: its lease's duration changes."""
+        """Consider a waiter again after the duration of its lease changed."""
         line = self._line_of[ask.id]
         line.refused_at = UNJUDGED
         self._ask_again(line)
@@ -361,7 +361,7 @@ class WaitingQueue:
         return self.reservation if self._rank(self.head) < newest else ()
 
     def overtaken_by(self, ask: Ask, placement: Placement, since: float) -> RequestId | None:
-        """Return the oldest waiter that came before a request and waits on after its placement.
+        """Return the oldest waiter that a placement overtakes: it came before, and still waits.
 
         Args:
             ask: The request; those of lower priority are not overtaken.
@@ -380,7 +380,7 @@ class WaitingQueue:
         return next(iter(self._classes[self._ranking.waiters(row)].ready[0][2].waiters))
 
     def overtook(self, request: RequestId) -> None:
-        """Put a waiter that was overtaken where it belongs now."""
+        """Move a waiter that was overtaken to its new place."""
         if self._state.overtaken[request] == self._overtaken_max:
             ask = self._state.waiting[request].ask
             self.remove(ask)

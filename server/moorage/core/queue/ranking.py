@@ -71,7 +71,7 @@ class Table(Generic[T]):
         return self.columns[name][: self.rows]
 
     def add(self, item: T, **values: object) -> int:
-        """Return the number of a thing that has one user more; `values` where it is new."""
+        """Count one more user of a thing; return its number, and set `values` where it is new."""
         number = self.numbers.get(item)
         self.users[item] = self.users.get(item, 0) + 1
         if number is not None:
@@ -86,7 +86,7 @@ class Table(Generic[T]):
         return number
 
     def drop(self, thing: T) -> bool:
-        """Note that a thing has one user less; return whether that was the last one."""
+        """Count one user less; return whether it was the last."""
         self.users[thing] -= 1
         if self.users[thing]:
             return False
@@ -236,7 +236,7 @@ class Ranking:
         return self._by_row[row]
 
     def ready_since(self, row: int, since: float, number: int, oldest: float) -> None:
-        """Note since when the first of a class waits that is ready; inf where none is.
+        """Note since when the first ready waiter of a class waits; inf without one.
 
         Args:
             row: The class.
@@ -270,7 +270,7 @@ class Ranking:
         self._classes["fresh"][row] = True
 
     def judged(self, row: int) -> None:
-        """Note that all of a class that are ready have been looked at."""
+        """Note that all ready waiters of a class have been considered."""
         self._classes["fresh"][row] = False
 
     def refused(self, row: int, changes: int, reserved: Nodes) -> None:
@@ -307,7 +307,7 @@ class Ranking:
         return [row for row in found if row in self._by_row]
 
     def exhausted(self) -> None:
-        """Note that all that may be served where capacity grew have been looked at."""
+        """Note that all waiters have been considered that may be served where capacity grew."""
         self._grown = {}
 
     def servable(
@@ -481,18 +481,18 @@ class Ranking:
         return int(rows[classes["oldest"][rows].argmin()]) if len(rows) else None
 
     def head(self) -> int | None:
-        """Return the class whose first heads the queue: who goes first of those that reserve."""
+        """Return the class whose first waiter heads the queue and has nodes reserved."""
         reserves = self._classes["reserves"] & np.isfinite(self._classes["since"])
         rows = np.flatnonzero(reserves)
         first = self.first(rows[~self._over(rows)], 1)
         return first[0] if first else None
 
     def first(self, rows: Rows, many: int) -> list[int]:
-        """Return the rows of the classes that come first, in order: `many`, or fewer."""
+        """Return the rows of the first classes, in order: at most `many`."""
         return _first(rows, many, (*self._shared, self._since, self._number))
 
     def first_lines(self, many: int) -> list[int]:
-        """Return the numbers of the lines that come first, in order: `many`, or fewer."""
+        """Return the numbers of the first lines, in order: at most `many`."""
         lines = self._lines
         rows = np.flatnonzero(lines["waiters"])
         found = _first(rows, many, self._line_keys())
@@ -557,7 +557,7 @@ class Ranking:
 
 
 def _first(rows: Rows, many: int, keys: Sequence[_Key]) -> list[int]:
-    """Return the rows that come first by some keys, in order: `many`, or fewer."""
+    """Return the first rows by some keys, in order: at most `many`."""
     chosen, tied = [rows[:0]], rows
     for key in keys:
         if len(tied) <= many:

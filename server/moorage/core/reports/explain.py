@@ -167,7 +167,7 @@ def _sorted_leases(inquiry: Inquired, pool: Iterable[Lease]) -> Response:
 
 
 def _ordered(lease: Lease, name: str) -> JsonValue:
-    """Return by what leases are ordered; of texts the beginning, as a cursor is short."""
+    """Return the key that orders leases; of texts only the beginning, as a cursor is short."""
     match name:
         case "gpus":
             return sum(len(share.gpus) * share.gpu_milli for share in lease.placement)
@@ -202,7 +202,7 @@ def _refuse_filters(inquiry: Inquired) -> Refusal | None:
 def _queue(
     inquiry: Inquired, state: State, queue: WaitingQueue, feasibility: Feasibility, now: float
 ) -> Response:
-    """Return a page of who waits: positions, which move, are computed for the page alone."""
+    """Return a page of the queue; positions are computed for this page only, since they move."""
     where = inquiry.filters.get("cluster")
     shown = (
         waiter_row(waiter)
@@ -319,7 +319,7 @@ def _add_nodes(
 
 
 def _drift(lease: Lease, state: State) -> Iterable[str]:
-    """Yield sentences about parts of a lease that the inventory does not offer."""
+    """Yield sentences about parts of a lease that the inventory no longer has."""
     for device in lease.lost:
         yield f"GPU {device.uuid} is gone from its node; no other lease gets it until this one ends"
     for share in lease.placement:
@@ -479,7 +479,7 @@ def page(
 
 
 def _cursor(like: JsonValue, after: str) -> JsonValue:
-    """Read what `next` of the page before said; raise what says that it said no such thing."""
+    """Read a cursor, the `next` of the page before; raise the refusal of one that is none."""
     if isinstance(like, str):
         return after
     found = json.loads(after)

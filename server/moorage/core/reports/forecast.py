@@ -48,7 +48,7 @@ class _Class(NamedTuple):
 
 
 class _End(NamedTuple):
-    """Something ends, and leaves its places."""
+    """The expected end of a lease or reservation, and its places."""
 
     at: float
     name: str
@@ -158,7 +158,7 @@ class _Course:
         return coming
 
     def _leaves(self, at: int) -> RequestId:
-        """Take the first of a line out of it, whose next one comes after all that were passed."""
+        """Remove the first waiter of a line; the next comes after all that were passed."""
         _, needs = self._order.pop(at)
         line = self._lines[needs]
         _, waiter = line.popleft()
@@ -169,7 +169,7 @@ class _Course:
         return waiter.ask.id
 
     def _left(self, end: _End) -> list[int]:
-        """Give back what ends; return the rows of its nodes."""
+        """Free the places of an end; return the rows of its nodes."""
         rows = []
         for each in end.leaves:
             if isinstance(each, Share):

@@ -187,7 +187,7 @@ class Accounts:
                 self._stale.add(number)
 
     def capacity_changed(self, gpus: int, cpu: int, memory: int) -> None:
-        """Note how much more there is of each resource than before."""
+        """Add the change of the fleet's capacity, by resource."""
         self._capacity += np.array([gpus, cpu, memory], np.int64)
         self._outdated = True
         self.version += 1

@@ -83,7 +83,7 @@ class Grace(msgspec.Struct, frozen=True, gc=False):
         return max(due, self.now + least)
 
     def outlasting(self, moved: Iterable[tuple[float, float]]) -> Callable[[float], float]:
-        """Return a function that moves deadlines of waiters behind those of leases, like `moved`.
+        """Return a function that moves deadlines of waiters after those of leases.
 
         Each by as much as it would have, but at most by the grace.
 

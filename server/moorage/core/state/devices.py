@@ -117,7 +117,7 @@ def _nodes(cluster: Cluster | None) -> dict[tuple[str, NodeId], Node]:
 
 
 def _names(node: Node | None) -> _Names:
-    """Return the devices of a node, by name; none of one that is another one's machine."""
+    """Return the devices of a node, by name; none where its machine counts as another node."""
     if node is None or node.duplicate_of:
         return {}
     devices = node.devices or [_UNKNOWN] * len(node.gpus)

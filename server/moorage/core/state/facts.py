@@ -25,7 +25,7 @@ from moorage.records.json_values import JsonMapping, JsonObject
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
-    """A "no" as a value. `why` and every failure reply are made of it.
+    """A refusal as a value. `why` and every failure reply are made of it.
 
     Args:
         reason: One sentence for a person.
@@ -43,7 +43,7 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClusterSet(msgspec.Struct, frozen=True, gc=False):
-    """The inventory has this cluster, so and no different."""
+    """The inventory has this cluster, exactly as it is here."""
 
     cluster: Cluster
 
@@ -90,7 +90,7 @@ class Uncordoned(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reserved(msgspec.Struct, frozen=True, gc=False):
-    """Nodes are reserved for a tenant, so and no different."""
+    """Nodes are reserved for a tenant, exactly as it is here."""
 
     reservation: NodeReservation
 
@@ -273,7 +273,7 @@ class Spared(msgspec.Struct, frozen=True, gc=False):
 
 
 class Moved(msgspec.Struct, frozen=True, gc=False):
-    """A node calls devices that a lease holds otherwise now, or has them no more.
+    """A node renamed devices that a lease holds, or lost them.
 
     Args:
         placement: What it holds, by the names that are valid now.

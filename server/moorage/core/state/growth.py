@@ -1,4 +1,4 @@
-"""Where capacity grew: the queue need not look for it.
+"""Notes where capacity grew, so that the queue looks only there.
 
 `State` notes it as it applies facts. The queue reads who may be served now that could not
 be before.

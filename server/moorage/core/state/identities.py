@@ -37,7 +37,7 @@ class Identities:
     """Nodes that left the inventory under leases: the workloads there may still run."""
 
     def decided(self, cluster: Cluster, leased: Leased) -> Cluster:
-        """Return a cluster in which each node that is another one's machine says so."""
+        """Return a cluster with its duplicates marked: nodes whose machine counts elsewhere."""
         if not any(node.identity for node in cluster.nodes):
             return cluster
         own = {(cluster.id, node.id) for node in cluster.nodes}

@@ -34,7 +34,7 @@ class LostDevices:
             self.of.pop(lease.id, None)
 
     def withhold(self, fleet: Fleet, find: _Finder) -> None:
-        """Withhold lost devices that turn up somewhere again."""
+        """Withhold lost devices that appear on a node again."""
         every = {each: None for lost in self.of.values() for each in lost}
         for row, column in _columns(every, fleet, find):
             fleet.gpu_free[row, column] = 0
@@ -63,7 +63,7 @@ def _columns(
 
 
 def shown(device: DeviceId, find: _Finder) -> Iterator[Place]:
-    """Yield the nodes that have a device, or a part or the whole of it."""
+    """Yield the nodes that show a device, a part of it, or the device that it is a part of."""
     places = (find(f"{DEVICE}{uuid.lower()}") for uuid in device if uuid)
     yield from dict.fromkeys(place for place in places if place is not None)
 
@@ -88,7 +88,7 @@ class LeaseGroups:
     )
 
     def add(self, lease: Lease) -> None:
-        """Note a lease down that holds something now."""
+        """Add a lease that holds resources."""
         if lease.terms.anti_affinity is not None:
             key = lease.tenant, lease.terms.anti_affinity.group
             self.of.setdefault(key, {})[lease.id] = None

@@ -79,7 +79,7 @@ class ReservedNodes:
         return bool(self.by_id)
 
     def put(self, reservation: NodeReservation) -> None:
-        """Note a reservation down as it is."""
+        """Add a reservation, or replace it."""
         self.by_id[reservation.id] = reservation
         for node in reservation.nodes:
             self.on.setdefault(node, {})[reservation.id] = reservation

@@ -166,7 +166,7 @@ class IssuerKeys:
 
 
 def _is_safe(url: str) -> bool:
-    """Return whether nobody between can answer for a URL's server: https, or this machine."""
+    """Return whether a URL leads to its server for certain: https, or this machine."""
     parts = urlsplit(url)
     return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
 
