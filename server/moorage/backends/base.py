@@ -50,7 +50,7 @@ class UnknownWorkloadError(BackendError):
 
 
 class UnknownAttemptError(UnknownWorkloadError):
-    """Of one start of a workload nothing is known any more.
+    """Nothing is stored of this start of the workload.
 
     Args:
         workload: Its name.
@@ -72,7 +72,7 @@ class UnsupportedSpecError(BackendError, ValueError):
 
 
 class BackendUnavailableError(BackendError, ValueError):
-    """Nothing says where the backend is, or how to log in there; nothing was started."""
+    """The environment lacks the backend's address or credentials; nothing was started."""
 
 
 class EngineClosedError(BackendError):
@@ -331,7 +331,7 @@ class Backend(Protocol):
         """Call `listener` at every change from now on; None ends that."""
 
     def refuse(self, spec: BaseResourceSpec) -> None:
-        """Look at a spec before anything is held for it.
+        """Refuse a spec that this backend cannot start, before anything is held for it.
 
         Raises:
             UnsupportedSpecError: It could never be started as it says.
@@ -389,9 +389,9 @@ class Backend(Protocol):
         """
 
     def glance(self, workload: str) -> WorkloadReport | None:
-        """Return a workload that is ready this moment, where that is known without waiting.
+        """Return a workload if it is known, without waiting, to be ready now.
 
-        None says nothing: `probe` finds out.
+        After None, `probe` finds out.
         """
 
     async def control(self, workload: str, limits: JsonMapping) -> None:
@@ -444,4 +444,4 @@ class Backend(Protocol):
         """
 
     async def close(self) -> None:
-        """Let go of the backend. Workloads go on running."""
+        """Close the backend. Workloads go on running."""

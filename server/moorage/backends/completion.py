@@ -1,4 +1,4 @@
-"""Waiting for what must not be left half done, even by a caller who is cancelled meanwhile.
+"""Waits for work that must be finished even when its caller is cancelled.
 
 Backends and the store use it. `asyncio.shield` does less: its caller goes on while the work does,
 and an error that comes after that is reported by asyncio as one that was not retrieved.

@@ -116,7 +116,7 @@ class AgentMachine:
         change.set()
 
     def hear(self, link: AgentLink) -> None:
-        """Note that its agent has come, over a connection that is not in use yet."""
+        """Note that its agent was heard, over a connection that carries no orders yet."""
         self._measured = self.measured
         self._latest = link
 
@@ -131,7 +131,7 @@ class AgentMachine:
             self.note(_link=None, heard_time=time.time())
 
     async def look(self, order: wire.AnyOrder, kind: type[T], *, again: bool = True) -> T:
-        """Carry out an order that waits a moment for the machine and no longer.
+        """Carry out an order that waits only a moment for the machine.
 
         Args:
             order: What to do.
@@ -196,7 +196,7 @@ class AgentMachine:
         return await self.look(wire.MeetOrder(), wire.Meeting)
 
     async def stop(self, workload: str, stop_seconds_max: float | None) -> None:
-        """Stop a workload, however long the machine is away; see `Backend.stop`."""
+        """Stop a workload; wait for its machine without a bound; see `Backend.stop`."""
         while not (self.gone or self.idle):
             try:
                 link = await self._linked()
@@ -268,14 +268,14 @@ class FleetBackend:
         return tuple(self._machines.values())
 
     def forget(self, machine: AgentMachine) -> None:
-        """Note that a machine will not come back: nothing runs there any more."""
+        """Note that a machine will not come back, so that nothing runs there."""
         machine.note(gone=True)
         del self._machines[machine.place]
         self._nodes = frozenset(node for _, node in self._machines)
         self._fail_all(machine)
 
     def give_up(self, machine: AgentMachine) -> None:
-        """Note that a machine has ended all that ran there, as its agent said it would."""
+        """Note that a machine has ended all its workloads, as agreed with its agent."""
         machine.note(idle=True)
         self._fail_all(machine)
 
@@ -361,7 +361,7 @@ class FleetBackend:
         self._own.listen(listener)
 
     def refuse(self, spec: BaseResourceSpec) -> None:
-        """Look at a spec before anything is held for it; see `Backend.refuse`."""
+        """Refuse a spec that cannot be started, before anything is held; see `Backend.refuse`."""
         self._own.refuse(spec)
 
     async def discover(self) -> Collection[WorkloadReport]:
@@ -538,7 +538,7 @@ class FleetBackend:
         return self._own
 
     async def close(self) -> None:
-        """Let go. Workloads go on running."""
+        """Close the connections. Workloads go on running."""
         self._listener = None
         await self._own.close()
 
@@ -570,7 +570,7 @@ def _gone(place: Place) -> AgentMachine:
 
 
 async def _all_or_none(starting: Sequence["asyncio.Task[WorkloadReport]"]) -> list[WorkloadReport]:
-    """Await all members; where one fails, give up the others first."""
+    """Await all members; where one fails, cancel the others before raising its error."""
     try:
         return await asyncio.gather(*starting)
     except BaseException:

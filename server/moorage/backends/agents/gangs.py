@@ -1,4 +1,4 @@
-"""One workload on several machines with agents: a member on each, ready and over together.
+"""Gangs: one workload with a member on each of several machines, which start and end together.
 
 `backend` starts and stops members; this module says what a member learns of the others, and how the
 gang is by how its members are. Nothing here waits.

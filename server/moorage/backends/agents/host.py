@@ -272,14 +272,14 @@ class AgentHost:
                 await socket.send(wire.encode(report))
 
     async def cancel_starts(self) -> None:
-        """Give up all starts under way."""
+        """Cancel all starts under way."""
         starts = list(self._starts.values())
         for start in starts:
             start.cancel()
         await asyncio.gather(*starts, return_exceptions=True)
 
     async def close(self) -> None:
-        """Let go of the backend. Workloads go on running, but for starts under way."""
+        """Close the backend. Workloads go on running, except those that are being started."""
         with contextlib.suppress(asyncio.CancelledError):
             await self.cancel_starts()
         await self._backend.close()

@@ -108,7 +108,7 @@ class AgentLink:
     async def call(self, order: AnyOrder) -> msgspec.Raw:
         """Send the agent an order; return its answer.
 
-        Cancelled, it returns once the agent has given the order up.
+        When cancelled, it returns after the agent has cancelled the order.
 
         Raises:
             LinkLost: The connection went; whether it was carried out is not known.

@@ -109,7 +109,7 @@ class AgentBeat(_Frame):
 
 
 class AgentNews(_Frame):
-    """Says what became of a workload."""
+    """Reports the state of a workload."""
 
     report: WorkloadReport
 
@@ -366,7 +366,7 @@ class AgentCall(_Frame):
 
 
 class AgentCancel(_Frame):
-    """Gives a call up; it is reported all the same."""
+    """Cancels a call; the agent reports it nevertheless."""
 
     id: int
 
@@ -376,7 +376,7 @@ Instruction = AgentWelcome | AgentFarewell | AgentHeard | AgentCall | AgentCance
 
 
 def bounded(report: WorkloadReport) -> WorkloadReport:
-    """Return an agent's report, with texts no longer than leases may have."""
+    """Return an agent's report, with its texts cut to the bounds of leases."""
     lines = tuple(each[:SENTENCE_CHARS_MAX] for each in report.log_tail[-LOG_TAIL_LINES:])
     return dataclasses.replace(
         report,

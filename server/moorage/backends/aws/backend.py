@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 def _nowhere(share: Share) -> Node | None:
-    """Know no node."""
+    """Return no node."""
     del share
     return None
 
@@ -121,7 +121,7 @@ class AwsBackend:
         self._listener = listener
 
     def refuse(self, spec: BaseResourceSpec) -> None:
-        """Look at a spec before anything is held for it; see `Backend.refuse`."""
+        """Refuse a spec that cannot be started, before anything is held; see `Backend.refuse`."""
         wanted = _instance_spec(spec)
         orders.check(wanted)
         profile = [wanted.instance_profile] if wanted.instance_profile else []
@@ -152,7 +152,7 @@ class AwsBackend:
         return seen if answers else replace(seen, phase=Phase.STARTING, endpoint="")
 
     def glance(self, workload: str) -> WorkloadReport | None:
-        """Know nothing without asking; see `Backend.glance`."""
+        """Return None: only a call of AWS knows; see `Backend.glance`."""
         del workload
         return None
 
@@ -220,7 +220,7 @@ class AwsBackend:
         seen: list[Ec2Instance],
         trouble: list[str],
     ) -> WorkloadReport:
-        """Launch it, or find it, and wait until it is ready.
+        """Launch or find the instance, and wait until it is ready.
 
         Args:
             order: What shall run.
@@ -300,7 +300,7 @@ class AwsBackend:
         return replace(instance, ready=True)
 
     async def _undone(self, workload: str, seen: list[Ec2Instance]) -> tuple[str, ...]:
-        """End the instances of a start; if AWS does not answer, as soon as it does.
+        """Terminate the instances of a start; wait where AWS does not answer.
 
         That AWS ends it is certain once it has said so, and is not waited for here: large machines
         take minutes.
@@ -319,7 +319,7 @@ class AwsBackend:
         return lines
 
     def _patiently(self, look: Callable[[], T], given_up: threading.Event, trouble: list[str]) -> T:
-        """Call `look`, and again while AWS does not answer, until the start is given up.
+        """Repeat `look` while AWS does not answer, until the start is cancelled.
 
         A daemon that comes back must not take an instance for gone because AWS is not reached.
         """
@@ -355,7 +355,7 @@ class AwsBackend:
             self._tell(WorkloadReport(workload, Phase.STOPPED))
 
     def _end(self, workload: str) -> bool:
-        """End all instances of a name. Returns whether there were any to speak of."""
+        """Terminate all instances of a name; return whether any was alive."""
         with self._name(workload):
             found = [each for each in self._all(workload) if not each.gone or not each.stopped]
             for region in {each.region for each in found}:
@@ -366,7 +366,7 @@ class AwsBackend:
         return any(not each.gone for each in self._all(workload))
 
     async def close(self) -> None:
-        """Let go. Instances go on running."""
+        """Close the connections. Instances go on running."""
         self._listener = None
         with self._lock:
             watch, self._watching = self._watching, None
@@ -435,7 +435,7 @@ class AwsBackend:
     # Threads -----------------------------------------------------------------------------------
 
     async def _in_thread(self, work: Callable[[threading.Event], T]) -> T:
-        """Run in a thread, to the end even when cancelled; the event then tells the work so."""
+        """Run in a thread to the end; a cancellation sets the event that the work reads."""
         given_up = threading.Event()
         with self._lock:
             if self._pool is None:

@@ -30,7 +30,7 @@ class Identity:
 
     @property
     def server(self) -> str:
-        """The id that tags say; drawn when it is first needed."""
+        """The server's id in tags; drawn at its first use."""
         with self._lock:
             if not self._server:
                 self._read()

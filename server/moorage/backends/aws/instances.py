@@ -84,7 +84,7 @@ class Ec2Instance:
 
     @property
     def title(self) -> str:
-        """Its name, for a person."""
+        """Its name for people."""
         market = "spot" if self.spot else "on demand"
         return f"{self.type} {self.id} in {self.zone}, {market}"
 

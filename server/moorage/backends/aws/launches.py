@@ -48,7 +48,7 @@ class LaunchPlan:
 
 @dataclass(slots=True)
 class _Refusals:
-    """Why there is none yet."""
+    """The reasons why no instance was launched yet."""
 
     refusals: list[str] = field(default_factory=list[str])
     meanings: set[Meaning] = field(default_factory=set[Meaning])

@@ -74,7 +74,7 @@ class Offer:
 
 
 def check(spec: InstanceResourceSpec) -> None:
-    """Refuse what AWS could never start.
+    """Refuse a spec that AWS could never start.
 
     Raises:
         UnsupportedSpecError: It names the field.

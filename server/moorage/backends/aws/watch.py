@@ -1,4 +1,4 @@
-"""Looks at all instances now and then, and tells of those that ended by themselves."""
+"""Looks at all instances from time to time, and reports those that ended by themselves."""
 
 import contextlib
 import threading
@@ -62,18 +62,18 @@ class InstanceWatch:
             self._begin()
 
     def forget(self, workload: str) -> None:
-        """Report no more of this workload: it is being stopped."""
+        """Stop reporting this workload, which is being stopped."""
         with self._lock:
             self._followed.pop(workload, None)
 
     def unwanted(self, workload: str) -> None:
-        """End this as soon as AWS shows it and lets it end."""
+        """Terminate this workload's instance as soon as AWS shows it and allows that."""
         with self._lock:
             self._unwanted[workload] = time.monotonic()
             self._begin()
 
     def wanted(self, workload: str) -> None:
-        """End this no more: it is started again."""
+        """Cancel `unwanted`: the workload is started again."""
         with self._lock:
             self._unwanted.pop(workload, None)
 
@@ -84,7 +84,7 @@ class InstanceWatch:
             return known.port if known else None
 
     def close(self) -> None:
-        """Look no more; returns when the thread has ended."""
+        """End the thread, and wait for its end."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()

@@ -79,7 +79,7 @@ class KubernetesBackend:
         self._listener = listener
 
     def refuse(self, spec: BaseResourceSpec) -> None:
-        """Look at a spec before anything is held for it; see `Backend.refuse`."""
+        """Refuse a spec that cannot be started, before anything is held; see `Backend.refuse`."""
         wanted = pod_order(spec).namespace
         if wanted and wanted != self._namespace:
             reason = f"expected nothing: this server starts everything in {self._namespace}"
@@ -105,7 +105,7 @@ class KubernetesBackend:
         return await self._run(self._opened().status(workload))
 
     async def probe(self, workload: str) -> WorkloadReport:
-        """Look at a workload: its kubelet asks it all the time; see `Backend.probe`."""
+        """Return a workload's state, which its kubelet probes all the time; see `Backend.probe`."""
         return await self.status(workload)
 
     def glance(self, workload: str) -> WorkloadReport | None:
@@ -152,7 +152,7 @@ class KubernetesBackend:
         return await self._run(self._opened().logs(workload, offset, attempt))
 
     async def close(self) -> None:
-        """Let go. Pods go on running."""
+        """Close the connections. Pods go on running."""
         self._listener = None
         runs, self._runs = self._runs, None
         if runs is not None:

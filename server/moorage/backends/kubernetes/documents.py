@@ -126,7 +126,7 @@ def whole_document(cluster_id: str, machines: Iterable[Document]) -> Document:
 
 
 def offered_document(document: Document) -> Document:
-    """Return the document with what can be had of it now, for a fleet to place workloads in.
+    """Return the document of the capacity that is free of others' use now.
 
     Every node is as large as what others leave. Those that no pod can start on stay, and say so.
     """

@@ -1,4 +1,4 @@
-"""Where a cluster is no longer what leases on it say: records in, findings out. No I/O.
+"""Finds differences between leases and their cluster: records in, findings out. No I/O.
 
 The daemon tells the findings to the owners of the leases. None of them frees anything: a lease
 holds until its owner or its backend ends it, so no other lease is promised what it names.
@@ -16,7 +16,7 @@ DriftKind = Literal["node_gone", "node_unavailable", "device_gone", "device_take
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One thing that a lease says and the cluster does not.
+    """One difference between a lease and its cluster.
 
     Args:
         lease: The lease.

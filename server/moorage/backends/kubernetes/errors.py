@@ -14,7 +14,7 @@ class NoAnswerError(KubernetesError):
 
 
 class RefusedError(KubernetesError):
-    """Its API server said no.
+    """Its API server refused the call.
 
     Args:
         status: The code of HTTP; 410: the API server no longer remembers that version.

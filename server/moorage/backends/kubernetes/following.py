@@ -1,4 +1,4 @@
-"""A cluster for a registry: what can be had of it, whenever that changes, or why that is not known.
+"""Follows a cluster for a registry: its free capacity at each change, or why it is unknown.
 
 The daemon and `moorage fleet import kubernetes` keep a registry fresh with it. A cluster counts as
 stale when its API server does not answer, or when a watch has been broken for a while.
@@ -154,7 +154,7 @@ class ClusterFollower:
         return document
 
     async def _keep_asking(self, connection: ClusterConnection) -> NoReturn:
-        """Note whether the API server answers: a watch of one that hangs says nothing for long."""
+        """Ask the API server again and again whether it answers: its watch may hang in silence."""
         while True:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS_MAX):

@@ -1,4 +1,4 @@
-"""Clusters that the daemon follows by itself: their documents, and what leases say that is not so.
+"""Follows the configured clusters: their documents, and their differences from leases.
 
 `kind` runs it where the setting `kubernetes_clusters` names any. A cluster that cannot be reached
 stays registered and says why nothing can start there: its leases stand, and none is added.
@@ -65,7 +65,7 @@ class FollowedClusters:
         self._inventory.watch(self.metrics)
 
     def metrics(self) -> Iterable[Metric]:
-        """Yield which clusters are known as they are, and what leases say that is not so."""
+        """Yield which clusters are current, and the differences between leases and clusters."""
         fresh = GaugeMetricFamily(
             "moorage_cluster_fresh", "The cluster is known as it is", labels=["cluster"]
         )

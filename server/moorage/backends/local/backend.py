@@ -111,7 +111,7 @@ class LocalBackend:
         self._listener = listener
 
     def refuse(self, spec: BaseResourceSpec) -> None:
-        """Look at a spec before anything is held for it; see `Backend.refuse`."""
+        """Refuse a spec that cannot be started, before anything is held; see `Backend.refuse`."""
         if spec.category not in self.support.categories:
             known = ", ".join(sorted(self.support.categories))
             reason = f"the backend local starts {known}, not {spec.category}"
@@ -226,7 +226,7 @@ class LocalBackend:
         return measured(self._root, self._devices.held_gpus())
 
     async def close(self) -> None:
-        """Let go. Workloads go on running."""
+        """Close the parts. Workloads go on running."""
         self._listener = None
         await asyncio.to_thread(self._processes.close)
         await asyncio.to_thread(self._containers.close)

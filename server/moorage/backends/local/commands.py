@@ -105,7 +105,7 @@ def _preparation(
 
 
 def _enter(membership: int) -> None:
-    """Become a member of a group; of one that was removed meanwhile, nothing is to be had."""
+    """Become a member of a group, unless it was removed meanwhile."""
     with contextlib.suppress(OSError):
         os.write(membership, b"0")
 
@@ -134,7 +134,7 @@ class _Output:
         return self._data.decode(errors="replace")
 
     def close(self) -> None:
-        """Read no longer."""
+        """Stop reading."""
         self._loop.remove_reader(self._descriptor)
         os.close(self._descriptor)
 

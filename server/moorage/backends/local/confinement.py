@@ -78,7 +78,7 @@ class Confinement:
 
 
 def find(hidden: str) -> Confinement:
-    """Find a way to hide a folder from workloads here, by a trial with a process."""
+    """Return a way that hides a folder from workloads here, tried with a process."""
     import subprocess  # noqa: PLC0415  # A supervisor needs it not, and it takes long to load.
 
     hidden = os.path.realpath(hidden)

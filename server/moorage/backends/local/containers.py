@@ -116,7 +116,7 @@ class Containers(LocalWorkloads):
         return self._store.keeps(workload)
 
     def refuse(self, spec: ContainerResourceSpec) -> None:
-        """Look at a spec before anything is held for it; see `Backend.refuse`."""
+        """Refuse a spec that cannot be started, before anything is held; see `Backend.refuse`."""
         for outside, _, _ in mounts(spec):
             if self._hidden is not None and shows(outside, os.fspath(self._hidden)):
                 reason = f"mount: {outside} would show the data folder of this server"
@@ -373,7 +373,7 @@ class Containers(LocalWorkloads):
 
     @staticmethod
     def _begun(folder: Path, attempt: int) -> int | None:
-        """Return a number that tells the folder of a start from all others; None if it is gone."""
+        """Return a number that identifies the folder of a start; None if it is gone."""
         order = workload_store.read(folder / "order.json")
         if order is None or attempt not in {0, order.get("attempt", 1)}:
             return None

@@ -51,7 +51,7 @@ class Groups:
 
 
 def find() -> Groups:
-    """Find out where groups can be made, by making one."""
+    """Return where groups can be made, tried by making one."""
     tried = []
     for base in _bases():
         trial = base / f"moorage-trial-{uuid.uuid4().hex[:12]}"

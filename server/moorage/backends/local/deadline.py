@@ -1,4 +1,4 @@
-"""Until when workloads run without a word of the server: `heard.json`, in the backend's root.
+"""The time when workloads end without contact to the server: `heard.json`, in the root.
 
 An agent of a machine writes it. Supervisors, and the reaper of containers, read it, so that it
 holds also while there is no agent.
@@ -64,7 +64,7 @@ class HeardFile:
         self.note_contact(at)
 
     def _write(self) -> None:
-        """Put it in place; it need not outlive the machine, so none waits for the disk."""
+        """Replace the file, without a sync: it need not outlive the machine."""
         if not self._seconds:
             self._file.unlink(missing_ok=True)
             return

@@ -83,7 +83,7 @@ class Devices:
         self._adopt(held)
 
     def take(self, order: Order) -> DeviceBinding:
-        """Choose for a workload. Doing it again gives the same.
+        """Bind a workload to devices; a second call returns the same.
 
         Raises:
             UnsupportedSpecError: It wants more than this machine has.
@@ -180,7 +180,7 @@ class Devices:
             self._check_in(self._held.pop(workload, {}))
 
     def _refuse_twice(self, wanted: Sequence[JsonMapping]) -> None:
-        """Refuse devices that other workloads have more of than would leave room.
+        """Refuse devices of which other workloads leave too little.
 
         Raises:
             BackendError: Naming the device, who has it, and what to do.
@@ -195,7 +195,7 @@ class Devices:
                         raise _twice(row, workload, held)
 
     def _check_out(self, members: Sequence[JsonMapping], *, must: bool, could: bool) -> Rows:
-        """Check out of the pool; what need not be had is not bound, where it cannot be had.
+        """Check members out of the pool; leave out optional ones that are not free.
 
         Args:
             members: What is wanted.
@@ -220,7 +220,7 @@ class Devices:
         return {}
 
     def _unseen(self, members: Sequence[JsonMapping]) -> str:
-        """Return the advice for a request for GPUs where none can be seen."""
+        """Return advice for a request for GPUs on a machine where none is visible."""
         wanted = any(each["type"] == "gpus" for each in members)
         if wanted and not self._pool.count("gpus") and importlib.util.find_spec("pynvml") is None:
             return f"; GPUs of NVIDIA are seen with {install_command('nvml')}"

@@ -17,7 +17,7 @@ __all__ = ["examine"]
 
 
 def examine(examination: Examination) -> Iterator[DoctorFinding]:
-    """Yield which containers, control groups and walls this machine has."""
+    """Yield findings about containers, control groups and confinement on this machine."""
     yield _containers()
     yield _groups()
     yield _confinement(examination.data_dir, examination.advice)

@@ -68,7 +68,7 @@ def found(name: str, meant: DeviceId) -> tuple[str, Device | None]:
 
 
 def look_again() -> None:
-    """Forget the devices, so that the next call reads them again: cards come and go."""
+    """Forget the devices, so that the next call reads them again."""
     _known.cache_clear()
 
 

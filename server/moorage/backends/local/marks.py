@@ -106,7 +106,7 @@ def marked_below(root: str) -> set[str]:
 
 
 def until_gone(kill: Callable[[], str]) -> None:
-    """Kill until nothing is left.
+    """Repeat `kill` until it finds no process.
 
     Args:
         kill: Kills what there is and returns what that was; empty: nothing.

@@ -401,7 +401,7 @@ class Processes(LocalWorkloads):
         return workload_store.tail(self._store.folder(workload))
 
     def _sweep(self, workload: str, group: str) -> None:
-        """Kill what no supervisor looks after: its own orphans, and commands run beside it."""
+        """Kill processes without a supervisor: its orphans, and commands run beside it."""
         marks.kill_workload(self._mark(workload))
         for each in {group, self._groups.of(self._store.folder(workload))}:
             control_groups.end(each)
@@ -434,7 +434,7 @@ def _bound_all(pids: Collection[int], memory_bytes: int) -> None:
 
 
 def _bound(pid: int, cpus: Collection[int], memory_bytes: int | None) -> None:
-    """Bind all threads of a process to processors, if any, and bound its memory, if so.
+    """Bind the threads of a process to processors, and bound its memory, where given.
 
     One that has ended meanwhile is passed over.
     """

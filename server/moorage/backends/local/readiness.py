@@ -23,7 +23,7 @@ RunCommand = Callable[[Sequence[str], float], Awaitable[int]]
 
 
 async def still(ask: Callable[[], Awaitable[bool]], probe: Readiness | None) -> bool:
-    """Return whether a workload that was ready still is; a second try follows a silence.
+    """Return whether a workload that was ready still is, with a second try after a silence.
 
     Args:
         ask: Asks.

@@ -1,4 +1,4 @@
-"""Starts the supervisor of a process, and waits for its word. `Processes` is the only caller."""
+"""Starts the supervisor of a process, and waits for its report. `Processes` is the only caller."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _SUPERVISOR: Final = Path(__file__).with_name("supervisor.py")
 
 
 def begin(folder: Path) -> None:
-    """Start a supervisor and wait for its word.
+    """Start a supervisor and wait for its report.
 
     Raises:
         BackendError: The command cannot be run.

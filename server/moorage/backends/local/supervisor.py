@@ -1,4 +1,4 @@
-"""Stands over one workload: starts it, waits for it, and leaves nothing of it behind.
+"""Supervises one workload: starts it, waits for its end, and leaves no process behind.
 
 Run as a script of its own by `processes`, with nothing but the standard library, so that it starts
 fast and stays small. It outlives the daemon on purpose: the daemon that comes after finds it by its
@@ -446,7 +446,7 @@ class Output:
         self.over.release()
 
     def take(self, data: bytes) -> None:
-        """Put a piece of it into the file."""
+        """Append a piece of output to the file."""
         if self.file is None:
             return
         if self.size + len(data) > self.bytes_max:
@@ -457,7 +457,7 @@ class Output:
             data = data[written:]
 
     def drop_older(self) -> None:
-        """Keep the last half of what there may be."""
+        """Drop all but the last half of the bound."""
         assert self.file is not None
         size_left = min(self.size, self.bytes_max // 2)
         for done in range(0, size_left, CHUNK_BYTES):
@@ -484,7 +484,7 @@ def finish(folder: str, code: "int | None", detail: str, *, started: bool = True
 
 
 def write(path: str, document: "JsonObject") -> None:
-    """Write a file whole or not at all, to last."""
+    """Write a file whole or not at all, durably."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(f"{path}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

@@ -362,7 +362,7 @@ def _remove(place: Path) -> None:
 
 
 def write(path: Path, document: JsonMapping) -> None:
-    """Write a file whole or not at all, to last."""
+    """Write a file whole or not at all, durably."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
     made = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

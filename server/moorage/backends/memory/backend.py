@@ -173,7 +173,7 @@ class MemoryBackend:
         raise UnsupportedSpecError("the backend memory keeps no output")
 
     async def close(self) -> None:
-        """Forget nothing: there is nothing to let go of."""
+        """Do nothing: there is nothing to close."""
         self._listener = None
 
     def _entry(self, workload: str) -> _Entry:

@@ -92,7 +92,7 @@ class RayBackend:
         self._listener = listener
 
     def refuse(self, spec: BaseResourceSpec) -> None:
-        """Look at a spec before anything is held for it; see `Backend.refuse`."""
+        """Refuse a spec that cannot be started, before anything is held; see `Backend.refuse`."""
         orders.check(spec, leased=self._leased)
 
     async def discover(self) -> Collection[WorkloadReport]:
@@ -143,7 +143,7 @@ class RayBackend:
         return report
 
     async def _undone(self, workload: str) -> None:
-        """Leave nothing of a start; where Ray does not answer, as soon as it does."""
+        """Remove all parts of a start; wait where Ray does not answer."""
         with self._lock:
             self._unwanted.add(workload)
         if self.connection.trouble:
@@ -195,7 +195,7 @@ class RayBackend:
         return _report(workload, seen)
 
     def glance(self, workload: str) -> WorkloadReport | None:
-        """Know nothing without asking; see `Backend.glance`."""
+        """Return None: only a call of Ray knows; see `Backend.glance`."""
         del workload
         return None
 
@@ -263,7 +263,7 @@ class RayBackend:
         return Log.of(data, piece["start"], over=piece["over"], exit_code=piece["exit_code"])
 
     async def close(self) -> None:
-        """Let go. Workloads go on running."""
+        """Close the connection. Workloads go on running."""
         self._listener = None
         self.on_failure = lambda: None
         await asyncio.to_thread(self.connection.close)
@@ -318,7 +318,7 @@ class RayBackend:
 
     @contextlib.contextmanager
     def _in_hand(self, workload: str) -> Iterator[None]:
-        """Note that a workload is being started or stopped."""
+        """Mark a workload as being started or stopped during the block."""
         with self._lock:
             self._busy[workload] += 1
         try:

@@ -35,7 +35,7 @@ _ENDED: Final = "its process ended"
 
 
 class RayUnreachableError(BackendError):
-    """Ray does not answer: what runs there goes on, and how it is, is not known."""
+    """Ray does not answer: workloads go on, in an unknown state."""
 
 
 class WorkloadFailedError(BackendError):

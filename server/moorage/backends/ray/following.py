@@ -92,7 +92,7 @@ class RayFollower:
         return wrong
 
     async def _away(self) -> str:
-        """Permit no new leases there while the free amounts are unknown."""
+        """Mark the nodes as unavailable while the free amounts are unknown."""
         if self._seen is not None:
             return await self._write(document(self._cluster, self._seen, live=False))
         if not self._inventory.is_live(self._cluster):

@@ -43,7 +43,7 @@ Plan = JsonObject
 
 
 def check(spec: BaseResourceSpec, *, leased: bool = True) -> None:
-    """Refuse what could never be started on Ray.
+    """Refuse a spec that could never be started on Ray.
 
     Args:
         spec: What is wanted.
@@ -89,7 +89,7 @@ def _check_container(spec: ContainerResourceSpec, *, leased: bool) -> None:
 
 
 def _check_options(options: JsonMapping, *, leased: bool) -> None:
-    """Refuse what Ray would only refuse once the lease is granted."""
+    """Refuse options that Ray would refuse only after the grant."""
     allowed = OPTIONS if leased else OPTIONS | OWN_OPTIONS
     for option in options.keys() - allowed:
         known = ", ".join(sorted(allowed))

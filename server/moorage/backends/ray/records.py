@@ -70,7 +70,7 @@ class Records:
                 self._load()[workload] = shape
 
     def forget(self, workload: str) -> None:
-        """Note no more of a workload."""
+        """Delete the note of a workload."""
         with self._lock:
             self._path(workload).unlink(missing_ok=True)
             self._load().pop(workload, None)

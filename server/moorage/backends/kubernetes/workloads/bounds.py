@@ -1,4 +1,4 @@
-"""Bounds of a pod: no more of its node than its lease holds, whatever its manifest says.
+"""Bounds a pod to what its lease holds of the node, whatever its manifest says.
 
 `manifests` calls it with the finished pod. What a container asks for in requests or limits counts;
 sidecars run beside the containers, other init containers run one after another before them.

@@ -125,7 +125,7 @@ class ClusterWorkloads:
         self._tasks = [asyncio.create_task(each.run()) for each in self._watchers]
 
     async def close(self) -> None:
-        """Follow no longer."""
+        """Stop following."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -447,7 +447,7 @@ class ClusterWorkloads:
             self._news[workload].event.set()
 
     def forget(self, workload: str) -> None:
-        """Keep nothing for a workload of which nothing is left."""
+        """Forget a workload that has no object left."""
         self._news.pop(workload, None)
 
     def _pod_changed(self, key: str, old: PodState | None, new: PodState | None) -> None:

@@ -54,7 +54,7 @@ class _Tail:
             self.cut()
 
     def cut(self) -> None:
-        """Drop all but the last."""
+        """Drop the oldest bytes beyond the bound."""
         spare = max(len(self.data) - KEPT_BYTES_MAX, 0)
         del self.data[:spare]
         self.base += spare
@@ -90,7 +90,7 @@ class PodOutput:
         self._followers: dict[str, _Follower] = {}
 
     def close(self) -> None:
-        """Follow no more."""
+        """Stop following."""
         for each in self._followers.values():
             each.task.cancel()
 

@@ -93,7 +93,7 @@ class WorkloadRuns:
         self._ends: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Let go of all clusters. Pods go on running."""
+        """Close the connections to all clusters. Pods go on running."""
         for task in self._ends:
             task.cancel()
         for each in self._clusters.values():
@@ -309,7 +309,7 @@ class WorkloadRuns:
                 return
 
     async def _ready(self, cluster: _Cluster, order: Order) -> WorkloadReport:
-        """Wait until a workload is ready, or over; say meanwhile how far it is.
+        """Wait until a workload is ready or over, and report its progress.
 
         Raises:
             BackendError: It does not get ready.
@@ -348,7 +348,7 @@ class WorkloadRuns:
     def _check_silence(
         self, cluster: ClusterWorkloads, name: str, nodes: Collection[str], lasted: float
     ) -> None:
-        """Give up on pods of which nothing was said for long, and say why.
+        """Raise an error for pods without news for long, with the reason.
 
         Raises:
             BackendError: It was too long.
@@ -502,7 +502,7 @@ class WorkloadRuns:
 
 
 def _lost(pods: Sequence[PodState], nodes: Sequence[str]) -> str:
-    """Say which pods of a gang are gone that was whole."""
+    """Return a sentence about the pods that a gang has lost."""
     missing = [each for each in nodes if each not in {pod.node for pod in pods}]
     where = f" on {', '.join(missing)}" if missing else ""
     size = pods[0].size if pods else len(nodes)

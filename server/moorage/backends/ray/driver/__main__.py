@@ -91,7 +91,7 @@ class Driver:
         self.say({"id": message["id"], **answer})
 
     def beat(self) -> None:
-        """Say again and again that Ray answers."""
+        """Report again and again that Ray answers."""
         while True:
             nodes = ray.nodes()  # type: ignore[no-untyped-call]  # Ray has no types for it.
             self._workloads.note_dead_nodes([x["NodeID"] for x in nodes if not x["Alive"]])

@@ -471,7 +471,7 @@ class Workloads:
                 self._seen(refs[ref], ref)
 
     def _seen(self, workload: str, ref: Any) -> None:
-        """Take one answer: it goes on, or it ended."""
+        """Handle one answer: the workload goes on, or it ended."""
         try:
             end: Report | None = ray.get(ref)
         except ray.exceptions.ActorUnavailableError:
@@ -564,7 +564,7 @@ def _value(ref: RayHandle, seconds: float | None) -> JsonValue:
 
 
 def _gone(name: str, namespace: str, seconds: float) -> bool:
-    """Wait until no actor has a name; whether that came about."""
+    """Wait until no actor has a name; return whether that happened in time."""
     deadline = time.monotonic() + seconds
     while True:
         try:

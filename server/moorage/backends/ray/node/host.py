@@ -42,7 +42,7 @@ Report = JsonObject
 
 
 class _Kept:
-    """A command, and all that comes of it: none of it outlives this process; see `warden`.
+    """A command and all its processes, none of which outlives this process; see `warden`.
 
     Args:
         warden: Text of that program.

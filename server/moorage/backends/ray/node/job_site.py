@@ -19,7 +19,7 @@ _PROPERTIES = ("placement_group_id", "should_capture_child_tasks_in_placement_gr
 
 
 class _Finder:
-    """Finds Ray's worker as others do, and has it bound once it is loaded."""
+    """Finds Ray's worker module, and binds the driver once it is loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
