@@ -112,7 +112,7 @@ class GatewayConnection(ServerConnection):
 
     @property
     def said_goodbye(self) -> bool:
-        """Whether the client closed because it was done, and not for some trouble."""
+        """Whether the client closed normally, not because of an error."""
         frame = self.protocol.close_rcvd
         return frame is not None and frame.code in _GOODBYES
 
@@ -126,7 +126,7 @@ class GatewayConnection(ServerConnection):
         return bool(look.poll(0))
 
     def let_go(self) -> None:
-        """Detach from the session: call none of its methods any more."""
+        """Detach from the session, and call none of its methods afterwards."""
         self.on_writable, self.on_lost = _ignore, _nothing
 
     async def drop(self, code: int, reason: str, seconds: float) -> None:
@@ -339,7 +339,7 @@ class GatewayConnection(ServerConnection):
 
 
 def _ignore(_: bool) -> None:  # The shape of `on_writable`.
-    """Stand in before a session exists."""
+    """Do nothing, before a session exists."""
 
 
 def _nothing() -> None:

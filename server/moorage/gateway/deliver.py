@@ -69,4 +69,4 @@ class Deliver(Protocol):
         """Note that a session is over, and not resumed. Nothing of it comes after this."""
 
     def failed(self, error: BaseException) -> None:
-        """Learn of a defect: an exception where none may be. The daemon ends the process."""
+        """Report a defect, an exception where none may be. The daemon ends the process."""

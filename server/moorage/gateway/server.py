@@ -40,7 +40,7 @@ _LOGIN_LOOK_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class GatewayStats:
-    """The gateway in numbers. Those ending in `_total` only grow.
+    """Counts of the gateway. Those ending in `_total` only grow.
 
     Args:
         connections: TCP connections, those without a session included.

@@ -429,7 +429,7 @@ class Session:
             task.cancel()
 
     def _hold(self, reply: bytes) -> None:
-        """Count what waits for another connection; where it is too much, none is waited for."""
+        """Count replies that wait for a resume; beyond the bound, end the session."""
         self._held += len(reply)
         if self.lasts and self._held > HELD_BYTES_MAX:
             self._drop(self, Close.TRY_LATER, "too many replies were held for the client")

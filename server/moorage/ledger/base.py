@@ -109,7 +109,7 @@ class FactUnwritable(LedgerError):  # noqa: N818  # As LedgerLocked.
 
 
 class LedgerFailed(LedgerError):  # noqa: N818  # As LedgerLocked.
-    """The disk refused. What was being written may or may not be there.
+    """A write to the disk failed. The facts of that write may or may not be there.
 
     Nothing is tried again: after a failed sync the kernel may have dropped the pages it could
     not write, and a second sync would succeed without them. The process must end; the next one
@@ -296,7 +296,7 @@ class Ledger(LedgerHistory, Protocol):
         ...
 
     async def close(self) -> None:
-        """Wait until everything handed over is durable, and let go. A second call does nothing.
+        """Wait until all appended facts are durable, and close. A second call does nothing.
 
         Raises:
             LedgerFailed: The disk refused.

@@ -21,7 +21,7 @@ NAMED_MAX: Final = 20
 
 
 class ContentChange(NamedTuple):
-    """Something is there from now on, or no longer."""
+    """A name that a fact adds or removes."""
 
     noun: Noun
     id: str
@@ -70,7 +70,7 @@ class LedgerContents:
     )
 
     def take(self, changes: Iterable[ContentChange]) -> None:
-        """Make changes true."""
+        """Apply changes."""
         for noun, name, is_there in changes:
             if is_there:
                 self.names[noun][name] = None

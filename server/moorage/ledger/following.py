@@ -1,4 +1,4 @@
-"""Facts that another process writes, taken here one after the other, each once."""
+"""Reads facts that another process writes, in order, each once."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +43,7 @@ class FollowedLedger(StoredHistory):
         return self._taken_seq
 
     async def load(self, take: Callable[[Sequence[Fact]], None]) -> None:
-        """Take what is there now: a checkpoint, and the facts after it.
+        """Read the newest checkpoint and the facts after it.
 
         Raises:
             LedgerError: It cannot be read.
@@ -55,7 +55,7 @@ class FollowedLedger(StoredHistory):
         self._taken_seq = self._read_seq = last_seq
 
     async def follow(self, take: Callable[[Sequence[Fact]], None]) -> bool:
-        """Take facts that were written since; return whether these were all.
+        """Read facts that were written since; return whether these were all.
 
         Raises:
             LedgerFailed: The database cannot be read now.

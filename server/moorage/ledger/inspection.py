@@ -1,4 +1,4 @@
-"""Do the facts that are read follow one another? `StoredLedger` and `walk` see to it."""
+"""Checks that facts follow one another, for `StoredLedger` and `walk`."""
 
 from collections.abc import Sequence
 

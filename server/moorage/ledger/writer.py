@@ -16,7 +16,7 @@ from moorage.storage.base import FactRow, Facts, FactStore, StorageError
 
 
 class WriteJob(msgspec.Struct, frozen=True, eq=False):
-    """Something to be made durable.
+    """Facts, or another change, to be made durable.
 
     Args:
         done: Becomes what `work` returned once the job is durable, or a `LedgerFailed`.

@@ -205,7 +205,7 @@ class Holdings:
         return watch
 
     def _unwatch(self, pid: int) -> None:
-        """Let go of a process that holds nothing."""
+        """Forget a process that holds nothing."""
         watch = self._watches[pid]
         if not watch.transactions:
             del self._watches[pid]

@@ -214,7 +214,7 @@ class ResourceStore:
         return resource
 
     def _forget(self, claim: ResourceClaim) -> None:
-        """Let go of the id of a claim, if it is still its own. Under the lock."""
+        """Release the id of a claim, if it still has it. Under the lock."""
         if claim.id is not None and self._claims.get(claim.id) is claim:
             del self._claims[claim.id]
 

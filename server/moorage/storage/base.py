@@ -83,7 +83,7 @@ class StorageFailed(StorageError):  # noqa: N818  # As StorageLocked.
 
 
 class Deposed(StorageFailed):  # As StorageLocked.
-    """Another server writes this database since."""
+    """Another server leads and writes this database now."""
 
 
 class Seat(NamedTuple):
@@ -120,7 +120,7 @@ class Election(Protocol):
     """Which of several servers on one database writes it."""
 
     def stand(self, seat: Seat) -> bool:
-        """Become the one who writes if there is none, and return whether that came about.
+        """Become the leader if there is none; return whether this server leads.
 
         Else note that this server stands by, and learn who leads.
 
@@ -146,7 +146,7 @@ class Election(Protocol):
         ...
 
     def beat(self) -> bool:
-        """Say that this server leads and lives; return whether an operator wants it to resign.
+        """Renew the leader's heartbeat; return whether an operator wants it to resign.
 
         Raises:
             Deposed: Another server leads since.
@@ -380,7 +380,7 @@ class FactStore(FactReading, Protocol):
         ...
 
     def end_writing(self, *, clean: bool) -> None:
-        """Let go of what only the writing thread uses. `clean`: every commit succeeded."""
+        """Close what only the writing thread uses. `clean`: every commit succeeded."""
         ...
 
 
@@ -504,7 +504,7 @@ class RecordStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it. A second call does nothing."""
+        """Close it. A second call does nothing."""
         ...
 
 
@@ -545,7 +545,7 @@ class TokenRows(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         ...
 
 
@@ -570,7 +570,7 @@ class AgentRows(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         ...
 
 
@@ -609,7 +609,7 @@ class AuditRows(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         ...
 
 

@@ -120,7 +120,7 @@ class AuditNotes(Protocol):
         """Note a refusal for lack of a right."""
 
     def note_failed_login(self, remote: str, door: str) -> None:
-        """Take note of a token that was wrong or missing."""
+        """Note a token that was wrong or missing."""
 
     async def written(self) -> None:
         """Return once all that was noted is written."""

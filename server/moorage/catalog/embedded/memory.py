@@ -132,7 +132,7 @@ class Memory:
             self._versions[cluster_id] = self.version
 
     def forget(self) -> None:
-        """Let go of all documents, at once. Not to be used again."""
+        """Drop all documents at once. Nothing may be called afterwards."""
         held = (self.clusters, self.metrics, self.policies, self._loaded, self._blobs)
         for each in held:
             each.clear()

@@ -84,6 +84,6 @@ class Batches:
 
 
 def _look(task: "asyncio.Task[None]") -> None:
-    """Take note of a failure, so that asyncio does not report it as lost: all may have left."""
+    """Note a failure, so that asyncio does not report it as lost: all may have left."""
     if not task.cancelled():
         task.exception()

@@ -364,7 +364,7 @@ class MetricsMirror:
             self._probe, self._probe_at = None, _now() + RETRY_SECONDS
 
     def forget(self, cluster_id: str) -> None:
-        """Let go of a cluster's metrics: it is gone, or they are too old."""
+        """Drop a cluster's metrics: it is gone, or they are too old."""
         self._read_at.pop(cluster_id, None)
         self._left_out.pop(cluster_id, None)
         self._forget(cluster_id)

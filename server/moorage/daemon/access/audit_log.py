@@ -101,7 +101,7 @@ class AuditLog:
         self._bell.set()
 
     def note_server(self, what: str, seq: int = 0) -> None:
-        """Take note of a start, with the last fact in the ledger, or of a stop.
+        """Note a start, with the last fact in the ledger, or of a stop.
 
         Two starts in a row tell of a kill.
         """

@@ -269,7 +269,7 @@ def crashed(reason: str, ref: PolicyRef) -> Refusal:
 
 
 def killed(death: Death, work: Work, limits: Limits) -> Refusal | None:
-    """Take note that a cell was killed from outside under work; return why it is not tried again.
+    """Note that a cell was killed from outside under work; return why it is not tried again.
 
     One kill may be anybody's doing, as where the machine is out of memory: what has no effects is
     done again elsewhere, once. Where its cells held nearly all they may, the policy eats the

@@ -114,7 +114,7 @@ class Leadership:
             )
 
     def take(self) -> None:
-        """Become the one who writes, once for all parts.
+        """Become the leader, once for all parts.
 
         Raises:
             StorageLocked: Another server is.
@@ -240,7 +240,7 @@ class Leadership:
             raise StorageFailed(self._failure)
 
     def look(self) -> None:
-        """Refuse to go on without the lock; looks at it every `LOOK_SECONDS`.
+        """Raise an error where the lock was lost; checked every `LOOK_SECONDS`.
 
         Raises:
             StorageFailed: It was lost, or a commit of one of the parts failed.

@@ -51,7 +51,7 @@ class Fencing:
         self._used = max(self._used, number)
 
     def close(self, *, clean: bool) -> None:
-        """Let go; after a clean end, also of the numbers that were reserved and never used."""
+        """Close; after a clean end, free the numbers that were reserved and never used."""
         if clean and self._used < self._reserved:
             self._mark.write_both(self._used, 0)
         self._mark.close()

@@ -70,6 +70,6 @@ class WriterLock:
             ) from no
 
     def release(self) -> None:
-        """Let go of it; closing the descriptors drops the locks."""
+        """Release the lock: closing the descriptors drops it."""
         while self._descriptors:
             os.close(self._descriptors.pop())

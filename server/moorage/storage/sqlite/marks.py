@@ -140,7 +140,7 @@ class DurableMark:
             self.sync()
 
     def close(self) -> None:
-        """Let go of the file. A second call does nothing."""
+        """Close the file. A second call does nothing."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):  # It is as if the power had been cut.
                 self.sync()
@@ -165,7 +165,7 @@ class Reserve:
         self._tried_at = time.monotonic()
 
     def spend(self) -> bool:
-        """Give it up; return whether there was any."""
+        """Free the reserved room; return whether there was any."""
         if self.spent:
             return False
         self.close()
@@ -173,7 +173,7 @@ class Reserve:
         return True
 
     def refill(self) -> float | None:
-        """Take it back where there is room again; return when to call again, if at all."""
+        """Reserve the room again where the disk has some; return when to call again, if at all."""
         now = time.monotonic()
         if self.spent and now - self._tried_at >= REFILL_SECONDS:
             self._tried_at = now
