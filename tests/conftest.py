@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Generator, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -225,6 +226,17 @@ def pytest_collection_finish() -> None:
     """Have the garbage collector look at what tests make, and no more at what was imported."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Function) -> None:
+    """Make again for a second try what the tests of a file share: the first may have changed it."""
+    if getattr(item, "execution_count", 1) == 1:
+        return
+    fixtures = item._fixtureinfo.name2fixturedefs  # pytest has no other way.
+    for fixture in chain.from_iterable(fixtures.values()):
+        if fixture.scope == "module" and fixture.argname != "_nothing_is_left_for_the_next_file":
+            fixture.finish(item._request)
 
 
 @pytest.hookimpl(trylast=True)
