@@ -107,7 +107,7 @@ async def _send_all(
         shown, over_http = order[number], number % 2 == 0
         door = _http if over_http else _websocket
         status, answer = await door(running, shown, endpoints[number])
-        sent[shown.kind] += 1
+        sent[f"{shown.kind}_{'http' if over_http else 'websocket'}"] += 1
         text = f"{shown.kind} {shown.headers}: {answer[:300]!r}"
         if status != 401:  # noqa: PLR2004  # RFC 9110, 15.5.2.
             let_in.append(text)

@@ -21,7 +21,7 @@ const machine = (client_id) => ({
   client_id, client_secret: "s3cret", grant_types: ["client_credentials"], redirect_uris: [], response_types: [],
 });
 const clients = [
-  ...["research.admin", "research.client", "research.viewer"].map(machine),
+  ...["research.admin", "research.client", "research.viewer", "rival.client"].map(machine),
   {
     client_id: "moorage", token_endpoint_auth_method: "none", application_type: "native",
     grant_types: ["urn:ietf:params:oauth:grant-type:device_code", "refresh_token", "authorization_code"],

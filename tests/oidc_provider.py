@@ -52,6 +52,14 @@ class Provider:
         self._process.send_signal(signal.SIGHUP)
         assert "signs" in self._said()
 
+    def stop(self) -> None:
+        """Take connections and answer none, until `go_on`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Answer again."""
+        self._process.send_signal(signal.SIGCONT)
+
     def confirm(self, url: str, person: str) -> None:
         """Open a page for a device's code, sign in there and agree."""
         with httpx.Client(follow_redirects=True, timeout=30) as browser:

@@ -35,6 +35,7 @@ from moorage_client.errors import (
     MoorageError,
     ProtocolViolated,
     ProxyFailed,
+    Unauthorized,
     refusal,
 )
 from moorage_client.sign_in import asks_issuer, bearer_of
@@ -72,6 +73,7 @@ class Connection:
     Args:
         socket: Open.
         endpoint: Where it leads.
+        token: Shown there; None: none was.
 
     Attributes:
         endpoint: As given.
@@ -83,8 +85,9 @@ class Connection:
 
     """
 
-    def __init__(self, socket: "ClientSocket", endpoint: Endpoint) -> None:
+    def __init__(self, socket: "ClientSocket", endpoint: Endpoint, token: str | None) -> None:
         self._socket = socket
+        self._token = token
         self.endpoint = endpoint
         self._url = endpoint.shown
         self.watches = False
@@ -122,10 +125,7 @@ class Connection:
 
         from moorage_client.client_socket import ClientSocket  # noqa: PLC0415  # As it imports that.
 
-        if asks_issuer(endpoint):
-            token = await asyncio.to_thread(bearer_of, endpoint)
-        else:
-            token = bearer_of(endpoint)
+        token = await _bearer(endpoint)
         try:
             socket = await connect(
                 endpoint.url,
@@ -145,7 +145,7 @@ class Connection:
             # The causes are dozens of lines from the event loop, which say no more.
             raise failed from None
         assert isinstance(socket, ClientSocket)
-        return cls(socket, endpoint)
+        return cls(socket, endpoint, token)
 
     @property
     def ended(self) -> bool:
@@ -285,10 +285,19 @@ class Connection:
             end = ConnectionFailed(self._url, "the server closed the socket")
         except ConnectionClosed as error:
             end = self._why_closed(error)
+            if isinstance(end, Unauthorized) and await self._has_another_token():
+                end = ConnectionFailed(self._url, "the token ended; there is another one since")
         except ProtocolViolated as error:
             end = error
         self._finish(end)
         await self._socket.close()
+
+    async def _has_another_token(self) -> bool:
+        """Return whether a new connection would show another token than this one did."""
+        try:
+            return await _bearer(self.endpoint) not in {None, self._token}
+        except MoorageError:  # The file is gone, say.
+            return False
 
     def _why_closed(self, error: ConnectionClosed) -> MoorageError:
         frame = error.rcvd
@@ -396,6 +405,13 @@ def _not_opened(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
     if not isinstance(error, TimeoutError):
         failed.add_note("Start a server with `moored serve --here`, or name one in MOORAGE_URL.")
     return failed
+
+
+async def _bearer(endpoint: Endpoint) -> str | None:
+    """Return the token to show now; an issuer is asked in a thread."""
+    if asks_issuer(endpoint):
+        return await asyncio.to_thread(bearer_of, endpoint)
+    return bearer_of(endpoint)
 
 
 def _refused(url: str, error: InvalidHandshake) -> MoorageError:

@@ -31,6 +31,7 @@ __all__ = [
     "Endpoint",
     "checked_token",
     "read_token",
+    "read_token_file",
     "setting",
     "socks_advice",
     "split_addresses",
@@ -44,6 +45,8 @@ and `:8888`, since one Moorage server embeds both services."""
 ADDRESSES_MAX: Final = 16
 """Of one URL that names several, separated by commas; more are refused."""
 
+TOKEN_CHARS_MAX: Final = 65_536
+TOKEN_FILE_VARIABLE: Final = "MOORAGE_TOKEN_FILE"  # noqa: S105  # A name, no secret.
 CA_FILE_VARIABLES: Final = (
     *("MOORAGE_CA_FILE", "SSL_CERT_FILE"),
     *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
@@ -74,8 +77,9 @@ class Endpoint:
 
     Args:
         url: `ws://`, `wss://`, `http://` or `https://`.
-        token: Who we are; None shows nothing, or what `moorage login` stored.
+        token: Who we are; None shows nothing, or what `token_file` or `moorage login` stored.
         ca_file: Given by the caller; empty: as the environment says.
+        token_file: File with the token, read for each connection and each request over HTTP.
         signs_in: Whether what `moorage login` stored is shown.
         named_by: URL of the address that led here, whose login is shown; empty: the user named it.
 
@@ -86,6 +90,7 @@ class Endpoint:
     ca_file: str = ""
     signs_in: bool = False
     named_by: str = ""
+    token_file: str = ""
 
     @classmethod
     def of_socket(
@@ -115,7 +120,11 @@ class Endpoint:
         cls, urls: Sequence[str], token: str | None, ca_file: str | None
     ) -> tuple["Endpoint", ...]:
         shown, authorities = read_token(token), setting(ca_file)
-        return tuple(cls(url, shown, authorities, signs_in=True) for url in dict.fromkeys(urls))
+        file = "" if shown else setting(None, TOKEN_FILE_VARIABLE)
+        return tuple(
+            cls(url, shown, authorities, signs_in=True, token_file=file)
+            for url in dict.fromkeys(urls)
+        )
 
     @property
     def shown(self) -> str:
@@ -277,6 +286,24 @@ def read_token(given: str | None) -> str | None:
     """
     named = "token" if setting(given) else "MOORAGE_TOKEN"
     return checked_token(setting(given, "MOORAGE_TOKEN"), named) or None
+
+
+def read_token_file(path: str) -> str | None:
+    """Return the token in a file that `MOORAGE_TOKEN_FILE` names; None where it is empty.
+
+    Raises:
+        SettingRefused: It cannot be read, or no header can carry what is in it.
+
+    """
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123  # pathlib is slow to import.
+            token = file.read(TOKEN_CHARS_MAX + 1).strip()
+    except (OSError, ValueError) as error:
+        cause = getattr(error, "strerror", None) or "it is no text"
+        raise SettingRefused(TOKEN_FILE_VARIABLE, f"cannot read {path}: {cause}") from error
+    if len(token) > TOKEN_CHARS_MAX:
+        raise SettingRefused(TOKEN_FILE_VARIABLE, f"{path} is longer than any token")
+    return checked_token(token, TOKEN_FILE_VARIABLE) or None
 
 
 def checked_token(token: str, named: str) -> str:

@@ -192,7 +192,7 @@ class Services:
     Args:
         url: Of the server's HTTP side, or of several servers', separated by commas; default
             `MOORAGE_HTTP_URL`, else `http://127.0.0.1:8080`.
-        token: Who we are; default `MOORAGE_TOKEN`, else no token.
+        token: Who we are; default `MOORAGE_TOKEN`, else the file `MOORAGE_TOKEN_FILE`, else none.
         timeout: Seconds that connecting and each wait for more of a reply may take.
         ca_file: PEM file of the authority that signed the server's certificate; default
             `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else those that this machine knows.

@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from moorage.records.json_values import JsonMapping, JsonObject
-from moorage_client.endpoint import Endpoint
+from moorage_client.endpoint import Endpoint, read_token_file
 from moorage_client.errors import ConnectionFailed, MoorageError
 from moorage_client.home import HomeMissing
 from moorage_client.state_file import Entries, StateFile, StateUnusable, state_folder
@@ -64,9 +64,16 @@ def stored_login(url: str) -> JsonObject | None:
 
 
 def bearer_of(endpoint: Endpoint) -> str | None:
-    """Return the token to show at an endpoint now; a stored one is refreshed where it is due."""
+    """Return the token to show at an endpoint now; a stored one is refreshed where it is due.
+
+    Raises:
+        SettingRefused: The file that `MOORAGE_TOKEN_FILE` names has none that can be sent.
+
+    """
     if endpoint.token is not None or not endpoint.signs_in:
         return endpoint.token
+    if endpoint.token_file:
+        return read_token_file(endpoint.token_file)
     server = endpoint.named_by or endpoint.url
     login = stored_login(server)
     if login is not None and _is_due(login):
@@ -78,7 +85,7 @@ def bearer_of(endpoint: Endpoint) -> str | None:
 
 def asks_issuer(endpoint: Endpoint) -> bool:
     """Return whether `bearer_of` would take the time to ask the issuer now."""
-    if endpoint.token is not None or not endpoint.signs_in:
+    if endpoint.token is not None or endpoint.token_file or not endpoint.signs_in:
         return False
     login = stored_login(endpoint.named_by or endpoint.url)
     return login is not None and _is_due(login)

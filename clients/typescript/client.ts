@@ -7,7 +7,7 @@ import { Addresses, pause, type Redirection } from "./addresses.ts";
 import type { FailureMessage, NewsMessage, Operations } from "./messages.ts";
 import { ConnectionLost, Dialer, type Credential } from "./sockets.ts";
 
-export { ConnectionLost, NotLetIn, protocolsOf, type Credential } from "./sockets.ts";
+export { ConnectionLost, NotLetIn, protocolsOf, type Credential, type Shown } from "./sockets.ts";
 
 /** The server said no. `code` is for programs, `message` for people. */
 export class Refused extends Error {
@@ -35,6 +35,8 @@ const QUIET_MS = 1_000;
 const LIFE_MS_MAX = 2_000;
 /** After these, the same message on another socket would end likewise: too large, not allowed. */
 const FINAL_CLOSES = new Set([1007, 1009, 4401]);
+/** The token ended: final, unless there may be another one. */
+const NOT_LET_IN = 4401;
 /** Not sent again where it may have been carried out. */
 const NOT_REPEATED = new Set(["manage", "exec", "reserve"]);
 
@@ -234,11 +236,12 @@ export class MoorageClient {
       this.socket = undefined;
     }
     const problem = new ConnectionLost("the socket closed");
+    const isFinal = FINAL_CLOSES.has(code) && !(code === NOT_LET_IN && this.dialer.renews);
     for (const pending of [...this.waiting.values()].filter((each) => each.socket === socket)) {
       this.waiting.delete(pending.id);
       const now = Date.now();
       if (pending.givesUpAt === Infinity || now - pending.sentAt > this.reconnectMs) pending.givesUpAt = now + this.reconnectMs;
-      if (this.closed || !pending.repeats || FINAL_CLOSES.has(code) || now >= pending.givesUpAt) pending.reject(problem);
+      if (this.closed || !pending.repeats || isFinal || now >= pending.givesUpAt) pending.reject(problem);
       else void this.send(pending);
     }
     if (wasCurrent && this.topics.size) this.watchOn();

@@ -8,14 +8,25 @@ export class ConnectionLost extends Error {}
 /** A server answers, but lets this page or program not in: its token or ticket, or the page's origin. */
 export class NotLetIn extends Error {}
 
-/** A token, or a ticket of `POST /websocket-ticket`: good for one socket, within ten seconds. */
-export type Credential = { token: string } | { ticket: string };
+/**
+ * A token, or a function that returns the one of the moment: it is called for each socket. Or a ticket of
+ * `POST /websocket-ticket`: good for one socket, within ten seconds.
+ */
+export type Credential = { token: string | (() => string | Promise<string>) } | { ticket: string };
+
+/** A credential as one socket shows it. */
+export type Shown = { token: string } | { ticket: string };
+
+async function shownNow(credential?: Credential): Promise<Shown | undefined> {
+  if (!credential || "ticket" in credential) return credential;
+  return { token: typeof credential.token === "function" ? await credential.token() : credential.token };
+}
 
 const OPEN_MS_MAX = 10_000;
 const PATIENCE_MS = 250;
 
 /** What `new WebSocket(url, protocols)` takes: a page sets no headers, but names subprotocols. */
-export function protocolsOf(credential: Credential): string[] {
+export function protocolsOf(credential: Shown): string[] {
   if ("ticket" in credential) return ["moorage", `moorage.ticket.${credential.ticket}`];
   const bytes = String.fromCharCode(...new TextEncoder().encode(credential.token));
   const shown = btoa(bytes).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
@@ -23,7 +34,7 @@ export function protocolsOf(credential: Credential): string[] {
 }
 
 /** Say why a WebSocket did not open: it hides the status, which HTTP at its address has, too. */
-async function whyClosed(url: string, credential?: Credential): Promise<Error> {
+async function whyClosed(url: string, credential?: Shown): Promise<Error> {
   const address = url.replace(/^ws/, "http");
   const signal = AbortSignal.timeout(OPEN_MS_MAX);
   const status = await fetch(address, { signal }).then((answer) => answer.status, () => 0);
@@ -45,7 +56,7 @@ async function whyClosed(url: string, credential?: Credential): Promise<Error> {
 type Attempt = { readonly open: Promise<Opened>; giveUp(): void };
 type Opened = { readonly socket: WebSocket; readonly url: string };
 
-function begin(url: string, credential?: Credential): Attempt {
+function begin(url: string, credential?: Shown): Attempt {
   const socket = credential ? new WebSocket(url, protocolsOf(credential)) : new WebSocket(url);
   const opening = new AbortController();
   const once = { once: true, signal: opening.signal };
@@ -74,12 +85,18 @@ export class Dialer {
     this.credential = credential;
   }
 
+  /** Whether the next socket may show another token than the last one. */
+  get renews(): boolean {
+    return !!this.credential && "token" in this.credential && typeof this.credential.token === "function";
+  }
+
   async dial(): Promise<WebSocket> {
+    const shown = await shownNow(this.credential);
     const urls = this.addresses.order();
     const problems: Error[] = [];
     const tried: Promise<Opened | undefined>[] = [];
     for (const url of urls) {
-      const attempt = this.attempts.get(url) ?? begin(url, this.credential);
+      const attempt = this.attempts.get(url) ?? begin(url, shown);
       this.attempts.set(url, attempt);
       const outcome = attempt.open.catch((error: Error) => {
         this.attempts.delete(url);

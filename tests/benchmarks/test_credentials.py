@@ -14,4 +14,5 @@ def test_no_such_request_is_let_in_and_each_is_answered_as_documented() -> None:
     figures = credentials(1_000)
     assert (figures["let_in"], figures["undocumented_answers"]) == (0, 0), figures["examples"]
     assert figures["requests"] == 1_000
-    assert all(figures[f"requests_{kind}"] for kind in KINDS)
+    doors = ("http", "websocket")
+    assert all(figures[f"requests_{kind}_{door}"] for kind in KINDS for door in doors)

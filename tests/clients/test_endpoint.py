@@ -8,6 +8,7 @@ import socketserver
 import ssl
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -24,6 +25,7 @@ from moorage_client.errors import (
 )
 from moorage_client.inventory.ray import dashboard_inventory
 from moorage_client.loops import LoopThread
+from moorage_client.sign_in import bearer_of
 from tests.certificates import certificate
 from tests.clients.sites import Served, Site
 
@@ -431,3 +433,26 @@ def test_an_address_with_a_wrong_certificate_is_passed_over(secure, authority, s
     assert "none of 2 addresses serves: wss://127.0.0.1:" in done.stderr
     assert "signed by an authority that is not in" in done.stderr
     assert "Connection refused" in done.stderr
+
+
+def test_a_token_file_is_read_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+    monkeypatch.delenv("MOORAGE_TOKEN", raising=False)
+    monkeypatch.setenv("MOORAGE_TOKEN_FILE", f" {file} ")
+    (endpoint,) = Endpoint.of_socket("ws://a.example", None, None)
+    for text, token in (("one\n", "one"), (" two ", "two"), ("\n", None)):
+        file.write_text(text)
+        assert bearer_of(endpoint) == token
+    wrong = {"a\nb": "expected one token", "x" * 70_000: "longer than any token"}
+    for text, sentence in wrong.items():
+        file.write_text(text)
+        with pytest.raises(SettingRefused, match=f"^MOORAGE_TOKEN_FILE: .*{sentence}"):
+            bearer_of(endpoint)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingRefused, match="it is no text"):
+        bearer_of(endpoint)
+    file.unlink()
+    with pytest.raises(SettingRefused, match="No such file"):
+        bearer_of(endpoint)
+    (given,) = Endpoint.of_socket("ws://a.example", "given", None)
+    assert bearer_of(given) == "given"

@@ -1,13 +1,18 @@
 """The TypeScript client: it compiles, and talks with a real daemon from Node."""
 
+import contextlib
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import httpx
 import pytest
 
+from moorage.daemon.access.token_store import TokenStore
+from moorage.records.rights import Role
+from moorage.storage.opening import open_storage
 from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 from tests.clients.conftest import Harbour
@@ -77,6 +82,22 @@ client.close();
 """
 
 
+RENEWING = """
+import { readFileSync } from "node:fs";
+import { MoorageClient } from "./dist/client.js";
+
+const token = async () => readFileSync(process.env.FILE, "utf8");
+const client = await MoorageClient.connect(process.env.URL, { token });
+client.onNews = async ({ event }) => {
+  console.log(event);
+  if (event === "reconnected") console.log((await client.ask("leases", {})).data.leases.length);
+  if (event === "lost") client.close();
+};
+await client.ask("watch", { topics: ["fleet"] });
+console.log("open");
+"""
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The client, built in a folder of its own."""
@@ -130,6 +151,27 @@ def test_standbys_that_name_each_other_end_in_a_sentence(
     assert said.startswith("none of 2 addresses serves: "), said
     assert f"{other.port}: is a standby, and names {harbour.port}" in said
     assert harbour.count("ask") + other.count("ask") < 30
+
+
+def test_it_shows_another_token_where_the_first_one_ended(built: Path, tmp_path: Path) -> None:
+    file, data, now = tmp_path / "token", tmp_path / "data", time.time()
+    data.mkdir()
+    store = TokenStore(open_storage("", data).tokens())
+    first, second = (store.create(each, Role.CLIENT, "ann", now, None) for each in ("a", "b"))
+    file.write_text(first)
+    with (
+        contextlib.closing(store),
+        daemon(data) as running,
+        started(built, RENEWING, URL=running.ws, FILE=str(file)) as node,
+    ):
+        assert node.stdout is not None
+        assert node.stdout.readline() == "open\n"
+        file.write_text(second)
+        store.revoke("a", time.time())
+        assert [node.stdout.readline() for _ in range(2)] == ["reconnected\n", "0\n"]
+        store.revoke("b", time.time())
+        said, _ = node.communicate(timeout=60)
+    assert said == "lost\n"
 
 
 def test_the_typescript_client_talks_with_a_daemon(built: Path) -> None:

@@ -33,6 +33,11 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
             ann.publish(policy("return None", f"mine:{version}-stable"))
             means = {"policy_rule_uri": f"mine:{version}-stable"}
             ann.http.post("/policy-alias/mine:stable/activate", json=means).raise_for_status()
+        canary = {"policy_rule_uri": "mine:1.0-stable", "percent": 10}
+        ann.http.post("/policy-alias/mine:stable/canary", json=canary).raise_for_status()
+        ann.http.put("/policy/mine:1.1-stable", json={"description": "new"}).raise_for_status()
+        ann.http.delete("/policy-alias/mine:stable").raise_for_status()
+        ops.http.put("/clusters/east", json={"reputation": 7}).raise_for_status()
         lease = ann.ask(FIRST_FIT, resources={"gpus": 2}, lease={"ttl_seconds": 60})["lease"]
         ann.release(lease)
         ann.say({"op": "cordon", "cluster": "east"})
@@ -72,10 +77,11 @@ def test_servers_and_leases_are_logged_from_begin_to_end(entries: list[dict]) ->
 
 
 def test_operators_are_logged_with_what_they_changed(entries: list[dict]) -> None:
-    (cordoned,) = found(entries, "fleet.cordoned")
+    (cordoned,), (back,) = found(entries, "fleet.cordoned"), found(entries, "fleet.uncordoned")
+    assert back["before"] == cordoned["after"]
+    assert (back["before"]["reason"], back["before"]["who"]) == ("new fans", "ops")
     assert (cordoned["who"], cordoned["why"]) == ("ops", "new fans")
     assert cordoned["about"]["cluster"] == "east"
-    assert len(found(entries, "fleet.uncordoned")) == 1
     first, second = found(entries, "quota.set")
     assert first["who"] == second["who"] == "ops"
     assert first.get("before") is None
@@ -90,6 +96,23 @@ def test_changes_over_http_are_logged(entries: list[dict]) -> None:
     assert activated["about"]["alias"] == "mine:stable"
     first, second = ({"version": f"mine:{each}-stable"} for each in ("1.0", "1.1"))
     assert (activated["after"], again["before"], again["after"]) == (first, first, second)
+    (canary,) = found(entries, "POST /policy-alias/{alias}/canary")
+    assert canary["before"] == {}
+    assert canary["after"]["canary"]["percent"] == 10
+    (removed,) = found(entries, "DELETE /policy-alias/{alias}")
+    assert removed["before"] == second | canary["after"]
+    assert "after" not in removed
+    (described,) = found(entries, "PUT /policy/{uri}")
+    assert described["after"]["description"] == "new"
+    (made,), (rated,) = (
+        found(entries, "POST /clusters"),
+        found(entries, "PUT /clusters/{cluster_id}"),
+    )
+    assert "before" not in made
+    assert made["after"]["id"] == "east"
+    assert rated["after"] == {"reputation": 7}
+    for each in (*published, made):
+        assert len(json.dumps(each)) < 20_000
 
 
 def test_refusals_and_failed_logins_are_logged(entries: list[dict]) -> None:

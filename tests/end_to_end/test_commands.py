@@ -16,6 +16,7 @@ from moorage.backends.local import control_groups
 from moorage.commands import display
 from moorage.records.findings import DoctorFinding
 from moorage.testing.daemon_process import child, daemon
+from tests.certificates import certificate, pem_of
 
 pytestmark = pytest.mark.heavy
 
@@ -260,3 +261,64 @@ def test_health_asks_at_the_address_of_the_settings(tmp_path):
     silent = moored("health", "--http-port", port, expect=1).stderr
     assert silent.startswith(f"moored: no answer at 127.0.0.1:{port}: ")
     assert len(silent.splitlines()) == 1
+
+
+def about(name: str, report: dict) -> tuple[str, str]:
+    """Return the state and the detail of a finding."""
+    (found,) = [each for each in report["findings"] if each["name"] == name]
+    return found["state"], found["detail"]
+
+
+def test_doctor_names_what_ended_or_is_damaged(tmp_path: Path) -> None:
+    signer = certificate("an authority")
+    for name, days in (("old", -1), ("new", 100), ("soon", 3)):
+        for ending, text in zip(
+            ("pem", "key"), pem_of(*certificate(name, signer, days)), strict=True
+        ):
+            (tmp_path / f"{name}.{ending}").write_bytes(text)
+
+    def tls(certificate: str, key: str) -> dict[str, str]:
+        named = {"CERT": f"{certificate}.pem", "KEY": f"{key}.key"}
+        return {f"MOORAGE_TLS_{name}": str(tmp_path / file) for name, file in named.items()}
+
+    data = ("--data", tmp_path / "data")
+    for name, expires in (("short", "2d"), ("long", "100d")):
+        words = ("--role", "client", "--tenant", "ann", "--expires", expires)
+        assert invoke("token", "create", name, *words, *data).returncode == 0
+    away = {"MOORAGE_OIDC_ISSUER": "http://127.0.0.1:1", "MOORAGE_OIDC_AUDIENCE": "moorage"}
+    report = doctor(*data, **tls("new", "new"), **away)
+    assert about("tls", report)[0] == "ok"
+    assert "short in 1 days" in about("tokens", report)[1]
+    assert "long" not in about("tokens", report)[1]
+    state, detail = about("issuer", report)
+    assert (state, "no token of it can be verified" in detail) == ("missing", True)
+    assert about("audit log", report) == (
+        "ok",
+        "the last entry is 2; `moored audit verify` checks all of them",
+    )
+    assert about("disk", report)[0] == "ok"
+
+    (log,) = (tmp_path / "data" / "audit").glob("*.jsonl")
+    log.write_text("no entry\n")
+    (tmp_path / "data" / "tokens.db").write_bytes(b"no database" * 1_000)
+    report = doctor(*data, expect=1, MOORAGE_AUDIT_DAYS="30", **tls("new", "old"))
+    for name in ("tls", "tokens", "audit log"):
+        assert about(name, report)[0] == "broken", report
+    assert "expected a certificate and its key" in about("tls", report)[1]
+    report = doctor(expect=1, **tls("old", "old"))
+    assert "expired" in about("tls", report)[1]
+    state, detail = about("tls", doctor(**tls("soon", "soon")))
+    assert (state, "in 2 days: replace it" in detail) == ("missing", True)
+
+
+def test_doctor_knows_a_server_with_tls(tmp_path: Path) -> None:
+    files = tmp_path / "server.pem", tmp_path / "server.key"
+    for file, text in zip(files, pem_of(*certificate("server")), strict=True):
+        file.write_bytes(text)
+    tls = dict(zip(("MOORAGE_TLS_CERT", "MOORAGE_TLS_KEY"), map(str, files), strict=True))
+    tls["MOORAGE_TLS_CLIENT_CA"] = str(files[0])
+    with daemon(environment=tls) as running:
+        ports = [str(urlsplit(url).port) for url in (running.ws, running.http)]
+        report = doctor(MOORAGE_PORT=ports[0], MOORAGE_HTTP_PORT=ports[1], **tls)
+        for name in ("websocket port", "http port"):
+            assert "a healthy server is there" in about(name, report)[1]

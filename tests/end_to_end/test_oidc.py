@@ -8,11 +8,13 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from httpx import HTTPError
 from served import MOORAGE, Server, ask_message, bearing, cluster, serving, tell
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from moorage_policies import catalog
 from tests.oidc_provider import Provider, provider
@@ -103,12 +105,81 @@ def test_a_session_ends_with_its_token_though_the_issuers_clock_is_late(tmp_path
         assert server.http.get("/policy", headers=bearing(token)).status_code == 401
 
 
+def packed(part: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode()
+
+
+def unpacked(part: str) -> dict:
+    found: dict = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+    return found
+
+
 def jwt_of(issuer: str) -> str:
     """Return what looks like a token of an issuer, until its keys are there."""
     claims = {"iss": issuer, "aud": "moorage", "exp": time.time() + 600}
-    parts = ({"alg": "RS256", "kid": "one"}, claims)
-    encoded = [base64.urlsafe_b64encode(json.dumps(each).encode()) for each in parts]
-    return ".".join(each.rstrip(b"=").decode() for each in (*encoded, b"c2lnbmVk"))
+    return f"{packed({'alg': 'RS256', 'kid': 'one'})}.{packed(claims)}.c2lnbmVk"
+
+
+def test_what_is_made_of_a_real_token_lets_none_in(issuer: Provider, served: Server) -> None:
+    good = issuer.token("client")
+    head, body, signature = good.split(".")
+    header, claims = unpacked(head), unpacked(body)
+
+    def with_claims(**changed: object) -> str:
+        return f"{head}.{packed(claims | changed)}.{signature}"
+
+    made = {
+        "alg none": f"{packed(header | {'alg': 'none'})}.{body}.",
+        "alg none, signed": f"{packed(header | {'alg': 'none'})}.{body}.{signature}",
+        "alg HS256": f"{packed(header | {'alg': 'HS256'})}.{body}.{signature}",
+        "own keys": f"{packed(header | {'jwk': {'kty': 'oct', 'k': 'AA'}})}.{body}.{signature}",
+        "role": with_claims(moorage_role="admin"),
+        "tenant": with_claims(moorage_tenant="rival"),
+        "audience": with_claims(aud="another"),
+        "issuer": with_claims(iss="https://evil.example"),
+        "end": with_claims(exp=claims["exp"] + 9_999),
+        "no signature": f"{head}.{body}.",
+        "cut": good[:-1],
+        "long": f"{head}.{body}{'A' * 20_000}.{signature}",
+        "longer than a header": f"{head}.{'A' * 200_000}.{signature}",
+    }
+    for what, token in made.items():
+        shown = bearing(token)
+        with contextlib.suppress(OSError, HTTPError):  # A header so long is not read to its end.
+            status = served.http.get("/policy", headers=shown).status_code
+            assert status == (400 if what == "longer than a header" else 401), what
+        with pytest.raises((InvalidStatus, OSError, WebSocketException)), served.socket(shown):
+            pass
+    assert served.http.get("/policy", headers=bearing(good)).status_code == 200
+
+
+def test_a_tenant_reaches_nothing_of_another(issuer: Provider, served: Server) -> None:
+    client, rival = (bearing(issuer.token("client", each)) for each in ("research", "rival"))
+    with served.socket(client) as ours, served.socket(rival) as theirs:
+        message = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 60})
+        lease = tell(ours, message)["lease"]
+        assert tell(theirs, {"op": "leases"})["data"]["leases"] == []
+        for about in ({"op": "release", "token": "guessed"}, {"op": "renew", "token": ""}):
+            assert not tell(theirs, {**about, "lease": lease["id"]})["success"]
+        over = {"op": "release", "lease": lease["id"], "token": lease["token"]}
+        assert tell(ours, over)["success"]
+
+
+def test_an_issuer_that_hangs_holds_up_none_whose_key_is_known(
+    issuer: Provider, served: Server
+) -> None:
+    known, unknown = bearing(issuer.token("client")), bearing(jwt_of(issuer.issuer))
+    assert served.http.get("/policy", headers=known).status_code == 200
+    issuer.stop()
+    try:
+        with ThreadPoolExecutor() as pool:
+            waiting = [pool.submit(served.http.get, "/policy", headers=unknown) for _ in range(5)]
+            assert served.http.get("/policy", headers=known).status_code == 200
+            assert not all(each.done() for each in waiting)
+            assert {each.result(60).status_code for each in waiting} == {503}
+    finally:
+        issuer.go_on()
+    assert served.http.get("/policy", headers=unknown).status_code == 401
 
 
 def test_while_the_issuer_is_away_callers_are_to_come_again() -> None:

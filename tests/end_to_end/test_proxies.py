@@ -164,7 +164,7 @@ def serve(name: str, server: Server, folder: Path, edit: Edit = str) -> Iterator
     port = free_port()
     text = edit((FOLDER / file).read_text())
     for place, here in {
-        "/etc/moored": str(folder),
+        "/etc/moorage": str(folder),
         "127.0.0.1:8765": server.running.ws.partition("//")[2].rstrip("/"),
         "127.0.0.1:8080": server.running.http.partition("//")[2].rstrip("/"),
         "listen 443": f"listen 127.0.0.1:{port}",

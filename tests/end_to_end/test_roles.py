@@ -28,6 +28,7 @@ from moorage.daemon.access.rights import RIGHT_OF
 from moorage.model import Tenant
 from moorage.protocol.messages import OPERATIONS
 from moorage.records.rights import Caller, Right, Role
+from moorage_client import BlockingClient, Services, SettingRefused, Unauthorized
 
 pytestmark = pytest.mark.heavy  # A daemon.
 
@@ -123,6 +124,12 @@ def test_each_endpoint_is_answered_by_the_table_of_rights(
     assert missing is not Caller(Tenant("ann"), role).may(right), answer.text
     if missing:
         assert "not_you" in answer.text
+
+
+def test_figures_name_no_tenant(served: Server, tokens: dict[Role, str]) -> None:
+    text = served.http.get("/metrics", headers=bearing(tokens[Role.METRICS])).text
+    assert "moorage_build_info" in text
+    assert "tenant=" not in text
 
 
 def test_a_metrics_token_opens_no_socket(served: Server, tokens: dict[Role, str]) -> None:
@@ -228,6 +235,40 @@ def test_an_expired_token_ends_its_sessions(served: Server, folder: Path) -> Non
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 4401
     assert served.http.get("/metrics", headers=headers).status_code == 401
+
+
+def test_a_client_goes_on_with_the_new_token_of_its_file(
+    served: Server, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def revoke(name: str, held: str) -> None:
+        """Revoke a token, and wait until the sessions that showed it are closed."""
+        with served.socket(bearing(held)) as socket:
+            assert token(folder, "revoke", name).returncode == 0
+            with pytest.raises(ConnectionClosed):
+                socket.recv(30)
+
+    tag, file = tmp_path.name, tmp_path / "token"
+    first, second = make(folder, f"one-{tag}", "client"), make(folder, f"two-{tag}", "client")
+    file.write_text(first)
+    monkeypatch.delenv("MOORAGE_TOKEN", raising=False)
+    monkeypatch.setenv("MOORAGE_TOKEN_FILE", str(file))
+    with BlockingClient(served.running.ws) as client, Services(served.running.http) as services:
+        client.leases()
+        file.write_text(f"{second}\n")
+        revoke(f"one-{tag}", first)
+        client.leases()
+        assert services.policies()
+        revoke(f"two-{tag}", second)  # And there is no other one.
+        with pytest.raises(Unauthorized):
+            client.leases()
+        file.unlink()
+        with pytest.raises(SettingRefused, match=f"MOORAGE_TOKEN_FILE: cannot read {file}"):
+            services.policies()
+    without = {"MOORAGE_TOKEN": "", "MOORAGE_TOKEN_FILE": str(file)}
+    done = served.moorage("leases", **without)
+    assert (done.returncode, str(file) in done.stderr) == (2, True), done.stderr
+    file.write_text(make(folder, f"three-{tag}", "client"))
+    assert served.moorage("leases", **without).returncode == 0
 
 
 def test_the_first_token_closes_an_open_server(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives import serialization
 from served import FIRST_FIT, MOORAGE, ask_message, cluster, heard, ran, until
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import connect
 
 from moorage.config.settings import Config, ConfigError
@@ -34,18 +34,24 @@ class Authority:
         self.file = folder / "ca.pem"
         self.file.write_bytes(pem_of(*self._signer)[0])
 
-    def sign(self, name: str) -> tuple[Path, Path]:
+    def sign(self, name: str, days: int = 1) -> tuple[Path, Path]:
         """Write a certificate and its key; return the files."""
         files = self._folder / f"{name}.pem", self._folder / f"{name}.key"
-        for file, text in zip(files, pem_of(*certificate(name, self._signer)), strict=True):
+        for file, text in zip(files, pem_of(*certificate(name, self._signer, days)), strict=True):
             file.write_bytes(text)
         return files
 
-    def context(self, client: str = "") -> ssl.SSLContext:
-        """Return the context of a client, with a certificate where one is named."""
+    def context(self, client: str = "", by: "Authority | None" = None) -> ssl.SSLContext:
+        """Return the context of a client, with a certificate where one is named.
+
+        Args:
+            client: Whose certificate.
+            by: The authority that signs it, where it is another one.
+
+        """
         context = ssl.create_default_context(cafile=self.file)
         if client:
-            context.load_cert_chain(*self.sign(client))
+            context.load_cert_chain(*(by or self).sign(client))
         return context
 
 
@@ -142,6 +148,91 @@ def test_with_an_authority_of_clients_both_doors_want_a_certificate(ours: Author
         for door in (status, ask):
             with pytest.raises((httpx.HTTPError, OSError, WebSocketException)):
                 door(running, ours.context())
+
+
+def test_a_certificate_and_a_token_are_both_wanted_and_neither_stands_for_the_other(
+    tmp_path: Path, ours: Authority
+) -> None:
+    stranger = Authority(tmp_path / "stranger")
+    old = ours.context()
+    old.load_cert_chain(*ours.sign("old", days=-1))
+    known = {"Authorization": "Bearer s3cret-s3cret"}
+    environment = variables(ours.sign("both"), ours.file) | {"MOORAGE_TOKENS": "ann:s3cret-s3cret"}
+    with daemon(environment=environment) as running:
+
+        def shows(context: ssl.SSLContext, headers: dict[str, str]) -> set[object]:
+            """Return what both doors say: a status, or that there is no connection."""
+            said = set[object]()
+            try:
+                at = f"{running.http}/policy"
+                said.add(httpx.get(at, verify=context, headers=headers, timeout=30).status_code)
+            except (httpx.HTTPError, OSError):
+                said.add("no connection")
+            try:
+                with connect(running.ws, ssl=context, additional_headers=headers) as socket:
+                    socket.send(json.dumps({"op": "fleet"}))
+                    said.add(200 if heard(socket)["success"] else heard(socket))
+            except InvalidStatus as refused:
+                said.add(refused.response.status_code)
+            except (OSError, WebSocketException):
+                said.add("no connection")
+            return said
+
+        assert shows(ours.context("ann"), known) == {200}
+        assert shows(ours.context("ann"), {}) == {401}, "a certificate alone is no caller"
+        assert shows(ours.context("admin"), {}) == {401}, "and its name is no role"
+        for context in (ours.context(), old, ours.context("ann", by=stranger)):
+            assert shows(context, known) == {"no connection"}
+
+
+def is_refused(running: Running, context: ssl.SSLContext) -> bool:
+    try:
+        status(running, context)
+    except (httpx.HTTPError, OSError):
+        return True
+    return False
+
+
+def test_an_authority_that_leaves_the_file_is_refused_at_once_and_its_connections_end(
+    tmp_path: Path, ours: Authority
+) -> None:
+    leaving = Authority(tmp_path / "leaving")
+    bundle = tmp_path / "clients.pem"
+    bundle.write_text(ours.file.read_text() + leaving.file.read_text())
+    goes, stays = ours.context("goes", by=leaving), ours.context("stays")
+    with daemon(environment=variables(ours.sign("served"), bundle)) as running:
+        with (
+            connect(running.ws, ssl=goes) as ended,
+            connect(running.ws, ssl=stays) as open_still,
+            httpx.Client(base_url=running.http, verify=goes, timeout=30) as pages,
+        ):
+            assert pages.get("/policy").status_code == 200
+            for socket in (ended, open_still):
+                socket.send(json.dumps({"op": "fleet"}))
+                assert heard(socket)["success"]
+            bundle.write_text("no certificate")
+            until(lambda: "certificate_not_renewed" in running.log.read_text())
+            assert status(running, goes) == status(running, stays) == 200
+            bundle.write_text(ours.file.read_text())
+            until(lambda: is_refused(running, goes))
+            ended.send(json.dumps({"op": "fleet"}))
+            with pytest.raises((OSError, WebSocketException)):
+                heard(ended)
+            with pytest.raises((httpx.HTTPError, OSError)):  # Also on a connection of before.
+                pages.get("/policy")
+            open_still.send(json.dumps({"op": "fleet"}))
+            assert heard(open_still)["success"]
+        assert status(running, stays) == 200
+
+
+def test_a_server_with_tls_registers_this_machine(tmp_path: Path, ours: Authority) -> None:
+    environment = variables(ours.sign("here"), ours.file)
+    with daemon(tmp_path / "data", options=["--here"], environment=environment) as running:
+        context = ours.context("ann")
+        fleet = ask(running, context, op="fleet")
+        assert len(fleet["data"]["clusters"]) == 1
+        published = httpx.get(f"{running.http}/policy", verify=context, timeout=30).json()["data"]
+        assert FIRST_FIT in [each["policy_rule_uri"] for each in published]
 
 
 def test_a_renewed_certificate_is_in_force_and_a_bad_one_is_not(

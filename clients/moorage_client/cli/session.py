@@ -134,7 +134,7 @@ HttpUrl = Annotated[
 Token = Annotated[
     str | None,
     typer.Option(
-        help="Who you are, where the server asks (MOORAGE_TOKEN)",
+        help="Who you are, where the server asks (MOORAGE_TOKEN, else MOORAGE_TOKEN_FILE)",
         rich_help_panel=PANEL,
         metavar="TOKEN",
     ),

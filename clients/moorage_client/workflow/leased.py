@@ -86,7 +86,7 @@ class LeasedPool:
         policy_rule_uri: The policy that decides, `name:version-tag`.
         url: Of the server, or of several, separated by commas; default `MOORAGE_URL`, else
             `ws://127.0.0.1:8765`.
-        token: Who we are; default `MOORAGE_TOKEN`, else no token.
+        token: Who we are; default `MOORAGE_TOKEN`, else the file `MOORAGE_TOKEN_FILE`, else none.
         ca_file: PEM file of the authority that signed the server's certificate; default
             `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else those that this machine knows.
         ttl_seconds: How long GPUs stay held after this program died.

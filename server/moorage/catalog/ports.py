@@ -49,9 +49,6 @@ class Blocks(BlockDocuments, Protocol):
     ) -> Sequence[str]:
         """Return all blocks, the most alike first; see `query.nearest`."""
 
-    def known(self, block_id: str) -> bool:
-        """Return whether there is such a block."""
-
     def documents(self, block_ids: Sequence[str]) -> list[Document]:
         """Return blocks with their `metrics`, null where there are none; unknown ids left out.
 

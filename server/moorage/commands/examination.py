@@ -1,7 +1,7 @@
 """`moored doctor`: what works here, and why not.
 
 Looks at the sandbox layers by building them, at the data directory by writing a fact, and at the
-ports by listening on them.
+ports by listening on them. `access_examination` has what is about access.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from moorage.backends.registry import Examination, kinds
+from moorage.commands.access_examination import examine_access, serves_certificate
 from moorage.config.settings import Config
 from moorage.core.state.facts import ClusterRemoved
 from moorage.ledger.base import LedgerError
@@ -52,8 +53,9 @@ def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
         DoctorFinding("kernel", "ok" if sys.platform == "linux" else "broken", platform.release()),
         *asyncio.run(_sandbox(config.sandbox)),
         *_storage(config, advice),
-        _port("websocket port", config.host, config.port),
-        _port("http port", config.http_host, config.http_port),
+        *examine_access(config),
+        _port(config, "websocket port", config.host, config.port),
+        _port(config, "http port", config.http_host, config.http_port),
         _sizes(),
         DoctorFinding("services", "ok", SERVICES),
     ]
@@ -152,9 +154,11 @@ def _sizes() -> DoctorFinding:
     )
 
 
-def _answers(host: str, port: int) -> bool:
+def _answers(config: Config, host: str, port: int) -> bool:
     """Return whether a server of ours has the port: both of its ports answer `/healthz`."""
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # Nothing is bound.
+    if config.tls_cert is not None:
+        return serves_certificate(config, here, port, ANSWER_SECONDS_MAX)
     connection = http.client.HTTPConnection(here, port, timeout=ANSWER_SECONDS_MAX)
     try:
         connection.request("GET", "/healthz", headers={"Host": f"localhost:{port}"})
@@ -165,14 +169,14 @@ def _answers(host: str, port: int) -> bool:
         connection.close()
 
 
-def _port(name: str, host: str, port: int) -> DoctorFinding:
+def _port(config: Config, name: str, host: str, port: int) -> DoctorFinding:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            if error.errno == errno.EADDRINUSE and _answers(host, port):
+            if error.errno == errno.EADDRINUSE and _answers(config, host, port):
                 return DoctorFinding(
                     name, "ok", f"{host}:{port}: a healthy server is there already"
                 )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from moorage.commands.errors import EXIT_USAGE, load_config
+from moorage.commands.errors import load_config
 from moorage.config.settings import Config, service_links, settings_file
 
 
@@ -44,10 +44,6 @@ def serve(
         "insecure_plaintext": insecure_plaintext or None,
     }
     settings = load_config(flags, config)
-    if here and settings.tls_cert is not None:
-        reason = "--here fills the registry without TLS; use `moorage fleet import local`"
-        typer.echo(f"moored: {reason}", err=True)
-        raise typer.Exit(EXIT_USAGE)
     gc.disable()  # Nothing that is imported is garbage: to look is a tenth of the start.
     from moorage.commands.here import stock  # noqa: PLC0415  # `--help` stays quick.
     from moorage.daemon.main import serve as run  # noqa: PLC0415  # As above.

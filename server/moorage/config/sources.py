@@ -24,6 +24,7 @@ OTHER_NAMES: Final = frozenset(
         "MOORAGE_URL",
         "MOORAGE_HTTP_URL",
         "MOORAGE_TOKEN",
+        "MOORAGE_TOKEN_FILE",
         "MOORAGE_CA_FILE",
         "MOORAGE_STATE",
         "MOORAGE_AGENT_DATA",

@@ -6,7 +6,7 @@
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from errno import EADDRINUSE
 from functools import partial
@@ -102,6 +102,11 @@ class Doors:
         """Route HTTP, if it is open, to these services from now on."""
         if self._web is not None:
             self._web.change(services)
+
+    def serve_itself(self, bearer: str) -> AbstractAsyncContextManager[str]:
+        """Serve HTTP for the server's own token alone, without TLS; give the URL."""
+        assert self._web is not None  # It is open.
+        return self._web.serve_itself(bearer)
 
     async def close(self) -> None:
         """Close both, the WebSocket first. Closing again does nothing."""

@@ -134,9 +134,8 @@ async def _serve(
         gc.enable()
     running = asyncio.ensure_future(daemon.run())
     if stock is not None:
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.http_host, config.http_host)  # noqa: S104  # Nothing is bound.
-        url = f"http://{_authority(host)}:{daemon.doors.http_port}"
-        await asyncio.to_thread(stock, url, daemon.tokens.own)
+        async with daemon.doors.serve_itself(daemon.tokens.own) as url:
+            await asyncio.to_thread(stock, url, daemon.tokens.own)
     if not waiting.announced:
         _say_ready(config, daemon.doors)
     return await _until_end(daemon, running, stopping, rereading)

@@ -28,11 +28,11 @@ from moorage.core.turns.events import HalfLifeConfigured, QuotaAsked, Restarted
 from moorage.daemon import pruning
 from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.access.audit_recovery import recover
-from moorage.daemon.access.audit_trail import AuditTrail
+from moorage.daemon.access.audit_trail import AuditTrail, Standing
 from moorage.daemon.access.console_logins import ConsoleLogins
 from moorage.daemon.access.lease_tokens import LeaseTokens
 from moorage.daemon.access.rates import EvaluationRate, TenantRates
-from moorage.daemon.access.rights import Ownership
+from moorage.daemon.access.rights import Owners, Ownership
 from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.daemon.access.tokens import LOCAL, Tokens
 from moorage.daemon.agents.agent_store import AgentStore
@@ -488,7 +488,9 @@ async def _open_stores(
     for warning in (*recovery.warnings, *catalog.warnings):
         log.warning("damage", finding=warning)
     audit = entrance.audit
-    trail = AuditTrail(audit, lambda _: (None, ""), lambda _: None, allocator.state.lease, {})
+    trail = AuditTrail(
+        audit, lambda _: (None, ""), lambda _: None, allocator.state.lease, Standing()
+    )
     await recover(audit, trail, opened.ledger)
     stack.callback(audit.note_server, "stopped")
     return Stores(opened.ledger, allocator, tokens, agents, audit, catalog)
@@ -834,17 +836,15 @@ def _web_services(
 
 def _trail(stores: Stores[LedgerHistory], replies: Replies) -> AuditTrail:
     state = stores.allocator.state
-    return AuditTrail(
-        stores.audit, replies.origin, replies.asker, state.lease, state.accounts.quotas
-    )
+    standing = Standing.of(state)
+    return AuditTrail(stores.audit, replies.origin, replies.asker, state.lease, standing)
 
 
 def _ownership(stores: Stores[LedgerHistory]) -> Ownership:
     catalog, state = stores.catalog, stores.allocator.state
     memory = catalog.memory
-    return Ownership(
-        state, catalog.policies, catalog.aliases.find, memory.owner, memory.policy_uris
-    )
+    owners = Owners(memory.owner, catalog.blocks.owner, catalog.executors.owner)
+    return Ownership(state, catalog.policies, catalog.aliases.find, owners, memory.policy_uris)
 
 
 def _console(

@@ -285,15 +285,10 @@ class Gateway:
         found = self._sessions.get(session)
         return found is not None and found.reads_on
 
-    def caller(self, session: SessionId) -> Caller | None:
-        """Return the caller of a session; None if it is gone."""
+    def origin(self, session: SessionId) -> tuple[Caller | None, str]:
+        """Return the caller of a session and its address; None and "" if it is gone."""
         found = self._sessions.get(session)
-        return None if found is None else found.caller
-
-    def remote(self, session: SessionId) -> str:
-        """Return the address that a session comes from; "" where it is gone."""
-        found = self._sessions.get(session)
-        return "" if found is None else found.connection.remote
+        return (None, "") if found is None else (found.caller, found.connection.remote)
 
     def expel(self) -> None:
         """Close all sessions whose token or login is over, or means another caller (4401)."""

@@ -18,6 +18,7 @@ __all__ = [
     "ClusterDocuments",
     "Document",
     "DocumentCollection",
+    "ExecutorDocuments",
     "Metrics",
     "PolicyDocuments",
 ]
@@ -99,6 +100,13 @@ class ClusterDocuments(DocumentCollection, Protocol):
         """
 
 
+class ExecutorDocuments(DocumentCollection, Protocol):
+    """Documents of executors."""
+
+    async def create(self, document: Document, owner: str = "") -> Document:
+        """Store a new document of a tenant, as `DocumentCollection.create` does."""
+
+
 class Metrics(Protocol):
     """Metrics documents of clusters."""
 
@@ -142,8 +150,8 @@ class Metrics(Protocol):
 class BlockDocuments(Protocol):
     """The documents of blocks and of their metrics; `kind` says which."""
 
-    async def create(self, document: Document) -> Document:
-        """Store a new block document.
+    async def create(self, document: Document, owner: str = "") -> Document:
+        """Store a new block document, which belongs to a tenant from then on; empty: to all.
 
         Raises:
             ServiceError: `already_exists` (409), `bad_message` naming the field, `too_large`.
@@ -179,6 +187,9 @@ class BlockDocuments(Protocol):
 
     async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
         """Return the documents that match a filter, by id; None: all."""
+
+    def owner(self, block_id: str) -> str | None:
+        """Return the owner of a block; empty: that was not noted; None: there is no such block."""
 
     async def aggregate_metrics(self, stages: JsonValue) -> list[Document]:
         """Return the result of a pipeline over all metrics of blocks; see `Metrics.aggregate`."""

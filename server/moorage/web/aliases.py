@@ -1,6 +1,5 @@
 """Endpoints of publishing: aliases and what they mean, canaries, and calls of `management`."""
 
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -9,13 +8,11 @@ from starlette.responses import Response
 
 from moorage.model import Tenant
 from moorage.protocol.faults import ServiceError
-from moorage.protocol.registry import Activation, CanaryStart
+from moorage.protocol.registry import Activation, CanaryStart, Document
 from moorage.records.json_values import JsonValue
 from moorage.records.policies import AliasDocument, CanaryOutcomes, PolicyOutput, ShadowComparison
 from moorage.records.rights import Right
 from moorage.web.bodies import (
-    AFTER,
-    BEFORE,
     BodyReader,
     caller_of,
     read_as,
@@ -23,6 +20,7 @@ from moorage.web.bodies import (
     succeeded,
     who_of,
 )
+from moorage.web.changes import note_change
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import (
     ManagementCall,
@@ -42,6 +40,7 @@ def alias_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     router = HttpRouter("publishing")
     _looking(router, services)
     _changing(router, services, bodies)
+    _changing_beside(router, services, bodies)
     return router
 
 
@@ -97,14 +96,15 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
         One that fails as the alias's shadow is refused, but by `force`.
         """
         choice = read_as(await read_document(request, bodies), Activation)
-        uri, who = choice.policy_rule_uri, await owner(request, alias)
-        setattr(request.state, AFTER, {"version": uri})
-        return succeeded(await services.aliases.activate(alias, uri, who, force=choice.force))
+        uri, (who, before) = choice.policy_rule_uri, await owner(request, alias)
+        after = await services.aliases.activate(alias, uri, who, force=choice.force)
+        return await _changed(request, before, after)
 
     @router.post("/policy-alias/{alias}/rollback", summary="Activate the former version", **_ALIAS)
     async def roll_back(alias: str, request: Request) -> Response:
         """Let the alias mean what it meant before."""
-        return succeeded(await services.aliases.roll_back(alias, await owner(request, alias)))
+        who, before = await owner(request, alias)
+        return await _changed(request, before, await services.aliases.roll_back(alias, who))
 
     @router.post(
         "/policy-alias/{alias}/canary",
@@ -114,33 +114,41 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
     async def start_canary(alias: str, request: Request) -> Response:
         """Send a share of the requests to a candidate; the same request always goes one way."""
         start = read_as(await read_document(request, bodies), CanaryStart)
-        return succeeded(
-            await services.aliases.start_canary(alias, start, await owner(request, alias))
-        )
+        who, before = await owner(request, alias)
+        after = await services.aliases.start_canary(alias, start, who)
+        return await _changed(request, before, after)
 
     @router.delete("/policy-alias/{alias}/canary", summary="Stop a canary", **_ALIAS)
     async def stop_canary(alias: str, request: Request) -> Response:
         """Send all requests to the active version again."""
-        return succeeded(await services.aliases.stop_canary(alias, await owner(request, alias)))
+        who, before = await owner(request, alias)
+        return await _changed(request, before, await services.aliases.stop_canary(alias, who))
 
+
+def _changing_beside(router: HttpRouter, services: WebServices, bodies: BodyReader) -> None:
     @router.post("/policy-alias/{alias}/shadow", summary="Start a shadow", **_CHOICE)
     async def start_shadow(alias: str, request: Request) -> Response:
         """Run a candidate beside the active version; no client sees its answers."""
         choice = read_as(await read_document(request, bodies), VersionChoice)
-        uri, who = choice.policy_rule_uri, who_of(request)
-        return succeeded(await services.aliases.start_shadow(alias, uri, who))
+        uri, before = choice.policy_rule_uri, _shown(services, alias)
+        after = await services.aliases.start_shadow(alias, uri, who_of(request))
+        return await _changed(request, before, after)
 
     @router.delete("/policy-alias/{alias}/shadow", summary="Stop a shadow", **_ALIAS)
     async def stop_shadow(alias: str, request: Request) -> Response:
         """Ask the candidate no more; its report is forgotten."""
-        return succeeded(await services.aliases.stop_shadow(alias, who_of(request)))
+        before = _shown(services, alias)
+        after = await services.aliases.stop_shadow(alias, who_of(request))
+        return await _changed(request, before, after)
 
     @router.delete("/policy-alias/{alias}", summary="Remove an alias", **_ALIAS)
     async def delete_alias(alias: str, request: Request) -> Response:
         """Answer the alias that was removed, by its owner; the versions stay."""
         caller = caller_of(request)
         foreign = caller.may(Right.POLICY_ALL)
-        return succeeded(await services.aliases.delete(alias, caller.tenant, foreign=foreign))
+        removed = await services.aliases.delete(alias, caller.tenant, foreign=foreign)
+        await note_change(request, _state(removed), None)
+        return succeeded(removed)
 
     @router.post(
         "/policy/{uri}/manage",
@@ -154,11 +162,30 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
         return succeeded(await services.publications.manage(uri, who, call.action, data))
 
 
-async def _owner(services: WebServices, request: Request, alias: str) -> Tenant:
-    """Return the caller's tenant once it is known that it may change an alias."""
+async def _owner(
+    services: WebServices, request: Request, alias: str
+) -> tuple[Tenant, Document | None]:
+    """Return the caller's tenant once it is known that it may change an alias, and the alias."""
     caller = caller_of(request)
     await services.ownership.check_alias(caller, alias)
-    with suppress(ServiceError):  # There is none yet.
-        before = {"version": services.aliases.show(alias)["policy_rule_uri"]}
-        setattr(request.state, BEFORE, before)
-    return caller.tenant
+    return caller.tenant, _shown(services, alias)
+
+
+def _shown(services: WebServices, alias: str) -> Document | None:
+    """Return an alias as it is; None: there is none."""
+    try:
+        return _state(services.aliases.show(alias))
+    except ServiceError:
+        return None
+
+
+def _state(alias: Document) -> Document:
+    """Return what the audit log says of an alias: the history is in the alias itself."""
+    state = {"version": alias["policy_rule_uri"]}
+    return state | {each: alias[each] for each in ("canary", "shadow") if alias[each]}
+
+
+async def _changed(request: Request, before: Document | None, after: Document) -> Response:
+    """Answer an alias, and note what changed."""
+    await note_change(request, before, _state(after))
+    return succeeded(after)

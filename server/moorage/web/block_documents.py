@@ -13,6 +13,7 @@ from starlette.responses import Response
 from moorage.records.json_values import JsonObject
 from moorage.web.bodies import (
     BodyReader,
+    caller_of,
     find,
     pipeline_of,
     query_in_url,
@@ -20,6 +21,7 @@ from moorage.web.bodies import (
     succeeded,
     who_of,
 )
+from moorage.web.changes import find_former, note_change
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import (
     BlockDocument,
@@ -60,8 +62,10 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(BlockDocument, (BlockDocument, BlockEnvelope), statuses=(201,)),
     )
     async def create(request: Request) -> Response:
-        """Store a new block document, which filters of `matchType` `block` search."""
-        return succeeded(await blocks.create(await read_document(request, bodies)), 201)
+        """Store a new block document, the caller's; filters of `matchType` `block` search it."""
+        document = await read_document(request, bodies)
+        created = await blocks.create(document, who_of(request))
+        return succeeded(await note_change(request, None, created), 201)
 
     @router.post(
         "/blocks/query", summary="Find blocks", **operation(list[BlockDocument], MongoQuery)
@@ -86,14 +90,19 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(BlockDocument, DocumentChange),
     )
     async def update(block_id: str, request: Request) -> Response:
-        """Answer the new document."""
+        """Answer the new document. Its owner changes it, and operators."""
         change = await read_document(request, bodies)
-        return succeeded((await blocks.update("block", block_id, change))[0])
+        services.ownership.check_block(caller_of(request), block_id)
+        before = await find_former(blocks.get("block", block_id))
+        after, _ = await blocks.update("block", block_id, change)
+        return succeeded(await note_change(request, before, after))
 
     @router.delete("/blocks/{block_id}", summary="Remove a block", **one)
-    async def delete(block_id: str) -> Response:
+    async def delete(block_id: str, request: Request) -> Response:
         """Answer the removed document; its workloads are not this server's business."""
-        return succeeded(await blocks.delete("block", block_id))
+        services.ownership.check_block(caller_of(request), block_id)
+        removed = await blocks.delete("block", block_id)
+        return succeeded(await note_change(request, removed, None))
 
     return router
 
@@ -128,7 +137,9 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     async def store(request: Request) -> Response:
         """Store the metrics of a block: 201 for the first, 200 for those that replace others."""
-        document, created = await blocks.put_metrics(await read_document(request, bodies))
+        given = await read_document(request, bodies)
+        services.ownership.check_block(caller_of(request), str(given.get("blockId", "")))
+        document, created = await blocks.put_metrics(given)
         return succeeded(document, 201 if created else 200)
 
     router.post("/block", summary="Report block metrics", **stored)(store)
@@ -168,12 +179,14 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
     async def change(block_id: str, request: Request) -> Response:
         """Answer the new document: 201 for the first, which may be a part of one."""
         given = await read_document(request, bodies)
+        services.ownership.check_block(caller_of(request), block_id)
         document, created = await blocks.update("block_metrics", block_id, given)
         return succeeded(document, 201 if created else 200)
 
     @router.delete("/block/{block_id}", summary="Remove block metrics", **one)
-    async def delete(block_id: str) -> Response:
+    async def delete(block_id: str, request: Request) -> Response:
         """Answer the metrics that were removed."""
+        services.ownership.check_block(caller_of(request), block_id)
         return succeeded(await blocks.delete("block_metrics", block_id))
 
     return router

@@ -54,10 +54,6 @@ __all__ = [
 T = TypeVar("T", bound=msgspec.Struct)
 ENCODING: Final = "encoding"
 """Where `web.app` keeps, in its own state, the lock that large answers take turns with."""
-BEFORE: Final = "before"
-"""Where an endpoint leaves what held before a change, for the audit log."""
-AFTER: Final = "after"
-"""Likewise what holds now."""
 CALLER: Final = "caller"
 """Where `web.app` leaves the caller in the request's state."""
 TENANT: Final = "tenant"

@@ -6,7 +6,8 @@ from starlette.responses import Response
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject, JsonValue
-from moorage.web.bodies import BodyReader, find, read_document, succeeded, who_of
+from moorage.web.bodies import BodyReader, caller_of, find, read_document, succeeded, who_of
+from moorage.web.changes import find_former, note_change
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import (
     DocumentChange,
@@ -58,8 +59,10 @@ def _documents(router: HttpRouter, services: WebServices, bodies: BodyReader) ->
         **operation(ExecutorDocument, ExecutorDocument),
     )
     async def create(request: Request) -> Response:
-        """Store a new executor document and answer it."""
-        return succeeded(await services.executors.create(await read_document(request, bodies)))
+        """Store a new executor document, which is the caller's, and answer it."""
+        document = await read_document(request, bodies)
+        created = await services.executors.create(document, who_of(request))
+        return succeeded(await note_change(request, None, created))
 
     @router.post(
         "/executor/query",
@@ -81,11 +84,16 @@ def _documents(router: HttpRouter, services: WebServices, bodies: BodyReader) ->
         **operation(ExecutorDocument, DocumentChange),
     )
     async def update(executor: str, request: Request) -> Response:
-        """Change what is named, as for clusters; answer the new document."""
+        """Change what is named, as for clusters; its owner does, and operators."""
         change = await read_document(request, bodies)
-        return succeeded(await services.executors.update(executor, change))
+        await services.ownership.check_executor(caller_of(request), executor)
+        before = await find_former(services.executors.get(executor))
+        after = await services.executors.update(executor, change)
+        return succeeded(await note_change(request, before, after))
 
     @router.delete("/executor/{executor}", summary="Remove an executor", **one)
-    async def delete(executor: str) -> Response:
+    async def delete(executor: str, request: Request) -> Response:
         """Answer the document that was removed."""
-        return succeeded(await services.executors.delete(executor))
+        await services.ownership.check_executor(caller_of(request), executor)
+        removed = await services.executors.delete(executor)
+        return succeeded(await note_change(request, removed, None))

@@ -14,7 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moorage.records.audit import AuditEntry
 from moorage.records.rights import SERVER_ITSELF, Caller
-from moorage.web.bodies import AFTER, BEFORE, CALLER, NAMED, TENANT
+from moorage.web.bodies import CALLER, NAMED, TENANT
+from moorage.web.changes import AFTER, BEFORE
 from moorage.web.router import ROUTE
 from moorage.web.services import AuditNotes
 

@@ -29,6 +29,7 @@ from moorage.web.bodies import (
 )
 from moorage.web.bodies import read_document as _document
 from moorage.web.bodies import succeeded as _success
+from moorage.web.changes import find_former, note_change
 from moorage.web.elsewhere import elsewhere_routes
 from moorage.web.executors import executor_routes
 from moorage.web.quotas import quota_routes
@@ -73,11 +74,13 @@ def service_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     router = HttpRouter()
     groups = (
         _clusters,
+        _cluster_changes,
         _metrics_views,
         _metrics,
         block_document_routes,
         _search,
         _policies,
+        _published,
         alias_routes,
         executor_routes,
         quota_routes,
@@ -102,7 +105,8 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
         """Store a document, which is the caller's; answers it with the aggregates it omitted."""
         document = await _document(request, bodies)
         services.ownership.check_new_cluster(caller_of(request), str(document.get("id", "")))
-        return json_response(await services.clusters.create(document, who_of(request)), 201)
+        created = await services.clusters.create(document, who_of(request))
+        return json_response(await note_change(request, None, created), 201)
 
     @router.post(
         "/clusters/query",
@@ -118,6 +122,12 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
         """Answer the bare document."""
         return json_response(await services.clusters.get(cluster_id))
 
+    return router
+
+
+def _cluster_changes(services: WebServices, bodies: BodyReader) -> HttpRouter:
+    router, one = HttpRouter("clusters"), operation(ClusterDocument, bare=True)
+
     @router.put(
         "/clusters/{cluster_id}",
         summary="Change a cluster",
@@ -127,7 +137,9 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
         """Answer the new document. Its owner changes it; operators where others have leases."""
         change = await _document(request, bodies)
         services.ownership.check_cluster(caller_of(request), cluster_id)
-        return json_response(await services.clusters.update(cluster_id, change))
+        before = await find_former(services.clusters.get(cluster_id))
+        after = await services.clusters.update(cluster_id, change)
+        return json_response(await note_change(request, before, after))
 
     @router.post(
         "/clusters/{cluster_id}/nodes",
@@ -144,7 +156,9 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
         """
         document = await _document(request, bodies)
         services.ownership.check_cluster(caller_of(request), cluster_id)
+        before = await find_former(services.clusters.get(cluster_id))
         stored, new = await services.clusters.add_nodes(cluster_id, document, who_of(request))
+        await note_change(request, before, stored)
         return json_response(stored, 201 if new else 200)
 
     @router.delete("/clusters/{cluster_id}", summary="Remove a cluster", **one)
@@ -154,7 +168,8 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
         Its owner removes it, and only operators where other tenants have leases on it.
         """
         services.ownership.check_cluster(caller_of(request), cluster_id)
-        return json_response(await services.clusters.delete(cluster_id))
+        removed = await services.clusters.delete(cluster_id)
+        return json_response(await note_change(request, removed, None))
 
     return router
 
@@ -164,8 +179,13 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
     stored = operation(MetricsDocument, MetricsDocument, statuses=(200, 201))
 
     async def store(request: Request) -> Response:
-        """Store the metrics of a cluster: 201 for the first, 200 for those that replace others."""
-        document, created = await services.metrics.put(await _document(request, bodies))
+        """Store the metrics of a cluster: 201 for the first, 200 for those that replace others.
+
+        Where it is registered, its owner reports them, and operators.
+        """
+        given = await _document(request, bodies)
+        services.ownership.check_metrics(caller_of(request), str(given.get("clusterId", "")))
+        document, created = await services.metrics.put(given)
         return _success(document, 201 if created else 200)
 
     router.post("/cluster", summary="Report metrics", **stored)(store)
@@ -203,12 +223,14 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
     async def change_metrics(cluster_id: str, request: Request) -> Response:
         """Answer the new document: 201 for the first, which may be a part of one."""
         change = await _document(request, bodies)
+        services.ownership.check_metrics(caller_of(request), cluster_id)
         document, created = await services.metrics.update(cluster_id, change)
         return _success(document, 201 if created else 200)
 
     @router.delete("/cluster/{cluster_id}", summary="Remove metrics", **one)
-    async def delete_metrics(cluster_id: str) -> Response:
+    async def delete_metrics(cluster_id: str, request: Request) -> Response:
         """Answer the metrics that were removed."""
+        services.ownership.check_metrics(caller_of(request), cluster_id)
         return _success(await services.metrics.delete(cluster_id))
 
     return router
@@ -304,7 +326,9 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
         Publishing it again changes nothing. What is not as its author may think is in `warnings`.
         """
         document, who = await _document(request, bodies), who_of(request)
+        before = await find_former(services.policies.get(str(document.get("policy_rule_uri", ""))))
         uri, warnings = await services.publications.publish(document, who)
+        await note_change(request, before, await find_former(services.policies.get(uri)))
         return _warned({"policy_rule_uri": uri}, warnings)  # 200: clients take 201 for a failure.
 
     @router.get("/policy", summary="List policies", **operation(list[PolicyDocument]))
@@ -321,6 +345,12 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
         """Answer the list of matching PolicyRule documents; `{}` matches all."""
         return _success(await find(request, bodies, services.policies.query))
 
+    return router
+
+
+def _published(services: WebServices, bodies: BodyReader) -> HttpRouter:
+    router = HttpRouter("policies")
+
     @router.get("/policy/{uri}", summary="Read a policy", **operation(PolicyDocument))
     async def get_policy(uri: str) -> Response:
         """Answer the PolicyRule document, with the digest of its content."""
@@ -335,7 +365,9 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
         """Change descriptive fields; another code, default or schema needs a new version."""
         await services.ownership.check_policy(caller_of(request), uri)
         change, who = await _document(request, bodies), who_of(request)
-        return _success(await services.publications.update(uri, change, who))
+        before = await find_former(services.policies.get(uri))
+        after = await services.publications.update(uri, change, who)
+        return _success(await note_change(request, before, after))
 
     @router.delete("/policy/{uri}", summary="Remove a policy", **operation(PolicyDocument))
     async def delete_policy(uri: str, request: Request, force: str = "") -> Response:
@@ -348,7 +380,8 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
             raise ServiceError.wrong_field("force", "true or false")
         await services.ownership.check_policy(caller_of(request), uri)
         forced, who = force == "true", who_of(request)
-        return _success(await services.publications.delete(uri, who, force=forced))
+        removed = await services.publications.delete(uri, who, force=forced)
+        return _success(await note_change(request, removed, None))
 
     @router.get(
         "/policy/{uri}/history",

@@ -6,17 +6,20 @@ own business, and so is logging.
 
 import asyncio
 import contextlib
+import hmac
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import uvicorn
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moorage.model import Code
+from moorage.protocol.credentials import token_of
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.origins import Origins
 from moorage.web.app import create_app
@@ -59,22 +62,10 @@ class WebServer:
         connections_max: int = CONNECTIONS_MAX,
         trusts: Callable[[], bool] = lambda: True,
     ) -> None:
-        connections = Connections(connections_max)
+        self._connections = connections = Connections(connections_max)
         self._app = _Drained(create_app(services), trusts)
         self._checks = RequestChecks(self._app, origins, connections, services.authenticate)
-        config = uvicorn.Config(
-            self._checks,
-            http=partial(HttpConnection, connections),  # type: ignore[arg-type]  # Any factory will do.
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,  # Anybody may send them; `web.notes` tells them apart.
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=drain_seconds,
-        )
-        self._server = _Server(config)
+        self._server = _Server(_config(self._checks, connections, drain_seconds))
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
@@ -107,6 +98,19 @@ class WebServer:
         if self._serving.done():
             self._serving.result()  # Raises why it did not start.
         return bound
+
+    @contextlib.asynccontextmanager
+    async def serve_itself(self, bearer: str) -> AsyncIterator[str]:
+        """Serve without TLS on loopback, for the server's own token alone; give the URL."""
+        config = _config(_OnlyFor(self._checks, bearer), self._connections, DRAIN_SECONDS)
+        config.load()
+        server, listener = _Server(config), await _bind("127.0.0.1", 0)
+        serving = asyncio.create_task(server.serve([listener]), name="web itself")
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
 
     def change(self, services: WebServices | StandbyServices) -> None:
         """Route requests that come from now on to other services."""
@@ -141,6 +145,37 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _config(app: ASGIApp, connections: Connections, drain_seconds: int) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=partial(HttpConnection, connections),  # type: ignore[arg-type]  # Any factory will do.
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # Anybody may send them; `web.notes` tells them apart.
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=drain_seconds,
+    )
+
+
+class _OnlyFor:
+    """Answers the one caller with a token, and refuses all others whatever they show."""
+
+    def __init__(self, app: ASGIApp, bearer: str) -> None:
+        self._app = app
+        self._bearer = bearer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        shown, _ = token_of(Headers(scope=scope).getlist("authorization"))
+        if hmac.compare_digest((shown or "").encode(), self._bearer.encode()):
+            await self._app(scope, receive, send)
+        else:
+            fault = ServiceError(Code.UNAUTHORIZED, "only the server itself is served here")
+            await failure(fault, scope["path"])(scope, receive, send)
 
 
 class _Drained:

@@ -17,7 +17,7 @@ from moorage.protocol.registry import (
     CanaryStart,
     ClusterDocuments,
     Document,
-    DocumentCollection,
+    ExecutorDocuments,
     Metrics,
     PolicyDocuments,
 )
@@ -134,6 +134,15 @@ class OwnershipChecks(Protocol):
 
     def check_new_cluster(self, caller: Caller, cluster_id: str, /) -> None:
         """Check that a caller may add a cluster of this id."""
+
+    def check_metrics(self, caller: Caller, cluster_id: str, /) -> None:
+        """Check that a caller may report or remove the metrics of a cluster."""
+
+    def check_block(self, caller: Caller, block_id: str, /) -> None:
+        """Check that a caller may change or delete a block, or its metrics."""
+
+    async def check_executor(self, caller: Caller, name: str, /) -> None:
+        """Check that a caller may change or delete an executor."""
 
     async def check_policy(self, caller: Caller, uri: str, /) -> None:
         """Check that a caller may change or delete a policy."""
@@ -263,7 +272,7 @@ class WebServices:
     ownership: OwnershipChecks
     metrics: Metrics
     blocks: BlockDocuments
-    executors: DocumentCollection
+    executors: ExecutorDocuments
     policies: PolicyDocuments
     publications: Publications
     aliases: AliasChanges

@@ -7,8 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from moorage.core.state.facts import Cordoned, Refusal
+from moorage.core.state.facts import (
+    ClusterRemoved,
+    Cordoned,
+    Fact,
+    Refusal,
+    Reserved,
+    Uncordoned,
+    Unreserved,
+)
+from moorage.core.state.reserved import NodeReservation
 from moorage.core.turns.effects import Address, Respond
 from moorage.core.turns.events import Tick
 from moorage.core.turns.turn import Turn
@@ -17,9 +27,9 @@ from moorage.daemon.access.audit_chain import ChainEnd, ChainError
 from moorage.daemon.access.audit_files import AuditFiles, read_lines, verify
 from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.access.audit_recovery import recover
-from moorage.daemon.access.audit_trail import AuditTrail
+from moorage.daemon.access.audit_trail import NODES_MAX, AuditTrail, Standing
 from moorage.ledger.memory import MemoryLedger
-from moorage.model import ClusterId, Code, NodeId, SessionId, Tenant
+from moorage.model import ClusterId, Code, Demand, NodeId, RequestId, SessionId, Tenant
 from moorage.records.audit import AuditEntry
 
 DAY = 86_400.0
@@ -210,7 +220,7 @@ async def test_a_start_notes_what_the_ledger_has_and_the_log_lacks(
     for _ in range(2):  # The second start finds nothing that is missing.
         log = AuditLog(tmp_path, days, 32)
         nothing = lambda _: None  # noqa: E731  # It stands for all that is unknown.
-        trail = AuditTrail(log, lambda _: (None, ""), nothing, nothing, {})
+        trail = AuditTrail(log, lambda _: (None, ""), nothing, nothing, Standing())
         await recover(log, trail, ledger)
         log.close()
     _, _, *lines = read_lines(tmp_path)
@@ -265,6 +275,51 @@ def test_entries_wait_for_a_disk_that_fails_and_what_is_dropped_is_said(
     assert "audit.dropped" in whats
 
 
+def test_what_operators_change_is_noted_with_what_held_before(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path, 1, 32)
+    nothing = lambda _: None  # noqa: E731  # It stands for all that is unknown.
+    trail = AuditTrail(log, lambda _: (None, ""), nothing, nothing, Standing())
+    east, node = ClusterId("east"), NodeId("n")
+    places = tuple(("east", f"n{number}") for number in range(NODES_MAX + 5))
+    made = NodeReservation(RequestId("r1"), ANN, places, Demand(), 10.0, 20.0)
+    steps: list[list[Fact]] = [
+        [Cordoned(east, node, 5.0, ANN, "new fans")],
+        [
+            Cordoned(east, node, 6.0, ANN, "x" * 10_000, drains=True, until=9.0),
+            Cordoned(east, NodeId(""), 7.0, ANN),
+        ],
+        [Uncordoned(east, node, 8.0, ANN)],
+        [ClusterRemoved(east), Cordoned(east, NodeId(""), 9.0, ANN)],
+        [Reserved(made), Reserved(replace(made, used=True))],
+        [Unreserved(made.id, 11.0, "its time is up")],
+    ]
+    last = 100
+    for facts in steps:
+        trail.stepped(Tick(), Turn(facts))
+    for facts in steps:
+        last += len(facts)
+        trail.committed(facts, last)
+    log.close()
+    lines = list(read_lines(tmp_path))
+    assert [each["seq"] for each in lines] == [101, 102, 103, 104, 106, 107, 108, 109]
+    fans = {"who": "ann", "reason": "new fans", "drains": False, "until": 0.0}
+    drain = {"who": "ann", "reason": "x" * 200, "drains": True, "until": 9.0}
+    none = fans | {"reason": ""}
+    assert [(each.get("before"), each.get("after")) for each in lines[:5]] == [
+        (None, fans),
+        (fans, drain),
+        (None, none),
+        (drain, None),
+        (None, none),  # The one before ended with its cluster.
+    ]
+    reserved, used, ended = lines[5:]
+    whats = [each["what"] for each in (reserved, used, ended)]
+    assert whats == [f"reservation.{each}" for each in ("made", "changed", "ended")]
+    assert reserved["after"] == used["before"]
+    assert used["after"] == ended["before"] == reserved["after"] | {"used": True}
+    assert (len(ended["before"]["nodes"]), ended["before"]["more"]) == (NODES_MAX, 5)
+
+
 def test_nothing_is_logged_for_no_days(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 0, 32)
     log.note(entry(1))
@@ -278,7 +333,7 @@ def test_nothing_is_made_for_no_days(tmp_path: Path) -> None:
     def never(*_: object) -> None:
         pytest.fail("it looked for who is behind")
 
-    trail = AuditTrail(log, never, never, never, {})  # type: ignore[arg-type]  # They never return.
+    trail = AuditTrail(log, never, never, never, Standing())  # type: ignore[arg-type]  # They never return.
     fact = Cordoned(ClusterId("east"), NodeId("n"), 5.0, ANN)
     refusal = Respond(Address(SessionId("s"), 1), Refusal(Code.QUOTA_EXCEEDED, "no"))
     trail.stepped(Tick(), Turn([fact], [refusal]))

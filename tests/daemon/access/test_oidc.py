@@ -45,6 +45,7 @@ class Issuer:
         self.rows: list[Any] = [public_row(RSA_KEYS[0], "one")]
         self.fetches = 0
         self.broken = False
+        self.hangs, self.go_on = threading.Event(), threading.Event()
         issuer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -52,6 +53,8 @@ class Issuer:
                 named = {"issuer": issuer.url, "jwks_uri": f"{issuer.url}/jwks"}
                 keys = self.path == "/jwks"
                 issuer.fetches += keys
+                if issuer.hangs.is_set():
+                    issuer.go_on.wait(30)
                 body = json.dumps({"keys": issuer.rows} if keys else named | issuer.more).encode()
                 self.send_response(500 if issuer.broken else 200)
                 self.send_header("content-length", str(len(body)))
@@ -292,26 +295,36 @@ async def test_what_is_no_token_of_the_issuer_has_no_keys_fetched(issuer: Issuer
 
 
 @pytest.mark.parametrize(
-    "trouble", ["answers 500", "another issuer", "keys over http", "no keys", "not there"]
+    "trouble",
+    [
+        *("answers 500", "another issuer", "keys over http", "no keys", "not there"),
+        *("hangs", "too long an answer"),
+    ],
 )
 async def test_where_keys_cannot_be_fetched_the_caller_is_to_come_again(
-    issuer: Issuer, trouble: str
+    issuer: Issuer, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(oidc_keys, "FETCH_SECONDS_MAX", 1.0)
     tokens, token = verifier(issuer), issuer.token()
     issuer.broken = trouble == "answers 500"
     issuer.more = {
         "another issuer": {"issuer": "https://evil.example"},
         "keys over http": {"jwks_uri": "http://evil.example/jwks"},
         "no keys": {"jwks_uri": issuer.url},
+        "too long an answer": {"x": "x" * oidc_keys.DOCUMENT_BYTES_MAX},
     }.get(trouble, {})
     if trouble == "not there":
         issuer.server.socket.close()
+    if trouble == "hangs":
+        issuer.hangs.set()
     waiting = tokens.pending(token)
     assert waiting is not None
     assert await waiting is False
     assert tokens.caller(token) is None
-    if trouble == "answers 500":
+    issuer.go_on.set()
+    if trouble in {"answers 500", "hangs"}:
         issuer.broken = False
+        issuer.hangs.clear()
         assert await ask(tokens, token) is not None
 
 

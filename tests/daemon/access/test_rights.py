@@ -1,10 +1,13 @@
-"""Who may change a cluster, by its owner and the caller's role."""
+"""Who may change a cluster, block or executor, by its owner and the caller's role."""
+
+from contextlib import nullcontext
 
 import pytest
 
 from moorage.catalog.opening import open_catalog
+from moorage.catalog.ports import Catalog
 from moorage.core.state.state import State
-from moorage.daemon.access.rights import Ownership
+from moorage.daemon.access.rights import Owners, Ownership
 from moorage.model import Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.records.rights import SERVER_ITSELF, Caller, Role
@@ -19,13 +22,16 @@ MAY = {
 """Whose clusters each role of the tenant ann may change that may change any at all."""
 
 
+def ownership(catalog: Catalog) -> Ownership:
+    owners = Owners(catalog.memory.owner, catalog.blocks.owner, catalog.executors.owner)
+    uris = catalog.memory.policy_uris
+    return Ownership(State(), catalog.policies, catalog.aliases.find, owners, uris)
+
+
 @pytest.mark.parametrize("role", MAY)
 async def test_a_cluster_is_changed_by_its_owner_and_operators(tmp_path, role):
     catalog = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
-    memory = catalog.memory
-    owned = Ownership(
-        State(), catalog.policies, catalog.aliases.find, memory.owner, memory.policy_uris
-    )
+    owned = ownership(catalog)
     caller = Caller(Tenant("ann"), role)
     for number, owner in enumerate(OWNERS):
         await catalog.clusters.create({"id": f"c{number}", "nodes": {"nodeData": []}}, owner)
@@ -37,4 +43,36 @@ async def test_a_cluster_is_changed_by_its_owner_and_operators(tmp_path, role):
                 owned.check_cluster(caller, f"c{number}")
             assert refused.value.status == 403
         owned.check_new_cluster(caller, "new")
+    await catalog.close()
+
+
+@pytest.mark.parametrize("role", MAY)
+async def test_metrics_blocks_and_executors_are_changed_by_their_owner_and_operators(
+    tmp_path, role
+):
+    file = tmp_path / "catalog.db"
+    catalog = await open_catalog(SqliteRecords(file))
+    caller = Caller(Tenant("ann"), role)
+    for number, owner in enumerate(OWNERS):
+        await catalog.clusters.create({"id": f"c{number}", "nodes": {"nodeData": []}}, owner)
+        await catalog.blocks.create({"id": f"b{number}"}, owner)
+        await catalog.executors.create({"executor_id": f"e{number}"}, owner)
+        await catalog.blocks.update("block", f"b{number}", {"cluster": {"id": "c0"}})
+        await catalog.executors.update(f"e{number}", {"description": "new"})
+    await catalog.close()
+    catalog = await open_catalog(SqliteRecords(file))  # Owners outlive the server, and changes.
+    owned = ownership(catalog)
+    for number, owner in enumerate(OWNERS):
+        checks = (
+            lambda n: owned.check_metrics(caller, f"c{n}"),
+            lambda n: owned.check_block(caller, f"b{n}"),
+            lambda n: owned.check_executor(caller, f"e{n}"),
+        )
+        for check in checks:
+            with nullcontext() if owner in MAY[role] else pytest.raises(ServiceError) as refused:
+                if (waiting := check(number)) is not None:
+                    await waiting
+            assert refused is None or refused.value.status == 403
+    for unknown in (owned.check_metrics, owned.check_block):
+        unknown(caller, "not registered")
     await catalog.close()

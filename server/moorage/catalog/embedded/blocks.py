@@ -81,7 +81,7 @@ class EmbeddedBlocks:
         del allowance
         return []
 
-    async def create(self, document: Document) -> Document:
+    async def create(self, document: Document, owner: str = "") -> Document:
         """See `Blocks.create`."""
 
         def work(database: Database) -> DocumentEntry:
@@ -94,7 +94,7 @@ class EmbeddedBlocks:
                     field="id",
                     expected="an id that no block has",
                 )
-            return write(database, "block", block_id, encoded, given)
+            return write(database, "block", block_id, encoded, given, owner)
 
         return (await self._store.run(work, self._publisher("block"))).document
 
@@ -128,10 +128,10 @@ class EmbeddedBlocks:
             nonlocal created
             upsert = kind == "block_metrics"
             created = not database.has(kind, block_id)
-            encoded, given, _ = changed(
+            encoded, given, owner = changed(
                 database, kind, block_id, change, ID_FIELDS[kind], upsert=upsert
             )
-            return write(database, kind, checked_block(kind, given), encoded, given)
+            return write(database, kind, checked_block(kind, given), encoded, given, owner)
 
         return (await self._store.run(work, self._publisher(kind))).document, created
 
@@ -169,9 +169,10 @@ class EmbeddedBlocks:
         """See `Blocks.alike`."""
         return [str(name) for name in await self._search.alike(like, weights)]
 
-    def known(self, block_id: str) -> bool:
-        """See `Blocks.known`."""
-        return block_id in self._entries["block"]
+    def owner(self, block_id: str) -> str | None:
+        """See `BlockDocuments.owner`."""
+        entry = self._entries["block"].get(block_id)
+        return None if entry is None else entry.owner
 
     def documents(self, block_ids: Sequence[str]) -> list[Document]:
         """See `Blocks.documents`."""

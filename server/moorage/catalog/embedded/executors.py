@@ -11,6 +11,7 @@ import msgspec
 
 from moorage.catalog.documents.encoding import decode, snapshot
 from moorage.catalog.documents.updates import apply_change
+from moorage.catalog.embedded.records import owner_of
 from moorage.catalog.embedded.store import Database, DocumentStore, StoredRow
 from moorage.catalog.filters import compile_filter
 from moorage.catalog.values import Document
@@ -39,8 +40,8 @@ class Executors:
     def __init__(self, store: DocumentStore) -> None:
         self._store = store
 
-    async def create(self, document: Document) -> Document:
-        """Store a new one, by its `executor_id` (or `id`); return it as stored.
+    async def create(self, document: Document, owner: str = "") -> Document:
+        """Store a new one of a tenant, by its `executor_id` (or `id`); return it as stored.
 
         Raises:
             ServiceError: `bad_message`, `already_exists`, `too_large`.
@@ -57,7 +58,7 @@ class Executors:
             if database.count("executor") >= EXECUTORS_MAX:
                 raise ServiceError(Code.TOO_LARGE, f"there are {EXECUTORS_MAX} executors; too many")
             encoded, given = snapshot({**document, "executor_id": name})
-            database.put("executor", StoredRow(name, encoded))
+            database.put("executor", StoredRow(name, encoded, owner.encode()))
             return given
 
         return await self._store.run(work)
@@ -65,6 +66,10 @@ class Executors:
     async def get(self, name: str) -> Document:
         """Return one, or raise `not_found`."""
         return await self._store.run(lambda database: _find(database, name))
+
+    async def owner(self, name: str) -> str:
+        """Return whose it is; empty: that was not noted, or there is none."""
+        return await self._store.run(lambda database: _owner(database, name))
 
     async def update(self, name: str, change: Document) -> Document:
         """Change one, as `DocumentCollection.update` says; return the new one."""
@@ -74,7 +79,7 @@ class Executors:
             if name == DEFAULT_EXECUTOR or changed.setdefault("executor_id", name) != name:
                 raise ServiceError.wrong_field("executor_id", f"{name}, as it is; an id stays")
             encoded, given = snapshot(changed)
-            database.put("executor", StoredRow(name, encoded))
+            database.put("executor", StoredRow(name, encoded, _owner(database, name).encode()))
             return given
 
         return await self._store.run(work)
@@ -110,6 +115,11 @@ def _find(database: Database, name: str) -> Document:
         raise ServiceError(Code.NOT_FOUND, f"no executor {name[:300]!r}", field="executor_id")
     document: Document = msgspec.json.decode(row.document)
     return document
+
+
+def _owner(database: Database, name: str) -> str:
+    row = database.get("executor", name)
+    return "" if row is None else owner_of(row)
 
 
 def _default() -> JsonObject:

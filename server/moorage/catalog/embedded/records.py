@@ -86,7 +86,7 @@ BLOCK_KINDS: Final[tuple[BlockKind, ...]] = ("block", "block_metrics")
 class DocumentEntry:
     """A cluster or metrics document: complete, packed for the cells, and its size as JSON.
 
-    A cluster has an owner, too; empty if that was not noted.
+    A cluster or block has an owner, too; empty if that was not noted.
     """
 
     id: ClusterId
@@ -171,7 +171,8 @@ def _metrics(row: StoredRow) -> DocumentEntry:
 
 def _block(row: StoredRow) -> DocumentEntry:
     document = decode(row.document)
-    return DocumentEntry(ClusterId(row.id), document, pack(document), len(row.document))
+    owner = owner_of(row)
+    return DocumentEntry(ClusterId(row.id), document, pack(document), len(row.document), owner)
 
 
 def _policy(row: StoredRow) -> PolicyEntry:
@@ -275,7 +276,7 @@ def changed(
 
 
 def owner_of(row: StoredRow) -> str:
-    """Return the owner of a cluster; empty if that was not noted."""
+    """Return the owner of a cluster, block or executor; empty if that was not noted."""
     return row.files.decode(errors="replace")
 
 

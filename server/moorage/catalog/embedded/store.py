@@ -57,7 +57,7 @@ class StoredRow:
     Args:
         id: Unique within its kind.
         document: JSON.
-        files: Packed files of a policy; the owner of a cluster; empty for the other kinds.
+        files: Packed files of a policy; the owner of a cluster, block or executor.
 
     """
 

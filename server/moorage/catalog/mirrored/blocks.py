@@ -31,7 +31,7 @@ class MirroredBlocks:
         self.create = embedded.create
         self.matching = embedded.matching
         self.alike = embedded.alike
-        self.known = embedded.known
+        self.owner = embedded.owner
         self.documents = embedded.documents
 
     async def get(self, kind: BlockKind, block_id: str) -> Document:

@@ -19,7 +19,7 @@ __all__ = ["ChainEnd", "ChainError", "Sealed", "chained", "check_noted", "checke
 _HASH_CHARS: Final = 64
 _NO_HASH: Final = "0" * _HASH_CHARS
 _HASH_FIELD: Final = b',"hash":"'
-_encode: Final = msgspec.json.Encoder().encode
+_encode_lines: Final = msgspec.json.Encoder().encode_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ def checked(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> Chain
         missing = f"expected entry {before.number + 1}, found {entry.number}"
         raise ChainError(f"{place}: {missing}: lines are missing, or not in their order")
     origin = entry.prev if begins else before.hash
-    if entry.prev != origin or entry.hash.encode() != _hash(origin.encode(), body):
+    digest = hashlib.sha256(origin.encode() + body).hexdigest()
+    if entry.prev != origin or entry.hash != digest:
         raise ChainError(f"{place}: entry {entry.number} is not as it was written")
     return ChainEnd(entry.number, entry.hash)
 
@@ -60,20 +61,16 @@ class Sealed(msgspec.Struct):
     hash: str
 
 
-def chained(entries: Sequence[AuditEntry], end: ChainEnd) -> tuple[list[bytes], ChainEnd]:
-    """Return entries as lines, and the end of the chain behind them."""
-    lines: list[bytes] = []
-    number, former = end.number, end.hash.encode()
-    for entry in entries:
+def chained(entries: Sequence[AuditEntry], end: ChainEnd) -> tuple[list[str], ChainEnd]:
+    """Return entries as lines, and the end of the chain behind them. On the hot path."""
+    lines: list[str] = []
+    number, former, sha256 = end.number, end.hash, hashlib.sha256
+    for text in _encode_lines(entries).decode().split("\n")[:-1]:
         number += 1
-        body = b'{"number":%d,%b,"prev":"%b"' % (number, _encode(entry)[1:-1], former)
-        former = _hash(former, body)
-        lines.append(b'%b%b%b"}\n' % (body, _HASH_FIELD, former))
-    return lines, ChainEnd(number, former.decode())
-
-
-def _hash(former: bytes, body: bytes) -> bytes:
-    return hashlib.sha256(former + body).hexdigest().encode()
+        body = f'{{"number":{number},{text[1:-1]},"prev":"{former}"'
+        former = sha256(f"{former}{body}".encode()).hexdigest()
+        lines.append(f'{body},"hash":"{former}"}}\n')
+    return lines, ChainEnd(number, former)
 
 
 def check_noted(noted: ChainEnd | None, first: int, end: ChainEnd) -> None:

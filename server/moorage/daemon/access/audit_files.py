@@ -3,11 +3,12 @@
 `audit_log` appends, `moored audit` reads and verifies, also while the server runs.
 """
 
+import ctypes
 import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,7 @@ from moorage.daemon.access.audit_chain import (
 from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject
 
-__all__ = ["AuditFiles", "read_lines", "verify"]
+__all__ = ["AuditFiles", "read_end", "read_lines", "verify"]
 
 FOLDER: Final = "audit"
 """In the data folder."""
@@ -36,6 +37,10 @@ PRUNE_SECONDS: Final = 60.0
 _TAIL_BYTES: Final = 1 << 20
 """Longer than any line."""
 _SEQ_FIELD: Final = b',"seq":'
+
+_flock: Final = ctypes.PyDLL(None).flock
+"""Keeps the interpreter's lock, which `fcntl.flock` lets go of: to get it back beside a busy event
+loop costs more than a call that does not wait."""
 
 log = structlog.get_logger("moored")
 
@@ -56,8 +61,11 @@ class AuditFiles:
         self._keep_bytes = keep_bytes
         self._end = ChainEnd()
         self._pruned_at = 0.0
-        self._seen: tuple[Path, int] | None = None
-        """File and size after the last line that `_end` is about."""
+        self._seen: tuple[Path, int, int] | None = None
+        """File, its inode, and its size after the last line that `_end` is about."""
+        self._lock: int | None = None
+        self._file: int | None = None
+        """Open, as the lock is, until another process wrote: that spares most system calls."""
 
     def append(self, entries: Sequence[AuditEntry], now: float) -> None:
         """Append entries, and delete lines that are too old or too many.
@@ -66,18 +74,18 @@ class AuditFiles:
             OSError: They cannot be written; then none of them is there.
 
         """
-        with _locked(self._folder):
+        with self._locked():
             noted = self._end
-            path = self._catch_up()
+            path, inode, size = self._seen or self._catch_up()
+            begun = not size
             if self._end.number < noted.number:
                 about = {"last": self._end.number, "noted": noted.number, "noted_hash": noted.hash}
                 log.error("audit_cut", **about)
                 entries = [AuditEntry(now, "audit.cut", "moored", about=about), *entries]
             chain, end = chained(entries, self._end)
-            lines = b"".join(chain)
-            size = _append(path, lines)
-            begun = self._seen is None or self._seen[0] != path
-            self._end, self._seen = end, (path, size + len(lines))
+            lines = "".join(chain).encode()
+            self._write(lines, size)
+            self._end, self._seen = end, (path, inode, size + len(lines))
             if begun or not 0 <= now - self._pruned_at < PRUNE_SECONDS:
                 self._pruned_at = now
                 self._prune(now)
@@ -99,22 +107,60 @@ class AuditFiles:
         return None
 
     def close(self) -> None:
-        """Do nothing: each call of `append` closes its files."""
+        """Close what is open; another call of `append` opens it again."""
+        for each in filter(None, (self._file, self._lock)):
+            os.close(each)
+        self._file = self._lock = self._seen = None
 
-    def _catch_up(self) -> Path:
-        """Read how far another process wrote; return the file to append to."""
-        if self._seen is not None:
-            path, size = self._seen
-            with suppress(FileNotFoundError):  # No other begins a file before this one is full.
-                if size < FILE_BYTES_MAX and path.stat().st_size == size:
-                    return path
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the folder, which writers take in turn; forget a file that changed."""
+        if self._lock is not None:
+            _take(self._lock)
+            if not self._is_seen():
+                self.close()
+        if self._lock is None:
+            self._lock = _open_lock(self._folder)
+            _take(self._lock)
+        try:
+            yield
+        except BaseException:
+            self.close()  # With it the lock is free.
+            raise
+        _flock(self._lock, fcntl.LOCK_UN)
+
+    def _is_seen(self) -> bool:
+        """Return whether nothing was written since, and there is room in the file."""
+        if self._seen is None or self._seen[2] >= FILE_BYTES_MAX:
+            return False
+        path, *seen = self._seen
+        try:
+            status = path.stat()
+        except FileNotFoundError:  # No other begins a file before this one is full.
+            return False
+        return [status.st_ino, status.st_size] == seen
+
+    def _catch_up(self) -> tuple[Path, int, int]:
+        """Read how far another process wrote, and open the file to append to."""
         files = _files(self._folder)
         path = files[-1] if files else self._folder / _name(1)
-        size = path.stat().st_size if files else 0
-        if self._seen != (path, size):
-            size = _drop_torn_line(path) if files else 0
-            self._end = _last(files)
-        return path if size < FILE_BYTES_MAX else self._folder / _name(_number(path) + 1)
+        if files and _drop_torn_line(path) >= FILE_BYTES_MAX:
+            path = self._folder / _name(_number(path) + 1)
+        self._end = _last(files)
+        self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        status = os.fstat(self._file)
+        return path, status.st_ino, status.st_size
+
+    def _write(self, lines: bytes, size: int) -> None:
+        """Write lines at the end of the file, all or none."""
+        assert self._file is not None
+        try:
+            view = memoryview(lines)
+            while view:
+                view = view[os.write(self._file, view) :]
+        except OSError:
+            os.ftruncate(self._file, size)
+            raise
 
     def _prune(self, now: float) -> None:
         files = _files(self._folder)
@@ -193,6 +239,17 @@ def _is_being_written(line: bytes, path: Path, files: Sequence[Path], count: int
     return True
 
 
+def read_end(folder: Path) -> ChainEnd:
+    """Return where the log of a data folder ends.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: The last line is no entry.
+
+    """
+    return _last(_files(folder / FOLDER))
+
+
 class _AboutFact(msgspec.Struct):
     seq: int | None = None
 
@@ -223,37 +280,19 @@ def _drop_torn_line(path: Path) -> int:
     return size
 
 
-def _append(path: Path, lines: bytes) -> int:
-    """Write lines at the end of a file, all or none; return the size before."""
-    file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-    try:
-        size = os.fstat(file).st_size
-        try:
-            view = memoryview(lines)
-            while view:
-                view = view[os.write(file, view) :]
-        except OSError:
-            os.ftruncate(file, size)
-            raise
-    finally:
-        os.close(file)
-    return size
+def _take(lock: int) -> None:
+    """Take a lock, in turn with other writers."""
+    if _flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which writers take in turn."""
+def _open_lock(folder: Path) -> int:
     path, flags = folder / "lock", os.O_CREAT | os.O_RDWR
     try:
-        lock = os.open(path, flags, 0o600)
+        return os.open(path, flags, 0o600)
     except FileNotFoundError:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(path, flags, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
+        return os.open(path, flags, 0o600)
 
 
 def _files(folder: Path) -> list[Path]:

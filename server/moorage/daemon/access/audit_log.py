@@ -98,7 +98,8 @@ class AuditLog:
         self._pending += entries[: len(entries) - lost]
         self.lost += lost
         self._unsaid += lost
-        self._bell.set()
+        if not self._bell.is_set():
+            self._bell.set()
 
     def note_server(self, what: str, seq: int = 0) -> None:
         """Note a start, with the last fact in the ledger, or of a stop.
@@ -151,8 +152,9 @@ class AuditLog:
             self._hurry.set()
             self._bell.set()
             self._thread.join(10.0)
+            if not self._thread.is_alive():
+                self._lines.close()
             self._thread = None
-            self._lines.close()
 
     def _write_forever(self) -> None:
         while not self._closing.is_set():

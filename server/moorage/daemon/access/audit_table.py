@@ -53,7 +53,7 @@ class AuditTable:
                     seq = entry.seq or seq
                 wanted.append(entry)
             lines, last = chained(wanted, ChainEnd(end.number, end.hash))
-            return lines, AuditEnd(last.number, last.hash, seq)
+            return [line.encode() for line in lines], AuditEnd(last.number, last.hash, seq)
 
         self._rows.append(now, link)
         if not 0 <= now - self._pruned_at < PRUNE_SECONDS:

@@ -1,9 +1,12 @@
 """Turns the core's facts into entries of the audit log. The commit loop's effects call it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from time import time
+from typing import Final, Self, TypeVar, assert_never
 
 from moorage.core.state.facts import (
+    ClusterRemoved,
     Cordoned,
     Ended,
     Fact,
@@ -17,6 +20,8 @@ from moorage.core.state.facts import (
     Uncordoned,
     Unreserved,
 )
+from moorage.core.state.reserved import NodeReservation, Place
+from moorage.core.state.state import State
 from moorage.core.turns.effects import Address, Respond
 from moorage.core.turns.events import Event
 from moorage.core.turns.turn import Turn
@@ -33,6 +38,29 @@ Origin = tuple[Caller | None, str]
 """Who caused a fact, and from which address."""
 _UNKNOWN: Origin = (None, "")
 _SERVER = "moored"
+K = TypeVar("K")
+V = TypeVar("V")
+NODES_MAX: Final = 32
+"""Nodes of a reservation that an entry names; of more, only their number."""
+REASON_CHARS_MAX: Final = 200
+
+
+@dataclass(slots=True)
+class Standing:
+    """What operators have set, as it was before the next fact: entries say it."""
+
+    quotas: dict[tuple[Tenant, str | None], Quota] = field(
+        default_factory=dict[tuple[Tenant, str | None], Quota]
+    )
+    cordons: dict[Place, Cordoned] = field(default_factory=dict[Place, Cordoned])
+    reservations: dict[RequestId, NodeReservation] = field(
+        default_factory=dict[RequestId, NodeReservation]
+    )
+
+    @classmethod
+    def of(cls, state: State) -> Self:
+        """Return it as it is now."""
+        return cls(dict(state.accounts.quotas), dict(state.cordons), dict(state.reserved.by_id))
 
 
 class AuditTrail:
@@ -43,7 +71,7 @@ class AuditTrail:
         origin: Returns who waits for the answer at an address.
         asker: Returns where the answer to a request goes, while it is awaited.
         lease: Finds a lease, also one of the last that ended.
-        quotas: By tenant and project, as they are at the start.
+        standing: As it is at the start; follows the facts from then on.
 
     """
 
@@ -53,38 +81,48 @@ class AuditTrail:
         origin: Callable[[Address], Origin],
         asker: Callable[[RequestId], Address | None],
         lease: Callable[[RequestId], Lease | None],
-        quotas: Mapping[tuple[Tenant, str | None], Quota],
+        standing: Standing,
     ) -> None:
         self._audit = audit
         self._origin = origin
         self._asker = asker
         self._lease = lease
-        self._quotas = dict(quotas)
-        self._made: dict[int, AuditEntry] = {}
-        """By the identity of facts that are not durable yet."""
+        self._standing = standing
+        self._made: list[AuditEntry] = []
+        """Of facts that are not durable yet; numbered among those of this server."""
+        self._stepped = self._durable = 0
+        """Facts so far; durable ones among them."""
 
     def stepped(self, event: Event, turn: Turn) -> None:
         """Make the entries of a step, before its answer leaves. On the hot path."""
         if not self._audit.is_on:
             return
-        for fact in turn.facts:
-            entry = self._entry(fact, getattr(event, "to", None))
-            if entry is not None:
-                self._made[id(fact)] = entry
+        if turn.facts:
+            to, number = getattr(event, "to", None), self._stepped
+            for fact in turn.facts:
+                number += 1
+                entry = self._grant(fact.lease) if type(fact) is Granted else self._entry(fact, to)
+                if entry is not None:
+                    entry.seq = number
+                    self._made.append(entry)
+            self._stepped = number
         for effect in turn.effects:
             if isinstance(effect, Respond) and isinstance(effect.answer, Refusal):
                 self._note_refusal(effect.to, effect.answer)
 
     def committed(self, facts: Sequence[Fact], last: int) -> None:
         """Note the entries of facts that are on the disk, up to the `last` seq. On the hot path."""
-        made = self._made
-        if made:
-            entries = list[AuditEntry]()
-            for seq, fact in enumerate(facts, last - len(facts) + 1):
-                if (entry := made.pop(id(fact), None)) is not None:
-                    entry.seq = seq
-                    entries.append(entry)
-            self._audit.note_all(entries)
+        self._durable += len(facts)
+        durable, before = self._durable, last - self._durable
+        count = 0
+        for entry in self._made:
+            if entry.seq > durable:
+                break  # Stepped while these were being written.
+            entry.seq += before
+            count += 1
+        if count:
+            self._audit.note_all(self._made[:count])
+            del self._made[:count]
 
     def recovered(self, entries: Sequence[LedgerEntry]) -> list[AuditEntry]:
         """Return the entries of facts of before a kill. Who caused them is unknown."""
@@ -101,51 +139,88 @@ class AuditTrail:
             if caller is not None:
                 self._audit.note_refusal(caller, remote, "quota", refusal.reason)
 
-    def _entry(  # noqa: C901  # One case per fact.
-        self, fact: Fact, to: Address | None
-    ) -> AuditEntry | None:
+    def _entry(self, fact: Fact, to: Address | None) -> AuditEntry | None:
         """Return the entry of a fact, where it has one; an answer to what caused it goes `to`."""
         entry: AuditEntry | None = None
         match fact:
-            case Granted(lease):
-                about: JsonObject = {"lease": lease.id}
-                places = _places(lease.placement)
-                uri, asker = lease.policy.uri, self._asker(lease.id)
-                entry = self._by(
-                    asker, lease.granted_at, "lease.granted", lease.tenant, about, None, places, uri
-                )
-            case Ended(name, at, reason):
-                entry = self._about_lease(to, at, "lease.ended", name, reason)
+            case Granted():
+                entry = self._grant(fact.lease)
+            case Ended():
+                entry = self._about_lease(to, fact.at, "lease.ended", fact.lease, fact.reason)
             case Renewed():
                 pass  # The most frequent of those without an entry.
             case Requeued(name, at, reason):
                 entry = self._about_lease(to, at, "lease.requeued", name, reason)
             case Preempted(name, at, by, _, reason):
                 entry = self._about_lease(to, at, "lease.preempted", name, f"{reason} (for {by})")
-            case QuotaSet(tenant, project, quota, at, who):
-                what = "quota.removed" if quota is None else "quota.set"
-                about = {"tenant": tenant, "project": project}
-                before = self._quotas.pop((tenant, project), None)
-                if quota is not None:
-                    self._quotas[tenant, project] = quota
-                entry = self._by(to, at, what, who, about, before, quota)
-            case Cordoned(cluster, node, at, who, reason):
-                what = "fleet.drained" if fact.drains else "fleet.cordoned"
-                about = {"cluster": cluster, "node": node}
-                entry = self._by(to, at, what, who, about, why=reason)
-            case Uncordoned(cluster, node, at, who):
-                about = {"cluster": cluster, "node": node}
-                entry = self._by(to, at, "fleet.uncordoned", who, about)
-            case Reserved(made):
-                about = {"reservation": made.id, "tenant": made.tenant}
-                after = {"nodes": made.nodes, "starts_at": made.starts_at, "ends_at": made.ends_at}
-                entry = self._by(to, time(), "reservation.made", made.tenant, about, after=after)
-            case Unreserved(name, at, reason):
-                about = {"reservation": name}
-                entry = self._by(to, at, "reservation.ended", _SERVER, about, why=reason)
+            case QuotaSet() | Cordoned() | Uncordoned() | Reserved() | Unreserved():
+                entry = self._about_operators(to, fact)
+            case ClusterRemoved(cluster):
+                cordons = self._standing.cordons
+                for place in [each for each in cordons if each[0] == cluster]:
+                    del cordons[place]  # They ended with it.
             case _:  # Others are no one's doing, or part of these.
                 pass
         return entry
+
+    def _about_operators(
+        self,
+        to: Address | None,
+        fact: QuotaSet | Cordoned | Uncordoned | Reserved | Unreserved,
+    ) -> AuditEntry:
+        """Return the entry of what operators set, with what held before."""
+        standing, why = self._standing, ""
+        match fact:
+            case QuotaSet(tenant, project, after, at, who):
+                what = "quota.removed" if after is None else "quota.set"
+                about: JsonObject = {"tenant": tenant, "project": project}
+                before = _replace(standing.quotas, (tenant, project), after)
+                return self._by(to, at, what, who, about, before, after)
+            case Cordoned(cluster, node, at, who, why):
+                what = "fleet.drained" if fact.drains else "fleet.cordoned"
+                about = {"cluster": cluster, "node": node}
+                held, holds = _replace(standing.cordons, (cluster, node), fact), fact
+                return self._by(to, at, what, who, about, _cordon(held), _cordon(holds), why)
+            case Uncordoned(cluster, node, at, who):
+                about = {"cluster": cluster, "node": node}
+                held = _replace(standing.cordons, (cluster, node), None)
+                return self._by(to, at, "fleet.uncordoned", who, about, _cordon(held))
+            case Reserved(made):
+                about = {"reservation": made.id, "tenant": made.tenant}
+                was = _replace(standing.reservations, made.id, made)
+                known = was is not None or made.used or made.begun
+                what = "reservation.changed" if known else "reservation.made"
+                by = _SERVER if known else made.tenant
+                return self._by(to, time(), what, by, about, _reserved(was), _reserved(made))
+            case Unreserved(name, at, why):
+                was = _replace(standing.reservations, name, None)
+                about = {"reservation": name}
+                what = "reservation.ended"
+                return self._by(to, at, what, _SERVER, about, _reserved(was), None, why)
+            case _:
+                assert_never(fact)
+
+    def _grant(self, lease: Lease) -> AuditEntry:
+        """Return the entry of a grant. On the hot path: `_by` once more, without its arguments."""
+        to = self._asker(lease.id)
+        caller, remote = _UNKNOWN if to is None else self._origin(to)
+        who, role, token = (
+            (lease.tenant, "", "")
+            if caller is None
+            else (caller.tenant, caller.role, caller.token_name)
+        )
+        return AuditEntry(
+            lease.granted_at,
+            "lease.granted",
+            who,
+            role,
+            token,
+            remote,
+            {"lease": lease.id},
+            None,
+            _places(lease.placement),
+            lease.policy.uri,
+        )
 
     def _about_lease(
         self, to: Address | None, at: float, what: str, name: RequestId, why: str
@@ -154,7 +229,7 @@ class AuditTrail:
         if lease is None:
             return self._by(to, at, what, _SERVER, {"lease": name}, why=why)
         about: JsonObject = {"lease": name, "tenant": lease.tenant}
-        return self._by(to, at, what, _SERVER, about, _places(lease.placement), why=why)
+        return self._by(to, at, what, _SERVER, about, _places(lease.placement), None, why)
 
     def _by(
         self,
@@ -175,8 +250,36 @@ class AuditTrail:
         return AuditEntry(at, what, caller.tenant, role, token, remote, about, before, after, why)
 
 
-def _places(placement: Placement) -> list[list[JsonValue]]:
+def _places(placement: Placement) -> JsonValue:
     """Return the placement of a lease: cluster, node, GPUs and thousandths of each of them."""
-    return [
-        [share.cluster_id, share.node_id, list(share.gpus), share.gpu_milli] for share in placement
-    ]
+    if len(placement) == 1:
+        share = placement[0]
+        return ((share.cluster_id, share.node_id, share.gpus, share.gpu_milli),)
+    return [(share.cluster_id, share.node_id, share.gpus, share.gpu_milli) for share in placement]
+
+
+def _replace(standing: dict[K, V], key: K, value: V | None) -> V | None:
+    """Set or remove what stands under a key; return what stood there."""
+    before = standing.pop(key, None)
+    if value is not None:
+        standing[key] = value
+    return before
+
+
+def _cordon(cordon: Cordoned | None) -> JsonObject | None:
+    if cordon is None:
+        return None
+    who, reason = cordon.who, cordon.reason[:REASON_CHARS_MAX]
+    return {"who": who, "reason": reason, "drains": cordon.drains, "until": cordon.until}
+
+
+def _reserved(made: NodeReservation | None) -> JsonObject | None:
+    if made is None:
+        return None
+    document = {
+        "nodes": made.nodes[:NODES_MAX],
+        "starts_at": made.starts_at,
+        "ends_at": made.ends_at,
+        "used": made.used,
+    }
+    return document | ({"more": more} if (more := len(made.nodes) - NODES_MAX) > 0 else {})

@@ -109,14 +109,25 @@ class IssuerKeys:
             self._tried_at = time.monotonic()
             self._refreshing = None
 
-    async def _take(self) -> bool:
+    async def fetch(self) -> list[JsonObject]:
+        """Return the keys as the issuer has them now, and change nothing here.
+
+        Raises:
+            KeysUnavailableError: They cannot be fetched.
+
+        """
         try:
             async with asyncio.timeout(FETCH_SECONDS_MAX):
-                rows = await self._fetch()
-        except (KeysUnavailableError, OSError, ValueError, *_HTTP_ERRORS) as error:
+                return await self._fetch()
+        except (OSError, ValueError, *_HTTP_ERRORS) as error:
+            raise KeysUnavailableError(str(error) or type(error).__name__) from error
+
+    async def _take(self) -> bool:
+        try:
+            rows = await self.fetch()
+        except KeysUnavailableError as error:
             if not self._failing:  # Once, however long it lasts.
-                reason = str(error) or type(error).__name__
-                log.error("oidc_keys_failed", issuer=self._issuer, reason=reason)  # noqa: TRY400  # It has no more to say.
+                log.error("oidc_keys_failed", issuer=self._issuer, reason=str(error))  # noqa: TRY400  # It has no more to say.
             self._failing = True
             return False
         self._failing = False

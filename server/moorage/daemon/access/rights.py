@@ -3,7 +3,7 @@
 `Router` asks about messages, `web` about documents.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,10 +71,20 @@ def refusal(caller: Caller, message: Request) -> Refusal | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Ownership:
-    """Decides who may change which cluster, policy and alias.
+class Owners:
+    """Who owns a document; empty or None: not noted, or there is none, and it belongs to all."""
 
-    A cluster or policy belongs to the tenant that registered it, an alias to the one that made it.
+    cluster: Callable[[str], str]
+    block: Callable[[str], str | None]
+    executor: Callable[[str], Awaitable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Decides who may change which cluster, block, executor, policy and alias.
+
+    A cluster, block, executor or policy belongs to the tenant that registered it, an alias to the
+    one that made it; metrics are those of the owner of their cluster or block.
     What was made before owners were noted belongs to all. Any alias may have a shadow started: it
     changes no answer, and shows a tenant its own requests alone.
 
@@ -82,7 +92,7 @@ class Ownership:
         state: Has the leases; read only.
         policies: Has their history.
         find_alias: Returns an alias by its name, or by a bare policy name.
-        cluster_owner: Returns the owner of a cluster; empty if that is not known.
+        owners: Return the owners of documents.
         policy_uris: Returns all versions of policies.
 
     """
@@ -90,7 +100,7 @@ class Ownership:
     state: State
     policies: PolicyDocuments
     find_alias: Callable[[str], Alias | None]
-    cluster_owner: Callable[[str], str]
+    owners: Owners
     policy_uris: Callable[[], Sequence[str]]
 
     def check_cluster(self, caller: Caller, cluster_id: str) -> None:
@@ -102,12 +112,42 @@ class Ownership:
         """
         if caller.may(Right.CLUSTER_ALL):
             return
-        does, owner = f"change or delete the cluster “{cluster_id}”", self.cluster_owner(cluster_id)
-        if owner == SERVER_ITSELF:
-            raise _refused(caller, Right.CLUSTER_ALL, f"{does}, which the server maintains", "id")
-        if owner not in {"", caller.tenant}:
-            raise _refused(caller, Right.CLUSTER_ALL, f"{does} of the tenant “{owner}”", "id")
+        does, owner = (
+            f"change or delete the cluster “{cluster_id}”",
+            self.owners.cluster(cluster_id),
+        )
+        _check_owner(caller, owner, does)
         self._check_unused(caller, cluster_id, does)
+
+    def check_metrics(self, caller: Caller, cluster_id: str) -> None:
+        """Refuse to report or remove the metrics of another tenant's cluster.
+
+        Raises:
+            ServiceError: `unauthorized`, with the status 403.
+
+        """
+        does = f"report or remove metrics of the cluster “{cluster_id}”"
+        _check_owner(caller, self.owners.cluster(cluster_id), does)
+
+    def check_block(self, caller: Caller, block_id: str) -> None:
+        """Refuse to change or delete a block of another tenant, or its metrics.
+
+        Raises:
+            ServiceError: `unauthorized`, with the status 403.
+
+        """
+        does = f"change or delete the block “{block_id}” or its metrics"
+        _check_owner(caller, self.owners.block(block_id), does)
+
+    async def check_executor(self, caller: Caller, name: str) -> None:
+        """Refuse to change or delete an executor of another tenant.
+
+        Raises:
+            ServiceError: `unauthorized`, with the status 403.
+
+        """
+        does = f"change or delete the executor “{name}”"
+        _check_owner(caller, await self.owners.executor(name), does)
 
     def check_new_cluster(self, caller: Caller, cluster_id: str) -> None:
         """Refuse to register a cluster while other tenants have leases on the last of its name.
@@ -189,6 +229,14 @@ class Ownership:
             each.tenant != caller.tenant and any(place[0] == cluster for place in each.nodes)
             for each in self.state.reserved.by_id.values()
         )
+
+
+def _check_owner(caller: Caller, owner: str | None, does: str) -> None:
+    if not owner or owner == caller.tenant or caller.may(Right.CLUSTER_ALL):
+        return
+    whose = "which the server maintains" if owner == SERVER_ITSELF else None
+    does = f"{does}, {whose}" if whose else f"{does} of the tenant “{owner}”"
+    raise _refused(caller, Right.CLUSTER_ALL, does, "id")
 
 
 def _refused(caller: Caller, right: Right, does: str, field: str) -> ServiceError:

@@ -1,13 +1,15 @@
 """TLS of both doors: the server's certificate, and the authority of certificates of clients.
 
-A renewed certificate is in force soon after its files changed: both doors use one context, and new
-connections take what was last read into it.
+Renewed files are in force soon after they changed: both doors hold one context, which makes the
+TLS of each new connection with another one, that of the files as they were last read. Connections
+that are open go on; those of clients whose authority is trusted no more end.
 """
 
 import asyncio
 import ssl
 from pathlib import Path
 from typing import Final
+from weakref import WeakSet
 
 import structlog
 
@@ -24,13 +26,36 @@ _PLAIN: Final = (
 )
 """Answers HTTP without TLS (RFC 2817, 4.2)."""
 
+_DER: Final = 2
+"""How `_ssl` calls the encoding of a certificate."""
+
 log = structlog.get_logger("moored")
 
 _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
+class _DoorContext(ssl.SSLContext):
+    """The context that the doors hold."""
+
+    current = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # Each has its own.
+    """Serves new connections."""
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,  # As the ssl module has it.
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """Return the TLS of one connection."""
+        return self.current.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+
+
 class _Context(ssl.SSLContext):
     """Answers those who speak HTTP without TLS, instead of closing in silence."""
+
+    connections = WeakSet["_Connection"]()  # noqa: RUF012  # Each has that of its `ServerTls`.
 
     def wrap_bio(
         self,
@@ -44,6 +69,7 @@ class _Context(ssl.SSLContext):
         wrapped = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
         assert isinstance(wrapped, _Connection)
         wrapped.outgoing = outgoing
+        self.connections.add(wrapped)
         return wrapped
 
 
@@ -52,6 +78,26 @@ class _Connection(ssl.SSLObject):
 
     outgoing = ssl.MemoryBIO()  # The context gives each its own.
     has_replied = False
+    is_refused = False
+    """The next bytes from the client end it: a message, or the answer to a ping."""
+
+    def read(self, len: int = 1024, buffer: bytearray | None = None) -> int:  # type: ignore[override]  # noqa: A002  # As the ssl module has it.
+        """Read what came, unless the client's authority is trusted no more."""
+        if self.is_refused:
+            raise ssl.SSLError("the authority of the client's certificate is trusted no more")
+        return super().read(len, buffer)  # type: ignore[return-value]  # Bytes without a buffer.
+
+    def is_of(self, authorities: frozenset[bytes]) -> bool:
+        """Return whether a client's certificate was verified with one of these."""
+        try:
+            if hasattr(self, "get_verified_chain"):
+                chain: list[bytes] = self.get_verified_chain()
+            else:  # Until Python 3.12.
+                found = getattr(self, "_sslobj").get_verified_chain() or ()  # noqa: B009  # typeshed has it not.
+                chain = [each.public_bytes(_DER) for each in found]
+        except ValueError:  # The handshake is under way, or failed.
+            return False
+        return not authorities.isdisjoint(chain)
 
     def do_handshake(self) -> None:
         """Go on with the handshake; bytes that are no TLS get one answer, then an error."""
@@ -86,12 +132,8 @@ class ServerTls:
         self._certificate = certificate
         self._key = key
         self._client_authority = client_authority
-        self.context = _Context(ssl.PROTOCOL_TLS_SERVER)
-        self.context.sslobject_class = _Connection
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.context.set_alpn_protocols(["http/1.1"])
-        if client_authority is not None:
-            self.context.verify_mode = ssl.CERT_REQUIRED
+        self.context = _DoorContext(ssl.PROTOCOL_TLS_SERVER)
+        self._connections: WeakSet[_Connection] = WeakSet()
         self._read()
 
     async def follow(self) -> None:
@@ -110,9 +152,19 @@ class ServerTls:
                     log.info("certificate_renewed", file=str(self._certificate))
 
     def _read(self) -> None:
-        trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # A bad file must not spoil what serves.
-        for context in (trial, self.context):
-            _load(context, self._certificate, self._key, self._client_authority)
+        context = _Context(ssl.PROTOCOL_TLS_SERVER)
+        context.sslobject_class = _Connection
+        context.connections = self._connections
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        if self._client_authority is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+        _load(context, self._certificate, self._key, self._client_authority)
+        self.context.current = context  # Only now: a bad file leaves what serves as it is.
+        if self._client_authority is not None:
+            known = frozenset(context.get_ca_certs(binary_form=True))
+            for each in self._connections:
+                each.is_refused = not each.is_of(known)
 
     def _stamp(self) -> _Stamp:
         files = (self._certificate, self._key, self._client_authority)

@@ -111,8 +111,11 @@ class SearchedBlocks:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._blocks = catalog.blocks
-        self.known = self._blocks.known
         self.documents = self.ranked = self._blocks.documents
+
+    def known(self, name: str) -> bool:
+        """See `Searched.known`."""
+        return self._blocks.owner(name) is not None
 
     def ranked_bytes(self, names: Sequence[str]) -> int:
         """See `Searched.ranked_bytes`."""

@@ -1,0 +1,164 @@
+"""`moored doctor` about who may come in and what is noted: TLS, tokens, issuer, audit log, disk."""
+
+import asyncio
+import contextlib
+import shutil
+import ssl
+import time
+from pathlib import Path
+from typing import Final
+
+from moorage.config.settings import Config
+from moorage.daemon.access.audit_files import read_end
+from moorage.daemon.access.tls import ServerTls
+from moorage.daemon.access.token_store import TokenStore, TokenStoreError
+from moorage.extras import install_command
+from moorage.records.findings import DoctorFinding
+from moorage.storage.base import StorageError
+from moorage.storage.opening import open_storage
+
+__all__ = ["examine_access", "serves_certificate"]
+
+SOON_SECONDS: Final = 14 * 86_400.0
+"""What ends sooner is named."""
+DISK_BYTES_MIN: Final = 64 << 20
+"""With less, the server soon grants nothing."""
+_MIB: Final = 1 << 20
+_ROUNDS: Final = 4
+"""Of a handshake between two sides in memory; TLS 1.3 takes two."""
+
+
+def examine_access(config: Config) -> list[DoctorFinding]:
+    """Examine all of it; what is not configured has no finding."""
+    return [
+        *_tls(config),
+        _tokens(config),
+        *_issuer(config),
+        _audit_log(config),
+        _disk(config),
+    ]
+
+
+def serves_certificate(config: Config, host: str, port: int, seconds_max: float) -> bool:
+    """Return whether a server at a port shows the certificate of these settings."""
+    assert config.tls_cert is not None
+    try:
+        shown = ssl.get_server_certificate((host, port), timeout=seconds_max)
+        return shown.strip() in config.tls_cert.read_text()
+    except (OSError, ValueError):
+        return False
+
+
+def _tls(config: Config) -> list[DoctorFinding]:
+    if config.tls_cert is None or config.tls_key is None:
+        return []
+    try:
+        tls = ServerTls(config.tls_cert, config.tls_key, config.tls_client_ca)
+        ends = ssl.cert_time_to_seconds(_peer(tls, config.tls_cert)["notAfter"])
+    except (OSError, KeyError) as error:
+        return [DoctorFinding("tls", "broken", f"{error}")]
+    left = ends - time.time()
+    if left < SOON_SECONDS:
+        advice = f"{config.tls_cert} ends {_in(left)}: replace it and its key"
+        return [DoctorFinding("tls", "missing", advice)]
+    return [DoctorFinding("tls", "ok", f"{config.tls_cert} ends {_in(left)}")]
+
+
+def _peer(tls: ServerTls, certificate: Path) -> dict[str, str]:
+    """Return what a client sees of the certificate, which it trusts as it is.
+
+    Raises:
+        OSError: It does not take it: it is over, say.
+
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(certificate)
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = tls.context.wrap_bio(there, back, server_side=True)
+    client = context.wrap_bio(back, there)
+    for _ in range(_ROUNDS):
+        for side in (client, server):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                try:
+                    side.do_handshake()
+                except ssl.SSLCertVerificationError as error:
+                    raise OSError(f"{certificate}: {error.verify_message}") from error
+                except ssl.SSLError:
+                    if side is client:
+                        raise
+    return {name: str(value) for name, value in (client.getpeercert() or {}).items()}
+
+
+def _tokens(config: Config) -> DoctorFinding:
+    now = time.time()
+    try:
+        with contextlib.closing(
+            TokenStore(open_storage(config.storage, config.data_dir).tokens())
+        ) as store:
+            named = list(store.tokens().values())
+    except (TokenStoreError, StorageError, OSError) as error:
+        return DoctorFinding("tokens", "broken", str(error))
+    valid = [each for each in named if each.is_valid(now)]
+    soon = [
+        f"{each.name} {_in(each.expires_at - now)}"
+        for each in valid
+        if each.expires_at is not None and each.expires_at < now + SOON_SECONDS
+    ]
+    if not (named or config.tokens or config.oidc_issuer):
+        return DoctorFinding("tokens", "ok", "none: every program of this machine is admin")
+    counted = f"{len(valid)} of {len(named)} named ones are valid, {len(config.tokens)} in settings"
+    if soon:
+        return DoctorFinding("tokens", "missing", f"{counted}; these end: {', '.join(soon)}")
+    return DoctorFinding("tokens", "ok", counted)
+
+
+def _issuer(config: Config) -> list[DoctorFinding]:
+    if not config.oidc_issuer:
+        return []
+    try:
+        from moorage.daemon.access import oidc_keys  # noqa: PLC0415  # An extra.
+    except ModuleNotFoundError as error:
+        advice = f"needs {error.name}: {install_command('oidc')}"
+        return [DoctorFinding("issuer", "broken", advice)]
+    keys = oidc_keys.IssuerKeys(config.oidc_issuer)
+    try:
+        found = asyncio.run(keys.fetch())
+    except oidc_keys.KeysUnavailableError as error:
+        return [DoctorFinding("issuer", "missing", f"no token of it can be verified: {error}")]
+    return [DoctorFinding("issuer", "ok", f"{config.oidc_issuer} has {len(found)} keys")]
+
+
+def _audit_log(config: Config) -> DoctorFinding:
+    if not config.audit_days:
+        return DoctorFinding("audit log", "missing", "off, as the setting `audit_days` says")
+    try:
+        rows = open_storage(config.storage, config.data_dir).audit()
+        if rows is None:
+            number = read_end(config.data_dir).number
+        else:
+            with contextlib.closing(rows):
+                number = rows.end().number
+    except (OSError, ValueError, StorageError) as error:
+        return DoctorFinding("audit log", "broken", f"{error}; see `moored audit verify`")
+    last = f"the last entry is {number}" if number else "no entry yet"
+    return DoctorFinding("audit log", "ok", f"{last}; `moored audit verify` checks all of them")
+
+
+def _disk(config: Config) -> DoctorFinding:
+    """Look for room where the data folder is, or will be."""
+    folder = next(each for each in (config.data_dir, *config.data_dir.parents) if each.exists())
+    free = shutil.disk_usage(folder).free
+    detail = f"{free // _MIB} MiB are free for {config.data_dir}"
+    if free < DISK_BYTES_MIN:
+        return DoctorFinding("disk", "broken", f"{detail}: make room, or it grants nothing")
+    return DoctorFinding("disk", "ok", detail)
+
+
+def _in(seconds: float) -> str:
+    """Return how long something lasts, for people."""
+    if seconds < 0:
+        return "in the past"
+    days = int(seconds // 86_400)
+    return f"in {days} days" if days else "within a day"
