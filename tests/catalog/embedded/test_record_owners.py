@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from moorage.catalog.embedded.contexts import CONTEXTS_MAX
 from moorage.catalog.embedded.record_owners import OwnedRecord, RecordOwners
 from moorage.catalog.embedded.store import AT_ONCE_MAX, DocumentStore, StoredRow
 from moorage.catalog.limits import CLUSTERS_MAX, EXECUTORS_MAX, STORE_BYTES_MAX
@@ -97,6 +98,14 @@ async def test_owners_are_known_after_a_restart_and_what_is_deleted_makes_room(t
         await catalog.executors.delete(name)
     await add(catalog, "mallory", "more")
     await catalog.close()
+
+
+async def test_contexts_of_one_tenant_leave_room_for_those_of_others(catalog):
+    await catalog.contexts.save(((f"p{n}", "mallory"), 0, b"x") for n in range(CONTEXTS_MAX + 9))
+    await catalog.contexts.save([(("p", "bob"), 0, b"x"), (("p0", "mallory"), 1, b"y")])
+    found = {key: packed for key, _, packed in await catalog.contexts.load()}
+    assert len(found) == CONTEXTS_MAX + 1
+    assert (found["p", "bob"], found["p0", "mallory"]) == (b"x", b"y")
 
 
 async def test_an_author_changes_nothing_of_another_tenant(catalog):
