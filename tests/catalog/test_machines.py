@@ -6,6 +6,8 @@ from moorage.catalog.documents.clusters import cluster_model
 from moorage.catalog.opening import open_catalog
 from moorage.model import Code, Gpu
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.on_behalf import ON_BEHALF_OF
+from moorage.records.rights import SERVER_ITSELF
 from moorage.storage.sqlite.records import SqliteRecords
 
 
@@ -49,6 +51,8 @@ def test_identity_is_read_and_kinds_of_nodes_stay_alike():
         node("x", "gpu-1", machineId="other"),
         node("x", machineId="m"),
         node("x", machineId="m", providerId="p"),
+        node("x", " GPU-1"),
+        node("x", machineId="M "),
     ],
 )
 async def test_a_machine_under_another_name_is_refused_with_the_one_it_has(catalog, same):
@@ -62,6 +66,30 @@ async def test_a_machine_under_another_name_is_refused_with_the_one_it_has(catal
 
 
 NODE_1 = "nodes.nodeData[1]"
+
+
+async def test_a_machine_of_another_tenant_is_refused_with_whose_it_is(catalog):
+    await catalog.clusters.create(cluster("lab", node("gpu1", "GPU-1")), "bob")
+    await catalog.clusters.create(cluster("agents", node("gpu2", "GPU-2")), SERVER_ITSELF)
+    await catalog.clusters.create(cluster("mine"), "mallory")
+    ON_BEHALF_OF.set("mallory")
+    taken = [node("own"), node("x", "GPU-9", "gpu-1")]
+    change = {"$set": {"nodes.nodeData": taken}}
+    for work in (
+        catalog.clusters.create(cluster("copy", *taken), "mallory"),
+        catalog.clusters.update("mine", change),
+        catalog.clusters.add_nodes("mine", cluster("mine", *taken), "mallory"),
+    ):
+        reason = (await refused(work, NODE_1)).reason
+        assert "registered as lab/gpu1" in reason
+        assert "ask an operator to take it out of lab first, which is of the tenant “bob”" in reason
+    reason = (await refused(catalog.clusters.create(cluster("copy", node("x", "GPU-2"))))).reason
+    assert "take it out of agents first, which is of the server" in reason
+    ON_BEHALF_OF.set("bob")
+    reason = (await refused(catalog.clusters.create(cluster("copy", node("x", "GPU-1"))))).reason
+    assert "To move it, take it out of lab first;" in reason
+    await catalog.clusters.update("lab", {"$set": {"nodes.nodeData": []}})
+    await catalog.clusters.update("mine", change)
 
 
 async def test_what_may_be_the_same_and_is_not_is_registered(catalog):

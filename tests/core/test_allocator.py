@@ -305,6 +305,24 @@ def test_the_last_ended_leases_are_known_and_older_ones_are_not() -> None:
     assert hand.grant(ask("new", ONE), place("n000", "0")).facts[0].lease.fencing == ENDED_MAX + 2  # type: ignore[union-attr]  # Plain values in tests.
 
 
+def test_ended_leases_of_a_tenant_do_not_push_out_those_of_another() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    for number in range(ENDED_MAX + 2):
+        name, tenant = f"r{number}", "bob" if number == 1 else "mallory"
+        hand.grant(
+            ask(name, ONE, tenant=tenant, terms={"idempotency_key": name}), place("n000", "0")
+        )
+        release(hand, name)
+    state = hand.allocator.state
+    again = Allocator()
+    again.replay(list(condense(state)))
+    assert len(state.ended) == ENDED_MAX
+    assert [name for name in ("r0", "r1", "r2", "r3") if name in state.ended] == ["r1", "r3"]
+    assert (Tenant("bob"), "r1") in state.keys
+    assert [each.ended_by_tenant.forget() for each in (state, again.state)] == ["r3", "r3"]
+
+
 def test_renewing_for_ever_does_not_fill_the_memory() -> None:
     hand = full()
     for _ in range(5 * SPARE):

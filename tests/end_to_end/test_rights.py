@@ -145,3 +145,19 @@ def test_the_command_line_says_which_role_may(served: Server, lease: dict) -> No
         assert "MOORAGE_OPERATORS" in done.stderr
         assert "Say who you are" not in done.stderr, "the caller is known"
     assert say(served, ANN, {"op": "status", "lease": lease["id"]})["success"]
+
+
+def test_what_a_tenant_stored_beside_its_clusters_is_its_own(served: Server) -> None:
+    made = [
+        ("/blocks", {"id": "anns"}),
+        ("/block", {"blockId": "anns"}),
+        ("/executor", {"executor_id": "anns"}),
+        ("/cluster", {"clusterId": "anns"}),
+    ]
+    for path, body in made:
+        assert send(served, ANN, "POST", path, body).is_success
+    for path, body in reversed(made):
+        for method, change in (("PUT", body), ("DELETE", None)):
+            answer = send(served, BOB, method, f"{path}/anns", change)
+            assert (answer.status_code, "MOORAGE_OPERATORS" in answer.text) == (403, True)
+        assert send(served, OPS, "DELETE", f"{path}/anns").is_success

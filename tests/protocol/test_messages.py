@@ -1,8 +1,10 @@
 """Reading messages: what is accepted, and the one clear error for everything else."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from moorage import model
@@ -361,6 +363,7 @@ def test_provision_reaches_the_core() -> None:
     assert ask(text()).provisioning() is None
 
 
+UNSHOWN = "no control, zero-width or bidirectional character"
 WRONG = [
     ({"resources": 5}, "resources", "an object with gpus, gpu_milli"),
     ({"resources": {"gpus": -1}}, "resources.gpus", "between 0 and 1024"),
@@ -438,6 +441,18 @@ WRONG = [
     ({"clusters": ["c", ""]}, "clusters[1]", "a name that is not blank"),
     ({"resources": {"models": [" "]}}, "resources.models[0]", "leave the blank out"),
     ({"clusters": list(range(10_001))}, "clusters", "at most 10000"),
+    ({"policy_rule_uri": "p:1\x1b[2J-a"}, "policy_rule_uri", UNSHOWN),
+    ({"clusters": ["c", "c\u202ed"]}, "clusters[1]", UNSHOWN),
+    ({"resources": {"models": ["A100\n"]}}, "resources.models[0]", UNSHOWN),
+    (
+        {"resources": {"where": [{"key": "a", "operator": "In", "values": ["\u200b"]}]}},
+        "resources.where[0].values[0]",
+        UNSHOWN,
+    ),
+    ({"lease": {"project": "p\u2066x"}}, "lease.project", UNSHOWN),
+    ({"lease": {"idempotency_key": "k\r"}}, "lease.idempotency_key", UNSHOWN),
+    ({"lease": {"anti_affinity": {"group": "\ufeffg"}}}, "lease.anti_affinity.group", UNSHOWN),
+    ({"provision": {"backend": "lo\0cal"}}, "provision.backend", UNSHOWN),
     ({"filter": []}, "filter", "an object"),
     ({"search": "x"}, "search", "an object"),
     ({"parameters": 1}, "parameters", "an object"),
@@ -661,3 +676,30 @@ def test_an_operation_is_told_by_its_name_and_never_by_what_takes_long_to_read()
     brackets = b"[]," * PARTS_MAX
     for name in (b"op", b"adhoc"):
         assert operation_of(b'{"%s": [%s[]], "op": "status"}' % (name, brackets)) == ""
+
+
+def texts_that_may_hold_anything(schema: Any, path: str, defined: Any) -> Iterator[str]:
+    """Yield the fields of a schema whose texts have no pattern, and no list of values."""
+    if "$ref" in schema:
+        schema = defined[schema["$ref"].rpartition("/")[2]]
+    if schema.get("type") == "string" and not schema.keys() & {"pattern", "enum"}:
+        yield path
+    for name, inner in schema.get("properties", {}).items():
+        yield from texts_that_may_hold_anything(inner, name, defined)
+    for kind in ("anyOf", "prefixItems"):
+        for inner in schema.get(kind, []):
+            yield from texts_that_may_hold_anything(inner, path, defined)
+    for kind in ("items", "additionalProperties"):
+        if isinstance(inner := schema.get(kind), dict):
+            yield from texts_that_may_hold_anything(inner, path, defined)
+
+
+@pytest.mark.parametrize("kind", [AllocationRequest, BlockRequest, *OPERATIONS.values()])
+def test_no_text_that_others_see_holds_control_characters(kind: type) -> None:
+    (schema,), defined = msgspec.json.schema_components([kind])
+    free = set(texts_that_may_hold_anything(schema, "", defined))
+    # Echoed to its sender; compared; parsed; given to the workload.
+    assert free <= {"id", "filters", "traceparent", "command", "environment", "path"}
+    reason = {"op": "cordon", "cluster": "c", "reason": "a\u202eb"}
+    error = refused(json.dumps(reason))
+    assert (error.field, UNSHOWN in error.expected) == ("reason", True)

@@ -18,6 +18,7 @@ from moorage.core.state.identities import is_same_machine
 from moorage.model import Cluster, ClusterId, Code, Node
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonValue
+from moorage.records.rights import SERVER_ITSELF
 
 __all__ = ["Machines"]
 
@@ -54,9 +55,10 @@ class Machines:
         check_names(read.cluster)
         own: dict[str, Node] = {}
         for number, node in enumerate(read.cluster.nodes):
-            other = self._other(database, read.cluster, node, own)
+            other, owner = self._other(database, read.cluster, node, own)
             if other:
-                raise _twice(f"{read.id}/{node.id}", number, other)
+                who = "" if owner in {"", database.tenant} else owner
+                raise _twice(f"{read.id}/{node.id}", number, other, who)
             own |= dict.fromkeys(node.identity, node)
         self.keep(read.cluster)
         if len(self._keys) > 2 * database.count("cluster") + _SPARE:
@@ -65,28 +67,38 @@ class Machines:
                     self.keep(Cluster(ClusterId(former), ()))
         return read
 
-    def _other(self, database: Database, cluster: Cluster, node: Node, own: dict[str, Node]) -> str:
-        """Return the node that is the same machine, as `cluster/node`; empty for none."""
+    def _other(
+        self, database: Database, cluster: Cluster, node: Node, own: dict[str, Node]
+    ) -> tuple[str, str]:
+        """Return the node that is the same machine, as `cluster/node`, and whose its cluster is.
+
+        Empty for none.
+        """
         for key in node.identity:
             twin = own.get(key)
             if twin is not None and is_same_machine(node.identity, twin.identity):
-                return f"{cluster.id}/{twin.id}"
+                return f"{cluster.id}/{twin.id}", ""
             name, other = self._places.get(key, ("", ""))
             if name in {"", cluster.id}:
                 continue  # What it had before, it has no more.
             row = database.get("cluster", name)
             known = cluster_model(decode(row.document)).nodes if row is not None else ()
-            if any(is_same_machine(node.identity, each.identity) for each in known):
-                return f"{name}/{other}"
-        return ""
+            if row and any(is_same_machine(node.identity, each.identity) for each in known):
+                return f"{name}/{other}", row.files.decode(errors="replace")
+        return "", ""
 
 
-def _twice(name: str, number: int, other: str) -> ServiceError:
+def _twice(name: str, number: int, other: str, owner: str) -> ServiceError:
+    """Return the refusal of a machine; `owner` is the other tenant that has it, empty for none."""
     cluster = other.partition("/")[0]
+    move = f"take it out of {cluster} first"
+    if owner:
+        whose = "the server" if owner == SERVER_ITSELF else f"the tenant “{owner}”"
+        move = f"ask an operator to take it out of {cluster} first, which is of {whose}"
     return ServiceError(
         Code.CONFLICT,
         f"nodes.nodeData[{number}]: {name} is the machine that is registered as {other} (the same"
-        f" machineId, providerId or uuid of a device). To move it, take it out of {cluster} first;"
+        f" machineId, providerId or uuid of a device). To move it, {move};"
         " a copy of another machine's disk needs a machine id of its own",
         field=f"nodes.nodeData[{number}]",
         expected="a machine that no other node is",

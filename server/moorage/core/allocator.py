@@ -177,6 +177,8 @@ class Allocator:
 
     def next_deadline(self) -> float | None:
         """Return when a `Tick` is due, in seconds since the epoch, or None."""
+        if self._waking.is_unfinished:
+            return self._turn.now
         first = self.state.deadlines.first()
         return None if first is None else first[0]
 
@@ -289,6 +291,7 @@ class Allocator:
         self._turn.wakes = True  # Other nodes may be reserved for the head of the queue.
 
     def _tick(self) -> None:
+        self._turn.wakes = self._waking.is_unfinished
         while (due := self.state.deadlines.first()) is not None and due[0] <= self._turn.now:
             request = due[1]
             lease = self.state.lease(request)

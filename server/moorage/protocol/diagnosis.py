@@ -308,9 +308,14 @@ def _invalid(
         ]
         item = f"an object with {', '.join(inner)}" if inner else f"an item of {wanted}"
         wanted = what if ours else item
-        if "matching regex" in what:
-            wanted = f"a name that is not blank, in {expected[plain]}; leave the blank out"
     given = _given(path, raw)
+    if "matching regex" in what:
+        blank = isinstance(given, str) and not given.strip()
+        wanted = expected.get(plain, "a text")
+        if blank:
+            wanted = f"a name that is not blank, in {wanted}; leave the blank out"
+        else:
+            wanted += "; no control, zero-width or bidirectional character"
     wanted += _part(plain, given) + _meant(given, _QUOTED.findall(wanted))
     return _wrong(path.replace("[...]", ""), wanted, identity)
 

@@ -75,8 +75,18 @@ SHOWN_NAMES: Final = {
 DEPTH_MAX: Final = 128
 """Arrays and objects within one another in one message."""
 
+_UNSHOWN: Final = (
+    r"\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+)
+UNSHOWN: Final = f"[{_UNSHOWN}]"
+"""Control, zero-width and bidirectional characters, as a regular expression. A text that others
+come to see, in a log, a terminal, the console or a metric, has none of them."""
+_ALL_SHOWN: Final = rf"[^{_UNSHOWN}]*(?![\s\S])"
+SHOWN: Final = f"^{_ALL_SHOWN}"
+"""A text without them."""
+
 _INT64_MAX: Final = 2**63 - 1
-_NAMED = Annotated[str, Meta(pattern=r"\S", max_length=NAME_CHARS_MAX)]
+_NAMED = Annotated[str, Meta(pattern=rf"^(?=\s*\S){_ALL_SHOWN}", max_length=NAME_CHARS_MAX)]
 _IDENTIFIER = f"a string of 1 to {ID_CHARS_MAX} characters"
 _OBJECT = Meta(description="an object")
 
@@ -111,22 +121,32 @@ Uri = Annotated[
     Meta(
         min_length=1,
         max_length=URI_CHARS_MAX,
+        pattern=SHOWN,
         description=f"a policy's URI, `name:version-tag`, of at most {URI_CHARS_MAX} characters",
     ),
 ]
-Identifier = Annotated[str, Meta(min_length=1, max_length=ID_CHARS_MAX, description=_IDENTIFIER)]
-OptionalIdentifier = Annotated[str, Meta(max_length=ID_CHARS_MAX, description=_IDENTIFIER)]
+Identifier = Annotated[
+    str, Meta(min_length=1, max_length=ID_CHARS_MAX, pattern=SHOWN, description=_IDENTIFIER)
+]
+OptionalIdentifier = Annotated[
+    str, Meta(max_length=ID_CHARS_MAX, pattern=SHOWN, description=_IDENTIFIER)
+]
 Name = Annotated[
     str,
     Meta(
         min_length=1,
         max_length=NAME_CHARS_MAX,
+        pattern=SHOWN,
         description=f"a string of 1 to {NAME_CHARS_MAX} characters",
     ),
 ]
 OptionalName = Annotated[
     str,
-    Meta(max_length=NAME_CHARS_MAX, description=f"a string of at most {NAME_CHARS_MAX} characters"),
+    Meta(
+        max_length=NAME_CHARS_MAX,
+        pattern=SHOWN,
+        description=f"a string of at most {NAME_CHARS_MAX} characters",
+    ),
 ]
 Document = Annotated[JsonObject, _OBJECT]
 OptionalDocument = Annotated[JsonObject | None, _OBJECT]
@@ -156,7 +176,7 @@ Operator = Annotated[
     Meta(description='"In", "NotIn", "Exists" or "DoesNotExist"'),
 ]
 LabelValues = Annotated[
-    tuple[Annotated[str, Meta(max_length=NAME_CHARS_MAX)], ...],
+    tuple[Annotated[str, Meta(max_length=NAME_CHARS_MAX, pattern=SHOWN)], ...],
     Meta(max_length=LABEL_VALUES_MAX, description=f"a list of at most {LABEL_VALUES_MAX} strings"),
 ]
 Topics = Annotated[

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from moorage.model import Code
 from moorage.protocol.credentials import token_of
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.on_behalf import ON_BEHALF_OF
 from moorage.web.bodies import (
     CALLER,
     ENCODING,
@@ -129,6 +130,7 @@ def _authentication(
             )
         setattr(request.state, CALLER, caller)
         setattr(request.state, TENANT, caller.tenant)
+        ON_BEHALF_OF.set(caller.tenant)
         right = right_of(request.method, request.scope[ROUTE])
         if not caller.may(right):
             what = f"{request.method} {request.scope[ROUTE]}"

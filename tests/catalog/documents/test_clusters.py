@@ -177,7 +177,7 @@ def test_other_statuses_are_no_candidates(status):
 @pytest.mark.parametrize(
     "field",
     [
-        *("id", "rack", "zone", "machineId", "providerId", "labels.x"),
+        *("id", "rack", "zone", "unavailable", "machineId", "providerId", "labels.x"),
         *("gpus.gpus[0].modelName", "gpus.gpus[0].uuid"),
     ],
 )

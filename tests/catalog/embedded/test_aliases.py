@@ -3,7 +3,6 @@
 import pytest
 
 from moorage.catalog.embedded.aliases import (
-    ALIASES_MAX,
     HISTORY_MAX,
     Alias,
     AliasChange,
@@ -14,6 +13,7 @@ from moorage.catalog.embedded.aliases import (
     name_of,
 )
 from moorage.catalog.embedded.store import DocumentStore, StoredRow
+from moorage.catalog.limits import ALIASES_MAX
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.storage.sqlite.records import SqliteRecords

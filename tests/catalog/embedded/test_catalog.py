@@ -15,12 +15,10 @@ from moorage.catalog.changes import (
     PolicyDeleted,
     PolicyPut,
 )
-from moorage.catalog.embedded.records import check_limits
-from moorage.catalog.embedded.store import Database
 from moorage.catalog.opening import open_catalog
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
-from moorage.storage.sqlite.records import RecordTables, SqliteRecords
+from moorage.storage.sqlite.records import SqliteRecords
 
 POLICY = "class AIOSv1PolicyRule:\n    pass\n"
 URI = "first:1.0-beta"
@@ -397,23 +395,6 @@ async def test_limits_hold(catalog):
     with refused(Code.TOO_LARGE, "nodes.nodeData"):
         await catalog.clusters.create({"id": "c1", "nodes": {"nodeData": [{}] * 20_001}})
     assert not catalog.memory.known("c1")
-
-
-@pytest.mark.parametrize(
-    ("records", "size", "allowed"),
-    [
-        (10_000, 512 * 1024 * 1024, True),
-        (10_001, 1, False),
-        (1, 512 * 1024 * 1024 + 1, False),
-    ],
-)
-def test_the_numbers_of_the_limits(records, size, allowed):
-    connection = sqlite3.connect(":memory:")
-    connection.execute("CREATE TABLE usage (kind TEXT, records INTEGER, bytes INTEGER)")
-    connection.execute("INSERT INTO usage VALUES ('cluster', ?, ?)", (records, size))
-    with contextlib.nullcontext() if allowed else refused(Code.TOO_LARGE):
-        check_limits(Database(RecordTables(connection), "", []), "cluster")
-    connection.close()
 
 
 async def test_what_the_start_read_is_not_believed_after_a_change(tmp_path):

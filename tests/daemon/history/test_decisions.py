@@ -2,14 +2,30 @@
 
 from typing import Any
 
-from moorage.core.state.facts import ClusterRemoved, Fact, Granted
-from moorage.core.turns.effects import Information
-from moorage.daemon.history.decisions import WINDOWS_MAX, Decisions
+from msgspec.structs import replace
+
+from moorage.core.state.facts import ClusterRemoved, Fact, Granted, Refusal
+from moorage.core.turns.effects import Address, Information, Respond
+from moorage.core.turns.events import Asked
+from moorage.core.turns.turn import Turn
+from moorage.daemon.history.decisions import REFUSALS_MAX, WINDOWS_MAX, Decisions
 from moorage.ledger.base import PAGE_FACTS_MAX
 from moorage.ledger.memory import MemoryLedger
-from moorage.model import ClusterId, Lease, LeaseTerms, PolicyRef, RequestId, Tenant
+from moorage.model import (
+    Ask,
+    ClusterId,
+    Code,
+    Lease,
+    LeaseTerms,
+    PolicyRef,
+    RequestId,
+    SessionId,
+    Tenant,
+)
 from moorage.protocol.operations import DecisionListing
 from moorage.records.rights import Caller, Role
+
+ONE = Ask(RequestId("r"), Tenant("ann"), PolicyRef("p", "d"))
 
 
 async def test_where_no_fact_of_a_page_matches_the_next_one_goes_on() -> None:
@@ -33,3 +49,15 @@ async def test_where_no_fact_of_a_page_matches_the_next_one_goes_on() -> None:
     found = await page(empty["next"])
     assert [row["request"] for row in found["decisions"]] == ["first"]
     assert found["next"] is None
+
+
+def test_refusals_of_a_tenant_do_not_push_out_those_of_another() -> None:
+    decisions = Decisions(MemoryLedger())
+    for number in range(REFUSALS_MAX + 1):
+        tenant = "bob" if number == 0 else "mallory"
+        one, to = replace(ONE, id=f"r{number}", tenant=tenant), Address(SessionId("s"), 1)
+        refused = Turn([], [Respond(to, Refusal(Code.NO_CAPACITY, "full"))])
+        decisions.stepped(Asked(to, one), refused)
+    assert decisions.refused("r0") is not None
+    assert decisions.refused("r1") is None
+    assert decisions.refused("r2") is not None

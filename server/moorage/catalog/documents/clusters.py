@@ -22,6 +22,7 @@ from moorage.catalog.limits import GPUS_PER_NODE_MAX, NODES_PER_CLUSTER_MAX
 from moorage.catalog.values import Document
 from moorage.model import DEVICE, Cluster, ClusterId, Code, DeviceId, Gpu, Node, NodeId
 from moorage.protocol.faults import ServiceError
+from moorage.records.fields import UNSHOWN
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 __all__ = ["CheckedCluster", "check_names", "cluster_model", "is_live", "read_cluster_document"]
@@ -42,10 +43,7 @@ _encode: Final = msgspec.json.Encoder().encode
 _WHOLE: Final = "a whole number, 0 or more"
 _NUMBER: Final = f"a number from 0 to {AMOUNT_MAX}"
 _OBJECT: Final = "an object"
-_UNSAFE: Final = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
-    r"|(?:^|[/\\])\.\.(?:[/\\]|$)"
-)
+_UNSAFE: Final = re.compile(rf"{UNSHOWN}|(?:^|[/\\])\.\.(?:[/\\]|$)")
 _SAFE: Final = "a text without control characters, and without `..` as a part of a path"
 
 
@@ -89,6 +87,7 @@ def check_names(cluster: Cluster) -> None:
     seen: dict[int, None] = {}
     for number, node in enumerate(cluster.nodes):
         texts = {"id": node.id, "rack": node.rack, "zone": node.zone, **_named(node)}
+        texts["unavailable"] = node.unavailable
         for name, value in node.labels.items():
             texts |= {f"labels.{name}": value, f"the name of labels.{name}": name}
         if id(node.gpus) not in seen:  # Nodes of one kind share theirs.
@@ -169,7 +168,8 @@ def _node(entry: JsonValue, why_not: str) -> Node:
         raise WrongField("", _OBJECT)
     cores = _amount(_object(entry, "vcpus"), "count", "vcpus.count")
     gpus, devices = _split_ids(_object(entry, "gpus"))
-    names = [f"{what} {name}" for what, key in _NAMES.items() if (name := _text(entry, key))]
+    said = {what: _text(entry, key).strip(" ").lower() for what, key in _NAMES.items()}
+    names = [f"{what} {name}" for what, name in said.items() if name]
     given = _object(entry, "labels")
     labels = {key: _label(value, f"labels.{key}") for key, value in given.items()}
     return Node(
@@ -218,7 +218,8 @@ def _split_ids(
 
 def _keys(devices: Sequence[DeviceId]) -> dict[str, None]:
     """Return which machine the devices are in, by their UUIDs."""
-    return dict.fromkeys(f"{DEVICE}{uuid.lower()}" for each in devices for uuid in each if uuid)
+    uuids = (uuid.strip().lower() for each in devices for uuid in each)
+    return dict.fromkeys(f"{DEVICE}{uuid}" for uuid in uuids if uuid)
 
 
 def _gpus(group: JsonMapping) -> tuple[Gpu, ...]:

@@ -33,8 +33,6 @@ __all__ = [
     "unknown_alias",
 ]
 
-ALIASES_MAX: Final = 1000
-"""Aliases; one more is refused with `too_large`."""
 HISTORY_MAX: Final = 1000
 """Changes of one alias that are remembered; the oldest is forgotten first."""
 DEFAULT_NAME: Final = "stable"
@@ -276,9 +274,6 @@ class Aliases:
         def work(database: Database) -> Alias:
             row = database.get("alias", name)
             new = change(read_alias(row) if row else None)
-            if row is None and database.count("alias") >= ALIASES_MAX:
-                reason = f"there are {ALIASES_MAX} aliases already; delete one first"
-                raise ServiceError(Code.TOO_LARGE, reason)
             database.put("alias", StoredRow(name, msgspec.json.encode(new)))
             return new
 

@@ -4,19 +4,22 @@
 transaction, so the last second may be lost with the process.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
 from moorage.catalog.embedded.store import Database, DocumentStore, StoredRow
+from moorage.core.state.tenant_loads import fits
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
 __all__ = ["ContextKey", "KeptContexts"]
 
 CONTEXTS_MAX: Final = 8192
-"""Contexts in the file; no more are stored beyond it, which only restarts notice."""
+"""Contexts in the file; no more are stored beyond it, but for tenants with few, which only restarts
+notice."""
 
 ContextKey = tuple[str, str]
 """Policy version (URI and digest) and tenant."""
@@ -61,13 +64,14 @@ class KeptContexts:
         taken = list(changes)
 
         def work(database: Database) -> None:
-            space = CONTEXTS_MAX - database.count("context")
+            held = Counter(_key_of(name)[1] for name in database.ids("context"))
             for key, version, packed in taken:
-                name = _name_of(key)
+                name, tenant = _name_of(key), key[1]
+                is_new = not database.has("context", name)
                 if not packed:
-                    space += database.remove("context", name)
-                elif space > 0 or database.has("context", name):
-                    space -= not database.has("context", name)
+                    held[tenant] -= database.remove("context", name)
+                elif not is_new or fits(held.total() + 1, held[tenant] + 1, CONTEXTS_MAX):
+                    held[tenant] += is_new
                     database.put("context", StoredRow(name, b"%d" % version, packed))
                 elif durable:
                     raise ServiceError(Code.BUSY, f"{CONTEXTS_MAX} contexts are stored already")

@@ -23,8 +23,6 @@ __all__ = ["DEFAULT_EXECUTOR", "Executors"]
 
 DEFAULT_EXECUTOR: Final = "moorage"
 """The executor that every server has by itself."""
-EXECUTORS_MAX: Final = 1000
-"""Registered executors; one more is refused with `too_large`."""
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 _ID_EXPECTED: Final = "1 to 253 letters, digits and _ . -, other than `query`"
 
@@ -55,8 +53,6 @@ class Executors:
             if name == DEFAULT_EXECUTOR or database.has("executor", name):
                 reason = f"executor_id: the executor {name} exists; change it with PUT"
                 raise ServiceError(Code.ALREADY_EXISTS, reason, field="executor_id")
-            if database.count("executor") >= EXECUTORS_MAX:
-                raise ServiceError(Code.TOO_LARGE, f"there are {EXECUTORS_MAX} executors; too many")
             encoded, given = snapshot({**document, "executor_id": name})
             database.put("executor", StoredRow(name, encoded, owner.encode()))
             return given

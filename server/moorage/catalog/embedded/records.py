@@ -17,13 +17,7 @@ from moorage.catalog.documents.policies import digest_of, pack_files, record_fro
 from moorage.catalog.documents.updates import apply_change
 from moorage.catalog.embedded.aliases import Alias, read_alias
 from moorage.catalog.embedded.store import Database, DocumentStore, Kind, StoredRow
-from moorage.catalog.limits import (
-    BLOCKS_MAX,
-    CLUSTERS_MAX,
-    POLICIES_MAX,
-    RESULT_BYTES_MAX,
-    STORE_BYTES_MAX,
-)
+from moorage.catalog.limits import RESULT_BYTES_MAX
 from moorage.catalog.values import BlockKind, Document, PolicyRecord
 from moorage.core.state.refusals import closest_policies, nearest_or_known
 from moorage.model import Cluster, ClusterId, Code, PolicyRef
@@ -40,7 +34,6 @@ __all__ = [
     "aggregated",
     "answer_documents",
     "changed",
-    "check_limits",
     "entry_of",
     "load",
     "not_found",
@@ -51,14 +44,6 @@ __all__ = [
     "write",
     "write_policy",
 ]
-
-_RECORDS_MAX: Final[dict[Kind, int]] = {
-    "cluster": CLUSTERS_MAX,
-    "metrics": CLUSTERS_MAX,
-    "policy": POLICIES_MAX,
-    "block": BLOCKS_MAX,
-    "block_metrics": BLOCKS_MAX,
-}
 
 
 class CatalogEntry(Protocol):
@@ -218,7 +203,6 @@ def write(
 ) -> DocumentEntry:
     """Store a document as given; return it complete."""
     database.put(kind, StoredRow(record_id, encoded, owner.encode()))
-    check_limits(database, kind)
     return DocumentEntry(record_id, document, pack(document), len(encoded), owner)
 
 
@@ -226,23 +210,7 @@ def write_policy(database: Database, record: PolicyRecord) -> PolicyEntry:
     """Store a policy and return its entry."""
     encoded = encode(record.document)
     database.put("policy", StoredRow(record.ref.uri, encoded, pack_files(record.files)))
-    check_limits(database, "policy")
     return PolicyEntry(record, len(encoded))
-
-
-def check_limits(database: Database, kind: Kind) -> None:
-    """Undo the transaction, by raising, where it went beyond a limit."""
-    usage = database.usage(kind)
-    if usage.records > _RECORDS_MAX[kind]:
-        raise ServiceError(
-            Code.TOO_LARGE,
-            f"the catalog holds {_RECORDS_MAX[kind]} {kind} documents; delete one first",
-        )
-    if usage.bytes_total > STORE_BYTES_MAX:
-        raise ServiceError(
-            Code.TOO_LARGE,
-            f"the catalog would hold more than {STORE_BYTES_MAX} bytes; delete documents first",
-        )
 
 
 class ChangedRow(NamedTuple):

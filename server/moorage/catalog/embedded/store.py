@@ -1,7 +1,8 @@
 """The records of the embedded catalog, and the only thread that touches them.
 
-Jobs run one after another in the order they were submitted, each in a transaction of its own.
-When a job's transaction is durable, its `publish` runs on the event loop, also in that order and
+Jobs run one after another, each in a transaction of its own: those of one tenant in the order they
+were submitted, and tenants take turns. When a job's transaction is durable, its `publish` runs on
+the event loop, also in that order and
 also when the job is not awaited any more: what is on disk and what is in memory cannot drift
 apart because a client hung up.
 """
@@ -10,10 +11,10 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, Literal, TypeVar, cast, get_args
+from typing import Any, Final, Generic, TypeVar, cast, get_args
 
 from moorage.catalog.embedded.integrity import (
     check_tallies,
@@ -22,56 +23,28 @@ from moorage.catalog.embedded.integrity import (
     is_intact,
     unavailable,
 )
+from moorage.catalog.embedded.record_owners import Kind, OwnedRecord, RecordOwners, StoredRow
 from moorage.model import Code
+from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.on_behalf import ON_BEHALF_OF
 from moorage.storage.base import RecordRow, RecordStore, RecordTable, StorageError
 
-__all__ = ["JOBS_MAX", "Database", "DocumentStore", "Kind", "StoredRow", "Usage"]
+__all__ = ["JOBS_MAX", "Database", "DocumentStore", "Kind", "StoredRow"]
 
 JOBS_MAX: Final = 1024
-"""Jobs waiting for the thread; one more is refused with `busy`."""
+"""Jobs waiting for a turn; of more, the last of the tenant with most is refused with `busy`."""
+AT_ONCE_MAX: Final = 8
+"""Jobs that the thread has; tenants take turns with the others, and none has all of these."""
 CLOSE_SECONDS_MAX: Final = 30.0
 """How long `close` waits for the jobs already accepted."""
 
-Kind = Literal[
-    "cluster",
-    "metrics",
-    "policy",
-    "alias",
-    "context",
-    "executor",
-    "history",
-    "block",
-    "block_metrics",
-]
 T = TypeVar("T")
 _KINDS: Final = get_args(Kind)
-_BOUNDED_ELSEWHERE: Final = frozenset(("alias", "context", "executor", "history"))
-"""Kinds whose bytes do not count: they have bounds of their own."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRow:
-    """One stored record.
-
-    Args:
-        id: Unique within its kind.
-        document: JSON.
-        files: Packed files of a policy; the owner of a cluster, block or executor.
-
-    """
-
-    id: str
-    document: bytes
-    files: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """The use of the store: records of one kind, and bytes of all kinds together."""
-
-    records: int
-    bytes_total: int
+_ABOUT: Final[Mapping[Kind, Kind]] = {"block_metrics": "block", "metrics": "cluster"}
+"""Kinds whose records are those of the owner of what they are about."""
+_WITH_OWNER: Final = frozenset(("cluster", "block", "executor"))
+"""Kinds whose records come with their owner in `files`."""
 
 
 class Database:
@@ -81,16 +54,27 @@ class Database:
         records: In a transaction.
         place: What the catalog is called in messages.
         warnings: Gets a sentence for each record that was set aside.
+        owners: Which tenant each record is of.
+        tenant: The tenant that the job is for; empty: the server itself.
 
     """
 
-    def __init__(self, records: RecordTable, place: str, warnings: list[str]) -> None:
+    def __init__(
+        self,
+        records: RecordTable,
+        place: str,
+        warnings: list[str],
+        owners: RecordOwners,
+        tenant: str = "",
+    ) -> None:
         self._records = records
         self._place = place
         self._warnings = warnings
+        self._owners = owners
+        self.tenant = tenant
         self.has: Callable[[Kind, str], bool] = records.has
         self.ids: Callable[[Kind], list[str]] = records.ids
-        self.remove: Callable[[Kind, str], bool] = records.remove
+        self.usage: Callable[[], dict[str, tuple[int, int]]] = records.usage
         self.count: Callable[[Kind], int] = records.count
         self.remove_oldest_without: Callable[[Kind, Kind], None] = records.remove_oldest_without
         self.marks: Callable[[], dict[str, object]] = records.marks
@@ -111,9 +95,30 @@ class Database:
         return StoredRow(row.id, row.document, row.files)
 
     def put(self, kind: Kind, row: StoredRow) -> None:
-        """Store a record, in the place of the one with its id if there is one."""
-        values = (row.id, row.document, row.files)
+        """Store a record, in the place of the one with its id if there is one.
+
+        Raises:
+            ServiceError: `too_large`: the catalog, or the tenant's part of it, is full.
+
+        """
+        owner = self._owner(kind, row)
+        files = owner.encode() if kind in _ABOUT or kind == "alias" else row.files
+        values = (row.id, row.document, files)
         self._records.put(kind, RecordRow(*values, checksum(kind, *values)))
+        record = OwnedRecord(owner, len(row.document) + len(files))
+        self._owners.put(kind, row.id, record, self.usage)
+
+    def _owner(self, kind: Kind, row: StoredRow) -> str:
+        """Return the tenant that a record will be of."""
+        if kind in _WITH_OWNER:
+            return row.files.decode(errors="replace")
+        known = self._owners.owner(_ABOUT.get(kind, kind), row.id)
+        return known or self._owners.owner(kind, row.id) or self.tenant
+
+    def remove(self, kind: Kind, record_id: str) -> bool:
+        """Remove a record; return whether there was one."""
+        self._owners.remove(kind, record_id)
+        return self._records.remove(kind, record_id)
 
     def rows(self, kind: Kind) -> list[StoredRow]:
         """Return all records of a kind, by id; those that are damaged are set aside."""
@@ -121,6 +126,7 @@ class Database:
         for number, row in self._records.rows(kind):
             if is_intact(kind, row):
                 good.append(StoredRow(row.id, row.document, row.files))
+                self._owners.load(kind, good[-1])
             else:
                 self._set_aside(kind, number, row.id, "it does not match its checksum")
         return good
@@ -128,6 +134,7 @@ class Database:
     def set_aside(self, kind: Kind, record_id: str, why: str) -> None:
         """Keep a record that cannot be read where it is in no other record's way, and say so."""
         self._set_aside(kind, self._records.number_of(kind, record_id), record_id, why)
+        self._owners.remove(kind, record_id)
 
     def _set_aside(self, kind: Kind, number: int, record_id: object, why: str) -> None:
         self._records.set_aside(number, why)
@@ -154,18 +161,13 @@ class Database:
         self.rows("executor")
         self.rows("history")
 
-    def usage(self, kind: Kind) -> Usage:
-        """Return the use of the store, this transaction included."""
-        found = self._records.usage()
-        total = sum(size for each, (_, size) in found.items() if each not in _BOUNDED_ELSEWHERE)
-        return Usage(found[kind][0], total)
-
 
 @dataclass(frozen=True, slots=True)
 class _Job(Generic[T]):
     work: Callable[[Database], T]
     publish: Callable[[T], None] | None
     durable: bool
+    tenant: str
     future: "asyncio.Future[T]"
 
 
@@ -184,6 +186,8 @@ class DocumentStore:
         self.warnings: list[str] = []
         self._records = records
         self._loop = asyncio.get_running_loop()
+        self._owners = RecordOwners()
+        self._turns = FairSemaphore(AT_ONCE_MAX, JOBS_MAX, busy="operations wait for the catalog")
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._closing = False
@@ -228,13 +232,11 @@ class DocumentStore:
         """
         if self._closing:
             raise ServiceError(Code.SHUTTING_DOWN, "the catalog is closed; ask again when it is up")
-        if self._jobs.qsize() >= JOBS_MAX:
-            raise ServiceError(
-                Code.BUSY, f"the catalog has {JOBS_MAX} operations waiting; ask again later"
-            )
-        future: asyncio.Future[T] = self._loop.create_future()
-        self._jobs.put(_Job(work, publish, durable, future))
-        return await future
+        tenant = ON_BEHALF_OF.get()
+        async with self._turns.turn(tenant):
+            future: asyncio.Future[T] = self._loop.create_future()
+            self._jobs.put(_Job(work, publish, durable, tenant, future))
+            return await future
 
     async def close(self) -> None:
         """Finish the accepted jobs, checkpoint and close the file. Idempotent.
@@ -245,6 +247,8 @@ class DocumentStore:
         """
         if not self._closing:
             self._closing = True
+            self._turns.close()
+            await asyncio.sleep(0)  # Those who waited for a turn put their jobs in.
             self._jobs.put(None)
         async with asyncio.timeout(CLOSE_SECONDS_MAX):
             await asyncio.shield(self._ended)
@@ -259,10 +263,13 @@ class DocumentStore:
                 if not is_open:
                     self.warnings += self._records.open()
                     is_open = True
+                self._owners.begin()
                 result = self._records.transact(partial(self._do, job), durable=job.durable)
             except StorageError as error:
+                self._owners.undo()
                 self._loop.call_soon_threadsafe(_fail, job.future, unavailable(error))
             except BaseException as error:  # noqa: BLE001  # Whatever it is, the caller must know.
+                self._owners.undo()
                 self._loop.call_soon_threadsafe(_fail, job.future, error)
             else:
                 self._loop.call_soon_threadsafe(_finish, job, result)
@@ -270,7 +277,8 @@ class DocumentStore:
         self._loop.call_soon_threadsafe(self._ended.set_result, None)
 
     def _do(self, job: _Job[T], records: RecordTable) -> T:
-        return job.work(Database(records, self._records.place, self.warnings))
+        place, owners = self._records.place, self._owners
+        return job.work(Database(records, place, self.warnings, owners, job.tenant))
 
     def _next(self) -> _Job[Any] | None:
         """Wait for a job; meanwhile do the upkeep that is due."""

@@ -5,6 +5,7 @@ The allocator is the only caller: at the end of each turn in which capacity may 
 
 from collections import Counter
 from itertools import islice
+from typing import Final
 
 from moorage.core.lifecycle.preemption import Preemption
 from moorage.core.lifecycle.requests import Requests
@@ -12,9 +13,15 @@ from moorage.core.lifecycle.warm_reuse import WarmReuse
 from moorage.core.queue import alternatives
 from moorage.core.queue.open_requests import OpenRequests, Pending
 from moorage.core.queue.order import CONSULTED_MAX
+from moorage.core.queue.ranking import WakeLimits
 from moorage.core.state.state import State
 from moorage.core.state.waiters import WaiterLine
-from moorage.model import Nodes, PolicyRef
+from moorage.model import Nodes, PolicyRef, Tenant
+
+LOOKS_MAX: Final = 64
+"""Looks at waiters of one tenant in one turn; the other ones are looked at in the next turns."""
+NODES_OF_A_LOOK: Final = 256
+"""Nodes from which on a look counts twice, and so on."""
 
 
 class Backfill:
@@ -43,9 +50,21 @@ class Backfill:
         self._asks = asks
         self._preemption = preemption
         self._reserved_at = (-1, 0)
+        self._looks = Counter[Tenant]()
+        self._spent = frozenset[Tenant]()
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether waiters were left for the next turn to look at."""
+        return bool(self._spent)
 
     def wake(self) -> None:
-        """Consult for the waiters that may now be served, in order, backfilling behind the head."""
+        """Consult for the waiters that may now be served, in order, backfilling behind the head.
+
+        Of one tenant only so many are looked at in one turn: others wait for no more.
+        """
+        self._looks.clear()
+        self._spent = frozenset()
         while self._any_took_over():
             pass  # The lines are others now.
 
@@ -58,7 +77,7 @@ class Backfill:
         if (self._state.warm and self._any_before_head_took_over()) or self._lead():
             return True
         queue.rethink()
-        lines = queue.servable(self._capped)
+        lines = queue.servable(self._limits)
         for line in lines:
             if self._wake_line(line, queue.reserved_for(line)):
                 lines.close()
@@ -71,7 +90,7 @@ class Backfill:
         """Wake the lines before the head: nothing is reserved for them, as they cannot wait."""
         queue = self._requests.queue
         head = queue.first()
-        lines = queue.servable(self._capped, head)
+        lines = queue.servable(self._limits, head)
         for line in lines if head is not None else ():
             if self._wake_line(line, queue.reserved_for(line)):
                 lines.close()
@@ -108,6 +127,7 @@ class Backfill:
             for waiter in oldest
             if self._requests.undecided.get(waiter.ask.id) is None
         ]
+        self._count_looks(line, len(idle))
         groups: dict[tuple[Nodes, ...], list[Pending]] = {}  # By what others exclude.
         for each in idle:
             found = [self._asks.exclusions.find(x, reserved) for x in alternatives.each(each.ask)]
@@ -131,6 +151,14 @@ class Backfill:
             self._asks.consult(each, self._asks.exclusions.find(each.ask, reserved))
         return False
 
+    def _count_looks(self, line: WaiterLine, waiters: int) -> None:
+        """Count looks at waiters of a line; in a large fleet one takes as long as several."""
+        tenant = line.of.tenant
+        each = max(1, len(line.of.alternatives)) * (1 + len(self._state.fleet) // NODES_OF_A_LOOK)
+        self._looks[tenant] += waiters * each
+        if self._looks[tenant] >= LOOKS_MAX:
+            self._spent |= {tenant}
+
     def _pass_over(self, first: Pending, reserved: Nodes, *, excluded: bool) -> None:
         """Note that the first of a line does not fit, or not within its quota."""
         queue, gains = self._requests.queue, self._state.gains
@@ -138,6 +166,9 @@ class Backfill:
             queue.declined(first.ask, first.over, gains, reserved)
         else:
             queue.does_not_fit(first.ask, gains, reserved, excluded=excluded)
+
+    def _limits(self) -> WakeLimits:
+        return WakeLimits(self._capped(), self._spent)
 
     def _capped(self) -> dict[PolicyRef, int]:
         """Return the policies that can take no more consultations now, up to which priority."""

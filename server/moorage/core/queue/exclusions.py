@@ -76,6 +76,7 @@ class ExclusionRules:
         self._state = writer.state
         self._feasibility = feasibility
         self._queue = queue
+        self._last_near: tuple[object, Nodes] = None, ()
 
     def find(self, ask: Ask, by_waiters: Nodes | None = None) -> Exclusions:
         """Return the exclusions of a request as things are.
@@ -89,7 +90,7 @@ class ExclusionRules:
             if self._excludes_nothing(ask):
                 return NONE
             by_waiters = self._queue.reserved_before(ask)
-        near = anti_affinity.near(self._state, ask)
+        near = self._near(ask)
         if not self._state.reserved or ask.terms is None:
             return Exclusions(by_waiters, near)
         until = self._until(ask, (*by_waiters, *near), self._turn.now)
@@ -116,13 +117,24 @@ class ExclusionRules:
 
         """
         now = self._turn.now if at is None else at
-        near = anti_affinity.near(self._state, ask)
+        near = self._near(ask)
         if not self._state.reserved or ask.terms is None:
             return Exclusions(by_waiters, near)
         until = self._until(ask, (*by_waiters, *near), now)
         reserved = self._reserved((ask.tenant, ask.demand, now, until))
         parts = room.reserved_parts(self._state, ask.tenant, now, until, ignore_leases=True)
         return Exclusions(by_waiters, (*near, *reserved), (), parts)
+
+    def _near(self, ask: Ask) -> Nodes:
+        """Return the nodes too near to leases of its group; a look at a waiter needs them twice."""
+        apart = ask.terms.anti_affinity if ask.terms is not None else None
+        if apart is None:
+            return ()
+        state = self._state
+        as_of = ask.tenant, apart, state.fleet.layout, state.fleet.version, state.gains
+        if self._last_near[0] != as_of:
+            self._last_near = as_of, anti_affinity.near(state, ask)
+        return self._last_near[1]
 
     def _excludes_nothing(self, ask: Ask) -> bool:
         """Return whether nothing can be excluded: most servers have no reservation and no queue."""

@@ -7,7 +7,7 @@ changes. `Backfill` asks it whose turn it is when capacity grew; nothing is ever
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import suppress
 from hashlib import sha256
 from itertools import islice
@@ -16,7 +16,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from moorage.core.queue.alternatives import loosest
-from moorage.core.queue.ranking import Rank, Ranking
+from moorage.core.queue.ranking import Rank, Ranking, WakeLimits
 from moorage.core.state.accounts import Account, Amounts, accounts_of, demanded
 from moorage.core.state.facts import Refusal
 from moorage.core.state.growth import GrownPlace
@@ -39,7 +39,6 @@ from moorage.model import (
     Demand,
     Nodes,
     Placement,
-    PolicyRef,
     RequestId,
     Tenant,
 )
@@ -119,6 +118,7 @@ class WaitingQueue:
         self._aged(line)
         if self._state.reserved:  # Its lease may end before a reservation that is in others' way.
             line.refused_at = UNJUDGED
+            self._look_again(line)
         self._ranking.judge_again(self._classes[key.waiters].row)
 
     def has_room(self, ask: Ask) -> bool:
@@ -133,7 +133,8 @@ class WaitingQueue:
         del oldest_first[bisect_left(oldest_first, seniority(self._state.waiting[ask.id]))]
         if line.waiters:
             self._aged(line)
-            self._ranking.judge_again(self._classes[line.of].row)  # It may have spoken for them.
+            self._look_again(line)  # It may have spoken for them.
+            self._ranking.judge_again(self._classes[line.of].row)
             return
         its = self._classes[line.of]
         self._leave(line)
@@ -179,6 +180,7 @@ class WaitingQueue:
     def _enter(self, line: WaiterLine) -> None:
         its = self._classes[line.of]
         insort(its.ready, (line.since, line.number, line))
+        self._together(its)
         self._ready_from(its, its.visited)
         if line.of.reserves and (self._first is None or self._rank(line) < self._rank(self._first)):
             self._first_as_of = UNJUDGED
@@ -197,6 +199,16 @@ class WaitingQueue:
             self._ready_from(its, its.visited)
         if line is self._first or line.of.overdue:
             self._first_as_of = UNJUDGED
+
+    def _look_again(self, line: WaiterLine) -> None:
+        line.looked_at = UNJUDGED
+        self._together(self._classes[line.of])
+
+    def _together(self, its: ClassLines) -> None:
+        """Note that what one line of a class was refused for says nothing of all its lines."""
+        if its.alone:
+            its.alone = False
+            self._ranking.refused_alone(its.row, UNJUDGED)
 
     def _ready_from(self, its: ClassLines, visited: int) -> None:
         """Report to the ranking the first of a class that a wake has not visited yet."""
@@ -219,14 +231,18 @@ class WaitingQueue:
         """
         excluded = excluded or self._partly_open(reserved) != reserved
         line = self._line_of[ask.id]
-        row = self._classes[line.of].row
+        its = self._classes[line.of]
         if gains != self._state.gains or not set(reserved) <= set(self.reservation):
-            self._ranking.judge_again(row)
-        else:
-            if not reserved:
-                line.refused_at = self.changes
-            if not excluded:
-                self._ranking.refused(row, self.changes, reserved)
+            self._ranking.judge_again(its.row)
+            return
+        line.looked_at = self.changes
+        if not reserved:
+            line.refused_at = self.changes
+        if not excluded:
+            self._ranking.refused(its.row, self.changes, reserved)
+        elif len(its.ready) == 1 and its.ready[0][2] is line:
+            its.alone = True
+            self._ranking.refused_alone(its.row, self.changes)
 
     def declined(self, ask: Ask, refusal: Refusal, gains: int, excluded: Nodes) -> None:
         """Pass over the waiters in the line of `ask`, since its policy declines all that is free.
@@ -312,7 +328,7 @@ class WaitingQueue:
     def retry(self, ask: Ask) -> None:
         """Consider a waiter again after the duration of its lease changed."""
         line = self._line_of[ask.id]
-        line.refused_at = UNJUDGED
+        line.refused_at = line.looked_at = UNJUDGED
         self._ask_again(line)
 
     def _ask_again(self, line: WaiterLine) -> None:
@@ -387,15 +403,14 @@ class WaitingQueue:
             self.add(ask)
 
     def servable(
-        self, capped: Callable[[], Mapping[PolicyRef, int]], before: WaiterLine | None = None
+        self, limits: Callable[[], WakeLimits], before: WaiterLine | None = None
     ) -> Generator[WaiterLine, None, None]:
         """Yield the lines that may be served now, in their order, but for the head.
 
         The caller asks for them, or says what stands in their way, before it takes the next one.
 
         Args:
-            capped: Returns the policies that can take no more consultations now, and up to which
-                priority.
+            limits: Returns whose turn it is not now.
             before: The line before which to stop; None: at the end.
 
         """
@@ -403,7 +418,7 @@ class WaitingQueue:
         last = None if before is None else self._rank(before)
         try:
             while True:
-                busy = capped()
+                busy = limits()
                 closed = self._partly_open(self.reservation)
                 rows, more = self._ranking.servable(self.changes, busy, closed)
                 if not len(rows):
@@ -411,18 +426,37 @@ class WaitingQueue:
                         self._ranking.exhausted()
                     return
                 first = self._ranking.first(rows, CLASSES_AT_ONCE + 1)
+                passed = [self._passes_by(row, seen) for row in first]
+                if any(passed):
+                    continue  # The order is another one now.
                 if last is not None and self._rank(self._next(first[0])) >= last:
                     return
-                for line in self._in_order(first, seen, last):
-                    if line is not self.head:
-                        yield line
-                    if capped() != busy:
+                for line in filter(self._is_not_head, self._in_order(first, seen, last)):
+                    yield line
+                    if limits() != busy:
                         break
         finally:
             for its in seen.values():
                 its.visited = 0
                 if its.ready:  # Else its row may be that of a new class by now.
                     self._ready_from(its, 0)
+
+    def _is_not_head(self, line: WaiterLine) -> bool:
+        return line is not self.head
+
+    def _passes_by(self, row: int, seen: dict[int, ClassLines]) -> bool:
+        """Pass by the next lines of a class that were looked at since capacity grew last."""
+        its = seen[row] = self._classes[self._ranking.waiters(row)]
+        ready, changes, visited = its.ready, self.changes, its.visited
+        while visited < len(ready) and ready[visited][2].looked_at == changes:
+            visited += 1
+        if visited == its.visited:
+            return False
+        its.visited = visited
+        self._ready_from(its, visited)
+        if visited == len(ready):
+            self._ranking.judged(row)
+        return True
 
     def _next(self, row: int) -> WaiterLine:
         """Return the first line of a class that the wake under way has not visited."""
@@ -435,7 +469,7 @@ class WaitingQueue:
         """Yield the lines of classes, merged: to the first of the last class of many, or `last`."""
         merged: list[tuple[Rank, int, ClassLines]] = []
         for row in rows:
-            its = seen[row] = self._classes[self._ranking.waiters(row)]
+            its = seen[row]
             merged.append((self._rank(self._next(row)), row, its))
         end = merged.pop()[0] if len(merged) > CLASSES_AT_ONCE else None
         heapq.heapify(merged)
@@ -449,6 +483,7 @@ class WaitingQueue:
             line = its.ready[its.visited][2]
             its.visited += 1
             self._ready_from(its, its.visited)
+            self._passes_by(row, seen)
             if its.visited < len(its.ready):
                 following = its.ready[its.visited][2]
                 heapq.heapreplace(merged, (self._rank(following), row, its))

@@ -7,7 +7,7 @@ it neither sorts nor visits all that wait. `order` is the only caller.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -93,6 +93,19 @@ class Table(Generic[T]):
         del self.users[thing]
         self._unused.append(self.numbers.pop(thing))
         return True
+
+
+class WakeLimits(NamedTuple):
+    """Whose turn it is not now.
+
+    Args:
+        capped: Policies that can take no more consultations, up to which priority.
+        spent: Tenants of whose waiters enough were looked at in this turn.
+
+    """
+
+    capped: Mapping[PolicyRef, int]
+    spent: frozenset[Tenant]
 
 
 class Ranking:
@@ -269,6 +282,10 @@ class Ranking:
         """Mark a class so that it is looked at again wherever capacity grows."""
         self._classes["fresh"][row] = True
 
+    def refused_alone(self, row: int, changes: int) -> None:
+        """Note that one class does not fit; `UNJUDGED`: that it is not known to."""
+        self._classes["refused_at"][row] = changes
+
     def judged(self, row: int) -> None:
         """Note that all ready waiters of a class have been considered."""
         self._classes["fresh"][row] = False
@@ -310,15 +327,13 @@ class Ranking:
         """Note that all waiters have been considered that may be served where capacity grew."""
         self._grown = {}
 
-    def servable(
-        self, changes: int, capped: Mapping[PolicyRef, int], reserved: Nodes
-    ) -> tuple[Rows, bool]:
+    def servable(self, changes: int, limits: "WakeLimits", reserved: Nodes) -> tuple[Rows, bool]:
         """Return the classes that may be served now, and whether others only wait for their policy.
 
         Args:
             changes: Counts the times that capacity grew, or was reserved no longer. What did not
                 fit is not looked at again before this changes.
-            capped: Policies that can take no more consultations now, up to which priority.
+            limits: Whose turn it is not.
             reserved: Nodes reserved for the head of the queue, against all that reserve as it does.
 
         """
@@ -339,12 +354,14 @@ class Ranking:
             live[rows] = False
             if self._state.warm or self._state.resetting:
                 self._found_over.update(dict.fromkeys(rows.tolist()))
-        if not capped:
+        if not any(limits):
             return np.flatnonzero(live), False
         waits = np.zeros(len(live), np.bool_)
-        for policy, priority in capped.items():
+        for policy, priority in limits.capped.items():
             its = self._classes["policy"] == self._policies.numbers.get(policy, -1)
             waits |= its & (self._classes["priority"] <= priority)
+        for tenant in limits.spent:
+            waits |= self._classes["tenant"] == self._state.accounts.number((tenant, None))
         return np.flatnonzero(live & ~waits), bool((live & waits).any())
 
     def is_over(self, row: int) -> bool:

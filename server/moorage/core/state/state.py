@@ -52,6 +52,7 @@ from moorage.core.state.identities import Identities, Place
 from moorage.core.state.lease_indexes import LeaseGroups, LostDevices, shown
 from moorage.core.state.reserved import ReservedNodes
 from moorage.core.state.tenant_loads import TenantLoads
+from moorage.core.state.tenant_memory import TenantMemory
 from moorage.core.state.waiters import Waiter
 from moorage.model import (
     GPU_MILLI,
@@ -70,8 +71,8 @@ from moorage.model import (
 from moorage.policy import Fleet
 
 ENDED_MAX: Final = 10_000
-"""Ended leases that `release`, `status` and repeated requests still know; older ones are in the
-ledger's history only."""
+"""Ended leases that `release`, `status` and repeated requests still know; of more, the oldest of
+the tenant with most is in the ledger's history only."""
 RELEASED: Final = "released"
 """The reason of a lease that its owner ended: its workload may stay warm."""
 REPLACED_MAX: Final = 32
@@ -87,7 +88,8 @@ class State:
     Attributes:
         clusters: The inventory.
         leases: Leases that hold something.
-        ended: The last `ENDED_MAX` leases that ended, oldest first.
+        ended: `ENDED_MAX` leases that ended, oldest first.
+        ended_by_tenant: Which of them is forgotten next.
         waiting: Asks and leases in the queue, in the order in which they came into it.
         waiting_loads: How many each tenant has of them, and what they brought along.
         overtaken: How often a waiter was passed by a request that came after it.
@@ -115,6 +117,9 @@ class State:
     clusters: dict[ClusterId, Cluster] = field(default_factory=dict[ClusterId, Cluster])
     leases: dict[RequestId, Lease] = field(default_factory=dict[RequestId, Lease])
     ended: dict[RequestId, Lease] = field(default_factory=dict[RequestId, Lease])
+    ended_by_tenant: TenantMemory[RequestId] = field(
+        default_factory=TenantMemory[RequestId], compare=False
+    )
     waiting: dict[RequestId, Waiter] = field(default_factory=dict[RequestId, Waiter])
     waiting_loads: TenantLoads = field(default_factory=TenantLoads, compare=False)
     overtaken: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
@@ -541,6 +546,7 @@ def _carry(state: State, lease: Lease) -> None:
     _own_key(state, lease)
     if lease.state == "ended":
         state.ended[lease.id] = lease
+        state.ended_by_tenant.add(lease.tenant, lease.id)
         return
     if lease.state == "queued":
         assert lease.ask is not None
@@ -594,8 +600,9 @@ def _end(state: State, request: RequestId, at: float, reason: str) -> None:
     lease = replace(lease, state="ended", reason=reason, expires_at=at, ask=None, retry_at=0.0)
     lease = lease if lease.notice is None else replace(lease, notice=None)
     state.ended[request] = lease
+    state.ended_by_tenant.add(lease.tenant, request)
     while len(state.ended) > ENDED_MAX:
-        oldest = state.ended.pop(next(iter(state.ended)))
+        oldest = state.ended.pop(state.ended_by_tenant.forget())
         _disown_key(state, oldest.tenant, oldest)
 
 

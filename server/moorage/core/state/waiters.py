@@ -130,6 +130,7 @@ class WaiterLine:
         waiters: Oldest first.
         since: Since when the first of them waits, in seconds since the epoch.
         refused_at: `WaitingQueue.changes` when there was no room for them, with nothing reserved.
+        looked_at: The same with all that was reserved and excluded then.
         declined: What their policy answered, where it wants nothing of what is free; they are
             passed over until capacity grows where they fit.
         excluded: Nodes that it was not offered: they are reserved for the head of the queue.
@@ -142,6 +143,7 @@ class WaiterLine:
     waiters: dict[RequestId, None] = field(default_factory=dict[RequestId, None])
     since: float = math.inf
     refused_at: int = UNJUDGED
+    looked_at: int = UNJUDGED
     declined: Refusal | None = None
     excluded: Nodes = ()
     over_quota_at: int = 0
@@ -161,6 +163,7 @@ class ClassLines:
         ready: Those that are not passed over, by age.
         declined: Those that are.
         visited: How many of `ready` the wake that is under way has seen.
+        alone: Its only line that is ready was refused for what is excluded from that line.
 
     """
 
@@ -170,6 +173,7 @@ class ClassLines:
     )
     declined: dict[WaiterLine, None] = field(default_factory=dict[WaiterLine, None])
     visited: int = 0
+    alone: bool = False
 
 
 class Seniority(NamedTuple):

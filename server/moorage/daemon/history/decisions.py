@@ -5,7 +5,6 @@ fact: the last refusals are stored here, each beside the fact that was the last 
 """
 
 import re
-from collections import deque
 from dataclasses import dataclass
 from time import time
 from typing import Final
@@ -14,6 +13,7 @@ from msgspec.structs import replace
 
 from moorage.core.reports import explain
 from moorage.core.state.facts import Dequeued, Ended, Granted, Queued, Refusal, Requeued
+from moorage.core.state.tenant_memory import TenantMemory
 from moorage.core.turns.effects import Consult, Forget, Information, Respond, Response
 from moorage.core.turns.events import CONSULTED, Asked, Event
 from moorage.core.turns.turn import Turn
@@ -25,7 +25,7 @@ from moorage.records.requests import resources_of
 from moorage.records.rights import Caller, Right
 
 REFUSALS_MAX: Final = 10_000
-"""Refusals stored; beyond it the oldest is forgotten."""
+"""Refusals stored; beyond it the oldest of the tenant with most is forgotten."""
 KEPT_BYTES_MAX: Final = 4_096
 """Largest request that is stored with its refusal, in bytes."""
 WINDOWS_MAX: Final = 5
@@ -68,7 +68,8 @@ class Decisions:
         self.ledger = ledger
         self._seq = ledger.last_seq
         self._open: dict[RequestId, Ask] = {}
-        self._refused: deque[RefusedAtOnce] = deque()
+        self._refused: dict[int, RefusedAtOnce] = {}
+        self._by_tenant = TenantMemory[int]()
         self._by_request: dict[str, RefusedAtOnce] = {}
         self._number = 0
 
@@ -101,10 +102,12 @@ class Decisions:
             ask = replace(ask, inputs={}, parameters={}, settings={}, provision=None)
         self._number += 1
         refused = RefusedAtOnce(LedgerPlace(self._seq, self._number), time(), ask, answer)
-        self._refused.append(refused)
+        self._refused[self._number] = refused
+        self._by_tenant.add(ask.tenant, self._number)
         self._by_request[ask.id] = refused
         if len(self._refused) > REFUSALS_MAX:
-            self._by_request.pop(self._refused.popleft().ask.id, None)
+            oldest = self._refused.pop(self._by_tenant.forget())
+            self._by_request.pop(oldest.ask.id, None)
 
     def refused(self, request: str) -> RefusedAtOnce | None:
         """Return a request that was refused at once, if it is one of the last."""
@@ -158,7 +161,7 @@ class Decisions:
         end = LedgerPlace(bottom, 0) if more else LedgerPlace(0, 0)
         found = [
             (each.place, _row(each.place.seq, each.at, each.ask, _refused(each.refusal)))
-            for each in self._refused
+            for each in self._refused.values()
             if end <= each.place < before
         ]
         asks: dict[str, Subject] = {}

@@ -1,0 +1,188 @@
+"""Which tenant each record of the catalog is of, so that no tenant fills it for the others.
+
+`catalog.embedded.store` is the only caller, in its thread: what a failed transaction changed is
+undone here, too.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from moorage.catalog.limits import (
+    ALIASES_MAX,
+    BLOCKS_MAX,
+    CLUSTERS_MAX,
+    EXECUTORS_MAX,
+    POLICIES_MAX,
+    STORE_BYTES_MAX,
+)
+from moorage.core.state.tenant_loads import TENANT_SHARE, fits
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["BOUNDED_ELSEWHERE", "Kind", "OwnedRecord", "RecordOwners", "StoredRow"]
+
+Kind = Literal[
+    "cluster",
+    "metrics",
+    "policy",
+    "alias",
+    "context",
+    "executor",
+    "history",
+    "block",
+    "block_metrics",
+]
+RECORDS_MAX: Final[Mapping[Kind, int]] = {
+    "cluster": CLUSTERS_MAX,
+    "metrics": CLUSTERS_MAX,
+    "policy": POLICIES_MAX,
+    "alias": ALIASES_MAX,
+    "executor": EXECUTORS_MAX,
+    "block": BLOCKS_MAX,
+    "block_metrics": BLOCKS_MAX,
+}
+BOUNDED_ELSEWHERE: Final = frozenset(("alias", "context", "executor", "history"))
+"""Kinds whose bytes do not count: they have bounds of their own."""
+_Key = tuple[Kind, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """One stored record.
+
+    Args:
+        id: Unique within its kind.
+        document: JSON.
+        files: Packed files of a policy, or a context; else the tenant that it is of.
+
+    """
+
+    id: str
+    document: bytes
+    files: bytes = b""
+
+
+class OwnedRecord(NamedTuple):
+    """One record: the tenant that it counts for, and its bytes."""
+
+    owner: str
+    size: int
+
+
+class _Change(msgspec.Struct):
+    """As much of a change of a policy as its owner depends on."""
+
+    who: str
+    what: str
+
+
+_changes: Final = msgspec.json.Decoder(list[_Change]).decode
+
+
+class RecordOwners:
+    """All records, by kind and id."""
+
+    def __init__(self) -> None:
+        self._records: dict[_Key, OwnedRecord] = {}
+        self._counts: Counter[tuple[Kind, str]] = Counter()
+        self._bytes: Counter[str] = Counter()
+        self._registered: dict[str, str] = {}
+        self._before: list[tuple[_Key, OwnedRecord | None]] = []
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        self._before.clear()
+
+    def undo(self) -> None:
+        """Undo what the transaction has changed."""
+        for key, before in reversed(self._before):
+            self._set(key, before)
+        self._before.clear()
+
+    def load(self, kind: Kind, row: StoredRow) -> None:
+        """Learn of a record that the store holds; the history of a policy says whose it is."""
+        owner = ""
+        if kind == "history":
+            changes = reversed(_changes(row.document))
+            who = next((each.who for each in changes if each.what == "registered"), "")
+            self._registered[row.id] = who
+        elif kind == "policy":
+            owner = self._registered.pop(row.id, "")
+        else:
+            owner = row.files.decode(errors="replace")
+        if kind in RECORDS_MAX:
+            self._set((kind, row.id), OwnedRecord(owner, len(row.document) + len(row.files)))
+
+    def owner(self, kind: Kind, record_id: str) -> str:
+        """Return whose a record is; empty if that is not known, or there is none."""
+        record = self._records.get((kind, record_id))
+        return record.owner if record else ""
+
+    def put(
+        self,
+        kind: Kind,
+        record_id: str,
+        record: OwnedRecord,
+        usage: Callable[[], Mapping[str, tuple[int, int]]],
+    ) -> None:
+        """Note a record that is stored, or refuse it where it is one too many or too large.
+
+        Args:
+            kind: Of the record.
+            record_id: Its id.
+            record: Whose it is, and its bytes.
+            usage: `RecordTable.usage`, in which the record counts.
+
+        Raises:
+            ServiceError: `too_large`; the transaction is to be undone.
+
+        """
+        most = RECORDS_MAX.get(kind)
+        if most is None:
+            return
+        key, before = (kind, record_id), self._records.get((kind, record_id))
+        self._before.append((key, before))
+        self._set(key, record)
+        if before is not None and record.size <= before.size:
+            return
+        used, owner = usage(), record.owner
+        if before is None:
+            self._refuse((used[kind][0], self._counts[kind, owner], most), owner, f"{kind} records")
+        if kind not in BOUNDED_ELSEWHERE:
+            whole = sum(each for name, (_, each) in used.items() if name not in BOUNDED_ELSEWHERE)
+            self._refuse((whole, self._bytes[owner], STORE_BYTES_MAX), owner, "bytes of documents")
+
+    def remove(self, kind: Kind, record_id: str) -> None:
+        """Note that a record is gone."""
+        key = (kind, record_id)
+        self._before.append((key, self._records.get(key)))
+        self._set(key, None)
+
+    @staticmethod
+    def _refuse(amounts: tuple[int, int, int], owner: str, what: str) -> None:
+        whole, own, most = amounts
+        if fits(whole, own, most):
+            return
+        whose = f"tenant “{owner}”" if owner else "tenants that are not known"
+        raise ServiceError(
+            Code.TOO_LARGE,
+            f"the catalog would hold {whole} {what}, {own} of them of {whose}; it holds {most}, and"
+            f" more only of tenants with at most {most // TENANT_SHARE}: delete some first",
+            field="id",
+            expected=f"at most {most} {what} in all, or {most // TENANT_SHARE} of one tenant",
+            details={"of_all": whole, "of_tenant": own, "most": most},
+        )
+
+    def _set(self, key: _Key, record: OwnedRecord | None) -> None:
+        kind, counts_bytes = key[0], key[0] not in BOUNDED_ELSEWHERE
+        for each, sign in ((self._records.pop(key, None), -1), (record, 1)):
+            if each is not None:
+                self._counts[kind, each.owner] += sign
+                if counts_bytes:
+                    self._bytes[each.owner] += sign * each.size
+        if record is not None:
+            self._records[key] = record

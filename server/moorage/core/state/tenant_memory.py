@@ -1,0 +1,51 @@
+"""Which of the things that are remembered of tenants is forgotten first, where there are too many.
+
+It is the oldest of the tenant with most, so that no tenant's push out those of one that has fewer.
+`State` asks about ended leases, `daemon.history` about refusals.
+"""
+
+from typing import Generic, TypeVar
+
+from moorage.model import Tenant
+
+__all__ = ["TenantMemory"]
+
+T = TypeVar("T")
+
+
+class TenantMemory(Generic[T]):
+    """The names of what is remembered, by tenant."""
+
+    def __init__(self) -> None:
+        self._of: dict[Tenant, dict[T, None]] = {}
+        self._holding: dict[int, dict[Tenant, None]] = {}
+        """The tenants that have as many."""
+        self._most = 0
+
+    def add(self, tenant: Tenant, name: T) -> None:
+        """Note what is remembered from now on."""
+        its = self._of.setdefault(tenant, {})
+        its[name] = None
+        self._count(tenant, len(its) - 1, len(its))
+        self._most = max(self._most, len(its))
+
+    def forget(self) -> T:
+        """Forget the oldest of the tenant with most, and return it."""
+        tenant = min(self._holding[self._most])  # The same after a restart.
+        its = self._of[tenant]
+        oldest = next(iter(its))
+        del its[oldest]
+        self._count(tenant, len(its) + 1, len(its))
+        if not its:
+            del self._of[tenant]
+        while self._most and self._most not in self._holding:
+            self._most -= 1
+        return oldest
+
+    def _count(self, tenant: Tenant, before: int, now: int) -> None:
+        if before:
+            del self._holding[before][tenant]
+            if not self._holding[before]:
+                del self._holding[before]
+        if now:
+            self._holding.setdefault(now, {})[tenant] = None

@@ -1,0 +1,132 @@
+"""A turn looks at so many waiters of one tenant; the others have their turn all the same."""
+
+from collections.abc import Callable
+from cProfile import Profile
+from typing import Any
+
+import pytest
+from by_hand import Hand, ask, consults, place
+
+from moorage.core.lifecycle.backfill import LOOKS_MAX
+from moorage.core.turns.events import ReleaseAsked, Tick
+from moorage.core.turns.turn import Turn
+from moorage.model import (
+    AntiAffinity,
+    Cluster,
+    ClusterId,
+    Demand,
+    Gpu,
+    Lease,
+    Node,
+    NodeId,
+    RequestId,
+    Tenant,
+)
+
+MANY = 4 * LOOKS_MAX
+BOB, MALLORY = Tenant("bob"), Tenant("mallory")
+ONE = Demand(gpus=1)
+
+
+@pytest.fixture
+def hand() -> Hand:
+    """Three racks of two nodes with two pairs of GPUs, all held."""
+    hand = Hand()
+    gpus = tuple(Gpu(str(n), "A100", 80, link_group=f"l{n // 2}") for n in range(4))
+    nodes = [
+        Node(NodeId(f"n{n}"), 64_000, 99_999, gpus, rack=f"r{n // 2}", zone="z") for n in range(6)
+    ]
+    hand.see(Cluster(ClusterId("c"), tuple(nodes)))
+    for node in nodes:
+        for gpu in "0123":
+            hand.grant(ask(node.id + gpu, ONE, terms={"ttl_seconds": 9e5}), place(node.id, gpu))
+    return hand
+
+
+def looks(work: Callable[[], Turn]) -> tuple[int, Turn]:
+    """Return how many lines of waiters a turn looks at, and the turn."""
+    profile = Profile()
+    turn = profile.runcall(work)
+    found = (each for each in profile.getstats() if not isinstance(each.code, str))
+    return sum(each.callcount for each in found if each.code.co_name == "_wake_line"), turn
+
+
+def wait(hand: Hand, name: str, demand: Demand, tenant: Tenant, **terms: Any) -> Turn:
+    return hand.ask(ask(name, demand, 600.0, tenant=tenant, terms=terms))
+
+
+def release(hand: Hand, name: str) -> tuple[int, Turn]:
+    lease: Lease = hand.allocator.state.leases[RequestId(name)]
+    event = ReleaseAsked(hand.to(), lease.id, f"token of {name}", lease.tenant)
+    return looks(lambda: hand.step(event))
+
+
+def go_on(hand: Hand) -> tuple[list[int], list[str]]:
+    """Take the turns that are left; return their looks, and what they consult for."""
+    counts, consulted = [], list[str]()
+    while hand.allocator.next_deadline() == hand.now:
+        many, turn = looks(lambda: hand.step(Tick()))
+        counts.append(many)
+        consulted += consults(turn)
+    return counts, consulted
+
+
+@pytest.mark.parametrize(
+    ("each", "ends"),
+    [
+        ({"nodes": 2, "gpus": 1, "topology": "rack"}, ["n40"]),
+        ({"gpus": 2, "topology": "nvlink"}, ["n40", "n42", "n50", "n52"]),  # The head reserves n4.
+    ],
+)
+def test_a_release_looks_at_so_many_waiters_of_one_tenant(
+    hand: Hand, each: Any, ends: list[str]
+) -> None:
+    for number in range(MANY):
+        # None of them is looser than another one.
+        wait(
+            hand,
+            f"m{number}",
+            Demand(cpu_milli=1 + number, memory_mib=MANY - number, **each),
+            MALLORY,
+        )
+    wait(hand, "last", ONE, MALLORY)
+    wait(hand, "bob", ONE, BOB)
+    hand.now += 1.0
+    consulted = []
+    for name in ends:
+        many, turn = release(hand, name)
+        assert many <= LOOKS_MAX + 3
+        consulted += consults(turn)
+    assert "bob" in consulted, "who has the next turn does not wait for them"
+    counts, later = go_on(hand)
+    assert max(counts) <= LOOKS_MAX + 3
+    assert sum(counts) + many >= MANY
+    assert sorted(consulted + later) == ["bob", "last"], "they are all looked at"
+    assert go_on(hand) == ([], [])
+
+
+def test_waiters_that_keep_apart_are_looked_at_once_for_each_release(hand: Hand) -> None:
+    hand.now += 1.0
+    for name in ("n40", "n41", "n42", "n43", "n50", "n52", "n53"):
+        release(hand, name)
+    for number in range(MANY):
+        terms = {"ttl_seconds": 9e5, "anti_affinity": AntiAffinity(f"g{number}", "zone")}
+        small = Demand(gpus=1, gpu_milli=1)
+        hand.grant(
+            ask(f"h{number}", small, tenant=MALLORY, terms=terms),
+            place(("n4", "n5")[number % 2], "0", gpu_milli=1),
+        )
+    for number in range(MANY):
+        apart = AntiAffinity(f"g{number}", "zone")
+        asking = lambda: wait(hand, f"m{number}", ONE, MALLORY, anti_affinity=apart)  # noqa: B023, E731  # Called at once.
+        many, _ = looks(asking)
+        assert many <= 3, "the others were looked at before"
+    many, turn = release(hand, "n51")
+    assert many <= LOOKS_MAX + 3
+    counts, consulted = go_on(hand)
+    assert max(counts) <= LOOKS_MAX + 3
+    assert sum(counts) + many <= MANY + 3 * (1 + len(counts))
+    assert (consults(turn), consulted) == ([], [])
+    for number in (7, MANY - 1):
+        _, turn = release(hand, f"h{number}")
+        assert f"m{number}" in [*consults(turn), *go_on(hand)[1]]
