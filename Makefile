@@ -87,6 +87,10 @@ endif
 kubernetes-tools: $(VENV)/heavy ## Build the Kubernetes that tests need, once; without Go they skip.
 	@$(BIN)/python tests/kubernetes/kubernetes_binaries.py
 
+.PHONY: kueue
+kueue: $(VENV)/heavy ## Build Kueue, which only python -m benchmarks.peers runs: some ten minutes.
+	@$(BIN)/python tests/kubernetes/kubernetes_binaries.py kueue
+
 .PHONY: kubernetes-playground
 kubernetes-playground: $(VENV)/heavy ## Run a Kubernetes of fake GPU nodes, and a moored beside it.
 	@$(BIN)/python tests/kubernetes/playground.py

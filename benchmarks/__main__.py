@@ -16,6 +16,7 @@ from benchmarks.backend_costs import engines
 from benchmarks.candidates import candidates
 from benchmarks.churn import ChurnJob, churn
 from benchmarks.churn_report import table as churn_table
+from benchmarks.command_line import run_command
 from benchmarks.credentials import REQUESTS, credentials
 from benchmarks.first_lease import first_lease
 from benchmarks.fleet import fleet
@@ -235,4 +236,4 @@ def _placement(figures: Mapping[str, Any]) -> Table:
 
 
 if __name__ == "__main__":
-    typer.run(measure)
+    run_command(measure)

@@ -29,6 +29,7 @@ import typer
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
+from benchmarks.command_line import run_command
 from benchmarks.faults.database import free_port
 from benchmarks.faults.proxy import Proxy
 from moorage.testing.daemon_process import child, serve_variables
@@ -352,4 +353,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.table import Table
 
+from benchmarks.command_line import run_command
 from benchmarks.faults.database import find_programs, running_postgres
 from benchmarks.faults.history import longest_pause, quantile, violations
 from benchmarks.faults.load import Load, Target
@@ -256,4 +257,4 @@ def main(  # One an option.
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

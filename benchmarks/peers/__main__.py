@@ -7,10 +7,12 @@ import typer
 import uvloop
 from rich.console import Console
 
+from benchmarks.command_line import run_command
 from benchmarks.peers import (
     dask_semaphore,
     etcd_transactions,
     kube_scheduler,
+    kueue,
     moorage_itself,
     postgres_best_fit,
     postgres_rows,
@@ -40,6 +42,7 @@ PEERS: Final[dict[str, Peer]] = {
         etcd_transactions.PEER,
         dask_semaphore.PEER,
         kube_scheduler.PEER,
+        kueue.PEER,
         slurm.PEER,
         ray_groups.PEER,
         prefect_limit.PEER,
@@ -117,4 +120,4 @@ def _run(peer: Peer, fleet: Nodes, extent: Extent, console: Console) -> Figures:
 
 
 if __name__ == "__main__":
-    typer.run(compare)
+    run_command(compare)

@@ -39,9 +39,9 @@ def folder() -> Iterator[Path]:
 
 @contextlib.asynccontextmanager
 async def program(
-    command: Sequence[str], port: int, log: Path, variables: dict[str, str] | None = None
+    command: Sequence[str], port: int | None, log: Path, variables: dict[str, str] | None = None
 ) -> AsyncIterator[int]:
-    """Run a server until the block ends; yield its process as soon as its port answers."""
+    """Run a server until the block ends; yield its process as soon as its port, if any, answers."""
     tied = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
     with log.open("wb") as output:
         child = subprocess.Popen(  # noqa: ASYNC220, S603  # It starts at once; our own arguments.
@@ -52,7 +52,8 @@ async def program(
             env={**os.environ, **(variables or {})},
         )
     try:
-        await _answers(child, port, log)
+        if port is not None:
+            await _answers(child, port, log)
         yield child.pid
     finally:
         child.terminate()

@@ -1,4 +1,4 @@
-"""Peers of Moorage: the home-made ones by the protocol, and the page of the stored runs."""
+"""Peers of Moorage: home-made ones and schedulers by the protocol, and the page of stored runs."""
 
 import asyncio
 import contextlib
@@ -38,6 +38,16 @@ def test_what_teams_write_themselves_books_nothing_twice(tmp_path: Path) -> None
     found = json.loads(done.stdout)
     assert list(found["rows"]) == HOME_MADE
     assert all(len(row["runs"]) == len(row["moorage"]) == 1 for row in found["rows"].values())
+
+
+@pytest.mark.parametrize("name", ["kube-scheduler", "kueue"])
+async def test_schedulers_of_kubernetes_book_nothing_twice(name: str) -> None:
+    peer = PEERS[name]
+    if peer.version() is None:
+        pytest.skip(f"missing here: {peer.install}")
+    few = NODES[:2]
+    found = await measure(peer, few, Extent.of(few))
+    assert found.per_second > 0
 
 
 def test_an_unknown_peer_is_named_with_those_there_are() -> None:

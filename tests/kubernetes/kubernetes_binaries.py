@@ -8,6 +8,7 @@ cores, once; Go's own caches make the next build one of seconds.
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -46,8 +47,13 @@ PROGRAMS: Final = {
     "kwok": Program("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     "kubectl": Program("kubernetes", "k8s.io/kubernetes/cmd/kubectl"),
     "helm": Program("helm", "helm.sh/helm/v3/cmd/helm"),
+    "kueue": Program("kueue", "sigs.k8s.io/kueue/test/performance/scheduler/minimalkueue"),
 }
-CONTROL_PLANE: Final = tuple(name for name in PROGRAMS if name not in {"kubectl", "helm"})
+CONTROL_PLANE: Final = tuple(name for name in PROGRAMS if name not in {"kubectl", "helm", "kueue"})
+FOR_TESTS: Final = tuple(name for name in PROGRAMS if name != "kueue")
+"""All but what only `python -m benchmarks.peers` runs: `make kueue` builds that."""
+_LIMITS: Final = {"QPS = 50": "QPS = 10_000", "Burst = 100": "Burst = 10_000"}
+"""Of Kueue's client, as those of kube-scheduler in the benchmark; it has no flag for them."""
 
 
 class BinariesError(Exception):
@@ -108,10 +114,13 @@ def _build_one(go: str, name: str) -> None:
     target.parent.mkdir(exist_ok=True)
     unfinished = target.with_suffix(".unfinished")
     command = ["nice", "-n", "19", go, "build", "-buildvcs=false", "-ldflags", _LINKING]
+    folder, package = TOOLS / program.module, program.package
+    if name == "kueue":
+        folder, package = _kueue_source(go, program, target.parent), "."
     try:
         built = subprocess.run(
-            [*command, "-o", unfinished, program.package],
-            cwd=TOOLS / program.module,
+            [*command, "-o", unfinished, package],
+            cwd=folder,
             env={**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"},
             capture_output=True,
             text=True,
@@ -126,9 +135,39 @@ def _build_one(go: str, name: str) -> None:
     unfinished.rename(target)
 
 
+def _kueue_source(go: str, program: Program, folder: Path) -> Path:
+    """Put Kueue's CRDs into a folder, and the source of its main program without limits."""
+    listed = subprocess.run(
+        [go, "mod", "download", "-json", "sigs.k8s.io/kueue"],
+        cwd=TOOLS / program.module,
+        env={**os.environ, "GOWORK": "off"},
+        capture_output=True,
+        check=False,
+    )
+    if listed.returncode:
+        raise BinariesError(f"Go could not get Kueue:\n{listed.stderr.decode()}")
+    source = Path(json.loads(listed.stdout)["Dir"])
+    crds = folder / "crds"
+    crds.mkdir(exist_ok=True)
+    for each in (source / "config/components/crd/bases").glob("*.yaml"):
+        shutil.copyfile(each, crds / each.name)
+    main = source / program.package.removeprefix("sigs.k8s.io/kueue/") / "main.go"
+    text = main.read_text()
+    for default, lifted in _LIMITS.items():
+        if default not in text:
+            raise BinariesError(f"Kueue's client has no limit {default} any more")
+        text = text.replace(default, lifted)
+    made = folder / "source"
+    made.mkdir(exist_ok=True)
+    (made / "main.go").write_text(text)
+    for each in ("go.mod", "go.sum"):
+        shutil.copyfile(TOOLS / program.module / each, made / each)
+    return made
+
+
 if __name__ == "__main__":
     try:
-        for _name, _path in binaries(*(sys.argv[1:] or PROGRAMS)).items():
+        for _name, _path in binaries(*(sys.argv[1:] or FOR_TESTS)).items():
             print(f"{_name}: {_path}")
     except BinariesError as error:
         # Without Go all other tests run: those of Kubernetes are skipped with this reason.

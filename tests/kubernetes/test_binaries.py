@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kubernetes_binaries import PROGRAMS
+from kubernetes_binaries import FOR_TESTS
 
 SCRIPT = Path(__file__).parent / "kubernetes_binaries.py"
 
@@ -26,7 +26,7 @@ def test_without_go_it_is_said_what_is_missing_and_what_to_do(tmp_path: Path) ->
 
 
 def test_programs_that_are_there_are_taken(tmp_path: Path) -> None:
-    for name in PROGRAMS:
+    for name in FOR_TESTS:
         (tmp_path / name).touch()
     ran = run(tmp_path, KUBEBUILDER_ASSETS=str(tmp_path))
-    assert ran.stdout.splitlines() == [f"{name}: {tmp_path / name}" for name in PROGRAMS]
+    assert ran.stdout.splitlines() == [f"{name}: {tmp_path / name}" for name in FOR_TESTS]

@@ -55,15 +55,9 @@ def programs() -> dict[str, str]:
         CommandError: One is missing.
 
     """
-    given = os.environ.get("KUBEBUILDER_ASSETS")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     found: dict[str, str] = {}
     for name in PROGRAMS:
-        built = sorted(
-            cache.glob(f"moorage-tests/kubernetes/{name}-*/{name}"), key=lambda x: x.stat().st_mtime
-        )
-        path = shutil.which(name, path=given) if given else None
-        path = path or shutil.which(name) or (str(built[-1]) if built else None)
+        path = find_program(name)
         if path is None:
             raise CommandError(
                 f"there is no {name} here: have KUBEBUILDER_ASSETS name a folder with "
@@ -71,6 +65,17 @@ def programs() -> dict[str, str]:
             )
         found[name] = path
     return found
+
+
+def find_program(name: str) -> str | None:
+    """Return the path of a program of Kubernetes; None: it is not here."""
+    given = os.environ.get("KUBEBUILDER_ASSETS")
+    path = shutil.which(name, path=given) if given else None
+    if path := path or shutil.which(name):
+        return path
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    built = cache.glob(f"moorage-tests/kubernetes/{name}-*/{name}")
+    return max(map(str, built), key=lambda each: Path(each).stat().st_mtime, default=None)
 
 
 class SchedulerPlane:

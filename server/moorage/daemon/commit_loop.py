@@ -1,14 +1,16 @@
 """One task steps the core, one commits, and nothing leaves before its facts are durable.
 
 Everything else posts events. While one group of facts is being made durable, the next events are
-stepped already (group commit: the slower the disk, the larger the group).
+stepped already (group commit: the slower the disk, the larger the group). Where no more are to
+come, the next group is in the hands of the ledger before that.
 """
 
 import asyncio
 import math
 import time
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 from moorage.config.settings import Config
 from moorage.core.allocator import Allocator
@@ -29,6 +31,8 @@ BATCH_SECONDS_MAX: Final = 0.005
 """How long that may take: a page of a large fleet costs as much as a thousand other events."""
 GROUP_FACTS_MAX: Final = 1_000
 """Facts that are made durable together, by the turn: to encode them takes some milliseconds."""
+GROUPS_MAX: Final = 2
+"""Groups in the hands of the ledger: it stores one, and begins with the other without a pause."""
 UNCOMMITTED_MAX: Final = 20_000
 """Facts waiting for the disk; beyond it events wait in the inbox."""
 READ_SECONDS: Final = 1.0
@@ -57,6 +61,25 @@ class Effects(Protocol):
 
     def carry_out(self, effect: Effect) -> None:
         """Carry out an effect; those of a turn come in order."""
+
+
+class _Group(NamedTuple):
+    """Facts that are made durable together.
+
+    Args:
+        turns: Those of the facts, and others whose effects wait for these.
+        facts: All of them.
+        stored: Ends with the seq of the last one, once they are durable.
+        began: When the ledger got them, by the monotonic clock.
+        checkpoint: The state with these facts, and their last seq; None: no checkpoint is due.
+
+    """
+
+    turns: list[Turn]
+    facts: list[Fact]
+    stored: Coroutine[Any, Any, int]
+    began: float
+    checkpoint: tuple[int, list[Fact]] | None
 
 
 class CommitLoop:
@@ -90,8 +113,12 @@ class CommitLoop:
         self._checkpoint_every_facts = config.checkpoint_every_facts
         self._grace_seconds = max(config.restart_grace_seconds, READ_SECONDS)
         self._turns: list[Turn] = []
+        """Those that the ledger does not have yet."""
+        self._groups: deque[_Group] = deque()
+        """Those that the ledger has, and has not stored yet."""
         self._facts_waiting = 0
-        self._committing = False
+        self._letting_go = False
+        """Some effects of a stored group have not left yet."""
         self._committed = asyncio.Event()
         self._idle = asyncio.Event()
         self._work = asyncio.Event()
@@ -101,7 +128,6 @@ class CommitLoop:
         """A checkpoint, with the next commit."""
         self._clock = Clock()
         self._now = 0.0
-        self._commit_began: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
 
@@ -128,6 +154,7 @@ class CommitLoop:
                 self._take(self._inbox.take())
                 if time.monotonic() > until:
                     break
+            self._hand_over()
             self._set_timer()
             self._inbox.read_on()
             self._note_idle()
@@ -135,43 +162,36 @@ class CommitLoop:
 
     async def commit_forever(self) -> None:
         """Make facts durable, then carry out effects. Runs until cancelled."""
-        while True:
-            await self._work.wait()
-            self._work.clear()
-            # A checkpoint has the state, so all that was stepped must be handed over with it.
-            new = self._handed - self._checkpointed
-            due = self._wanted or new >= self._checkpoint_every_facts
-            turns = self._take_group(math.inf if due else GROUP_FACTS_MAX)
-            if not turns:
-                continue
-            self._committing = True
-            facts: list[Fact] = [fact for turn in turns for fact in turn.facts]
-            self._handed += len(facts)
-            body: list[Fact] | None = None
-            if due:
-                self._wanted = False
-                self._checkpointed = self._handed
-                body = list(condense(self._allocator.state))
-            self._commit_began = time.monotonic()
-            last = await self._ledger.append(facts, self._now)
-            self._effects.committed(facts, last, time.monotonic() - self._commit_began)
-            self._commit_began = None
-            self._facts_waiting -= len(facts)
-            until = time.monotonic() + BATCH_SECONDS_MAX
-            for turn in turns:  # News of one turn go before news of the next.
-                self._effects.durable(turn.facts)
-                self._let_go(turn)
-                if time.monotonic() > until:  # A slow disk makes groups of thousands.
-                    await asyncio.sleep(0)
-                    until = time.monotonic() + BATCH_SECONDS_MAX
-            self._committing = False
-            if body is not None:
-                # Beside the next commits: grants must not wait for it.
-                writing = self._tasks.spawn(self._ledger.checkpoint(self._handed, body))
-                self._checkpoints = [each for each in self._checkpoints if not each.done()]
-                self._checkpoints.append(writing)
-            self._committed.set()
-            self._note_idle()
+        try:
+            while True:
+                while not self._groups:
+                    self._work.clear()
+                    await self._work.wait()
+                last = await self._groups[0].stored
+                group = self._groups.popleft()
+                self._letting_go = True
+                self._facts_waiting -= len(group.facts)
+                self._hand_over()  # The disk works while effects leave.
+                if group.checkpoint is not None:
+                    # Beside the next commits: grants must not wait for it.
+                    writing = self._tasks.spawn(self._ledger.checkpoint(*group.checkpoint))
+                    self._checkpoints = [each for each in self._checkpoints if not each.done()]
+                    self._checkpoints.append(writing)
+                self._effects.committed(group.facts, last, time.monotonic() - group.began)
+                until = time.monotonic() + BATCH_SECONDS_MAX
+                for turn in group.turns:  # News of one turn go before news of the next.
+                    self._effects.durable(turn.facts)
+                    self._let_go(turn)
+                    if time.monotonic() > until:  # A slow disk makes groups of thousands.
+                        await asyncio.sleep(0)
+                        until = time.monotonic() + BATCH_SECONDS_MAX
+                self._letting_go = False
+                self._hand_over()
+                self._committed.set()
+                self._note_idle()
+        finally:
+            for group in self._groups:
+                group.stored.close()
 
     async def watch_clocks(self) -> None:
         """Detect stalls of the loop and changes of the calendar. Runs until cancelled."""
@@ -200,7 +220,7 @@ class CommitLoop:
             await self._condense()
             return
         self._wanted = True
-        while self._wanted:
+        while self._wanted or any(each.checkpoint is not None for each in self._groups):
             self._committed.clear()
             await self._committed.wait()
         await asyncio.gather(*self._checkpoints)
@@ -210,6 +230,31 @@ class CommitLoop:
             self._checkpointed = self._handed
             await self._ledger.checkpoint(self._handed, list(condense(self._allocator.state)))
 
+    def _hand_over(self) -> None:
+        """Give the facts of the next turns to the ledger, unless others are to go with them.
+
+        They wait while the ledger has a group and more facts may come soon: each group costs a
+        sync. With no request at a policy and no event here, nothing comes.
+        """
+        more = bool(self._inbox) or self._allocator.undecided > 0
+        if not self._turns or len(self._groups) >= (1 if more else GROUPS_MAX):
+            return
+        # A checkpoint has the state, so all that was stepped must be handed over with it.
+        new = self._handed - self._checkpointed
+        due = self._wanted or new >= self._checkpoint_every_facts
+        turns = self._take_group(math.inf if due else GROUP_FACTS_MAX)
+        facts: list[Fact] = [fact for turn in turns for fact in turn.facts]
+        self._handed += len(facts)
+        checkpoint: tuple[int, list[Fact]] | None = None
+        if due:
+            self._wanted = False
+            self._checkpointed = self._handed
+            checkpoint = self._handed, list(condense(self._allocator.state))
+        began = time.monotonic()
+        stored = self._ledger.append(facts, self._now)
+        self._groups.append(_Group(turns, facts, stored, began, checkpoint))
+        self._work.set()
+
     def _take_group(self, facts_max: float) -> list[Turn]:
         """Return the turns whose facts are made durable next."""
         taken = count = 0
@@ -217,14 +262,11 @@ class CommitLoop:
             count += len(self._turns[taken].facts)
             taken += 1
         group, self._turns = self._turns[:taken], self._turns[taken:]
-        if self._turns:
-            self._work.set()
         return group
 
     def _is_disk_stalled(self) -> bool:
         """Return whether a slow commit holds back all replies, as a stall of the loop would."""
-        began = self._commit_began
-        return began is not None and time.monotonic() - began >= STALL_SECONDS_MIN
+        return bool(self._groups) and time.monotonic() - self._groups[0].began >= STALL_SECONDS_MIN
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Tick):
@@ -250,14 +292,18 @@ class CommitLoop:
         began = time.perf_counter()
         turn = self._allocator.step(event, self._now)
         self._effects.stepped(event, turn, time.perf_counter() - began)
+        held = bool(turn.facts or self._turns or self._groups or self._letting_go)
+        if held and not turn.facts and self._groups and not self._turns:
+            self._groups[-1].turns.append(turn)
+        elif held:
+            self._turns.append(turn)
+            self._facts_waiting += len(turn.facts)
+        if turn.facts and not self._inbox:
+            self._hand_over()  # First: a cell that begins to work may take our processor.
         for effect in turn.effects:
             if isinstance(effect, EARLY):
                 self._effects.carry_out(effect)
-        if turn.facts or self._turns or self._committing:
-            self._turns.append(turn)
-            self._facts_waiting += len(turn.facts)
-            self._work.set()
-        else:
+        if not held:
             self._let_go(turn)
 
     def _let_go(self, turn: Turn) -> None:
@@ -284,7 +330,7 @@ class CommitLoop:
         self._inbox.post(Tick())
 
     def _is_idle(self) -> bool:
-        return not (self._inbox or self._turns or self._committing)
+        return not (self._inbox or self._turns or self._groups or self._letting_go)
 
     def _note_idle(self) -> None:
         if self._is_idle():

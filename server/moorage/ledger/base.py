@@ -14,10 +14,10 @@ The exceptions:
     └── LedgerFailed        writing or reading failed; the process must end and start again
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from moorage.core.state.facts import Fact
 from moorage.storage.base import StorageCorrupt, StorageError, StorageFailed, StorageLocked
@@ -235,12 +235,12 @@ class Ledger(LedgerHistory, Protocol):
         """
         ...
 
-    async def append(self, facts: Sequence[Fact], at: float) -> int:
-        """Store facts; they are durable when this returns.
+    def append(self, facts: Sequence[Fact], at: float) -> Coroutine[Any, Any, int]:
+        """Store facts; they are durable when this is awaited to its end.
 
-        Several calls may be under way. Their facts are stored in the order of the calls, each
-        call's whole or not at all, everything that is waiting in one transaction. A call that
-        is cancelled may have stored its facts.
+        Several calls may be under way. The call hands the facts over; they are stored in the order
+        of the calls, each call's whole or not at all, everything that is waiting in one
+        transaction. A call that is cancelled may have stored its facts.
 
         Args:
             facts: In order. None at all: waits for the calls before it.

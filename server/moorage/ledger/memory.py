@@ -8,8 +8,9 @@ import asyncio
 import os
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from moorage.core.state.facts import Fact
 from moorage.ledger.base import (
@@ -89,7 +90,7 @@ class MemoryLedger:
         facts = self._recovered(seq, body, last_seq)
         return Recovery(facts, last_seq, seq, tuple(warnings))
 
-    async def append(self, facts: Sequence[Fact], at: float) -> int:
+    def append(self, facts: Sequence[Fact], at: float) -> Coroutine[Any, Any, int]:
         """See `Ledger.append`."""
         self._check_open()
         rows: list[FactRow] = []
@@ -98,9 +99,7 @@ class MemoryLedger:
             rows.append(seal(seq, at, fact, chain))
             chain = rows[-1].chain
         self._storage.rows.extend(rows)
-        seq = self.last_seq
-        await asyncio.sleep(0)
-        return seq
+        return asyncio.sleep(0, self.last_seq)
 
     async def checkpoint(self, seq: int, facts: Sequence[Fact]) -> None:
         """See `Ledger.checkpoint`."""

@@ -5,8 +5,8 @@ A thread writes (`ledger.writer.GroupCommit`); questions and recovery read besid
 
 import asyncio
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, NamedTuple
 
 from moorage.core.state.facts import Fact, Granted
 from moorage.ledger.base import (
@@ -52,6 +52,8 @@ class StoredLedger(StoredHistory):
         self._chain = 0
         self._pending = 0
         self._append_lock = asyncio.Lock()
+        self._late = 0
+        """Calls of `append` that wait for room, or for others that do."""
         self._space = asyncio.Event()
         self._checkpointing = asyncio.Lock()
         self._checkpoint_seq = 0
@@ -91,26 +93,46 @@ class StoredLedger(StoredHistory):
         self._writer = GroupCommit(self._store, self._settled)
         return recovery
 
-    async def append(self, facts: Sequence[Fact], at: float) -> int:
+    def append(self, facts: Sequence[Fact], at: float) -> Coroutine[Any, Any, int]:
         """See `Ledger.append`."""
+        if self._failure or self._writer is None or self._late or self._lacks_room(facts):
+            self._late += 1
+            return self._append_later(facts, at)
+        return self._stored(*self._submit(facts, at))
+
+    async def _append_later(self, facts: Sequence[Fact], at: float) -> int:
+        """Append as soon as there is room, or say why that cannot be."""
         # The lock is fair: while one call waits for room, later ones queue behind it.
-        async with self._append_lock:
-            writer = self._usable()
-            while self._pending and self._pending + len(facts) > PENDING_FACTS_MAX:
-                self._space.clear()
-                await self._space.wait()
-                writer = self._usable()
-            rows, chain = [], self._chain
-            for seq, fact in enumerate(facts, self._given_seq + 1):
-                rows.append(seal(seq, at, fact, chain))
-                chain = rows[-1].chain
-            self._chain = chain
-            self._given_seq += len(rows)
-            self._pending += len(rows)
-            seq = self._given_seq
-            fencing = max((f.lease.fencing for f in facts if isinstance(f, Granted)), default=0)
-            job = WriteJob(asyncio.get_running_loop().create_future(), rows, fencing)
-            writer.submit(job)
+        try:
+            async with self._append_lock:
+                while self._lacks_room(facts):
+                    self._space.clear()
+                    await self._space.wait()
+                    self._usable()
+                seq, job = self._submit(facts, at)
+        finally:
+            self._late -= 1
+        return await self._stored(seq, job)
+
+    def _lacks_room(self, facts: Sequence[Fact]) -> bool:
+        return self._pending > 0 and self._pending + len(facts) > PENDING_FACTS_MAX
+
+    def _submit(self, facts: Sequence[Fact], at: float) -> tuple[int, WriteJob]:
+        """Hand facts over to the writing thread; return the seq of the last one, and the job."""
+        writer = self._usable()
+        rows, chain = [], self._chain
+        for seq, fact in enumerate(facts, self._given_seq + 1):
+            rows.append(seal(seq, at, fact, chain))
+            chain = rows[-1].chain
+        self._chain = chain
+        self._given_seq += len(rows)
+        self._pending += len(rows)
+        fencing = max((f.lease.fencing for f in facts if isinstance(f, Granted)), default=0)
+        job = WriteJob(asyncio.get_running_loop().create_future(), rows, fencing)
+        writer.submit(job)
+        return self._given_seq, job
+
+    async def _stored(self, seq: int, job: WriteJob) -> int:
         await self._durable(job)
         return seq
 

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from random import Random
 
 import pytest
-from by_hand import Hand, ask, nodes, place
+from by_hand import Hand, ask, consults, nodes, place
 
 from moorage.core.queue.ranking import COUNTED_MAX
-from moorage.core.turns.events import CancelAsked
+from moorage.core.turns.events import CancelAsked, ReleaseAsked
+from moorage.core.turns.turn import Turn
 from moorage.model import Demand, RequestId
 
 
@@ -67,3 +68,20 @@ def test_pages_are_in_order_of_seniority(hand: Hand) -> None:
     expected = sorted((-each.ask.priority, each.at, each.ask.id) for each in waiting)
     assert [row["request"] for row in rows] == [each[2] for each in expected]
     assert hand.inquire("queue", after=json.dumps(list(expected[-1])))["waiting"] == []
+
+
+def test_later_waiter_is_served_beside_one_that_was_alone_when_capacity_grew() -> None:
+    hand = Hand()
+    hand.see(nodes(2, 2))
+    for node in ("n000", "n001"):
+        for gpu in "01":
+            hand.grant(ask(node + gpu, Demand(gpus=1)), place(node, gpu))
+    hand.ask(ask("large", Demand(gpus=2), wait=500))
+    assert consults(release(hand, "n0000")) == []  # It needs both, and is to get them there.
+    hand.ask(ask("small", Demand(gpus=1), wait=500))
+    assert consults(release(hand, "n0010")) == ["small"]
+    assert consults(release(hand, "n0001")) == ["large"]
+
+
+def release(hand: Hand, name: str) -> Turn:
+    return hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))

@@ -259,6 +259,8 @@ class Feasibility:
         rows = np.flatnonzero(capable)
         if len(rows) < demand.nodes:
             return ()
+        if demand.nodes == 1 and len(fitting := rows[misfits[rows] == Misfit.FITS]):
+            rows = fitting  # Of a full fleet that is little to sort.
         usable = np.where(fleet.eligible_gpus(demand)[rows], fleet.gpu_free[rows], 0).sum(1)
         busy = misfits[rows] != Misfit.FITS
         best = rows[np.lexsort((-fleet.cpu_free[rows], -usable, busy))].tolist()

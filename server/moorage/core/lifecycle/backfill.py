@@ -77,11 +77,14 @@ class Backfill:
         if (self._state.warm and self._any_before_head_took_over()) or self._lead():
             return True
         queue.rethink()
-        lines = queue.servable(self._limits)
-        for line in lines:
-            if self._wake_line(line, queue.reserved_for(line)):
-                lines.close()
-                return True
+        if queue.is_head_alone:
+            queue.exhausted()
+        else:
+            lines = queue.servable(self._limits)
+            for line in lines:
+                if self._wake_line(line, queue.reserved_for(line)):
+                    lines.close()
+                    return True
         for ask in queue.found_over_quota():
             self._asks.make_quota_room(ask)
         return False

@@ -402,6 +402,15 @@ class WaitingQueue:
             self.remove(ask)
             self.add(ask)
 
+    @property
+    def is_head_alone(self) -> bool:
+        """Whether the head is the only line."""
+        return self.head is not None and len(self._lines) == 1
+
+    def exhausted(self) -> None:
+        """Note that all lines that may be served now have been looked at."""
+        self._ranking.exhausted()
+
     def servable(
         self, limits: Callable[[], WakeLimits], before: WaiterLine | None = None
     ) -> Generator[WaiterLine, None, None]:

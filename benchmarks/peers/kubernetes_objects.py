@@ -1,0 +1,137 @@
+"""Objects of Kubernetes that a client creates, and whose fate a watch reports.
+
+`kube_scheduler` and `kueue` say which objects these are, and how to read them.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import httpx
+
+from benchmarks.peers.session import UNDER_WAY, Booking
+from moorage.bench.scheduler_plane import SchedulerPlane
+from moorage.lab.errors import CommandError
+from moorage.records.json_values import JsonObject
+
+NO_DELAY: Final = {"gracePeriodSeconds": "0"}
+
+
+class ObjectSession(ABC):
+    """A session in which a request is an object.
+
+    Args:
+        pids: As in `PeerSession`.
+        client: Of the API server.
+
+    """
+
+    path: str
+    """Of the collection of the objects."""
+
+    def __init__(self, pids: list[int], client: httpx.AsyncClient) -> None:
+        self.pids = pids
+        self._client = client
+        self._numbers = itertools.count()
+        self._placed: dict[str, asyncio.Future[str]] = {}
+        self._refused: dict[str, asyncio.Event] = {}
+
+    @abstractmethod
+    def body(self, name: str) -> JsonObject:
+        """Return an object to create."""
+
+    @abstractmethod
+    def place_of(self, found: JsonObject) -> str | None:
+        """Return the node of an object, empty where the peer only counts; none: not placed."""
+
+    @abstractmethod
+    def is_refused(self, found: JsonObject) -> bool:
+        """Return whether an object finds no room now."""
+
+    async def place(self) -> Booking | None:
+        """See `PeerSession`."""
+        name = await self._create()
+        refused = asyncio.ensure_future(self._refused[name].wait())
+        placed = self._placed[name]
+        await asyncio.wait((refused, placed), return_when=asyncio.FIRST_COMPLETED)
+        refused.cancel()
+        if placed.done():
+            return Booking(name, placed.result())
+        await self.delete(name)
+        return None
+
+    async def release(self, booking: Booking) -> None:
+        """See `PeerSession`."""
+        await self.delete(booking.handle)
+
+    async def wait(self, parked: asyncio.Event) -> Booking:
+        """See `PeerSession`."""
+        name = await self._create()
+        await self._refused[name].wait()
+        parked.set()
+        return Booking(name, await self._placed[name])
+
+    async def delete(self, name: str) -> None:
+        """Delete an object."""
+        answer = await self._client.delete(f"{self.path}/{name}", params=NO_DELAY)
+        answer.raise_for_status()
+
+    async def _create(self) -> str:
+        name = f"request-{next(self._numbers)}"
+        self._placed[name] = asyncio.get_running_loop().create_future()
+        self._refused[name] = asyncio.Event()
+        answer = await self._client.post(self.path, json=self.body(name))
+        if answer.is_error:
+            raise CommandError(f"no object: {answer.text[:500]}")
+        return name
+
+    @contextlib.asynccontextmanager
+    async def following(self) -> AsyncIterator[None]:
+        """Follow the objects until the block ends, and make sure first that one is placed."""
+        watching = asyncio.Event()
+        watch = asyncio.ensure_future(self._watch(watching))
+        await watching.wait()
+        first = await self.place()  # Until the peer has started.
+        if first is not None:
+            await self.release(first)
+        yield
+        watch.cancel()
+        await asyncio.wait([watch])
+
+    async def _watch(self, watching: asyncio.Event) -> None:
+        """Follow the objects; a watch that the server ends, as it may, begins with all of them."""
+        query = {"watch": "true"}
+        while True:
+            async with self._client.stream("GET", self.path, params=query, timeout=None) as stream:
+                watching.set()
+                async for line in stream.aiter_lines():
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        break
+                    self._see(event["object"])
+
+    def _see(self, found: dict[str, Any]) -> None:
+        name = found["metadata"]["name"]
+        node = self.place_of(found)
+        if node is not None and not self._placed[name].done():
+            self._placed[name].set_result(node)
+        if self.is_refused(found):
+            self._refused[name].set()
+
+
+def has_condition(found: dict[str, Any], kind: str, status: str) -> bool:
+    """Return whether a condition of an object has a status."""
+    conditions = found.get("status", {}).get("conditions") or ()
+    return any((each["type"], each["status"]) == (kind, status) for each in conditions)
+
+
+@contextlib.asynccontextmanager
+async def client_of(plane: SchedulerPlane) -> AsyncIterator[httpx.AsyncClient]:
+    """Give a client with a connection for each request under way."""
+    limits = httpx.Limits(max_connections=UNDER_WAY + 2, max_keepalive_connections=None)
+    async with httpx.AsyncClient(**plane.client_options(), limits=limits) as client:
+        yield client

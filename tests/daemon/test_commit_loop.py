@@ -1,0 +1,228 @@
+"""When facts go to the ledger, and what leaves before and after they are durable."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage.config.settings import Config
+from moorage.core.allocator import Allocator
+from moorage.core.state.facts import Fact
+from moorage.core.turns.effects import Address, Consult, Effect, Respond
+from moorage.core.turns.events import Asked, ClusterSeen, Inquired, Proposed, ReleaseAsked
+from moorage.daemon.commit_loop import CommitLoop
+from moorage.daemon.inbox import Inbox
+from moorage.daemon.tasks import Tasks
+from moorage.ledger.memory import MemoryLedger
+from moorage.model import (
+    Ask,
+    Cluster,
+    ClusterId,
+    Demand,
+    Gpu,
+    LeaseTerms,
+    Node,
+    NodeId,
+    PolicyRef,
+    RequestId,
+    SessionId,
+    Tenant,
+)
+
+POLICY = PolicyRef("rule", "digest")
+TENANT = Tenant("ann")
+NODE = Node(NodeId("n"), 64_000, 65_536, (Gpu("0", "A100", 81_920), Gpu("1", "A100", 81_920)))
+
+
+class SlowLedger(MemoryLedger):
+    """One whose disk syncs a group when `sync` is called; and the log of what happens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[str] = []
+        self.syncs: asyncio.Queue[None] = asyncio.Queue()
+        self.is_fast = True
+
+    def append(self, facts: Sequence[Fact], at: float) -> Coroutine[Any, Any, int]:
+        self.log.append("+".join(type(fact).__name__ for fact in facts))
+        return self._synced(super().append(facts, at))
+
+    async def _synced(self, stored: Coroutine[Any, Any, int]) -> int:
+        if not self.is_fast:
+            await self.syncs.get()
+        return await stored
+
+    def sync(self) -> None:
+        """Let the oldest group that is not durable be so."""
+        self.syncs.put_nowait(None)
+
+
+class Log:
+    """Effects that are only noted; a policy that takes the first free GPU when it is let."""
+
+    def __init__(self, ledger: SlowLedger, inbox: Inbox) -> None:
+        self._ledger, self._inbox = ledger, inbox
+        self.consultations: list[Consult] = []
+        self.changed = asyncio.Event()
+
+    def stepped(self, *_: object) -> None:
+        """See `Effects`."""
+
+    def committed(self, *_: object) -> None:
+        """See `Effects`."""
+
+    def durable(self, facts: Sequence[Fact]) -> None:
+        self._ledger.log += [f"durable {type(fact).__name__}" for fact in facts]
+
+    def carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Consult):
+            self.consultations.append(effect)
+            self._ledger.log.append(f"consult {effect.ask.id}")
+        elif isinstance(effect, Respond):
+            self._ledger.log.append(f"answer {effect.to.number}")
+        self.changed.set()
+
+    def propose(self, gpu: str) -> None:
+        """Have the policy answer its oldest consultation."""
+        effect = self.consultations.pop(0)
+        wanted = {"cluster_id": "c", "node_id": "n", "gpus": [gpu]}
+        self._inbox.post(Proposed(effect.ask.id, effect.consultation, wanted))
+
+
+class Played:
+    """A commit loop over a node of two GPUs; `a` and `b` have one each."""
+
+    def __init__(self, loop: CommitLoop, ledger: SlowLedger, inbox: Inbox, effects: Log) -> None:
+        self.loop, self.ledger, self.inbox, self.effects = loop, ledger, inbox, effects
+
+    def ask(self, name: str, number: int, wait_seconds: float = 0.0) -> None:
+        terms = LeaseTerms(ttl_seconds=60.0, wait_seconds=wait_seconds)
+        ask = Ask(RequestId(name), TENANT, POLICY, demand=Demand(gpus=1), terms=terms, inputs={})
+        self.inbox.post(Asked(Address(SessionId("s"), number), ask), TENANT)
+
+    def release(self, name: str, number: int) -> None:
+        to = Address(SessionId("s"), number)
+        self.inbox.post(ReleaseAsked(to, RequestId(name), "", TENANT), TENANT)
+
+    async def until(self, entry: str) -> None:
+        """Wait for an entry of the log that is made by an effect."""
+        async with asyncio.timeout(10):
+            while entry not in self.ledger.log:
+                self.effects.changed.clear()
+                await self.effects.changed.wait()
+
+    async def rest(self) -> None:
+        """Wait until there is nothing more to do, but for the disk."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def played() -> AsyncIterator[Played]:
+    ledger, inbox, allocator, tasks = SlowLedger(), Inbox(), Allocator(), Tasks()
+    await ledger.open()
+    effects = Log(ledger, inbox)
+    config = Config(data_dir=Path())  # The ledger is in memory.
+    loop = CommitLoop(allocator, ledger, inbox, effects, tasks, config)
+    playing = Played(loop, ledger, inbox, effects)
+    tasks.spawn(loop.commit_forever())
+    tasks.spawn(loop.step_forever())
+    inbox.post(ClusterSeen(Cluster(ClusterId("c"), (NODE,))))
+    for number, name in enumerate("ab"):
+        playing.ask(name, number)
+        await playing.until(f"consult {name}")
+        effects.propose(str(number))
+        await playing.until(f"answer {number}")
+    await loop.settled()
+    ledger.log.clear()
+    ledger.is_fast = False
+    yield playing
+    assert not tasks.broken.done()
+    await tasks.close()
+
+
+async def test_facts_of_a_release_reach_the_disk_before_the_waiter_reaches_its_policy() -> None:
+    async with played() as it:
+        it.ask("waiter", 2, wait_seconds=60.0)
+        await it.rest()
+        it.ledger.sync()
+        await it.loop.settled()
+        it.ledger.log.clear()
+        it.release("a", 3)
+        await it.rest()
+        assert it.ledger.log == ["Ended", "consult waiter"]
+        it.ledger.sync()
+        await it.until("answer 3")
+
+
+async def test_grant_of_a_waiter_follows_the_release_without_a_pause_of_the_disk() -> None:
+    async with played() as it:
+        it.ask("waiter", 2, wait_seconds=60.0)
+        await it.rest()
+        it.ledger.sync()
+        await it.loop.settled()
+        it.release("a", 3)
+        await it.until("consult waiter")
+        it.ledger.log.clear()
+        it.effects.propose("0")
+        await it.rest()
+        assert it.ledger.log == ["Granted"]  # Though the release is not durable yet.
+        it.ledger.sync()
+        await it.until("answer 3")
+        assert it.ledger.log == ["Granted", "durable Ended", "answer 3"]
+        it.ledger.sync()
+        await it.until("answer 2")
+
+
+async def test_while_requests_are_at_their_policy_facts_gather_for_one_sync() -> None:
+    async with played() as it:
+        it.release("a", 2)
+        await it.rest()
+        it.ask("new", 3)
+        await it.until("consult new")
+        it.release("b", 4)
+        await it.rest()
+        assert it.ledger.log == ["Ended", "consult new"]
+        it.effects.propose("0")
+        await it.rest()
+        assert it.ledger.log[2:] == ["Ended+Granted"]
+        it.ledger.sync()
+        it.ledger.sync()
+        await it.until("answer 3")
+        answers = [each for each in it.ledger.log if each.startswith("answer")]
+        assert answers == ["answer 2", "answer 4", "answer 3"]
+
+
+async def test_answer_without_facts_waits_for_the_facts_before_it() -> None:
+    async with played() as it:
+        it.release("a", 2)
+        await it.rest()
+        it.inbox.post(Inquired(Address(SessionId("s"), 3), "queue", TENANT), TENANT)
+        await it.rest()
+        assert it.ledger.log == ["Ended"]
+        it.ledger.sync()
+        await it.until("answer 3")
+        assert [each for each in it.ledger.log if each.startswith("answer")] == [
+            "answer 2",
+            "answer 3",
+        ]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_checkpoint_beside_commits_is_written_once_it_returns(waits: bool) -> None:
+    async with played() as it:
+        if waits:
+            it.release("a", 2)
+            await it.rest()
+        written = asyncio.ensure_future(it.loop.checkpoint_beside())
+        await it.rest()
+        it.release("b", 3)
+        await it.rest()
+        it.ledger.sync()
+        it.ledger.sync()
+        await written
+        assert it.ledger.checkpoint_seq >= it.ledger.last_seq - 2
+        await it.loop.settled()
