@@ -17,6 +17,7 @@ from benchmarks.candidates import candidates
 from benchmarks.churn import ChurnJob, churn
 from benchmarks.churn_report import table as churn_table
 from benchmarks.command_line import run_command
+from benchmarks.consoles import consoles
 from benchmarks.credentials import REQUESTS, credentials
 from benchmarks.first_lease import first_lease
 from benchmarks.fleet import fleet
@@ -59,9 +60,13 @@ BENCHMARKS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
     "floods": floods,
     "credentials": credentials,
     "observation": observation,
+    "consoles": consoles,
 }
 ON_REQUEST: Final = frozenset(
-    {"packing", "placement", "churn", "waiting", "kills", "floods", "credentials", "observation"}
+    {
+        *("packing", "placement", "churn", "waiting", "kills", "floods", "credentials"),
+        *("observation", "consoles"),
+    }
 )
 """They need a trace or many minutes, so they run only where they are named."""
 
@@ -79,7 +84,7 @@ Names = Annotated[
     typer.Argument(
         help="startup, first_lease, candidates, workflow, fleet, slots, queue, query, engines, "
         "rules; only where they are named: packing, placement, churn, waiting, kills, floods, "
-        "credentials, observation."
+        "credentials, observation, consoles."
     ),
 ]
 Nodes = Annotated[
@@ -175,6 +180,7 @@ def measure(
             },
             "floods": lambda: {"attacks": attack or (), "seconds": seconds, "progress": tell},
             "observation": lambda: {"progress": tell},
+            "consoles": lambda: {"progress": tell},
             "credentials": lambda: {"requests": requests, "progress": tell},
         }
         report: dict[str, Any] = {}

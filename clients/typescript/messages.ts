@@ -630,8 +630,8 @@ export interface LeaseListing {
   limit?: number;
   /** Those in this state alone. Expected: a string of at most 256 characters. */
   state?: string;
-  /** What leases are ordered by, on all pages; left out: as they were granted. Expected: one of granted_at, expires_at and gpus, each also with - before it for the largest first, state, tenant, project, policy_rule_uri, place, or "". */
-  sort?: "" | "-expires_at" | "-gpus" | "-granted_at" | "expires_at" | "gpus" | "granted_at" | "place" | "policy_rule_uri" | "project" | "state" | "tenant";
+  /** What leases are ordered by, on all pages; left out: as they were granted. Expected: one of granted_at, expires_at and gpus, each also with - before it for the largest first, state, tenant, project, policy_rule_uri, place; node by node: node, node_ends, node_gpus; or "". */
+  sort?: "" | "-expires_at" | "-gpus" | "-granted_at" | "expires_at" | "gpus" | "granted_at" | "node" | "node_ends" | "node_gpus" | "place" | "policy_rule_uri" | "project" | "state" | "tenant";
 }
 
 /** The reply to `LeaseListing`, where it succeeds. */
@@ -1048,6 +1048,8 @@ export interface Reasons {
   models?: string[];
   fits_if?: RequestChange[];
   waits_for?: AwaitedLease[];
+  /** Seconds since the epoch. */
+  room_at?: number;
   ttl_max_seconds?: number;
   node_verdicts?: NodeVerdict[] | null;
   /** `after` of the next page; null: this is the last. */

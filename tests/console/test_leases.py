@@ -45,6 +45,26 @@ def test_the_timeline_by_keys_and_its_brush(page: Any, served: Seeded) -> None:
     page.get_by_role("button", name="Zoom to it").wait_for(state="hidden")
 
 
+LINES = """async ([rows, order, cut]) => {
+    const {lined} = await import("/console/static/timeline.js");
+    return lined(rows, "node", order, cut).map(each => [each.name, each.rows.length]);
+}"""
+
+
+def test_the_timeline_draws_whole_nodes_only(page: Any, served: Seeded) -> None:
+    def lease(ends: float, *nodes: str) -> dict[str, Any]:
+        shares = [{"cluster_id": "c", "node_id": each, "gpus": ["0"]} for each in nodes]
+        return {"placement": shares, "expires_at": ends, "tenant": "ann"}
+
+    page.goto(served.console)
+    rows = [lease(1, "a"), lease(5, "a"), lease(2, "b", "d"), lease(4, "b"), lease(3, "c")]
+    whole = [["c/a", 2], ["c/b", 2], ["c/d", 1]]
+    assert page.evaluate(LINES, [rows, "ends", False]) == [*whole, ["c/c", 1]]
+    # More leases follow, node by node; those of `c` and of what comes after it are not all here.
+    assert page.evaluate(LINES, [rows, "ends", True]) == whole
+    assert page.evaluate(LINES, [rows[:4], "ends", True]) == [["c/a", 2]]
+
+
 def test_several_are_released_behind_one_dialog(page: Any, served: Seeded) -> None:
     chosen = [served.ask(1, lease={"ttl_seconds": 600})["lease"]["id"] for _ in range(2)]
     page.goto(f"{served.console}/leases")

@@ -8,6 +8,7 @@ import pytest
 
 STATIC = Path(__file__).parents[2] / "server" / "moorage" / "console" / "static"
 VENDORED = STATIC / "vendored"
+INDEX = STATIC / "index.html"
 BYTES_MAX = 220_000
 SCRIPTS = sorted([*STATIC.rglob("*.js"), *STATIC.rglob("*.mjs")])
 OWN = [path for path in SCRIPTS if VENDORED not in path.parents]
@@ -33,13 +34,20 @@ def test_vendored_files_are_those_that_are_listed() -> None:
         assert hashlib.sha256((VENDORED / name).read_bytes()).hexdigest() == sum_, name
 
 
+def test_all_scripts_are_fetched_at_once() -> None:
+    """One after the other, as they import each other, would take a way to the server for each."""
+    named = re.findall(r'rel="modulepreload" href="/console/static/(.+?)"', INDEX.read_text())
+    files = {str(path.relative_to(STATIC)) for path in SCRIPTS}
+    assert sorted([*named, "main.js"]) == sorted(files)
+
+
 def test_scripts_are_small() -> None:
     assert sum(path.stat().st_size for path in SCRIPTS) < BYTES_MAX
 
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
 def test_scripts_import_what_is_there(path: Path) -> None:
-    text, index = path.read_text(), (STATIC / "index.html").read_text()
+    text, index = path.read_text(), INDEX.read_text()
     for name in re.findall(r'^import .* from "(.+?)";', text, re.MULTILINE):
         if name.startswith("."):
             assert (path.parent / name).resolve().is_file(), name

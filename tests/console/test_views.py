@@ -1,6 +1,7 @@
 """Every view by role and name, as a person and a screen reader find it."""
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -184,3 +185,38 @@ def test_a_change_that_would_fit_is_said_for_people(page: Any, served: Any) -> N
     for field in Demand.__struct_fields__:
         said = f"It would fit with {shown_name(field)}: 3 instead of a or b."
         assert page.evaluate(WORDS, field) == said
+
+
+TURN = """async ([row, why]) => {
+    const {turn} = await import("/console/static/views/reasons.js");
+    return turn(row, why);
+}"""
+
+
+def test_a_turn_is_a_point_a_span_or_why_there_is_none(page: Any, served: Any) -> None:
+    page.goto(served.console)
+    now = time.time()
+    row = {"position": 1, "deadline": now + 9000, "resources": {"gpus": 1}}
+    waits = {"waits_for": [{"expires_at": now + 60}], "room_at": now + 3600}
+
+    def said(why: dict[str, Any], **more: Any) -> str:
+        text: str = page.evaluate(TURN, [row | more, why])
+        return text
+
+    assert said(waits, expected_at=now + 600).startswith("in ")
+    assert "unless leases are renewed" in said(waits)
+    assert " to " in said(waits)
+    assert "or later: others come first" in said(waits, position=2)
+    assert "after it gives up" in said(waits, deadline=now + 1800)
+    assert "kept for a request before it" in said({"nodes": 3, "misfits": {"cpu": 1}})
+    assert "only its policy knows" in said({}, resources=None)
+
+
+def test_refusals_alike_are_one_row(page: Any, served: Any) -> None:
+    for _ in range(3):
+        served.ask(7, resources={"gpus": 77})
+    page.goto(f"{served.console}/why")
+    table = by(page, "table", "Refused and waiting")
+    row = table.get_by_role("row").filter(has_text="77 GPUs")
+    row.get_by_text("alike").wait_for()
+    assert row.count() == 1

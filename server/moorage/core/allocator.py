@@ -23,6 +23,7 @@ from moorage.core.queue.exclusions import ExclusionRules
 from moorage.core.queue.open_requests import OpenRequests
 from moorage.core.queue.quotas import Quotas
 from moorage.core.reports import explain
+from moorage.core.reports.estimates import Estimates
 from moorage.core.state.deadlines import Grace
 from moorage.core.state.devices import follow
 from moorage.core.state.facts import ClockMoved, ClusterRemoved, ClusterSet, Counted, Fact
@@ -92,6 +93,7 @@ class Allocator:
         self.state = self._turn.state
         self.feasibility = Feasibility(self.state)
         self.requests = OpenRequests(self._turn, overtaken_max)
+        self.estimates = Estimates(self.state, self.feasibility, self.requests.queue)
         self._leases = LeaseLifecycle(self._turn, self.requests, requeue_pause_seconds)
         exclusions = ExclusionRules(self._turn, self.feasibility, self.requests.queue)
         self._warm = WarmReuse(
@@ -166,6 +168,7 @@ class Allocator:
         self.state.waiting.clear()
         self.requests.queue.restore()
         vars(self.feasibility).clear()
+        self.estimates.clear()
         for each in fields(self.state):
             delattr(self.state, each.name)
 
@@ -313,7 +316,8 @@ class Allocator:
             record = explain.refusal_object(last) if last else known.get(waiter.ask.id, {})
             known = ChainMap({waiter.ask.id: {"state": "waiting", **record}}, known)
         queue, now = self.requests.queue, self._turn.now
-        answer = explain.answer(inquiry, self.state, queue, known, self.feasibility, now)
+        parts = self.feasibility, self.estimates
+        answer = explain.answer(inquiry, self.state, queue, known, *parts, now)
         if answer is None:
             self._turn.emit(Recall(inquiry.to, inquiry.tenant, inquiry.subject, inquiry.sees_all))
         else:

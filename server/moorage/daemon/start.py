@@ -22,7 +22,6 @@ from moorage.catalog.mirrored.prometheus import PrometheusPoller
 from moorage.catalog.ports import Catalog
 from moorage.config.settings import Config
 from moorage.core.allocator import Allocator
-from moorage.core.reports import forecast
 from moorage.core.state.state import State
 from moorage.core.turns.events import HalfLifeConfigured, QuotaAsked, Restarted
 from moorage.daemon import pruning
@@ -504,16 +503,13 @@ def _core(
     tasks: Tasks,
 ) -> Core:
     gateway = entrance.gateway
-    state, feasibility = stores.allocator.state, stores.allocator.feasibility
+    state, estimates = stores.allocator.state, stores.allocator.estimates
     telling = (gateway.push, gateway.reads_on, lambda: stores.ledger.last_seq)
     map_news, shape_news = MapNews(state, *telling), ShapeNews(state, *telling)
-    queue = stores.allocator.requests.queue
     progress = RequestProgress(
         gateway.push,
-        queue.positions,
-        lambda: forecast.expected(
-            state, feasibility, queue.in_turn(forecast.WAITERS_MAX), time.time()
-        ),
+        stores.allocator.requests.queue.positions,
+        lambda waiting: estimates.turns(waiting, time.time()),
     )
     watchers = Watchers(gateway.push, state.lease, state.leases, map_news, shape_news, progress)
     durations = DurationMetrics(state.lease)

@@ -78,6 +78,7 @@ class Fleet(NodeInventory):
         other.cpu_free, other.memory_free = self.cpu_free.copy(), self.memory_free.copy()
         other.gpu_free = self.gpu_free.copy()
         other._changes = []  # noqa: SLF001  # The log is of its own class.
+        other._changes_base = other.version  # noqa: SLF001  # So is where it begins.
         return other
 
     def _move(self, share: Share, sign: int) -> None:

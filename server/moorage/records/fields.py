@@ -300,10 +300,14 @@ LeaseOrder = Annotated[
         "project",
         "policy_rule_uri",
         "place",
+        "node",
+        "node_ends",
+        "node_gpus",
     ],
     Meta(
         description="one of granted_at, expires_at and gpus, each also with - before it for the"
-        ' largest first, state, tenant, project, policy_rule_uri, place, or ""'
+        " largest first, state, tenant, project, policy_rule_uri, place; node by node: node,"
+        ' node_ends, node_gpus; or ""'
     ),
 ]
 TtlSeconds = Annotated[

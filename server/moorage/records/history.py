@@ -95,7 +95,7 @@ class ClusterOut(Struct):
 
 
 class NewsEvent(Struct):
-    """What happened to the fleet or to policies, as `watch` tells it of its `topic`."""
+    """What happened to the fleet or policies, or a failed workload, as `watch` tells it."""
 
     at: Seconds
     topic: str

@@ -131,6 +131,7 @@ class Reasons(Struct):
     models: list[str] | UnsetType = UNSET
     fits_if: list[RequestChange] | UnsetType = UNSET
     waits_for: list[AwaitedLease] | UnsetType = UNSET
+    room_at: Seconds | UnsetType = UNSET
     ttl_max_seconds: float | UnsetType = UNSET
     node_verdicts: list[NodeVerdict] | UnsetType | None = UNSET
     next: Next | UnsetType = UNSET

@@ -122,6 +122,20 @@ def test_a_cursor_that_no_page_gave_is_refused(after: str) -> None:
     assert (refused.code, refused.field) == (Code.BAD_MESSAGE, "after")
 
 
+def test_leases_of_a_node_come_together() -> None:
+    hand = Hand()
+    hand.see(nodes(3, 4))
+    for name, ttl, at in (("a", 300.0, "n000"), ("b", 200.0, "n001"), ("c", 100.0, "n000")):
+        wanted = ask(name, ONE, terms={"ttl_seconds": ttl})
+        hand.grant(wanted, place(at, "0" if name != "c" else "1"))
+    both = ask("d", Demand(gpus=1, nodes=2), terms={"ttl_seconds": 400.0})
+    hand.grant(both, [place("n001", "1"), place("n002", "1")])
+    found = hand.inquire("leases", sort="node_ends", limit=3)
+    assert [each["id"] for each in found["leases"]] == ["a", "c", "b"]
+    rest = hand.inquire("leases", sort="node_ends", after=found["next"])
+    assert [each["id"] for each in rest["leases"]] == ["d"]  # It comes with n001.
+
+
 def test_leases_in_another_order_page_by_page() -> None:
     hand = Hand()
     hand.see(nodes(4, 4))
@@ -145,6 +159,9 @@ def test_leases_in_another_order_page_by_page() -> None:
     assert order("project") == "r2 r1 r0"
     assert order("place") == "r2 r1 r0"
     assert order("state") == "r0 r1 r2"
+    assert order("node") == "r2 r1 r0"
+    assert order("node_ends") == "r0 r1 r2"
+    assert order("node_gpus") == "r1 r2 r0"
     listed = hand.inquire("leases", sort="gpus", filters={"node_id": "n001"})
     assert [each["project"] for each in listed["leases"]] == ["p0"]
     assert listed["total"] == 1

@@ -94,7 +94,9 @@ def test_what_lies_scattered_would_fit_if_it_were_gathered():
     for n in range(3):
         fleet.take(Share(ClusterId("c"), NodeId(f"n{n}"), tuple("0123")))
     answer = ShapeCounts(Demand(gpus=8), fleet).row()
-    assert answer == {"fits": 1, "defragmented": 2, "stranded": 12, "where": [["c", "n3", 1]]}
+    stranded = [["c", f"n{n}", 4] for n in range(3)]
+    assert (answer.pop("stranded"), answer.pop("stranded_on")) == (12, stranded)
+    assert answer == {"fits": 1, "defragmented": 2, "where": [["c", "n3", 1]]}
     fits_all = ShapeCounts(Demand(gpus=4), fleet).row()
     assert (fits_all["fits"], fits_all["defragmented"], fits_all["stranded"]) == (5, 5, 0)
 
@@ -139,3 +141,16 @@ def test_counted_shapes_are_bounded_and_the_most_frequent_stay():
     assert len(request._counts) <= 4_096
     assert len(request.most(ANN)) == SHAPES_MAX
     assert request.most(ANN)[0][0] == Demand(gpus=5)
+
+
+def test_nodes_are_named_on_which_most_is_stranded():
+    gpus = tuple(Gpu(str(number), "A") for number in range(4))
+    names = ("n0", "n1", "n2", "n3", "n4")
+    fleet = fleet_of([Node(NodeId(name), 32_000, 100_000, gpus) for name in names])
+    for name, taken in (("n0", 1), ("n1", 3), ("n2", 4)):
+        ids = tuple(map(str, range(taken)))
+        fleet.take(Share(ClusterId("c"), NodeId(name), ids, 1000, 0, 0))
+    fleet.take(Share(ClusterId("c"), NodeId("n4"), (), 0, 31_000, 0))
+    row = ShapeCounts(Demand(gpus=4, cpu_milli=4_000), fleet).row()
+    assert (row["fits"], row["stranded"]) == (1, 8)
+    assert row["stranded_on"] == [["c", "n4", 4], ["c", "n0", 3], ["c", "n1", 1]]

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from moorage.core.state.facts import ClusterSet, Granted
+from moorage.core.state.facts import ClusterSet, Finished, Granted
 from moorage.daemon.news import watchers
 from moorage.daemon.news.watchers import Watchers
 from moorage.model import (
@@ -12,6 +12,7 @@ from moorage.model import (
     ClusterId,
     Lease,
     LeaseTerms,
+    Outcome,
     PolicyRef,
     RequestId,
     SessionId,
@@ -76,3 +77,20 @@ def test_the_last_news_of_the_fleet_are_remembered_without_watchers() -> None:
     heard.watchers.tell("policies", "rests", {}, Tenant("ann"))
     assert [each.event for each in heard.watchers.recent(None)] == ["rests", "cluster_set"]
     assert [each.event for each in heard.watchers.recent("bob")] == ["cluster_set"]
+
+
+def test_failures_of_workloads_are_remembered_without_watchers() -> None:
+    heard = Heard()
+    heard.watchers.lost(ANN)
+    heard.watchers.lost(OPS)
+    terms, policy = LeaseTerms(ttl_seconds=60.0), PolicyRef("p", "d")
+    lease = Lease(RequestId("r1"), Tenant("ann"), "", policy, (), 1, 0.0, 60.0, terms)
+    heard.watchers.lease = {lease.id: lease}.get
+    for phase in ("succeeded", "failed"):
+        outcome = Outcome(1, phase, "it died", 3.0, (), 1, ("its output",))
+        heard.watchers.durable([Finished(lease.id, outcome)])
+    (event,) = heard.watchers.recent("ann")
+    assert (event.topic, event.event, event.data["id"]) == ("leases", "finished", "r1")
+    assert event.data["outcome"].log_tail == ()
+    assert heard.watchers.recent("bob") == []
+    assert len(heard.watchers.recent(None)) == 1

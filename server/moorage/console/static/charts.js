@@ -59,7 +59,7 @@ export function Chart({ title, at, series, said, most, href, axis }) {
 				<text x=${LEFT - 5} y=${y(top * part) + 4} text-anchor="end">${said(top * part)}</text>`)}
 			${(axis ? [] : ticks(from, to)).map((each) => {
 				const px = LEFT + ((each - from) / (to - from)) * (WIDE - LEFT - RIGHT);
-				return px > WIDE - 30 ? null : html`<text x=${px} y=${HIGH - 5} text-anchor="middle">${clockTick(each)}</text><line class="grid" x1=${px} x2=${px} y1=${HIGH - BOTTOM} y2=${HIGH - BOTTOM + 3} />`;
+				return px > WIDE - 52 ? null : html`<text x=${px} y=${HIGH - 5} text-anchor="middle">${clockTick(each)}</text><line class="grid" x1=${px} x2=${px} y1=${HIGH - BOTTOM} y2=${HIGH - BOTTOM + 3} />`;
 			})}
 			<text x=${WIDE - RIGHT} y=${HIGH - 5} text-anchor="end">${axis ? axis(to) : "now"}</text>
 			${series.map((each) => html`<path class=${"line " + each.key} d=${path(each.values, x, y, (n) => !axis && at[n] - at[n - 1] > GAP)} />`)}
@@ -76,3 +76,6 @@ export const quantiles = (of) => [{ name: "half within (p50)", key: "k0", values
 /** A part of a whole, as a bar with its words. */
 export const Share = ({ part, words, hue = "k0" }) => html`<span class="share"><svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">
 	<rect class="rest" width="100" height="10" /><rect class=${hue} width=${Math.max(0, Math.min(100, part * 100))} height="10" /></svg> ${words}</span>`;
+
+/** A chart of one line. */
+export const Line = ({ name, values, ...more }) => html`<${Chart} ...${more} series=${[{ name, key: "k0", values }]} />`;

@@ -5,17 +5,9 @@ import { signal, useSignal } from "./signal.js";
 import { ask } from "./socket.js";
 import { Dialog, Grid, html, typed } from "./ui.js";
 
-export const VIEWS = [
-	{ view: "overview", name: "Overview", key: "v" },
-	{ view: "fleet", name: "Fleet", key: "f" },
-	{ view: "queue", name: "Queue", key: "q" },
-	{ view: "leases", name: "Leases", key: "l" },
-	{ view: "why", name: "Why", key: "w" },
-	{ view: "policies", name: "Policies", key: "p" },
-	{ view: "playground", name: "Playground", key: "y" },
-	{ view: "whatif", name: "What-if", key: "i" },
-	{ view: "operations", name: "Operations", key: "o" },
-];
+export const VIEWS = ["v Overview", "f Fleet", "q Queue", "l Leases", "w Why", "p Policies", "y Playground", "i What-if", "o Operations"].map((each) => ({
+	view: each.slice(2).toLowerCase().replace("-", ""), name: each.slice(2), key: each[0],
+}));
 
 const GO_MS_MAX = 1500;
 const help = signal(false);

@@ -7,6 +7,7 @@ import { Empty, Loading, Refused, Scroll, html, useEvery } from "./ui.js";
 
 const PAGE = 100;
 const PAGES_MAX = 20;
+const NOTHING = { latest: [], more: false, error: null };
 
 /**
  * Pages of a list. Rows that are shown stay where they are, also when they are gone (`gone`); new
@@ -14,7 +15,7 @@ const PAGES_MAX = 20;
  * `message`: What to ask, without paging.
  * `field`: Of the reply: the rows. */
 export function useListing(message, field, key, refresh_ms) {
-	const [state, setState] = useState({ rows: undefined, latest: [], more: false, total: undefined, error: null });
+	const [state, setState] = useState(NOTHING);
 	const pages = useRef(1);
 	const latestWanted = useRef("");
 	const wanted = JSON.stringify(message);
@@ -42,7 +43,7 @@ export function useListing(message, field, key, refresh_ms) {
 	};
 	useEffect(() => {
 		pages.current = 1;
-		setState({ rows: undefined, latest: [], more: false, error: null });
+		setState(NOTHING);
 	}, [wanted]);
 	useEffect(() => {
 		load(false);

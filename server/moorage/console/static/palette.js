@@ -1,7 +1,7 @@
 // Colours of names; states have their own (style.css, `s-`).
 
 /** How many there are; later ones begin again, with their names beside. */
-export const KEYS = 8;
+const KEYS = 8;
 
 /** The class of each name's colour. */
 export const keyed = (names) => new Map([...new Set(names)].sort().map((name, at) => [name, `k${at % KEYS}`]));

@@ -12,12 +12,12 @@ const HEAD = 34;
 const LANE = 6;
 const LINE_MIN = 16;
 const TENANT_LINE = 40;
-const LINES_MAX = 60;
+export const LINES_MAX = 60;
 const HOUR = 3600;
 const SPANS = [["1 hour", HOUR], ["6 hours", 6 * HOUR], ["1 day", 24 * HOUR], ["1 week", 168 * HOUR]];
 const SPAN_MIN = 60;
 const TICKS = [60, 300, 900, 1800, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, 24 * HOUR, 48 * HOUR, 168 * HOUR];
-const FIRST = { ends: "those that end next", load: "those with the most GPUs", name: "the first by node" };
+const FIRST = { ends: "what ends next", load: "most GPUs held", name: "name" };
 const STATES = { warm: "s-w", failing: "s-x", ending: "s-u", starting: "s-c" };
 
 /** What a lease is coloured by. */
@@ -29,8 +29,8 @@ const COLOURED = {
 };
 const nodeOf = (share) => (share ? `${share.cluster_id}/${share.node_id}` : "");
 
-/** The lines, in their order: name, its leases, and how high it is. */
-function lined(rows, by, order) {
+/** The lines, in their order. `cut`: More leases follow, so lines behind that of the last one are not whole. */
+export function lined(rows, by, order, cut = false) {
 	const found = new Map();
 	const add = (name, row, share) => {
 		const line = found.get(name) || { name, rows: [], ends: Infinity, milli: 0, lanes: [], tall: LINE_MIN };
@@ -43,7 +43,10 @@ function lined(rows, by, order) {
 		for (const share of row.placement) add(by === "tenant" ? row.tenant || "kept warm" : nodeOf(share), row, share);
 	}
 	const compare = { ends: (a, b) => a.ends - b.ends, load: (a, b) => b.milli - a.milli, name: () => 0 }[order];
-	const all = [...found.values()].sort((a, b) => compare(a, b) || a.name.localeCompare(b.name, undefined, { numeric: true }));
+	const strict = (a, b) => compare(a, b) || (a.name < b.name ? -1 : a.name > b.name ? 1 : 0);
+	const reached = cut && rows.findLast((row) => row.placement.length)?.placement.map((share) => found.get(nodeOf(share))).sort(strict)[0];
+	const whole = [...found.values()].filter((each) => !reached || strict(each, reached) < 0);
+	const all = whole.sort((a, b) => compare(a, b) || a.name.localeCompare(b.name, undefined, { numeric: true }));
 	for (const line of all) {
 		if (by === "tenant") line.tall = TENANT_LINE;
 		else laned(line);
@@ -69,9 +72,9 @@ function laned(line) {
 	line.lane = (line.tall - 4) / Math.max(1, bare);
 }
 
-export function Timeline({ rows, total, models, order, setOrder, open, brushed }) {
+export function Timeline({ drawn, models, chosen, choose: setLines, open, brushed }) {
+	const { leases: rows, total, by, order, cut } = drawn;
 	const canvas = useRef(null);
-	const [by, setBy] = useState("node");
 	const [colour, setColour] = useState("tenant");
 	const [width, setWidth] = useState(0);
 	const [range, setRange] = useState(null);
@@ -80,7 +83,7 @@ export function Timeline({ rows, total, models, order, setOrder, open, brushed }
 	const pressed = useRef(null);
 	const painted_in = useSignal(theme);
 	const now = Date.now() / 1000;
-	const all = lined(rows, by, order);
+	const all = lined(rows, by, order, cut);
 	const lines = all.slice(0, LINES_MAX);
 	const last = Math.max(now + HOUR, ...rows.map((row) => row.expires_at));
 	const usual = Math.min(24 * HOUR, last - now);
@@ -165,15 +168,17 @@ export function Timeline({ rows, total, models, order, setOrder, open, brushed }
 		done();
 	};
 	const ending = rows.filter((row) => row.expires_at > now && row.expires_at < now + HOUR);
-	const drawn = total > rows.length ? `${count(rows.length)} of ${some(total, "lease")} drawn, ${FIRST[order]}` : some(rows.length, "lease");
+	const known = cut && drawn.ending;
+	const [ends, milli] = known ? [known.leases, known.gpu_milli] : [ending.length, ending.reduce((sum, row) => sum + heldMilli(row.placement), 0)];
+	const shown = by === "node" && all.length > lines.length ? `the first ${lines.length} nodes, by ${FIRST[order]}` : cut ? `the ${count(rows.length)} that end next` : "all";
 	return html`<section aria-label="Timeline"><p class="tools">
-			<${Choice} label="Lines by" value=${by} set=${setBy} options=${["node", "tenant"]} />
-			<${Choice} label="Order" value=${order} set=${setOrder} options=${[["ends", "what ends next"], ["load", "most GPUs held"], "name"]} />
+			<${Choice} label="Lines by" value=${chosen.by} set=${(each) => setLines({ ...chosen, by: each })} options=${["node", "tenant"]} />
+			<${Choice} label="Order" value=${chosen.order} set=${(each) => setLines({ ...chosen, order: each })} options=${[["ends", "what ends next"], ["load", "most GPUs held"], "name"]} />
 			<${Choice} label="Colour" value=${colour} set=${setColour} options=${Object.keys(COLOURED)} />
 			<span class="group" role="group" aria-label="Times">${SPANS.map(([name, seconds]) => html`<button type="button" onClick=${() => move(now - seconds / 8, now + seconds)}>${name}</button>`)}
 				<button type="button" aria-label="Earlier" onClick=${() => pan(-0.5)}>◀</button><button type="button" aria-label="Later" onClick=${() => pan(0.5)}>▶</button>
 				<button type="button" aria-label="Zoom in" onClick=${() => zoom(0.5)}>+</button><button type="button" aria-label="Zoom out" onClick=${() => zoom(2)}>−</button></span></p>
-		<p class="tools"><span>${drawn}; <b>${count(ending.length)}${total > rows.length ? " of these" : ""}</b> end within the hour, with ${gpus(ending.reduce((sum, row) => sum + heldMilli(row.placement), 0))} GPUs${all.length > lines.length ? `. The first ${lines.length} of ${count(all.length)} ${by}s` : ""}</span>
+		<p class="tools"><span>${some(total, "lease")}; <b>${count(ends)}${cut && !known ? " of those loaded" : ""}</b> end within the hour, with ${gpus(milli)} GPUs. Drawn: ${shown}.</span>
 			${brush ? html`<span>Only ${when(brush[0])} to ${when(brush[1])}</span><button type="button" onClick=${() => move(...brush)}>Zoom to it</button><button type="button" onClick=${() => choose(null)}>All times</button>` : html`<span class="note">Draw over a span to list only its leases.</span>`}</p>
 		<ul class="keys" aria-label=${`Colours by ${colour}`}>${names.slice(0, 24).map((name) => html`<li><span class=${`swatch ${keys.get(name)}`} aria-hidden="true"></span> ${name}</li>`)}${colour === "state" ? null : html`<li class="note">warm: hatched, failing: crossed</li>`}</ul>
 		<div class="lines"><canvas ref=${canvas} class="timeline" tabindex="0" style=${{ height: `${height}px` }} role="img" aria-label=${`Timeline of ${rows.length} leases by ${by}; the table below has the same. + and - zoom, arrows move.`}

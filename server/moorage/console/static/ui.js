@@ -6,7 +6,7 @@ import { signal, useSignal } from "./signal.js";
 import { address, ask, connection, heardAt, link } from "./socket.js";
 import { brief, time, when } from "./format.js";
 import { go, to } from "./router.js";
-import { may, missing, session } from "./session.js";
+import { http, may, missing, session } from "./session.js";
 
 export const html = htm.bind(h);
 
@@ -140,15 +140,12 @@ export function Action({ label, title, message, dry = () => ask({ ...message, dr
 
 /** What a dry run said, in words where there are some; JSON folded. */
 function Outcome({ shown, say }) {
-	if (say) return html`<div class="outcome"><div class="words">${say(shown)}</div><${Raw} value=${shown} label="The dry run as JSON" /></div>`;
-	if (typeof shown === "string" || shown?.type || Array.isArray(shown)) return html`<div class="outcome">${shown}</div>`;
-	const { text, ...rest } = shown;
-	return html`<div class="outcome"><p>${text || "This would happen:"}</p><${Raw} value=${rest} label="The dry run as JSON" /></div>`;
+	return html`<div class="outcome">${say ? html`<div class="words">${say(shown)}</div><${Raw} value=${shown} label="The dry run as JSON" />` : shown}</div>`;
 }
 
-/** A part of a view with its heading. */
-export const Section = ({ title, children, id }) =>
-	html`<section aria-label=${title} id=${id}><h2>${title}</h2>${children}</section>`;
+/** A part of a view with its heading; with `found`, `children` make it of what is loaded. */
+export const Section = ({ title, children, id, found, what }) =>
+	html`<section aria-label=${title} id=${id}><h2>${title}</h2>${found ? html`<${Loaded} found=${found} what=${what}>${children}<//>` : children}</section>`;
 
 /** Names and values. */
 export const Facts = ({ pairs }) =>
@@ -178,6 +175,9 @@ export function useLoaded(load, needs, every = 0) {
 	useEvery(again, every, [...needs]);
 	return { ...state, again };
 }
+
+/** Load an answer over HTTP, as `useLoaded` does. */
+export const useGet = (path, needs, every) => useLoaded(() => http("GET", path), needs, every);
 
 /** What came of what a person started, and how to start it. */
 export function useAnswer() {

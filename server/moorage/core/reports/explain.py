@@ -6,7 +6,9 @@ what is not yet durable.
 
 import heapq
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any, Final, get_args
 
 import numpy as np
@@ -16,7 +18,7 @@ from moorage.core.fit import reservations
 from moorage.core.fit.feasibility import Candidates, Feasibility
 from moorage.core.queue import quotas
 from moorage.core.queue.order import WaitingQueue
-from moorage.core.reports import forecast
+from moorage.core.reports.estimates import Estimates
 from moorage.core.state import refusals
 from moorage.core.state.accounts import Column
 from moorage.core.state.facts import Refusal
@@ -72,6 +74,8 @@ _FILTERS: Final[dict[str, tuple[str, ...]]] = {
 }
 """What each list can be filtered by; anything else would find nothing, and not say so."""
 STATES: Final = get_args(LeaseState)
+NODE_ORDERS: Final = ("node", "node_ends", "node_gpus")
+"""Orders of whole nodes: by name, by what ends first there, by how much is held there."""
 ORDERED_CHARS_MAX: Final = 80
 """Characters of a text by which leases are ordered; of those that begin alike, by fencing."""
 
@@ -82,6 +86,7 @@ def answer(  # noqa: C901  # One case per question.
     queue: WaitingQueue,
     decisions: Mapping[str, JsonObject],
     feasibility: Feasibility,
+    estimates: Estimates,
     now: float,
 ) -> Response | None:
     """Answer a question.
@@ -92,6 +97,7 @@ def answer(  # noqa: C901  # One case per question.
         queue: The order of the waiters.
         decisions: Recent decision records, by request.
         feasibility: Knows what each node lacks.
+        estimates: Knows when waiters have their turn.
         now: In seconds since the epoch.
 
     Returns:
@@ -105,7 +111,7 @@ def answer(  # noqa: C901  # One case per question.
         case "status":
             return _status(inquiry, state)
         case "why":
-            return _why(inquiry, state, decisions, feasibility)
+            return _why(inquiry, state, decisions, feasibility, estimates, now)
         case "leases":
             pool: Iterable[Lease] = state.leases.values()
             queued = [each.lease for each in state.waiting.values() if each.lease is not None]
@@ -118,7 +124,7 @@ def answer(  # noqa: C901  # One case per question.
             seen = (LeaseAnswer.of(lease) for lease in pool if inquiry.may_see(lease.tenant))
             return page(inquiry, "leases", seen, lambda row: row.fencing)
         case "queue":
-            return _queue(inquiry, state, queue, feasibility, now)
+            return _queue(inquiry, state, queue, estimates, now)
         case "quotas":
             listed = sorted(state.accounts.quotas, key=lambda each: (each[0], each[1] or ""))
             rows = [quotas.row(state.accounts, account) for account in listed]
@@ -141,29 +147,64 @@ def _sorted_leases(inquiry: Inquired, pool: Iterable[Lease]) -> Response:
 
     Answers are made of those on the page alone: consoles look every few seconds.
     """
-    name, falls = inquiry.sort.lstrip("-"), inquiry.sort.startswith("-")
-
-    def key(lease: Lease) -> tuple[Any, int]:
-        value = _ordered(lease, name)
-        return -value if falls else value, lease.fencing
-
     filters = inquiry.filters.items()
-    found = [
-        lease
-        for lease in pool
-        if inquiry.may_see(lease.tenant)
-        and all(_matches(LeaseAnswer.of(lease), each, value) for each, value in filters)
-    ]
+    found = [lease for lease in pool if inquiry.may_see(lease.tenant)]
+    if filters:
+        answers = ((lease, LeaseAnswer.of(lease)) for lease in found)
+        found = [lease for lease, row in answers if all(_matches(row, *each) for each in filters)]
     total = len(found)
+    key = _lease_key(inquiry.sort, found)
     if inquiry.after:
         try:
-            found = [lease for lease in found if key(lease) > _cursor(("", 0), inquiry.after)]
+            after = _cursor(("", 0), inquiry.after)
+            found = [lease for lease in found if key(lease) > after]
         except (TypeError, ValueError):
             return refusals.no_cursor(inquiry.after)
     shown = heapq.nsmallest(inquiry.limit, found, key=key)
     following = json.dumps(key(shown[-1])) if len(found) > len(shown) else None
     rows = [LeaseAnswer.of(lease) for lease in shown]
     return Information({"leases": rows, "next": following, "total": total})
+
+
+def _lease_key(sort: str, leases: Iterable[Lease]) -> Callable[[Lease], tuple[Any, int]]:
+    """Return the key of an order of leases; of equals the one granted first comes first."""
+    if sort in {"granted_at", "expires_at"}:
+        return attrgetter(sort, "fencing")  # What all open consoles ask for.
+    name, falls = sort.lstrip("-"), sort.startswith("-")
+    of_node = _by_node(name, leases) if name in NODE_ORDERS else None
+
+    def key(lease: Lease) -> tuple[Any, int]:
+        value: Any = _ordered(lease, name) if of_node is None else of_node(lease)
+        return -value if falls else value, lease.fencing
+
+    return key
+
+
+def _by_node(name: str, leases: Iterable[Lease]) -> Callable[[Lease], list[JsonValue]]:
+    """Return the key that orders leases node by node: all of the first node, then of the next.
+
+    A lease of several nodes comes with the first of them.
+    """
+    ends, milli = dict[str, float](), Counter[str]()
+    for lease in leases:
+        for share in lease.placement:
+            node = _node_of(share)
+            ends[node] = min(lease.expires_at, ends.get(node, lease.expires_at))
+            milli[node] += len(share.gpus) * share.gpu_milli
+
+    def of_node(node: str) -> list[JsonValue]:
+        leading = {"node_ends": ends[node], "node_gpus": -milli[node]}
+        return [leading.get(name, 0), node[:ORDERED_CHARS_MAX]]
+
+    def key(lease: Lease) -> list[JsonValue]:
+        nodes = [of_node(_node_of(share)) for share in lease.placement]
+        return min(nodes, default=[lease.expires_at if name == "node_ends" else 0, ""])
+
+    return key
+
+
+def _node_of(share: Share) -> str:
+    return f"{share.cluster_id}/{share.node_id}"
 
 
 def _ordered(lease: Lease, name: str) -> JsonValue:
@@ -173,7 +214,7 @@ def _ordered(lease: Lease, name: str) -> JsonValue:
             return sum(len(share.gpus) * share.gpu_milli for share in lease.placement)
         case "place":
             first = next(iter(lease.placement), None)
-            text = "" if first is None else f"{first.cluster_id}/{first.node_id}"
+            text = "" if first is None else _node_of(first)
             return text[:ORDERED_CHARS_MAX]
         case "project":
             return lease.terms.project[:ORDERED_CHARS_MAX]
@@ -200,7 +241,7 @@ def _refuse_filters(inquiry: Inquired) -> Refusal | None:
 
 
 def _queue(
-    inquiry: Inquired, state: State, queue: WaitingQueue, feasibility: Feasibility, now: float
+    inquiry: Inquired, state: State, queue: WaitingQueue, estimates: Estimates, now: float
 ) -> Response:
     """Return a page of the queue; positions are computed for this page only, since they move."""
     where = inquiry.filters.get("cluster")
@@ -211,8 +252,7 @@ def _queue(
     )
     answer = page(inquiry, "waiting", shown, _seniority)
     if isinstance(answer, Information) and (rows := answer.data["waiting"]):
-        first = queue.in_turn(forecast.WAITERS_MAX)
-        turns = forecast.expected(state, feasibility, first, now)
+        turns = estimates.turns([row["request"] for row in rows], now)
         positions = queue.positions(row["request"] for row in rows)
         for row in rows:
             row["position"] = positions[row["request"]]
@@ -253,6 +293,8 @@ def _why(
     state: State,
     decisions: Mapping[str, JsonObject],
     feasibility: Feasibility,
+    estimates: Estimates,
+    now: float,
 ) -> Response | None:
     request = RequestId(inquiry.subject)
     record = _remembered(decisions, request)
@@ -271,9 +313,10 @@ def _why(
         if refusal is not None:
             return refusal
     if lease is None and question is not None and question[0] is not None:
-        awaited = forecast.awaited(state, feasibility, *question)
-        if record.get("verdict", "not_now") == "not_now" and awaited:
-            record["waits_for"] = [_awaited(inquiry, *each) for each in awaited]
+        leases, room_at = estimates.awaited(question[0], question[1], now)
+        if record.get("verdict", "not_now") == "not_now" and leases:
+            record["waits_for"] = [_awaited(inquiry, *each) for each in leases]
+            record["room_at"] = room_at
     if lease is not None:
         record |= {"state": lease.state, "lease": LeaseAnswer.of(lease)}
         record["reason"] = lease.reason or record.get("reason") or granted_reason(lease)

@@ -14,19 +14,27 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from moorage.core.fit.feasibility import Feasibility
 from moorage.core.fit.room import leaves_by
 from moorage.core.state.state import State
 from moorage.core.state.waiters import Waiter
 from moorage.model import ClusterId, Demand, Lease, Nodes, Placement, RequestId, Share, Tenant
+from moorage.policy import NEVER, Misfit
 
 WAITERS_MAX: Final = 1_000
 """Waiters that are estimated; of those behind them nothing is known."""
 LEASES_MAX: Final = 4_000
 """Leases whose ends are estimated, those with the earliest deadlines: of more, the rest stay."""
-LOOKS_MAX: Final = 500
-"""Ends, and looks at what they leave; behind them nothing is known."""
+LOOKS_MAX: Final = 1_000
+"""Looks of waiters at what ends leave; behind them nothing is known."""
+CLASSES_MAX: Final = 16
+"""Classes of waiters for which rows of no use are left out at once; of more, none are."""
+CHOSEN_AGAIN: Final = 32
+"""Ends after which the rows for a gang at the head are chosen again."""
+FEW_ROWS: Final = 8
+"""Up to so many rows are judged one by one, as numpy is slow on few."""
 ROWS_A_LOOK: Final = 100
 """What has more nodes than this counts as several looks."""
 CANDIDATES_MAX: Final = 64
@@ -129,13 +137,29 @@ class _Course:
         self._lines = lines
         self._order = [(line[0][0], each) for each, line in lines.items()]
         self._reserved: set[int] = set()
+        self._useful = self._rows_of_use()
+        self._since_chosen = 0
+        self._able: dict[_Class, tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], int]] = {}
+        """Of gangs: which rows can take a part, which may, and as of which version of the fleet."""
         self.found: dict[RequestId, float] = {}
         self.looks = 0
 
+    def _rows_of_use(self) -> npt.NDArray[np.bool_]:
+        """Return the rows on which one of the waiters could have a place when they are empty."""
+        if len(self._lines) > CLASSES_MAX:
+            return np.ones(len(self._fleet), np.bool_)
+        useful = np.zeros(len(self._fleet), np.bool_)
+        for each in self._lines:
+            lacks = self._fleet.misfits(each.demand)
+            capable = (lacks == Misfit.FITS) | (lacks > NEVER)
+            useful |= capable & self._feasibility.allowed(each.where, ())
+        return useful
+
     def passes(self, end: _End) -> list[_End]:
         """End a lease, and serve waiters with its place; return the ends of their leases."""
-        rows, coming = self._left(end), list[_End]()
-        rows += [row for row in self._reserved if row not in rows]  # They may be for others now.
+        rows, coming, before = self._left(end), list[_End](), self._reserved
+        if not self._useful[rows].any():
+            return []
         reserved = self._reserved = set[int]()
         at, is_head = 0, True
         while at < len(self._order):
@@ -143,18 +167,22 @@ class _Course:
             if self.looks > LOOKS_MAX:
                 break
             first = self._order[at][1]
-            if self._lines[first][0][1].deadline < end.at:  # It has given up by then.
-                self._leaves(at)
-                continue
-            placement = self._placed(first, rows, reserved, end.at)
-            if not placement:
-                if is_head:
-                    reserved = self._reserved = self._rows_reserved(first, end.at)
-                is_head, at = False, at + 1
-                continue
+            placement: Placement = ()
+            gives_up = self._lines[first][0][1].deadline < end.at
+            if not gives_up:
+                placement = self._placed(first, rows, reserved, end.at)
+                if not placement:
+                    if is_head:
+                        reserved = self._reserved = self._kept(first, rows, before, end.at)
+                    is_head, at = False, at + 1
+                    continue
             request = self._leaves(at)
-            self.found[request] = end.at
-            coming.append(_End(end.at + first.lasts, request, placement))
+            if is_head:  # What was reserved for it may be for others now.
+                rows += [row for row in before if row not in rows]
+                before = set()
+            if not gives_up:
+                self.found[request] = end.at
+                coming.append(_End(end.at + first.lasts, request, placement))
         return coming
 
     def _leaves(self, at: int) -> RequestId:
@@ -179,6 +207,18 @@ class _Course:
                 rows.append(self._fleet.row(*each))
         return [row for row in rows if row is not None]
 
+    def _kept(self, first: _Class, rows: list[int], before: set[int], moment: float) -> set[int]:
+        """Return the rows that are reserved for the head of the queue, after some came free.
+
+        What comes free for a gang is reserved for it, too. All is chosen again after some ends.
+        """
+        if not before or first.demand.nodes == 1 or self._since_chosen >= CHOSEN_AGAIN:
+            self._since_chosen = 0
+            return self._rows_reserved(first, moment)
+        self._since_chosen += 1
+        able = self._able[first][0]
+        return before.union(row for row in rows if able[row])
+
     def _rows_reserved(self, first: _Class, moment: float) -> set[int]:
         """Return the rows that are reserved for the head of the queue."""
         rows = {node: self._fleet.row(*node) for node in self._reservations}
@@ -200,12 +240,21 @@ class _Course:
         fleet, demand, ids = self._fleet, needs.demand, self._fleet.node_ids
         gang = demand.nodes > 1 and bool(rows)
         if gang:
-            self.looks += len(fleet) // ROWS_A_LOOK
-            fits = fleet.feasible(demand) & self._feasibility.allowed(needs.where, ())
-            rows = np.flatnonzero(fits).tolist()
+            able_rows = self._able_rows(needs)
+            if not self._feasibility.enough_nodes(able_rows, demand):
+                return ()
+            rows = np.flatnonzero(able_rows).tolist()
         elif needs.where is not None:
             rows = [row for row in rows if ids[row][0] in needs.where]
-        rows = [row for row in rows if row not in reserved or self._is_own(row, needs, moment)]
+        if len(rows) <= FEW_ROWS:
+            rows = [row for row in rows if fleet.takes(row, demand)]
+            if not rows:
+                return ()
+        rows = [
+            row
+            for row in rows
+            if row not in reserved or (self._reservations and self._is_own(row, needs, moment))
+        ]
         beside = {row: self._reserved_parts(row, needs, moment) for row in rows}
         able = [row for row in rows if beside[row] is not None]
         parts = [part for row in able for part in beside[row] or ()]
@@ -222,6 +271,22 @@ class _Course:
         for share in shares:
             fleet.take(share)
         return shares
+
+    def _able_rows(self, needs: _Class) -> npt.NDArray[np.bool_]:
+        """Return which rows can take a part of a gang; only changed ones are judged again."""
+        fleet, demand = self._fleet, needs.demand
+        known = self._able.get(needs)
+        changed = None if known is None else fleet.changed_since(known[2])
+        if known is None or changed is None:
+            self.looks += len(fleet) // ROWS_A_LOOK
+            allowed = self._feasibility.allowed(needs.where, ())
+            able = fleet.feasible(demand) & allowed
+        else:
+            able, allowed, _ = known
+            for row in changed:
+                able[row] = allowed[row] and fleet.takes(row, demand)
+        self._able[needs] = able, allowed, fleet.version
+        return able
 
     def _whole(self, able: list[int], demand: Demand) -> list[int]:
         """Return the rows of a gang, if there are enough together; else none."""
@@ -287,32 +352,49 @@ def _lines(state: State, waiters: Iterable[Waiter]) -> _Lines:
     return lines
 
 
+class Awaited(NamedTuple):
+    """What a demand waits for.
+
+    Args:
+        leases: On the nodes on which it is the first to fit, where all last until their deadlines;
+            each with one place of it, the earliest end first; at most `AWAITED_MAX`.
+        room_at: When all of them have ended by then; None: that is not known.
+
+    """
+
+    leases: list[tuple[Lease, Share]]
+    room_at: float | None
+
+
 def awaited(
     state: State, feasibility: Feasibility, demand: Demand, where: tuple[ClusterId, ...] | None
-) -> list[tuple[Lease, Share]]:
-    """Return which leases a demand waits for, each with one place of it, the earliest end first.
-
-    These are the leases on the nodes on which it is the first to fit, where all last until their
-    deadlines; none if it fits now. At most `AWAITED_MAX` are returned.
-    """
+) -> Awaited:
+    """Return which leases a demand waits for; none if it fits now, or not after all of them."""
     fleet, allowed = state.imagined(state.fleet), feasibility.allowed(where, ())
     fits = fleet.feasible(demand) & allowed
     if feasibility.enough_nodes(fits, demand):
-        return []
-    before, found = fits.copy(), list[tuple[int, Lease, Share]]()
-    leases = heapq.nsmallest(LOOKS_MAX, state.leases.values(), key=_end)
-    for lease in leases:
+        return Awaited([], None)
+    could = allowed & (fleet.misfits(demand) > Misfit.UNAVAILABLE)  # Others lack more than room.
+    found: dict[int, list[tuple[Lease, Share]]] = {
+        row: [] for row in np.flatnonzero(could).tolist()
+    }
+    for lease in heapq.nsmallest(LEASES_MAX, state.leases.values(), key=_end):
+        has_grown = False
         for share in state.held_by(lease):
-            fleet.give(share)
             row = fleet.row(share.cluster_id, share.node_id)
-            if row is None or not allowed[row] or before[row]:
+            if row not in found or fits[row]:
                 continue
-            found.append((row, lease, share))
-            fits[row] = fleet.feasible(demand, np.array([row]))[0]
-        if feasibility.enough_nodes(fits, demand):
-            needed = {id(each): (each, share) for row, each, share in found if fits[row]}
-            return list(needed.values())[:AWAITED_MAX]
-    return []
+            fleet.give(share)
+            found[row].append((lease, share))
+            fits[row] = fleet.takes(row, demand)
+            has_grown = has_grown or bool(fits[row])
+        if has_grown and feasibility.enough_nodes(fits, demand):
+            needed: dict[RequestId, tuple[Lease, Share]] = {}
+            for each in (each for row, leases in found.items() if fits[row] for each in leases):
+                needed.setdefault(each[0].id, each)
+            shown = sorted(needed.values(), key=lambda each: _end(each[0]))
+            return Awaited(shown[:AWAITED_MAX], lease.expires_at)
+    return Awaited([], None)
 
 
 def _end(lease: Lease) -> tuple[bool, float, str]:

@@ -51,7 +51,7 @@ class RequestProgress:
     Args:
         push: Sends a message to a session, or counts it as missed there.
         positions: Returns the places in the queue of those requests that wait.
-        expected: Returns when the first of the queue have their turns, as far as that is known.
+        expected: Returns when these requests have their turns, as far as that is known.
 
     """
 
@@ -59,7 +59,7 @@ class RequestProgress:
         self,
         push: Callable[[SessionId, bytes], None],
         positions: Callable[[Iterable[RequestId]], Mapping[RequestId, int]],
-        expected: Callable[[], Mapping[RequestId, float]],
+        expected: Callable[[Iterable[RequestId]], Mapping[RequestId, float]],
     ) -> None:
         self._push = push
         self.positions = positions
@@ -155,7 +155,7 @@ class RequestProgress:
         waiting = [name for name, each in self._streamed.items() if each.position is not None]
         if not waiting:
             return
-        turns, now = self._expected(), time.time()
+        turns, now = self._expected(waiting), time.time()
         for request, position in self.positions(waiting).items():
             streamed, turn = self._streamed[request], turns.get(request)
             if streamed.position != position or _has_moved(streamed.expected_at, turn, now):

@@ -23,6 +23,8 @@ HALVED_AT: Final = 100_000
 """Requests after which all counts are halved: recent requests count more."""
 PLACES_MAX: Final = 100
 """Nodes listed of one shape."""
+STRANDED_MAX: Final = 3
+"""Nodes listed on which most is free that a shape cannot use."""
 USUAL: Final = tuple(Demand(gpus=gpus) for gpus in (1, 2, 4, 8))
 """Shown where requests had fewer shapes."""
 
@@ -105,10 +107,15 @@ class ShapeCounts:
         gathered = int(self._gather(eligible).sum()) // demand.nodes
         used = fits * demand.nodes * demand.gpus * demand.gpu_milli
         places = np.flatnonzero(self._copies)[:PLACES_MAX].tolist()
+        left = (eligible - self._copies * demand.gpus * demand.gpu_milli) // GPU_MILLI
+        most = [row for row in np.argsort(-left, kind="stable")[:STRANDED_MAX] if left[row] > 0]
         return {
             "fits": fits,
             "defragmented": max(fits, gathered),
             "stranded": (int(eligible.sum()) - used) // GPU_MILLI,
+            "stranded_on": [
+                [*fleet.node_ids[row], int(left[row])] for row in most if left[row] > 0
+            ],
             "where": [[*fleet.node_ids[row], int(self._copies[row])] for row in places],
         }
 

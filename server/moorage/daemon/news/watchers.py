@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import structlog
+from msgspec.structs import replace
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from moorage.backends.base import Phase, WorkloadReport
@@ -59,6 +60,8 @@ TOPICS: Final = ("policies", "leases", "fleet", MAP, SHAPES)
 see what all tenants hold hears of the leases of all."""
 RECENT_MAX: Final = 100
 """Events of the fleet and of policies that are remembered."""
+FAILURES_MAX: Final = 100
+"""Failures of workloads that are remembered, whether or not a session watches."""
 OTHERS_MAX: Final = 20
 """News of other tenants' leases that are passed on in one second; of more, only their number."""
 
@@ -113,6 +116,7 @@ class Watchers:
         self._shapes = shape_news
         self._watching: dict[str, dict[SessionId, Caller]] = {topic: {} for topic in TOPICS}
         self._recent: deque[tuple[Tenant | None, NewsEvent]] = deque(maxlen=RECENT_MAX)
+        self._failures: deque[tuple[Tenant | None, NewsEvent]] = deque(maxlen=FAILURES_MAX)
         self._others = _Budget()
         self._counts: Counter[str] = Counter()
 
@@ -203,14 +207,18 @@ class Watchers:
                 self._push(session, frame)
 
     def recent(self, viewer: str | None) -> list[NewsEvent]:
-        """Return the last news of the fleet and of policies, newest first.
+        """Return the last news of the fleet and of policies, and failures of workloads.
+
+        The newest comes first.
 
         Args:
             viewer: The tenant that asks; None: it may see all.
 
         """
         seen = (None, viewer)
-        return [each for tenant, each in reversed(self._recent) if viewer is None or tenant in seen]
+        all_news = (*self._recent, *self._failures)
+        shown = [each for tenant, each in all_news if viewer is None or tenant in seen]
+        return sorted(shown, key=lambda each: each.at, reverse=True)
 
     def durable(self, facts: Sequence[Fact]) -> None:
         """Pass on facts that are on the disk, to those who watch. On the hot path."""
@@ -220,9 +228,12 @@ class Watchers:
         for fact in facts:
             if isinstance(fact, ClusterSet | ClusterRemoved | Cordoned | Uncordoned):
                 self.tell("fleet", *_about_fleet(fact))
-            elif not leases:
                 continue
-            elif isinstance(fact, Granted):
+            if isinstance(fact, Finished) and fact.outcome.phase == "failed":
+                self._note_failure(fact)
+            if not leases:
+                continue
+            if isinstance(fact, Granted):
                 self.tell("leases", "granted", LeaseAnswer.of(fact.lease), fact.lease.tenant)
             elif isinstance(fact, _AboutLease):
                 # Only what the fact says: the state may be ahead of what is durable.
@@ -233,6 +244,15 @@ class Watchers:
                 for each in self._leases.values():
                     renewed = Renewed(each.id, each.expires_at)
                     self.tell("leases", *_about_lease(renewed), each.tenant)
+
+    def _note_failure(self, fact: Finished) -> None:
+        """Remember that a workload failed, without its output."""
+        lease = self.lease(fact.lease)
+        if lease is not None:
+            end = replace(WorkloadEnd.of(fact.outcome), log_tail=())
+            news: JsonObject = {"id": fact.lease, "at": end.at, "outcome": end}
+            event = NewsEvent(time.time(), "leases", "finished", news)
+            self._failures.append((lease.tenant, event))
 
     def workload(self, workload: WorkloadReport) -> None:
         """Send the progress of a workload to watchers of its lease."""

@@ -82,25 +82,25 @@ function packed(css) {
 const mixed = (one, other) => (((one >>> 2) & 0x3f3f3f3f) + (other & 0xfcfcfcfc) - ((other >>> 2) & 0x3f3f3f3f)) | 0xff000000;
 
 export class Painter {
+	fleet = null;
+	layout = null;
+	top = 0;
+	colours = STATES.map(() => "rgb(128, 128, 128)");
+	ground = "rgb(255, 255, 255)";
+	text = "rgb(0, 0, 0)";
+	/** Colours of slots by something else than their state; null: by state. */
+	colour = null;
+	/** Nodes that are lit; null: all. */
+	lit = null;
+	chosen = -1;
+	dirty = null;
+	frame = 0;
+	times = [];
+	image = null;
 
 	constructor(canvas) {
 		this.canvas = canvas;
 		this.context = canvas.getContext("2d", { alpha: false });
-		this.fleet = null;
-		this.layout = null;
-		this.top = 0;
-		this.colours = STATES.map(() => "rgb(128, 128, 128)");
-		this.ground = "rgb(255, 255, 255)";
-		this.text = "rgb(0, 0, 0)";
-		/** Colours of slots by something else than their state; null: by state. */
-		this.colour = null;
-		/** Nodes that are lit; null: all. */
-		this.lit = null;
-		this.chosen = -1;
-		this.dirty = null;
-		this.frame = 0;
-		this.times = [];
-		this.image = null;
 	}
 
 	/** Look at another fleet, or the same in another size. */
@@ -145,8 +145,7 @@ export class Painter {
 	}
 
 	squares() {
-		const { fleet, layout } = this;
-		const { context, canvas } = this;
+		const { fleet, layout, context, canvas } = this;
 		context.fillStyle = this.ground;
 		context.fillRect(0, 0, canvas.width, canvas.height);
 		this.names();
@@ -189,8 +188,7 @@ export class Painter {
 	}
 
 	outline(n) {
-		const { fleet, layout } = this;
-		const { context } = this;
+		const { fleet, layout, context } = this;
 		context.strokeStyle = this.text;
 		context.lineWidth = 2;
 		const wide = layout.nodewise ? layout.cell : Math.max(1, fleet.first[n + 1] - fleet.first[n]) * layout.cell;
@@ -199,14 +197,13 @@ export class Painter {
 	}
 
 	square(slot) {
-		const { fleet, layout } = this;
+		const { fleet, layout, context } = this;
 		const n = fleet.owner[slot];
 		const { cell } = layout;
 		const size = cell - 1;
 		const x = layout.x[n] + (slot - fleet.first[n]) * cell;
 		const y = layout.y[n] - this.top;
 		if (y < -cell || y > this.canvas.height) return;
-		const { context } = this;
 		const state = fleet.state[slot];
 		context.globalAlpha = this.lit && !this.lit[n] ? 0.25 : 1;
 		const part = state > 0 && state < 5 && fleet.milli[slot] > 0 ? 1 - fleet.milli[slot] / 1000 : 0;
@@ -272,9 +269,10 @@ export class Painter {
 			high = Math.max(high, y + layout.cell);
 		}
 		low = Math.max(0, low);
-		if (high > low) this.context.putImageData(this.image, 0, 0, 0, low, width, Math.min(height, high) - low);
-		if (high > low) this.names(low, high);
-		if (high > low && this.chosen >= 0) this.outline(this.chosen);
+		if (high <= low) return;
+		this.context.putImageData(this.image, 0, 0, 0, low, width, Math.min(height, high) - low);
+		this.names(low, high);
+		if (this.chosen >= 0) this.outline(this.chosen);
 	}
 
 	node(n, out, palette) {
@@ -285,21 +283,23 @@ export class Painter {
 		if (top < 0 || top + cell > height) return;
 		const from = fleet.first[n];
 		const slots = fleet.first[n + 1] - from;
+		const fill = (x, colour) => {
+			if (cell === 1) out[top * width + x] = colour;
+			else for (let y = top; y < top + cell; y++) out.fill(colour, y * width + x, y * width + x + cell);
+		};
 		if (layout.nodewise) {
 			// A cell is filled in the proportion in which its node is free; a pixel takes what is more.
 			const free = slots ? fleet.free[n] / slots : 0;
 			let colour = free >= 0.5 ? palette[0] : slots ? palette[fleet.state[from] || fleet.state[from + slots - 1] || 1] : palette[STATES.length - 1];
 			if (this.colour && slots) colour = packed(this.colour(from, n));
-			for (let dy = 0; dy < cell; dy++) out.fill(colour, (top + dy) * width + layout.x[n], (top + dy) * width + layout.x[n] + cell);
-			return;
+			return fill(layout.x[n], colour);
 		}
-		if (!slots) for (let dy = 0; dy < cell; dy++) out.fill(palette[2], (top + dy) * width + layout.x[n], (top + dy) * width + layout.x[n] + cell);
+		if (!slots) fill(layout.x[n], palette[2]);
 		for (let k = 0; k < slots; k++) {
 			const x = layout.x[n] + k * cell;
 			if (x + cell > width) break;
 			const colour = this.colour ? packed(this.colour(from + k, n)) : palette[fleet.state[from + k]];
-			if (cell === 1) out[top * width + x] = colour;
-			else for (let dy = 0; dy < cell; dy++) out.fill(colour, (top + dy) * width + x, (top + dy) * width + x + cell);
+			fill(x, colour);
 		}
 	}
 

@@ -120,7 +120,7 @@ export function read(columns, about) {
 		models: columns.models, model: Uint16Array.from(columns.model),
 		tenants: [...columns.tenants], tenant: Uint32Array.from(columns.tenant),
 		ends: Float64Array.from(columns.ends), milli: Uint16Array.from(columns.milli),
-		codes: columns.states.map((name) => CODE[name] ?? STALE),
+		bare: counts.filter((each) => !each).length, codes: columns.states.map((name) => CODE[name] ?? STALE),
 		state: new Uint8Array(slots), owner: new Uint32Array(slots), free: new Uint16Array(nodes),
 		number: about.number, revision: about.revision, at: about.at,
 	};

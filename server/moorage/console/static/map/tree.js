@@ -88,19 +88,20 @@ export function Tree({ it, chosen, choose, ticks }) {
 		const at = rows.findIndex((row) => row.key === here);
 		const row = rows[at];
 		if (!row || event.ctrlKey || event.metaKey || event.altKey) return;
-		if (event.key === "ArrowDown") move(rows[at + 1]);
-		else if (event.key === "ArrowUp") move(rows[at - 1]);
-		else if (event.key === "Home") move(rows[0]);
-		else if (event.key === "End") move(rows[rows.length - 1]);
-		else if (event.key === "ArrowRight") row.children && !open.has(row.key) ? toggle(row, true) : move(row.children ? rows[at + 1] : undefined);
-		else if (event.key === "ArrowLeft") open.has(row.key) ? toggle(row, false) : move(rows.slice(0, at).reverse().find((each) => each.level < row.level));
-		else if (event.key === "Enter" || event.key === " ") enter(row);
-		else return;
+		const is = open.has(row.key);
+		const done = {
+			ArrowDown: () => move(rows[at + 1]), ArrowUp: () => move(rows[at - 1]), Home: () => move(rows[0]), End: () => move(rows.at(-1)),
+			ArrowRight: () => row.children && (is ? move(rows[at + 1]) : toggle(row, true)),
+			ArrowLeft: () => (is ? toggle(row, false) : move(rows.slice(0, at).findLast((each) => each.level < row.level))),
+			Enter: () => enter(row), " ": () => enter(row),
+		}[event.key];
+		if (!done) return;
 		event.preventDefault();
+		done();
 	};
 	return html`<div class="scroll tree" tabindex="-1">
 		<table role="treegrid" aria-label="Fleet as a tree" ref=${grid} onKeyDown=${press}>
-			<thead><tr role="row"><th role="columnheader" scope="col">where</th><th role="columnheader" scope="col">free</th><th role="columnheader" scope="col">else</th></tr></thead>
+			<thead><tr role="row">${["where", "free", "else"].map((each) => html`<th role="columnheader" scope="col">${each}</th>`)}</tr></thead>
 			<tbody>${rows.map((row) => {
 				const [free, rest] = cells(it, row);
 				const opens = row.children;

@@ -14,6 +14,8 @@ import { Action, Choice, Copies, Empty, Facts, Grid, Loaded, Loading, Place, Raw
 
 const MATCHES_MAX = 8;
 const PAST_MINUTES = 60;
+/** Changes of the map, at most two a second, for one look at the open node. */
+const LOOKS = 6;
 
 export function Fleet({ rest }) {
 	useEffect(follow, []);
@@ -29,17 +31,16 @@ export function Fleet({ rest }) {
 	if (!now.ids.length) return html`<${Empty}>There is no node yet. Register a cluster: <code>moorage fleet import</code>.<//>`;
 	const scrubber = html`<p class="tools scrubber"><label><span class="hidden">Time</span><span aria-hidden="true">an hour ago</span> <input type="range" min=${-PAST_MINUTES} max="0" step="5" value=${-ago} aria-valuetext=${ago ? `${ago} minutes ago` : "now"} onChange=${typed((text) => setAgo(-Number(text)))} /> <span aria-hidden="true">now</span></label>
 		<span role="status">${it?.past ? `As it was: ${when(it.past)}` : ago ? "" : "live"}</span> <${Find} it=${now} /></p>`;
-	if (!it) return html`${scrubber}${then.error ? html`<${Refused} error=${then.error} />` : html`<${Loading} what="the fleet of then" />`}`;
-	const chosen = rest.length > 1 ? it.ids.findIndex((id, n) => id === rest[1] && it.clusters[it.cluster[n]] === rest[0]) : -1;
+	const chosen = it && rest.length > 1 ? it.ids.findIndex((id, n) => id === rest[1] && it.clusters[it.cluster[n]] === rest[0]) : -1;
 	const choose = (n) => go(to("fleet", it.clusters[it.cluster[n]], it.ids[n]));
-	return html`<${Numbers} it=${it} />${scrubber}${ago ? html`<${Refused} error=${then.error} />` : null}
-		<div class="fleet">
-			<div class="picture"><${Canvas} it=${it} chosen=${chosen} choose=${choose} lit=${ago ? null : lit} /></div>
+	return html`<div class="fleet">
+			<div class="picture">${it ? html`<${Numbers} it=${it} />` : null}${scrubber}<${Refused} error=${ago ? then.error : null} />
+				${it ? html`<${Canvas} it=${it} chosen=${chosen} choose=${choose} lit=${ago ? null : lit} />` : then.error ? null : html`<${Loading} what="the fleet of then" />`}</div>
 			<div class="beside">
 				${ago ? null : chosen >= 0 ? html`<${Node} key=${rest.join("/")} cluster=${rest[0]} node=${rest[1]} />`
 					: rest.length ? html`<${Cluster} key=${rest[0]} cluster=${rest[0]} unknown=${rest[1]} />` : null}
 				${ago ? null : html`<${Shapes} lit=${lit} light=${setLit} it=${it} />`}
-				<${Section} title="Tree"><${Tree} it=${it} chosen=${chosen} choose=${choose} ticks=${ticks} /><//>
+				${it ? html`<${Section} title="Tree"><${Tree} it=${it} chosen=${chosen} choose=${choose} ticks=${ticks} /><//>` : null}
 				${ago ? null : html`<${Reservations} />`}
 			</div>
 		</div>`;
@@ -53,23 +54,19 @@ async function past(at) {
 
 function Reservations() {
 	const found = useLoaded(() => ask({ op: "reservations", limit: 100 }), [], 10000);
-	return html`<${Section} title="Reservations"><${Loaded} found=${found} what="the reservations">${(it) => (!it.reservations.length ? html`<${Empty}>None that you may see.<//>`
+	return html`<${Section} title="Reservations" found=${found} what="the reservations">${(it) => (!it.reservations.length ? html`<${Empty}>None that you may see.<//>`
 		: html`<${Grid} label="Reservations" heads=${["tenant", "nodes", "from", "until", "used"]} rows=${it.reservations.map((each) => [each.tenant,
 			each.nodes.map(({ cluster_id: cluster, node_id: node, gpus }) => html`<a href=${to("fleet", cluster, node)}>${cluster}/${node}${gpus && `[${gpus}]`}</a> `), moment(each.starts_at), moment(each.ends_at), each.used ? "yes" : "no"])} />
-			${it.next ? html`<p class="note">The first 100.</p>` : null}<${Raw} value=${it} />`)}<//><//>`;
+			${it.next ? html`<p class="note">The first 100.</p>` : null}<${Raw} value=${it} />`)}<//>`;
 }
 
 /** How much is used and free, and how scattered. */
 function Numbers({ it }) {
-	const none = { nodes: 0, gpus: 0, milli: 0, free: 0, whole: 0, empty: 0, most: 0 };
+	const none = { nodes: 0, gpus: 0, milli: 0, free: 0, partly: 0, empty: 0, most: 0 };
 	const [all, rows] = [{ ...none }, new Map()];
-	let bare = 0;
 	for (let n = 0; n < it.ids.length; n++) {
 		const gpus = it.first[n + 1] - it.first[n];
-		if (!gpus) {
-			bare += 1;
-			continue;
-		}
+		if (!gpus) continue;
 		const name = it.models[it.model[it.first[n]]] || "no model";
 		if (!rows.has(name)) rows.set(name, { ...none });
 		let milli = 0;
@@ -80,39 +77,19 @@ function Numbers({ it }) {
 			row.gpus += gpus;
 			row.milli += milli;
 			row.free += it.free[n];
-			row.whole += empty ? gpus : 0;
+			row.partly += empty ? 0 : it.free[n];
 			row.empty += Number(empty);
 			row.most = Math.max(row.most, it.free[n]);
 		}
 	}
-	const worst = scattered(it);
 	const used = (row) => percent(row.gpus ? row.milli / 1000 / row.gpus : 0);
 	return html`<ul class="facts" aria-label="Numbers">
 			<li><b>${used(all)}</b> used: ${tenths(all.milli / 1000)} of ${some(all.gpus, "GPU")}</li>
 			<li><b>${count(all.free)}</b> wholly free</li>
-			<li><b>${count(all.free - all.whole)}</b> of these on nodes that are partly taken (fragmentation ${percent(all.free ? 1 - all.whole / all.free : 0)})</li>
-			${bare ? html`<li><b>${some(bare, "node")}</b> without GPUs</li>` : null}</ul>
+			<li><b>${count(all.partly)}</b> of these on nodes that are partly taken (fragmentation ${percent(all.free ? all.partly / all.free : 0)})</li>
+			${it.bare ? html`<li><b>${some(it.bare, "node")}</b> without GPUs</li>` : null}</ul>
 		<details class="by-model" open=${rows.size < 7}><summary>By model</summary><${Scroll} label="By model"><${Grid} label="By model" heads=${["model", "used", "GPUs", "free", "on partly taken nodes", "empty nodes", "most on one node"]}
-			rows=${[...rows].map(([name, row]) => [name, used(row), count(row.gpus), count(row.free), count(row.free - row.whole), `${count(row.empty)} of ${count(row.nodes)}`, count(row.most)])} /><//></details>
-		${worst.length ? html`<p>Most fragmented: ${worst.map(([n, pieces, free], at) => html`${at ? ", " : ""}<${Place} cluster_id=${it.clusters[it.cluster[n]]} node_id=${it.ids[n]} /> (${tenths(free)} GPUs free in ${pieces} pieces)`)}</p>` : null}`;
-}
-
-const SCATTERED = 3;
-
-/** The nodes whose free GPUs lie in the most pieces. */
-function scattered(it) {
-	const found = [];
-	for (let n = 0; n < it.ids.length; n++) {
-		let [pieces, free, run] = [0, 0, false];
-		for (let s = it.first[n]; s < it.first[n + 1]; s++) {
-			const part = it.state[s] === 0 ? 1000 : it.state[s] < 5 && it.milli[s] ? 1000 - it.milli[s] : 0;
-			free += part;
-			if (part && !(part === 1000 && run)) pieces += 1;
-			run = part === 1000;
-		}
-		if (pieces > 1) found.push([n, pieces, free / 1000]);
-	}
-	return found.sort((a, b) => b[1] - a[1] || b[2] - a[2]).slice(0, SCATTERED);
+			rows=${[...rows].map(([name, row]) => [name, used(row), count(row.gpus), count(row.free), count(row.partly), `${count(row.empty)} of ${count(row.nodes)}`, count(row.most)])} /><//></details>`;
 }
 
 /** Find a node by a part of its name, and go there. */
@@ -139,11 +116,9 @@ function Find({ it }) {
 /** What the colours mean, with counts; what does not occur is left out. */
 function Legend({ it }) {
 	const found = tally(it, it.ids.keys());
-	let bare = 0;
-	for (let n = 0; n < it.ids.length; n++) bare += Number(it.first[n] === it.first[n + 1]);
 	return html`<ul class="legend" aria-label="What the colours mean">${STATES.map((state, at) => (found[at] ? html`<li>
 		<span class=${"swatch s-" + state.sign} aria-hidden="true">${state.mark}</span> ${state.name} <b>${count(found[at])}</b></li>` : null))}
-		${bare ? html`<li><span class="swatch" aria-hidden="true"></span> node without GPUs <b>${count(bare)}</b></li>` : null}</ul>`;
+		${it.bare ? html`<li><span class="swatch" aria-hidden="true"></span> node without GPUs <b>${count(it.bare)}</b></li>` : null}</ul>`;
 }
 
 function Canvas({ it, chosen, choose, lit }) {
@@ -204,13 +179,10 @@ function Canvas({ it, chosen, choose, lit }) {
 	};
 	const press = (event) => {
 		const made = painter.current;
-		if (event.key === "+") zoom(1);
-		else if (event.key === "-") zoom(-1);
-		else if (event.key === "0") setCell(0);
-		else if (event.key === "ArrowDown") scroll(made, 80);
-		else if (event.key === "ArrowUp") scroll(made, -80);
-		else return;
+		const done = { "+": () => zoom(1), "-": () => zoom(-1), 0: () => setCell(0), ArrowDown: () => scroll(made, 80), ArrowUp: () => scroll(made, -80) }[event.key];
+		if (!done) return;
 		event.preventDefault();
+		done();
 	};
 	const total = `${count(it.slots)} GPUs on ${count(it.ids.length)} nodes of ${count(it.clusters.length)} clusters`;
 	return html`
@@ -292,7 +264,8 @@ function Shapes({ it, lit, light }) {
 			: html`<p class="note">What is asked for most, and how often it fits now. Stranded are free GPUs of its kind that it cannot use: too few on one node, or without the cores or memory beside them.</p><ul class="shapes">${shapes.map((each) => html`<li key=${key(each)}>
 				<button type="button" aria-pressed=${lit?.key === key(each) ? "true" : "false"} onClick=${() => press(each)}>
 					<b>${shape(each.resources)}</b>
-					<span>fits <b>${count(each.fits)}</b> ${each.fits === 1 ? "time" : "times"}, ${count(each.defragmented)} if defragmented; ${some(each.stranded, "GPU")} stranded</span></button></li>`)}</ul>`}
+					<span>fits <b>${count(each.fits)}</b> ${each.fits === 1 ? "time" : "times"}, ${count(each.defragmented)} if defragmented; ${some(each.stranded, "GPU")} stranded</span></button>
+				${each.stranded_on?.length ? html`<span class="note">most on ${each.stranded_on.map(([cluster, node, free], at) => html`${at ? ", " : ""}<${Place} cluster_id=${cluster} node_id=${node} /> (${count(free)})`)}</span>` : null}</li>`)}</ul>`}
 	<//>`;
 }
 
@@ -318,7 +291,7 @@ function cordonWords(op, where, { leases, others }) {
 }
 
 function Node({ cluster, node }) {
-	const ticks = useSignal(tick);
+	const ticks = Math.floor(useSignal(tick) / LOOKS); // Each look is a question to the server.
 	const about = useLoaded(() => ask({ op: "fleet", cluster, filters: { node_id: node }, limit: 1 }), [cluster, node, ticks]);
 	const leases = useLoaded(() => ask({ op: "leases", cluster, filters: { node_id: node }, limit: 100 }), [cluster, node, ticks]);
 	return html`<${Section} title=${`${cluster}/${node}`}><${Loaded} found=${about} what=${node}>${({ nodes: [row] }) => (row ? html`<${Facts} pairs=${[

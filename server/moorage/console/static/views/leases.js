@@ -4,18 +4,19 @@ import { brief, count, gpus, heldMilli, moment, places, placesBrief, some, span,
 import { ListingTable, useListing } from "../listing.js";
 import { fleet, follow } from "../map/model.js";
 import { go, to } from "../router.js";
-import { may, missing, session } from "../session.js";
+import { http, may, missing, session } from "../session.js";
 import { useSignal } from "../signal.js";
 import { ask, listen } from "../socket.js";
-import { Timeline } from "../timeline.js";
+import { LINES_MAX, Timeline, lined } from "../timeline.js";
 import { Action, Command, Empty, Facts, Id, Loaded, Loading, Panel, Policy, Raw, Refused, Section, State, Text, filters, html, useAnswer, useLoaded } from "../ui.js";
 
 const STATES = ["", "granted", "starting", "active", "failing", "queued", "warm", "ending", "ended"];
 const NAMED = ["state", "cluster", "node_id", "tenant", "policy_rule_uri"];
 const ORDER = "expires_at";
-const PAGE_MAX = 1000;
-const DRAWN_MAX = 5000;
+const PAGES = { node: 500, tenant: 1000 };
+const DRAWN_MAX = 20000;
 const DRAWN_MS = 60000;
+const NEWS_MS = 3000;
 const PICKED_MAX = 100;
 const TAIL_BYTES = 8192;
 const COLUMNS = [
@@ -33,19 +34,21 @@ function unreleasable(row) {
 /** The model of each node's GPUs, as the map has them. */
 const models = (it) => new Map(it ? it.ids.map((id, n) => [`${it.clusters[it.cluster[n]]}/${id}`, it.first[n + 1] > it.first[n] ? it.models[it.model[it.first[n]]] || "no model" : ""]) : []);
 
-/** The leases of the timeline: all there are, or the first in its order. */
-async function drawable(filters, sort) {
+/** What the timeline's orders are called on the server. */
+const ORDERS = { ends: "node_ends", load: "node_gpus", name: "node" };
+
+/** The leases of the timeline: all of its first nodes; by tenant, all up to a bound. */
+async function drawable(filters, by, order) {
 	let [leases, after, total] = [[], "", 0];
-	while (leases.length < DRAWN_MAX && after !== null) {
-		const page = await ask({ op: "leases", filters, sort, limit: PAGE_MAX, ...(after ? { after } : {}) });
+	const enough = () => (by === "node" ? lined(leases, by, order, after !== null).length > LINES_MAX : leases.length >= DRAWN_MAX);
+	while (after !== null && !(leases.length && enough())) {
+		const page = await ask({ op: "leases", filters, sort: by === "node" ? ORDERS[order] : "expires_at", limit: PAGES[by], ...(after ? { after } : {}) });
 		leases = leases.concat(page.leases);
 		({ next: after, total } = page);
 	}
-	return { leases, total };
+	const { now } = Object.keys(filters).length || after === null ? { now: {} } : await http("GET", "/history?minutes=1&step=1");
+	return { leases, total, by, order, cut: after !== null, ending: now.ending };
 }
-
-/** What the timeline's orders are called here and on the server. */
-const ORDERS = { ends: ORDER, load: "-gpus", name: "place" };
 
 const model = (row, kinds) => (heldMilli(row.placement) && kinds.get(`${row.placement[0].cluster_id}/${row.placement[0].node_id}`)) || "–";
 
@@ -53,8 +56,8 @@ export function Leases({ rest, query }) {
 	const given = Object.fromEntries(NAMED.map((name) => [name, query.get(name) || ""]).filter(([, value]) => value));
 	const sort = query.get("sort") || ORDER;
 	const listing = useListing({ op: "leases", filters: given, sort }, "leases", (row) => row.id, 10000);
-	const [lines, setLines] = useState("ends");
-	const drawn = useLoaded(() => drawable(given, ORDERS[lines]), [JSON.stringify(given), lines], DRAWN_MS);
+	const [lines, setLines] = useState({ by: "node", order: "ends" });
+	const drawn = useLoaded(() => drawable(given, lines.by, lines.order), [JSON.stringify(given), lines.by, lines.order], DRAWN_MS);
 	const [brush, setBrush] = useState(null);
 	const [picked, setPicked] = useState(new Set());
 	useEffect(follow, []);
@@ -69,11 +72,11 @@ export function Leases({ rest, query }) {
 	const refresh = useRef(listing.refresh);
 	refresh.current = listing.refresh;
 	useEffect(() => listen("leases", () => {
-		if (wait.current) return; // One question a second answers all.
+		if (wait.current) return; // One question answers all.
 		wait.current = setTimeout(() => {
 			wait.current = 0;
 			refresh.current();
-		}, 1000);
+		}, NEWS_MS);
 	}), []);
 	const now = Date.now() / 1000;
 	const columns = rest[0] ? COLUMNS.length - 3 : COLUMNS.length; // Beside one lease there is less room.
@@ -91,7 +94,7 @@ export function Leases({ rest, query }) {
 			<${Action} label="Flush warm leases" title="Flush all that is kept warm" right="lease" destroys message=${{ op: "flush" }} say=${flushWords} words=${["moorage", "flush"]} done=${listing.refresh} />
 			<${Command} words=${["moorage", "leases", ...(given.state ? ["--state", given.state] : []), ...(given.cluster ? ["--cluster", given.cluster] : [])]} />
 		</form>
-		${drawn.value?.leases.length ? html`<${Timeline} rows=${drawn.value.leases} total=${drawn.value.total} models=${kinds} order=${lines} setOrder=${setLines} open=${(id) => go(to("leases", id))} brushed=${setBrush} />` : null}
+		${drawn.value?.leases.length ? html`<${Timeline} drawn=${drawn.value} models=${kinds} chosen=${lines} choose=${setLines} open=${(id) => go(to("leases", id))} brushed=${setBrush} />` : null}
 		<div class="split">
 			<div>${chosen.length ? html`<p class="tools picked"><b>${count(chosen.length)} selected</b> <${Release} leases=${chosen} done=${() => {
 				setPicked(new Set());

@@ -1,14 +1,14 @@
 // Operations: readiness, the last hour, events and metrics.
 import { useEffect, useState } from "preact/hooks";
-import { Chart, quantiles } from "../charts.js";
+import { Chart, Line, quantiles } from "../charts.js";
 import { sentence } from "../events.js";
 import { count, duration, some, tenths, when } from "../format.js";
 import { gaps } from "../map/model.js";
-import { alarms, samples, total } from "../metrics.js";
+import { samples, total } from "../metrics.js";
 import { http, may, missing, session } from "../session.js";
 import { useSignal } from "../signal.js";
 import { ask, listen, revision } from "../socket.js";
-import { Choice, Command, Empty, Facts, Grid, Loaded, Loading, Policy, Raw, Refused, Scroll, Section, html, typed, useLoaded } from "../ui.js";
+import { Choice, Command, Empty, Facts, Grid, Loaded, Loading, Policy, Raw, Refused, Scroll, Section, html, typed, useGet, useLoaded } from "../ui.js";
 
 const EVENTS_MAX = 200;
 const EVERY_MS = 5000;
@@ -18,7 +18,7 @@ const TOPICS = ["leases", "fleet", "policies"];
 export function Operations() {
 	const ready = useLoaded(() => fetch("/readyz").then((answer) => answer.json()), [], EVERY_MS);
 	const metrics = useLoaded(async () => (may("metrics") ? http("GET", "/metrics") : null), [], EVERY_MS);
-	const hour = useLoaded(() => http("GET", "/history?minutes=60&step=1"), [], CHARTS_MS);
+	const hour = useGet("/history?minutes=60&step=1", [], CHARTS_MS);
 	const took = useLoaded(async () => {
 		const before = performance.now();
 		await ask({ op: "leases", limit: 1 }); // Its way leads through the commit loop.
@@ -42,9 +42,8 @@ const mark = (good, yes, no = "") => (good === undefined ? "" : good ? `✓ ${ye
 
 /** Each part that requests need, and whether it works. */
 function Readiness({ ready, all, hour }) {
-	return html`<${Section} title="Readiness"><${Loaded} found=${ready} what="the readiness">${(it) => {
+	return html`<${Section} title="Readiness" found=${ready} what="the readiness">${(it) => {
 		const { ledger_seq: seq, disk, backlog, sandbox, ...rest } = it.details || {};
-		const wrong = hour ? alarms(all, hour) : [];
 		const agents = hour?.now.agents;
 		const of = (name, one, what) => {
 			const n = total(all, name);
@@ -55,19 +54,18 @@ function Readiness({ ready, all, hour }) {
 				["commit loop", backlog === undefined ? "" : `✓ ${backlog ? `${some(backlog, "event")} under way` : "idle"}`], ["policies", sandbox === "down" ? "✕ cannot run" : sandbox && (sandbox === "jail" ? "✓ run in the jail" : `! run ${sandbox}, without the jail`)],
 				["circuit breaker", of("policies_circuit_open", "policy", "is open")], ["audit log", of("audit_lost_total", "entry", "lost")], ["log", of("log_lines_dropped_total", "line", "lost")],
 				["Prometheus", mark(total(all, "prometheus_up"), "answers", "does not answer")], ["agents", agents && agents.connected + agents.absent ? mark(!agents.absent, `${count(agents.connected)} connected`, `${count(agents.absent)} of ${count(agents.connected + agents.absent)} not connected`) : ""],
-				...Object.entries(rest).map(([name, value]) => [name.replaceAll("_", " "), typeof value === "object" ? JSON.stringify(value) : String(value)])]} />
-			${wrong.map((each) => html`<p class="alert"><b>${each.what}</b> ${each.text}</p>`)}<${Raw} value=${it} />`;
-	}}<//><//>`;
+				...Object.entries(rest).map(([name, value]) => [name.replaceAll("_", " "), typeof value === "object" ? JSON.stringify(value) : String(value)])]} /><${Raw} value=${it} />`;
+	}}<//>`;
 }
 
 function Hour({ found }) {
-	return html`<${Section} title="The last hour"><${Loaded} found=${found} what="the last hour">${(it) => (!it.at.length ? html`<${Empty}>The server has just begun.<//>` : html`<p class="note">One point a minute, since ${when(it.at[0])}.</p><div class="charts">
-		<${Chart} title="Event loop late by" at=${it.at} said=${duration} series=${[{ name: "at most", key: "k0", values: it.loop_seconds }]} />
+	return html`<${Section} title="The last hour" found=${found} what="the last hour">${(it) => (!it.at.length ? html`<${Empty}>The server has just begun.<//>` : html`<p class="note">One point a minute, since ${when(it.at[0])}.</p><div class="charts">
+		<${Line} title="Event loop late by" at=${it.at} said=${duration} name="at most" values=${it.loop_seconds} />
 		<${Chart} title="Commit time" at=${it.at} said=${duration} series=${quantiles(it.commit)} />
 		<${Chart} title="Evaluation time of policies" at=${it.at} said=${duration} series=${quantiles(it.evaluation)} />
-		<${Chart} title="Memory of the server" at=${it.at} said=${(mib) => `${count(Math.round(mib))} MiB`} series=${[{ name: "resident", key: "k0", values: it.memory_mib }]} />
-		<${Chart} title="Open WebSockets" at=${it.at} said=${tenths} series=${[{ name: "open", key: "k0", values: it.sessions }]} />
-	</div>`)}<//><//>`;
+		<${Line} title="Memory of the server" at=${it.at} said=${(mib) => `${count(Math.round(mib))} MiB`} name="resident" values=${it.memory_mib} />
+		<${Line} title="Open WebSockets" at=${it.at} said=${tenths} name="open" values=${it.sessions} />
+	</div>`)}<//>`;
 }
 
 /** The living cells of policies, and what became of others. */
@@ -92,7 +90,7 @@ function Events({ past }) {
 	const shown = all.filter((each) => !topic || each.topic === topic || each.name === topic);
 	return html`<${Section} title="Recent events">
 		<p class="tools"><${Choice} label="Kind" value=${topic} set=${setTopic} options=${[["", "all"], ...TOPICS, ...names.map((each) => [each, each.replaceAll("_", " ")])]} />
-			<span class="note">The last of the fleet and of policies; of leases of ${session.value?.operator ? "all tenants" : session.value?.tenant} since this view was opened.</span></p>
+			<span class="note">The last of the fleet, of policies and of failed workloads; of leases of ${session.value?.operator ? "all tenants" : session.value?.tenant} since this view was opened.</span></p>
 		${!shown.length ? html`<${Empty}>Nothing ${topic ? "of this kind " : ""}has happened.<//>`
 			: html`<ol class="history">${shown.map(({ at, name, data }) => html`<li><time>${when(at)}</time> ${sentence(name, data)}</li>`)}</ol>`}<//>`;
 }

@@ -1,13 +1,13 @@
 // Overview: how it stands, and the last day; each number leads on.
-import { Chart, Share, quantiles } from "../charts.js";
+import { Chart, Line, Share, quantiles } from "../charts.js";
 import { sentence } from "../events.js";
 import { count, duration, gpus, moment, percent, placesBrief, shape, some, span, tenths, time, until, when } from "../format.js";
 import { keyed } from "../palette.js";
 import { to } from "../router.js";
-import { http, session } from "../session.js";
+import { session } from "../session.js";
 import { ask } from "../socket.js";
 import { alarms, readMetrics } from "../metrics.js";
-import { Empty, Grid, History, Id, Loaded, Place, Raw, Section, html, useLoaded } from "../ui.js";
+import { Empty, Grid, History, Id, Loaded, Place, Raw, Section, html, useGet, useLoaded } from "../ui.js";
 import { waitingWords } from "./reasons.js";
 import { Unserved } from "./why.js";
 
@@ -22,17 +22,18 @@ const hourAgo = ({ at, now }) => Math.max(0, at.findIndex((each) => each > now.a
 const sum = (values) => values.reduce((all, each) => all + each, 0);
 
 export function Overview() {
-	const found = useLoaded(() => http("GET", "/history?step=5"), [], EVERY_MS);
+	const found = useGet("/history?step=5", [], EVERY_MS);
 	const metrics = useLoaded(readMetrics, [], EVERY_MS);
 	return html`<${Loaded} found=${found} what="the overview">${(it) => html`
 		<${Alerts} it=${it} metrics=${metrics.value} />
 		<${Numbers} it=${it} />
+		<${Day} it=${it} />
 		<div class="columns">
 			<div><${Models} it=${it.now} /><${Waiting} rows=${it.now.oldest} /><${Unserved} title="Refused last" most=${3} /></div>
 			<div><${Tenants} it=${it.now} /><${Ending} every=${EVERY_MS} soon=${it.now.ending} leases=${it.now.leases} />
 				<${Changed} it=${it} /><${Agents} now=${it.now} /></div>
 		</div>
-		<${Charts} it=${it} />
+		<${Answers} it=${it} />
 		<${Raw} value=${it} />`}<//>`;
 }
 
@@ -43,9 +44,6 @@ function Alerts({ it, metrics }) {
 		: html`<p class="ok">✓ Nothing calls for attention.</p>`}<//>`;
 }
 
-/** One number that leads to its view. */
-const Tile = ({ href, name, value, text }) => html`<li><a class="tile" href=${href}><span>${name}</span><b>${value}</b><small>${text}</small></a></li>`;
-
 function Numbers({ it }) {
 	const { now } = it;
 	const models = Object.values(now.models);
@@ -55,16 +53,17 @@ function Numbers({ it }) {
 	const refused = sum(Object.values(it.refusals).map((each) => sum(each.slice(from))));
 	const granted = sum(it.grants.slice(from));
 	const minutes = Math.max(1, sum(it.minutes.slice(from)));
-	return html`<ul class="tiles" aria-label="Numbers">
-		<${Tile} href=${to("fleet")} name="GPUs in use" value=${percent(total ? used / total : 0)} text=${`${gpus(used)} of ${gpus(total)}`} />
-		<${Tile} href=${to("fleet")} name="GPUs free" value=${gpus(total - used - out)} text=${out ? `${gpus(out)} more out of service` : "on nodes in service"} />
-		<${Tile} href=${to("queue")} name="Waiting" value=${count(now.waiting)} text=${now.waiting ? `longest ${span(now.longest_wait_seconds)}` : "no one"} />
-		<${Tile} href=${to("leases")} name="Leases" value=${count(now.leases)} text=${`${count(Math.round(granted / minutes))} granted a minute`} />
-		<${Tile} href=${to("why") + "?state=refused"} name="Refused" value=${count(refused)} text=${it.at[0] < now.at - HOUR ? "in the last hour" : `in ${minutes} min`} />
-		<${Tile} href=${to("leases") + "?state=failing"} name="Failing workloads" value=${count(now.failing)} text="now" />
-		${machines(now.agents) ? html`<${Tile} href="#agents" name="Agents lost" value=${count(now.agents.lost)} text=${`of ${count(machines(now.agents))}, ${count(now.agents.connected)} connected`} />` : null}
-		<${Tile} href=${to("fleet")} name="Out of service" value=${count(now.nodes_unavailable)} text=${`of ${count(now.nodes)} nodes`} />
-	</ul>`;
+	const tiles = [
+		["fleet", "GPUs in use", percent(total ? used / total : 0), `${gpus(used)} of ${gpus(total)}`],
+		["fleet", "GPUs free", gpus(total - used - out), out ? `${gpus(out)} more out of service` : "on nodes in service"],
+		["queue", "Waiting", count(now.waiting), now.waiting ? `longest ${span(now.longest_wait_seconds)}` : "no one"],
+		["leases", "Leases", count(now.leases), `${count(Math.round(granted / minutes))} granted a minute`],
+		["why?state=refused", "Refused", count(refused), it.at[0] < now.at - HOUR ? "in the last hour" : `in ${minutes} min`],
+		["leases?state=failing", "Failing workloads", count(now.failing), "now"],
+		...(machines(now.agents) ? [["#agents", "Agents lost", count(now.agents.lost), `of ${count(machines(now.agents))}, ${count(now.agents.connected)} connected`]] : []),
+		["fleet", "Out of service", count(now.nodes_unavailable), `of ${count(now.nodes)} nodes`],
+	];
+	return html`<ul class="tiles" aria-label="Numbers">${tiles.map(([view, name, value, text]) => html`<li><a class="tile" href=${view[0] === "#" ? view : to("") + view}><span>${name}</span><b>${value}</b><small>${text}</small></a></li>`)}</ul>`;
 }
 
 function Models({ it }) {
@@ -90,21 +89,21 @@ function Waiting({ rows: oldest }) {
 		const reasons = await Promise.all(oldest.map((each) => ask({ op: "why", request: each.request }).catch(() => ({}))));
 		return oldest.map((each, n) => ({ ...each, reason: waitingWords(reasons[n], each.resources) }));
 	}, [oldest.map((each) => each.request).join()], REASONS_MS);
-	return html`<${Section} title="Waits longest"><${Loaded} found=${found} what="who waits">${(rows) => (!rows.length ? html`<${Empty}>No request waits.<//>`
+	return html`<${Section} title="Waits longest" found=${found} what="who waits">${(rows) => (!rows.length ? html`<${Empty}>No request waits.<//>`
 		: html`<${Grid} wordy label="Waits longest" heads=${["request", "tenant", "waits", "wants, and why it waits"]} rows=${rows.map((each) => [html`<${Id} of=${each.request} view="queue" />`, each.tenant,
-			html`<span class="nowrap">${until(each.since)}</span>`, html`<b>${shape(each.resources)}</b>: ${each.reason}`])} />`)}<//><//>`;
+			html`<span class="nowrap">${until(each.since)}</span>`, html`<b>${shape(each.resources)}</b>: ${each.reason}`])} />`)}<//>`;
 }
 
 /** What ends next. */
 function Ending({ every, soon, leases: most }) {
 	const found = useLoaded(() => ask({ op: "leases", sort: "expires_at", limit: SHOWN }), [], every * 3);
-	return html`<${Section} title="Ends next"><${Loaded} found=${found} what="what ends">${({ leases, total }) => {
+	return html`<${Section} title="Ends next" found=${found} what="what ends">${({ leases, total }) => {
 		const now = Date.now() / 1000;
 		return !leases.length ? html`<${Empty}>There is no lease${session.value?.operator ? "" : " that you may see"}.<//>` : html`
 			<p><a href=${to("leases") + "?sort=expires_at"}><b>${count(soon.leases)}</b> of ${count(total ?? most)} leases end within the hour</a>, with <b>${gpus(soon.gpu_milli)}</b> GPUs, unless they are renewed.</p>
 			<${Grid} wordy label="Ends next" heads=${["lease", "tenant", "ends", "where"]} rows=${leases.map((each) => [html`<${Id} of=${each.id} />`, each.tenant,
 				`in ${until(each.expires_at)}, ${time(each.expires_at)}`, placesBrief(each.placement)])} />`;
-	}}<//><//>`;
+	}}<//>`;
 }
 
 /** What happened within the last hour. */
@@ -130,7 +129,8 @@ function Agents({ now: { agents, clusters_out: out } }) {
 			...out.map((each) => [html`<${Place} cluster_id=${each.cluster_id} />`, `all ${some(each.nodes, "node")} out of service`, each.reason])]} />` : null}<//>`;
 }
 
-function Charts({ it }) {
+/** The last day in four charts. */
+function Day({ it }) {
 	const { at } = it;
 	if (!at.length) return null;
 	const models = Object.entries(it.models);
@@ -139,17 +139,25 @@ function Charts({ it }) {
 	const used = at.map((_, n) => sum(models.map(([, each]) => each.used[n])));
 	const tenants = Object.entries(it.tenants).slice(0, 8);
 	const owners = keyed(Object.keys(it.now.tenants));
-	const rate = (values) => values.map((each, n) => each / it.minutes[n]);
-	const codes = Object.entries(it.refusals).slice(0, 6);
-	const begun = at.at(-1) - at[0] < 23 * HOUR ? `since ${moment(at[0])}` : "the last 24 hours";
-	return html`<${Section} title="The last day"><p class="note">A point every 5 minutes, ${begun}. The server stores one day.</p><div class="charts">
+	return html`<${Section} title=${at.at(-1) - at[0] < 23 * HOUR ? `Since ${moment(at[0])}` : "The last 24 hours"}><div class="charts">
 		<${Chart} title="Fleet in use" at=${at} href=${to("fleet")} most=${1} said=${percent} series=${[{ name: "all", key: "ink", values: used.map((each, n) => (total[n] ? each / total[n] : 0)) },
 			...models.slice(0, 6).map(([name, each]) => ({ name, key: hues.get(name), values: each.used.map((milli, n) => (each.total[n] ? milli / each.total[n] : 0)) }))]} />
 		<${Chart} title="GPUs held by tenant" at=${at} href=${to("leases")} said=${gpus} series=${tenants.map(([name, values]) => ({ name, key: owners.get(name) || "k7", values }))} />
-		<${Chart} title="Waiting requests" at=${at} href=${to("queue")} said=${tenths} series=${[{ name: "waiting", key: "k0", values: it.waiting }]} />
-		<${Chart} title="Longest wait" at=${at} href=${to("queue")} said=${duration} series=${[{ name: "longest", key: "k0", values: it.longest_wait_seconds }]} />
-		<${Chart} title="Grants a minute" at=${at} href=${to("leases")} said=${tenths} series=${[{ name: "grants", key: "k0", values: rate(it.grants) }]} />
+		<${Line} title="Waiting requests" at=${at} href=${to("queue")} said=${tenths} name="waiting" values=${it.waiting} />
+		<${Line} title="Longest wait" at=${at} href=${to("queue")} said=${duration} name="longest" values=${it.longest_wait_seconds} />
+	</div><//>`;
+}
+
+/** What was answered, and how quickly. */
+function Answers({ it }) {
+	const { at } = it;
+	if (!at.length) return null;
+	const rate = (values) => values.map((each, n) => each / it.minutes[n]);
+	const codes = Object.entries(it.refusals).slice(0, 6);
+	return html`<${Section} title="Answers"><p class="note">A point every 5 minutes. The server stores one day.</p><div class="charts">
+		<${Line} title="Grants a minute" at=${at} href=${to("leases")} said=${tenths} name="grants" values=${rate(it.grants)} />
 		<${Chart} title="From a request to its grant" at=${at} href=${to("why")} said=${duration} series=${quantiles(it.grant)} />
 		<${Chart} title="Refusals a minute" at=${at} href=${to("why") + "?state=refused"} said=${tenths} series=${codes.length ? codes.map(([name, values], n) => ({ name, key: `k${n}`, values: rate(values) })) : [{ name: "refusals", key: "k0", values: at.map(() => 0) }]} />
+		<${Line} title="Failing workloads" at=${at} href=${to("leases") + "?state=failing"} said=${tenths} name="failing" values=${it.failing} />
 	</div><//>`;
 }

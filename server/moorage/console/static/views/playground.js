@@ -7,7 +7,7 @@ import { EXAMPLES } from "../examples.js";
 import { go, to } from "../router.js";
 import { Failure, codeOf, http, may, missing } from "../session.js";
 import { ask } from "../socket.js";
-import { Action, Command, Empty, Grid, Loading, Raw, Refused, Section, Text, html, said, useLoaded } from "../ui.js";
+import { Action, Command, Empty, Grid, Loading, Raw, Refused, Section, Text, html, said, useGet } from "../ui.js";
 
 const REQUESTS = '[{"inputs": {}, "resources": {"gpus": 1}}]';
 const KEPT = "moorage.playground"; // What was typed last, in this tab alone.
@@ -105,7 +105,7 @@ function wrong(error, result) {
 
 /** Code to begin with: examples, and what is registered here. */
 function Examples({ take }) {
-	const versions = useLoaded(() => http("GET", "/policy"), []);
+	const versions = useGet("/policy", []);
 	const choose = async (event) => {
 		const value = event.target.value;
 		event.target.value = "";

@@ -7,14 +7,14 @@ import { Backtest, Backtested } from "../curve.js";
 import { to } from "../router.js";
 import { codeOf, http } from "../session.js";
 import { listen } from "../socket.js";
-import { Action, Command, Copies, Empty, Facts, Grid, History, Loaded, Panel, Policy, Raw, Section, Text, html, typed, useAnswer, useEvery, useLoaded } from "../ui.js";
+import { Action, Command, Copies, Empty, Facts, Grid, History, Loaded, Panel, Policy, Raw, Section, Text, html, typed, useAnswer, useEvery, useGet } from "../ui.js";
 
 const SHOWN_MAX = 200;
 const at = (path, ...rest) => [path, ...rest.map(encodeURIComponent)].join("/");
 
 export function Policies({ rest }) {
-	const versions = useLoaded(() => http("GET", "/policy"), []);
-	const aliases = useLoaded(() => http("GET", "/policy-alias"), []);
+	const versions = useGet("/policy", []);
+	const aliases = useGet("/policy-alias", []);
 	const again = () => {
 		versions.again();
 		aliases.again();
@@ -25,11 +25,10 @@ export function Policies({ rest }) {
 	const found = (versions.value || []).filter((each) => each.policy_rule_uri.includes(part));
 	const [subject] = rest;
 	return html`<div class="split"><div>
-		<${Section} title="Aliases"><${Loaded} found=${aliases} what="the aliases">${(all) => (!all.length ? html`<${Empty}>No alias is set. Activate a version to make one.<//>`
+		<${Section} title="Aliases" found=${aliases} what="the aliases">${(all) => (!all.length ? html`<${Empty}>No alias is set. Activate a version to make one.<//>`
 			: html`<${Grid} label="Aliases" heads=${["alias", "means", "since", "by", "canary", "shadow"]} current=${all.findIndex((each) => each.alias === subject)}
 				rows=${all.map((each) => [html`<${Policy} row name=${each.alias} />`, each.policy_rule_uri, each.at ? moment(each.at) : "–", each.who || "–",
 					each.canary ? `${each.canary.percent} % ${each.canary.version}` : "–", each.shadow || "–"])} />`)}<//>
-		<//>
 		<${Section} title="Versions">
 			<p class="tools"><label>Name contains <input value=${part} onInput=${typed(setPart)} /></label>
 				<a class="button" href=${to("playground")}>New policy</a> <${Command} words=${["moorage", "policy", "list"]} /></p>
@@ -50,9 +49,9 @@ const compared = async (text, from, into) => {
 const turned = (from, into) => compared(`It means ${from || "nothing"} now, and ${into} from then on.`, from, into);
 
 function Version({ uri, aliases, changed }) {
-	const about = useLoaded(() => http("GET", at("/policy", uri)), [uri]);
-	const history = useLoaded(() => http("GET", at("/policy", uri, "history")), [uri]);
-	const logs = useLoaded(() => http("GET", at("/policy", uri, "logs")), [uri]);
+	const about = useGet(at("/policy", uri), [uri]);
+	const history = useGet(at("/policy", uri, "history"), [uri]);
+	const logs = useGet(at("/policy", uri, "logs"), [uri]);
 	const [alias, setAlias] = useState(`${uri.split(":")[0]}:stable`);
 	const [percent, setPercent] = useState("10");
 	const now = aliases.find((each) => each.alias === alias)?.policy_rule_uri || "";
@@ -75,7 +74,7 @@ function Version({ uri, aliases, changed }) {
 		<${Backtests} uri=${uri} />
 		<${Section} title="Code"><${Text} label=${`Code of ${uri}`} text=${it.code} /><//>
 		${printed.length ? html`<${Section} title="Printed lately">${printed.map(([name, text]) => html`<h3>${name}</h3><${Text} label=${name} text=${text} />`)}<//>` : null}
-		<${Section} title="History"><${Loaded} found=${history} what="the history">${(all) => html`<${History} of=${all.map(({ at, what, who }) => ({ at, what, more: `by ${who}` }))} />`}<//><//>
+		<${Section} title="History" found=${history} what="the history">${(all) => html`<${History} of=${all.map(({ at, what, who }) => ({ at, what, more: `by ${who}` }))} />`}<//>
 		<${Copies} words=${["moorage", "policy", "show", uri]} value=${it} />`}<//>`;
 }
 
@@ -87,9 +86,9 @@ function Backtests({ uri }) {
 }
 
 function Alias({ name, changed }) {
-	const about = useLoaded(() => http("GET", at("/policy-alias", name)), [name]);
-	const canary = useLoaded(() => http("GET", at("/policy-alias", name, "canary")), [name]);
-	const shadow = useLoaded(() => http("GET", at("/policy-alias", name, "shadow")), [name]);
+	const about = useGet(at("/policy-alias", name), [name]);
+	const canary = useGet(at("/policy-alias", name, "canary"), [name]);
+	const shadow = useGet(at("/policy-alias", name, "shadow"), [name]);
 	const again = () => [about, canary, shadow].forEach((each) => each.again());
 	const all = () => {
 		again();

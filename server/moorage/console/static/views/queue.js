@@ -79,7 +79,7 @@ function Waiter({ id, done }) {
 			: it ? html`<${Empty}>It waits no longer: <a href=${to("leases", id)}>see the lease</a>.<//>`
 			: status.error ? html`<${Empty}>It waits no longer. <a href=${to("why", id)}>See what became of it</a>.<//>` : null}
 		${why.value && it ? html`<${Awaited} why=${why.value} />` : null}
-		<${Section} title="Why it waits"><${Loaded} found=${why} what="the reasons">${(value) => html`<${Reasons} why=${value} />`}<//><//>
+		<${Section} title="Why it waits" found=${why} what="the reasons">${(value) => html`<${Reasons} why=${value} />`}<//>
 		<${Copies} words=${["moorage", "status", id]} value=${it} />
 	</aside>`;
 }

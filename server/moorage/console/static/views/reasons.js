@@ -3,30 +3,25 @@ import { count, places, shape, some, time, until, when } from "../format.js";
 import { to } from "../router.js";
 import { Empty, Facts, Grid, History, Id, Place, Policy, Section, State, html } from "../ui.js";
 
-/** Why a node cannot take a demand, first reason first: name, words, never. */
+/** Why a node cannot take a demand, first reason first: name, words, never, what would help. */
 const MISFITS = [
-	["labels", "have other labels than asked for", true],
-	["gpu_model", "have too few GPUs of the accepted models", true],
-	["gpu_memory", "have too few GPUs with that much memory", true],
-	["gpu_count", "have too few GPUs that can be given so", true],
-	["topology", "have too few GPUs in one link group or NUMA domain", true],
-	["cpu", "have too little CPU even when empty", true],
-	["memory", "have too little memory even when empty", true],
-	["unavailable", "cannot be used now", false],
-	["gpus_busy", "have too few free GPUs", false],
-	["topology_busy", "have no group with enough free GPUs", false],
-	["cpu_busy", "have too little free CPU", false],
-	["memory_busy", "have too little free memory", false],
+	["labels", "have other labels than asked for", true, "Ask for other labels"],
+	["gpu_model", "have too few GPUs of the accepted models", true, "Accept another GPU model"],
+	["gpu_memory", "have too few GPUs with that much memory", true, "Ask for less memory a GPU"],
+	["gpu_count", "have too few GPUs that can be given so", true, "Ask for fewer GPUs on one node, or for more nodes"],
+	["topology", "have too few GPUs in one link group or NUMA domain", true, "Ask without the topology"],
+	["cpu", "have too little CPU even when empty", true, "Ask for fewer cores"],
+	["memory", "have too little memory even when empty", true, "Ask for less memory"],
+	["unavailable", "cannot be used now", false, "Put nodes into service again"],
+	["gpus_busy", "have too few free GPUs", false, "Wait, ask for fewer GPUs, or end a lease"],
+	["topology_busy", "have no group with enough free GPUs", false, "Ask without the topology, or wait"],
+	["cpu_busy", "have too little free CPU", false, "Ask for fewer cores, or wait"],
+	["memory_busy", "have too little free memory", false, "Ask for less memory, or wait"],
 ];
 const WORDS = new Map(MISFITS.map(([name, words]) => [name, words]));
 
 /** What would help first, by what binds. */
-const EASED = {
-	labels: "Ask for other labels", gpu_model: "Accept another GPU model", gpu_memory: "Ask for less memory a GPU", gpu_count: "Ask for fewer GPUs on one node, or for more nodes",
-	topology: "Ask without the topology", cpu: "Ask for fewer cores", memory: "Ask for less memory", unavailable: "Put nodes into service again",
-	gpus_busy: "Wait, ask for fewer GPUs, or end a lease", topology_busy: "Ask without the topology, or wait", cpu_busy: "Ask for fewer cores, or wait",
-	memory_busy: "Ask for less memory, or wait", nodes: "Register nodes, or name other clusters",
-};
+const EASED = Object.fromEntries([...MISFITS.map(([name, , , eased]) => [name, eased]), ["nodes", "Register nodes, or name other clusters"]]);
 
 /** What fields are called for people, as the server's sentences call them. */
 const NAMES = {
@@ -34,10 +29,9 @@ const NAMES = {
 	where: "`where`",
 };
 
-/** A change with which a request would have fitted, as a sentence.
- * @param {any} change */
+/** A change with which a request would have fitted, as a sentence. */
 export function changeWords({ field, asked, fits }) {
-	const [last, either] = [field.split(".").at(-1), (/** @type {any} */ value) => [value].flat().join(" or ")];
+	const [last, either] = [field.split(".").at(-1), (value) => [value].flat().join(" or ")];
 	if (field === "clusters") return "It would fit in other clusters.";
 	return fits === "" ? `It would fit without ${NAMES[last] || last}.` : `It would fit with ${NAMES[last] || last}: ${either(fits)} instead of ${either(asked)}.`;
 }
@@ -77,23 +71,28 @@ export function waitingWords(why, resources) {
 export function turn(row, why) {
 	const now = Date.now() / 1000;
 	if (row.expected_at) return `in ${until(row.expected_at)}, about ${time(row.expected_at)}`;
-	const ends = (why?.waits_for || []).map((each) => each.expires_at).filter((at) => at < row.deadline);
-	if (ends.length) {
-		const [first, last] = [Math.min(...ends), Math.max(...ends)];
-		return `${first === last ? `in ${until(last)}` : `in ${until(first)} to ${until(last)}`}, unless what it waits for is renewed`;
+	const [room, steps] = [why?.room_at, why ? funnel(why) : []];
+	if (room && room < row.deadline) {
+		const first = why.waits_for[0].expires_at;
+		return `${first === room ? "" : `${time(first)} to `}${time(room)}, in ${until(room)} ${row.position > 1 ? "or later: others come first" : "unless leases are renewed"}`;
 	}
+	if (room) return `no estimate: enough ends only about ${when(room)}, after it gives up`;
+	if (steps.length > 3 && steps[3][1] >= (row.resources?.nodes || 1)) return "no estimate: enough is free, but kept for a request before it";
 	if (!row.resources) return "no estimate: only its policy knows what it needs";
 	if (row.lease?.retry_at > now) return `no estimate: it pauses until ${time(row.lease.retry_at)} after a failure`;
-	return `no estimate: not with the 500 leases that end next, or not before ${when(row.deadline)}, when it gives up`;
+	return why ? `no estimate: what ends before ${when(row.deadline)}, when it gives up, is not known to be enough` : "…";
 }
+
+const AWAITED_SHOWN = 6;
 
 /** The leases that a request waits for. */
 export function Awaited({ why }) {
 	const all = why.waits_for || [];
 	if (!all.length) return null;
 	return html`<${Section} title="Waits for"><p>These hold what it needs; it has its turn when they have ended:</p>
-		<${Grid} label="Waits for" heads=${["node", "lease", "ends"]} rows=${all.map((each) => [html`<${Place} ...${each} />`,
-			each.lease ? html`<${Id} of=${each.lease} />` : "of another tenant", `in ${until(each.expires_at)}, ${when(each.expires_at)}`])} /><//>`;
+		<${Grid} label="Waits for" heads=${["node", "lease", "ends"]} rows=${all.slice(0, AWAITED_SHOWN).map((each) => [html`<${Place} ...${each} />`,
+			each.lease ? html`<${Id} of=${each.lease} />` : "of another tenant", `in ${until(each.expires_at)}, ${when(each.expires_at)}`])} />
+		${all.length > AWAITED_SHOWN ? html`<p class="note">and others, the last until ${when(why.room_at)}</p>` : null}<//>`;
 }
 
 export function Reasons({ why }) {

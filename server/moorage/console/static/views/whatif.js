@@ -10,6 +10,7 @@ import { Command, Empty, Facts, Grid, Loaded, Raw, Section, State, html, typed, 
 
 const CLUSTER = { name: "cluster", label: "Cluster", list: "clusters", required: true };
 const TENANT = { name: "tenant", label: "Tenant", required: true };
+const AMOUNT = { type: "number", min: 0, step: "any" };
 const PROJECT = { name: "project", label: "Project" };
 const account = ({ tenant, project }) => (project ? { tenant, project } : { tenant });
 const named = ({ tenant, project }) => (project ? `${tenant}/${project}` : tenant);
@@ -30,7 +31,7 @@ const KINDS = [
 	})),
 	{
 		name: "Set a quota", list: "quotas",
-		fields: [TENANT, PROJECT, { name: "gpus", label: "GPUs (none: no bound)", type: "number", min: 0, step: "any" }, { name: "weight", label: "Weight", type: "number", min: 0, step: "any", value: "1", required: true }],
+		fields: [TENANT, PROJECT, { name: "gpus", label: "GPUs (none: no bound)", ...AMOUNT }, { name: "weight", label: "Weight", ...AMOUNT, value: "1", required: true }],
 		part: (it) => ({ ...account(it), weight: Number(it.weight), ...(it.gpus ? { nominal: { gpu_milli: Math.round(it.gpus * 1000) } } : {}) }),
 		words: (it) => ["--quota", `${named(it)} weight=${it.weight}${it.gpus ? ` gpus=${it.gpus}` : ""}`],
 	},
@@ -49,7 +50,6 @@ const KINDS = [
 const FIRST = { policy: "", gpus: "1", nodes: "1", models: "", wait: "0", priority: "0", more: "" };
 
 function changed(changes) {
-
 	const found = {};
 	for (const { kind, values } of changes) (found[kind.list] ||= []).push(kind.part(values));
 	return found.policies ? { ...found, policies: Object.fromEntries(found.policies) } : found;
@@ -121,9 +121,7 @@ export function WhatIf({ query }) {
 	return html`
 		<p>The fleet as it is, with changes that are not made.${waits ? html` Request <a href=${to("queue", waits)}>${waits}</a> waits: would it start?` : ""}</p>
 		<div class="playground"><form class="form" ref=${form} onSubmit=${begin}>
-			<datalist id="policies">${(policies.value || []).map((each) => html`<option value=${each} />`)}</datalist>
-			<datalist id="models">${(map?.models || []).map((each) => html`<option value=${each} />`)}</datalist>
-			<datalist id="clusters">${(clusters.value || []).map((each) => html`<option value=${each} />`)}</datalist>
+			${Object.entries({ policies: policies.value, models: map?.models, clusters: clusters.value }).map(([id, all]) => html`<datalist id=${id}>${(all || []).map((each) => html`<option value=${each} />`)}</datalist>`)}
 			${changes.map(({ kind, values }, at) => html`<fieldset class="change"><legend>${at + 1}. ${kind.name}</legend>
 				${kind.fields.map(({ name, label, value, ...more }) => html`<label>${label} <input ...${more} value=${values[name]} onInput=${set(at, name)} /></label>`)}
 				<button type="button" aria-label=${`Leave out change ${at + 1}`} onClick=${() => setChanges((old) => old.filter((_, n) => n !== at))}>Leave out</button></fieldset>`)}

@@ -8,6 +8,8 @@ import { Command, Empty, Panel, Raw, Grid, Scroll, Loaded, Section, State, Text,
 import { Reasons } from "./reasons.js";
 
 const UNSERVED_MAX = 25;
+/** Refusals of which those alike become one row. */
+const LOOKED_AT = 50;
 const PRINTING = "\n\nfrom moorage.policy import print_scores\n\nprint_scores()\n";
 const SCORED = /^(\S+): score (\S+)(?: \((.*)\))?, (.*) free$/;
 const STATES = ["", "granted", "queued", "refused", "requeued", "ended"];
@@ -40,18 +42,30 @@ export function Why({ rest, query }) {
 		</div>`;
 }
 
+/** Refusals; of those alike the newest, with their number. */
+function alike(rows) {
+	const found = new Map();
+	for (const row of rows) {
+		const name = `${shape(row.resources)}\n${row.reason || row.code}\n${row.policy_rule_uri}`;
+		const first = found.get(name);
+		if (first) first.times += 1;
+		else found.set(name, { ...row, times: 1 });
+	}
+	return [...found.values()];
+}
+
 /** Requests that were refused or gave up, newest first. */
 export function Unserved({ title = "Refused and waiting", most = UNSERVED_MAX }) {
 	const all = most === UNSERVED_MAX;
 	const found = useLoaded(async () => {
-		const { decisions } = await ask({ op: "decisions", filters: { state: "refused" }, limit: most });
+		const { decisions } = await ask({ op: "decisions", filters: { state: "refused" }, limit: LOOKED_AT });
 		const { waiting } = all ? await ask({ op: "queue", limit: 100 }) : { waiting: [] };
 		const waits = waiting.map((each) => ({ ...each, at: each.since, state: "waiting", reason: `for ${until(each.since)}, at position ${each.position}` }));
-		return [...decisions, ...waits].sort((a, b) => b.at - a.at).slice(0, most);
+		return [...alike(decisions), ...waits].sort((a, b) => b.at - a.at).slice(0, most);
 	}, [], 60000);
-	return html`<${Section} title=${title}><${Loaded} found=${found} what="refusals">${(rows) => (!rows.length ? html`<${Empty}>No request was refused of late${all ? ", and none waits" : ""}.<//>`
+	return html`<${Section} title=${title} found=${found} what="refusals">${(rows) => (!rows.length ? html`<${Empty}>No request was refused of late${all ? ", and none waits" : ""}.<//>`
 		: html`<${Scroll} label=${title} few><${Grid} wordy label=${title} heads=${["request", "when", "state", "wanted, and why"]} rows=${rows.map((row) => [html`<a class="row" href=${to("why", row.request)}>${brief(row.request)}</a>`,
-			html`<span class="nowrap">${when(row.at)}</span>`, html`<${State} state=${row.state} />`, reasoned(row)])} /><//>`)}<//><//>`;
+			html`<span class="nowrap">${when(row.at)}</span>`, html`<${State} state=${row.state} />${row.times > 1 ? html` <span class="note nowrap">${row.times} alike</span>` : ""}`, reasoned(row)])} /><//>`)}<//>`;
 }
 
 function Decision({ id }) {

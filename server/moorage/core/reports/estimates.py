@@ -1,0 +1,84 @@
+"""The estimates of `forecast`, made once for all who read them within a moment.
+
+The allocator and the progress of streamed requests share one: fifty open consoles cost what one
+costs. An estimate may be `SHARED_SECONDS` old, and is made again for a waiter that came after it.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from moorage.core.fit.feasibility import Candidates, Feasibility
+from moorage.core.queue.order import WaitingQueue
+from moorage.core.reports import forecast
+from moorage.core.state.state import State
+from moorage.model import Demand, RequestId
+
+SHARED_SECONDS: Final = 2.0
+"""How old a shared estimate may be, where the fleet or the queue has changed since."""
+AWAITED_SECONDS: Final = 10.0
+"""How old the leases may be that a demand waits for; those that have ended are left out."""
+AWAITED_MAX: Final = 256
+"""Demands whose awaited leases are remembered."""
+
+
+class Estimates:
+    """Estimates of one state, shared by all readers.
+
+    Args:
+        state: Read, never changed.
+        feasibility: Knows what fits.
+        queue: The order of the waiters.
+
+    """
+
+    def __init__(self, state: State, feasibility: Feasibility, queue: WaitingQueue) -> None:
+        self._state = state
+        self._feasibility = feasibility
+        self._queue = queue
+        self._made_at = self._awaited_at = float("-inf")
+        self._turns: dict[RequestId, float] = {}
+        self._awaited: dict[tuple[Demand, Candidates], forecast.Awaited] = {}
+
+    def turns(self, requests: Iterable[RequestId], now: float) -> Mapping[RequestId, float]:
+        """Return when the first of the queue have their turns, as far as that is known.
+
+        Args:
+            requests: Whose turns are read; none of them waits for less time than the estimate.
+            now: In seconds since the epoch.
+
+        """
+        waiting, made_at = self._state.waiting, self._made_at
+        is_shared = _is_shared(made_at, now) and all(
+            waiting[each].at < made_at for each in requests if each in waiting
+        )
+        if not is_shared:
+            first = self._queue.in_turn(forecast.WAITERS_MAX)
+            self._turns = forecast.expected(self._state, self._feasibility, first, now)
+            self._made_at = now
+        return self._turns
+
+    def awaited(self, demand: Demand, where: Candidates, now: float) -> forecast.Awaited:
+        """Return the leases that a demand waits for, as `forecast.awaited` does."""
+        if (
+            not _is_shared(self._awaited_at, now, AWAITED_SECONDS)
+            or len(self._awaited) >= AWAITED_MAX
+        ):
+            self._awaited.clear()
+            self._awaited_at = now
+        key = demand, where
+        if key not in self._awaited:
+            self._awaited[key] = forecast.awaited(self._state, self._feasibility, *key)
+        leases, room_at = self._awaited[key]
+        holding = [each for each in leases if each[0].id in self._state.leases]
+        return forecast.Awaited(holding, room_at if holding else None)
+
+    def clear(self) -> None:
+        """Let go of all that is remembered."""
+        self._turns = {}
+        self._awaited.clear()
+        self._made_at = self._awaited_at = float("-inf")
+
+
+def _is_shared(made_at: float, now: float, seconds: float = SHARED_SECONDS) -> bool:
+    """Return whether an estimate may still be read; within one moment, each is made again."""
+    return 0 < now - made_at < seconds
