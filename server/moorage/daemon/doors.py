@@ -157,7 +157,9 @@ def make_entrance(
         raise ServiceError(Code.UNAVAILABLE, f"{reason} with `moored token create`")
     logins = None
     if config.console:
-        logins = ConsoleLogins(tokens.caller, config.console_login_seconds, tokens.expires_at)
+        lasts = config.console_login_seconds
+        logins = ConsoleLogins(storage.logins(), tokens.caller, lasts, tokens.expires_at)
+        stack.callback(logins.close)
     tickets = SocketTickets(tokens.caller)
     gateway = Gateway(
         settings,

@@ -13,7 +13,7 @@ The exceptions:
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -574,6 +574,30 @@ class AgentRows(Protocol):
         ...
 
 
+class LoginRows(Protocol):
+    """Logins to the console, each a document under the digest of its cookie."""
+
+    def version(self) -> object:
+        """Return a value that differs after each change; None: there are none yet."""
+        ...
+
+    def rows(self) -> dict[str, bytes]:
+        """Return all documents by digest, the oldest first."""
+        ...
+
+    def insert(self, digest: str, document: bytes, gone: Collection[str] = ()) -> None:
+        """Store a new one, and delete others."""
+        ...
+
+    def delete(self, digests: Collection[str]) -> None:
+        """Delete those that are there."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
 class AuditEnd(NamedTuple):
     """Where an audit log ends: number and hash of its last line, and the last fact it names."""
 
@@ -645,6 +669,10 @@ class Storage(Protocol):
 
     def agents(self) -> AgentRows:
         """Return the agents and their joining tokens."""
+        ...
+
+    def logins(self) -> LoginRows:
+        """Return the logins to the console."""
         ...
 
     def audit(self) -> AuditRows | None:

@@ -34,7 +34,7 @@ from moorage.storage.postgres.connection import (
 from moorage.storage.statements import read_statements
 
 SQL: Final = read_statements(Path(__file__).with_name("schema.sql"))
-FORMAT: Final = Format(2, {1: [SQL["add_audit"]]})
+FORMAT: Final = Format(3, {1: [SQL["add_audit"]], 2: [SQL["add_logins"]]})
 """Of the tables."""
 LOCK_SECONDS_MAX: Final = 5.0
 """How long a start waits for the lock: that of a server that was killed is free within a second."""

@@ -71,6 +71,12 @@ CREATE TABLE audit_end(
     bytes bigint NOT NULL);
 INSERT INTO audit_end VALUES (1, 0, repeat('0', 64), NULL, 0)
 
+-- name: add_logins
+-- What the third format adds: logins to the console, which outlast the server that let them in.
+CREATE TABLE login(
+    number bigint GENERATED ALWAYS AS IDENTITY, digest text PRIMARY KEY, document bytea NOT NULL);
+INSERT INTO meta VALUES ('logins', 0)
+
 -- name: make_alone
 -- Commands make the tables, too, and without being the one who writes.
 SELECT pg_advisory_xact_lock(1836019570, 2)
