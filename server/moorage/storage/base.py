@@ -122,7 +122,8 @@ class Election(Protocol):
     def stand(self, seat: Seat) -> bool:
         """Become the one who writes if there is none, and return whether that came about.
 
-        Else note that this server stands by, and learn who leads.
+        Else note that this server stands by, and learn who leads. It returns after a short while,
+        or as soon as the leader leaves.
 
         Raises:
             StorageError: The database cannot be used, now or at all.
@@ -132,7 +133,7 @@ class Election(Protocol):
 
     @property
     def leader(self) -> Leader | None:
-        """The server that led when this one last stood; None: none did."""
+        """The server that led when this one last stood; None: none did, or it was to leave soon."""
         ...
 
     @property
@@ -158,6 +159,10 @@ class Election(Protocol):
     @property
     def is_deposed(self) -> bool:
         """Whether another server was found to lead since this one did."""
+        ...
+
+    def announce(self) -> None:
+        """Tell those that stand by that this server is about to resign."""
         ...
 
     def resign(self) -> None:

@@ -183,6 +183,7 @@ class DocumentStore:
     def __init__(self, records: RecordStore) -> None:
         self.warnings: list[str] = []
         self._records = records
+        self._next_records: RecordStore | None = None
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -236,6 +237,16 @@ class DocumentStore:
         self._jobs.put(_Job(work, publish, durable, future))
         return await future
 
+    async def go_on_with(self, records: RecordStore) -> None:
+        """Let go of the records, and use these from the next job on: the same ones, to write.
+
+        Raises:
+            ServiceError: As `open`.
+
+        """
+        self._next_records = records
+        await self.run(lambda _: None)
+
     async def close(self) -> None:
         """Finish the accepted jobs, checkpoint and close the file. Idempotent.
 
@@ -256,6 +267,10 @@ class DocumentStore:
         is_open = False
         while (job := self._next()) is not None:
             try:
+                if self._next_records is not None:
+                    self._records.close()
+                    self._records, self._next_records = self._next_records, None
+                    is_open = False
                 if not is_open:
                     self.warnings += self._records.open()
                     is_open = True
