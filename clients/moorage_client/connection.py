@@ -67,6 +67,10 @@ _UNAUTHORIZED_STATUS: Final = frozenset({401, 403})
 _BUSY_STATUS: Final = frozenset({429, 500, 502, 503, 504})  # Of a server that may be back soon.
 
 
+class ServerLeft(ConnectionFailed):
+    """The server closed the socket since it stops, or another one answers from now on."""
+
+
 class Connection:
     """One socket.
 
@@ -312,7 +316,8 @@ class Connection:
             return refusal(Code.TOO_LARGE, reason)
         if frame.code == Close.UNAUTHORIZED:
             return refusal(Code.UNAUTHORIZED, reason)
-        return ConnectionFailed(self._url, f"the server closed the socket: {frame.code} {reason}")
+        failed = ServerLeft if frame.code == Close.RESTART else ConnectionFailed
+        return failed(self._url, f"the server closed the socket: {frame.code} {reason}")
 
     def _hear(self, text: str | bytes) -> None:
         """Hand one message to its waiter.

@@ -16,7 +16,7 @@ from moorage.protocol.replies import Event, Reply
 from moorage.records.json_values import JsonMapping, JsonObject
 from moorage_client.addresses import Addresses, is_worth_another_try
 from moorage_client.answers import Lease, read_from, read_lease, read_refusal
-from moorage_client.connection import Connection
+from moorage_client.connection import Connection, ServerLeft
 from moorage_client.dialing import Dialer
 from moorage_client.endpoint import Endpoint
 from moorage_client.errors import ConnectionFailed, MoorageError, RequestRefused, Timeout
@@ -172,6 +172,10 @@ class Link:
                         if not is_worth_another_try(error) or (call.sent and not call.idempotent):
                             raise
                         self._worry(call, error)
+                        is_elsewhere = isinstance(error, ServerLeft) and self._addresses.several
+                        if is_elsewhere and not call.was_led:
+                            call.was_led = True
+                            continue
                     await asyncio.sleep(pause)
         except TimeoutError as error:
             last = f"; last problem: {call.problem.reason}" if call.problem else ""
@@ -220,6 +224,8 @@ class Link:
             self._aside.add(connection)
             self._spawn(self._leave(connection))
             names_another = self._addresses.redirected(connection.endpoint, refused)
+            if refused.code == Code.SHUTTING_DOWN:  # Another one is to take its place.
+                names_another = True
         url, reason = connection.endpoint.shown, self._addresses.word_of(connection.endpoint)
         return _NotLeader(url, reason, names_another=names_another)
 

@@ -22,6 +22,10 @@ class SqlitePlace:
     def records(self) -> RecordStore:
         return SqliteRecords(self.path)
 
+    def followed(self) -> RecordStore:
+        """Return what another process reads of them."""
+        return self.records()
+
     def spoil(self, document: bytes) -> None:
         with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
             connection.execute("UPDATE records SET document = CAST(? AS TEXT)", (document,))
@@ -37,6 +41,13 @@ class PostgresPlace:
         from moorage.storage.postgres.storage import PostgresStorage  # noqa: PLC0415  # An extra.
 
         return PostgresStorage(self.address).records()
+
+    def followed(self) -> RecordStore:
+        from moorage.storage.postgres.followed import (  # noqa: PLC0415  # An extra.
+            PostgresFollowedRecords,
+        )
+
+        return PostgresFollowedRecords(self.address)
 
     def spoil(self, document: bytes) -> None:
         name = self.address.rpartition("/")[2]

@@ -19,6 +19,7 @@ from moorage_client import (
     Services,
     SettingRefused,
     Unauthorized,
+    addresses,
 )
 from moorage_client.addresses import Addresses
 from moorage_client.endpoint import ADDRESSES_MAX, Endpoint
@@ -336,3 +337,19 @@ class TestTheCommandLine:
         wrong = shell("--url", "ws://a,http://b", "leases")
         assert wrong.returncode == 2
         assert "--url: expected ws://HOST:PORT, got 'http://b'" in wrong.stderr.replace("\n", " ")
+
+
+async def test_a_server_that_leaves_is_followed_at_once(
+    harbour: Harbour, other: Harbour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "_PAUSES_OF_SEVERAL", (1_000.0,))
+    async with asyncio.timeout(60), Client(two(harbour, other)) as client:
+        asked = asyncio.create_task(lease_of(client, "slow:1-x"))
+        await asyncio.to_thread(harbour.wait_for, lambda: harbour.count("ask"))
+        other.gate.set()
+        await asyncio.to_thread(harbour.stop)  # Its sockets close with 1012.
+        assert await asked in other.leases
+        other.refusals["first:1-x"] = {"code": "shutting_down", "reason": "It stops."}
+        harbour.gate.set()
+        harbour.start()
+        assert await lease_of(client) in harbour.leases

@@ -188,6 +188,41 @@ def test_a_server_that_stops_hands_over(pair: tuple[One, One], storage: str, pos
     assert postgres.execute("SELECT count(*) FROM moorage.checkpoint", database) == [(1,)]
 
 
+def test_what_is_sent_to_a_standby_beside_a_change_waits_for_it(pair: tuple[One, One]):
+    (first, stopped, _), (second, *_) = pair
+    held = grant(first, idempotency_key="k")
+    with second.socket() as asking, first.socket() as idle:
+        stopped.send_signal(signal.SIGTERM)
+        with pytest.raises(ConnectionClosed):
+            idle.recv(30)
+
+        def answer() -> dict:
+            lease = {**HOUR, "idempotency_key": "k"}
+            asking.send(json.dumps(ask_message(resources={"gpus": 1}, lease=lease)))
+            return json.loads(asking.recv(30))
+
+        # Over the same socket; a busy machine may take longer than a request waits.
+        until(lambda: answer().get("lease", {}).get("id") == held["id"])
+
+
+def test_a_login_to_the_console_outlasts_its_server(storage: str, tmp_path: Path):
+    token = "secret-of-ann"  # noqa: S105  # Made up.
+    variables = {"MOORAGE_TOKENS": f"ann:{token}"}
+    with (
+        one(tmp_path / "a", storage, **variables) as (first, killed, ready),
+        one(tmp_path / "b", storage, **variables) as (second, *_),
+    ):
+        page = {"origin": ready["http"]}
+        entered = first.http.post("/console/session", json={"token": token}, headers=page)
+        cookie = {"cookie": entered.headers["set-cookie"].partition(";")[0]}
+        os.kill(killed.pid, signal.SIGKILL)
+        until(lambda: leads(second))
+        session = second.http.get("/console/session", headers=cookie).json()["data"]
+        assert (session["tenant"], session["csrf"]) == ("ann", entered.json()["data"]["csrf"])
+        other = second.http.get("/console/session", headers={"cookie": f"{cookie['cookie']}x"})
+        assert other.status_code == 401
+
+
 def test_an_operator_has_another_server_lead(pair: tuple[One, One], storage: str):
     (first, resigned, ready), (second, _, standing) = pair
     shown = leadership(storage)

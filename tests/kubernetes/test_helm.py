@@ -21,6 +21,11 @@ ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "deploy" / "helm" / "moorage"
 PLAIN: Final = ("--set", "insecurePlaintext=true")
 TLS: Final = ("--set", "tls.secret=moored-tls")
+TWO: Final = (
+    *("--set", "replicas=2,persistence.enabled=false"),
+    *("--set", "settings.storage=postgresql://moorage@db/moorage"),
+    *("--set", "networkPolicy.toPorts={443,6443,5432}"),
+)
 ALL: Final = (
     *("--set", "kubernetes.namespace=moorage-workloads,serviceMonitor.enabled=true"),
     *("--set", "serviceMonitor.tokenSecret=scraper,settings.history_days=90"),
@@ -79,7 +84,9 @@ def helm(namespaces: Plane, fresh_plane: Plane, tmp_path: Path) -> Iterator[Helm
     helm.run("uninstall", "moorage", "--ignore-not-found")
 
 
-@pytest.mark.parametrize("words", [PLAIN, TLS, (*TLS, *ALL), (*TLS, "--set", "tls.clientCa=true")])
+@pytest.mark.parametrize(
+    "words", [PLAIN, TLS, (*TLS, *ALL), (*TLS, *TWO), (*TLS, "--set", "tls.clientCa=true")]
+)
 def test_lint_is_clean(offline: Helm, words: tuple[str, ...]) -> None:
     assert "0 chart(s) failed" in offline.run("lint", "--strict", str(CHART), *words)
 
@@ -87,8 +94,18 @@ def test_lint_is_clean(offline: Helm, words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ("replicas=2,insecurePlaintext=true", "one daemon has the ledger at a time"),
-        ("replicas=0,insecurePlaintext=true", "one daemon has the ledger at a time"),
+        ("replicas=3,insecurePlaintext=true", "one leads, and one may stand by"),
+        ("replicas=0,insecurePlaintext=true", "one leads, and one may stand by"),
+        ("replicas=2,insecurePlaintext=true,persistence.enabled=false", "storage"),
+        ("replicas=2,insecurePlaintext=true,settings.storage=postgres://db/m", "in PostgreSQL"),
+        (
+            "replicas=2,tls.secret=a,tls.clientCa=true,settings.storage=postgres://db/m",
+            "would not see which one leads",
+        ),
+        (
+            "replicas=2,insecurePlaintext=true,settings.storage=/data,persistence.enabled=false",
+            "settings/storage",
+        ),
         ("replicas=1", "without TLS, moored does not start"),
         ("insecurePlaintext=null", "insecurePlaintext"),
         ("insecurePlaintext=true,tls.secret=moored-tls", "false where there is a tls.secret"),
@@ -146,7 +163,7 @@ def test_the_pod_has_no_privilege(offline: Helm, words: tuple[str, ...]) -> None
 
 def test_variables_are_settings_that_exist(offline: Helm) -> None:
     known = {each.environment for each in settings().values()}
-    for words in (PLAIN, (*TLS, *ALL), (*TLS, "--set", "tls.clientCa=true")):
+    for words in (PLAIN, (*TLS, *ALL), (*TLS, *TWO), (*TLS, "--set", "tls.clientCa=true")):
         names = [each["name"] for each in container(offline.template(*words))["env"]]
         assert set(names) <= known
         assert len(names) == len(set(names))
@@ -189,6 +206,32 @@ def test_tls_reaches_daemon_probes_and_scraper(offline: Helm) -> None:
     assert daemon["readinessProbe"]["tcpSocket"] == {"port": "http"}, "the kubelet has none"
 
 
+def test_of_two_pods_the_one_that_leads_is_ready(offline: Helm) -> None:
+    manifests = offline.template(*TLS, *TWO)
+    deployment = of_kind(manifests, "Deployment")["spec"]
+    assert (deployment["replicas"], deployment["strategy"]["type"]) == (2, "RollingUpdate")
+    pod = deployment["template"]["spec"]
+    assert {"name": "data", "emptyDir": {}} in pod["volumes"]
+    assert "podAntiAffinity" in pod["affinity"]
+    probe = container(manifests)["readinessProbe"]
+    assert (probe["httpGet"]["path"], probe["periodSeconds"]) == ("/readyz", 1)
+    assert container(manifests)["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    given = {each["name"]: each.get("value") for each in container(manifests)["env"]}
+    assert given["MOORAGE_ADVERTISE_URL"] == "wss://moorage.moorage.svc:8765"
+    # An eviction may take the only pod that is ready: the other one takes over.
+    assert of_kind(manifests, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 2
+    own = ("--set", "settings.advertise_url=wss://moorage.example/ws,affinity.nodeAffinity.a=b")
+    manifests = offline.template(*TLS, *TWO, *own)
+    urls = [
+        each["value"]
+        for each in container(manifests)["env"]
+        if each["name"] == "MOORAGE_ADVERTISE_URL"
+    ]
+    assert urls == ["wss://moorage.example/ws"]
+    affinity = of_kind(manifests, "Deployment")["spec"]["template"]["spec"]["affinity"]
+    assert affinity == {"nodeAffinity": {"a": "b"}}
+
+
 def test_an_api_server_takes_every_field(helm: Helm, fresh_plane: Plane, tmp_path: Path) -> None:
     kubectl = binaries("kubectl")["kubectl"]
     words = (*TLS, *ALL, "--set", "serviceMonitor.enabled=false")
@@ -202,6 +245,7 @@ def test_an_api_server_takes_every_field(helm: Helm, fresh_plane: Plane, tmp_pat
         env={**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")},
         check=True,
     )
+    helm.run("install", "moorage", str(CHART), *TLS, *TWO, "--dry-run=server")
     # A label that is not one shows that it looks.
     helm.run("install", "moorage", str(CHART), *PLAIN, "--set", "nodeSelector.a=b c", fails=True)
     helm.run("uninstall", "moorage")

@@ -1,5 +1,7 @@
 """A ledger that another process writes, read on where it grew."""
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -104,3 +106,63 @@ async def test_another_history_is_not_followed(written, tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="does not go on from fact 3"):
         await followed.follow(lambda _: None)
     await promoted.close()
+
+
+async def test_who_followed_reads_on_where_it_was_and_all_where_that_is_another_history(
+    written, tmp_path: Path
+) -> None:
+    store, ledger = written
+    await ledger.append(facts(0, 5), NOW)
+    await ledger.checkpoint(3, facts(0, 2))
+    followed = FollowedLedger(Beside(store))
+    await followed.load(lambda _: None)
+    known = followed.position
+    assert known is not None
+    await ledger.append(facts(5, 2), NOW)
+    await ledger.close()
+    heir = StoredLedger(SqliteFacts(tmp_path / "ledger.db"))
+    recovery = await heir.open(known)
+    assert (recovery.goes_on, recovery.last_seq, recovery.checkpoint_seq) == (True, 7, 3)
+    assert list(recovery.facts) == facts(5, 2)
+    assert await heir.append(facts(7, 1), NOW) == 8
+    await heir.close()
+    recovery = await heir.open(known._replace(chain=known.chain + 1))
+    assert not recovery.goes_on
+    assert list(recovery.facts) == [*facts(0, 2), *facts(3, 5)]
+    await heir.close()
+
+
+async def test_what_was_not_taken_whole_is_not_gone_on_from(written) -> None:
+    store, ledger = written
+    followed = FollowedLedger(Beside(store))
+    assert followed.position is None
+    await followed.load(lambda _: None)
+    await ledger.append(facts(0, 2), NOW)
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await followed.follow(fail)
+    assert followed.position is None
+
+
+async def test_following_that_is_cancelled_goes_on_from_whole_pieces(written) -> None:
+    store, ledger = written
+    followed = FollowedLedger(Beside(store))
+    await followed.load(lambda _: None)
+    await ledger.append(facts(0, 3 * PIECE_FACTS), NOW)
+    taken: list[Fact] = []
+
+    def take(piece: Sequence[Fact]) -> None:
+        taken.extend(piece)
+        if len(taken) == PIECE_FACTS:
+            following.cancel()
+
+    following = asyncio.create_task(followed.follow(take))
+    with pytest.raises(asyncio.CancelledError):
+        await following
+    assert followed.position is not None
+    assert followed.position.seq == len(taken) == PIECE_FACTS
+    assert await followed.follow(take)
+    assert taken == facts(0, 3 * PIECE_FACTS)

@@ -8,7 +8,7 @@ Every refusal is a `protocol.faults.ServiceError`.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from moorage.catalog.allowances import Allowance
@@ -22,6 +22,7 @@ from moorage.model import ClusterId
 from moorage.protocol.registry import BlockDocuments, ClusterDocuments, Metrics, PolicyDocuments
 from moorage.query import Filter
 from moorage.records.json_values import JsonMapping
+from moorage.storage.base import RecordStore
 
 __all__ = [
     "Blocks",
@@ -219,6 +220,21 @@ class Catalog:
     warnings: Sequence[str]
     closing: AsyncExitStack
     following: FollowedRecords | None = None
+
+    async def lead(self, records: RecordStore) -> "Catalog | None":
+        """Return the catalog that writes these records, which this one has followed until now.
+
+        Returns:
+            None where a part mirrors a service: it is to be read again.
+
+        Raises:
+            ServiceError: `unavailable`: they cannot be opened.
+
+        """
+        if self.following is None or not self.following.has_all:
+            return None
+        await self.following.lead(records)
+        return replace(self, following=None)
 
     async def close(self) -> None:
         """Finish jobs that were begun and close everything. Later calls are refused."""

@@ -74,6 +74,7 @@ class Daemon:
             with contextlib.suppress(TimeoutError):  # It then reads more, and leads later.
                 async with asyncio.timeout(CHECKPOINT_SECONDS_MAX):
                     await self.commit_loop.checkpoint_beside()
+            await asyncio.to_thread(election.announce)
         self.calls.draining = True
         self.doors.give_way()
         broken = self.tasks.broken.done()

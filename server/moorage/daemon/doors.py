@@ -28,7 +28,7 @@ from moorage.daemon.trust import Trust
 from moorage.extras import install_command
 from moorage.gateway.deliver import AgentDoor, Deliver
 from moorage.gateway.server import Gateway, GatewaySettings
-from moorage.model import Code
+from moorage.model import Code, SessionId
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.origins import is_loopback
 from moorage.storage.base import Seat, Storage
@@ -66,9 +66,19 @@ class Doors:
         self._standby: StandbyServices | None = None
 
     async def open(
-        self, services: WebServices | StandbyServices, deliver: Deliver, agents: AgentDoor
+        self,
+        services: WebServices | StandbyServices,
+        deliver: Deliver,
+        agents: AgentDoor,
+        goes_on: Callable[[SessionId], bool] = lambda _: False,
     ) -> None:
         """Listen; where that is so already, have requests go here from now on.
+
+        Args:
+            services: Of HTTP.
+            deliver: Of the WebSocket.
+            agents: Where agents of machines go.
+            goes_on: As `Gateway.change` takes it.
 
         Raises:
             OSError: An address cannot be listened on.
@@ -78,7 +88,7 @@ class Doors:
             self._standby = services
         if self._web is not None:
             self._web.change(services)
-            self._gateway.change(deliver, agents)
+            self._gateway.change(deliver, agents, goes_on)
             return
         config, context = self._config, None if self._tls is None else self._tls.context
         limits = descriptors.connection_limits()
@@ -162,7 +172,9 @@ def make_entrance(
         raise ServiceError(Code.UNAVAILABLE, f"{reason} with `moored token create`")
     logins = None
     if config.console:
-        logins = ConsoleLogins(tokens.caller, config.console_login_seconds, tokens.expires_at)
+        lasts = config.console_login_seconds
+        logins = ConsoleLogins(storage.logins(), tokens.caller, lasts, tokens.expires_at)
+        stack.callback(logins.close)
     tickets = SocketTickets(tokens.caller)
     gateway = Gateway(
         settings,

@@ -6,12 +6,15 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 from prometheus_client.metrics_core import Metric
 
 from moorage.catalog.embedded.following import FollowedRecords
+from moorage.catalog.ports import Catalog
 from moorage.core.allocator import Allocator
 from moorage.core.state.facts import Fact
 from moorage.core.turns.effects import Recall, Respond
@@ -38,6 +41,24 @@ AGE_SECONDS_MAX: Final = 30.0
 WAIT_SECONDS_MAX: Final = 5.0
 """How long a question waits for the facts that it is to know of."""
 log = structlog.get_logger("moored")
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a standby has applied, for itself to go on with where it leads.
+
+    Args:
+        ledger: How far that is.
+        allocator: Has what was applied.
+        catalog: Its documents.
+        closing: Lets go of all of it.
+
+    """
+
+    ledger: FollowedLedger
+    allocator: Allocator
+    catalog: Catalog
+    closing: AsyncExitStack
 
 
 class Follower:

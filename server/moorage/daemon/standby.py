@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import time
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -12,11 +13,11 @@ import structlog
 from prometheus_client.metrics_core import Metric
 
 from moorage.core.turns.effects import Address
-from moorage.daemon.following import WAIT_SECONDS_MAX, Follower
+from moorage.daemon.following import WAIT_SECONDS_MAX, Applied, Follower
 from moorage.daemon.observability.counters import gauges
 from moorage.daemon.requests.router import Router
 from moorage.daemon.tasks import Tasks
-from moorage.gateway.deliver import Request, Taking
+from moorage.gateway.deliver import Deliver, Request, Taking
 from moorage.gateway.server import Gateway
 from moorage.model import Code, SessionId
 from moorage.protocol import messages as wire
@@ -28,8 +29,8 @@ from moorage.records.rights import Caller
 from moorage.storage.base import Election, Seat, StorageFailed
 from moorage.web.services import StandbyReads
 
-POLL_SECONDS: Final = 0.05
-"""Between two looks whether there is a leader: as long as nothing leads, clients wait."""
+HOLD_SECONDS_MAX: Final = 2.0
+"""How long requests wait here for the next leader, where the one before has just left."""
 RETRY_SECONDS: Final = 0.5
 """Between two tries to reach the database."""
 _READS: Final = (
@@ -68,13 +69,22 @@ class Standby:
     Attributes:
         leads: Its turn has come.
         reading: Answers what can be read; None: it does not know enough yet, or any more.
+        followed: What it has applied, for itself to go on with where it leads; None: nothing is
+            fit for that.
 
     """
 
     def __init__(self, election: Election, gateway: Gateway, tasks: Tasks) -> None:
         self.leads = False
         self.reading: Reading | None = None
+        self.followed: Applied | None = None
         self._sessions: dict[SessionId, Caller] = {}
+        self._have_read: set[SessionId] = set()
+        self._vacant_since: float | None = None
+        """When the last leader left; None: one leads, or none ever did."""
+        self._found = asyncio.Event()
+        """Another server leads, or this one is ready to."""
+        self._heir: Deliver | None = None
         self.failed = tasks.fail
         self._broken = tasks.broken
         self._election = election
@@ -92,7 +102,7 @@ class Standby:
         while not stopping.is_set():
             if self._broken.done():
                 await self._broken
-            pause = POLL_SECONDS
+            pause = 0.0
             try:
                 self.leads = await asyncio.to_thread(self._election.stand, seat)
             except StorageFailed as error:  # It may be another one's turn to be the primary.
@@ -100,12 +110,32 @@ class Standby:
                 self._note(str(error))
             else:
                 self._note("")
+            self._look()
             if self.leads:
                 self.reading = None
                 return
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), pause)
+            if pause:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stopping.wait(), pause)
         self._election.resign()
+
+    def _look(self) -> None:
+        """Note whether there is a leader to name."""
+        if self._election.leader is not None and not self.leads:
+            self._vacant_since = None
+            self._found.set()
+        elif self._found.is_set() or (self.leads and self._vacant_since is None):
+            self._vacant_since = time.monotonic()
+            self._found.clear()
+
+    def hand_over(self, heir: Deliver) -> None:
+        """Have another part answer what waits here for the next leader, which this server is."""
+        self._heir = heir
+        self._found.set()
+
+    def is_idle(self, session: SessionId) -> bool:
+        """Return whether a session has nothing here but requests that wait for the next leader."""
+        return session not in self._have_read
 
     def _note(self, finding: str) -> None:
         if finding and finding != self._finding:
@@ -183,6 +213,7 @@ class Standby:
     def lost(self, session: SessionId, caller: Caller) -> None:
         """Note that a session is over."""
         self._sessions.pop(session, None)
+        self._have_read.discard(session)
         if self.reading is not None:
             self.reading.router.lost(session, caller)
 
@@ -193,11 +224,32 @@ class Standby:
         reading = self.reading
         no = self.doubt() if isinstance(message, _READS) else self.refusal()
         if reading is None or no is not None:
+            if self._is_vacant():
+                return self._hold(to, caller, message, warnings)
             self._refuse(to, message, no or self.refusal())
             return None
+        self._have_read.add(to.session)
         if getattr(message, "min_revision", 0) > reading.following.revision:
             return self._request_later(to, caller, message, warnings)
         return reading.router.request(to, caller, message, warnings)
+
+    def _is_vacant(self) -> bool:
+        """Return whether the last leader has just left."""
+        since = self._vacant_since
+        return since is not None and time.monotonic() - since < HOLD_SECONDS_MAX
+
+    async def _hold(
+        self, to: Address, caller: Caller, message: Request, warnings: Sequence[str]
+    ) -> None:
+        """Answer once there is a leader: as that, or with its name."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._found.wait(), HOLD_SECONDS_MAX)
+        if self._heir is None:
+            self._refuse(to, message, self.refusal())
+        elif to.session in self._sessions and self.is_idle(to.session):
+            taking = self._heir.request(to, caller, message, warnings)
+            if isinstance(taking, Coroutine):  # The next message waits for no future.
+                await taking
 
     async def _request_later(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str]

@@ -8,7 +8,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -34,7 +34,7 @@ from moorage.daemon.access.rates import EvaluationRate, TenantRates
 from moorage.daemon.access.rights import Owners, Ownership
 from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.daemon.access.tokens import LOCAL, Tokens
-from moorage.daemon.agents.agent_store import AgentStore
+from moorage.daemon.agents.agent_store import AgentStore, AgentStoreError
 from moorage.daemon.agents.roster import AgentRoster
 from moorage.daemon.blocks.placement import BlockPlacement
 from moorage.daemon.blocks.tasks import BlockServices
@@ -42,7 +42,7 @@ from moorage.daemon.commit_loop import CommitLoop
 from moorage.daemon.daemon import Daemon
 from moorage.daemon.doors import Doors, Entrance, make_entrance, naming, sign_in
 from moorage.daemon.effects import EffectCarrier, Observers
-from moorage.daemon.following import Follower, Reads
+from moorage.daemon.following import Applied, Follower, Reads
 from moorage.daemon.history.decisions import Decisions
 from moorage.daemon.history.recalled_fleets import RecalledFleets
 from moorage.daemon.inbox import Inbox
@@ -90,7 +90,7 @@ from moorage.records.json_values import JsonObject
 from moorage.sandbox.host.contract import OpenCircuit
 from moorage.sandbox.host.sandbox import Sandbox, WorkerSettings
 from moorage.sandbox.wire.limits import Limits
-from moorage.storage.base import Election, Storage, StorageError
+from moorage.storage.base import Election, RecordStore, Storage, StorageError
 from moorage.storage.opening import open_storage
 from moorage.web.services import Console, SignInFlow, StandbyServices, WebServices
 
@@ -108,6 +108,7 @@ class Outset:
     measures: Measures
     tasks: Tasks
     storage: Storage
+    agents: AgentStore
     trust: Trust
 
 
@@ -122,6 +123,7 @@ class Prepared:
         reader: What policies reach; it has no catalog yet.
         rates: What tenants may send and burn.
         circuits: Called when a policy's circuit opens; set later.
+        standby: This server has stood by, and what it has followed; None: it never did.
 
     """
 
@@ -131,6 +133,7 @@ class Prepared:
     reader: services.CatalogReader
     rates: TenantRates
     circuits: Callable[[OpenCircuit], None]
+    standby: Standby | None = None
 
 
 class OpenLedger(NamedTuple):
@@ -250,7 +253,9 @@ async def _start(
         config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     storage = open_storage(config.storage, config.data_dir)
     election = storage.election()
-    outset = Outset(config, measures, tasks, storage, Trust(election, tasks.fail))
+    agents = AgentStore(storage.agents())
+    stack.callback(agents.close)
+    outset = Outset(config, measures, tasks, storage, agents, Trust(election, tasks.fail))
     if election is None:
         measures.watch(partial(role_gauges, "writer"))
         ledger = await _open_ledger(storage, stack)  # First: its lock says whose folder that is.
@@ -261,7 +266,7 @@ async def _start(
     stack.callback(election.resign)
     outset.trust.begin()
     with beating(election):
-        ledger = await _open_ledger(storage, stack)
+        ledger = await _open_ledger(storage, stack, prepared)
         return await _lead(outset, ledger, entrance, prepared, stack)
 
 
@@ -296,6 +301,7 @@ async def _stand_by(
         with beating(election):
             return await _prepare(outset.config, stack)
     prepared = await _prepare(outset.config, stack)
+    prepared.standby = standby
     waiting.announced = True
     waiting.announce(doors)
     gc.freeze()
@@ -303,6 +309,7 @@ async def _stand_by(
     reading = outset.tasks.spawn(_read_on(outset, entrance, prepared, standby))
     await standby.wait(doors.seat(), waiting.stopping)
     reading.cancel()
+    await asyncio.wait([reading])
     gc.disable()
     if not standby.leads:
         raise Stopped
@@ -339,30 +346,22 @@ async def _read(
     stack: AsyncExitStack,
 ) -> None:
     """Build what reads, as what leads is built, and follow until that breaks."""
-    followed = outset.storage.followed()
+    config, at = replace(outset.config, traces=False), time.time()
+    followed = await _follow(outset, standby, stack)
     if followed is None:
         return
-    config, at = replace(outset.config, traces=False), time.time()
-    stack.callback(followed.facts.close)
-    ledger = FollowedLedger(followed.facts)
-    allocator = Allocator(config.requeue_pause_seconds, config.overtaken_max)
-    stack.callback(allocator.forget)
-    await ledger.load(allocator.follow)
-    catalog = await services.open_catalog(config, followed.records, follows=True)
-    stack.callback(catalog.memory.forget)
-    stack.push_async_callback(catalog.close)
+    ledger, allocator, catalog = followed.ledger, followed.allocator, followed.catalog
     assert catalog.following is not None
     following = Follower(ledger, allocator, catalog.following, at)
     tasks, reads = Tasks(), Reads(allocator, ledger, lambda: requests.replies)
     stack.push_async_callback(tasks.close)
     no_tokens = LeaseTokens(b"")  # A standby grants nothing.
-    agents = AgentStore(outset.storage.agents())
-    stores = Stores(ledger, allocator, no_tokens, agents, entrance.audit, catalog)
+    stores = Stores(ledger, allocator, no_tokens, outset.agents, entrance.audit, catalog)
     core = _core(stores, entrance, replace(prepared, inbox=reads), outset.measures, tasks)
     workloads = WorkloadControl({}, reads.post, tasks, core.watchers.workload, outset.trust.check)
     runners = Runners(prepared.sandbox, workloads, {}, prepared.rates)
     roster = AgentRoster(
-        agents,
+        outset.agents,
         None,
         catalog.clusters,
         config.agent_lost_seconds,
@@ -395,6 +394,34 @@ async def _read(
     await tasks.broken
 
 
+async def _follow(outset: Outset, standby: Standby, stack: AsyncExitStack) -> Applied | None:
+    """Load what a standby reads; where it leads in the end, that stays."""
+    config, source = outset.config, outset.storage.followed()
+    if source is None:
+        return None
+    async with AsyncExitStack() as opening:
+        ledger = FollowedLedger(source.facts)
+        opening.callback(ledger.close)
+        allocator = Allocator(config.requeue_pause_seconds, config.overtaken_max)
+        await ledger.load(allocator.follow)
+        with suppress(AgentStoreError):  # It says so to those who need it.
+            await asyncio.to_thread(outset.agents.agents)
+        catalog = await services.open_catalog(config, source.records, follows=True)
+        opening.callback(catalog.memory.forget)
+        opening.push_async_callback(catalog.close)
+        followed = Applied(ledger, allocator, catalog, opening.pop_all())
+
+    async def leave() -> None:
+        if standby.leads:
+            standby.followed = followed
+        else:
+            await followed.closing.aclose()
+            followed.allocator.forget()
+
+    stack.push_async_callback(leave)
+    return followed
+
+
 async def _nothing() -> None:
     """Return at once: followed facts are durable."""
 
@@ -407,7 +434,7 @@ async def _lead(
     stack: AsyncExitStack,
 ) -> Daemon:
     config, measures, tasks, trust = outset.config, outset.measures, outset.tasks, outset.trust
-    stores = await _open_stores(outset, ledger, entrance, prepared.allocator, stack)
+    stores = await _open_stores(outset, ledger, entrance, prepared, stack)
     core = _core(stores, entrance, prepared, measures, tasks)
     runners = await _open_runners(config, stores, core, prepared, trust, stack)
     agents = _agents(config, stores, runners, trust.epoch)
@@ -426,7 +453,12 @@ async def _lead(
     )
     doors = entrance.doors
     behind = _web_services(config, stores, core, runners, requests, health.readiness)
-    await doors.open(behind, requests.router, agents)
+    standby = prepared.standby
+    if standby is None:
+        await doors.open(behind, requests.router, agents)
+    else:
+        await doors.open(behind, requests.router, agents, standby.is_idle)
+        standby.hand_over(requests.router)
     stack.push_async_callback(doors.close)
     core.tasks.spawn(core.map_news.run(partial(services.settle, requests.router, requests.calls)))
     core.tasks.spawn(core.shape_news.run())
@@ -456,10 +488,20 @@ def _stamp(ledger: Ledger) -> Shared:
     return {"revision": ledger.last_seq}
 
 
-async def _open_ledger(storage: Storage, stack: AsyncExitStack) -> OpenLedger:
+async def _open_ledger(
+    storage: Storage, stack: AsyncExitStack, prepared: Prepared | None = None
+) -> OpenLedger:
+    """Open the ledger; where this server has followed it, only what came since is read."""
+    standby = None if prepared is None else prepared.standby
+    followed = None if standby is None else standby.followed
     ledger = StoredLedger(storage.facts())
-    recovery = await ledger.open()
+    recovery = await ledger.open(None if followed is None else followed.ledger.position)
     stack.push_async_callback(ledger.close)
+    if prepared is not None and followed is not None:
+        await asyncio.to_thread(followed.ledger.close)
+        if recovery.goes_on:
+            prepared.allocator = followed.allocator
+            prepared.sandbox.show(followed.allocator.state.fleet)
     return OpenLedger(ledger, recovery)
 
 
@@ -467,13 +509,12 @@ async def _open_stores(
     outset: Outset,
     opened: OpenLedger,
     entrance: Entrance,
-    allocator: Allocator,
+    prepared: Prepared,
     stack: AsyncExitStack,
 ) -> Stores[Ledger]:
     config, storage, recovery = outset.config, outset.storage, opened.recovery
+    allocator = prepared.allocator
     tokens = LeaseTokens(await asyncio.to_thread(storage.secret))
-    agents = AgentStore(storage.agents())
-    stack.callback(agents.close)
     allocator.replay(recovery.facts, recovery.fencing)
     records = storage.records()
     if recovery.last_seq and not storage.has_records():
@@ -482,7 +523,7 @@ async def _open_stores(
         log.error(
             "damage", finding=f"{records.place} is not there, beside a ledger: {lost}; {mend}"
         )
-    catalog = await services.open_catalog(config, records)
+    catalog = await _open_catalog(config, records, prepared)
     stack.push_async_callback(catalog.close)
     for warning in (*recovery.warnings, *catalog.warnings):
         log.warning("damage", finding=warning)
@@ -490,9 +531,23 @@ async def _open_stores(
     trail = AuditTrail(
         audit, lambda _: (None, ""), lambda _: None, allocator.state.lease, Standing()
     )
-    await recover(audit, trail, opened.ledger)
+    recovering = recover(audit, trail, opened.ledger)
+    if prepared.standby is None:
+        await recovering
+    else:  # Clients wait.
+        outset.tasks.spawn(recovering)
     stack.callback(audit.note_server, "stopped")
-    return Stores(opened.ledger, allocator, tokens, agents, audit, catalog)
+    return Stores(opened.ledger, allocator, tokens, outset.agents, audit, catalog)
+
+
+async def _open_catalog(config: Config, records: RecordStore, prepared: Prepared) -> Catalog:
+    """Open the catalog; where this server has followed it, it goes on from there."""
+    followed = None if prepared.standby is None else prepared.standby.followed
+    if followed is not None:
+        if (catalog := await followed.catalog.lead(records)) is not None:
+            return catalog
+        await followed.closing.aclose()
+    return await services.open_catalog(config, records)
 
 
 def _core(

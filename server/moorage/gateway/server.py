@@ -189,12 +189,28 @@ class Gateway:
         self.port = self._server.sockets[0].getsockname()[1]
         return self.port
 
-    def change(self, deliver: Deliver, agents: AgentDoor | None) -> None:
-        """Route requests elsewhere from now on, and make open sessions begin again (1012)."""
+    def change(
+        self,
+        deliver: Deliver,
+        agents: AgentDoor | None,
+        goes_on: Callable[[SessionId], bool] = lambda _: False,
+    ) -> None:
+        """Route requests elsewhere from now on, and make open sessions begin again (1012).
+
+        Args:
+            deliver: Where to.
+            agents: Where agents of machines go.
+            goes_on: Whether a session has nothing at the part before that it would miss.
+
+        """
         while (lost := self._resumable.oldest()) is not None:
             self._end(lost)
         for session in self._sessions.values():
-            self._drop(session, Close.RESTART, "another server answers from now on")
+            if goes_on(session.id):
+                session.deliver = deliver
+                deliver.opened(session.id, session.caller)
+            else:
+                self._drop(session, Close.RESTART, "another server answers from now on")
         self._deliver, self._doorman.agents = deliver, agents
 
     async def drain(self, *, patient: bool = True) -> None:

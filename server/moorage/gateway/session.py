@@ -102,6 +102,7 @@ class Session:
         drop: Starts closing the connection with a code and a reason.
 
     Attributes:
+        deliver: As given; it may change.
         lasts: It can be resumed where its connection is lost.
         ends: Ends it, where it is not resumed before.
 
@@ -125,7 +126,7 @@ class Session:
         self.draining = False
         self.lasts = settings.resume_seconds > 0
         self.ends: asyncio.TimerHandle | None = None
-        self._deliver = deliver
+        self.deliver = deliver
         self._settings = settings
         self._counts = counts
         self._turns = turns
@@ -324,7 +325,7 @@ class Session:
         self, to: Address, message: Request, warnings: Sequence[str]
     ) -> asyncio.Future[None] | None:
         try:
-            taking = self._deliver.request(to, self.caller, message, warnings)
+            taking = self.deliver.request(to, self.caller, message, warnings)
         except Exception as error:  # noqa: BLE001  # Every one is a defect, and goes to `failed`.
             self._defect(error)
             return None
@@ -356,7 +357,7 @@ class Session:
         self.tell(number, reply)
 
     def _defect(self, error: BaseException) -> None:
-        self._deliver.failed(error)
+        self.deliver.failed(error)
         self._drop(self, Close.DEFECT, "the server met a defect")
 
     # Out -----------------------------------------------------------------------------------

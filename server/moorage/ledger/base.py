@@ -17,7 +17,7 @@ The exceptions:
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from moorage.core.state.facts import Fact
 from moorage.storage.base import StorageCorrupt, StorageError, StorageFailed, StorageLocked
@@ -133,6 +133,19 @@ class LedgerEntry:
     fact: Fact
 
 
+class Position(NamedTuple):
+    """A place in one history of facts.
+
+    Args:
+        seq: Its last fact; 0: none.
+        chain: The checksum over all facts up to it.
+
+    """
+
+    seq: int
+    chain: int
+
+
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """The contents of a ledger when it was opened.
@@ -145,6 +158,7 @@ class Recovery:
         checkpoint_seq: The fact as of which the checkpoint was taken; 0 if there is none.
         warnings: Damage that was survived, each a sentence for the log.
         fencing: Fencing numbers up to this one may have been given out, whatever the facts say.
+        goes_on: The facts are only those after the position that the opener knows.
 
     """
 
@@ -153,6 +167,7 @@ class Recovery:
     checkpoint_seq: int
     warnings: tuple[str, ...] = ()
     fencing: int = 0
+    goes_on: bool = False
 
 
 class LedgerHistory(Protocol):

@@ -11,6 +11,7 @@ from moorage.ledger.base import (
     PAGE_FACTS_MAX,
     LedgerEntry,
     LedgerError,
+    Position,
     translated,
 )
 from moorage.ledger.codec import unseal
@@ -34,13 +35,22 @@ class FollowedLedger(StoredHistory):
         super().__init__(facts)
         self._facts = facts
         self._taken_seq = 0
-        self._read_seq = 0
         self._chain = 0
+        self._is_whole = False
 
     @property
     def last_seq(self) -> int:
         """See `LedgerHistory.last_seq`: the last one that was taken."""
         return self._taken_seq
+
+    @property
+    def position(self) -> Position | None:
+        """What was taken; None where a piece was not taken whole."""
+        return Position(self._taken_seq, self._chain) if self._is_whole else None
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._facts.close()
 
     async def load(self, take: Callable[[Sequence[Fact]], None]) -> None:
         """Read the newest checkpoint and the facts after it.
@@ -49,13 +59,16 @@ class FollowedLedger(StoredHistory):
             LedgerError: It cannot be read.
 
         """
-        recovered, last_seq = await asyncio.to_thread(self._load)
+        recovered, loaded = await asyncio.to_thread(self._load)
         while piece := await asyncio.to_thread(lambda: list(islice(recovered, PIECE_FACTS))):
             take(piece)
-        self._taken_seq = self._read_seq = last_seq
+        self._taken_seq, self._chain = loaded
+        self._is_whole = True
 
     async def follow(self, take: Callable[[Sequence[Fact]], None]) -> bool:
         """Read facts that were written since; return whether these were all.
+
+        Where it is cancelled, what was taken is whole pieces, and the next call goes on from there.
 
         Raises:
             LedgerFailed: The database cannot be read now.
@@ -65,10 +78,12 @@ class FollowedLedger(StoredHistory):
         entries, last_seq = await asyncio.to_thread(self._since)
         for start in range(0, len(entries), PIECE_FACTS):
             piece = entries[start : start + PIECE_FACTS]
-            take([entry.fact for entry in piece])
-            self._taken_seq = piece[-1].seq
+            self._is_whole = False
+            take([fact for fact, _ in piece])
+            self._taken_seq, self._chain = piece[-1][1]
+            self._is_whole = True
             await asyncio.sleep(0)
-        return self._read_seq >= last_seq
+        return self._taken_seq >= last_seq
 
     async def history(
         self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
@@ -83,24 +98,25 @@ class FollowedLedger(StoredHistory):
     def _taken(self, entries: list[LedgerEntry]) -> list[LedgerEntry]:
         return [entry for entry in entries if entry.seq <= self._taken_seq]
 
-    def _load(self) -> tuple[Iterator[Fact], int]:
+    def _load(self) -> tuple[Iterator[Fact], Position]:
         with translated(), self._reading.reading() as facts:
             last_seq = facts.last_seq()
             checkpoint, parts, _ = self.newest_good(facts, last_seq)
-            self._chain = facts.chain_of(last_seq) or 0
-        return self.recovered(parts, checkpoint.seq if checkpoint else 0, last_seq), last_seq
+            loaded = Position(last_seq, facts.chain_of(last_seq) or 0)
+        return self.recovered(parts, checkpoint.seq if checkpoint else 0, last_seq), loaded
 
-    def _since(self) -> tuple[list[LedgerEntry], int]:
+    def _since(self) -> tuple[list[tuple[Fact, Position]], int]:
+        taken = Position(self._taken_seq, self._chain)
         with translated():
             last_seq = self._facts.last_seq()
-            if last_seq == self._read_seq:
+            if last_seq == taken.seq:
                 return [], last_seq
             with self._reading.reading() as facts:
-                chain = facts.chain_of(self._read_seq)
-                rows = facts.page(self._read_seq, PAGE_FACTS_MAX, PAGE_BYTES_MAX)
-        if chain != self._chain or not rows:  # Pruned, or the facts of another history.
-            raise LedgerError(f"{self._place} does not go on from fact {self._read_seq}")
-        check_linked(rows, self._read_seq, chain, (), self._place)
-        entries = [unseal(row, self._place) for row in rows]
-        self._read_seq, self._chain = rows[-1].seq, rows[-1].chain
-        return entries, last_seq
+                chain = facts.chain_of(taken.seq)
+                rows = facts.page(taken.seq, PAGE_FACTS_MAX, PAGE_BYTES_MAX)
+        if chain != taken.chain or not rows:  # Pruned, or the facts of another history.
+            raise LedgerError(f"{self._place} does not go on from fact {taken.seq}")
+        check_linked(rows, taken.seq, chain, (), self._place)
+        return [
+            (unseal(row, self._place).fact, Position(row.seq, row.chain)) for row in rows
+        ], last_seq

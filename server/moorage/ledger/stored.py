@@ -15,6 +15,7 @@ from moorage.ledger.base import (
     PENDING_FACTS_MAX,
     LedgerError,
     LedgerFailed,
+    Position,
     Recovery,
     translated,
 )
@@ -79,12 +80,18 @@ class StoredLedger(StoredHistory):
         if self._failure is not None:
             raise LedgerFailed(str(self._failure))
 
-    async def open(self) -> Recovery:
-        """See `Ledger.open`."""
+    async def open(self, known: Position | None = None) -> Recovery:
+        """See `Ledger.open`.
+
+        Args:
+            known: What a follower has taken: where this history goes on from there, only the facts
+                after it are read.
+
+        """
         if self._writer is not None:
             raise LedgerError(f"{self._place} is open already.")
         self._failure = None
-        opened = await asyncio.to_thread(self._open)
+        opened = await asyncio.to_thread(self._open, known)
         recovery = opened.recovery
         self._durable_seq = self._given_seq = recovery.last_seq
         self._chain, self._lost = opened.chain, opened.lost
@@ -182,13 +189,19 @@ class StoredLedger(StoredHistory):
 
     # Opening: in a thread, since a log left by a crash is read back first.
 
-    def _open(self) -> _Opened:
+    def _open(self, known: Position | None) -> _Opened:
         with translated():
             opened = self._store.open()
             try:
                 with self._store.reading() as facts:
                     last_seq = facts.last_seq()
-                    checkpoint, parts, damaged = self.newest_good(facts, last_seq)
+                    if known is not None and facts.chain_of(known.seq) != known.chain:
+                        known = None
+                    if known is None:
+                        checkpoint, parts, damaged = self.newest_good(facts, last_seq)
+                    else:
+                        finished = facts.checkpoints()
+                        checkpoint, parts, damaged = finished[0] if finished else None, [], []
                     number, lost = facts.last_checkpoint_number(), facts.lost()
                     chain = facts.chain_of(last_seq) or 0
                 if damaged:
@@ -203,8 +216,9 @@ class StoredLedger(StoredHistory):
             for each in damaged
         ]
         seq = checkpoint.seq if checkpoint else 0
-        facts_left = self.recovered(parts, seq, last_seq)
-        recovery = Recovery(facts_left, last_seq, seq, tuple(warnings), opened.fencing)
+        facts_left = self.recovered(parts, seq if known is None else known.seq, last_seq)
+        goes_on = known is not None
+        recovery = Recovery(facts_left, last_seq, seq, tuple(warnings), opened.fencing, goes_on)
         return _Opened(recovery, chain, number, lost)
 
     def _check_readable(self) -> None:

@@ -34,13 +34,23 @@ class Logins(Protocol):
     """Who has logged in."""
 
     def enter(self, token: str) -> tuple[str, Login] | None:
-        """Exchange a token for a cookie; None: it is no tenant's."""
+        """Exchange a token for a cookie; None: it is no tenant's.
+
+        Raises:
+            ServiceError: `unavailable`: the login cannot be stored.
+
+        """
 
     def find(self, cookies: Iterable[str]) -> Login | None:
         """Return the login that one of these cookies stands for, while it lasts."""
 
     def leave(self, cookies: Iterable[str]) -> None:
-        """End the logins that these cookies stand for."""
+        """End the logins that these cookies stand for.
+
+        Raises:
+            ServiceError: `unavailable`: that cannot be stored.
+
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ The exceptions:
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -122,7 +122,8 @@ class Election(Protocol):
     def stand(self, seat: Seat) -> bool:
         """Become the leader if there is none; return whether this server leads.
 
-        Else note that this server stands by, and learn who leads.
+        Else note that this server stands by, and learn who leads. It returns after a short while,
+        or as soon as the leader leaves.
 
         Raises:
             StorageError: The database cannot be used, now or at all.
@@ -132,7 +133,7 @@ class Election(Protocol):
 
     @property
     def leader(self) -> Leader | None:
-        """The server that led when this one last stood; None: none did."""
+        """The server that led when this one last stood; None: none did, or it was to leave soon."""
         ...
 
     @property
@@ -158,6 +159,10 @@ class Election(Protocol):
     @property
     def is_deposed(self) -> bool:
         """Whether another server was found to lead since this one did."""
+        ...
+
+    def announce(self) -> None:
+        """Tell those that stand by that this server is about to resign."""
         ...
 
     def resign(self) -> None:
@@ -574,6 +579,30 @@ class AgentRows(Protocol):
         ...
 
 
+class LoginRows(Protocol):
+    """Logins to the console, each a document under the digest of its cookie."""
+
+    def version(self) -> object:
+        """Return a value that differs after each change; None: there are none yet."""
+        ...
+
+    def rows(self) -> dict[str, bytes]:
+        """Return all documents by digest, the oldest first."""
+        ...
+
+    def insert(self, digest: str, document: bytes, gone: Collection[str] = ()) -> None:
+        """Store a new one, and delete others."""
+        ...
+
+    def delete(self, digests: Collection[str]) -> None:
+        """Delete those that are there."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
 class AuditEnd(NamedTuple):
     """Where an audit log ends: number and hash of its last line, and the last fact it names."""
 
@@ -645,6 +674,10 @@ class Storage(Protocol):
 
     def agents(self) -> AgentRows:
         """Return the agents and their joining tokens."""
+        ...
+
+    def logins(self) -> LoginRows:
+        """Return the logins to the console."""
         ...
 
     def audit(self) -> AuditRows | None:

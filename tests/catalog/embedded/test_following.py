@@ -83,3 +83,21 @@ async def test_each_change_is_taken_over(written: Catalog) -> None:
     assert not aliases.all()
     memory.forget()
     assert not memory.clusters
+
+
+async def test_who_followed_a_catalog_goes_on_to_write_it(place) -> None:
+    written = await open_catalog(place.records())
+    await written.clusters.create(cluster("a"), "ann")
+    followed = await open_catalog(place.followed(), follows=True)
+    await written.clusters.create(cluster("b"), "ann")
+    await written.close()
+    catalog = await followed.lead(place.records())
+    assert catalog is not None
+    assert catalog.following is None
+    assert catalog.memory.live_ids() == ("a", "b")
+    await catalog.clusters.create(cluster("c"), "ann")
+    await catalog.close()
+    again = await open_catalog(place.records())
+    assert again.memory.live_ids() == ("a", "b", "c")
+    assert await again.lead(place.records()) is None, "it has followed nothing"
+    await again.close()

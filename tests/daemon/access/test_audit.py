@@ -1,5 +1,6 @@
 """The audit log: a chain that shows every change, written by several, bounded."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -235,6 +236,25 @@ async def test_a_start_notes_what_the_ledger_has_and_the_log_lacks(
     assert all(each["recovered"] for each in again)
     assert [each["what"] for each in (started, second)] == ["server.started"] * 2
     assert verify(tmp_path)[1].number == second["number"]
+
+
+async def test_what_is_noted_while_a_start_looks_back_comes_after_that(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path, 1, 32)
+    log.hold()
+    log.note(AuditEntry(3.0, "new", seq=9))
+    waits = asyncio.create_task(log.written())
+    log.let_go([AuditEntry(1.0, "old", seq=8)], 8)
+    await waits
+    log.close()
+    assert [each["what"] for each in read_lines(tmp_path)] == ["old", "server.started", "new"]
+
+
+def test_of_a_start_that_did_not_look_back_the_next_one_notes_the_facts(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path, 1, 32)
+    log.hold()
+    log.note_all([AuditEntry(3.0, "lease.granted", seq=9), AuditEntry(3.0, "right.refused")])
+    log.close()
+    assert [each["what"] for each in read_lines(tmp_path)] == ["right.refused"]
 
 
 def test_a_flood_of_wrong_tokens_is_counted_and_not_written_out(

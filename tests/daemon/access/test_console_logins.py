@@ -1,19 +1,39 @@
-"""Logins to the console: of one tenant so many, at no other one's cost."""
+"""Logins to the console: they outlast their server, and have bounds for each tenant."""
 
-from moorage.daemon.access.console_logins import (
-    LOGINS_MAX,
-    LOGINS_OF_TENANT_MAX,
-    ConsoleLogins,
-)
-from moorage.model import Tenant
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from moorage.daemon.access import console_logins
+from moorage.daemon.access.console_logins import ConsoleLogins
+from moorage.model import Code, Tenant
+from moorage.protocol.faults import ServiceError
 from moorage.records.rights import Caller, Role
+from moorage.storage.sqlite.logins import SqliteLogins
+
+Open = Callable[..., ConsoleLogins]
 
 
-def logins() -> ConsoleLogins:
-    def caller(token: str | None) -> Caller | None:
-        return Caller(Tenant(token), Role.CLIENT) if token else None
+def caller(token: str | None) -> Caller | None:
+    return Caller(Tenant(token), Role.CLIENT) if token else None
 
-    return ConsoleLogins(caller, 3600.0)
+
+@pytest.fixture
+def open_logins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """Logins of a server on one storage; each call is another server."""
+    monkeypatch.setattr(console_logins, "LOGINS_OF_TENANT_MAX", 4)
+    monkeypatch.setattr(console_logins, "LOGINS_MAX", 12)
+    with ExitStack() as stack:
+
+        def opened(authenticate=caller, lasts_seconds: float = 3600.0) -> ConsoleLogins:
+            rows = SqliteLogins(tmp_path / "logins.db")
+            stack.callback(rows.close)
+            return ConsoleLogins(rows, authenticate, lasts_seconds)
+
+        yield opened
 
 
 def cookie(logins: ConsoleLogins, tenant: str) -> str:
@@ -22,18 +42,67 @@ def cookie(logins: ConsoleLogins, tenant: str) -> str:
     return entered[0]
 
 
-def test_a_thousand_logins_of_one_tenant_end_none_of_another() -> None:
-    store = logins()
+def test_many_logins_of_one_tenant_end_none_of_another(open_logins: Open) -> None:
+    store = open_logins()
     other = cookie(store, "b")
-    ours = [cookie(store, "a") for _ in range(LOGINS_MAX + 1)]
+    ours = [cookie(store, "a") for _ in range(13)]
     assert store.find([other]) is not None
-    assert sum(store.find([each]) is not None for each in ours) == LOGINS_OF_TENANT_MAX
-    assert store.find([ours[-1]]) is not None
+    assert [store.find([each]) is not None for each in ours] == [False] * 9 + [True] * 4
 
 
-def test_where_all_are_taken_the_tenant_with_most_gives_way() -> None:
-    store = logins()
-    many = [cookie(store, "a") for _ in range(LOGINS_OF_TENANT_MAX)]
-    few = [cookie(store, f"t{number}") for number in range(LOGINS_MAX)]
+def test_where_all_are_taken_the_tenant_with_most_gives_way(open_logins: Open) -> None:
+    store = open_logins()
+    many = [cookie(store, "a") for _ in range(4)]
+    few = [cookie(store, f"t{number}") for number in range(11)]
     assert all(store.find([each]) is not None for each in few)
-    assert sum(store.find([each]) is not None for each in many) <= 1
+    assert sum(store.find([each]) is not None for each in many) == 1
+
+
+def test_another_server_knows_a_login_until_it_is_left(open_logins: Open) -> None:
+    first, second = open_logins(), open_logins()
+    entered = first.enter("ann")
+    assert entered is not None
+    cookie, login = entered
+    assert second.find(["other", cookie]) == login
+    assert second.find([cookie[:-1]]) is None
+    second.leave([cookie])
+    assert (first.find([cookie]), second.find([cookie])) == (None, None)
+
+
+def test_a_token_that_is_revoked_or_means_another_one_ends_its_login(open_logins: Open) -> None:
+    meaning = "t"
+    known = {meaning: Caller(Tenant("ann"), Role.CLIENT)}
+    store = open_logins(known.get)
+    entered = cookie(store, meaning)
+    assert store.find([entered]) is not None
+    known[meaning] = Caller(Tenant("ann"), Role.ADMIN)
+    assert store.find([entered]) is None
+    known.clear()
+    assert store.find([entered]) is None
+
+
+def test_a_login_ends_and_is_deleted_with_the_next_one(open_logins: Open, tmp_path: Path) -> None:
+    over = cookie(open_logins(lasts_seconds=0.0), "ann")
+    assert open_logins().find([over]) is None
+    cookie(open_logins(), "ann")
+    with closing(sqlite3.connect(tmp_path / "logins.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM logins").fetchone() == (1,)
+
+
+def test_what_is_stored_lets_no_one_in(open_logins: Open, tmp_path: Path) -> None:
+    secret = "moor_the_token_of_ann"  # noqa: S105  # Made up.
+    entered = open_logins(lambda _: caller("ann")).enter(secret)
+    assert entered is not None
+    stored = (tmp_path / "logins.db").read_bytes()
+    for each in (secret, entered[0], entered[1].csrf):
+        assert each.encode() not in stored
+    assert (tmp_path / "logins.db").stat().st_mode & 0o077 == 0
+
+
+def test_a_login_that_cannot_be_stored_is_refused(open_logins: Open, tmp_path: Path) -> None:
+    (tmp_path / "logins.db").write_bytes(b"no database " * 100)
+    store = open_logins()
+    with pytest.raises(ServiceError) as refused:
+        store.enter("ann")
+    assert refused.value.code is Code.UNAVAILABLE
+    assert store.find(["a cookie"]) is None

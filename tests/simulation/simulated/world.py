@@ -174,6 +174,7 @@ class World:
         self.checkpoint: tuple[int, list[Fact]] | None = None
         self.trace: list[tuple[float, Event | Crashed]] = []
         self.witness = Witness(self)
+        self.lives = 0
         self._be_born()
 
     def _labelled(self, cluster: Cluster) -> Cluster:
@@ -203,8 +204,12 @@ class World:
         ] or drawn
 
     def _be_born(self) -> None:
-        self.allocator = Allocator(self.pause_seconds, self.overtaken_max)
+        """Begin the life of a daemon: every second one has stood by while the one before led."""
+        stood_by = self.standby if self.lives % 2 else None
+        self.allocator = stood_by or Allocator(self.pause_seconds, self.overtaken_max)
         self.witness.follow(self.allocator.requests.queue)
+        self.lives += 1
+        self.standby, self.followed = Allocator(self.pause_seconds, self.overtaken_max), 0
         self.turns: list[Turn] = []
         self.writing: list[Turn] = []
         self.inbox: list[Event] = []
@@ -232,10 +237,19 @@ class World:
     def commit(self) -> None:
         """One stage of the disk: what was being written is durable; what waited is written."""
         self.ledger += [fact for turn in self.writing for fact in turn.facts]
+        self._follow()
         written, self.writing, self.turns = self.writing, self.turns, []
         if written and not self.writing and self.rng.random() < 0.1:
             self.checkpoint = (len(self.ledger), list(condense(self.allocator.state)))
         self.let_go(written)
+
+    def _follow(self) -> None:
+        """Have the daemon that stands by apply what is durable; it is asked now and then."""
+        self.standby.follow(self.ledger[self.followed :])
+        self.followed = len(self.ledger)
+        if self.followed % 16 == 0:
+            asked = Inquired(Address(SessionId("reader"), 1), "queue", self.tenants[0], limit=10)
+            self.standby.read(asked, self.now)
 
     def let_go(self, turns: list[Turn]) -> None:
         for turn in turns:
@@ -311,8 +325,11 @@ class World:
             self.let_go(self.writing[: self.rng.randint(0, len(self.writing))])
         self.trace.append((self.now, Crashed(len(self.ledger))))
         retries = self.witness.crashed(self.ledger)
+        self._follow()
+        took_over = self.lives % 2
         self._be_born()
-        self.allocator.replay(self.durable())
+        durable = self.durable()
+        self.allocator.replay(() if took_over else durable)
         self.witness.restored(self.ledger)
         self.sessions = {SessionId(f"{s}+"): t for s, t in self.sessions.items()}
         self.now += self.rng.choice([0.1, 2.0, 20.0])

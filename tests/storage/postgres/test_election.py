@@ -67,6 +67,19 @@ def test_one_that_resigns_is_replaced_at_once(address: str, two: tuple[Leadershi
     assert (leader.seat, standbys) == (B, [])
 
 
+def test_one_that_is_about_to_resign_is_not_named(two: tuple[Leadership, Leadership]):
+    first, second = two
+    assert not second.stand(B)
+    assert second.leader is not None
+    first.announce()
+    assert not second.stand(B)
+    assert second.leader is None
+    assert not second.stand(B)
+    assert second.leader is None  # Its sign of life is still there.
+    first.resign()
+    assert second.stand(B)
+
+
 def test_one_that_is_silent_is_replaced_and_learns_of_it(
     postgres, address: str, two: tuple[Leadership, Leadership]
 ):

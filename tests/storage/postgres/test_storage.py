@@ -204,16 +204,19 @@ def test_a_newer_format_is_refused(postgres, address: str):
         PostgresStorage(address).facts().open()
 
 
-def test_a_database_of_the_first_format_gets_what_the_second_adds(postgres, address: str):
+def test_a_database_of_the_first_format_gets_what_later_ones_add(postgres, address: str):
     prepare(address, None)
     name = address.rpartition("/")[2]
-    before = "DROP TABLE moorage.audit_line, moorage.audit_end"
+    before = (
+        "DROP TABLE moorage.audit_line, moorage.audit_end, moorage.login;"
+        "DELETE FROM moorage.meta WHERE name = 'logins'"
+    )
     postgres.execute(before, name)
     postgres.execute("UPDATE moorage.meta SET value = 1 WHERE name = 'format'", name)
     with closing(PostgresStorage(address).audit()) as audit:
         assert audit.end() == AuditEnd(0, "0" * 64, None)
     found = postgres.execute("SELECT value FROM moorage.meta WHERE name = 'format'", name)
-    assert found == [(2,)]
+    assert found == [(3,)]
 
 
 def test_lines_of_the_audit_log_are_stored_by_several_and_the_oldest_go(address: str):
@@ -278,6 +281,21 @@ def test_tokens_are_seen_by_another_process_soon(address: str):
         assert (mine.revoke("ci", 3.0), mine.revoke("no", 3.0)) == (False, None)
         other._version = (other._version[0] - FRESH_SECONDS, other._version[1])
         assert other.version() != before
+
+
+def test_logins_are_seen_by_another_process_soon(address: str):
+    mine, other = (PostgresStorage(address).logins() for _ in range(2))
+    with closing(mine), closing(other):
+        assert mine.version() is None
+        for name in "abc":
+            other.insert(name, name.encode(), [])
+        mine.insert("d", b"d", ["b", "none"])
+        assert list(other.rows().items()) == [("a", b"a"), ("c", b"c"), ("d", b"d")]
+        before = other.version()
+        mine.delete(["a", "d"])
+        other._version = (other._version[0] - FRESH_SECONDS, other._version[1])
+        assert other.version() != before
+        assert other.rows() == {"c": b"c"}
 
 
 def test_agents_are_changed_whole_or_not_at_all(address: str, tmp_path):

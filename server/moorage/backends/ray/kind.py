@@ -83,6 +83,8 @@ class RayKind(BackendKind[RaySettings]):
         self, settings: RaySettings, backend: "Backend | None", inventory: Inventory
     ) -> None:
         """Keep the document of its cluster; see `BackendKind.follow`."""
+        if backend is None:  # Ray takes long to import.
+            return
         from moorage.backends.ray.backend import RayBackend  # noqa: PLC0415  # See registry.
         from moorage.backends.ray.following import RayFollower  # noqa: PLC0415  # See registry.
 

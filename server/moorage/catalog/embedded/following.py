@@ -9,6 +9,7 @@ from moorage.catalog.embedded.blocks import EmbeddedBlocks
 from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.embedded.records import READERS
 from moorage.catalog.embedded.store import Database, DocumentStore, Kind
+from moorage.storage.base import RecordStore
 
 _PARTS: Final[dict[Kind, str]] = {
     "cluster": "clusters",
@@ -64,6 +65,11 @@ class FollowedRecords:
         self._blocks = blocks
         self._marks = marks
 
+    @property
+    def has_all(self) -> bool:
+        """Whether no part of the catalog mirrors a service."""
+        return self._marks.checksums.keys() == READERS.keys()
+
     async def refresh(self) -> None:
         """Take over what changed since.
 
@@ -72,6 +78,17 @@ class FollowedRecords:
 
         """
         await self._store.run(self._changes, self._take_over)
+
+    async def lead(self, records: RecordStore) -> None:
+        """Take over what changed to the last, and have this process write these records now.
+
+        Raises:
+            ServiceError: `unavailable`: they cannot be opened.
+
+        """
+        await self._store.go_on_with(records)
+        await self.refresh()
+        self._store.count_owners()
 
     def _changes(self, database: Database) -> tuple[Marks, list[_Change]]:
         kinds, checksums = database.marks(), dict(self._marks.checksums)

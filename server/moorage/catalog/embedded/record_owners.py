@@ -23,7 +23,7 @@ from moorage.core.state.tenant_loads import TENANT_SHARE, fits
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["BOUNDED_ELSEWHERE", "Kind", "OwnedRecord", "RecordOwners", "StoredRow"]
+__all__ = ["BOUNDED_ELSEWHERE", "RECORDS_MAX", "Kind", "OwnedRecord", "RecordOwners", "StoredRow"]
 
 Kind = Literal[
     "cluster",
@@ -92,6 +92,11 @@ class RecordOwners:
         self._bytes: Counter[str] = Counter()
         self._registered: dict[str, str] = {}
         self._before: list[tuple[_Key, OwnedRecord | None]] = []
+
+    def forget(self) -> None:
+        """Forget all records: they are loaded again."""
+        for each in (self._records, self._counts, self._bytes, self._registered):
+            each.clear()
 
     def begin(self) -> None:
         """Begin a transaction."""

@@ -23,7 +23,13 @@ from moorage.catalog.embedded.integrity import (
     is_intact,
     unavailable,
 )
-from moorage.catalog.embedded.record_owners import Kind, OwnedRecord, RecordOwners, StoredRow
+from moorage.catalog.embedded.record_owners import (
+    RECORDS_MAX,
+    Kind,
+    OwnedRecord,
+    RecordOwners,
+    StoredRow,
+)
 from moorage.model import Code
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
@@ -131,6 +137,12 @@ class Database:
                 self._set_aside(kind, number, row.id, "it does not match its checksum")
         return good
 
+    def count_owners(self) -> None:
+        """Read again which tenant each record is of."""
+        self._owners.forget()
+        for kind in ("history", *RECORDS_MAX):  # The history says whose a policy is.
+            self.rows(cast("Kind", kind))
+
     def set_aside(self, kind: Kind, record_id: str, why: str) -> None:
         """Keep a record that cannot be read where it is in no other record's way, and say so."""
         self._set_aside(kind, self._records.number_of(kind, record_id), record_id, why)
@@ -185,6 +197,7 @@ class DocumentStore:
     def __init__(self, records: RecordStore) -> None:
         self.warnings: list[str] = []
         self._records = records
+        self._next_records: RecordStore | None = None
         self._loop = asyncio.get_running_loop()
         self._owners = RecordOwners()
         self._turns = FairSemaphore(AT_ONCE_MAX, JOBS_MAX, busy="operations wait for the catalog")
@@ -238,6 +251,22 @@ class DocumentStore:
             self._jobs.put(_Job(work, publish, durable, tenant, future))
             return await future
 
+    async def go_on_with(self, records: RecordStore) -> None:
+        """Let go of the records, and use these from the next job on: the same ones, to write.
+
+        Raises:
+            ServiceError: As `open`.
+
+        """
+        self._next_records = records
+        await self.run(lambda _: None)
+
+    def count_owners(self) -> None:
+        """Read which tenant each record is of, behind the jobs that wait; it is not awaited."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._jobs.put(_Job(Database.count_owners, None, durable=False, tenant="", future=future))
+
     async def close(self) -> None:
         """Finish the accepted jobs, checkpoint and close the file. Idempotent.
 
@@ -260,6 +289,10 @@ class DocumentStore:
         is_open = False
         while (job := self._next()) is not None:
             try:
+                if self._next_records is not None:
+                    self._records.close()
+                    self._records, self._next_records = self._next_records, None
+                    is_open = False
                 if not is_open:
                     self.warnings += self._records.open()
                     is_open = True

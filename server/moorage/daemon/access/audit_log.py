@@ -59,6 +59,10 @@ class AuditLog:
         self.is_on = keep_days > 0
         self._pending: list[AuditEntry] = []
         """Entries to be written; only the thread takes some away."""
+        self._held: list[AuditEntry] | None = None
+        """Entries that come after those of before the start, which are not known yet."""
+        self._goes_on = asyncio.Event()
+        self._goes_on.set()
         self._bell = threading.Event()
         self._hurry = threading.Event()
         """Set: what was taken is written without gathering more."""
@@ -79,6 +83,7 @@ class AuditLog:
 
     async def written(self) -> None:
         """Wait until all entries queued so far are written, or cannot be."""
+        await self._goes_on.wait()
         if self._thread is not None:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
@@ -94,12 +99,32 @@ class AuditLog:
         """Queue entries, in order. On the hot path."""
         if self._thread is None or not entries:
             return
-        lost = max(0, len(self._pending) + len(entries) - PENDING_MAX)
-        self._pending += entries[: len(entries) - lost]
+        taken = self._pending if self._held is None else self._held
+        lost = max(0, len(taken) + len(entries) - PENDING_MAX)
+        taken += entries[: len(entries) - lost]
         self.lost += lost
         self._unsaid += lost
         if not self._bell.is_set():
             self._bell.set()
+
+    def hold(self) -> None:
+        """Write nothing that is noted from now on before `let_go`."""
+        self._held = []
+        self._goes_on.clear()
+
+    def let_go(self, before: Sequence[AuditEntry], seq: int) -> None:
+        """Note what was before the start of the server, the start, and what was held.
+
+        Args:
+            before: Entries of that.
+            seq: The last fact of the ledger at the start.
+
+        """
+        held, self._held = self._held or [], None
+        self._goes_on.set()
+        self.note_all(before)
+        self.note_server("started", seq)
+        self.note_all(held)
 
     def note_server(self, what: str, seq: int = 0) -> None:
         """Note a start, with the last fact in the ledger, or of a stop.
@@ -148,6 +173,8 @@ class AuditLog:
     def close(self) -> None:
         """Write pending entries, for a bounded time, and end the thread."""
         if self._thread is not None:
+            # Facts have theirs at the next start, after those of before this one.
+            self._pending += [each for each in self._held or () if not each.seq]
             self._closing.set()
             self._hurry.set()
             self._bell.set()

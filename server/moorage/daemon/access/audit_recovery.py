@@ -1,12 +1,14 @@
 """Restores entries of the audit log that a kill lost, from the ledger, at the start."""
 
 import asyncio
+from collections.abc import Coroutine
 
 import structlog
 
 from moorage.daemon.access.audit_log import PENDING_MAX, AuditLog
 from moorage.daemon.access.audit_trail import AuditTrail
 from moorage.ledger.base import Ledger, LedgerError
+from moorage.records.audit import AuditEntry
 from moorage.storage.base import StorageError
 
 __all__ = ["recover"]
@@ -14,8 +16,10 @@ __all__ = ["recover"]
 log = structlog.get_logger("moored")
 
 
-async def recover(audit: AuditLog, trail: AuditTrail, ledger: Ledger) -> None:
+def recover(audit: AuditLog, trail: AuditTrail, ledger: Ledger) -> Coroutine[object, object, None]:
     """Note facts of the ledger that the log lacks, then the start of the server.
+
+    What is noted from this call on comes after that, also while the coroutine runs.
 
     Args:
         audit: Nothing was noted yet of what this server does.
@@ -23,17 +27,21 @@ async def recover(audit: AuditLog, trail: AuditTrail, ledger: Ledger) -> None:
         ledger: Open; nothing was appended yet.
 
     """
-    if not audit.is_on:
-        return
+    audit.hold()
+    return _recover(audit, trail, ledger, ledger.last_seq)
+
+
+async def _recover(audit: AuditLog, trail: AuditTrail, ledger: Ledger, until: int) -> None:
+    found = list[AuditEntry]()
     try:
-        last = await asyncio.to_thread(audit.last_seq)
+        last = await asyncio.to_thread(audit.last_seq) if audit.is_on else None
         # No more were waiting when it was killed.
-        seq = ledger.last_seq if last is None else max(last, ledger.last_seq - PENDING_MAX)
-        while page := await ledger.read(after=seq):
-            audit.note_all(trail.recovered(page))
+        seq = until if last is None else max(last, until - PENDING_MAX)
+        while seq < until and (page := await ledger.read(seq, until - seq)):
+            found += trail.recovered(page)
             seq = page[-1].seq
     except (OSError, ValueError, StorageError, LedgerError) as error:
         # The server serves also where its log is damaged, or a fact that nothing else reads.
         log.error("audit_failed", reason=f"what a kill took is not noted again: {error}")  # noqa: TRY400  # It has no more to say.
-    audit.note_server("started", ledger.last_seq)
+    audit.let_go(found, until)
     await audit.written()

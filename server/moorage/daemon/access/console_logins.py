@@ -1,31 +1,56 @@
 """Logins to the console: cookies, and the token that each was exchanged for.
 
-Both ports read them. A login lasts some hours and lies in memory only: after a restart of the
-daemon, people log in again.
+Both ports read them. They lie in the storage, so that they outlast a server, and other servers on
+one database know them. What is stored lets no one in: of a cookie the digest, and of its token what
+only the cookie turns into the token again.
 """
 
+import hashlib
 import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
+import msgspec
+import structlog
+
 from moorage.daemon.access.lease_tokens import digest
-from moorage.model import Tenant
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
 from moorage.protocol.logins import Login
 from moorage.records.rights import Caller
+from moorage.storage.base import LoginRows, StorageError
 
 LOGINS_OF_TENANT_MAX: Final = 100
 """Logins of one tenant at one time; beyond it its oldest is over."""
 LOGINS_MAX: Final = 1_000
 """The same for all; beyond it the oldest is over of the tenant that has most."""
 
+log = structlog.get_logger("moored")
+
+
+class _StoredLogin(msgspec.Struct, frozen=True):
+    """A login as it is stored.
+
+    Args:
+        caller: Whom its token stood for.
+        veiled: The token, which the cookie unveils.
+        expires_at: When it is over, in seconds since the epoch.
+
+    """
+
+    caller: Caller
+    veiled: bytes
+    expires_at: float
+
 
 class ConsoleLogins:
     """Logins by the digest of their cookie.
 
     Args:
+        rows: Where they are.
         authenticate: Given a token, returns the caller, or None.
         lasts_seconds: How long a login lasts.
         token_end: Given a token, returns when it ends, as far as that is known beforehand.
@@ -34,48 +59,106 @@ class ConsoleLogins:
 
     def __init__(
         self,
+        rows: LoginRows,
         authenticate: Callable[[str | None], Caller | None],
         lasts_seconds: float,
         token_end: Callable[[str], float | None] = lambda _: None,
     ) -> None:
+        self._rows = rows
         self._authenticate = authenticate
         self._lasts_seconds = lasts_seconds
         self._token_end = token_end
-        self._logins: dict[str, Login] = {}
+        self._version: object = None
+        self._known: dict[str, _StoredLogin] = {}
+        """The oldest first."""
 
     def enter(self, token: str) -> tuple[str, Login] | None:
-        """Exchange a token for a cookie; None: it is no tenant's."""
+        """Exchange a token for a cookie; None: it is no tenant's.
+
+        Raises:
+            ServiceError: `unavailable`: the login cannot be stored.
+
+        """
         caller = self._authenticate(token)
         if caller is None:
             return None
-        cookie = secrets.token_urlsafe(32)
-        ends = self._token_end(token)
-        until = min(time.time() + self._lasts_seconds, math.inf if ends is None else ends)
-        login = Login(caller, token, secrets.token_urlsafe(32), until)
-        self._logins[digest(cookie)] = login
-        held = Counter(each.caller.tenant for each in self._logins.values())
-        if held[caller.tenant] > LOGINS_OF_TENANT_MAX:
-            self._end_oldest(caller.tenant)
-        elif len(self._logins) > LOGINS_MAX:
-            self._end_oldest(max(held, key=lambda each: held[each]))
-        return cookie, login
-
-    def _end_oldest(self, tenant: Tenant) -> None:
-        logins = self._logins.items()
-        del self._logins[next(name for name, each in logins if each.caller.tenant == tenant)]
+        cookie, now, ends = secrets.token_urlsafe(32), time.time(), self._token_end(token)
+        until = min(now + self._lasts_seconds, math.inf if ends is None else ends)
+        stored = _StoredLogin(caller, _veil(token.encode(), cookie), until)
+        try:
+            self._read()
+            gone = [name for name, each in self._known.items() if each.expires_at <= now]
+            left = {name: each for name, each in self._known.items() if name not in gone}
+            gone += _surplus({**left, digest(cookie): stored}, stored)
+            self._rows.insert(digest(cookie), msgspec.json.encode(stored), gone)
+        except StorageError as error:
+            raise ServiceError(Code.UNAVAILABLE, f"logins cannot be stored: {error}") from error
+        return cookie, _login(stored, token, cookie)
 
     def find(self, cookies: Iterable[str]) -> Login | None:
         """Return the login that one of these cookies stands for, while it and its token last."""
-        for cookie in cookies:
-            login = self._logins.get(digest(cookie))
-            if login is None:
+        found = [(cookie, digest(cookie)) for cookie in cookies]
+        if not found:
+            return None
+        try:
+            self._read()
+        except StorageError as error:  # Those that are known go on until it can be read.
+            log.error("console_logins_failed", reason=str(error))  # noqa: TRY400  # It has no more to say.
+        for cookie, name in found:
+            stored = self._known.get(name)
+            if stored is None or stored.expires_at <= time.time():
                 continue
-            if login.expires_at > time.time() and self._authenticate(login.token) == login.caller:
-                return login
-            del self._logins[digest(cookie)]
+            token = _veil(stored.veiled, cookie).decode()
+            if self._authenticate(token) == stored.caller:
+                return _login(stored, token, cookie)
         return None
 
     def leave(self, cookies: Iterable[str]) -> None:
-        """End the logins that these cookies stand for."""
-        for cookie in cookies:
-            self._logins.pop(digest(cookie), None)
+        """End the logins that these cookies stand for.
+
+        Raises:
+            ServiceError: `unavailable`: that cannot be stored.
+
+        """
+        try:
+            self._rows.delete([digest(cookie) for cookie in cookies])
+        except StorageError as error:
+            raise ServiceError(Code.UNAVAILABLE, f"the logout is not stored: {error}") from error
+
+    def close(self) -> None:
+        """Let go of them."""
+        self._rows.close()
+
+    def _read(self) -> None:
+        version = self._rows.version()
+        if version != self._version:
+            rows = self._rows.rows() if version is not None else {}
+            self._known = {
+                name: msgspec.json.decode(document, type=_StoredLogin)
+                for name, document in rows.items()
+            }
+            self._version = version
+
+
+def _surplus(logins: dict[str, _StoredLogin], newest: _StoredLogin) -> Collection[str]:
+    """Return the login that is over for the newest one, if any is."""
+    held = Counter(each.caller.tenant for each in logins.values())
+    if held[newest.caller.tenant] > LOGINS_OF_TENANT_MAX:
+        tenant = newest.caller.tenant
+    elif len(logins) > LOGINS_MAX:
+        tenant = max(held, key=lambda each: held[each])
+    else:
+        return []
+    return [next(name for name, each in logins.items() if each.caller.tenant == tenant)]
+
+
+def _login(stored: _StoredLogin, token: str, cookie: str) -> Login:
+    csrf = hashlib.shake_256(b"moorage console csrf " + cookie.encode()).hexdigest(32)
+    return Login(stored.caller, token, csrf, stored.expires_at)
+
+
+def _veil(text: bytes, cookie: str) -> bytes:
+    """Veil or unveil a token: a cookie is random, and veils one token alone."""
+    key = b"moorage console token " + cookie.encode()
+    stream = hashlib.shake_256(key).digest(len(text))
+    return bytes(one ^ other for one, other in zip(text, stream, strict=True))

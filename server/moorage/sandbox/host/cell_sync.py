@@ -50,6 +50,10 @@ class World:
         self.fleet = fleet
         self._snapshot: tuple[int, int, bytes] = (-1, -1, b"")
 
+    def change(self, fleet: Fleet) -> None:
+        """Show another fleet from now on; no cell has seen the one before."""
+        self.fleet, self._snapshot = fleet, (-1, -1, b"")
+
     def snapshot(self) -> bytes:
         """Return the packed snapshot of the fleet as it is now, made once per version."""
         layout, version, packed = self._snapshot

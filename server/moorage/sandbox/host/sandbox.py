@@ -184,6 +184,10 @@ class Sandbox:
             raise
         return self.report()
 
+    def show(self, fleet: Fleet) -> None:
+        """Show policies another fleet than that at the start; no policy has been asked yet."""
+        self._pool.world.change(fleet)
+
     async def close(self) -> None:
         """Kill every cell and the zygote and refuse what still waited. Bounded, idempotent."""
         if not self._closed:

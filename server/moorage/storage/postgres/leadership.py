@@ -34,13 +34,15 @@ from moorage.storage.postgres.connection import (
 from moorage.storage.statements import read_statements
 
 SQL: Final = read_statements(Path(__file__).with_name("schema.sql"))
-FORMAT: Final = Format(2, {1: [SQL["add_audit"]]})
+FORMAT: Final = Format(3, {1: [SQL["add_audit"]], 2: [SQL["add_logins"]]})
 """Of the tables."""
 LOCK_SECONDS_MAX: Final = 5.0
 """How long a start waits for the lock: that of a server that was killed is free within a second."""
 _POLL_SECONDS: Final = 0.1
 LOOK_SECONDS: Final = 1.0
 """Between two looks at an idle lock."""
+STAND_SECONDS: Final = 0.05
+"""How long one that stands by waits for the leader to leave before it looks for its lock again."""
 STANDBY_SECONDS: Final = 1.0
 """Between two notes of a server that it stands by."""
 SEEN_SECONDS: Final = 5.0
@@ -78,6 +80,8 @@ class Leadership:
         """Sessions that a server opens while it stands by, for when it leads."""
         self._noted_at = 0.0
         self._name = ""
+        self._leaving = ""
+        """Epoch of a server that said that it is about to resign."""
         self.leader: Leader | None = None
         self.standbys = self.is_deposed = False
 
@@ -149,18 +153,20 @@ class Leadership:
             self._leave()
             self._waiting = connect(self._address, "lock")
             check_server(self._waiting, self.place)
+            make_tables(self._waiting, self.place)
+            self._waiting.execute(SQL["listen"])
         connection = self._waiting
         if _first(connection, "try_lock"):
             self._take_epoch(connection)
             # What follows need not outlive a crash of the database, nor wait for its standbys.
             connection.execute("SET synchronous_commit = off")
-            connection.execute(SQL["lead"], (self.epoch, *seat))
-            connection.execute(SQL["sit_down"], (seat.name,))
+            connection.execute(SQL["lead"], {"epoch": self.epoch, **seat._asdict()})
             self._connection, self._waiting, self._users = connection, None, 1
             self.leader = None
             return True
-        self.leader = leader_of(connection)
-        if self.leader is None and connection.execute(SQL["depose"], (LEAD_SECONDS,)).fetchone():
+        leader = leader_of(connection)
+        self.leader = None if leader and str(leader.epoch) == self._leaving else leader
+        if leader is None and connection.execute(SQL["depose"], (LEAD_SECONDS,)).fetchone():
             return False  # Its lock falls in a moment.
         if time.monotonic() - self._noted_at >= STANDBY_SECONDS:
             self._name = seat.name
@@ -168,6 +174,10 @@ class Leadership:
             self._noted_at = time.monotonic()
         elif len(self._spare) < SPARE:
             self._spare.append(connect(self._address, "spare"))
+        for heard in connection.notifies(timeout=STAND_SECONDS, stop_after=1):
+            self._leaving = heard.payload or self._leaving
+            if self.leader is not None and str(self.leader.epoch) == self._leaving:
+                self.leader = None
         return False
 
     def _leave(self) -> None:
@@ -193,13 +203,19 @@ class Leadership:
         self.standbys = others is not None
         return bool(row[0])
 
+    def announce(self) -> None:
+        """See `Election.announce`."""
+        with self._guard, contextlib.suppress(psycopg.Error):  # Then they see it a little later.
+            if self._connection is not None:
+                self._connection.execute(SQL["announce"], (str(self.epoch),))
+
     def resign(self) -> None:
         """See `Election.resign`."""
         with self._guard:
             if self._connection is not None:
                 with contextlib.suppress(psycopg.Error):  # Then its lock is lost already.
                     self._connection.execute(SQL["leave"], (self.epoch,))
-                    self._connection.execute(SQL["unlock"])  # At once, unlike by its end.
+                    self._connection.execute(SQL["unlock"])
                 self._connection.close()
                 self._connection = None
             elif self._waiting is not None:
@@ -275,7 +291,8 @@ class Leadership:
 
     def _take_epoch(self, connection: Connection) -> None:
         """Fence the server before, given the lock."""
-        make_tables(connection, self.place)
+        if _format(connection) != FORMAT.current:
+            make_tables(connection, self.place)
         try:
             connection.execute("SET lock_timeout = '500ms'")
             for _ in range(_TRIES_MAX):
@@ -407,6 +424,14 @@ def _migrate(connection: Connection, place: str) -> bool:
     if writer != version("moorage"):
         connection.execute(SQL["set_writer"], [version("moorage")])
     return found < FORMAT.current
+
+
+def _format(connection: Connection) -> int | None:
+    """Return the format of the tables; None if there are none, or this role may not read them."""
+    try:
+        return int(_first(connection, "format"))
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege):
+        return None
 
 
 def _not_prepared(place: str) -> StorageError:

@@ -71,6 +71,12 @@ CREATE TABLE audit_end(
     bytes bigint NOT NULL);
 INSERT INTO audit_end VALUES (1, 0, repeat('0', 64), NULL, 0)
 
+-- name: add_logins
+-- What the third format adds: logins to the console, which outlast the server that let them in.
+CREATE TABLE login(
+    number bigint GENERATED ALWAYS AS IDENTITY, digest text PRIMARY KEY, document bytea NOT NULL);
+INSERT INTO meta VALUES ('logins', 0)
+
 -- name: make_alone
 -- Commands make the tables, too, and without being the one who writes.
 SELECT pg_advisory_xact_lock(1836019570, 2)
@@ -129,8 +135,10 @@ SELECT pg_terminate_backend(pid) FROM pg_locks
 WHERE relation = 'moorage.epoch'::regclass AND mode = 'RowShareLock' AND pid <> pg_backend_pid()
 
 -- name: lead
+WITH no_standby AS (DELETE FROM standby WHERE name = %(name)s)
 INSERT INTO leader VALUES (
-    1, %s, clock_timestamp(), clock_timestamp(), %s, %s, %s, pg_backend_pid(), false)
+    1, %(epoch)s, clock_timestamp(), clock_timestamp(), %(name)s, %(ws)s, %(http)s,
+    pg_backend_pid(), false)
 ON CONFLICT (id) DO UPDATE SET epoch = excluded.epoch, at = excluded.at, since = excluded.since,
     name = excluded.name, ws = excluded.ws, http = excluded.http, pid = excluded.pid,
     resign = false
@@ -153,7 +161,14 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.classid = 1836019570 AND l.obj
 DELETE FROM leader WHERE epoch = %s
 
 -- name: unlock
-SELECT pg_advisory_unlock_all()
+-- At once, unlike by the end of the connection; those that wait for it try again.
+SELECT pg_advisory_unlock_all(), pg_notify('moorage', '')
+
+-- name: listen
+LISTEN moorage
+
+-- name: announce
+SELECT pg_notify('moorage', %s)
 
 -- name: resign
 UPDATE leader SET resign = true WHERE at > clock_timestamp() - make_interval(secs => %s)

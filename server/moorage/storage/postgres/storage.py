@@ -14,6 +14,7 @@ from moorage.storage.postgres.connection import connect, place_of, translated
 from moorage.storage.postgres.facts import PostgresFacts
 from moorage.storage.postgres.followed import PostgresFollowedFacts, PostgresFollowedRecords
 from moorage.storage.postgres.leadership import SQL, Leadership, make_tables
+from moorage.storage.postgres.logins import PostgresLogins
 from moorage.storage.postgres.records import PostgresRecords
 from moorage.storage.postgres.tokens import PostgresTokens
 
@@ -55,6 +56,10 @@ class PostgresStorage:
     def agents(self) -> PostgresAgents:
         """See `Storage.agents`."""
         return PostgresAgents(self._address)
+
+    def logins(self) -> PostgresLogins:
+        """See `Storage.logins`."""
+        return PostgresLogins(self._address)
 
     def audit(self) -> PostgresAudit:
         """See `Storage.audit`."""

@@ -7,4 +7,5 @@ CATALOG_FILE: Final = "catalog.db"
 TOKENS_FILE: Final = "tokens.db"
 SECRET_FILE: Final = "lease_secret"  # noqa: S105  # Its name.
 AGENTS_FILE: Final = "agents.db"
+LOGINS_FILE: Final = "logins.db"
 AUDIT_FOLDER: Final = "audit"

@@ -9,12 +9,14 @@ from moorage.storage.sqlite import (
     AGENTS_FILE,
     CATALOG_FILE,
     LEDGER_FILE,
+    LOGINS_FILE,
     SECRET_FILE,
     TOKENS_FILE,
 )
 from moorage.storage.sqlite.agents import SqliteAgents
 from moorage.storage.sqlite.facts import SqliteFacts
 from moorage.storage.sqlite.files import OWNER_ONLY, read_file, sync_directory
+from moorage.storage.sqlite.logins import SqliteLogins
 from moorage.storage.sqlite.records import SqliteRecords
 from moorage.storage.sqlite.tokens import SqliteTokens
 
@@ -45,6 +47,10 @@ class SqliteStorage:
     def agents(self) -> SqliteAgents:
         """See `Storage.agents`."""
         return SqliteAgents(self._folder / AGENTS_FILE)
+
+    def logins(self) -> SqliteLogins:
+        """See `Storage.logins`."""
+        return SqliteLogins(self._folder / LOGINS_FILE)
 
     def audit(self) -> None:
         """See `Storage.audit`."""
