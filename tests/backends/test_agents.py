@@ -272,7 +272,7 @@ async def test_a_gang_starts_once_all_its_machines_are_reachable(world: World) -
 
 async def test_a_gang_with_a_machine_that_has_no_agent_is_refused(world: World) -> None:
     gang = Order("a", MemoryResourceSpec(), (*PLACEMENT, Share(PLACE[0], NodeId("n9"))))
-    with pytest.raises(BackendError, match="runs on machines with agents, and n9 has none"):
+    with pytest.raises(BackendError, match="server's own; n9 is neither"):
         await world.fleet.start(gang)
 
 

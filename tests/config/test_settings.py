@@ -141,6 +141,7 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "policy_fallback_failures": ("6", "6", 6),
         "backends": ("local", '["local"]', ("local",)),
         "local_nodes": ("a1, a2", '["a1", "a2"]', ("a1", "a2")),
+        "local_address": ("10.0.0.5", '"10.0.0.5"', "10.0.0.5"),
         "aws_instance_profiles": ("one,two", '["one", "two"]', ("one", "two")),
         "aws_security_groups": ("sg-1", '["sg-1"]', ("sg-1",)),
         "kubernetes_clusters": ("a,b=c", '{a = "a", b = "c"}', {"a": "a", "b": "c"}),

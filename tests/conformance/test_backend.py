@@ -197,7 +197,7 @@ class AgentBench(ProcessBench):
         self.placement = shares("n1")
 
     def backend(self) -> Backend:
-        return AgentBackend(self)
+        return AgentBackend(self, LocalBackend(self.root / "server"), "n1", "n2")
 
     def gang(self) -> Gang | None:
         self.placement = shares("n1", "n2")
@@ -211,17 +211,24 @@ class AgentBench(ProcessBench):
         return Order("a", spec, self.placement), lose
 
 
-class AgentBackend(FleetBackend):
-    """A server's side: all that it starts is placed on the nodes of the agents."""
+class MixedBench(AgentBench):
+    """The same, where the second node of a gang is the server's own machine."""
 
-    def __init__(self, bench: AgentBench) -> None:
+    def backend(self) -> Backend:
+        return AgentBackend(self, LocalBackend(self.root / "n2", ["n2"]), "n1")
+
+
+class AgentBackend(FleetBackend):
+    """A server's side: all that it starts is placed on the nodes of the agents, or on its own."""
+
+    def __init__(self, bench: AgentBench, own: LocalBackend, *agents: str) -> None:
         self.bench = bench
-        super().__init__(LocalBackend(bench.root / "server"), lambda _: self.made_lease())
+        super().__init__(own, lambda _: self.made_lease())
         self.attached = asyncio.Event()
         self.attached_agents = 0
-        self.agents = [self.machine((ClusterId("c"), NodeId(each))) for each in ("n1", "n2")]
+        self.agents = [self.machine((ClusterId("c"), NodeId(each))) for each in agents]
         roots = bench.root, bench.root / "n2"
-        pairs = zip(self.agents, roots, strict=True)
+        pairs = zip(self.agents, roots, strict=False)
         self.running = [asyncio.ensure_future(self.run(each, root)) for each, root in pairs]
 
     def made_lease(self) -> Lease:
@@ -392,7 +399,7 @@ def param(file: Path) -> Any:
 
 
 @pytest.fixture(
-    params=["memory", "process", "agent", *HEAVY, *RAY, *map(param, BENCHES)],
+    params=["memory", "process", "agent", "mixed", *HEAVY, *RAY, *map(param, BENCHES)],
 )
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
     match request.param:
@@ -404,6 +411,8 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
             return ProcessBench(tmp_path)
         case "agent":
             return AgentBench(tmp_path)
+        case "mixed":
+            return MixedBench(tmp_path)
         case "aws":
             return AwsBench(request.getfixturevalue("aws"), tmp_path)
         case "kubernetes":

@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from functools import partial
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 RESET = struct.pack("ii", 1, 0)
@@ -21,6 +22,9 @@ class CutProxy(ThreadingTCPServer):
         self.url = f"ws://127.0.0.1:{self.server_address[1]}"
         self.ends: list[socket.socket] = []
         self.is_closed = False
+        self.passes = threading.Event()
+        """Unset: it holds back what comes, as a network that is partitioned."""
+        self.passes.set()
 
     def verify_request(self, request: object, client_address: object) -> bool:
         """Tell whether a connection is passed on; called before its handler begins."""
@@ -55,15 +59,18 @@ class _Passing(BaseRequestHandler):
             self.server.ends += [self.request, there]
             if self.server.is_closed:
                 self.server.cut()
-            back = threading.Thread(target=_pass_on, args=(there, self.request), daemon=True)
+            ways = (there, self.request), (self.request, there)
+            first, second = (partial(_pass_on, self.server.passes, *way) for way in ways)
+            back = threading.Thread(target=first, daemon=True)
             back.start()
-            _pass_on(self.request, there)
+            second()
             back.join()
 
 
-def _pass_on(source: socket.socket, target: socket.socket) -> None:
+def _pass_on(passes: threading.Event, source: socket.socket, target: socket.socket) -> None:
     with contextlib.suppress(OSError):  # It is cut.
         while piece := source.recv(65_536):
+            passes.wait()
             target.sendall(piece)
         target.shutdown(socket.SHUT_WR)
 
@@ -75,5 +82,6 @@ def cut_proxy(port: int) -> Iterator[CutProxy]:
         try:
             yield proxy
         finally:
+            proxy.passes.set()
             proxy.cut()
             proxy.shutdown()

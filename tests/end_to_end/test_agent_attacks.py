@@ -71,6 +71,7 @@ FIRST_FRAMES = [
     *((hello({**NODE, "id": name}), "name") for name in (None, "", " ", "a/b", "a\nb", 7, ["x"])),
     (hello({**NODE, "id": "n" * 2000}), "characters"),
     (msgspec.msgpack.encode(OTHER), "release 9.9) speaks version 99"),
+    (msgspec.msgpack.encode(OTHER | {"version": 2}), "release 9.9) speaks version 2"),
     *((frame, "first frame") for frame in (b"", b"\xff\xff", "text")),
 ]
 

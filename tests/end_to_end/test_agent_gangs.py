@@ -102,6 +102,48 @@ def test_a_gang_is_requeued_as_a_whole(fleet: Fleet, tmp_path: Path) -> None:
     ended(fleet, lease)
 
 
+OWN = {"MOORAGE_LOCAL_NODES": "own"}
+
+
+def register_own(fleet: Fleet) -> None:
+    """Put the server's own machine beside those with agents."""
+    node = {"id": "own", "vcpus": {"count": 4}, "memory": 4096}
+    document = {"id": "lab", "nodes": {"count": 1, "nodeData": [node]}}
+    assert fleet.server.http.post("/clusters/lab/nodes", json=document).is_success
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with served(tmp_path_factory.mktemp("mixed"), **OWN) as fleet:
+        fleet.agent("a", fleet.token())
+        register_own(fleet)
+        yield fleet
+
+
+def own_pids(fleet: Fleet, lease: dict) -> dict[str, int]:
+    note = fleet.data / "local" / "running" / lease["id"] / "process.json"
+    own = {"own": json.loads(note.read_text())["pid"]} if note.exists() else {}
+    return pids(fleet, lease) | own
+
+
+def test_the_servers_own_machine_is_a_member_of_a_gang(mixed: Fleet) -> None:
+    lease = mixed.ask(f"cat >meet.py <<'END'\n{MEET}\nEND\npython3 meet.py", nodes=2)
+    text, code = mixed.output(lease)
+    assert sorted(nodes_of(lease)) == ["a", "own"]
+    assert (text, code) == (f"rank 0 met 1={nodes_of(lease)[1]}\n", 0)
+    ended(mixed, lease)
+    assert own_pids(mixed, lease) == {}
+
+
+@pytest.mark.parametrize("lost", ["a", "own"])
+def test_a_gang_with_the_servers_own_machine_ends_as_a_whole(mixed: Fleet, lost: str) -> None:
+    lease = mixed.ask("exec sleep 1000", nodes=2)
+    until(lambda: mixed.state(lease) == "active")
+    os.kill(own_pids(mixed, lease)[lost], signal.SIGKILL)
+    assert f"node {lost}: it was killed by signal 9" in ended(mixed, lease)
+    assert own_pids(mixed, lease) == {}
+
+
 def test_a_gang_whose_start_fails_on_one_node_leaves_nothing(fleet: Fleet) -> None:
     spec = {"category": "service", "command": ["sh", "-c", "[ $RANK = 0 ] || exit 4; sleep 1000"]}
     ended(fleet, fleet.ask("", nodes=2, spec=spec))
@@ -136,3 +178,26 @@ def test_gangs_and_commands_outlive_their_killed_server_and_agents(tmp_path: Pat
             assert fleet.server.release(alone[1])["success"]
             ended(fleet, alone[1])
     assert sorted(seen.read_text().split()) == ["a", "b"]
+
+
+def test_a_gang_with_the_servers_own_machine_outlives_its_killed_server(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with ExitStack() as agents:
+        with killed(data, environment=OWN) as server:
+            server.publish(catalog.document("first_fit"))
+            fleet = Fleet(tmp_path, server, agents, data)
+            fleet.agent("a", fleet.token())
+            register_own(fleet)
+            gang = fleet.ask("exec sleep 1000", nodes=2)
+            until(lambda: fleet.state(gang) == "active")
+            kill(server)
+        before = own_pids(fleet, gang)
+        assert before.keys() == {"a", "own"}
+        port = server.running.ws.rpartition(":")[2]
+        with served(tmp_path, "--port", port, **OWN) as fleet:
+            until(lambda: fleet.listed()["a"]["connected"])
+            until(lambda: fleet.state(gang) == "active")
+            assert own_pids(fleet, gang) == before
+            os.kill(before["own"], signal.SIGKILL)
+            assert "node own: " in ended(fleet, gang)
+    assert own_pids(fleet, gang) == {}

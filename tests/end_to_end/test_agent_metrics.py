@@ -12,6 +12,7 @@ import pytest
 from fleets import Fleet, served
 from served import until
 
+from moorage.backends.local.machine import this_node
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy
@@ -161,3 +162,23 @@ def test_metrics_of_a_lost_machine_are_stale_and_go_with_it(fleet, monkeypatch):
     assert fleet.server.moorage("fleet", "forget", f"{fleet.cluster}/box").returncode == 0
     until(lambda: not measured(fleet))
     assert measured(fleet, "other")
+
+
+def test_the_servers_own_machine_says_what_agents_say_of_theirs(tmp_path: Path, cards: Cards):
+    cards(a={"pids": [os.getpid()], "used": 300, "busy": 60})
+    with served(tmp_path, "--here") as fleet:
+        fleet.cluster = this_node()
+        until(lambda: measured(fleet, fleet.cluster).get("gpus"))
+        tree = measured(fleet, fleet.cluster)
+        assert tree["gpus"][0]["cudaUtilization"] == 60
+        assert (tree["memory"]["freeMem"] > 0, tree["stale"]) == (True, False)
+        until(lambda: "busy" in fleet.node(fleet.cluster))
+        (busy,) = fleet.node(fleet.cluster)["busy"]
+        assert f"(process {os.getpid()}, 300 MiB), which no lease started" in busy["reason"]
+        assert gpu_of(fleet) == "1"
+        demand = {"clusters": [fleet.cluster], "resources": {"gpus": 1}}
+        refused = fleet.server.ask(**demand, lease={"ttl_seconds": 9})
+        assert refused["error"]["code"] == "no_capacity"
+        cards()
+        until(lambda: "busy" not in fleet.node(fleet.cluster))
+        assert gpu_of(fleet) == "0"

@@ -92,6 +92,19 @@ def test_strangers_are_not_let_in(fleet: Fleet) -> None:
         connect(fleet.server.running.ws + AGENT_PATH)
 
 
+@pytest.mark.parametrize("address", ["nonsense", "http://127.0.0.1:1", "ws://"])
+def test_what_is_no_address_of_a_server_is_refused_at_once(fleet: Fleet, address: str) -> None:
+    said = fleet.refused(fleet.command("a", "--token", "t", "--server", address))
+    assert "--server: expected ws://HOST:PORT" in said
+
+
+@pytest.mark.parametrize("cluster", [" ", "a/b", "a\nb", "x" * 254])
+def test_no_token_is_made_for_what_names_no_cluster(fleet: Fleet, cluster: str) -> None:
+    made = invoke("agent", "token", "--cluster", cluster, "--data", fleet.data)
+    assert (made.returncode, made.stdout) == (2, "")
+    assert "--cluster: expected" in made.stderr
+
+
 def test_a_copied_disk_and_a_taken_name_are_refused(fleet: Fleet) -> None:
     fleet.agent("box", fleet.token())
     assert "another agent runs over" in fleet.refused(fleet.command("box"))

@@ -14,6 +14,7 @@ import typer
 from moorage.commands.errors import EXIT_USAGE, load_config, refuse_option, refuse_root
 from moorage.commands.noting import note
 from moorage.commands.options import DataOption, FileOption, JsonFlag
+from moorage.setting_kinds import NAME_CHARS_MAX
 
 if TYPE_CHECKING:
     from moorage.config.settings import Config
@@ -113,8 +114,10 @@ def agent_token(
     """Make a token and print it. One machine joins with it, once; a running server takes it."""
     if not 0 < minutes <= MINUTES_MAX:
         refuse_option("--minutes", f"1 to {MINUTES_MAX}")
-    if not cluster.strip() or "/" in cluster:
+    if not cluster.strip() or "/" in cluster or not cluster.isprintable():
         refuse_option("--cluster", "the id of a cluster, without `/`")
+    if len(cluster) > NAME_CHARS_MAX:
+        refuse_option("--cluster", f"at most {NAME_CHARS_MAX} characters")
     now = time.time()
     with _store(data, config) as (store, settings):
         typer.echo(store.create_token(cluster, now, now + 60 * minutes))
@@ -179,6 +182,19 @@ def agent_forget(name: _ClusterNode, data: DataOption = None, config: FileOption
         gone = store.forget(name)
         note(settings, "agent.forgotten", {"cluster": gone.cluster_id, "node": gone.node_id})
     typer.echo(f"{name} is forgotten.")
+
+
+@agent.command("reclaim", short_help="Have agents follow a server that was restored or moved.")
+def agent_reclaim(data: DataOption = None, config: FileOption = None) -> None:
+    """Have agents take orders of this server, though another one led them since.
+
+    For a server whose storage was restored from a backup, or moved: agents refuse the orders of a
+    server that another one has followed. First make sure that the other one is gone for good.
+    """
+    with _store(data, config) as (store, settings):
+        epoch = store.reclaim(time.time())
+        note(settings, "agent.reclaimed", {}, {"epoch": epoch})
+    typer.echo("Agents follow this server when they connect next, within half a minute.")
 
 
 @contextlib.contextmanager

@@ -23,7 +23,8 @@ import msgspec
 import structlog
 import uvloop
 from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
+from websockets.uri import parse_uri
 
 from moorage.backends.agents import wire
 from moorage.backends.agents.host import AgentHost
@@ -115,10 +116,14 @@ def run(options: AgentOptions, config: Config) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         node = _node(options)
         addresses = Addresses(Endpoint.of_socket(options.server, options.token or "", None))
+        for at in addresses.order():
+            parse_uri(at.url)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_Agent(options, addresses, node).run())
     except BlockingIOError:
         reason = f"another agent runs over {options.data}; give this one a --data of its own"
+    except InvalidURI as error:
+        reason = f"--server: expected ws://HOST:PORT or wss://HOST, not {error.uri}"
     except (OSError, InventoryError, MoorageError, _Refused) as error:
         reason = str(error)
     else:
@@ -316,9 +321,9 @@ class _Agent:
         if welcome.epoch < self._known.get("epoch", 0):
             reason = f"the server's epoch, {welcome.epoch}, is older than {self._known['epoch']}"
             reason += (
-                ", that of another server; it takes no orders. Where the database was replaced "
+                ", that of another server; it takes no orders. Where its storage was restored "
             )
-            reason += f"by an older copy of it, take epoch out of {self._file}"
+            reason += "or moved, and the other server is gone, run `moored agent reclaim` beside it"
             raise _Refused(reason, final=False)
         self._note(epoch=welcome.epoch, **({"key": welcome.key} if welcome.key else {}))
         place = {"cluster_id": welcome.cluster_id, "node_id": welcome.node_id}

@@ -468,6 +468,7 @@ async def _lead(
     core.tasks.spawn(trust.run())
     core.tasks.spawn(follow_disk(stores.ledger))
     core.tasks.spawn(agents.watch())
+    core.tasks.spawn(agents.watch_own())
     _follow_prometheus(config, stores.catalog, core, stack)
     _follow_clusters(config, stores, core, runners)
     return Daemon(

@@ -19,6 +19,7 @@ import structlog
 from moorage.backends.agents import wire
 from moorage.backends.agents.gangs import joined, member_orders
 from moorage.backends.agents.link import AgentLink, LinkLost
+from moorage.backends.agents.own_machine import OwnLook, OwnMachine, refuse_unreachable
 from moorage.backends.base import (
     Backend,
     BackendError,
@@ -78,7 +79,7 @@ class AgentMachine:
         self._made_at = time.monotonic()
         self._link: AgentLink | None = None
         self._latest: AgentLink | None = None  # It need not be in use yet, or any more.
-        self._measured: tuple[wire.AgentMetrics, float] | None = None
+        self._measured = b"", 0.0
         self._is_known = False  # Since this server started, its workloads have been looked at.
         self._change = asyncio.Event()
 
@@ -95,9 +96,20 @@ class AgentMachine:
     @property
     def measured(self) -> tuple[wire.AgentMetrics, float] | None:
         """The agent's last metrics, and their time in seconds since the epoch."""
-        if self._latest is not None and self._latest.metrics is not None:
-            self._measured = self._latest.metrics, self._latest.measured_at
+        frame, at = self._measure()
+        metrics = wire.decode_report(frame) if frame else None
+        return (metrics, at) if isinstance(metrics, wire.AgentMetrics) else None
+
+    def _measure(self) -> tuple[bytes, float]:
+        """Return the frame of the agent's last metrics, and their time."""
+        if self._latest is not None and self._latest.measured:
+            self._measured = self._latest.measured, self._latest.measured_at
         return self._measured
+
+    @property
+    def reachable(self) -> bool:
+        """Whether there is a connection to its agent."""
+        return self._link is not None
 
     @property
     def absence(self) -> str:
@@ -117,7 +129,7 @@ class AgentMachine:
 
     def hear(self, link: AgentLink) -> None:
         """Note that its agent was heard, over a connection that carries no orders yet."""
-        self._measured = self.measured
+        self._measured = self._measure()
         self._latest = link
 
     def connect(self, link: AgentLink) -> None:
@@ -234,23 +246,39 @@ class AgentMachine:
         return link
 
 
+Member = AgentMachine | OwnMachine
+
+
 class FleetBackend:
     """See the module.
 
     Args:
         own: This machine.
         lease: Returns the lease that has a workload of this name, or had it last.
+        address: Where members of gangs on other machines find this one; empty: where the first of
+            these reaches the server.
+        look: Looks at this machine; None: its metrics are not reported.
 
     """
 
     name: Final = "local"
 
-    def __init__(self, own: Backend, lease: Callable[[str], Lease | None]) -> None:
+    def __init__(
+        self,
+        own: Backend,
+        lease: Callable[[str], Lease | None],
+        address: str = "",
+        look: OwnLook | None = None,
+    ) -> None:
+        self.look = look
         self._own = own
         self._lease = lease
+        self._address = address
         self._listener: Listener | None = None
         self._machines: dict[Place, AgentMachine] = {}
-        self._places: dict[str, tuple[AgentMachine, ...]] = {}
+        self._own_machines: dict[Place, OwnMachine] = {}
+        self._own_gangs: dict[str, tuple[OwnMachine, asyncio.AbstractEventLoop]] = {}
+        self._places: dict[str, tuple[Member, ...]] = {}
         self._members: dict[str, dict[str, WorkloadReport]] = {}
         self._nodes: frozenset[str] = frozenset()
 
@@ -307,7 +335,16 @@ class FleetBackend:
         if machine in self._machines_of(report.id):
             self._tell_member(machine, wire.bounded(report))
 
-    def _tell_member(self, machine: AgentMachine, report: WorkloadReport) -> None:
+    def _hear_own(self, report: WorkloadReport) -> None:
+        """Pass a report of this machine on, in any thread; one of a gang's member as such."""
+        gang = self._own_gangs.get(report.id)
+        if gang is None:
+            self._tell(report)
+        else:
+            machine, loop = gang
+            loop.call_soon_threadsafe(self._tell_member, machine, report)
+
+    def _tell_member(self, machine: Member, report: WorkloadReport) -> None:
         """Pass a report on; for a member of a gang, if it changes the gang."""
         machines = self._machines_of(report.id)
         if len(machines) < 2:  # noqa: PLR2004  # A gang has more than one.
@@ -358,7 +395,7 @@ class FleetBackend:
     def listen(self, listener: Listener | None) -> None:
         """Call `listener` at every change; see `Backend.listen`."""
         self._listener = listener
-        self._own.listen(listener)
+        self._own.listen(None if listener is None else self._hear_own)
 
     def refuse(self, spec: BaseResourceSpec) -> None:
         """Refuse a spec that cannot be started, before anything is held; see `Backend.refuse`."""
@@ -371,34 +408,39 @@ class FleetBackend:
             if machine.link is not None:
                 for report in await machine.look(wire.DiscoverOrder(), list[WorkloadReport]):
                     found.setdefault(report.id, {})[machine.place[1]] = wire.bounded(report)
-        there = [joined(each) for each in found.values()]
-        return [*await self._own.discover(), *there]
+        here = []
+        for report in await self._own.discover():
+            own = self._note_own(report.id, self._machines_of(report.id))
+            if own is None:
+                here.append(report)
+            else:
+                found.setdefault(report.id, {})[own.place[1]] = report
+        return [*here, *(joined(each) for each in found.values())]
 
     async def start(self, order: Order) -> WorkloadReport:
         """Start a workload; see `Backend.start`."""
-        found = [self._machines.get((each.cluster_id, each.node_id)) for each in order.placement]
-        machines = [each for each in found if each is not None]
-        if len(found) > 1:
-            return await self._start_gang(order, found)
+        if len(order.placement) > 1:
+            return await self._start_gang(order)
+        places = [(each.cluster_id, each.node_id) for each in order.placement]
+        machines = [self._machines[each] for each in places if each in self._machines]
         self._remember(order.id, machines)
         if not machines:
             return await self._own.start(order)
         return await machines[0].start(order)
 
-    async def _start_gang(
-        self, order: Order, found: Sequence[AgentMachine | None]
-    ) -> WorkloadReport:
+    async def _start_gang(self, order: Order) -> WorkloadReport:
         """Start a member on each machine once all are reachable; see `Backend.start`."""
+        found = [self._member((each.cluster_id, each.node_id)) for each in order.placement]
         machines = [each for each in found if each is not None]
-        missing = [s.node_id for s, each in zip(order.placement, found, strict=True) if not each]
         self._remember(order.id, machines)
-        if missing:
-            reason = f"a gang runs on machines with agents, and {', '.join(missing)} has none"
+        reason = _why_not(order, found)
+        if reason:
             if order.resumed:
                 return WorkloadReport(order.id, Phase.FAILED, detail=reason)
             raise UnsupportedSpecError(reason)
         self._members[order.id] = {}
-        touched = [each for each in machines if each.link is not None]
+        self._note_own(order.id, machines)
+        touched = [each for each in machines if each.reachable]
         try:
             there = await self._members_there(order, machines)
             if order.resumed and len(there) < len(machines):
@@ -408,7 +450,7 @@ class FleetBackend:
             touched = machines
             if there and len(there) < len(machines):
                 await asyncio.gather(*(each.stop(order.id, None) for each in there))
-            meetings = await asyncio.gather(*(each.meet() for each in machines))
+            meetings = await self._meetings(machines)
             pairs = zip(machines, member_orders(order, meetings), strict=True)
             starting = [asyncio.ensure_future(each.start(member)) for each, member in pairs]
             reports = await _all_or_none(starting)
@@ -423,9 +465,41 @@ class FleetBackend:
         known = self._members[order.id] = dict(zip(nodes, reports, strict=True)) | ended
         return joined({node: known[node] for node in nodes})
 
-    async def _members_there(
-        self, order: Order, machines: Sequence[AgentMachine]
-    ) -> list[AgentMachine]:
+    async def _meetings(self, machines: Sequence[Member]) -> list[wire.Meeting]:
+        """Return where members find each other, in the order of the machines.
+
+        Raises:
+            BackendError: They would not.
+
+        """
+        agents = [each for each in machines if isinstance(each, AgentMachine)]
+        said = await asyncio.gather(*(each.meet() for each in agents))
+        meetings = dict(zip(agents, said, strict=True))
+        address = self._address
+        if not address and len(agents) < len(machines):
+            address = next((each.link.server_address for each in agents if each.link), "")
+            refuse_unreachable(address, [each.address for each in said])
+        return [
+            each.meeting(address) if isinstance(each, OwnMachine) else meetings[each]
+            for each in machines
+        ]
+
+    def _member(self, place: Place) -> Member | None:
+        """Return the machine of a node: one with an agent, or this one; None: it has none."""
+        if place in self._machines:
+            return self._machines[place]
+        if place[1] not in self._own.support.nodes:
+            return None
+        return self._own_machines.setdefault(place, OwnMachine(place, self._own))
+
+    def _note_own(self, workload: str, machines: Sequence[Member]) -> OwnMachine | None:
+        """Note that what this machine says of a workload is of a gang's member, if it is."""
+        own = next((each for each in machines if isinstance(each, OwnMachine)), None)
+        if own is not None:
+            self._own_gangs[workload] = own, asyncio.get_running_loop()
+        return own
+
+    async def _members_there(self, order: Order, machines: Sequence[Member]) -> list[Member]:
         """Wait until all machines are reachable; return those that have their member."""
         seen = await asyncio.gather(*(each.has(order) for each in machines))
         return [each for each, there in zip(machines, seen, strict=True) if there]
@@ -437,6 +511,7 @@ class FleetBackend:
             await self._own.stop(workload, stop_seconds_max)
             return
         await asyncio.gather(*(each.stop(workload, stop_seconds_max) for each in machines))
+        self._own_gangs.pop(workload, None)
         if self._members.pop(workload, None) is not None:
             self._tell(WorkloadReport(workload, Phase.STOPPED))
 
@@ -455,7 +530,7 @@ class FleetBackend:
         return await self._joined(machines, wire.ProbeOrder(workload))
 
     async def _joined(
-        self, machines: Sequence[AgentMachine], order: wire.StatusOrder | wire.ProbeOrder
+        self, machines: Sequence[Member], order: wire.StatusOrder | wire.ProbeOrder
     ) -> WorkloadReport:
         seen = await asyncio.gather(*(each.look(order, WorkloadReport) for each in machines))
         if len(seen) == 1:
@@ -542,25 +617,38 @@ class FleetBackend:
         self._listener = None
         await self._own.close()
 
-    def _remember(self, workload: str, machines: Iterable[AgentMachine]) -> None:
+    def _remember(self, workload: str, machines: Iterable[Member]) -> None:
         self._places.pop(workload, None)
         self._places[workload] = tuple(machines)
         if len(self._places) > PLACES_MAX:
             old = next(iter(self._places))
             del self._places[old]
             self._members.pop(old, None)
+            self._own_gangs.pop(old, None)
 
-    def _machines_of(self, workload: str) -> tuple[AgentMachine, ...]:
-        """Return the machines of a workload, that of rank 0 first; none: it is this one."""
-        if not self._machines or workload in self._places:
-            return self._places.get(workload, ())
+    def _machines_of(self, workload: str) -> tuple[Member, ...]:
+        """Return the machines of a workload, that of rank 0 first; none: it is this one alone."""
+        if workload in self._places:
+            return self._places[workload]
         lease = self._lease(workload)
         places = lease.placement if lease is not None else ()
         found = [(each.cluster_id, each.node_id) for each in places]
-        if not self._machines.keys() & set(found):
-            return ()
+        if len(found) < 2:  # noqa: PLR2004  # A gang has more than one.
+            return tuple(self._machines[each] for each in found if each in self._machines)
         # A member whose machine has no agent any more is gone, and with it the gang.
-        return tuple(self._machines.get(each) or _gone(each) for each in found)
+        return tuple(self._member(each) or _gone(each) for each in found)
+
+
+def _why_not(order: Order, found: Sequence[Member | None]) -> str:
+    """Return why a gang cannot be on machines; empty: it can."""
+    missing = [s.node_id for s, each in zip(order.placement, found, strict=True) if each is None]
+    if missing:
+        there = "with agents, and on the server's own"
+        return f"a gang runs on machines {there}; {', '.join(missing)} is neither"
+    here = [each.place[1] for each in found if isinstance(each, OwnMachine)]
+    if len(here) > 1:
+        return f"the nodes {', '.join(here)} are one machine, the server's, with one member"
+    return ""
 
 
 def _gone(place: Place) -> AgentMachine:

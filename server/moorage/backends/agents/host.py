@@ -16,13 +16,8 @@ import msgspec
 import structlog
 
 from moorage.backends.agents import wire
-from moorage.backends.base import (
-    Backend,
-    BackendError,
-    FileSource,
-    UnsupportedSpecError,
-    WorkloadReport,
-)
+from moorage.backends.agents.carrying import carry_out
+from moorage.backends.base import Backend, BackendError, WorkloadReport
 from moorage.backends.local import deadline, workload_store
 from moorage.backends.local.measurements import Measurement
 from moorage.backends.local.orders import free_port
@@ -155,48 +150,8 @@ class AgentHost:
                 return wire.Meeting(self._address or socket.own_address, free_port(""))
             case wire.StartOrder():
                 return await self._start(order)
-            case wire.FilesOrder() | wire.ReadFileOrder():
-                return await self._look_at_files(order)
-            case _:  # The rest is a `BackendOrder`, whose match is closed.
-                return await self._at_backend(order)
-
-    async def _look_at_files(self, order: wire.FileOrder) -> JsonValue:
-        if not isinstance(self._backend, FileSource):
-            raise UnsupportedSpecError("this machine gives out no files")
-        if isinstance(order, wire.FilesOrder):
-            return await self._backend.files(order.workload, order.attempt)
-        return await self._backend.read_file(
-            order.workload, order.path, order.offset, order.attempt
-        )
-
-    async def _at_backend(self, order: wire.BackendOrder) -> JsonValue:
-        backend = self._backend
-        match order:
-            case wire.DiscoverOrder():
-                return list(await backend.discover())
-            case wire.StopOrder(workload, stop_seconds_max):
-                return await backend.stop(workload, stop_seconds_max)
-            case wire.StatusOrder(workload):
-                return await backend.status(workload)
-            case wire.ProbeOrder(workload):
-                return await backend.probe(workload)
-            case wire.ControlOrder(workload, limits):
-                return await backend.control(workload, limits)
-            case wire.ResetOrder(workload):
-                return await backend.reset(workload)
-            case wire.ExecuteOrder(workload, command):
-                return await backend.execute(
-                    workload,
-                    command,
-                    timeout_seconds=order.timeout_seconds,
-                    workdir=order.workdir,
-                    user=order.user,
-                    environment=order.environment,
-                )
-            case wire.LogsOrder(workload, offset, attempt):
-                return await backend.logs(workload, offset, attempt)
-            case _:
-                assert_never(order)
+            case _:  # `carry_out` closes the match.
+                return await carry_out(self._backend, order)
 
     async def _start(self, order: wire.StartOrder) -> WorkloadReport:
         """Start a workload, or wait for its start that is under way."""

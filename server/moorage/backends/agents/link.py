@@ -49,7 +49,8 @@ class AgentLink:
 
     Attributes:
         heard_at: When the last frame came, on the monotonic clock.
-        metrics: What the machine did when it was last measured.
+        measured: The frame of its last `AgentMetrics`; that of a thousand machines is small so.
+        busy: Devices that others used then; None: it has not been measured.
         measured_at: When that was, in seconds since the epoch.
 
     """
@@ -58,7 +59,8 @@ class AgentLink:
         self, socket: AgentSocket, on_news: Callable[[WorkloadReport], None], epoch: int
     ) -> None:
         self.heard_at = time.monotonic()
-        self.metrics: AgentMetrics | None = None
+        self.measured = b""
+        self.busy: dict[str, str] | None = None
         self.measured_at = 0.0
         self._socket = socket
         self._on_news = on_news
@@ -66,6 +68,11 @@ class AgentLink:
         self._ids = itertools.count(1)
         self._calls: dict[int, tuple[AnyOrder, asyncio.Future[msgspec.Raw]]] = {}
         self._gone = False
+
+    @property
+    def server_address(self) -> str:
+        """By which address of this machine the agent reaches it."""
+        return self._socket.own_address
 
     async def run(self) -> None:
         """Read until the connection is gone.
@@ -86,8 +93,8 @@ class AgentLink:
                         self._on_news(report)
                     case AgentBeat(at):
                         await self._socket.send(encode(AgentHeard(at)))
-                    case AgentMetrics() as metrics:
-                        self.metrics = metrics
+                    case AgentMetrics(busy=busy):
+                        self.measured, self.busy = frame, busy
                         self.measured_at = time.time()
                     case AgentHello():
                         pass

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.backends.registry import BackendKind, Examination, Surroundings
 from moorage.records.findings import DoctorFinding
-from moorage.setting_kinds import NAMES, Setting
+from moorage.setting_kinds import NAME, NAMES, Setting
 
 if TYPE_CHECKING:
     from moorage.backends.base import Backend
@@ -27,6 +27,14 @@ class LocalSettings:
             default="this machine under all names that it has had, `localhost`",
         ),
     ] = ()
+    local_address: Annotated[
+        str,
+        Setting(
+            NAME,
+            "Address at which members of a gang on other machines find this one.",
+            default="where the first of them reaches the server",
+        ),
+    ] = ""
 
 
 class LocalKind(BackendKind[LocalSettings]):
@@ -43,13 +51,15 @@ class LocalKind(BackendKind[LocalSettings]):
     def open(self, settings: LocalSettings, surroundings: Surroundings) -> "Backend":
         """Open it; see `BackendKind.open`."""
         from moorage.backends.agents.backend import FleetBackend  # noqa: PLC0415  # See registry.
+        from moorage.backends.agents.own_machine import OwnLook  # noqa: PLC0415  # See registry.
         from moorage.backends.local.backend import LocalBackend  # noqa: PLC0415  # See registry.
-        from moorage.backends.local.machine import names_of  # noqa: PLC0415  # See registry.
+        from moorage.backends.local.machine import names_of, place_of  # noqa: PLC0415  # Likewise.
 
         folder = surroundings.data_dir / self.name
         nodes = settings.local_nodes or names_of(folder, surroundings.clusters().values())
         own = LocalBackend(folder, nodes, hidden=surroundings.data_dir)
-        return FleetBackend(own, surroundings.lease)
+        look = OwnLook(lambda: place_of(folder, surroundings.clusters()), own.measured)
+        return FleetBackend(own, surroundings.lease, settings.local_address, look)
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
         """Return its specs; see `BackendKind.specs`."""

@@ -6,16 +6,16 @@ So the folder of the backend remembers under which names it knew itself, and as 
 """
 
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from moorage.backends.local.workload_store import read, write
-from moorage.model import Cluster
+from moorage.model import Cluster, ClusterId
 from moorage.protocol.cluster_documents import machine_key
 from moorage.records.json_values import JsonObject
 
-__all__ = ["RegisteredNode", "names_of", "note_registered", "registered", "this_node"]
+__all__ = ["RegisteredNode", "names_of", "note_registered", "place_of", "registered", "this_node"]
 
 NAMES_MAX: Final = 16
 """Names that are remembered: the first one, and the last ones."""
@@ -62,6 +62,26 @@ def registered(root: Path) -> RegisteredNode | None:
     """Return the node that this machine was registered as; None if it was not."""
     node = _read(root).get("registered")
     return None if node is None else RegisteredNode(*node)
+
+
+def place_of(root: Path, inventory: Mapping[ClusterId, Cluster]) -> RegisteredNode | None:
+    """Return the node of the inventory that this machine is; None: it is not registered.
+
+    Args:
+        root: Folder of the backend. Where it remembers none, the machine id counts.
+        inventory: All clusters.
+
+    """
+    noted, key = registered(root), f"machine {_machine_key()}"
+    if noted is not None:
+        cluster = inventory.get(ClusterId(noted.cluster_id))
+        nodes = () if cluster is None else cluster.nodes
+        return noted if any(each.id == noted.node_id for each in nodes) else None
+    for cluster in inventory.values():
+        for node in cluster.nodes:
+            if key in node.identity:
+                return RegisteredNode(cluster.id, node.id)
+    return None
 
 
 def note_registered(root: Path, node: RegisteredNode) -> None:

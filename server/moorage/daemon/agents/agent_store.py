@@ -90,6 +90,17 @@ class AgentRecord(msgspec.Struct, frozen=True):
         return f"{self.cluster_id}/{self.node_id}"
 
 
+class Reclaim(msgspec.Struct, frozen=True):
+    """An operator has said that agents shall follow this server, whichever they followed before.
+
+    Args:
+        epoch: Is added to that of each server over this storage.
+
+    """
+
+    epoch: int
+
+
 class AgentStore:
     """Agents of one server.
 
@@ -103,6 +114,7 @@ class AgentStore:
         self._version: object = None
         self._tokens: dict[str, JoiningToken] = {}
         self._agents: dict[Place, AgentRecord] = {}
+        self._reclaimed = 0
 
     def agents(self) -> Mapping[Place, AgentRecord]:
         """Return all agents, including revoked ones.
@@ -117,8 +129,19 @@ class AgentStore:
                 documents = self._rows.rows()
                 self._agents = {each.place: each for each in _read(documents, AgentRecord)}
                 self._tokens = {each.digest: each for each in _read(documents, JoiningToken)}
+                self._reclaimed = max((e.epoch for e in _read(documents, Reclaim)), default=0)
                 self._version = version
         return self._agents
+
+    def reclaimed(self) -> int:
+        """Return what is added to the epoch of the server; see `Reclaim`.
+
+        Raises:
+            AgentStoreError: It cannot be read.
+
+        """
+        self.agents()
+        return self._reclaimed
 
     def find(self, secret: str, now: float) -> AgentRecord | JoiningToken | None:
         """Return the agent of this key, or the joining token; None where it is neither.
@@ -192,6 +215,21 @@ class AgentStore:
                 if each.connected and place in {None, each.place}:
                     _put(documents, msgspec.structs.replace(each, connected=False, changed_at=now))
 
+    def reclaim(self, now: float) -> int:
+        """Have agents follow this server again, whatever epoch they have seen; return the addition.
+
+        Epochs grow with each change of the leader, so they grow more slowly than the time.
+
+        Raises:
+            AgentStoreError: It cannot be stored.
+
+        """
+        with self._change() as documents:
+            known = max((each.epoch for each in _read(documents, Reclaim)), default=0)
+            again = Reclaim(max(known + 1, int(now)))
+            _put(documents, again)
+        return again.epoch
+
     def revoke(self, name: str) -> AgentRecord:
         """Refuse the key of an agent from now on.
 
@@ -239,13 +277,15 @@ class AgentStore:
             raise AgentStoreError(f"{self._rows.place}: {error}") from error
 
 
-def _key(record: AgentRecord | JoiningToken) -> str:
+def _key(record: AgentRecord | JoiningToken | Reclaim) -> str:
+    if isinstance(record, Reclaim):
+        return _SEPARATOR.join(("Reclaim", ""))
     if isinstance(record, AgentRecord):
         return _SEPARATOR.join(("AgentRecord", *record.place))
     return _SEPARATOR.join(("JoiningToken", record.digest))
 
 
-def _put(documents: dict[str, bytes], record: AgentRecord | JoiningToken) -> None:
+def _put(documents: dict[str, bytes], record: AgentRecord | JoiningToken | Reclaim) -> None:
     documents[_key(record)] = msgspec.json.encode(record)
 
 

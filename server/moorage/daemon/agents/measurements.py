@@ -1,4 +1,4 @@
-"""Metrics of machines with agents, for the metrics documents of their clusters.
+"""Metrics of machines with agents and of the server's own, for the documents of their clusters.
 
 `roster` has them published; policies, searches and HTTP read them where all metrics are.
 """
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import structlog
 
-from moorage.backends.agents.backend import AgentMachine
+from moorage.backends.agents.backend import AgentMachine, Place
 from moorage.backends.agents.wire import AgentMetrics
 from moorage.catalog.documents.metrics import aggregate
 from moorage.model import Code
@@ -18,10 +18,12 @@ from moorage.protocol.faults import ServiceError
 from moorage.protocol.registry import Metrics
 from moorage.records.json_values import JsonMapping, JsonObject
 
-__all__ = ["AgentMeasurements", "without_busy"]
+__all__ = ["AgentMeasurements", "with_busy", "without_busy"]
 
 PUBLISH_SECONDS: Final = 2.0
 """Shortest time between two versions of a cluster's document."""
+PUBLISH_SECONDS_A_MACHINE: Final = 0.01
+"""The same by the number of machines: of 1,000 as often as agents measure."""
 STALE_SECONDS: Final = 60.0
 """From this age on a measurement no longer says how things are."""
 GPUS_MAX: Final = 64
@@ -43,9 +45,14 @@ class AgentMeasurements:
     Args:
         metrics: The documents.
 
+    Attributes:
+        own: Node and metrics of the server's own machine, and their time in seconds since the
+            epoch; None: it is not registered.
+
     """
 
     def __init__(self, metrics: Metrics) -> None:
+        self.own: tuple[Place, AgentMetrics, float] | None = None
         self._metrics = metrics
         self._published: dict[str, list[tuple[Any, ...]]] = {}
         self._next = 0.0
@@ -55,7 +62,9 @@ class AgentMeasurements:
         """Put the measurements since the last call into the documents, not too often."""
         if time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + PUBLISH_SECONDS
+        machines = tuple(machines)
+        pause = max(PUBLISH_SECONDS, PUBLISH_SECONDS_A_MACHINE * len(machines))
+        self._next = time.monotonic() + pause
         now = time.time()
         trees: dict[str, list[Tree]] = {cluster: [] for cluster in self._published}
         for machine in machines:
@@ -64,6 +73,11 @@ class AgentMeasurements:
                 tree = _tree(machine.place[1], *measured)
                 tree["stale"] = machine.link is None or now - measured[1] > STALE_SECONDS
                 trees.setdefault(machine.place[0], []).append(tree)
+        if self.own is not None:
+            place, metrics, at = self.own
+            tree = {**_tree(place[1], metrics, at), "stale": now - at > STALE_SECONDS}
+            if not await self._has_other(place):
+                trees.setdefault(place[0], []).append(tree)
         for cluster, found in trees.items():
             marks = sorted((each["id"], each["timestamp"], each["stale"]) for each in found)
             if marks != self._published.get(cluster):
@@ -75,6 +89,15 @@ class AgentMeasurements:
                 self._published[cluster] = marks
         for cluster in [each for each, found in trees.items() if not found]:
             self._published.pop(cluster, None)
+
+    async def _has_other(self, place: Place) -> bool:
+        """Return whether others report the metrics of the server's own machine."""
+        try:
+            known = await self._metrics.get(place[0])
+        except ServiceError:
+            return False  # `_put` says so.
+        nodes = known.get("nodes") or ()
+        return any(n.get("id") == place[1] and n.get("source") != SOURCE for n in nodes)
 
     async def _put(self, cluster: str, trees: list[Tree], now: float) -> None:
         try:
@@ -158,3 +181,36 @@ def without_busy(node: JsonMapping, busy: Mapping[str, str]) -> JsonObject:
         "gpus": free,
     }
     return {**node, "gpus": left, "busy": used}
+
+
+def with_busy(node: JsonMapping, busy: Mapping[str, str]) -> JsonObject:
+    """Return the document of the server's own node without the devices that others use.
+
+    The inventory is the only place that has them, so `busy` names each with its document, from
+    which it is put back.
+
+    Args:
+        node: As it is registered.
+        busy: As for `without_busy`.
+
+    """
+    whole = _whole(node)
+    left = without_busy(whole, busy)
+    if "busy" not in left:
+        return whole
+    devices = {each.get("uuid"): each for each in whole["gpus"]["gpus"]}
+    return {**left, "busy": [{**each, "device": devices[each["uuid"]]} for each in left["busy"]]}
+
+
+def _whole(node: JsonMapping) -> JsonObject:
+    """Return the document of a node with the devices that `with_busy` had left out."""
+    rest = {name: each for name, each in node.items() if name != "busy"}
+    out = [each["device"] for each in node.get("busy") or () if "device" in each]
+    group = node.get("gpus")
+    if not out or not isinstance(group, dict):
+        return rest
+    there = {each.get("uuid") for each in group.get("gpus") or ()}
+    devices = [*(group.get("gpus") or ()), *(each for each in out if each["uuid"] not in there)]
+    devices.sort(key=lambda each: (len(str(each.get("id", ""))), str(each.get("id", ""))))
+    memory = sum(each.get("memory", 0) for each in devices)
+    return {**rest, "gpus": {**group, "count": len(devices), "memory": memory, "gpus": devices}}

@@ -26,7 +26,7 @@ from moorage.daemon.agents.agent_store import (
     AgentStoreError,
     JoiningToken,
 )
-from moorage.daemon.agents.measurements import AgentMeasurements, without_busy
+from moorage.daemon.agents.measurements import AgentMeasurements, with_busy, without_busy
 from moorage.model import ClusterId, Code, NodeId
 from moorage.protocol.agent_socket import AgentSocket
 from moorage.protocol.cluster_documents import nodes_of
@@ -51,6 +51,8 @@ UNHEARD_MARGIN_SECONDS: Final = 10.0
 start elsewhere: for the end of what runs there, and for clocks that run apart."""
 ABSENT_MAX: Final = 20
 """Agents that are not connected, by name in `now`."""
+OWN_LOOK_SECONDS: Final = 10.0
+"""Between two looks at the server's own machine, as of agents at theirs."""
 _WATCH_SECONDS: Final = 0.5
 
 log = structlog.get_logger("moored")
@@ -91,7 +93,7 @@ class AgentRoster:
         self._lost_seconds = lost_seconds
         self._audit = audit
         self._measurements = AgentMeasurements(metrics)
-        self._nodes: dict[Place, JsonObject] = {}  # As agents have described them.
+        self._nodes: dict[Place, bytes] = {}  # As agents have described them, encoded.
         self._busy: dict[Place, dict[str, str]] = {}  # As `_describe` has put it there.
         self._beat_seconds = min(BEAT_SECONDS_MAX, lost_seconds / (2 * BEATS_MISSED_MAX))
         self._coming: set[Place] = set()
@@ -148,11 +150,12 @@ class AgentRoster:
                 self._audit(
                     AuditEntry(time.time(), "agent.joined", "moored", remote=address, about=about)
                 )
-            link = AgentLink(socket, partial(fleet.tell, machine), self._epoch)
+            epoch = self._epoch + self._store.reclaimed()
+            link = AgentLink(socket, partial(fleet.tell, machine), epoch)
             machine.hear(link)  # First: what it says from now on holds from its hello on.
             come = self._store.note_connection
             await asyncio.to_thread(come, machine.place, *shown, time.time())
-            welcome = wire.AgentWelcome(*machine.place, key, self._epoch, self._beat_seconds)
+            welcome = wire.AgentWelcome(*machine.place, key, epoch, self._beat_seconds)
             await socket.send(wire.encode(welcome))
             await self._take_part(fleet, machine, link, hello)
         except AgentStoreError as error:
@@ -175,7 +178,8 @@ class AgentRoster:
             if attaching.done():
                 await attaching
                 self._coming.discard(machine.place)
-                self._nodes[machine.place] = hello.node
+                self._nodes[machine.place] = wire.encode(hello.node)
+                hello.node = {}  # It is large, and this connection may last.
                 await self._describe(machine, hello.busy)
                 log.info("agent_connected", machine=name)
             await running
@@ -325,7 +329,8 @@ class AgentRoster:
     async def _describe(self, machine: AgentMachine, busy: dict[str, str]) -> None:
         """Put a connected machine's node into its cluster, without devices that others use."""
         self._busy[machine.place] = busy
-        await self._register(machine.place, without_busy(self._nodes[machine.place], busy))
+        node: JsonObject = msgspec.msgpack.decode(self._nodes[machine.place])
+        await self._register(machine.place, without_busy(node, busy))
 
     async def _put(self, place: Place, node: JsonObject) -> None:
         if await self._node(place) == node:
@@ -358,6 +363,33 @@ class AgentRoster:
                 self._fleet.machines() if self._fleet is not None else ()
             )
 
+    async def watch_own(self) -> None:
+        """Look at the server's own machine as agents look at theirs, until cancelled."""
+        look = None if self._fleet is None else self._fleet.look
+        while look is not None:
+            place = look.place()
+            try:
+                measured = await asyncio.to_thread(look.measure) if place else None
+            except Exception as error:  # noqa: BLE001  # A driver may say anything.
+                log.warning("measuring_failed", reason=f"{type(error).__name__}: {error}")
+                measured = None
+            self._measurements.own = None
+            if place is not None and measured is not None:
+                own = ClusterId(place[0]), NodeId(place[1])
+                self._measurements.own = own, wire.AgentMetrics(*measured), time.time()
+                await self._mark_own(own, measured.busy)
+            await asyncio.sleep(OWN_LOOK_SECONDS)
+
+    async def _mark_own(self, place: Place, busy: dict[str, str]) -> None:
+        """Have no device of the server's own machine given out that others use."""
+        try:
+            async with self._changing:
+                node = await self._node(place)
+                if node is not None and (marked := with_busy(node, busy)) != node:
+                    await self._put(place, marked)
+        except ServiceError as error:
+            log.warning("agent_failed", machine="/".join(place), reason=str(error))
+
     async def _look(self, machine: AgentMachine, record: AgentRecord | None) -> None:
         link, now = machine.link, time.monotonic()
         if record is None and machine.place not in self._coming:
@@ -366,8 +398,8 @@ class AgentRoster:
             silent = now - link.heard_at > BEATS_MISSED_MAX * self._beat_seconds
             if silent or record is None or record.revoked:
                 link.abort()
-            elif (metrics := link.metrics) and metrics.busy != self._busy.get(machine.place):
-                await self._describe(machine, metrics.busy)
+            elif link.busy is not None and link.busy != self._busy.get(machine.place):
+                await self._describe(machine, link.busy)
         elif now - machine.heard_at > self._lost_seconds:
             if not machine.lost:
                 await self._lose(machine)

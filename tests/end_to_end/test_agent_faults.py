@@ -1,0 +1,224 @@
+"""Agents beside what may happen to a network, a clock, a release and a storage."""
+
+import asyncio
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+import pytest
+from cut_proxy import cut_proxy
+from fleets import Fleet, served
+from served import bearing, invoke, until
+from test_clocks import SHIFTED
+from test_slow_readers import UPGRADE
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from moorage.backends.agents import wire
+from moorage.protocol import operations
+from moorage.protocol.agent_socket import AGENT_PATH
+from moorage.testing.daemon_process import serve_variables
+
+pytestmark = pytest.mark.heavy
+
+TOKENS = {"MOORAGE_TOKENS": "ann:of-ann,ops:of-ops", "MOORAGE_OPERATORS": "ops"}
+VARIABLES = {**TOKENS, "MOORAGE_BACKENDS": "local", "MOORAGE_AGENT_LOST_SECONDS": "3"}
+COUNTING = "seq 20; until [ -e {go}/go ]; do sleep 0.05; done; seq 21 40; exit 3"
+COUNTED = ("".join(f"{number}\n" for number in range(1, 41)), 3)
+DAY = 86_400.0
+LINES = 100
+"""That a command writes in 5 s, which is longer than its machine may be unheard."""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("server")
+    with served(folder, bearer="of-ops", **VARIABLES) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def fleet(shared: Fleet, tmp_path: Path) -> Iterator[Fleet]:
+    with shared.apart(tmp_path) as fleet:
+        yield fleet
+
+
+def test_a_partitioned_machine_is_lost_and_comes_back_with_what_it_runs(fleet: Fleet) -> None:
+    with cut_proxy(urlsplit(fleet.server.running.ws).port) as proxy:
+        fleet.agent("box", fleet.token(), "--server", proxy.url)
+        lease = fleet.ask(COUNTING.format(go=fleet.folder))
+        until(lambda: fleet.state(lease) == "active")
+        proxy.passes.clear()
+        until(lambda: "unavailable" in fleet.node("box"))
+        assert fleet.state(lease) == "active"
+        (fleet.folder / "go").touch()
+        proxy.passes.set()
+        until(lambda: "unavailable" not in fleet.node("box"))
+        assert fleet.output(lease) == COUNTED
+
+
+def test_clocks_that_are_set_lose_no_machine_and_end_nothing(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SHIFTED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for name in ("server", "box"):
+        (tmp_path / f"{name}.off").write_bytes(struct.pack("d", 0.0))
+    monkeypatch.setenv("CALENDAR", str(tmp_path / "server.off"))
+    with served(tmp_path, MOORAGE_AGENT_LOST_SECONDS="12") as fleet:
+        monkeypatch.setenv("CALENDAR", str(tmp_path / "box.off"))
+        fleet.agent("box", fleet.token(), "--unheard-seconds", "2")
+        seen = tmp_path / "seen"
+        lease = fleet.ask(f"while :; do echo $$ >>{seen}; sleep 0.05; done")
+        until(seen.exists)
+        for server, box in ((DAY, -DAY), (-DAY, DAY)):
+            for name, off in (("server", server), ("box", box)):
+                with (tmp_path / f"{name}.off").open("r+b") as file:  # It is mapped.
+                    file.write(struct.pack("d", off))
+            before = len(seen.read_text().split())
+            until(lambda begun=before: len(seen.read_text().split()) > begun + LINES)
+            assert fleet.state(lease) == "active"
+            assert "unavailable" not in fleet.node("box")
+        assert len(set(seen.read_text().split())) == 1, "it is the process that was started"
+        log = (tmp_path / "box.log").read_text()
+        assert "agent_disconnected" not in log
+
+
+async def test_an_agent_waits_for_a_server_of_its_own_release(tmp_path: Path) -> None:
+    """Servers of other releases refuse it, and send what it does not know."""
+    refusal = wire.encode(
+        wire.AgentFarewell("the agent speaks version 3, and this server 4", final=False)
+    )
+    welcome = wire.AgentWelcome("lab", "box", "key", 1, 60.0)
+    answers = iter([refusal, msgspec.msgpack.encode({"type": "Later"}), wire.encode(welcome)])
+
+    async def answer(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send(next(answers))
+        await connection.wait_closed()
+
+    async with asyncio.timeout(120), serve(answer, "127.0.0.1", 0) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        place = ["--server", url, "--data", str(tmp_path / "box"), "--token", "t"]
+        agent = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "moorage", "agent", *place, "--no-machine-id"),
+            env=serve_variables(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert agent.stdout is not None
+        ready = json.loads(await agent.stdout.readline())
+        agent.kill()
+        _, errors = await agent.communicate()
+    assert ready["event"] == "connected"
+    assert b"this server 4" in errors
+    assert b"agent_disconnected" in errors
+
+
+def test_agents_follow_a_server_that_was_restored_once_an_operator_says_so(fleet: Fleet) -> None:
+    agent = fleet.agent("box", fleet.token())
+    agent.terminate()
+    until(lambda: not fleet.listed()["box"]["connected"])
+    file = fleet.folder / "box" / "agent.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "epoch": 9}))  # Of another server.
+    command, pipe = fleet.command("box"), subprocess.PIPE
+    with (
+        subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as again,
+        ExitStack() as end,
+    ):
+        end.callback(again.kill)
+        assert again.stderr is not None
+        assert again.stdout is not None
+        assert any("run `moored agent reclaim` beside it" in line for line in again.stderr)
+        assert not fleet.listed()["box"]["connected"]
+        done = invoke("agent", "reclaim", "--data", fleet.data)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(again.stdout.readline())["event"] == "connected"
+        until(lambda: "unavailable" not in fleet.node("box"))
+        assert fleet.output(fleet.ask("echo here"))[0] == "here\n"
+    lines = invoke("audit", "--what", "agent.reclaimed", "--json", "--data", fleet.data).stdout
+    assert json.loads(lines)["what"] == "agent.reclaimed"
+
+
+def secrets_of(fleet: Fleet) -> dict[str, str]:
+    """Return what opens the agents' door: a key, and a token that was not used."""
+    fleet.agent("box", fleet.token())
+    key = json.loads((fleet.folder / "box" / "agent.json").read_text())["key"]
+    return {"key": key, "token": fleet.token()}
+
+
+def test_what_lets_an_agent_in_opens_nothing_else(fleet: Fleet) -> None:
+    paths = fleet.server.http.get("/openapi.json").json()["paths"]
+    calls = [(method, path) for path, each in paths.items() for method in each]
+    bare = [(m, p) for m, p in calls if fleet_status(fleet, m, p, {}) != 401]
+    assert len(bare) < len(calls) / 2
+    for secret in secrets_of(fleet).values():
+        with pytest.raises(InvalidStatus, match="401"):
+            connect(fleet.server.running.ws, additional_headers=bearing(secret))
+        for method, path in calls:
+            status = fleet_status(fleet, method, path, bearing(secret))
+            assert status == 401 or (method, path) in bare, (method, path, status)
+
+
+def fleet_status(fleet: Fleet, method: str, path: str, headers: dict[str, str]) -> int:
+    """Return the status of a call as a stranger, or with a secret."""
+    url = f"{fleet.server.running.http}{path}"
+    return httpx.request(method, url, headers=headers, json={}).status_code
+
+
+def test_an_agent_cannot_ask_for_what_clients_may(fleet: Fleet) -> None:
+    door = fleet.server.running.ws + AGENT_PATH
+    for token in ("of-ann", "of-ops"):
+        with pytest.raises(InvalidStatus, match="401"):
+            connect(door, additional_headers=bearing(token))
+    kinds = [each for each in vars(operations).values() if isinstance(each, type)]
+    tags = {each.__struct_config__.tag for each in kinds if hasattr(each, "__struct_config__")}
+    for op in sorted(filter(None, tags)):
+        with connect(door, additional_headers=bearing(fleet.token())) as raw:
+            raw.send(json.dumps({"op": op}))
+            farewell = wire.decode_instruction(raw.recv(30))
+            assert isinstance(farewell, wire.AgentFarewell), (op, farewell)
+            with pytest.raises(ConnectionClosed):
+                raw.recv(30)
+
+
+def test_a_revoked_key_lets_in_no_more_from_that_moment(fleet: Fleet) -> None:
+    key = secrets_of(fleet)["key"]
+    assert invoke("agent", "revoke", f"{fleet.cluster}/box", "--data", fleet.data).returncode == 0
+    with pytest.raises(InvalidStatus, match="401"):
+        connect(fleet.server.running.ws + AGENT_PATH, additional_headers=bearing(key))
+
+
+def test_a_reader_of_logs_that_reads_nothing_holds_up_no_other(fleet: Fleet) -> None:
+    fleet.agent("box", fleet.token())
+    wordy = fleet.ask("head -c 20000000 /dev/zero | tr '\\0' x; sleep 1000")
+    until(lambda: fleet.state(wordy) == "active")
+    text = json.dumps({"op": "logs", "lease": wordy["id"], "token": wordy["token"], "offset": 0})
+    frame = b"\x81\xfe" + struct.pack(">H", len(text)) + bytes(4) + text.encode()
+    upgrade = UPGRADE.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer of-ops\r\n\r\n")
+    url = urlsplit(fleet.server.running.ws)
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        slow.connect((url.hostname, url.port))
+        slow.settimeout(0.5)
+        with suppress(TimeoutError):  # The server reads no more of it: that is flow control.
+            slow.sendall(upgrade + frame * 200)
+        assert fleet.output(fleet.ask("seq 50000; exit 3")) == (
+            "".join(f"{number}\n" for number in range(1, 50_001)),
+            3,
+        )
+        mine = {"op": "exec", "lease": wordy["id"], "token": wordy["token"]}
+        (little,) = fleet.server.say({**mine, "command": ["echo", "well"]})
+        assert little["data"]["output"] == "well\n"
+        rss = int(Path(f"/proc/{fleet.server.pid}/statm").read_text().split()[1])
+        assert rss * os.sysconf("SC_PAGE_SIZE") < 600 << 20
+    assert fleet.server.release(wordy)["success"]
+    until(lambda: fleet.state(wordy) == "ended")
