@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from moorage.core.fit.room import begins, drained_by, leaves_by
 from moorage.core.queue.alternatives import choice
 from moorage.core.queue.open_requests import OpenRequests
+from moorage.core.reports.lost_machines import lost_machines
 from moorage.core.state import refusals
 from moorage.core.state.deadlines import Grace
 from moorage.core.state.facts import (
@@ -219,7 +220,8 @@ class LeaseLifecycle:
             self._turn.wakes = True
         shortened = max(0.0, until - self._turn.now) if until < self._turn.now + ttl else None
         renewed = self._turn.state.lease(request) or lease
-        self._turn.respond(to, LeaseNews(renewed, ttl_max_seconds=shortened))
+        lost = lost_machines(self._turn.state)(renewed)
+        self._turn.respond(to, LeaseNews(renewed, ttl_max_seconds=shortened, lost=lost))
 
     def move(self, lease: Lease, reason: str) -> None:
         """Stop the workload of a lease here and start it elsewhere, if it may start again."""
