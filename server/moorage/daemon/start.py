@@ -754,6 +754,7 @@ async def _run_core(
         trust.check,
     )
     commit_loop = CommitLoop(allocator, stores.ledger, inbox, effects, tasks, config)
+    await commit_loop.follow_calendar()
     registry = RegistryChanges(
         stores.catalog, runners.sandbox, allocator.state, inbox, core.watchers
     )
