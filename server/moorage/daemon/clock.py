@@ -64,6 +64,10 @@ class Clock:
         """Record that the loop runs."""
         self._beat_at = self._monotonic()
 
+    def note_stall(self, since: float) -> None:
+        """Record that nothing left since a moment of the monotonic clock, though the loop ran."""
+        self._beat_at = min(self._beat_at, since)
+
     def follow_calendar(self) -> float:
         """Adopt the calendar's time; return the seconds added."""
         drift = self.drift_seconds

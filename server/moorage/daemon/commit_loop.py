@@ -170,6 +170,8 @@ class CommitLoop:
             self._commit_began = time.monotonic()
             last = await self._ledger.append(facts, self._now)
             self._effects.committed(facts, last, time.monotonic() - self._commit_began)
+            if self._is_disk_stalled():
+                self._clock.note_stall(self._commit_began)
             self._commit_began = None
             self._facts_waiting -= len(facts)
             until = time.monotonic() + BATCH_SECONDS_MAX
