@@ -8,7 +8,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -472,6 +472,9 @@ async def _open_stores(
     stack: AsyncExitStack,
 ) -> Stores[Ledger]:
     config, storage, recovery = outset.config, outset.storage, opened.recovery
+    for rows in (storage.tokens(), storage.agents()):
+        with closing(rows):  # Before anything serves: else it would serve, and let none in.
+            await asyncio.to_thread(rows.version)
     tokens = LeaseTokens(await asyncio.to_thread(storage.secret))
     agents = AgentStore(storage.agents())
     stack.callback(agents.close)
