@@ -436,12 +436,8 @@ class AgentRoster:
     async def _take_out(self, place: Place) -> None:
         """Take a machine's node out of its cluster."""
         async with self._changing:
-            if await self._node(place) is None:
-                return
-            document = await self._clusters.get(place[0])
-            left = [each for each in nodes_of(document) if each.get("id") != place[1]]
-            nodes = {**document["nodes"], "count": len(left), "nodeData": left}
-            await self._clusters.update(place[0], {"nodes": nodes})
+            if await self._node(place) is not None:
+                await self._clusters.remove_nodes(place[0], (place[1],))
 
 
 def _absent_longest(machine: AgentMachine) -> tuple[bool, float]:
