@@ -593,7 +593,7 @@ export interface LeaseAnswer {
   /** The policy that placed it. */
   policy_rule_uri: string;
   choice?: number;
-  /** Why it is queued, ending or ended. */
+  /** Why it is queued, ending or ended, and which machine of it is not heard of. */
   reason?: string;
   /** Seconds since the epoch. */
   retry_at?: number;
@@ -1640,7 +1640,7 @@ export interface WhyReply {
 export interface WorkloadAnswer {
   /** What starts it. */
   backend: string;
-  /** From `pending`, `pulling` and `starting` over `ready` to `succeeded` or `failed`. */
+  /** From `pending`, `pulling` and `starting` over `ready` to `succeeded` or `failed`; */
   phase: string;
   /** Where it is reached; empty if nowhere, or not yet. */
   endpoint: string;
@@ -1652,7 +1652,7 @@ export interface WorkloadAnswer {
   warm?: boolean;
   /** How the last start that came to an end by itself did. */
   outcome?: WorkloadEnd;
-  /** What is going on while it starts. */
+  /** What is going on while it starts, or which machine of it is lost. */
   detail?: string;
 }
 

@@ -69,6 +69,10 @@ DEVICE: Final = "device "
 """Before the UUID of a GPU in a node's `identity`; other keys name the machine."""
 
 
+LOST: Final = "lost: "
+"""How the reason begins why nothing can start on a node whose machine is not heard of."""
+
+
 class Node(msgspec.Struct, frozen=True, gc=False):
     """One machine of a cluster, as large as it is when nothing runs on it.
 

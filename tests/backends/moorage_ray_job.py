@@ -1,6 +1,7 @@
 """A user's job on Ray: it says which devices its tasks and actors see, and goes on."""
 
 import json
+import os
 import sys
 import time
 
@@ -12,6 +13,11 @@ def device(seconds=0.0):
     time.sleep(seconds)  # Its work: meanwhile others get the other devices.
     context = ray.get_runtime_context()
     return context.get_node_id(), *context.get_accelerator_ids()["GPU"]
+
+
+@ray.remote(num_cpus=0, num_gpus=1)
+def order_of_devices():
+    return os.environ.get("CUDA_DEVICE_ORDER")
 
 
 @ray.remote(num_cpus=0)
@@ -30,6 +36,8 @@ def main() -> None:
     ray.init(log_to_driver=False, namespace="a user's")
     seen = {"tasks": sorted(ray.get([device.remote(1) for _ in range(devices)]))}
     seen["below"] = ray.get(below.remote())
+    if devices:
+        seen["order"] = ray.get(order_of_devices.remote())
     try:
         device.options(num_gpus=devices + 1).remote()
     except ValueError as error:

@@ -209,6 +209,54 @@ async def test_what_a_machine_has_ended_unheard_counts_as_failed(world: World) -
     living.cancel()
 
 
+def held(name: str, *nodes: str) -> Lease:
+    placement = tuple(Share(PLACE[0], NodeId(each), cpu_milli=100) for each in nodes)
+    about = Tenant("t"), "", PolicyRef("rule", "0"), placement, 1, 0.0, 60.0, LeaseTerms(60.0)
+    return Lease(RequestId(name), *about)
+
+
+async def test_what_runs_on_a_lost_machine_is_lost_until_that_is_heard_again(world: World) -> None:
+    for name in ("a", "over"):
+        await world.fleet.start(order(name))
+    world.leases["a"] = held("a", "n1")
+    assert world.link is not None
+    world.link.abort()
+    await until(lambda: world.machine.link is None)
+    world.machine.note(lost=True)
+    reports: list[WorkloadReport] = []
+    world.fleet.listen(reports.append)
+    world.fleet.lose(world.machine)
+    assert [(each.id, each.phase) for each in reports] == [("a", Phase.LOST)]
+    assert "the machine n1 is not heard of since" in reports[0].detail
+    living = await world.connected()
+    await until(lambda: len(reports) > 1)
+    assert (reports[1].id, reports[1].phase) == ("a", Phase.READY)
+    living.cancel()
+
+
+async def test_a_gang_is_lost_until_all_its_machines_are_heard_again(world: World) -> None:
+    other = world.fleet.machine((PLACE[0], NodeId("n2")))
+    world.leases["a"] = held("a", "n1", "n2")
+    await world.agents.start(order())
+    ready = WorkloadReport("a", Phase.READY)
+    for machine in (world.machine, other):
+        world.fleet.tell(machine, ready)
+    world.fleet._remember("a", [world.machine, other])
+    reports: list[WorkloadReport] = []
+    world.fleet.listen(reports.append)
+    for machine in (world.machine, other):
+        machine.note(lost=True)
+        world.fleet.lose(machine)
+    assert "machine n2" in reports[-1].detail
+    world.machine.note(lost=False)
+    world.fleet.tell(world.machine, ready)
+    assert {each.phase for each in reports} == {Phase.LOST}
+    other.note(lost=False)
+    world.fleet.tell(other, ready)
+    assert reports[-1].phase is Phase.READY
+    assert len(reports) == 3
+
+
 async def test_an_agent_is_not_believed_about_what_runs_elsewhere_by_now(world: World) -> None:
     await world.fleet.start(order())
     reports: list[WorkloadReport] = []
@@ -281,10 +329,7 @@ async def test_a_gang_with_a_machine_that_was_forgotten_never_reads_as_healthy(
 ) -> None:
     """The server was down meanwhile, so it remembers nothing but the lease."""
     await world.agents.start(order())
-    policy, terms = PolicyRef("rule", "0"), LeaseTerms(60.0)
-    placement = (*PLACEMENT, Share(PLACE[0], NodeId("n9"), cpu_milli=100))
-    lease = (RequestId("a"), Tenant("t"), "", policy, placement, 1, 0.0, 60.0, terms)
-    world.leases["a"] = Lease(*lease)
+    world.leases["a"] = held("a", "n1", "n9")
     for look in (world.fleet.status, world.fleet.probe):
         with pytest.raises(BackendError, match="machine n9 was forgotten"):
             await look("a")

@@ -79,6 +79,7 @@ async def test_the_tasks_of_a_job_see_the_gpus_of_its_lease_where_ray_would_choo
     assert seen["tasks"] == [[node, "1"], [node, "2"]]
     assert seen["below"] in ([node, "1"], [node, "2"])
     assert seen["stays"][0] in {"1", "2"}
+    assert seen["order"] == "PCI_BUS_ID", "else CUDA counts them otherwise than Ray"
     assert "cannot fit into any bundles" in seen["more"]
     document = inventory.document("ray", await backend.observe())
     (found,) = [each for each in document["nodes"]["nodeData"] if each["id"] == node]

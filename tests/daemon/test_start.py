@@ -2,12 +2,30 @@
 
 import asyncio
 import socket
+import sqlite3
+from contextlib import closing
 
 import pytest
 
 from moorage.config.settings import Config
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.start import start
+from moorage.storage.base import StorageError
+
+
+@pytest.mark.parametrize("name", ["tokens.db", "agents.db"])
+@pytest.mark.parametrize("content", ["newer", "damaged"])
+async def test_a_store_that_cannot_be_read_refuses_the_start_by_name(tmp_path, name, content):
+    if content == "damaged":
+        (tmp_path / name).write_bytes(b"no database" * 100)
+    else:
+        with closing(sqlite3.connect(tmp_path / name)) as database:
+            database.execute("PRAGMA user_version = 99")
+    reason = {"newer": "format 99 is of a newer release", "damaged": "not a database"}[content]
+    ports = {"port": 0, "http_port": 0, "http_host": "127.0.0.1"}
+    config = Config(data_dir=tmp_path, sandbox="unsafe", **ports)
+    with pytest.raises(StorageError, match=rf"{name}: .*{reason}"):
+        await start(config, Measures())
 
 
 async def test_a_failed_start_ends_its_tasks(tmp_path):

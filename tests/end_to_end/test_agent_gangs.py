@@ -6,10 +6,11 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fleets import Fleet, served
-from served import kill, killed, until
+from served import heard, kill, killed, until
 
 from moorage_policies import catalog
 
@@ -88,6 +89,36 @@ def test_a_gang_that_loses_a_member_ends_with_the_node_named(fleet: Fleet, tmp_p
     until(lambda: lost in pids(fleet, lease))
     os.kill(pids(fleet, lease)[lost], signal.SIGKILL)
     assert f"node {lost}: it was killed by signal 9" in ended(fleet, lease)
+
+
+def test_a_gang_says_which_of_its_machines_is_lost(tmp_path: Path) -> None:
+    """It holds what it has, as the machine may run on, and is as before once that is heard."""
+    with served(tmp_path, MOORAGE_AGENT_LOST_SECONDS="4") as fleet:
+        boxes = {name: fleet.agent(name, fleet.token()) for name in "ab"}
+        lease = fleet.ask(STAYS.format(seen=tmp_path / "seen"), nodes=2)
+        until(lambda: fleet.state(lease) == "active")
+        before = pids(fleet, lease)
+        lost = nodes_of(lease)[1]
+        with fleet.server.watching("leases") as news:
+            boxes[lost].kill()
+            told = awaited(news, "lost")
+            assert (told["id"], lost in told["detail"]) == (lease["id"], True)
+            fleet.agent(lost)
+            assert awaited(news, "ready")["id"] == lease["id"]
+        until(lambda: fleet.server.status(lease)["workload"]["phase"] == "ready")
+        held = fleet.server.status(lease)
+        assert (held["state"], held.get("reason")) == ("active", None)
+        assert pids(fleet, lease) == before
+        assert fleet.server.release(lease)["success"]
+        ended(fleet, lease)
+
+
+def awaited(news: Any, phase: str) -> dict:
+    """Return the next news that a workload is in a phase."""
+    while True:
+        message = heard(news)
+        if message["event"] == "workload" and message["data"]["phase"] == phase:
+            return message["data"]
 
 
 def test_a_gang_is_requeued_as_a_whole(fleet: Fleet, tmp_path: Path) -> None:

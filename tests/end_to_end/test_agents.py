@@ -182,7 +182,11 @@ def test_a_machine_is_lost_and_found_while_its_command_runs_on(away: dict[str, A
     refused = fleet.server.ask(FIRST_FIT, **demand, lease={"ttl_seconds": 9})
     assert refused["error"]["code"] == "no_capacity"
     assert "not heard of since" in fleet.server.moorage("fleet", fleet.cluster).stderr
-    assert fleet.state(lease) == "active"
+    held = fleet.server.status(lease)
+    assert (held["state"], held["workload"]["phase"]) == ("active", "lost")
+    assert f"node {fleet.cluster}/{name} is lost: the machine {name} is not" in held["reason"]
+    (why,) = fleet.server.say({"op": "why", "lease": lease["id"]})
+    assert why["data"]["reason"] == held["reason"]
     until(lambda: fleet.now()["agents"]["lost"])
     now = fleet.now()
     assert name in [each["node_id"] for each in now["agents"]["first"]]
@@ -191,6 +195,7 @@ def test_a_machine_is_lost_and_found_while_its_command_runs_on(away: dict[str, A
     assert dry["reasons"]["stop_seconds"] == 10.0
     scene.agent.send_signal(signal.SIGCONT)
     until(lambda: "unavailable" not in fleet.node(name))
+    assert fleet.server.status(lease)["workload"]["phase"] == "ready"
     (fleet.folder / "go").touch()
     assert fleet.output(lease) == COUNTED
 

@@ -5,6 +5,7 @@ import os
 import signal
 import struct
 import time
+from pathlib import Path
 
 import pytest
 from served import ask_message, cluster, heard, here, marked, serving, until
@@ -69,12 +70,50 @@ def test_a_waiter_is_served_though_the_daemon_stood_still(tmp_path):
             assert heard(waiting)["success"]
 
 
-def test_times_follow_a_calendar_that_is_set(tmp_path):
+@pytest.fixture
+def offset(tmp_path: Path) -> Path:
+    """A file that says how far off the calendar of a daemon is."""
     (tmp_path / "sitecustomize.py").write_text(SHIFTED)
-    offset = tmp_path / "offset"
-    offset.write_bytes(struct.pack("d", -HOURS))
-    shifted = {"PYTHONPATH": str(tmp_path), "CALENDAR": str(offset)}
-    with serving(tmp_path / "data", environment=shifted) as server:
+    file = tmp_path / "offset"
+    file.write_bytes(struct.pack("d", 0.0))
+    return file
+
+
+def shift(offset: Path, seconds: float) -> None:
+    with offset.open("r+b") as file:  # It stays as long as it is: it is mapped.
+        file.write(struct.pack("d", seconds))
+
+
+def shifted(offset: Path) -> dict[str, str]:
+    return {"PYTHONPATH": str(offset.parent), "CALENDAR": str(offset)}
+
+
+@pytest.mark.parametrize("first", [0.0, -HOURS, HOURS])
+def test_a_lease_lasts_as_long_over_a_restart_under_another_calendar(tmp_path, offset, first):
+    """The machine starts its server with a wrong clock, and mends it later."""
+    second = 0.0 if first else -HOURS
+    shift(offset, first)
+    with serving(tmp_path / "data", environment=shifted(offset)) as server:
+        server.fill(cluster("east", nodes=2, gpus=1))
+        lease = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 600})["lease"]
+        hour = time.time() + 2 * HOURS
+        reserve = {"op": "reserve", "tenant": "bob", "resources": {"gpus": 1}}
+        made = server.say({**reserve, "starts_at": hour, "ends_at": hour + 600})[0]
+        assert made["success"], made
+    shift(offset, second)
+    with serving(tmp_path / "data", environment=shifted(offset)) as server:
+        assert 400 < server.status(lease)["expires_at"] - (time.time() + second) <= 600
+        shift(offset, 0.0)
+        until(lambda: abs(server.status(lease)["granted_at"] - time.time()) < 300)
+        assert 400 < server.status(lease)["expires_at"] - time.time() <= 600
+        (found,) = server.say({"op": "reservations"})[0]["data"]["reservations"]
+        assert (found["starts_at"], found["ends_at"]) == (hour, hour + 600)
+        server.release(lease)
+
+
+def test_times_follow_a_calendar_that_is_set(tmp_path, offset):
+    shift(offset, -HOURS)
+    with serving(tmp_path / "data", environment=shifted(offset)) as server:
         server.fill(cluster("east", nodes=2, gpus=1))
         lease = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 600})["lease"]
         assert abs(lease["expires_at"] - (time.time() - HOURS + 600)) < 60
@@ -82,8 +121,7 @@ def test_times_follow_a_calendar_that_is_set(tmp_path):
         reserve = {"op": "reserve", "tenant": "bob", "resources": {"gpus": 1}}
         made = server.say({**reserve, "starts_at": hour, "ends_at": hour + 600})[0]
         assert made["success"], made
-        with offset.open("r+b") as file:  # It stays as long as it is: it is mapped.
-            file.write(struct.pack("d", 0.0))
+        shift(offset, 0.0)
         both = server.ask(resources={"gpus": 1, "nodes": 2}, lease={"wait_seconds": 0.5})
         assert both["error"]["code"] == "wait_timeout", "in its own time, and not hours later"
         until(lambda: abs(server.status(lease)["granted_at"] - time.time()) < 60)

@@ -17,6 +17,9 @@ def test_a_full_disk_ends_no_daemon_and_loses_no_lease(disk):
         held = [server.ask(resources={"gpus": 1}, lease=SHORT)["lease"] for _ in range(5)]
         filler = disk / "filler"
         fill(filler)
+        # Nothing is written to the ledger meanwhile, only to the catalog beside it.
+        assert server.http.post("/clusters", json=cluster("west")).status_code == 503
+        until(lambda: server.http.get("/readyz").json()["details"]["disk"] == "full")
         refused = []
 
         def is_refused() -> bool:

@@ -80,10 +80,11 @@ def test_a_job_on_gpus():
 
     @ray.remote
     def devices():
-        return os.environ["CUDA_VISIBLE_DEVICES"], os.environ["MINE"]
+        names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "MINE")
+        return [os.environ[name] for name in names]
 
     status = RayExecutor.execute(devices, config)
-    assert status.result == [("0,1", "1")] * 2
+    assert status.result == [["0,1", "PCI_BUS_ID", "1"]] * 2
 
 
 def test_a_job_on_one_slice():

@@ -69,7 +69,7 @@ def leases(
         shown: list[object] = [
             lease.id,
             lease.tenant,
-            lease.state,
+            _state(lease),
             where(lease.placement),
             ends_in(lease.expires_at),
         ]
@@ -87,6 +87,11 @@ def leases(
         empty="No leases. Ask for one: moorage ask POLICY --gpus 1 --lease",
         watch=watch,
     )
+
+
+def _state(lease: Lease) -> str:
+    is_lost = lease.workload is not None and lease.workload.phase == "lost"
+    return f"{lease.state}, lost" if is_lost else lease.state
 
 
 def _phase(lease: Lease) -> str:

@@ -90,6 +90,8 @@ class Phase(StrEnum):
     """It exists, and is not ready yet."""
     READY = "ready"
     """It runs, and answers if it is meant to."""
+    LOST = "lost"
+    """Its machine is not heard of: it may run there, or not."""
     SUCCEEDED = "succeeded"
     """It ended by itself, and well: a process with exit status 0."""
     FAILED = "failed"
@@ -101,7 +103,7 @@ class Phase(StrEnum):
     def over(self) -> bool:
         """Whether nothing of the workload is left to stop."""
         match self:
-            case Phase.PENDING | Phase.PULLING | Phase.STARTING | Phase.READY:
+            case Phase.PENDING | Phase.PULLING | Phase.STARTING | Phase.READY | Phase.LOST:
                 return False
             case Phase.SUCCEEDED | Phase.FAILED | Phase.STOPPED:
                 return True

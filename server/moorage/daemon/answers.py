@@ -52,9 +52,9 @@ def encode(
         case Advice(data, reasons):
             shared |= {"reasons": reasons}
             return replies.success(data, **shared)
-        case LeaseNews(lease, data, reasons, owner, longest):
+        case LeaseNews(lease, data, reasons, owner, longest, lost):
             own = token if owner else ""
-            shown = lease_answer(lease, workload, token=own, ttl_max_seconds=longest)
+            shown = lease_answer(lease, workload, token=own, ttl_max_seconds=longest, lost=lost)
             shared |= {"reasons": reasons, "lease": shown}
             return replies.success(placement(lease) if data is None else data, **shared)
         case Information(data):
@@ -76,6 +76,7 @@ def lease_answer(
     *,
     token: str = "",
     ttl_max_seconds: float | None = None,
+    lost: str = "",
 ) -> LeaseAnswer:
     """Return a lease as the wire has it.
 
@@ -85,9 +86,10 @@ def lease_answer(
             that starts.
         token: For its owner.
         ttl_max_seconds: See `LeaseNews`.
+        lost: See `LeaseNews`.
 
     """
-    answer = LeaseAnswer.of(lease, token=token, ttl_max_seconds=ttl_max_seconds)
+    answer = LeaseAnswer.of(lease, token=token, ttl_max_seconds=ttl_max_seconds, lost=lost)
     known = answer.workload
     if workload is None or known is None:
         return answer

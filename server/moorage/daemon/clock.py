@@ -1,7 +1,10 @@
 """The clock of the core. The commit loop reads it for each step; nothing else gives a time."""
 
+import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 BEAT_SECONDS: Final = 0.5
@@ -10,6 +13,14 @@ STALL_SECONDS_MIN: Final = 1.5
 """A beat that is this late shows a stall: the process was stopped, suspended or starved."""
 DRIFT_SECONDS_MAX: Final = 1.0
 """A larger difference from the calendar means that the calendar was set."""
+CALENDAR: Final = "calendar.json"
+"""In the data folder: the time at which the machine started, as its calendar had it last."""
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+def uptime() -> float:
+    """Return the seconds since the machine started, with those that it slept."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Clock:
@@ -53,8 +64,60 @@ class Clock:
         """Record that the loop runs."""
         self._beat_at = self._monotonic()
 
+    def note_stall(self, since: float) -> None:
+        """Record that nothing left since a moment of the monotonic clock, though the loop ran."""
+        self._beat_at = min(self._beat_at, since)
+
     def follow_calendar(self) -> float:
         """Adopt the calendar's time; return the seconds added."""
         drift = self.drift_seconds
         self._offset += drift
         return drift
+
+
+class CalendarRecord:
+    """The file by which a server sees that the calendar was set while none ran on its machine.
+
+    Args:
+        folder: Of the server's data; None: the facts may be those of a server elsewhere, whose
+            calendar is another one.
+        calendar: As that of `Clock`.
+        running: Returns the seconds since the machine started.
+
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        calendar: Callable[[], float] = time.time,
+        running: Callable[[], float] = uptime,
+    ) -> None:
+        self._file = folder / CALENDAR if folder else None
+        self._calendar = calendar
+        self._running = running
+
+    def moved_seconds(self, last_at: float) -> float:
+        """Return by how much the calendar was set since the last fact; 0: not, or not known.
+
+        Args:
+            last_at: When that became durable. Without a record since the machine started, only a
+                calendar that is behind it shows.
+
+        """
+        now, moved = self._calendar(), 0.0
+        with suppress(OSError, ValueError, KeyError, TypeError):  # It was never written whole.
+            known = json.loads(self._file.read_text()) if self._file else {}
+            if known["boot"] == _BOOT.read_text().strip():
+                moved = now - self._running() - float(known["started_at"])
+        moved = min(moved, now - last_at) if now - moved < last_at else moved
+        return moved if abs(moved) >= DRIFT_SECONDS_MAX else 0.0
+
+    def write(self) -> None:
+        """Record the calendar as it is. Without it, the next server knows less."""
+        if self._file is None:
+            return
+        with suppress(OSError):
+            boot, started_at = _BOOT.read_text().strip(), self._calendar() - self._running()
+            fresh = self._file.with_suffix(".new")
+            fresh.write_text(json.dumps({"boot": boot, "started_at": started_at}))
+            fresh.replace(self._file)

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+import structlog
+
 from moorage.config.settings import Config
 from moorage.core.allocator import Allocator
 from moorage.core.state.checkpoint import condense
@@ -19,7 +21,7 @@ from moorage.core.state.facts import Fact, Refusal
 from moorage.core.turns.effects import EARLY, Effect, Respond
 from moorage.core.turns.events import Asked, ClockSet, Event, Stalled, Tick
 from moorage.core.turns.turn import Turn
-from moorage.daemon.clock import BEAT_SECONDS, STALL_SECONDS_MIN, Clock
+from moorage.daemon.clock import BEAT_SECONDS, STALL_SECONDS_MIN, CalendarRecord, Clock
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.tasks import Tasks
 from moorage.ledger.base import Ledger
@@ -42,6 +44,8 @@ FULL: Final = Refusal(
     "The disk of the server is full, so it grants no leases; those it has can be renewed and "
     "released. Its operator must make room.",
 )
+
+log = structlog.get_logger("moored")
 
 
 class Effects(Protocol):
@@ -127,6 +131,7 @@ class CommitLoop:
         self._wanted = False
         """A checkpoint, with the next commit."""
         self._clock = Clock()
+        self._calendar = CalendarRecord(None if config.storage else config.data_dir)
         self._now = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
@@ -141,6 +146,16 @@ class CommitLoop:
         while not self._is_idle():  # What was posted between the bell and here counts too.
             self._idle.clear()
             await self._idle.wait()
+
+    async def follow_calendar(self) -> None:
+        """Move all deadlines with a calendar that was set while no server ran. Its first call."""
+        before = max(self._ledger.last_seq - 1, 0)
+        last = await self._ledger.read(before, 1)
+        moved = self._calendar.moved_seconds(last[0].at) if last else 0.0
+        if moved:
+            log.warning("calendar_set", seconds=round(moved, 1))
+            self._inbox.post(ClockSet(moved))
+        self._calendar.write()
 
     async def step_forever(self) -> None:
         """Step posted events, batch by batch. Runs until cancelled."""
@@ -168,6 +183,8 @@ class CommitLoop:
                     self._work.clear()
                     await self._work.wait()
                 last = await self._groups[0].stored
+                if self._is_disk_stalled():
+                    self._clock.note_stall(self._groups[0].began)
                 group = self._groups.popleft()
                 self._letting_go = True
                 self._facts_waiting -= len(group.facts)
@@ -286,6 +303,7 @@ class CommitLoop:
         if drift:
             self._timer_at = None  # It was computed from the old time.
             self._step(ClockSet(drift))
+            self._calendar.write()
 
     def _step(self, event: Event) -> None:
         self._now = self._clock.now()

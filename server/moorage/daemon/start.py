@@ -8,7 +8,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -515,6 +515,10 @@ async def _open_stores(
 ) -> Stores[Ledger]:
     config, storage, recovery = outset.config, outset.storage, opened.recovery
     allocator = prepared.allocator
+    if prepared.standby is None:
+        for rows in (storage.tokens(), storage.agents()):
+            with closing(rows):  # Before anything serves: else it would serve, and let none in.
+                await asyncio.to_thread(rows.version)
     tokens = LeaseTokens(await asyncio.to_thread(storage.secret))
     allocator.replay(recovery.facts, recovery.fencing)
     records = storage.records()
@@ -808,6 +812,7 @@ async def _run_core(
         trust.check,
     )
     commit_loop = CommitLoop(allocator, stores.ledger, inbox, effects, tasks, config)
+    await commit_loop.follow_calendar()
     registry = RegistryChanges(
         stores.catalog, runners.sandbox, allocator.state, inbox, core.watchers
     )

@@ -6,7 +6,7 @@ as everywhere in Moorage; what a source gives in another unit is converted once,
 """
 
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from moorage.protocol.registry import Document
@@ -167,6 +167,19 @@ def merged(old: JsonMapping, new: JsonMapping) -> Document:
     fresh = {str(node.get("id")): node for node in nodes_of(new)}
     nodes = [fresh.pop(str(node.get("id")), node) for node in nodes_of(old)]
     return _without_totals(old, [*nodes, *fresh.values()])
+
+
+def without(document: JsonMapping, names: Collection[str]) -> Document:
+    """Return the document of a cluster without nodes; it is not written to.
+
+    Args:
+        document: The document that the cluster has.
+        names: Of the nodes that are taken out.
+
+    """
+    return _without_totals(
+        document, [node for node in nodes_of(document) if node.get("id") not in names]
+    )
 
 
 def _without_totals(document: JsonMapping, nodes: Sequence[Document]) -> Document:

@@ -4,6 +4,7 @@ An operation is declared here, served by its endpoint, and done by the catalog's
 documents. Every refusal is a `protocol.faults.ServiceError`.
 """
 
+from collections.abc import Collection
 from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta, Struct
@@ -96,6 +97,21 @@ class ClusterDocuments(DocumentCollection, Protocol):
 
         Raises:
             ServiceError: As `create` and `update`, but for `already_exists` and `not_found`.
+
+        """
+
+    async def remove_nodes(self, cluster_id: str, names: Collection[str]) -> Document:
+        """Take nodes out of a cluster; read and written at once, as by `add_nodes`.
+
+        Args:
+            cluster_id: The cluster.
+            names: Of the nodes; those that it has not count for nothing.
+
+        Returns:
+            The document as stored.
+
+        Raises:
+            ServiceError: As `update`.
 
         """
 

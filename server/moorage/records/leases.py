@@ -83,13 +83,14 @@ class Workload(Sparse, frozen=True):
 
     Attributes:
         backend: What starts it.
-        phase: From `pending`, `pulling` and `starting` over `ready` to `succeeded` or `failed`.
+        phase: From `pending`, `pulling` and `starting` over `ready` to `succeeded` or `failed`;
+            `lost` while a machine of it is not heard of: it may run there, or not.
         endpoint: Where it is reached; empty if nowhere, or not yet.
         attempt: Which start of it this is, from 1.
         attempts_max: Starts that there are in all, should it fail.
         warm: It was running when the lease was granted.
         outcome: How the last start that came to an end by itself did.
-        detail: What is going on while it starts.
+        detail: What is going on while it starts, or which machine of it is lost.
 
     """
 
@@ -127,7 +128,7 @@ class Lease(Sparse, frozen=True):
         fencing: Grows with every grant; hand it to storage that must refuse earlier holders.
         ttl_seconds: It ends this long after its grant or last renewal.
         policy_rule_uri: The policy that placed it.
-        reason: Why it is queued, ending or ended.
+        reason: Why it is queued, ending or ended, and which machine of it is not heard of.
         notice: That it has to give way, and to whom.
         workload: What runs on it.
         token: Its holder may renew and release.
@@ -156,9 +157,22 @@ class Lease(Sparse, frozen=True):
 
     @classmethod
     def of(
-        cls, lease: model.Lease, *, token: str = "", ttl_max_seconds: float | None = None
+        cls,
+        lease: model.Lease,
+        *,
+        token: str = "",
+        ttl_max_seconds: float | None = None,
+        lost: str = "",
     ) -> Self:
-        """Return a lease of the core; without its token as the listings show it."""
+        """Return a lease of the core; without its token as the listings show it.
+
+        Args:
+            lease: As the core knows it.
+            token: For its owner.
+            ttl_max_seconds: How long it may last, where it was not renewed for longer.
+            lost: Which machine of it is not heard of.
+
+        """
         notice = lease.notice
         return cls(
             lease.id,
@@ -171,11 +185,11 @@ class Lease(Sparse, frozen=True):
             lease.terms.ttl_seconds,
             lease.policy.uri,
             lease.choice,
-            lease.reason,
+            "; ".join(filter(None, (lease.reason, lost))),
             lease.retry_at or NEVER,
             tuple(device.uuid for device in lease.lost),
             None if notice is None else NoticeAnswer(notice.by, notice.until, notice.reason),
-            None if lease.provision is None else _workload(lease, lease.provision),
+            None if lease.provision is None else _workload(lease, lease.provision, lost),
             token,
             ttl_max_seconds,
             lease.terms.project,
@@ -221,16 +235,18 @@ class ReleasePreview(Struct, frozen=True):
 like_dataclasses(NodeName, NoticeAnswer, WorkloadEnd, Workload, Lease)
 
 
-def _workload(lease: model.Lease, provision: model.Provision) -> Workload:
+def _workload(lease: model.Lease, provision: model.Provision, lost: str) -> Workload:
     """Return what is known for good of a lease's workload."""
+    is_lost = bool(lost) and lease.state in {"starting", "active", "warm"}
     return Workload(
         provision.backend,
-        _phase(lease),
+        "lost" if is_lost else _phase(lease),
         lease.endpoint,
         lease.attempt,
         provision.attempts_max if provision.on_failure == "requeue" else 1,
         bool(lease.inherited),  # It was running when the lease was granted.
         None if lease.outcome is None else WorkloadEnd.of(lease.outcome),
+        lost if is_lost else "",
     )
 
 

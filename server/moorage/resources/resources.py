@@ -71,6 +71,7 @@ _STATUS: Final[Mapping[Phase, ResourceStatus]] = {
     Phase.PULLING: ResourceStatus.PENDING,
     Phase.STARTING: ResourceStatus.PENDING,
     Phase.READY: ResourceStatus.RUNNING,
+    Phase.LOST: ResourceStatus.RUNNING,
     Phase.SUCCEEDED: ResourceStatus.SUCCESS,
     Phase.FAILED: ResourceStatus.FAILED,
     Phase.STOPPED: ResourceStatus.STOPPED,

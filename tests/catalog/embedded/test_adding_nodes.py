@@ -36,6 +36,20 @@ async def test_machines_that_join_at_one_time_are_all_there(clusters):
     assert (document["nodes"]["count"], document["vcpus"]["count"]) == (16, 16 * 8)
 
 
+async def test_machines_that_leave_take_no_other_along_that_joins_meanwhile(clusters):
+    await clusters.add_nodes("farm", farm(*(machine(f"old{number}") for number in range(8))))
+    changes = []
+    for number in range(8):
+        changes.append(clusters.remove_nodes("farm", [f"old{number}", "none"]))
+        changes.append(clusters.add_nodes("farm", farm(machine(f"new{number}"))))
+    await asyncio.gather(*changes)
+    document = await clusters.get("farm")
+    assert {node["id"] for node in document["nodes"]["nodeData"]} == {f"new{n}" for n in range(8)}
+    assert (document["nodes"]["count"], document["vcpus"]["count"]) == (8, 8 * 8)
+    with pytest.raises(ServiceError, match="far"):
+        await clusters.remove_nodes("far", ["old1"])
+
+
 class Noting(dict):
     """A document that notes which threads look at it."""
 

@@ -13,8 +13,11 @@ from moorage.core.turns.effects import Stop
 from moorage.core.turns.events import (
     CancelAsked,
     CordonAsked,
+    Event,
     QuotaAsked,
     ReserveAsked,
+    Restarted,
+    Stalled,
     Tick,
     WorkloadStarted,
     WorkloadStopped,
@@ -241,3 +244,37 @@ def test_none_leaves_for_a_lease_that_would_run_into_a_reservation_by_then(
     assert notified(hand) == victims
     hand.now += 10.0
     assert consults(hand.step(Tick())) == ["needs"] * len(victims)
+
+
+@pytest.mark.parametrize("stop", [Stalled(9.0, 30.0), Restarted(30.0)])
+def test_a_notice_lasts_on_when_the_daemon_stood_still(hand: Hand, stop: Event) -> None:
+    """Its holder may not have learnt of it; who waits for its place waits on, too."""
+    lease = hold(hand, "a", "n000", "0", "1", "2", "3", notice_seconds=5.0)
+    hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
+    need(hand, 4, wait=6.0)
+    assert notified(hand) == ["a"]
+    hand.now += 9.0
+    hand.step(stop)
+    hand.step(Tick())
+    held = hand.allocator.state.leases[lease.id]
+    assert (held.state, held.notice and held.notice.until) == ("granted", hand.now + 30.0)
+    waiter = hand.allocator.state.waiting[RequestId("needs")]
+    assert waiter.deadline >= hand.now + 30.0
+    hand.now += 30.0
+    hand.step(Tick())
+    assert "a" not in hand.allocator.state.leases
+    assert len(notified(hand)) == 2
+    again = Allocator()
+    again.replay(hand.facts)
+    assert again.state == hand.allocator.state
+
+
+def test_a_notice_with_time_left_gets_that_of_the_stall(hand: Hand) -> None:
+    lease = hold(hand, "a", "n000", "0", "1", "2", "3", notice_seconds=50.0)
+    hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
+    need(hand, 4, wait=100.0)
+    hand.now += 45.0
+    hand.step(Stalled(8.0, 30.0))
+    notice = hand.allocator.state.leases[lease.id].notice
+    assert notice is not None
+    assert notice.until == hand.now + 8.0

@@ -2,10 +2,17 @@
 
 import pytest
 from by_hand import Hand, answers, ask, nodes, place, plain
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
-from moorage.core.turns.events import CancelAsked, Inquired
+from moorage.core.turns.events import (
+    CancelAsked,
+    Inquired,
+    ReleaseAsked,
+    RenewAsked,
+    WorkloadStarted,
+)
 from moorage.model import (
+    LOST,
     ClusterId,
     Code,
     Demand,
@@ -13,6 +20,7 @@ from moorage.model import (
     LeaseTerms,
     NodeId,
     PolicyRef,
+    Provision,
     RequestId,
     Requirement,
     Share,
@@ -53,6 +61,39 @@ def test_the_pages_of_a_cluster_are_its_nodes_each_once() -> None:
         found += [node["node_id"] for node in page["nodes"]]
         after = page["next"]
     assert found == [f"n{number:03}" for number in range(7)]
+
+
+def test_a_lease_says_which_machine_of_it_is_not_heard_of() -> None:
+    """It holds on, as its machine may run on; nothing says that all is well there."""
+    hand = Hand()
+    hand.see(nodes(3, 1))
+    start = Provision("memory", {"type": "memory"})
+    gang = ask("gang", Demand(gpus=1, nodes=2), provision=start)
+    hand.grant(gang, [place("n000", "0"), place("n001", "0")])
+    lease = hand.allocator.state.leases[gang.id]
+    hand.grant(ask("alone", ONE), place("n002", "0"))
+    hand.step(WorkloadStarted(lease.id, lease.fencing, ""))
+    lost = nodes(3, 1)
+    since = "the machine n001 is not heard of since 2026-11-28"
+    away = replace(lost.nodes[1], unavailable=f"{LOST}{since}")
+    cordoned = replace(lost.nodes[2], unavailable="cordoned")
+    hand.see(replace(lost, nodes=(lost.nodes[0], away, cordoned)))
+    gang, alone = hand.inquire("leases")["leases"]
+    workload, reason = gang["workload"], f"node c/n001 is lost: {since}"
+    assert (gang["state"], workload["phase"]) == ("active", "lost")
+    assert gang["reason"] == workload["detail"] == reason
+    assert (alone["state"], alone.get("reason")) == ("granted", None)
+    assert hand.inquire("leases", sort="tenant")["leases"][0]["reason"] == reason
+    assert hand.inquire("why", subject="gang")["reason"] == reason
+    (seen,) = answers(hand.step(Inquired(hand.to(), "status", Tenant("ann"), lease.id)))
+    (renewed,) = answers(hand.step(RenewAsked(hand.to(), lease.id, "token of gang", None)))
+    assert seen.lost == renewed.lost == reason
+    hand.step(ReleaseAsked(hand.to(), lease.id, "token of gang"))
+    ending = hand.inquire("leases")["leases"][0]
+    assert ending["reason"] == f"released; {reason}"
+    assert ending["workload"]["phase"] == "stopping"
+    hand.see(nodes(3, 1))
+    assert hand.inquire("leases")["leases"][0]["reason"] == "released"
 
 
 def test_a_lease_is_listed_whole_but_for_its_token():

@@ -412,9 +412,14 @@ class Model:
                 self.active.add(lease_id)
             case Preempted(lease_id):
                 law(lease_id in self.leases, "only what is held gives way", fact)
-                over = self.ending.keys() | self.finished.keys() | self.notices.keys() | self.warm
-                law(lease_id not in over, "it gets one notice", fact)
-                self._may_get_notice(fact)
+                over = self.ending.keys() | self.finished.keys() | self.warm
+                law(lease_id not in over, "what is over gives way to none", fact)
+                before = self.notices.get(lease_id)
+                if before is None:
+                    self._may_get_notice(fact)
+                else:
+                    later = self.disturbed and before.until < fact.until
+                    law(later and before.by == fact.by, "it gets one notice", fact)
                 self.notices[lease_id] = fact
             case Spared(lease_id):
                 law(self.notices.pop(lease_id, None) is not None, "it had a notice", fact)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
 from msgspec.structs import replace
@@ -95,6 +95,7 @@ class Witness:
         """Nodes reserved for the head all through the turn: it may be another meanwhile."""
         self.declined: set[str] = set()
         self.due: dict[str, float] = {}
+        self.noticed: dict[str, float] = {}
         self.granted: dict[tuple[str, int], Lease] = {}
         self.requeued: set[str] = set()
         self.over: set[str] = set()
@@ -134,6 +135,7 @@ class Witness:
         if self.model.disturbed:
             self.due = {name: waiter.deadline for name, waiter in self.model.waiting.items()}
             self.due |= self.model.expires
+            self.noticed = {name: each.until for name, each in self.model.notices.items()}
         if queue.head is not None:
             first = next(iter(queue.head.waiters))
             self.reserved = (queue.reservation, queue.head.of.priority, first)
@@ -155,12 +157,10 @@ class Witness:
                 law(pauses == (world.pause_seconds > 0), "what failed needs time", fact)
             if isinstance(fact, Ended) and isinstance(event, ConsultFailed):
                 self._blameless(fact, event)
-            if isinstance(fact, Preempted) and fact.by not in noticed_for:
+            if self._is_new_notice(fact) and fact.by not in noticed_for:
                 noticed_for.add(fact.by)
                 facts = turn.facts[number:]
-                self._not_in_vain(
-                    [x for x in facts if isinstance(x, Preempted) and x.by == fact.by]
-                )
+                self._not_in_vain([x for x in facts if self._is_new_notice(x) and x.by == fact.by])
             if isinstance(fact, Ending | Ended) and fact.reason.startswith("preempted"):
                 self._helps(fact, noticed_for)
             model.learn(fact, self.asks, world.now)
@@ -282,6 +282,9 @@ class Witness:
         other = self.model.waiting[name].ask
         alike = ("tenant", "project", "policy", "demand", "candidates", "priority")
         return all(getattr(ask, each) == getattr(other, each) for each in alike)
+
+    def _is_new_notice(self, fact: Fact) -> TypeGuard[Preempted]:
+        return isinstance(fact, Preempted) and fact.lease not in self.model.notices
 
     def _not_in_vain(self, new: list[Preempted]) -> None:
         """Who gets a notice makes room, and none gets one who need not leave.
@@ -424,6 +427,14 @@ class Witness:
             earlier = [e for d, e in prolonged if d < min(e, self.due[name] - INSTANT)]
             outlasts = held[name] > max(earlier, default=0.0)
             law(outlasts, "who waits outlasts the leases that it would have", name, earlier)
+        over = model.ending.keys() | model.finished.keys()
+        for name in self.noticed.keys() & model.notices.keys() - over:
+            due, until = self.noticed[name], model.notices[name].until
+            least = now + (grace_seconds if due <= now else min(seconds, grace_seconds))
+            law(until >= least, "who gives way gets its grace", name, due, least)
+            waiter = model.waiting.get(model.notices[name].by)
+            in_time = waiter is None or until <= waiter.deadline
+            law(in_time, "none leaves for a request that has given up", name)
         for each in model.reserved.values():
             lapses = each.begun and each.lapse_seconds and not each.used
             least = min(each.ends_at, now + min(seconds, grace_seconds))

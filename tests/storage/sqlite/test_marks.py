@@ -20,7 +20,14 @@ from moorage.storage.sqlite.files import (
     owner_only,
     writer_of,
 )
-from moorage.storage.sqlite.marks import REFILL_SECONDS, DurableMark, Reserve, read_mark
+from moorage.storage.sqlite.marks import (
+    ENOUGH_BYTES,
+    LOW_BYTES,
+    REFILL_SECONDS,
+    DurableMark,
+    Reserve,
+    read_mark,
+)
 from moorage.storage.sqlite.storage import read_secret
 
 COPY_BYTES = 4096
@@ -98,15 +105,43 @@ def test_a_database_and_what_lies_beside_it_is_its_owners(tmp_path: Path):
     connection.close()
 
 
-def test_a_reserve_says_when_to_look_for_room_again(tmp_path: Path, monkeypatch):
+@pytest.fixture
+def later(monkeypatch) -> Callable[[], None]:
+    """Lets the time pass until room is looked for again."""
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def passes() -> None:
+        now[0] += REFILL_SECONDS
+
+    return passes
+
+
+def test_a_reserve_is_taken_back_once_there_is_room_again(tmp_path: Path, later):
     reserve = Reserve(tmp_path / "reserve")
-    assert reserve.refill() is None
+    assert not reserve.is_full
     assert reserve.spend()
     assert reserve.refill() == REFILL_SECONDS
-    later = time.monotonic() + REFILL_SECONDS
-    monkeypatch.setattr(time, "monotonic", lambda: later)
-    assert reserve.refill() is None
-    assert not reserve.spent
+    assert reserve.is_full
+    later()
+    reserve.refill()
+    assert not reserve.is_full
+
+
+def test_a_disk_without_room_shows_before_anything_is_written(tmp_path: Path, later, monkeypatch):
+    reserve, real = Reserve(tmp_path / "reserve"), os.statvfs
+
+    def has(room: int) -> None:
+        seen = real(tmp_path)
+        fields = [*seen]
+        fields[3] = fields[4] = room // seen.f_frsize  # Of `f_bfree` and `f_bavail`.
+        monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(fields))
+        later()
+        reserve.refill()
+
+    for room, full in ((LOW_BYTES, False), (0, True), (LOW_BYTES, True), (ENOUGH_BYTES, False)):
+        has(room)
+        assert (reserve.is_full, reserve.spent) == (full, False)
 
 
 def test_a_format_is_migrated_step_by_step_or_refused():

@@ -49,6 +49,8 @@ RETRY_SECONDS: Final = 2.0
 """Pause before stopping a workload without a lease is tried again."""
 PLACES_MAX: Final = 10_000
 """Workloads whose machine is remembered; that of older ones is looked up by their lease."""
+_OWN_NEWS: Final = frozenset({Phase.FAILED, Phase.SUCCEEDED, Phase.PULLING, Phase.STARTING})
+"""Phases of a gang that its members bring about."""
 
 log = structlog.get_logger("moored")
 
@@ -280,6 +282,7 @@ class FleetBackend:
         self._own_gangs: dict[str, tuple[OwnMachine, asyncio.AbstractEventLoop]] = {}
         self._places: dict[str, tuple[Member, ...]] = {}
         self._members: dict[str, dict[str, WorkloadReport]] = {}
+        self._lost: set[str] = set()  # Workloads of lost machines, as the listener knows them.
         self._nodes: frozenset[str] = frozenset()
 
     # For the daemon ----------------------------------------------------------------------------
@@ -294,6 +297,13 @@ class FleetBackend:
     def machines(self) -> Iterable[AgentMachine]:
         """Return all machines with agents."""
         return tuple(self._machines.values())
+
+    def lose(self, machine: AgentMachine) -> None:
+        """Say of all that runs on a lost machine that nothing is known of it for now."""
+        for name in [each for each, there in self._places.items() if machine in there]:
+            if self._is_held(name, machine.place):
+                self._lost.add(name)
+                self._tell(WorkloadReport(name, Phase.LOST, detail=machine.absence))
 
     def forget(self, machine: AgentMachine) -> None:
         """Note that a machine will not come back, so that nothing runs there."""
@@ -356,11 +366,16 @@ class FleetBackend:
         if report.phase is Phase.SUCCEEDED and not known.keys() >= set(nodes):
             return
         state = joined({node: known[node] for node in nodes if node in known})
+        is_found = report.id in self._lost and not any(
+            each.lost for each in machines if each is not machine
+        )
         # It starts and stops as a whole, which `start` and `stop` say.
-        if state.phase in {Phase.FAILED, Phase.SUCCEEDED, Phase.PULLING, Phase.STARTING}:
+        if is_found or state.phase in _OWN_NEWS:
             self._tell(state)
 
     def _tell(self, report: WorkloadReport) -> None:
+        if report.phase is not Phase.LOST:
+            self._lost.discard(report.id)
         if self._listener is not None:
             self._listener(report)
 

@@ -4,6 +4,8 @@ Documents are checked, completed and written in the store's thread. The file hol
 given; what the server fills in is worked out again when they are loaded, so it never goes stale.
 """
 
+from collections.abc import Collection
+
 from moorage.catalog.documents.clusters import CheckedCluster, check_names, read_cluster_document
 from moorage.catalog.documents.encoding import decode, snapshot
 from moorage.catalog.embedded.memory import Memory
@@ -12,6 +14,7 @@ from moorage.catalog.embedded.records import (
     answer_documents,
     changed,
     entry_of,
+    not_found,
     owner_of,
     remove,
     write,
@@ -21,7 +24,7 @@ from moorage.catalog.filters import parse_filter
 from moorage.catalog.machines import Machines
 from moorage.catalog.values import Document
 from moorage.model import Code
-from moorage.protocol.cluster_documents import merged
+from moorage.protocol.cluster_documents import merged, without
 from moorage.protocol.faults import ServiceError
 
 __all__ = ["EmbeddedClusters"]
@@ -100,6 +103,19 @@ class EmbeddedClusters:
 
         entry, _, new = await self._store.run(work, publish)
         return entry.document, new
+
+    async def remove_nodes(self, cluster_id: str, names: Collection[str]) -> Document:
+        """See `ClusterDocuments.remove_nodes`."""
+
+        def work(database: Database) -> tuple[DocumentEntry, CheckedCluster]:
+            row = database.get("cluster", cluster_id)
+            if row is None:
+                raise not_found("cluster", cluster_id, database.ids("cluster"))
+            encoded, given = snapshot(without(decode(row.document), names))
+            read = self._machines.read(database, given)
+            return write(database, "cluster", read.id, encoded, read.document, owner_of(row)), read
+
+        return (await self._store.run(work, self._publish))[0].document
 
     async def delete(self, cluster_id: str) -> Document:
         """See `DocumentCollection.delete`."""

@@ -44,7 +44,7 @@ class MirroredClusters:
         self._mirror = mirror
         self.create: Refused
         self.create = self.update = self.delete = changed_at(mirror.service, "clusters")
-        self.add_nodes = self.create
+        self.add_nodes = self.remove_nodes = self.create
 
     async def get(self, cluster_id: str) -> Document:
         """See `DocumentCollection.get`."""

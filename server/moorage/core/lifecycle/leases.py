@@ -7,6 +7,7 @@ The allocator is the only caller.
 """
 
 import json
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import Final, Literal
 
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from moorage.core.fit.room import begins, drained_by, leaves_by
 from moorage.core.queue.alternatives import choice
 from moorage.core.queue.open_requests import OpenRequests
+from moorage.core.reports.lost_machines import lost_machines
 from moorage.core.state import refusals
 from moorage.core.state.deadlines import Grace
 from moorage.core.state.facts import (
@@ -24,6 +26,7 @@ from moorage.core.state.facts import (
     Finished,
     Granted,
     Paused,
+    Preempted,
     Refusal,
     Renewed,
     Requeued,
@@ -219,7 +222,8 @@ class LeaseLifecycle:
             self._turn.wakes = True
         shortened = max(0.0, until - self._turn.now) if until < self._turn.now + ttl else None
         renewed = self._turn.state.lease(request) or lease
-        self._turn.respond(to, LeaseNews(renewed, ttl_max_seconds=shortened))
+        lost = lost_machines(self._turn.state)(renewed)
+        self._turn.respond(to, LeaseNews(renewed, ttl_max_seconds=shortened, lost=lost))
 
     def move(self, lease: Lease, reason: str) -> None:
         """Stop the workload of a lease here and start it elsewhere, if it may start again."""
@@ -341,9 +345,10 @@ class LeaseLifecycle:
         return lease
 
     def give_grace(self, grace: Grace) -> None:
-        """Postpone the deadlines of leases, and of waiters, which may wait for those leases."""
+        """Postpone deadlines and notices of leases, and deadlines of who waits for those."""
         state = self._turn.state
-        moved: list[tuple[float, float]] = []
+        notices = [*_prolonged_notices(state.leases.values(), grace, self._turn.now)]
+        moved = [(until, notice.until) for until, notice in notices]
         for lease in list(state.leases.values()):
             until = grace.until(lease.expires_at)
             if lease.state == "ending" or lease.expires_at >= until:
@@ -358,6 +363,8 @@ class LeaseLifecycle:
             if waiter.deadline < until:
                 asks, name = waiter.lease is None, waiter.ask.id
                 self._turn.record(WaitExtended(name, until) if asks else Renewed(name, until))
+        for _, notice in notices:
+            self._turn.record(notice)
 
     def restarted(self) -> None:
         """Send backends their orders again."""
@@ -378,6 +385,19 @@ class LeaseLifecycle:
         if lease.token_digest != token_digest and lease.tenant != tenant:
             return refusals.wrong_token(request)
         return lease
+
+
+def _prolonged_notices(
+    leases: Iterable[Lease], grace: Grace, now: float
+) -> Iterator[tuple[float, Preempted]]:
+    """Yield when a lease was to give way, and its notice for later: its holder may not know yet."""
+    for lease in leases:
+        notice = lease.notice
+        if notice is None or lease.state not in {"granted", "starting", "active"}:
+            continue
+        until = grace.until(notice.until)
+        if notice.until < until:
+            yield notice.until, Preempted(lease.id, now, notice.by, until, notice.reason)
 
 
 def _failure(lease: Lease) -> str:

@@ -19,6 +19,7 @@ from moorage.core.fit.feasibility import Candidates, Feasibility
 from moorage.core.queue import quotas
 from moorage.core.queue.order import WaitingQueue
 from moorage.core.reports.estimates import Estimates
+from moorage.core.reports.lost_machines import lost_machines
 from moorage.core.state import refusals
 from moorage.core.state.accounts import Column
 from moorage.core.state.facts import Refusal
@@ -119,9 +120,11 @@ def answer(  # noqa: C901  # One case per question.
                 pool = sorted((*pool, *queued), key=lambda lease: lease.fencing)
             if inquiry.filters.get("state") == "ended":
                 pool = sorted(state.ended.values(), key=lambda lease: lease.fencing)
+            lost = lost_machines(state)
             if inquiry.sort:
-                return _sorted_leases(inquiry, pool)
-            seen = (LeaseAnswer.of(lease) for lease in pool if inquiry.may_see(lease.tenant))
+                return _sorted_leases(inquiry, pool, lost)
+            visible = (lease for lease in pool if inquiry.may_see(lease.tenant))
+            seen = (LeaseAnswer.of(lease, lost=lost(lease)) for lease in visible)
             return page(inquiry, "leases", seen, lambda row: row.fencing)
         case "queue":
             return _queue(inquiry, state, queue, estimates, now)
@@ -142,7 +145,9 @@ def answer(  # noqa: C901  # One case per question.
             return page(inquiry, "clusters", _clusters(state), lambda row: row.cluster_id)
 
 
-def _sorted_leases(inquiry: Inquired, pool: Iterable[Lease]) -> Response:
+def _sorted_leases(
+    inquiry: Inquired, pool: Iterable[Lease], lost: Callable[[Lease], str]
+) -> Response:
     """Return a page of leases in an order of their own, and how many there are.
 
     Answers are made of those on the page alone: consoles look every few seconds.
@@ -162,7 +167,7 @@ def _sorted_leases(inquiry: Inquired, pool: Iterable[Lease]) -> Response:
             return refusals.no_cursor(inquiry.after)
     shown = heapq.nsmallest(inquiry.limit, found, key=key)
     following = json.dumps(key(shown[-1])) if len(found) > len(shown) else None
-    rows = [LeaseAnswer.of(lease) for lease in shown]
+    rows = [LeaseAnswer.of(lease, lost=lost(lease)) for lease in shown]
     return Information({"leases": rows, "next": following, "total": total})
 
 
@@ -280,7 +285,7 @@ def _status(inquiry: Inquired, state: State) -> Response | None:
     request = RequestId(inquiry.subject)
     lease = state.lease(request)
     if lease is not None and inquiry.may_see(lease.tenant):
-        return LeaseNews(lease, owner=False)
+        return LeaseNews(lease, owner=False, lost=lost_machines(state)(lease))
     waiter = state.waiting.get(request)
     if waiter is not None and inquiry.may_see(waiter.ask.tenant):
         return waiter_document(waiter, "waiting")
@@ -318,8 +323,9 @@ def _why(
             record["waits_for"] = [_awaited(inquiry, *each) for each in leases]
             record["room_at"] = room_at
     if lease is not None:
-        record |= {"state": lease.state, "lease": LeaseAnswer.of(lease)}
-        record["reason"] = lease.reason or record.get("reason") or granted_reason(lease)
+        answer = LeaseAnswer.of(lease, lost=lost_machines(state)(lease))
+        record |= {"state": lease.state, "lease": answer}
+        record["reason"] = answer.reason or record.get("reason") or granted_reason(lease)
         if lease.retry_at:
             record["reason"] += "; it is tried again at retry_at, not before"
         if drift := list(_drift(lease, state)):

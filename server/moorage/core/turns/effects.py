@@ -43,6 +43,8 @@ class LeaseNews(msgspec.Struct, frozen=True, gc=False):
     """Whether the receiver gets the token."""
     ttl_max_seconds: float | None = None
     """How long it may last from now, where it was to be renewed for longer than that."""
+    lost: str = ""
+    """Which machine of it is not heard of, and since when."""
 
 
 class Information(msgspec.Struct, frozen=True, gc=False):

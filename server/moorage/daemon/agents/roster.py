@@ -27,7 +27,7 @@ from moorage.daemon.agents.agent_store import (
     JoiningToken,
 )
 from moorage.daemon.agents.measurements import AgentMeasurements, with_busy, without_busy
-from moorage.model import ClusterId, Code, NodeId
+from moorage.model import LOST, ClusterId, Code, NodeId
 from moorage.protocol.agent_socket import AgentSocket
 from moorage.protocol.cluster_documents import nodes_of
 from moorage.protocol.faults import ServiceError
@@ -97,6 +97,7 @@ class AgentRoster:
         self._busy: dict[Place, dict[str, str]] = {}  # As `_describe` has put it there.
         self._beat_seconds = min(BEAT_SECONDS_MAX, lost_seconds / (2 * BEATS_MISSED_MAX))
         self._coming: set[Place] = set()
+        self._shown_lost: set[Place] = set()
         self._changing = asyncio.Lock()  # Nodes of a document are read, changed and put back.
 
     def open(self, epoch: int) -> None:
@@ -331,6 +332,7 @@ class AgentRoster:
         self._busy[machine.place] = busy
         node: JsonObject = msgspec.msgpack.decode(self._nodes[machine.place])
         await self._register(machine.place, without_busy(node, busy))
+        self._shown_lost.discard(machine.place)
 
     async def _put(self, place: Place, node: JsonObject) -> None:
         if await self._node(place) == node:
@@ -401,7 +403,7 @@ class AgentRoster:
             elif link.busy is not None and link.busy != self._busy.get(machine.place):
                 await self._describe(machine, link.busy)
         elif now - machine.heard_at > self._lost_seconds:
-            if not machine.lost:
+            if machine.place not in self._shown_lost:
                 await self._lose(machine)
             if record is not None and not machine.idle:
                 self._give_up(machine, record.unheard_seconds)
@@ -414,8 +416,11 @@ class AgentRoster:
             if machine.link is not None:  # It has come meanwhile, and puts its node in next.
                 return
             if node is not None:
-                reason = f"lost: {machine.absence}"
+                reason = f"{LOST}{machine.absence}"
                 await self._put(machine.place, {**node, "unavailable": reason})
+            self._shown_lost.add(machine.place)
+        if self._fleet is not None:
+            self._fleet.lose(machine)
         log.warning("agent_lost", machine="/".join(machine.place), reason=machine.absence)
 
     def _give_up(self, machine: AgentMachine, unheard_seconds: float) -> None:
@@ -454,6 +459,7 @@ class AgentRoster:
         if self._fleet is None or machine.gone:
             return
         self._nodes.pop(machine.place, None)
+        self._shown_lost.discard(machine.place)
         self._fleet.forget(machine)
         if machine.link is not None:
             machine.link.abort()
@@ -462,12 +468,8 @@ class AgentRoster:
     async def _take_out(self, place: Place) -> None:
         """Take a machine's node out of its cluster."""
         async with self._changing:
-            if await self._node(place) is None:
-                return
-            document = await self._clusters.get(place[0])
-            left = [each for each in nodes_of(document) if each.get("id") != place[1]]
-            nodes = {**document["nodes"], "count": len(left), "nodeData": left}
-            await self._clusters.update(place[0], {"nodes": nodes})
+            if await self._node(place) is not None:
+                await self._clusters.remove_nodes(place[0], (place[1],))
 
 
 def _absent_longest(machine: AgentMachine) -> tuple[bool, float]:

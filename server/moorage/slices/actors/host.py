@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from moorage.slices.cluster import draining
-from moorage.slices.devices import METADATA_SECONDS_MAX, release_devices, taken_back
+from moorage.slices.devices import (
+    DEVICE_ORDER,
+    METADATA_SECONDS_MAX,
+    release_devices,
+    taken_back,
+)
 from moorage.slices.errors import HostUnhealthyError, SlicesError, SliceTimeoutError
 from moorage.slices.lazy_ray import RemoteClass, ray
 from moorage.slices.ray_values import RayValue, UserFunction
@@ -231,6 +236,7 @@ class DeviceHost:
         """Return the runtime environment of a task, with all variables in it."""
         merged = dict(runtime_env or {})
         own: dict[str, RayValue] = {"TPU_HOST_ID": self.host_id, "TPU_SLICE_NAME": self.slice_name}
+        own |= DEVICE_ORDER
         if self._placement is not None:
             own |= self._placement.environment
         if self.num_devices:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from moorage.slices.cluster import alive_nodes
+from moorage.slices.devices import DEVICE_ORDER
 from moorage.slices.errors import InsufficientSlicesError, RetriesExhaustedError
 from moorage.slices.jobs.configs import (
     AcceleratorConfigType,
@@ -266,7 +267,8 @@ def _run_tasks(
             )
         for index in range(config.worker_count):
             within = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, index)
-            options = config.with_environment_variables(EXECUTOR_CALL_INDEX=str(index))
+            variables = {**DEVICE_ORDER, **config.execution_env.get("env_vars", {})}
+            options = config.with_environment_variables(variables, EXECUTOR_CALL_INDEX=str(index))
             task = ray.remote(max_retries=0)(reporting(call.function))
             started = task.options(**options.get_remote_options(), scheduling_strategy=within)
             tasks.append(started.remote(*call.args, **call.kwargs))

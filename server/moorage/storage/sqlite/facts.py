@@ -89,7 +89,7 @@ class SqliteFacts:
     @property
     def is_full(self) -> bool:
         """See `FactStore.is_full`."""
-        return self._writing is not None and self._writing.reserve.spent
+        return self._writing is not None and self._writing.reserve.is_full
 
     def open(self) -> OpenedFacts:
         """See `FactStore.open`."""
@@ -179,8 +179,9 @@ class SqliteFacts:
         """See `FactStore.upkeep`."""
         assert self._writing
         with translated(self.place):
-            waits = (self._writing.mark.sync_in_time(), self._writing.reserve.refill())
-        return min((each for each in waits if each is not None), default=None)
+            sync_seconds = self._writing.mark.sync_in_time()
+            look_seconds = self._writing.reserve.refill()
+        return look_seconds if sync_seconds is None else min(sync_seconds, look_seconds)
 
     def end_writing(self, *, clean: bool) -> None:
         """See `FactStore.end_writing`."""

@@ -20,6 +20,11 @@ SYNC_SECONDS: Final = 1.0
 """How old a mark may be after a power cut. A sync per commit would cost a third of the rate."""
 RESERVE_BYTES: Final = 16 << 20
 """Reserve for releases and renewals on a full disk: some ten thousand of them."""
+LOW_BYTES: Final = 256 << 10
+"""Free space below which the disk counts as full, before a write fails: also of an idle server, and
+where others write beside the ledger."""
+ENOUGH_BYTES: Final = 1 << 20
+"""Free space from which it does not any more."""
 REFILL_SECONDS: Final = 2.0
 _SLOT_BYTES: Final = 4096
 """The two copies lie in blocks of their own: one torn write cannot spoil both."""
@@ -162,7 +167,13 @@ class Reserve:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.spent = not self._fill()
+        self._low = False
         self._tried_at = time.monotonic()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the disk has no room, or none to speak of."""
+        return self.spent or self._low
 
     def spend(self) -> bool:
         """Free the reserved room; return whether there was any."""
@@ -172,17 +183,31 @@ class Reserve:
         self.spent = True
         return True
 
-    def refill(self) -> float | None:
-        """Reserve the room again where the disk has some; return when to call again, if at all."""
+    def refill(self) -> float:
+        """Measure the free room, and reserve some again where there is enough.
+
+        Returns:
+            Seconds until the next look.
+
+        """
         now = time.monotonic()
-        if self.spent and now - self._tried_at >= REFILL_SECONDS:
+        if now - self._tried_at >= REFILL_SECONDS:
             self._tried_at = now
-            self.spent = not self._fill()
-        return REFILL_SECONDS if self.spent else None
+            self.spent = self.spent and not self._fill()
+            self._low = self._is_low()
+        return REFILL_SECONDS
 
     def close(self) -> None:
         """Give the room back."""
         self._path.unlink(missing_ok=True)
+
+    def _is_low(self) -> bool:
+        try:
+            found = os.statvfs(self._path.parent)
+        except OSError:
+            return self._low
+        blocks = found.f_bavail if os.geteuid() else found.f_bfree  # Some are for root alone.
+        return blocks * found.f_frsize < (ENOUGH_BYTES if self._low else LOW_BYTES)
 
     def _fill(self) -> bool:
         try:

@@ -30,6 +30,7 @@ from moorage.backends.ray.node.containers import NodeContainer
 from moorage.ray_devices import device_names, given_devices
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
+_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _LOG_BYTES_MAX = 256 * 1024
 _OUTPUT_BYTES_MAX = 1024 * 1024
 _TAIL_LINES = 20
@@ -317,6 +318,7 @@ class WorkloadHost:
             known = environment.get("PYTHONPATH")
             environment["PYTHONPATH"] = f"{site}{os.pathsep}{known}" if known else str(site)
             environment["MOORAGE_RAY_GROUP"] = plan["group"]
+            _order_devices(environment)
             # Else `ray.init()` takes any cluster that this machine knows, or starts one.
             environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
         folder = plan["workdir"] or self._folder / "work"
@@ -469,6 +471,15 @@ class WorkloadHost:
 def _visible(names: Sequence[str]) -> dict[str, str]:
     listed = ",".join(names)
     return {"CUDA_VISIBLE_DEVICES": listed, "MOORAGE_GPUS": listed}
+
+
+def _order_devices(environment: dict[str, str]) -> None:
+    """Have CUDA count devices as Ray does in the tasks of a job, too; what the job says wins."""
+    config = json.loads(environment.get(_JOB_CONFIG, "{}"))
+    given = config.setdefault("runtime_env", {}).setdefault("env_vars", {})
+    given.setdefault("CUDA_DEVICE_ORDER", environment["CUDA_DEVICE_ORDER"])
+    environment[_JOB_CONFIG] = json.dumps(config)
+    environment.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
 
 
 def _free_port() -> int:
