@@ -1,4 +1,4 @@
-"""Which registered node is which machine: none is registered twice. Used by `catalog`.
+"""Identify the machines of registered nodes, so that none is registered twice.
 
 Everything here runs in the store's thread, and before the change is committed. So what it remembers
 is looked up in the file before it refuses anything: a change may have failed to become durable.
@@ -26,14 +26,14 @@ _SPARE: Final = 1000
 
 
 class Machines:
-    """All nodes that say which machine they are."""
+    """All nodes whose documents identify their machine."""
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[str, str]] = {}
         self._keys: dict[str, list[str]] = {}
 
     def keep(self, cluster: Cluster) -> None:
-        """Remember the machines of a cluster, and forget those that it had before."""
+        """Store the machines of a cluster, in place of its earlier ones."""
         for key in self._keys.pop(cluster.id, ()):
             if self._places[key][0] == cluster.id:
                 del self._places[key]
@@ -43,7 +43,7 @@ class Machines:
                     self._keys.setdefault(cluster.id, []).append(key)
 
     def read(self, database: Database, given: JsonValue) -> CheckedCluster:
-        """Read a cluster document that is about to be stored.
+        """Check the machines of a cluster document before it is stored.
 
         Raises:
             ServiceError: As `read_cluster_document`; `conflict`: one of its nodes is a machine that
@@ -66,7 +66,7 @@ class Machines:
         return read
 
     def _other(self, database: Database, cluster: Cluster, node: Node, own: dict[str, Node]) -> str:
-        """Return the node that is the same machine, as `cluster/node`; empty for none."""
+        """Return another node with the same machine, as `cluster/node`; empty if there is none."""
         for key in node.identity:
             twin = own.get(key)
             if twin is not None and is_same_machine(node.identity, twin.identity):

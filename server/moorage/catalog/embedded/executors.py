@@ -40,7 +40,7 @@ class Executors:
         self._store = store
 
     async def create(self, document: Document) -> Document:
-        """Store a new one, by its `executor_id` (or `id`); return it as stored.
+        """Store a new executor document by its `executor_id` (or `id`); return the stored one.
 
         Raises:
             ServiceError: `bad_message`, `already_exists`, `too_large`.
@@ -63,11 +63,11 @@ class Executors:
         return await self._store.run(work)
 
     async def get(self, name: str) -> Document:
-        """Return one, or raise `not_found`."""
+        """Return an executor document, or raise `not_found`."""
         return await self._store.run(lambda database: _find(database, name))
 
     async def update(self, name: str, change: Document) -> Document:
-        """Change one, as `DocumentCollection.update` says; return the new one."""
+        """Change an executor document as `DocumentCollection.update`; return the new one."""
 
         def work(database: Database) -> Document:
             changed = apply_change(_find(database, name), change)
@@ -80,7 +80,7 @@ class Executors:
         return await self._store.run(work)
 
     async def delete(self, name: str) -> Document:
-        """Delete one and return it, or raise `not_found`."""
+        """Delete an executor document and return it, or raise `not_found`."""
 
         def work(database: Database) -> Document:
             removed = _find(database, name)
@@ -92,7 +92,7 @@ class Executors:
         return await self._store.run(work)
 
     async def query(self, query: Document | None = None) -> list[Document]:
-        """Return those that match a Mongo-style filter, by id; None: all."""
+        """Return the executor documents that match a Mongo-style filter, by id; None: all."""
         matches = compile_filter(query or {})
 
         def work(database: Database) -> list[Document]:

@@ -1,4 +1,4 @@
-"""The records of the embedded catalog, and the only thread that touches them.
+"""The stored records of the embedded catalog, and the only thread that uses them.
 
 Jobs run one after another in the order they were submitted, each in a transaction of its own.
 When a job's transaction is durable, its `publish` runs on the event loop, also in that order and
@@ -68,7 +68,7 @@ class StoredRow:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The use of the store: records of one kind, and bytes of all kinds together."""
+    """The size of the store: the number of records of one kind, and the bytes of all kinds."""
 
     records: int
     bytes_total: int
@@ -111,12 +111,12 @@ class Database:
         return StoredRow(row.id, row.document, row.files)
 
     def put(self, kind: Kind, row: StoredRow) -> None:
-        """Store a record, in the place of the one with its id if there is one."""
+        """Store a record; replace a record with the same id."""
         values = (row.id, row.document, row.files)
         self._records.put(kind, RecordRow(*values, checksum(kind, *values)))
 
     def rows(self, kind: Kind) -> list[StoredRow]:
-        """Return all records of a kind, by id; those that are damaged are set aside."""
+        """Return all records of a kind, by id; set damaged ones aside."""
         good: list[StoredRow] = []
         for number, row in self._records.rows(kind):
             if is_intact(kind, row):
@@ -126,7 +126,7 @@ class Database:
         return good
 
     def set_aside(self, kind: Kind, record_id: str, why: str) -> None:
-        """Keep a record that cannot be read where it is in no other record's way, and say so."""
+        """Move an unreadable record out of the way, and log that."""
         self._set_aside(kind, self._records.number_of(kind, record_id), record_id, why)
 
     def _set_aside(self, kind: Kind, number: int, record_id: object, why: str) -> None:
@@ -137,7 +137,7 @@ class Database:
         )
 
     def tally(self) -> None:
-        """Compare the number of records of each kind with the number noted.
+        """Compare the number of records of each kind with the stored number.
 
         What is not read at every start all the same is read here.
 
@@ -155,7 +155,7 @@ class Database:
         self.rows("history")
 
     def usage(self, kind: Kind) -> Usage:
-        """Return the use of the store, this transaction included."""
+        """Return the size of the store, including this transaction."""
         found = self._records.usage()
         total = sum(size for each, (_, size) in found.items() if each not in _BOUNDED_ELSEWHERE)
         return Usage(found[kind][0], total)
@@ -237,7 +237,7 @@ class DocumentStore:
         return await future
 
     async def close(self) -> None:
-        """Finish the accepted jobs, checkpoint and close the file. Idempotent.
+        """Finish the accepted jobs, write a checkpoint, and close the file. Idempotent.
 
         Raises:
             TimeoutError: The jobs did not end within `CLOSE_SECONDS_MAX`.
@@ -273,7 +273,7 @@ class DocumentStore:
         return job.work(Database(records, self._records.place, self.warnings))
 
     def _next(self) -> _Job[Any] | None:
-        """Wait for a job; meanwhile do the upkeep that is due."""
+        """Wait for a job; meanwhile do maintenance that is due."""
         while True:
             wait_seconds = None
             with contextlib.suppress(StorageError):  # The next job says so.
