@@ -1,4 +1,4 @@
-"""The endpoints of block documents and of block metrics, which `matchType` `block` searches.
+"""The endpoints of block documents and block metrics, for searches with `matchType` `block`.
 
 `web.routes` mounts them. The metrics' paths are those of
 docs/reference/allocation-server.md, "Services", with `block` in the place of `cluster`; blocks
@@ -37,7 +37,7 @@ __all__ = ["block_document_routes"]
 
 
 def block_document_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
-    """Return the router of both.
+    """Return the router of the endpoints of block documents and block metrics.
 
     Args:
         services: What answers them.
@@ -60,24 +60,24 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(BlockDocument, (BlockDocument, BlockEnvelope), statuses=(201,)),
     )
     async def create(request: Request) -> Response:
-        """Store a new block document, which filters of `matchType` `block` search."""
+        """Store a new block document, for searches with `matchType` `block`."""
         return succeeded(await blocks.create(await read_document(request, bodies)), 201)
 
     @router.post(
         "/blocks/query", summary="Find blocks", **operation(list[BlockDocument], MongoQuery)
     )
     async def query(request: Request) -> Response:
-        """Answer the list of matching documents; `{}` matches all."""
+        """Return the list of matching documents; `{}` matches all."""
         return succeeded(await find(request, bodies, partial(blocks.query, "block")))
 
     @router.get("/blocks", summary="List blocks", **operation(list[BlockDocument]))
     async def all_blocks() -> Response:
-        """Answer all block documents, by id."""
+        """Return all block documents, by id."""
         return succeeded(await blocks.query("block", None))
 
     @router.get("/blocks/{block_id}", summary="Read a block", **one)
     async def get(block_id: str) -> Response:
-        """Answer the document."""
+        """Return the block document."""
         return succeeded(await blocks.get("block", block_id))
 
     @router.put(
@@ -86,13 +86,13 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(BlockDocument, DocumentChange),
     )
     async def update(block_id: str, request: Request) -> Response:
-        """Answer the new document."""
+        """Change a block document, and return the new one."""
         change = await read_document(request, bodies)
         return succeeded((await blocks.update("block", block_id, change))[0])
 
     @router.delete("/blocks/{block_id}", summary="Remove a block", **one)
     async def delete(block_id: str) -> Response:
-        """Answer the removed document; its workloads are not this server's business."""
+        """Delete a block document and return it; the block's workloads are not affected."""
         return succeeded(await blocks.delete("block", block_id))
 
     return router
@@ -107,14 +107,14 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(list[JsonObject], (MetricsPipeline, list[JsonObject])),
     )
     async def aggregate(request: Request) -> Response:
-        """Answer what the stages make of all metrics of blocks, one after the other."""
+        """Run the stages over all metrics of blocks, and return the result."""
         stages = pipeline_of(await bodies.read_json(request))
         async with bodies.searches.turn(who_of(request)):
             return succeeded(await blocks.aggregate_metrics(stages))
 
     @router.get("/block/health/{block_id}", summary="Is a block alive?", **operation(BlockHealth))
     async def health(block_id: str) -> Response:
-        """Answer whether any instance of a block reports metrics, and how many do."""
+        """Return whether instances of a block report metrics, and their number."""
         instances = len((await blocks.get("block_metrics", block_id)).get("instances") or ())
         return succeeded({"blockId": block_id, "healthy": instances > 0, "instances": instances})
 
@@ -127,7 +127,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
     stored = operation(BlockMetricsDocument, BlockMetricsDocument, statuses=(200, 201))
 
     async def store(request: Request) -> Response:
-        """Store the metrics of a block: 201 for the first, 200 for those that replace others."""
+        """Store the metrics of a block; answer 201 for new ones, 200 for replaced ones."""
         document, created = await blocks.put_metrics(await read_document(request, bodies))
         return succeeded(document, 201 if created else 200)
 
@@ -140,7 +140,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(list[BlockMetricsDocument], MongoQuery),
     )
     async def query(request: Request) -> Response:
-        """Answer the list of matching documents; `{}` matches all."""
+        """Return the list of matching documents; `{}` matches all."""
         return succeeded(await find(request, bodies, partial(blocks.query, "block_metrics")))
 
     @router.get(
@@ -149,7 +149,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(list[BlockMetricsDocument]),
     )
     async def query_by_parameters(request: Request) -> Response:
-        """Every URL parameter is a field and its value; one given twice matches either."""
+        """Return metrics by URL parameters: field and value; a repeated field matches either."""
         async with bodies.searches.turn(who_of(request)):
             return succeeded(await blocks.query("block_metrics", query_in_url(request)))
 
@@ -157,7 +157,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.get("/block/{block_id}", summary="Read block metrics", **one)
     async def get(block_id: str) -> Response:
-        """Answer the metrics of a block."""
+        """Return the metrics of a block."""
         return succeeded(await blocks.get("block_metrics", block_id))
 
     @router.put(
@@ -166,14 +166,14 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(BlockMetricsDocument, DocumentChange, statuses=(200, 201)),
     )
     async def change(block_id: str, request: Request) -> Response:
-        """Answer the new document: 201 for the first, which may be a part of one."""
+        """Change metrics and return the new document; 201 for new ones, which may be partial."""
         given = await read_document(request, bodies)
         document, created = await blocks.update("block_metrics", block_id, given)
         return succeeded(document, 201 if created else 200)
 
     @router.delete("/block/{block_id}", summary="Remove block metrics", **one)
     async def delete(block_id: str) -> Response:
-        """Answer the metrics that were removed."""
+        """Delete metrics of a block and return them."""
         return succeeded(await blocks.delete("block_metrics", block_id))
 
     return router
