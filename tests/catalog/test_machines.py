@@ -33,7 +33,7 @@ async def refused(work, place="nodes.nodeData[0]"):
     return caught.value
 
 
-def test_identity_is_read_and_kinds_of_nodes_stay_alike():
+def test_identities_of_machines_do_not_split_kinds_of_nodes():
     one = node("a", "GPU-AB", machineId="m", providerId="aws:///eu/i-1")
     (first, second) = cluster_model(cluster("c", one, node("b", "GPU-CD"))).nodes
     assert first.identity == ("machine m", "provider aws:///eu/i-1", "device gpu-ab")
@@ -64,7 +64,7 @@ async def test_a_machine_under_another_name_is_refused_with_the_one_it_has(catal
 NODE_1 = "nodes.nodeData[1]"
 
 
-async def test_what_may_be_the_same_and_is_not_is_registered(catalog):
+async def test_different_machines_with_similar_values_are_registered(catalog):
     await catalog.clusters.create(cluster("lab", node("gpu1", "GPU-1", machineId="m")))
     copy = node("gpu1", "GPU-2", machineId="m")
     nothing_known = {**node("plain"), "gpus": {"gpus": [{"id": "0"}, {"id": "1"}]}}
@@ -91,7 +91,7 @@ async def test_an_instance_and_its_gpu_are_one_machine(catalog):
     assert caught.value.code is Code.BAD_MESSAGE
 
 
-async def test_updating_renaming_and_moving(catalog):
+async def test_a_machine_can_be_updated_renamed_and_moved(catalog):
     await catalog.clusters.create(cluster("lab", node("a", machineId="m"), node("b")))
     await catalog.clusters.update("lab", {"$set": {"region": "eu"}})
     renamed = cluster("lab", node("new-name", machineId="m"), node("b"))
