@@ -93,7 +93,7 @@ def test_urls_of_other_schemes_are_refused(url):
     assert f"{url.partition(':')[0]}:// is nothing that code is read from" in fault.reason
 
 
-def test_paths_under_the_configured_folder(tmp_path):
+def test_files_under_the_configured_folder_are_read(tmp_path):
     root = tmp_path / "rules"
     (root / "rule" / "code").mkdir(parents=True)
     (root / "rule" / "code" / "function.py").write_text(POLICY)

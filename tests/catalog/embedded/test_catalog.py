@@ -296,7 +296,7 @@ async def test_another_content_under_a_registered_uri_is_refused(catalog):
 # The hot path ------------------------------------------------------------------------------
 
 
-async def test_live_and_known_clusters(catalog):
+async def test_only_live_clusters_may_be_candidates(catalog):
     assert (catalog.memory.live_ids(), list(catalog.memory.models())) == ((), [])
     await catalog.clusters.create(cluster("b"))
     await catalog.clusters.create(cluster("a"))

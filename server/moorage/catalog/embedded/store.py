@@ -170,7 +170,7 @@ class _Job(Generic[T]):
 
 
 class DocumentStore:
-    """The thread and its queue. Make one with `await DocumentStore.open(records)`.
+    """A store of records with its own thread. Make one with `await DocumentStore.open(records)`.
 
     Args:
         records: Not open yet.
