@@ -1,4 +1,4 @@
-"""Several addresses of one fleet's servers, of which one writes: which to try next.
+"""Choose the next address to try among the servers of one fleet, of which one is the leader.
 
 `Link`, `Services`, `Watch` and the agent of a machine each have one `Addresses`, and tell it what
 happened at an address. It opens nothing itself.
@@ -32,7 +32,7 @@ _PAUSES_OF_SEVERAL: Final = (*[0.05] * 6, *[0.1] * 4, *[0.2] * 8, 0.4, 0.8, 1.6,
 
 
 class Addresses:
-    """Where a fleet's servers are, and which of them wrote last.
+    """The addresses of a fleet's servers, and the server that led last.
 
     Args:
         named: By the user, in this order; one at least.
@@ -47,12 +47,12 @@ class Addresses:
 
     @property
     def several(self) -> bool:
-        """Whether there is another address where one fails."""
+        """Whether there are several addresses, so that another one can be tried."""
         return len(self._named) > 1
 
     @property
     def shown(self) -> str:
-        """All that the user named, for messages: without credentials."""
+        """All addresses that the user gave, without credentials, for messages."""
         return ",".join(each.shown for each in self._named)
 
     def order(self) -> list[Endpoint]:
@@ -63,23 +63,23 @@ class Addresses:
         return [self._leader, *(each for each in turned if each.url != self._leader.url)]
 
     def opened(self, at: Endpoint) -> None:
-        """Take note that a server answers here: it is tried first from now on."""
+        """Note that a server answers at this address: try it first from now on."""
         self._said.pop(at.shown, None)
         if at in self._named:
             self._first = self._named.index(at)
 
     def failed(self, at: Endpoint, error: MoorageError) -> None:
-        """Take note of why an address is of no use now."""
+        """Note the error of an address."""
         self._said[at.shown] = error.reason if isinstance(error, ConnectionFailed) else str(error)
 
     def lost(self, at: Endpoint, error: MoorageError) -> None:
-        """Take note that a server went away: the next address is tried first from now on."""
+        """Note that a connection to a server was lost: try the next address first from now on."""
         self.failed(at, error)
         self._leader = None
         self._pass_over(at)
 
     def redirected(self, by: Endpoint, refused: RequestRefused, key: str = "leader") -> bool:
-        """Take note that a server is not the writer; return whether to try another one at once.
+        """Note that a server is a standby; return whether to try another address at once.
 
         Args:
             by: Where it is.
@@ -106,11 +106,11 @@ class Addresses:
         return True
 
     def word_of(self, by: Endpoint) -> str:
-        """Return what is known of a standby."""
+        """Return the stored answer of a standby."""
         return self._said.get(by.shown, "is a standby")
 
     def _objection(self, by: Endpoint, leader: str) -> str:
-        """Return why the writer that a standby names is not to be trusted with the token."""
+        """Return why the token must not be sent to the leader that a standby names."""
         if any(each.url.rstrip("/") == leader for each in self._named):
             return "which is itself" if by.url.rstrip("/") == leader else ""
         if by not in self._named:
@@ -135,7 +135,7 @@ class Addresses:
             self._first = (self._first + 1) % len(self._named)
 
     def failure(self, error: MoorageError, tried: Iterable[MoorageError] = ()) -> MoorageError:
-        """Return what to raise where no address is of use.
+        """Return the error to raise when every address failed.
 
         Args:
             error: The last one's.
@@ -156,7 +156,7 @@ class Addresses:
 
 
 def is_worth_another_try(error: MoorageError) -> bool:
-    """Return whether the same attempt may end otherwise later."""
+    """Return whether the same attempt may succeed later."""
     if isinstance(error, AddressesFailed):
         return not error.final
     return isinstance(error, ConnectionFailed) and not isinstance(error, ProtocolViolated)

@@ -1,4 +1,4 @@
-"""What a server's replies mean: answers and leases, read from the JSON of the socket.
+"""Decode a server's replies: answers and leases, from the JSON of the socket.
 
 Called by the clients and the command line. Unknown keys are ignored, so that a newer server can
 say more; a key of the wrong kind is an error that names it.
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Answer(Reply, frozen=True):
-    """A yes.
+    """The answer to a request that was granted or got advice.
 
     Args:
         data: What the policy returned, as plain JSON values.
@@ -52,7 +52,7 @@ like_dataclasses(Answer)
 
 
 class UnreadableError(ValueError):
-    """A reply is JSON, but not what the protocol promises. Stops at the client's edge."""
+    """A reply is JSON, but does not match the protocol. The client handles this error itself."""
 
 
 def read_answer(reply: Reply) -> Answer:
@@ -61,7 +61,7 @@ def read_answer(reply: Reply) -> Answer:
 
 
 def read_refusal(reply: Reply) -> RequestRefused:
-    """Return the error that a failure reply stands for."""
+    """Return the error for a failure reply."""
     error = reply.error or ErrorObject()
     known = {"code", "reason", "field", "expected"}
     return refusal(
@@ -88,7 +88,7 @@ def read_lease(document: JsonValue) -> Lease:
 
 
 def read_as(kind: type[T], document: JsonValue) -> T:
-    """Return a document as what it should be; fields that are unknown are left out.
+    """Decode a document as a type; unknown fields are ignored.
 
     Raises:
         UnreadableError: It is something else; the error names the field.
@@ -101,7 +101,7 @@ def read_as(kind: type[T], document: JsonValue) -> T:
 
 
 def _start(document: JsonValue) -> str:
-    """Return how a document begins, for messages."""
+    """Return the beginning of a document, for messages."""
     try:
         return str(document)[:200]
     except (RecursionError, ValueError):  # Too deep, or a number that is too long to be written.
@@ -126,7 +126,7 @@ def read_flushed(value: JsonValue) -> list[str]:
 
 
 def read_from(url: str, read: Callable[[JsonValue], T], document: JsonValue) -> T:
-    """Return what a server said, as `read` understands it.
+    """Decode a server's reply with `read`.
 
     Raises:
         ProtocolViolated: It cannot be understood.

@@ -1,4 +1,4 @@
-"""The message of a request, from the arguments of `ask`. Used by all clients."""
+"""Build the message of a request from the arguments of `ask`, for all clients."""
 
 import sys
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from moorage.records.requests import resources_of
 
 
 class Request(TypedDict, total=False):
-    """Fields of a request, beside the policy's name and the lease.
+    """The fields of a request, without the policy's name and the lease.
 
     Args:
         inputs: What the policy itself wants to know; `{}` if it wants nothing.
@@ -57,7 +57,7 @@ _NEWER: Final = (
 def request_message(
     policy_rule_uri: str, lease: LeaseTerms | JsonMapping | None, **request: Unpack[Request]
 ) -> JsonObject:
-    """Return the message, without what was not given.
+    """Return the message, without fields that the caller omitted.
 
     Raises:
         TypeError: An argument that no request has.
@@ -97,19 +97,19 @@ def _traceparent() -> str:
 
 
 def _demand_object(demand: Demand) -> JsonObject:
-    """Return what must fit as the wire has it; `where` only where given, as it is newer."""
+    """Return a demand in wire format; `where` only if given, since old servers do not know it."""
     wanted = resources_of(demand)
     return wanted if demand.where else {k: wanted[k] for k in wanted if k != "where"}
 
 
 def _terms_object(terms: LeaseTerms) -> JsonObject:
-    """Return the terms as the wire has them; what servers of old do not know only where given."""
+    """Return lease terms in wire format; newer fields only if given, for old servers."""
     wanted = msgspec.to_builtins(terms)
     return {name: wanted[name] for name in wanted if name not in _NEWER or wanted[name]}
 
 
 def _provision_object(provision: Provision) -> JsonObject:
-    """Return what to start as the wire has it: how often is said only where a failure requeues."""
+    """Return `provision` in wire format; `attempts_max` only with `on_failure` `requeue`."""
     wanted: JsonObject = {"backend": provision.backend, "spec": provision.spec}
     if provision.on_failure == "end":
         return wanted

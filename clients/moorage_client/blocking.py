@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def _nothing() -> None:
-    """A thread cannot be interrupted; its block looks at `held.lost`."""
+    """Do nothing at a loss: a thread cannot be interrupted, so its block checks `held.lost`."""
 
 
 class BlockingClient:
@@ -105,7 +105,7 @@ class BlockingClient:
         self.close()
 
     def close(self) -> None:
-        """Close the socket and end the thread; leases still held live until their TTL."""
+        """Close the socket and end the thread; unreleased leases last until their TTL."""
         client, self._client = self._client, None
         if client is not None and self._thread is not None:
             try:
@@ -189,25 +189,25 @@ class BlockingClient:
         return self._run(self._open().flush(cluster))
 
     def cordon(self, cluster: str, node: str = "", reason: str = "") -> JsonObject:
-        """Let nothing new be placed there; see `Client.cordon`."""
+        """Stop new leases on a node or cluster; see `Client.cordon`."""
         return self._run(self._open().cordon(cluster, node, reason))
 
     def drain(
         self, cluster: str, node: str = "", reason: str = "", *, seconds: float | None = None
     ) -> JsonObject:
-        """Let leave what is there, too; see `Client.drain`."""
+        """Stop new leases, and end or move those that exist; see `Client.drain`."""
         return self._run(self._open().drain(cluster, node, reason, seconds=seconds))
 
     def uncordon(self, cluster: str, node: str = "") -> JsonObject:
-        """Undo either; see `Client.uncordon`."""
+        """Undo a cordon or a drain; see `Client.uncordon`."""
         return self._run(self._open().uncordon(cluster, node))
 
     def forget(self, cluster: str, node: str) -> JsonObject:
-        """Give up a machine that will not come back; see `Client.forget`."""
+        """Remove a machine that will not come back; see `Client.forget`."""
         return self._run(self._open().forget(cluster, node))
 
     def cancel(self, request: str) -> JsonObject:
-        """Give up a place in the queue; see `Client.cancel`."""
+        """Cancel a waiting request; see `Client.cancel`."""
         return self._run(self._open().cancel(request))
 
     def leases(self, **filters: JsonValue) -> list[Lease]:
@@ -215,7 +215,7 @@ class BlockingClient:
         return self._list(self._open().leases(**filters))
 
     def queue(self, **filters: JsonValue) -> list[JsonObject]:
-        """Return the requests that wait; see `Client.queue`."""
+        """Return the waiting requests; see `Client.queue`."""
         return self._list(self._open().queue(**filters))
 
     def fleet(self, cluster: str | None = None) -> list[JsonObject]:

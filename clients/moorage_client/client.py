@@ -1,4 +1,4 @@
-"""The async client: ask for placements and leases, hold them, and look around.
+"""The async client: request placements and leases, hold leases, and query the server.
 
 Used by programs that run an event loop, by the blocking client and by the command line.
 """
@@ -66,7 +66,7 @@ GIVE_UP_SECONDS_MAX: Final = 2.0
 
 
 class Client:
-    """A client of one server, or of several of which one writes. Many tasks share its socket.
+    """A client of one server, or of several of which one leads. Many tasks can share it.
 
     Use it as a context manager, in one event loop:
 
@@ -115,7 +115,7 @@ class Client:
 
     @property
     def url(self) -> str:
-        """Where it is connected; all its addresses where it is not."""
+        """The address of the current connection; without a connection, all addresses."""
         return self._link.url
 
     async def __aenter__(self) -> Self:
@@ -131,7 +131,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the socket and stop renewing; leases then live until their TTL."""
+        """Close the socket and stop renewing; leases then last until their TTL."""
         if self._giving_back:
             await asyncio.wait(self._giving_back)
         await self._keeper.stop()
@@ -362,7 +362,7 @@ class Client:
     async def drain(
         self, cluster: str, node: str = "", reason: str = "", *, seconds: float | None = None
     ) -> JsonObject:
-        """As `cordon`, and end or move what runs there; call it again to see what is left.
+        """As `cordon`, and end or move existing leases; call it again to see those that are left.
 
         Warm leases end, and leases with `on_failure: requeue` start elsewhere. All other
         leases last until they are released, or `seconds` from now where that is given.
@@ -378,7 +378,7 @@ class Client:
         return answers.read_from(self.url, answers.read_object, await self.call(message))
 
     async def forget(self, cluster: str, node: str) -> JsonObject:
-        """Give up a machine whose agent is not connected and will not come back.
+        """Remove a machine whose agent is not connected and will not come back.
 
         Its leases end as if their workloads had failed, and its node leaves the cluster.
 
@@ -391,7 +391,7 @@ class Client:
         return answers.read_from(self.url, answers.read_object, await self.call(message))
 
     async def status(self, subject: str) -> JsonObject:
-        """Return the lease or the waiter with this id, as the server tells it.
+        """Return the lease or the waiting request with this id.
 
         Raises:
             NotFound: Neither has this id.
@@ -403,7 +403,7 @@ class Client:
         return answers.read_from(self.url, answers.read_object, reply.data)
 
     async def why(self, subject: str, *, nodes: bool = False) -> JsonObject:
-        """Return why this request or lease was answered so; `nodes`: and what each node lacks.
+        """Return the reasons for the answer to a request; with `nodes`, what each node lacks.
 
         Raises:
             NotFound: The server knows no such id, or has forgotten it.
@@ -413,7 +413,7 @@ class Client:
         return answers.read_from(self.url, answers.read_object, await self.call(message))
 
     async def cancel(self, request: str) -> JsonObject:
-        """Give up a place in the queue; return the waiter as it ended.
+        """Cancel a waiting request; return its last state.
 
         Raises:
             NotFound: Nothing with this id waits.
@@ -430,7 +430,7 @@ class Client:
         )
 
     def queue(self, **filters: JsonValue) -> Listing[JsonObject]:
-        """Return the requests that wait, in the order in which they are served."""
+        """Return the waiting requests, in the order in which they are served."""
         return listing.pages(
             self.url, self.call, ("queue", "waiting"), answers.read_object, {"filters": filters}
         )
@@ -469,7 +469,7 @@ class Client:
     async def manage(
         self, policy_rule_uri: str, action: str, data: JsonMapping | None = None
     ) -> JsonValue:
-        """Call the `management` of a policy and return what it returned. Never repeated."""
+        """Call the `management` of a policy and return its result. The call is never repeated."""
         return await self.call(
             {
                 "op": "manage",
@@ -503,7 +503,7 @@ class Client:
         seconds_max: float | None,
         on_progress: Callable[[JsonMapping], None] | None,
     ) -> tuple[Answer, bool]:
-        """Ask; return the answer, and whether it may be older than this call."""
+        """Send the request; return the answer, and whether it may be older than this call."""
         seconds = self._timeout if seconds_max is None else seconds_max
         terms, deadline = message.get("lease"), message.get("deadline_seconds")
         seconds += deadline if isinstance(deadline, int | float) else 0.0
@@ -534,14 +534,14 @@ class Client:
         return answers.read_answer(reply), replayed or sent > 1
 
     async def _give_up(self, key: str) -> None:
-        """Leave the queue: the answer to this ask is not awaited any more."""
+        """Cancel a waiting request whose caller no longer waits for the answer."""
         # Refused where it does not wait; then its answer is under way, and is given back.
         with contextlib.suppress(errors.MoorageError, TimeoutError):
             async with asyncio.timeout(GIVE_UP_SECONDS_MAX):
                 await self.call({"op": "cancel", "request": key}, idempotent=False)
 
     def _give_back(self, reply: Reply) -> None:
-        """Release the lease of an answer that is not awaited any more."""
+        """Release the lease of an answer for which no caller waits any more."""
         lease = reply.lease
         if lease is None or len(self._giving_back) >= GIVING_BACK_MAX:
             return

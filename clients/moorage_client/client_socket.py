@@ -1,4 +1,4 @@
-"""The WebSocket of `Connection`, which counts what it hears; imported late, as it is slow to."""
+"""The WebSocket of `Connection`, which counts received bytes. Its import is slow, so it is late."""
 
 from websockets.asyncio.client import ClientConnection
 
@@ -6,11 +6,11 @@ __all__ = ["ClientSocket"]
 
 
 class ClientSocket(ClientConnection):
-    """Also counts the bytes of a message that is still under way."""
+    """A WebSocket that also counts the bytes of an incomplete message."""
 
     bytes_heard = 0
 
     def data_received(self, data: bytes) -> None:
-        """Take what came."""
+        """Count and process received bytes."""
         self.bytes_heard += len(data)
         super().data_received(data)

@@ -157,7 +157,7 @@ class Connection:
         return self._end is not None
 
     async def resume(self, lost: "Connection", number: int) -> bool:
-        """Go on with the session of a connection that was lost, if the server still has it.
+        """Resume the session of a lost connection, if the server still has it.
 
         Returns:
             Whether the server can say so; a standby cannot.
@@ -241,25 +241,25 @@ class Connection:
         return reply
 
     async def ended_by(self) -> MoorageError:
-        """Wait until the socket ends; return why it did."""
+        """Wait until the socket closes; return the reason."""
         await asyncio.shield(self._reader)
         return self.end
 
     async def close(self) -> None:
-        """Close the socket; all that still wait get `ConnectionFailed`."""
+        """Close the socket; all waiting callers get `ConnectionFailed`."""
         self._finish(ConnectionFailed(self._url, "the client closed the socket"))
         await self._socket.close()
         await self._reader
 
     async def leave(self) -> None:
-        """Close the socket once all that was sent is answered, or a while after that."""
+        """Close the socket when all messages are answered, or after a limited time."""
         answers = asyncio.gather(*self._waiting.values(), return_exceptions=True)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(answers, LEAVE_SECONDS_MAX)
         await self.close()
 
     def expect_life(self) -> None:
-        """From now on, end it where a server that owes something gives no sign of life."""
+        """From now on, close the socket if the server owes a reply but sends nothing."""
         self._guard = asyncio.create_task(self._look_for_life(), name="moorage-client-guard")
 
     async def _look_for_life(self) -> None:
@@ -278,7 +278,7 @@ class Connection:
 
     @property
     def end(self) -> MoorageError:
-        """Why it ended."""
+        """The reason why the socket closed."""
         return self._end or ConnectionFailed(self._url, "the socket closed")
 
     async def _read(self) -> None:
@@ -320,7 +320,7 @@ class Connection:
         return failed(self._url, f"the server closed the socket: {frame.code} {reason}")
 
     def _hear(self, text: str | bytes) -> None:
-        """Hand one message to its waiter.
+        """Pass a received message to its waiter.
 
         Raises:
             ProtocolViolated: The message is not one of the protocol.
@@ -364,7 +364,7 @@ class Connection:
 
 
 def _of_standby(reply: Reply) -> Reply:
-    """Return what a standby says that does not answer of itself."""
+    """Return the error of a standby that does not answer a message itself."""
     details = {"code": Code.NOT_LEADER, "reason": "is a standby", "leader": reply.leader or None}
     return Reply(success=False, message="is a standby", details=details, id=reply.id)
 
@@ -439,4 +439,4 @@ def _refused(url: str, error: InvalidHandshake) -> MoorageError:
 
 
 def _unwatched(event: Event) -> None:
-    """Stand in where there is no watcher."""
+    """Ignore an event: the default if there is no watcher."""

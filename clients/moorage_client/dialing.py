@@ -35,7 +35,7 @@ class Dialer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether attempts are under way that `settle` would give up."""
+        """Whether there are open attempts that `settle` would cancel."""
         return bool(self._opening)
 
     async def dial(self) -> Connection:
@@ -68,7 +68,7 @@ class Dialer:
                 raise self._failure(problems)
 
     def _open(self, at: Endpoint, problems: list[MoorageError]) -> Connection | None:
-        """Take out an attempt that ended; return its socket, if that is open."""
+        """Remove an attempt that ended; return its socket if it is open."""
         try:
             connection = self._opening.pop(at).result()
             if connection.ended:  # It came when another one served.
@@ -86,7 +86,7 @@ class Dialer:
         return self._addresses.failure(problems[-1], problems)
 
     async def settle(self) -> None:
-        """Give up the attempts under way: a server serves, or none is needed any more."""
+        """Cancel the open attempts: one connection works, or none is needed any more."""
         tasks = [*self._opening.values()]
         self._opening.clear()
         for task in tasks:

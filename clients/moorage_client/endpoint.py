@@ -1,4 +1,4 @@
-"""URL, token, proxy and trusted authorities of a server, alike for its WebSocket and its HTTP.
+"""URL, token, proxy and trusted authorities of a server, for its WebSocket and its HTTP.
 
 `Client` and the clients of `services` make them of what they were given and of the environment:
 one for each address, of which `addresses` chooses.
@@ -66,14 +66,14 @@ _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNE
 
 
 def setting(given: str | None, *variables: str, default: str = "") -> str:
-    """Return what was given, else the first variable that is set, without white space around it."""
+    """Return the argument, else the first variable that is set, without surrounding white space."""
     values = (given, *map(os.environ.get, variables))
     return next((text for each in values if each and (text := each.strip())), default)
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One side of a server.
+    """The WebSocket or the HTTP address of a server, with its credentials.
 
     Args:
         url: `ws://`, `wss://`, `http://` or `https://`.
@@ -110,7 +110,7 @@ class Endpoint:
     def of_http(
         cls, url: str | None, token: str | None, ca_file: str | None
     ) -> tuple["Endpoint", ...]:
-        """Return the HTTP endpoints, likewise."""
+        """Return the HTTP endpoints by arguments, else environment, else defaults."""
         schemes = ("http://", "https://")
         found = _read_urls(url, "http_url", "MOORAGE_HTTP_URL", HTTP_URL_DEFAULT, schemes)
         return cls._each([each.rstrip("/") for each in found], token, ca_file)
@@ -133,7 +133,7 @@ class Endpoint:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is this machine."""
+        """Whether the endpoint is on this machine."""
         try:
             host = urlsplit(self.url).hostname or ""
         except ValueError:  # No URL: connecting says so.
@@ -178,7 +178,7 @@ class Endpoint:
 
     @property
     def _authorities(self) -> tuple[str, str]:
-        """What names the file of the authorities, and the file; empty: those known here."""
+        """The setting with the file of authorities, and the file; empty: the system's default."""
         if self.ca_file:
             return "ca_file", self.ca_file
         named = next(filter(partial(setting, None), CA_FILE_VARIABLES), "")
@@ -240,7 +240,7 @@ class Endpoint:
 
     @property
     def through(self) -> str:
-        """The part of an error message that names the proxy; empty without one."""
+        """The part of an error message that names the proxy; empty without a proxy."""
         found, variable = self._proxy
         if not found:
             return ""
@@ -307,7 +307,7 @@ def read_token_file(path: str) -> str | None:
 
 
 def checked_token(token: str, named: str) -> str:
-    """Return a token that a header can carry.
+    """Return a token; refuse one that an HTTP header cannot hold.
 
     Args:
         token: May be empty.
@@ -328,7 +328,7 @@ def checked_token(token: str, named: str) -> str:
 
 
 def socks_advice() -> str:
-    """Return what to install where a proxy speaks SOCKS, and the packages for that are missing."""
+    """Return the packages to install for a SOCKS proxy if they are missing."""
     from moorage.extras import install_command  # noqa: PLC0415  # Slow to import.
 
     return f"the proxy speaks SOCKS, which needs more packages: {install_command('socks')}"

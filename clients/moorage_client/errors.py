@@ -49,11 +49,11 @@ class ProtocolViolated(ConnectionFailed):
 
 
 class ProxyFailed(ConnectionFailed):
-    """A proxy that the environment names did not pass the connection on."""
+    """A proxy from the environment refused the connection or failed."""
 
 
 class CertificateRefused(ConnectionFailed):
-    """The server's certificate is not trusted, or it speaks no TLS."""
+    """The server's certificate is not trusted, or the server does not use TLS."""
 
 
 class AddressesFailed(ConnectionFailed):
@@ -109,7 +109,7 @@ class LeaseLost(MoorageError):
 
 
 class RequestRefused(MoorageError):
-    """The server answered, and the answer is no.
+    """The server refused the request.
 
     Args:
         code: Machine-readable; one of `moorage.model.Code`, or a newer server's own.
@@ -151,11 +151,11 @@ class RequestRefused(MoorageError):
 
 
 class NoCapacity(RequestRefused):
-    """It would fit, but not now, or not within the time it was ready to wait."""
+    """The request could fit, but does not now, or did not within its `wait_seconds`."""
 
 
 class NeverFits(RequestRefused):
-    """It fits nowhere in this fleet, even were it empty: waiting does not help."""
+    """The request would not fit even if the fleet were empty: waiting does not help."""
 
 
 class Unauthorized(RequestRefused):
@@ -163,15 +163,15 @@ class Unauthorized(RequestRefused):
 
 
 class NotFound(RequestRefused):
-    """The policy, cluster, lease or request that was named does not exist."""
+    """The named policy, cluster, lease or request does not exist."""
 
 
 class LeaseEnded(RequestRefused):
-    """The lease that was named existed, and is over."""
+    """The named lease has ended."""
 
 
 class RuleFailed(RequestRefused):
-    """The policy itself failed: it raised, overran, died, or returned what it may not."""
+    """The policy failed: it raised an error, timed out, crashed, or returned an invalid value."""
 
 
 _KINDS: Mapping[str, type[RequestRefused]] = {
@@ -198,5 +198,5 @@ _KINDS: Mapping[str, type[RequestRefused]] = {
 
 
 def refusal(code: str, reason: str, **rest: Any) -> RequestRefused:
-    """Return the error that a code stands for; arguments as those of `RequestRefused`."""
+    """Return the error for a code; arguments as those of `RequestRefused`."""
     return _KINDS.get(code, RequestRefused)(code, reason, **rest)

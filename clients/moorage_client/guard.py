@@ -13,7 +13,7 @@ from moorage_client.holding import HeldLease, Keeping
 
 
 class LeaseGuard:
-    """Asks at the start, keeps the lease while the block runs, releases it at the end.
+    """Requests a lease at the start of a block, renews it during the block, and releases it after.
 
     The cancelling of the block follows `asyncio.timeout`: a cancellation from elsewhere that
     comes at the same time wins.
@@ -79,12 +79,12 @@ class LeaseGuard:
             self._task.cancel(f"lease {self._held.id} is lost")
 
     def _uncancelled(self) -> bool:
-        """Take back our cancellation; return whether it was the only one."""
+        """Undo our own cancellation of the task; return whether it was the only one."""
         return self._task is not None and self._task.uncancel() <= self._cancelling
 
 
 class BlockingGuard:
-    """As `LeaseGuard`, for a block on a plain thread, which nothing can interrupt.
+    """As `LeaseGuard`, for a block on a plain thread, which cannot be interrupted.
 
     Args:
         acquire: Asks for the lease.

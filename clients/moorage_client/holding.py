@@ -38,7 +38,7 @@ OVER: Final = frozenset({"ending", "warm", "ended"})
 
 
 class Renewer(Protocol):
-    """What a keeper needs of a client."""
+    """The methods of a client that a keeper uses."""
 
     async def renew(
         self,
@@ -58,7 +58,7 @@ class Renewer(Protocol):
 
 
 class HeldLease:
-    """A lease in use. Safe to read from any thread.
+    """A held lease. Any thread may read it.
 
     Args:
         lease: As granted.
@@ -81,32 +81,32 @@ class HeldLease:
 
     @property
     def lease(self) -> Lease:
-        """The lease as of its last renewal."""
+        """The lease at its last renewal."""
         return self._lease
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """The id of the lease."""
         return self._lease.id
 
     @property
     def token(self) -> str:
-        """Its holder may renew and release."""
+        """The token of the lease, which is needed to renew and release it."""
         return self._lease.token
 
     @property
     def placement(self) -> Placement:
-        """What is held: one share per node."""
+        """The held resources: one share per node."""
         return self._lease.placement
 
     @property
     def fencing(self) -> int:
-        """Grows with every grant; hand it to storage that must refuse earlier holders."""
+        """The fencing number, which grows with every grant; pass it to storage that compares it."""
         return self._lease.fencing
 
     @property
     def expires_at(self) -> float:
-        """When it ends unless it is renewed again, by the server's clock."""
+        """When the lease ends unless it is renewed, by the server's clock."""
         return self._lease.expires_at
 
     @property
@@ -115,7 +115,7 @@ class HeldLease:
         return self._lost.is_set()
 
     def check(self) -> None:
-        """Do nothing while the lease holds; call it between steps of long work.
+        """Raise `LeaseLost` if the lease is lost; call this between steps of long work.
 
         Raises:
             LeaseLost: It is over: stop using the GPUs.
@@ -129,12 +129,12 @@ class HeldLease:
         return self._lost.wait(timeout)
 
     def renewed(self, lease: Lease, deadline: float) -> None:
-        """Take note of a renewal. For the keeper."""
+        """Store a renewal. Called by the keeper."""
         self._lease = replace(lease, token=self._lease.token)
         self._deadline = deadline
 
     def lose(self, reason: str) -> LeaseLost:
-        """Take note of the loss. For the keeper. The first reason stays."""
+        """Mark the lease as lost; the first reason stays. Called by the keeper."""
         if not self.lost:
             self._reason = reason
             self._lost.set()
@@ -142,7 +142,7 @@ class HeldLease:
 
     @property
     def seconds_left(self) -> float:
-        """How long it surely lasts without another renewal."""
+        """The seconds for which the lease lasts at least, without another renewal."""
         return self._deadline - time.monotonic()
 
 
@@ -193,12 +193,12 @@ async def keep_renewed(renewer: Renewer, held: HeldLease, on_lost: Callable[[], 
 
 
 def _until_next(lease: Lease, period: float) -> float:
-    """Return when to renew next: what could not last for longer now may be able to later."""
+    """Return when to renew next, also if the last renewal could not extend the lease."""
     return min(period, max(lease.lasts_seconds / RENEWALS_PER_TTL, 1.0))
 
 
 class Keeper:
-    """Renews the leases of one client on a thread and a socket of their own.
+    """Renews the leases of one client, with a separate thread and socket.
 
     Args:
         renewer: Makes its requests; used on the thread only.

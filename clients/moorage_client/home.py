@@ -1,4 +1,4 @@
-"""The home folder of this user, which containers with a user id of their own do not have.
+"""The home folder of this user; users in containers may have none.
 
 The command lines ask for it only where a path defaults to it.
 """

@@ -38,19 +38,19 @@ class _Trusting(HTTPAdapter):
         super().__init__()
 
     def init_poolmanager(self, *arguments: Any, **named: Any) -> None:
-        """Open connections with the context."""
+        """Open direct connections with the TLS context."""
         super().init_poolmanager(*arguments, **named, ssl_context=self._context)
 
     def proxy_manager_for(self, proxy: str, **named: Any) -> Any:
-        """Open connections behind a proxy with the context."""
+        """Open connections through a proxy with the TLS context."""
         return super().proxy_manager_for(proxy, **named, ssl_context=self._context)
 
     def cert_verify(self, *arguments: Any) -> None:
-        """Add no other authorities."""
+        """Do nothing: the TLS context has the only trusted authorities."""
 
 
 class HttpSession(requests.Session):
-    """Requests to one server, as any session of `requests` takes them.
+    """A session of `requests` for one server.
 
     Args:
         endpoint: Of the HTTP side; its token is shown as `Authorization: Bearer …`.
@@ -78,7 +78,7 @@ class HttpSession(requests.Session):
             self.mount("https://", _Trusting(endpoint.tls))
 
     def failure(self, error: Exception) -> ConnectionFailed:
-        """Return our error for one that `requests` raised."""
+        """Return our error for an error of `requests`."""
         url = self._endpoint.shown
         tls = next((each for each in _causes(error) if isinstance(each, ssl.SSLError)), None)
         if tls is not None:
@@ -92,7 +92,7 @@ class HttpSession(requests.Session):
         return ConnectionFailed(url, _cause(error))
 
     def was_sent(self, error: BaseException) -> bool:
-        """Return whether a request may have reached its server before this error of ours."""
+        """Return whether a request may have reached the server before this error."""
         return not any(isinstance(each, _UNSENT) for each in _causes(error))
 
     def _show_token(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
@@ -113,7 +113,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _cause(error: BaseException) -> str:
-    """Return what the operating system said, not the layers around it."""
+    """Return the operating system's error, without the errors that wrap it."""
     last = error
     for each in _causes(error):
         if isinstance(each, OSError) and each.strerror:

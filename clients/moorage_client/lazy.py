@@ -1,4 +1,4 @@
-"""Modules that are imported when they are first used: half of the time of `import` is theirs.
+"""Modules that are imported at their first use, which halves the time of `import`.
 
 The clients' modules name `asyncio`, `ssl` and the like so, for programs that import a client and
 seldom use it. Type checkers see the real modules. Python 3.15 has a keyword for it (PEP 810).
@@ -11,7 +11,7 @@ __all__ = ["LazyModule"]
 
 
 class LazyModule:
-    """Stands for a module. What is used of it once is as quick as there from then on.
+    """A stand-in for a module that imports it at the first use, and caches used attributes.
 
     Args:
         name: Of the module.

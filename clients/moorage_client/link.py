@@ -1,4 +1,4 @@
-"""A lasting link to one server, or to the one of several that writes.
+"""A link to a server, or to the leader of several, that reconnects when its socket is lost.
 
 It opens sockets as needed, and repeats what is safe to repeat. `Client` sends everything through
 its link; so does the keeper that renews leases.
@@ -47,7 +47,7 @@ class _NotLeader(ConnectionFailed):
 
 @dataclass(slots=True)
 class _Call:
-    """A message that is to be answered.
+    """A message that needs a reply.
 
     Args:
         message: What to send.
@@ -74,7 +74,7 @@ class _Call:
 
 
 class Link:
-    """One server, or the one of several that writes, whichever socket leads there at the moment.
+    """A link to one server, or to the leader of several, over its current socket.
 
     Args:
         endpoints: Where they are, and who we are.
@@ -107,12 +107,12 @@ class Link:
 
     @property
     def url(self) -> str:
-        """Where it leads now, for messages; before it is open, all the addresses."""
+        """The address of the current socket, for messages; without a socket, all addresses."""
         connection = self._connection
         return self._addresses.shown if connection is None else connection.endpoint.shown
 
     async def open(self) -> None:
-        """Connect now, in one attempt, so that a missing server is noticed at once.
+        """Connect now, in one attempt, so that a missing server is an error at once.
 
         Raises:
             ConnectionFailed: Nothing answers.
@@ -207,7 +207,7 @@ class Link:
         raise refused
 
     def _worry(self, call: "_Call", error: ConnectionFailed) -> None:
-        """Take note of a problem, or raise it where it has lasted too long."""
+        """Note a problem, or raise it if it has lasted too long."""
         now = time.monotonic()
         if call.problem is None:
             call.give_up_at = now + self._reconnect_seconds
@@ -217,7 +217,7 @@ class Link:
         call.problem = error
 
     def _led_away(self, connection: Connection, refused: RequestRefused) -> "_NotLeader":
-        """Leave a standby, which goes on with what it was sent; return the error that says so."""
+        """Leave a standby, which still answers earlier messages; return its error."""
         names_another = True
         if connection is self._connection:  # Else another call has seen to it.
             self._connection = None
@@ -261,7 +261,7 @@ class Link:
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        """Forget a task. A socket's end may fail where much is unsent, which needs no report."""
+        """Forget a task; ignore its error, since closing a socket with unsent data may fail."""
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # Else the event loop reports it as never retrieved.
@@ -294,7 +294,7 @@ class Link:
             return self._connection
 
     async def _open(self) -> Connection:
-        """Open another socket, and go on with the session of the one that was lost."""
+        """Open another socket, and resume the session of the lost one."""
         connection = await self._dialer.dial()
         connection.on_event = self._take_event
         try:
@@ -314,7 +314,7 @@ class Link:
 
 
 class Renewals:
-    """Renews leases over a link: what a keeper needs of a client, and `Client` itself too."""
+    """Renews leases over a link, for a keeper and for `Client`."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -344,4 +344,4 @@ class Renewals:
 
 
 def _say_nothing(reason: str) -> None:
-    """Leave it to the call to report how it ends."""
+    """Do nothing: the call itself reports its outcome."""

@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, where nothing of the caller's can delay it.
+"""An event loop on a separate thread, where the caller's code cannot delay it.
 
 The blocking client lives on one; the async client renews its leases on one, so that a body that
 computes for a minute without awaiting does not lose its lease for want of a renewal.
@@ -43,7 +43,7 @@ class LoopThread:
             raise
 
     def run(self, work: Coroutine[object, object, T]) -> T:
-        """Run a coroutine on the loop and wait for its result.
+        """Run a coroutine on the loop, and wait for the result.
 
         Ctrl-C while waiting cancels the coroutine. The coroutine bounds its own time.
         """
@@ -55,7 +55,7 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
-        """Cancel what still runs and end the thread. A second stop does nothing."""
+        """Cancel running coroutines and end the thread. A second stop does nothing."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(STOP_SECONDS_MAX)

@@ -1,4 +1,4 @@
-"""Whether the server can run here: `moored` and `moorage` ask before they start any of it."""
+"""Check whether the server package is installed, before `moored` or `moorage` use it."""
 
 from importlib.util import find_spec
 from typing import Final

@@ -1,4 +1,4 @@
-"""HTTP clients: the two that policies know, and the one that the command line uses.
+"""HTTP clients: the two for policies, and the one of the command line.
 
 `ClusterClient` and `GlobalClusterMetricsClient` are the documented ones
 (docs/reference/allocation-server.md, "Policies"), name by name and message by message, for running
@@ -84,7 +84,7 @@ logger = logging.getLogger(__name__)
 
 
 class APIError(Exception):
-    """A metrics service said no.
+    """A metrics service refused a request.
 
     Args:
         error: What it said.
@@ -102,7 +102,7 @@ class APIError(Exception):
 
 
 def _send(method: str, url: str, **given: Any) -> "requests.Response":
-    """Send a request of a documented client, with the token of the environment."""
+    """Send a request of a documented client, with the token from the environment."""
     with http_session.HttpSession(Endpoint(url, read_token(None))) as session:
         return session.request(method, url, timeout=SECONDS_MAX, stream=True, **given)
 
@@ -233,7 +233,7 @@ class Services:
 
     @property
     def url(self) -> str:
-        """Of the server that answered last; before that, the first one."""
+        """The address of the server that answered last; before that, the first address."""
         return self._at.url
 
     def sign_in(self) -> JsonValue:
@@ -241,11 +241,11 @@ class Services:
         return self._enveloped("GET", "/sign-in", kind=dict[str, str])
 
     def check_token(self) -> None:
-        """Have the server look at our token; errors say why it is not taken."""
+        """Check our token at the server; errors say why it is refused."""
         self._enveloped("POST", "/websocket-ticket")
 
     def publish_policy(self, document: JsonMapping) -> str:
-        """Register a policy; return its URI. The same content again is answered the same.
+        """Register a policy; return its URI. Registering the same content again is no error.
 
         What may not be as its author thinks is in `warnings` then.
         """
@@ -270,12 +270,12 @@ class Services:
         self._enveloped("DELETE", f"/policy/{quote(uri, safe='')}{query}")
 
     def manage_policy(self, uri: str, action: str, data: JsonMapping | None = None) -> JsonValue:
-        """Call the `management` of a policy and return what it returned."""
+        """Call the `management` of a policy and return its result."""
         body = {"action": action, "data": data or {}}
         return self._enveloped("POST", f"/policy/{quote(uri, safe='')}/manage", body)
 
     def policy_logs(self, uri: str) -> JsonValue:
-        """Return what a version printed and logged lately, at requests of our tenant."""
+        """Return a version's recent output and log lines for requests of our tenant."""
         return self._enveloped("GET", f"/policy/{quote(uri, safe='')}/logs")
 
     def aliases(self) -> JsonValue:
@@ -283,13 +283,13 @@ class Services:
         return self._enveloped("GET", "/policy-alias", kind=Rows)
 
     def alias(self, alias: str) -> JsonValue:
-        """Return an alias: the version it means, its canary, its shadow and its history."""
+        """Return an alias: its active version, its canary, its shadow and its history."""
         return self._enveloped("GET", _alias(alias), kind=JsonObject)
 
     def activate_policy(
         self, alias: str, policy_rule_uri: str, *, force: bool = False
     ) -> JsonValue:
-        """Let an alias mean a version from now on; return the alias.
+        """Make an alias point at a version; return the alias.
 
         Args:
             alias: `name:word`, or a bare policy name for its `stable`; made where there is none.
@@ -302,11 +302,11 @@ class Services:
         return self._enveloped("POST", _alias(alias, "/activate"), body, kind=JsonObject)
 
     def roll_back_policy(self, alias: str) -> JsonValue:
-        """Let an alias mean what it meant before; return the alias."""
+        """Make an alias point at its previous version; return the alias."""
         return self._enveloped("POST", _alias(alias, "/rollback"), {}, kind=JsonObject)
 
     def delete_alias(self, alias: str) -> JsonValue:
-        """Delete an alias and return it as it was; the versions stay."""
+        """Delete an alias and return its last state; its versions stay."""
         return self._enveloped("DELETE", _alias(alias), kind=JsonObject)
 
     def start_canary(
@@ -336,20 +336,20 @@ class Services:
         return self._enveloped("DELETE", _alias(alias, "/canary"), kind=JsonObject)
 
     def canary_report(self, alias: str) -> JsonValue:
-        """Return how the active version and the candidate do."""
+        """Return the results of the active version and of the canary."""
         return self._enveloped("GET", _alias(alias, "/canary"), kind=JsonObject)
 
     def start_shadow(self, alias: str, policy_rule_uri: str) -> JsonValue:
-        """Run a candidate beside the active version, without effect; return the alias."""
+        """Evaluate a candidate on the alias's requests, without effect; return the alias."""
         body = {"policy_rule_uri": policy_rule_uri}
         return self._enveloped("POST", _alias(alias, "/shadow"), body, kind=JsonObject)
 
     def stop_shadow(self, alias: str) -> JsonValue:
-        """Ask the candidate no more; return the alias."""
+        """Stop evaluating the candidate; return the alias."""
         return self._enveloped("DELETE", _alias(alias, "/shadow"), kind=JsonObject)
 
     def shadow_report(self, alias: str) -> JsonValue:
-        """Return how the candidate differs from the active version, and what it would cost."""
+        """Return the differences between candidate and active version, and the candidate's cost."""
         return self._enveloped("GET", _alias(alias, "/shadow"), kind=JsonObject)
 
     def clusters(self, query: JsonMapping | None = None) -> JsonValue:
@@ -373,7 +373,7 @@ class Services:
         return self._understood(JsonObject, self._call("PUT", path, change))
 
     def add_nodes(self, document: JsonMapping) -> JsonValue:
-        """Put the nodes of a document into the cluster `document["id"]`; return that as stored.
+        """Add the nodes of a document to the cluster `document["id"]`; return the stored document.
 
         The cluster keeps its other nodes and its fields, also those that others add at this time.
         Where there is none, it becomes the document.
@@ -382,7 +382,7 @@ class Services:
         return self._understood(JsonObject, self._call("POST", path, document))
 
     def delete_cluster(self, cluster_id: str) -> JsonValue:
-        """Take a cluster out of the inventory; return its document. Leases on it stand."""
+        """Remove a cluster from the inventory; return its document. Leases on it stay."""
         path = f"/clusters/{quote(cluster_id, safe='')}"
         return self._understood(JsonObject, self._call("DELETE", path))
 
@@ -415,7 +415,7 @@ class Services:
         return self._understood(kind, reply.get("data"))
 
     def _call(self, method: str, path: str, body: JsonMapping | None = None) -> JsonValue:
-        """Send a request to the server that writes; return what it answers.
+        """Send a request to the leader; return the answer.
 
         It is sent again where it was not carried out, or would change nothing more.
         """
@@ -468,7 +468,7 @@ class Services:
         return self._sessions[at]
 
     def _send(self, at: Endpoint, method: str, path: str, body: JsonMapping | None) -> JsonValue:
-        """Send a request to one address; return what it answers.
+        """Send a request to one address; return the answer.
 
         Raises:
             MoorageError: As the methods of this class.
@@ -521,11 +521,11 @@ class Services:
 
 
 class _TooLongError(ValueError):
-    """An answer is longer than any that a server gives."""
+    """An answer is longer than the longest one of a real server."""
 
 
 def _content(response: "requests.Response") -> bytes:
-    """Read an answer, which may neither grow nor take time without end."""
+    """Read an answer, with limits for its length and time."""
     content, late_at = bytearray(), time.monotonic() + ANSWER_SECONDS_MAX
     with response:
         for piece in response.iter_content(_PIECE_BYTES):
@@ -542,7 +542,7 @@ def _alias(alias: str, action: str = "") -> str:
 
 
 def _refusal(reply: JsonValue, code: Code, reason: str) -> RequestRefused:
-    """Return what a failure body says; the documented services send a bare text as `error`.
+    """Return the message of a failure body; documented services send a bare text as `error`.
 
     Beside that, a server of ours says in `details` what else there is to say.
     """

@@ -1,4 +1,4 @@
-"""People who signed in with `moorage login`: their tokens, by server, refreshed when they are due.
+"""The tokens of `moorage login`, stored by server and refreshed before they expire.
 
 A token is shown to no other host than that of the server it was got for, and to the writer that
 this server names where it is a standby. It is read again for each connection and each request over
@@ -36,11 +36,11 @@ _SECURE: Final = ("https", "wss")
 
 
 class SignInFailed(MoorageError):  # noqa: N818  # As the rest of the tree.
-    """The sign-in failed: the issuer or the person said no, or there was no answer in time."""
+    """The sign-in failed: the issuer or the user refused it, or did not answer in time."""
 
 
 def logins() -> StateFile:
-    """Return the file of logins.
+    """Return the file with the stored logins.
 
     Raises:
         HomeMissing: This user has no home folder for it.
@@ -51,13 +51,13 @@ def logins() -> StateFile:
 
 
 def origin_of(url: str) -> str:
-    """Return where a login counts: a host, with TLS or without, whatever the port."""
+    """Return the origin for which a login is valid: the host, with or without TLS, on any port."""
     parts = urlsplit(url)
     return f"{'https' if parts.scheme.lower() in _SECURE else 'http'}://{parts.hostname or ''}"
 
 
 def stored_login(url: str) -> JsonObject | None:
-    """Return the login at the server of a URL; None if there is none that can be read."""
+    """Return the stored login for the server of a URL; None if none can be read."""
     with contextlib.suppress(HomeMissing, StateUnusable, ValueError):
         return logins().read().get(origin_of(url))
     return None
@@ -120,7 +120,7 @@ def _refreshed(entries: Entries, origin: str) -> Entries:
 def ask_issuer(
     url: str, ca_file: str, form: Mapping[str, str] | None = None
 ) -> tuple[str | None, JsonObject]:
-    """Ask an issuer; return the code of its error, or None, and its answer.
+    """Send a request to an issuer; return its error code or None, and its answer.
 
     Args:
         url: Where.
@@ -156,7 +156,7 @@ def ask_issuer(
 
 
 def entry_of(answer: JsonMapping, audience: str) -> JsonObject:
-    """Return what is stored of an issuer's answer: the token that the server takes, and its end.
+    """Return the stored part of an issuer's answer: the token for the server, and its expiry.
 
     Raises:
         SignInFailed: None of its tokens is for the server.
@@ -174,7 +174,7 @@ def entry_of(answer: JsonMapping, audience: str) -> JsonObject:
 
 
 def _claims(token: str) -> JsonObject:
-    """Return what a JWT says; the server is the one to verify it."""
+    """Return the claims of a JWT without verifying it; the server verifies it."""
     try:
         body = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))

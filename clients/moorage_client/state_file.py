@@ -1,4 +1,4 @@
-"""A small file of JSON that commands of one user share: private, replaced whole, under a lock."""
+"""A private JSON file that commands of one user share; changes replace it whole under a lock."""
 
 import fcntl
 import json
@@ -43,7 +43,7 @@ def state_folder(remedy: str) -> Path:
 
 
 class StateFile:
-    """Objects by their name.
+    """A JSON file that maps names to objects.
 
     Args:
         path: The file; missing is the same as empty.
@@ -60,7 +60,7 @@ class StateFile:
         self._remedy = remedy
 
     def read(self) -> Entries:
-        """Return all.
+        """Return all objects.
 
         Raises:
             StateUnusable: The file is there, but cannot be read.
@@ -79,7 +79,7 @@ class StateFile:
             ) from error
 
     def change(self, change: Callable[[Entries], Entries]) -> None:
-        """Replace all by what `change` makes of them, while no other command changes them.
+        """Replace all objects by the result of `change`, under the lock.
 
         Raises:
             StateUnusable: The file cannot be changed.

@@ -1,4 +1,4 @@
-"""Text out of files, as editors and shells on any system write it.
+"""Read text from files in the encodings of common editors and shells.
 
 All commands that read a file of the user's read it through here.
 """
@@ -18,7 +18,7 @@ _CODING: Final = re.compile(r"^(\s*#.*?coding[:=]\s*)[-\w.]+", re.ASCII)
 
 
 def decode_text(content: bytes) -> str:
-    """Return text in UTF-8, or in UTF-16 with a byte order mark; the mark is left out.
+    """Decode UTF-8, or UTF-16 with a byte order mark; drop the mark.
 
     Raises:
         UnicodeDecodeError: It is neither.
@@ -28,7 +28,7 @@ def decode_text(content: bytes) -> str:
 
 
 def decode_source(content: bytes) -> str:
-    """Return Python source in the encoding that it names (PEP 263), else as `decode_text`.
+    """Decode Python source by its encoding declaration (PEP 263), else as `decode_text`.
 
     The text says UTF-8 of itself then, which is what it is sent in.
 
@@ -60,7 +60,7 @@ def read_text(path: Path) -> str:
 
 
 def plain_name(path: Path) -> str:
-    """Return a file's name in the letters of the ids of clusters and policies; may be empty."""
+    """Return a file's name, reduced to the characters allowed in ids; may be empty."""
     stem = path.resolve().name.removesuffix(path.suffix).removesuffix(".tar")
     parts = unicodedata.normalize("NFKD", stem.replace("ß", "ss"))
     letters = "".join(each for each in parts if not unicodedata.combining(each))

@@ -1,4 +1,4 @@
-"""Watching: the news of some topics, over a socket of its own.
+"""Watch the news of some topics, over a separate socket.
 
 `Client.watch` yields them, `BlockingClient.watch` returns a `News`.
 """
@@ -51,14 +51,14 @@ class Watch:
     async def begin(
         cls, endpoints: Sequence[Endpoint], topics: Sequence[str], reconnect_seconds: float
     ) -> Self:
-        """Have the server tell its news from now on; arguments and errors as `Client.watch`."""
+        """Begin to receive news; arguments and errors as `Client.watch`."""
         watch = cls(Addresses(endpoints), topics, reconnect_seconds)
         watch._connection = await watch._settled(is_new=True)
         watch._ending = asyncio.create_task(watch._follow())
         return watch
 
     async def _follow(self) -> MoorageError:
-        """Watch on at another of several servers when one went away; return why that ended."""
+        """Continue at another server when one is lost; return the reason for the end."""
         while True:
             error = await self._connection.ended_by()
             if self._closed or not self._addresses.several:
@@ -72,14 +72,14 @@ class Watch:
             self._hear(Event("reconnected", data))
 
     async def _settled(self, *, is_new: bool) -> Connection:
-        """As `_subscribed`; leaves no other attempt behind."""
+        """As `_subscribed`, and cancel all other open attempts."""
         try:
             return await self._subscribed(is_new=is_new)
         finally:
             await self._dialer.settle()
 
     async def _subscribed(self, *, is_new: bool) -> Connection:
-        """Return a socket to a server that tells its news.
+        """Return a socket to a server that sends its news.
 
         Args:
             is_new: A server that is missing is an error at once.
@@ -115,7 +115,7 @@ class Watch:
         raise AssertionError("the pauses never end")
 
     async def _ask(self, connection: Connection) -> RequestRefused | None:
-        """Ask for the news; return the refusal of a server that is not the writer."""
+        """Subscribe to the news; return the refusal of a standby."""
         connection.on_event = self._hear
         connection.watches = True
         try:
@@ -144,7 +144,7 @@ class Watch:
         self._arrived.set()
 
     async def next(self, seconds_max: float | None = None) -> Event | None:
-        """Return the next news; None if it is closed, or nothing happened in that time.
+        """Return the next news; None if the watch is closed, or nothing happened in that time.
 
         Raises:
             ConnectionFailed: The server went away, and all its news were returned.
@@ -174,7 +174,7 @@ class Watch:
                 coming.cancel()
 
     async def close(self) -> None:
-        """Close the socket; waits for news return None. A second time does nothing."""
+        """Close the socket; pending calls of `next` return None. A second close does nothing."""
         self._closed = True
         self._unread.clear()
         self._arrived.set()
@@ -232,7 +232,7 @@ class News:
         return event
 
     def next(self, timeout: float | None = None) -> Event | None:
-        """Return the next news; None if it is closed, or nothing happened in that time.
+        """Return the next news; None if the watch is closed, or nothing happened in that time.
 
         Raises:
             ConnectionFailed: The server went away.

@@ -1,4 +1,4 @@
-"""The shipped policies as a server takes them: their source, and a document for `POST /policy`.
+"""The source of each shipped policy, and its document for `POST /policy`.
 
 Called by the trials (demo, replay, bench), which publish the policies to a daemon over HTTP, and
 by a user who starts from a copy of a shipped policy.

@@ -31,7 +31,7 @@ TYPE_LABEL = "node.kubernetes.io/instance-type"
 
 
 def price_of(labels: Mapping[str, str]) -> float:
-    """Return the price that a node's label gives, or NaN."""
+    """Return the price in a node's label, or NaN."""
     try:
         price = float(labels.get(PRICE_LABEL, nan))
     except ValueError:
@@ -40,7 +40,7 @@ def price_of(labels: Mapping[str, str]) -> float:
 
 
 def instance_type(labels: Mapping[str, str]) -> str:
-    """Return a node's instance type, or nothing."""
+    """Return a node's instance type, or an empty text."""
     return labels.get(TYPE_LABEL, "")
 
 
@@ -86,7 +86,7 @@ class AIOSv1PolicyRule:
     def _by_labels(
         self, fleet: Any, cluster_data: Any, table: dict[str, float], factor: float
     ) -> Any:
-        """Return per node: the label's price, the instance type's, and what spot makes of it."""
+        """Return for each node its label's price, its type's price, and the spot factor."""
         labelled = self._labels.column(fleet, cluster_data, price_of)
         types = self._labels.column(fleet, cluster_data, instance_type)
         bought = self._labels.column(fleet, cluster_data, capacity_type)

@@ -1,4 +1,4 @@
-"""Expected fill: keep every node as fillable as it can be by the requests that will come.
+"""Expected fill: keep the fleet as usable as possible for the requests that will come.
 
 A node is worth the GPU milli that it can still be expected to host when a random stream of typical
 requests runs into it, a protection of what is scarce by nature, and a price for what is scarce now:
@@ -93,7 +93,7 @@ _FITS_PRICED: Final = 2.0**37
 
 
 def protections(kinds: Sequence[RequestKind], shares: Floats) -> Floats:
-    """Return what a copy of each kind counts in M, in milli.
+    """Return the value of one copy of each kind of request in M, in milli.
 
     Args:
         kinds: All kinds of request.
@@ -112,7 +112,7 @@ def protections(kinds: Sequence[RequestKind], shares: Floats) -> Floats:
 
 
 class Values:
-    """V of node states: each state is valued once, and priced again where prices have changed.
+    """V of node states: each state is valued once, and again when prices change.
 
     A state that was valued has a number; 0 stands for none, and is worth less than any.
 
@@ -165,12 +165,12 @@ class Values:
         return len(self._numbers)
 
     def refresh(self, fleet: FleetView) -> None:
-        """Count a request, and let the prices follow the fleet where that is due."""
+        """Count a request, and update the prices if that is due."""
         if self._prices is not None and self._prices.refresh(fleet):
             self.refreshed += 1
 
     def numbers(self, rows: Ints, cpu: Ints, memory: Ints, gpus: Ints) -> Ints:
-        """Return the state numbers that nodes would have if these amounts were free.
+        """Return the state numbers of nodes with these free amounts.
 
         Args:
             rows: The nodes: `[states]`.
@@ -199,7 +199,7 @@ class Values:
         return np.array([known[name] for name in names], np.int64)
 
     def _learn(self, first: int, states: Ints, memory: Ints) -> None:
-        """Value states that get the numbers from `first` on."""
+        """Value new states, which get the numbers from `first` on."""
         sorts, cpu, gpus = states[:, 0], states[:, 1], states[:, 3:]
         end = first + len(states)
         if end > len(self._fixed):
@@ -214,7 +214,7 @@ class Values:
         self._priced[first:end] = -1
 
     def worth(self, numbers: npt.NDArray[Any]) -> Floats:
-        """Return V of states, at the prices of now."""
+        """Return V of states, at current prices."""
         worth = self._fixed
         if self._prices is not None:
             worth = self._worth
@@ -228,7 +228,7 @@ class Values:
 
 
 class FillScores:
-    """The scores of one demand on every node, and the GPU they were reached on."""
+    """The scores of one demand on every node, and the GPU with each score."""
 
     def __init__(self, nodes: int, options: int) -> None:
         self.version = self.refreshed = -1
@@ -240,7 +240,7 @@ class FillScores:
 
 
 class AIOSv1PolicyRule:
-    """Proposes the node and GPU after whose use the fleet can still be filled the most."""
+    """Proposes the node and GPU that leave the fleet as fillable as possible."""
 
     def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:  # noqa: ARG002  # The contract's signature.
         self._learner = MixLearner()
@@ -279,7 +279,7 @@ class AIOSv1PolicyRule:
         parameters: dict[str, Any],
         context: dict[str, Any],
     ) -> None:
-        """Value the fleet again where it, or what is typical, is no longer what it was."""
+        """Value the fleet again if it, or the typical requests, changed."""
         typical, seed = parameters.get("typical") or [], int(parameters.get("stream_seed", 1))
         priced = bool(parameters.get("prices", True))
         learnt = not typical and self._learner.observe(demand, context)
@@ -303,12 +303,12 @@ class AIOSv1PolicyRule:
         self._version = fleet.version
 
     def _forget(self) -> None:
-        """Forget the numbers of states: they will be given to other states."""
+        """Forget the numbers of states, which other states will get."""
         self._scored.clear()
         self._now[:] = 0
 
     def _assess(self, fleet: FleetView, demand: Demand) -> FillScores:
-        """Return the demand's scores, after judging the nodes that changed since the last time."""
+        """Return the demand's scores, after an update of nodes that changed since the last call."""
         changed = fleet.changed_since(self._version)
         self._now[slice(None) if changed is None else changed] = 0
         self._version = fleet.version
@@ -341,7 +341,7 @@ class AIOSv1PolicyRule:
         return scored
 
     def _worth_now(self, fleet: FleetView, rows: Ints) -> Floats:
-        """Return V of nodes as they are."""
+        """Return V of nodes in their current states."""
         new = rows[self._now[rows] == 0]
         if len(new):
             free = fleet.cpu_free[new], fleet.memory_free[new], fleet.gpu_free[new]
@@ -349,7 +349,7 @@ class AIOSv1PolicyRule:
         return self._values.worth(self._now[rows])
 
     def _judge(self, fleet: FleetView, demand: Demand, rows: Ints, scored: FillScores) -> Ints:
-        """Find the states that taking some nodes would leave; return those nodes that fit."""
+        """Find the states of nodes after the demand is placed; return the nodes that fit."""
         scored.scores[rows] = -1
         able = (fleet.gpu_free[rows] >= demand.gpu_milli) & fleet.eligible_gpus(demand)[rows]
         fits = able.sum(1) >= demand.gpus
@@ -381,7 +381,7 @@ class AIOSv1PolicyRule:
 
 
 def first_of_equals(gpus: Ints) -> Bools:
-    """Return which GPUs of each node are the lowest-numbered with as much free."""
+    """Return a mask of GPUs: of equally free GPUs of a node, the lowest-numbered one."""
     equal = gpus[:, :, None] == gpus[:, None, :]
     first: Bools = equal.argmax(2) == np.arange(gpus.shape[1])
     return first

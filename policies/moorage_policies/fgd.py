@@ -83,7 +83,7 @@ def read_typical(raw: list[dict[str, Any]]) -> list[Typical]:
 
 
 class Learner:
-    """The typical requests of a fleet without a description: those seen, after a guess.
+    """The typical requests of a fleet: a first guess, then those that were observed.
 
     The requests so far are in the policy's `context`, which outlives this instance: a count per
     kind. It is brought up to date once per `BATCH` requests, since the server has to carry a
@@ -100,7 +100,7 @@ class Learner:
         self._learnt_at = 0
 
     def observe(self, demand: Demand, context: dict[str, Any]) -> bool:
-        """Count a request; return whether the typical requests should be read again."""
+        """Count a request; return whether the typical requests have changed."""
         models = "|".join(demand.models)
         kind = f"{demand.cpu_milli} {demand.gpus} {demand.gpu_milli} {models}"
         if len(kind) <= KIND_CHARACTERS_MAX:
@@ -120,7 +120,7 @@ class Learner:
         return sum(seen.values()) >= 2 * self._learnt_at
 
     def typical(self, fleet: FleetView, context: dict[str, Any]) -> list[Typical]:
-        """Return the typical requests: those that came so far, and the guess."""
+        """Return the typical requests: those observed so far, and the guess."""
         seen = context.get("seen", {})
         self._learnt_at = sum(seen.values())
         kinds = self._guess(fleet)
@@ -131,7 +131,7 @@ class Learner:
         return sorted(kinds, key=lambda kind: -kind.weight)[:TYPICAL_MAX]
 
     def _guess(self, fleet: FleetView) -> list[Typical]:
-        """Return mostly one GPU with half of its CPU, some shares, some CPU: 30 requests' worth.
+        """Return a guess with the weight of 30 requests: mostly one GPU, some shares, some CPU.
 
         No whole nodes: guessing them fragments the start (measured), and ties keep nodes whole.
         """
@@ -146,7 +146,7 @@ class Learner:
 
 
 class Usable:
-    """The GPU milli of a node that typical requests can use, in parts, by table look-up.
+    """The free GPU milli of a node that typical requests can use, from a table.
 
     For a typical request c the usable milli are the sum of the free milli of its GPUs that are
     large enough for c, if the node has the CPU and enough such GPUs, else 0. So, for requests of
@@ -207,7 +207,7 @@ class Usable:
         return self._cpu_steps.searchsorted(cpu, side="right")
 
     def gains(self, demand: Demand, rows: Ints, cpu: Ints, gpus: Ints, able: Bools) -> Ints:
-        """Return F before - F after, in parts of a milli, for placing `demand` on `rows`.
+        """Return how much F falls, in parts of a milli, if `demand` is placed on each of `rows`.
 
         Args:
             demand: What each row would take.
@@ -251,7 +251,7 @@ class Usable:
 
 
 class FragmentationScores:
-    """The scores of one demand on every node, and the GPU they were reached on."""
+    """The scores of one demand on every node, and the GPU with each score."""
 
     def __init__(self, nodes: int) -> None:
         self.version = -1
@@ -291,7 +291,7 @@ class AIOSv1PolicyRule:
         typical: list[dict[str, Any]],
         context: dict[str, Any],
     ) -> None:
-        """Value the fleet again where it, or what is typical, is no longer what it was."""
+        """Value the fleet again if it, or the typical requests, changed."""
         learnt = not typical and self._learner.observe(demand, context)
         same_fleet = self._nodes is fleet.node_ids and self._layout == fleet.layout
         if same_fleet and not learnt and (typical is self._typical or typical == self._typical):
@@ -302,7 +302,7 @@ class AIOSv1PolicyRule:
         self._scored.clear()
 
     def _assess(self, fleet: FleetView, demand: Demand) -> FragmentationScores:
-        """Return the demand's scores, after judging the nodes that changed since the last time."""
+        """Return the demand's scores, after an update of nodes that changed since the last call."""
         scored = self._scored.pop(demand, None)
         changed = None if scored is None else fleet.changed_since(scored.version)
         if scored is None or changed is None:

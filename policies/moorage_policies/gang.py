@@ -1,4 +1,4 @@
-"""Gang: several nodes, whole or not at all, close together or far apart.
+"""Gang: several nodes, all or none, close together or far apart.
 
 A request with `resources.nodes` above 1 gets that many different nodes, or none. The names of the
 strategies are those of Ray's placement groups, with racks as what is shared or not:
@@ -75,7 +75,7 @@ class AIOSv1PolicyRule:
         return []
 
     def _together(self, fleet: Any, group: list[int]) -> list[int]:
-        """Return the nodes rack by rack, the rack with the most of them first."""
+        """Return the nodes ordered by rack, the rack with the most nodes first."""
         racks = _grouped(group, lambda row: _rack(fleet, row)).values()
         return [row for rack in sorted(racks, key=len, reverse=True) for row in rack]
 

@@ -1,4 +1,4 @@
-"""GPU clustering: requests of one kind together, so that nodes stay uniform inside.
+"""GPU clustering: place equal kinds of requests on the same nodes.
 
 The strategy of production schedulers that keep jobs of equal GPU needs on the same machines
 (Gandiva, OSDI'18), in the form of the ATC'23 comparison. A request is tagged "share" or with its
@@ -66,7 +66,7 @@ class AIOSv1PolicyRule:
         return base + 25 * (largest - fleet.gpu_free[rows].sum(1)) // largest
 
     def _look(self, fleet: Any) -> None:
-        """Bring what the nodes hold up to date with what changed since the last look."""
+        """Update the counts of requests on nodes that changed since the last call."""
         changed = None
         if self._nodes is fleet.node_ids and self._layout == fleet.layout:
             changed = fleet.changed_since(self._version)

@@ -1,4 +1,4 @@
-"""GPU packing: GPUs that are in use before idle ones, on nodes that are in use before idle ones.
+"""GPU packing: prefer GPUs in use to idle ones, and nodes in use to idle ones.
 
 The strategy that production schedulers for shared GPUs ship (Gandiva, OSDI'18, and others), in the
 form of the ATC'23 comparison. A node falls into the first of three classes that is true of it:
@@ -23,7 +23,7 @@ from moorage.policy import best_rows, decline, propose, read_demand
 
 
 class AIOSv1PolicyRule:
-    """Proposes the node whose GPUs are in use already."""
+    """Proposes the node with the most GPUs in use."""
 
     def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Least loaded: the node that does the least work, by its live metrics.
+"""Least loaded: the node with the lowest load, by its live metrics.
 
 For machines that others use too, or that are promised and idle. The load of a node, 0 to 1, is
 made of what is *measured* and what is *promised*:
@@ -98,7 +98,7 @@ class AIOSv1PolicyRule:
                     self._measure(fleet, row, tree)
 
     def _measure(self, fleet: Any, row: int, tree: dict[str, Any]) -> None:
-        """Note what one node reports (docs/reference/allocation-server.md, "Nodes")."""
+        """Store the metrics of one node (docs/reference/allocation-server.md, "Nodes")."""
         cores = max(1, fleet.cpu_total[row]) / 1000
         self._cpu[row] = _part((tree.get("vcpu") or {}).get("load1m"), cores)
         self._gpu[row] = _part((tree.get("gpu") or {}).get("avgCudaUtilization"), 100)
@@ -110,7 +110,7 @@ class AIOSv1PolicyRule:
 
 
 def _part(value: Any, whole: float) -> float:
-    """Return a measurement as a part of the whole, 0 to 1, or NaN where it is none."""
+    """Return a measurement as a fraction from 0 to 1, or NaN if it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return nan
     return min(1.0, max(0.0, value / whole))

@@ -1,4 +1,4 @@
-"""Random: any node with room, and any GPU that fits, each as likely as the next.
+"""Random: any node and GPU that fits, each with the same probability.
 
 The baseline of the ATC'23 comparison, and a fair choice where placement does not matter. The
 draw comes from a seed alone: the same fleet and seed give the same answer. The seed is
@@ -17,7 +17,7 @@ from moorage.policy import best_rows, decline, propose, read_demand
 
 
 class AIOSv1PolicyRule:
-    """Proposes a node drawn at random."""
+    """Proposes a random node."""
 
     def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:
         pass

@@ -45,7 +45,7 @@ WEIGHTS = {
 
 
 class AIOSv1PolicyRule:
-    """Ranks clusters by likeness, or places in the most similar one."""
+    """Ranks clusters by similarity, or places a request in the most similar one."""
 
     def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:  # noqa: ARG002  # The contract's signature.
         self._settings = settings
@@ -54,7 +54,7 @@ class AIOSv1PolicyRule:
         self._places: Any = None
 
     def eval(self, parameters: dict[str, Any], input_data: Any, context: dict[str, Any]) -> Any:  # noqa: ARG002  # As above.
-        """Return the documents, the most alike first; or the placement, or `{"declined": reason}`.
+        """Return the documents, most similar first; or the placement, or `{"declined": reason}`.
 
         Raises:
             LookupError: There is no cluster with the id that `like` gives.
@@ -81,7 +81,7 @@ class AIOSv1PolicyRule:
     def _ranked(
         self, fleet: Any, data: Any, like: Any, weights: Any, refresh_seconds: float
     ) -> Any:
-        """Return a number per cluster, the higher the more alike, from documents fresh enough."""
+        """Return the similarity of each cluster, from documents that are fresh enough."""
         key, now = (fleet.cluster_ids, fleet.layout, list(data), like, weights), monotonic()
         if key != self._known or now - self._read_at >= refresh_seconds:
             by_id = {name: entry["data"] for name, entry in data.items()}
@@ -93,7 +93,7 @@ class AIOSv1PolicyRule:
         return self._places
 
     def _reference(self, like: Any, documents: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the document to compare with, asking the registry where it is not at hand."""
+        """Return the document to compare with; read it from the registry if it is no candidate."""
         if isinstance(like, Mapping):
             return like
         if like in documents:
@@ -140,7 +140,7 @@ def mean_of(values: Sequence[Any]) -> float | None:
 
 
 def values_at(value: Any, parts: Sequence[str]) -> Iterator[Any]:
-    """Yield what lies at a path; a list on the way stands for each of its members."""
+    """Yield the values at a path; of a list on the way, those of each element."""
     if isinstance(value, list):
         for each in value:
             yield from values_at(each, parts)

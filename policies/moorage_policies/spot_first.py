@@ -1,4 +1,4 @@
-"""Spot first: machines that may be taken away before those that stay.
+"""Spot first: prefer spot machines, which may be reclaimed, to others.
 
 For work that survives an interruption. A node's capacity type comes from its labels, those of
 Karpenter, EKS, GKE, AKS and Ray (see `capacity_type` in `moorage.policy`); a node without one
@@ -21,7 +21,7 @@ ORDER = ["spot", "reserved", "on-demand"]
 
 
 class AIOSv1PolicyRule:
-    """Proposes a spot node while there is one."""
+    """Proposes a spot node if one fits."""
 
     def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:  # noqa: ARG002  # The contract's signature.
         self._labels = NodeLabels()
@@ -46,7 +46,7 @@ class AIOSv1PolicyRule:
         return propose(fleet, demand, best_rows(fleet, demand, scores))
 
     def _ranked(self, fleet: Any, cluster_data: Any, order: list[str]) -> Any:
-        """Return the place of every node's type in `order`; after the last for other types."""
+        """Return the index of each node's type in `order`; other types come last."""
         types = self._labels.column(fleet, cluster_data, capacity_type)
         if self._known is None or self._known[0] is not types or self._known[1] != order:
             place = {name: number for number, name in reversed(list(enumerate(order)))}

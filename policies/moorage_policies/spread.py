@@ -1,4 +1,4 @@
-"""Spread: the node that is left with the most, and on it the GPUs with the most left.
+"""Spread: the node with the most free capacity, and its GPUs with the most free capacity.
 
 Evens out load, heat and contention, and limits what the loss of one node takes along. The price
 is fragmentation: large requests find no empty node sooner than with any packing policy.
@@ -18,7 +18,7 @@ from moorage.policy import best_rows, decline, propose, read_demand
 
 
 class AIOSv1PolicyRule:
-    """Proposes the node that is left with the most."""
+    """Proposes the node with the most free capacity."""
 
     def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:
         pass

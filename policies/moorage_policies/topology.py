@@ -1,4 +1,4 @@
-"""Topology: GPUs that reach each other quickly, without refusing those that do not.
+"""Topology: prefer GPUs with fast links between them, but accept others.
 
 The GPUs of a node come from one NVLink group where one has the room, else from one NUMA domain,
 else from the node as a whole; the nodes of a gang from one rack where one has the room.
@@ -60,7 +60,7 @@ class AIOSv1PolicyRule:
         return propose(fleet, demand, rows, close)
 
     def _one(self, fleet: Any, demand: Any, row: int) -> list[int]:
-        """Return the GPU whose group has the fewest whole ones; a share the tightest of those."""
+        """Return a GPU of the group with the fewest whole GPUs; for a share, the fullest one."""
         linked = (fleet.gpu_link[row] >= 0).any()
         groups = fleet.gpu_link[row] if linked else fleet.gpu_numa[row]
         whole = fleet.gpu_free[row] == GPU_MILLI

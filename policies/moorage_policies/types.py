@@ -1,4 +1,4 @@
-"""What a policy is given and returns, as types for editors and type checkers.
+"""The types of a policy's input and results, for editors and type checkers.
 
 Import them below `if TYPE_CHECKING:`, as `moorage policy new` writes it: a policy needs none of
 them where it runs. Fields are those of the contract; see "Write a policy" in the documentation.
@@ -11,7 +11,7 @@ from moorage.policy import FleetView
 
 
 class PolicyResources(TypedDict):
-    """What a request asks for, every field filled in.
+    """The demand of a request, with every field filled in.
 
     Attributes:
         gpus: GPUs on each node.
@@ -36,7 +36,7 @@ class PolicyResources(TypedDict):
 
 
 class PolicyCapacity(TypedDict):
-    """What is free on a node: GPUs in thousandths by their ids."""
+    """The free resources of a node; GPUs in milli by their ids."""
 
     cpu_milli: int
     memory_mib: int
@@ -44,7 +44,7 @@ class PolicyCapacity(TypedDict):
 
 
 class PolicyCluster(TypedDict):
-    """A cluster.
+    """A cluster in `cluster_data`.
 
     Attributes:
         data: Its document, as it was registered.
@@ -78,7 +78,7 @@ class PolicyInput(TypedDict):
 
 
 class Proposal(TypedDict):
-    """Where a request goes; `gpus` are ids of the node's devices."""
+    """A proposed placement; `gpus` are ids of the node's devices."""
 
     cluster_id: str
     node_id: str
@@ -89,7 +89,7 @@ class Proposal(TypedDict):
 
 
 class Declined(TypedDict):
-    """Why a request goes nowhere now."""
+    """The reason why the policy proposes no placement."""
 
     declined: str
 

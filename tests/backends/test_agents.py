@@ -139,7 +139,7 @@ async def test_orders_of_a_deposed_server_start_and_stop_nothing(world: World) -
     assert list(world.there) == ["a"]
 
 
-async def test_a_start_goes_on_while_there_is_no_connection(world: World) -> None:
+async def test_a_start_continues_without_a_connection(world: World) -> None:
     starting = asyncio.create_task(world.fleet.start(order(start_seconds=0.4)))
     await until(lambda: world.host._starts)
     assert world.link is not None
@@ -153,7 +153,7 @@ async def test_a_start_goes_on_while_there_is_no_connection(world: World) -> Non
     living.cancel()
 
 
-async def test_what_no_lease_stands_for_is_stopped_when_the_agent_comes(world: World) -> None:
+async def test_workloads_without_a_lease_are_stopped_when_the_agent_connects(world: World) -> None:
     await world.fleet.start(order())
     assert world.link is not None
     world.link.abort()
@@ -163,7 +163,7 @@ async def test_what_no_lease_stands_for_is_stopped_when_the_agent_comes(world: W
     living.cancel()
 
 
-async def test_a_machine_that_is_away_says_since_when(world: World) -> None:
+async def test_errors_of_a_lost_machine_say_since_when(world: World) -> None:
     assert world.link is not None
     world.link.abort()
     await until(lambda: world.machine.link is None)
@@ -183,12 +183,12 @@ async def test_a_machine_that_is_away_says_since_when(world: World) -> None:
     assert "forgotten by an operator" in reports[0].detail
 
 
-async def test_an_agent_learns_when_the_server_has_read_its_beats(world: World) -> None:
+async def test_an_agent_learns_when_the_server_read_its_heartbeats(world: World) -> None:
     await until(lambda: world.heard)
     assert world.heard[0] <= deadline.now()
 
 
-async def test_what_a_machine_has_ended_unheard_counts_as_failed(world: World) -> None:
+async def test_workloads_ended_by_an_unheard_machine_have_failed(world: World) -> None:
     await world.fleet.start(order())
     assert world.link is not None
     world.link.abort()
@@ -286,7 +286,7 @@ def test_a_deadline_holds_until_the_server_has_agreed_to_another_one(tmp_path: P
     assert not file.exists()
 
 
-async def test_a_gang_that_is_found_again_outlives_a_server_that_stops_meanwhile(
+async def test_a_gang_found_after_a_restart_survives_another_stop(
     world: World,
 ) -> None:
     away = NodeId("n2")

@@ -79,7 +79,7 @@ async def test_zones_are_tried_in_the_order_of_the_spec(aws, backend):
     assert [each[ZONE] for each in aws.requests("RunInstances")] == ["us-east-1d", "us-east-1b"]
 
 
-async def test_spot_that_there_is_not_becomes_on_demand(aws, backend):
+async def test_without_spot_capacity_an_on_demand_instance_is_started(aws, backend):
     aws.refuse("RunInstances", "SpotMaxPriceTooLow", when=spot)
     spec = InstanceResourceSpec(
         instance_type="t3.micro", spot=True, max_price_per_hour=0.02, zones=["us-east-1a"]
@@ -92,7 +92,7 @@ async def test_spot_that_there_is_not_becomes_on_demand(aws, backend):
     assert ready.detail.endswith("on demand")
 
 
-async def test_a_node_that_is_spot_is_rented_there(aws, tmp_path):
+async def test_a_node_with_the_spot_label_is_rented_as_spot(aws, tmp_path):
     labels = {"karpenter.sh/capacity-type": "spot"}
     node = Node(NODE.id, NODE.cpu_milli, NODE.memory_mib, NODE.gpus, labels=labels)
     backend = AwsBackend(tmp_path, lambda _: node, POLL_SECONDS)
@@ -102,19 +102,19 @@ async def test_a_node_that_is_spot_is_rented_there(aws, tmp_path):
     await backend.close()
 
 
-async def test_spot_is_taken_where_there_is_some(aws, backend):
+async def test_spot_is_used_if_available(aws, backend):
     spec = InstanceResourceSpec(instance_type="t3.micro", spot=True)
     assert (await backend.start(Order("a", spec))).detail.endswith("spot")
 
 
-async def test_a_quota_of_the_spot_market_leaves_its_other_zones_untried(aws, backend):
+async def test_an_exhausted_spot_quota_skips_other_zones(aws, backend):
     aws.refuse("RunInstances", "MaxSpotInstanceCountExceeded", when=spot)
     spec = InstanceResourceSpec(instance_type="t3.micro", spot=True)
     await backend.start(Order("a", spec))
     assert [spot(each) for each in aws.requests("RunInstances")] == [True, False]
 
 
-async def test_without_a_fallback_spot_is_all_that_is_tried(aws, backend):
+async def test_without_fallback_only_spot_is_tried(aws, backend):
     aws.refuse("RunInstances", "InsufficientInstanceCapacity", "none left", when=spot, status=500)
     spec = InstanceResourceSpec(
         instance_type="t3.micro", spot=True, on_demand_fallback=False, zones=["us-east-1a"]
@@ -126,7 +126,7 @@ async def test_without_a_fallback_spot_is_all_that_is_tried(aws, backend):
     assert len(aws.requests("RunInstances")) == 1
 
 
-async def test_the_next_cheapest_type_is_tried_where_the_spec_names_none(aws, backend):
+async def test_the_next_cheapest_type_is_tried_if_the_spec_names_none(aws, backend):
     aws.refuse(
         "RunInstances",
         "InsufficientInstanceCapacity",
@@ -149,7 +149,7 @@ async def test_the_next_cheapest_type_is_tried_where_the_spec_names_none(aws, ba
         ({"instance_type": "t3.micro"}, {}, "t3.micro"),
     ],
 )
-async def test_what_the_spec_leaves_open_is_taken_from_the_node(aws, tmp_path, spec, labels, kind):
+async def test_fields_missing_in_the_spec_come_from_the_node(aws, tmp_path, spec, labels, kind):
     labels = {**labels, "topology.kubernetes.io/zone": "us-west-2b"}
     labels["topology.kubernetes.io/region"] = "us-west-2"
     node = Node(NODE.id, NODE.cpu_milli, NODE.memory_mib, NODE.gpus, labels=labels)
@@ -185,7 +185,7 @@ async def test_a_price_above_the_limit_is_not_paid(aws, backend):
         ("InvalidAMIID.NotFound", "refused RunInstances in us-east-1 .InvalidAMIID.NotFound: "),
     ],
 )
-async def test_errors_say_what_where_and_what_to_do(aws, backend, code, said):
+async def test_errors_have_the_place_and_a_remedy(aws, backend, code, said):
     aws.refuse("RunInstances", code)
     with pytest.raises(BackendError, match=said):
         await backend.start(Order("a", SMALL))
@@ -200,14 +200,14 @@ async def test_throttled_launches_are_repeated_with_the_same_token(aws, backend)
     only(aws, "a")
 
 
-async def test_a_page_of_a_proxy_is_no_answer(aws, backend):
+async def test_an_html_page_of_a_proxy_is_an_error(aws, backend):
     page = "<html><body>502 Bad Gateway</body></html>"
     aws.refuse("RunInstances", "", page, status=502, times=1)
     await backend.start(Order("a", SMALL))
     only(aws, "a")
 
 
-async def test_without_credentials_it_says_so(aws, backend, monkeypatch, tmp_path):
+async def test_missing_credentials_are_reported(aws, backend, monkeypatch, tmp_path):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
@@ -219,7 +219,9 @@ async def test_without_credentials_it_says_so(aws, backend, monkeypatch, tmp_pat
     assert "testing" not in stored
 
 
-async def test_without_a_region_it_says_who_can_name_one(aws, backend, monkeypatch, tmp_path):
+async def test_a_missing_region_is_reported_with_the_places_to_set_it(
+    aws, backend, monkeypatch, tmp_path
+):
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     bare = AwsBackend(tmp_path / "bare", poll_seconds=POLL_SECONDS)
@@ -236,7 +238,7 @@ async def test_without_a_region_it_says_who_can_name_one(aws, backend, monkeypat
         ({"user_data": "x" * 20_000}, "user_data"),
     ],
 )
-def test_what_could_never_start_is_refused_before_anything_is_held(engine_less, spec, field):
+def test_an_impossible_spec_is_refused_before_a_lease(engine_less, spec, field):
     with pytest.raises(UnsupportedSpecError, match=f"^{field}: expected"):
         engine_less.refuse(InstanceResourceSpec(**spec))
 
@@ -248,7 +250,7 @@ def test_what_could_never_start_is_refused_before_anything_is_held(engine_less, 
         ({"security_groups": ["sg-1", "sg-2"]}, "security_groups: .* aws_security_groups lists"),
     ],
 )
-def test_only_what_the_operator_lists_is_given_to_instances(aws, tmp_path, spec, field):
+def test_instances_get_only_roles_and_groups_that_the_operator_lists(aws, tmp_path, spec, field):
     wanted = InstanceResourceSpec(instance_type="g5.xlarge", **spec)
     listing = AwsBackend(tmp_path, profiles=["worker"], groups=["sg-1"])
     for backend in (listing, AwsBackend(tmp_path, profiles=(), groups=())):
@@ -291,7 +293,7 @@ async def test_a_crash_between_launch_and_first_look_makes_one_instance(aws, bac
     await after.close()
 
 
-async def test_so_it_does_where_the_arguments_are_others_since_an_update(aws, backend, tmp_path):
+async def test_a_start_repeated_with_other_arguments_makes_one_instance(aws, backend, tmp_path):
     await backend.start(Order("a", SMALL))
     await backend.close()
     aws.hide(2)
@@ -312,7 +314,7 @@ async def test_a_name_that_was_used_before_gets_a_new_instance(aws, backend):
     only(aws, "a")
 
 
-async def test_of_two_of_one_name_the_one_that_was_ready_stays(aws, backend):
+async def test_of_two_instances_with_one_name_the_ready_one_stays(aws, backend):
     ready = await backend.start(Order("a", SMALL))
     stored = only(aws, "a")
     same = [each for each in stored["Tags"] if each["Key"] != "moorage:ready"]
@@ -322,7 +324,7 @@ async def test_of_two_of_one_name_the_one_that_was_ready_stays(aws, backend):
     assert only(aws, "a")["InstanceId"] == stored["InstanceId"]
 
 
-async def test_a_start_given_up_during_the_launch_leaves_nothing(aws, backend):
+async def test_a_start_cancelled_during_the_launch_leaves_nothing(aws, backend):
     launching = threading.Event()
 
     def slowly(_: dict[str, str]) -> bool:
@@ -340,7 +342,7 @@ async def test_a_start_given_up_during_the_launch_leaves_nothing(aws, backend):
     assert [each for each in aws.instances() if tags(each).get("moorage:workload") == "a"] == []
 
 
-async def test_what_a_failed_start_could_not_end_is_ended_later(aws, backend):
+async def test_an_instance_left_by_a_failed_start_is_ended_later(aws, backend):
     aws.refuse("TerminateInstances", "UnauthorizedOperation", times=1)
     spec = InstanceResourceSpec(instance_type="t3.micro", tags={"bench": "slow"})
     start = asyncio.create_task(backend.start(Order("a", spec)))
@@ -360,7 +362,7 @@ def servers(aws: AwsWorld) -> set[str]:
 # What the machine gets, and how it is reached ------------------------------------------------
 
 
-async def test_tags_and_scripts_tell_the_machine_of_its_lease(aws, backend):
+async def test_tags_and_scripts_have_the_id_of_the_lease(aws, backend):
     spec = InstanceResourceSpec(
         instance_type="t3.micro",
         user_data="#!/bin/sh\necho $MOORAGE_LEASE_ID\n",
@@ -381,7 +383,7 @@ async def test_tags_and_scripts_tell_the_machine_of_its_lease(aws, backend):
     )
 
 
-async def test_it_is_ready_when_its_port_answers(aws, backend):
+async def test_an_instance_is_ready_when_its_port_answers(aws, backend):
     """Its subnet is of this machine's loopback addresses, so the port is a real one."""
     ec2 = aws.ec2()
     vpc = ec2.create_vpc(CidrBlock="127.77.0.0/16")["Vpc"]["VpcId"]
@@ -414,7 +416,7 @@ async def test_the_volume_has_the_size_and_the_name_that_the_image_gives_it(aws,
     assert request["BlockDeviceMapping.1.DeviceName"] == image["RootDeviceName"]
 
 
-async def test_other_servers_instances_are_not_its_own(aws, backend, tmp_path):
+async def test_instances_of_other_servers_are_ignored(aws, backend, tmp_path):
     await backend.start(Order("a", SMALL))
     other = AwsBackend(tmp_path / "other", poll_seconds=POLL_SECONDS)
     ready = await other.start(Order("a", SMALL))
@@ -442,7 +444,7 @@ async def test_a_start_that_takes_too_long_names_the_instance(aws, backend):
         await backend.start(Order("a", spec, timeout_seconds=4))
 
 
-async def test_a_start_that_never_reaches_aws_says_so_and_leaves_no_region_behind(aws, tmp_path):
+async def test_a_start_that_cannot_reach_aws_is_an_error(aws, tmp_path):
     page = "<html>no gateway</html>"
     aws.refuse("DescribeInstances", "", page, status=502)
     backend = AwsBackend(tmp_path, poll_seconds=POLL_SECONDS)
@@ -454,7 +456,7 @@ async def test_a_start_that_never_reaches_aws_says_so_and_leaves_no_region_behin
     await backend.close()
 
 
-async def test_a_name_whose_remains_are_still_looked_for_can_be_started_again(aws, backend):
+async def test_a_name_can_be_started_again_during_a_search_for_leftovers(aws, backend):
     aws.refuse("TerminateInstances", "UnauthorizedOperation", times=1)
     slow = InstanceResourceSpec(instance_type="t3.micro", tags={"bench": "slow"})
     start = asyncio.create_task(backend.start(Order("a", slow)))
@@ -468,7 +470,7 @@ async def test_a_name_whose_remains_are_still_looked_for_can_be_started_again(aw
     assert await backend.status("a") == ready
 
 
-async def test_an_instance_that_is_reset_is_another_one(aws, backend):
+async def test_a_reset_replaces_the_instance(aws, backend):
     engine = ResourceEngine({"aws": BackendRunner(backend)})
     await engine.acquire("a", SMALL, backend="aws")
     (before,) = aws.instances()
@@ -480,7 +482,7 @@ async def test_an_instance_that_is_reset_is_another_one(aws, backend):
     assert aws.instances() == []
 
 
-async def test_a_region_that_is_silent_keeps_nothing_of_another_alive(aws, backend):
+async def test_a_silent_region_does_not_affect_instances_elsewhere(aws, backend):
     await backend.start(Order("a", SMALL))
     far = InstanceResourceSpec(instance_type="t3.micro", region="eu-west-1")
     await backend.start(Order("b", far))
@@ -544,19 +546,19 @@ async def test_a_command_goes_to_the_container_of_an_instance(aws, backend, tmp_
         ({"extra": {"user_data": "x"}}, "extra.user_data: expected one of"),
     ],
 )
-def test_what_no_instance_gives_a_container_is_refused(backend, fields, reason):
+def test_container_options_that_instances_lack_are_refused(backend, fields, reason):
     with pytest.raises(UnsupportedSpecError, match=reason):
         backend.refuse(ContainerResourceSpec(image="x", **fields))
 
 
-async def test_a_command_on_a_machine_that_ssm_does_not_manage_says_what_it_needs(aws, backend):
+async def test_exec_without_ssm_names_the_missing_policy(aws, backend):
     await backend.start(Order("a", SMALL))
     aws.refuse("SendCommand", "InvalidInstanceId", "Instances not in a valid state")
     with pytest.raises(UnsupportedSpecError, match="AmazonSSMManagedInstanceCore"):
         await backend.execute("a", ("true",))
 
 
-async def test_a_command_that_never_got_to_its_machine_says_so(aws, backend):
+async def test_an_undelivered_command_is_an_error(aws, backend):
     await backend.start(Order("a", SMALL))
     aws.refuse("SendCommand", "AccessDeniedException", "not you")
     with pytest.raises(BackendError, match="AWS does not allow SendCommand"):

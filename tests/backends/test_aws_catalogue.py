@@ -17,7 +17,7 @@ def shipped(tmp_path):
     return load(tmp_path, "us-east-1")
 
 
-def test_it_says_whose_prices_it_has_and_of_when(shipped):
+def test_the_catalogue_has_the_region_and_date_of_its_prices(shipped):
     assert shipped.region == "us-east-1"
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", shipped.as_of)
     assert "Price List" in shipped.source
@@ -40,13 +40,13 @@ def test_the_cheapest_that_fits_comes_first(shipped, wanted, cheapest):
     assert shipped.fitting(**wanted)[0].name == cheapest
 
 
-def test_what_needs_no_gpu_gets_none_and_what_fits_nowhere_nothing(shipped):
+def test_cpu_demands_get_types_without_gpus_and_huge_ones_none(shipped):
     assert not any(each.gpus for each in shipped.fitting(vcpus=4))
     assert shipped.fitting(gpus=9) == []
     assert shipped.fitting(gpu_model="A1") == []
 
 
-def test_prices_of_another_region_are_not_taken_for_its_own(shipped):
+def test_prices_of_another_region_are_not_used(shipped):
     assert shipped.of("us-east-1") is shipped
     assert {each.usd_per_hour for each in shipped.of("eu-west-1").types} == {None}
 

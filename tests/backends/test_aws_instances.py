@@ -43,7 +43,7 @@ def test_states_and_reasons_become_phases(state, reason, phase, said):
     assert workload.endpoint == ""
 
 
-def test_what_was_ready_and_runs_has_an_endpoint_the_public_one_first():
+def test_a_ready_instance_has_an_endpoint_preferably_public():
     document = {**BASE, "State": {"Name": "running"}, "Tags": READY}
     (private,) = parse({"Instances": [document]}, "us-east-1")
     assert private.as_workload().endpoint == "10.0.0.7"

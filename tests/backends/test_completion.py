@@ -27,7 +27,7 @@ async def test_work_is_finished_before_its_caller_is_cancelled():
     assert done == ["whole"]
 
 
-async def test_what_the_work_returns_and_raises_comes_through():
+async def test_results_and_errors_of_the_work_are_passed_on():
     async def fail() -> None:
         raise OSError("no")
 

@@ -40,7 +40,7 @@ def planned(spec: ContainerResourceSpec, *placement: Share, **fields: Any) -> Co
 # What the container engine is to do -------------------------------------------------------------
 
 
-def test_a_container_gets_what_its_lease_holds_unless_it_says_otherwise():
+def test_a_containers_default_limits_are_those_of_its_lease():
     lease = share(gpus=("3", "GPU-aa"), cpu_milli=1500, memory_mib=64)
     made = planned(ContainerResourceSpec(), lease)
     assert made.devices == ["nvidia.com/gpu=3", "nvidia.com/gpu=GPU-aa"]
@@ -60,7 +60,7 @@ def test_gpus_without_a_lease_are_counted_or_named():
         planned(ContainerResourceSpec(gpus=3))
 
 
-def test_a_container_that_holds_no_gpu_is_given_none_by_its_image_either():
+def test_an_image_cannot_give_gpus_to_a_container_without_any():
     environment = planned(ContainerResourceSpec(), share()).environment
     assert environment == {"NVIDIA_VISIBLE_DEVICES": "void"}
     part = share(gpus=("0",), gpu_milli=250)
@@ -73,7 +73,7 @@ def test_a_container_that_holds_no_gpu_is_given_none_by_its_image_either():
     assert planned(own, part).environment["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 
 
-def test_the_ports_that_are_looked_at_are_opened():
+def test_ports_of_the_readiness_check_are_published():
     spec = ContainerResourceSpec(
         ports={80: 8080}, container_port=81, readiness=Readiness(path="/", port=82)
     )
@@ -90,9 +90,7 @@ def test_the_ports_that_are_looked_at_are_opened():
         ({"readiness": Readiness(path="/health")}, "readiness: expected a container_port"),
     ],
 )
-def test_a_spec_that_could_never_start_is_refused_before_anything_is_held(
-    tmp_path, monkeypatch, fields, reason
-):
+def test_an_impossible_spec_is_refused_before_a_lease(tmp_path, monkeypatch, fields, reason):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     with pytest.raises(UnsupportedSpecError, match=reason):
         LocalBackend(tmp_path).refuse(ContainerResourceSpec(**fields))
@@ -117,7 +115,7 @@ def test_without_a_container_engine_containers_are_refused_plainly(
 
 @pytest.mark.heavy
 @pytest.mark.containers
-async def test_a_container_of_unknown_state_is_not_forgotten(tmp_path, monkeypatch):
+async def test_a_container_in_an_unknown_state_stays_recorded(tmp_path, monkeypatch):
     """Its engine may be back soon, and it with it: who asks must not take its GPUs for free."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     folder = tmp_path / "containers" / "running" / "a"
@@ -134,7 +132,7 @@ async def test_a_container_of_unknown_state_is_not_forgotten(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("hangs_up", [True, False])
-async def test_a_port_at_which_only_a_proxy_listens_does_not_answer_yet(hangs_up):
+async def test_a_port_with_only_the_engines_proxy_is_not_ready(hangs_up):
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not hangs_up:
             await reader.read()
@@ -189,7 +187,7 @@ async def inside(backend: LocalBackend, script: str, **options: Any) -> str:
 
 
 @pytest.mark.heavy
-async def test_ports_mounts_and_variables_are_there(tmp_path, backend, container_image):
+async def test_a_container_gets_its_ports_mounts_and_variables(tmp_path, backend, container_image):
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "index.html").write_text("from outside")
     spec = shell(
@@ -242,9 +240,7 @@ async def test_limits_are_enforced_and_change_while_it_runs(backend, container_i
 
 
 @pytest.mark.heavy
-async def test_what_wants_more_memory_than_its_limit_is_killed_and_that_is_said(
-    backend, container_image
-):
+async def test_a_container_over_its_memory_limit_is_killed_and_reported(backend, container_image):
     reports: asyncio.Queue[WorkloadReport] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     backend.listen(lambda news: loop.call_soon_threadsafe(reports.put_nowait, news))
@@ -259,7 +255,7 @@ async def test_what_wants_more_memory_than_its_limit_is_killed_and_that_is_said(
 
 
 @pytest.mark.heavy
-async def test_gpus_of_the_lease_are_given_by_cdi(backend, container_image, gpu, tmp_path):
+async def test_gpus_of_the_lease_are_passed_by_cdi(backend, container_image, gpu, tmp_path):
     spec = shell(
         container_image, "sleep 1000", cpu_count=0.5, mem_limit="64m", container_port=80,
         mount={str(tmp_path): "/here:ro"}, environment={"A": "1"},
@@ -293,7 +289,7 @@ async def test_an_image_is_pulled_and_the_backend_reports_that(backend):
 
 
 @pytest.mark.heavy
-async def test_one_that_is_paused_or_answers_no_more_is_no_good(
+async def test_a_paused_or_silent_container_is_not_usable(
     backend, container_engine, container_image
 ):
     probe = Readiness(command=["test", "-e", "/good"], every_seconds=0.05)
@@ -396,7 +392,9 @@ async def test_a_container_removed_from_outside_has_failed_and_is_not_started_ag
 
 
 @pytest.mark.heavy
-async def test_a_container_ends_while_the_server_is_not_heard(tmp_path, backend, container_image):
+async def test_a_container_ends_when_the_server_is_silent_too_long(
+    tmp_path, backend, container_image
+):
     agent = HeardFile(tmp_path / "root", 3_600.0)
     agent.agreed(now())
     reports: asyncio.Queue[WorkloadReport] = asyncio.Queue()
@@ -426,9 +424,7 @@ asyncio.run(main())
 
 
 @pytest.mark.heavy
-def test_what_the_library_started_ends_with_its_process_also_after_kill_9(
-    container_engine, container_image
-):
+def test_containers_of_the_library_end_with_its_process(container_engine, container_image):
     with subprocess.Popen(
         [sys.executable, "-c", _LIBRARY, container_image],
         stdin=subprocess.PIPE,

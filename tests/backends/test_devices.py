@@ -18,7 +18,7 @@ def order(name: str, node: str, *gpus: str, milli: int = 1000) -> Order:
     return Order(name, SPEC, (Share(ClusterId("c"), NodeId(node), gpus, milli),))
 
 
-def test_a_machine_that_is_two_nodes_has_each_gpu_once():
+def test_two_nodes_on_one_machine_share_its_gpus():
     devices = Devices([], {})
     first = order("first", "one", "0")
     grant = devices.take(first)
@@ -33,7 +33,7 @@ def test_a_machine_that_is_two_nodes_has_each_gpu_once():
     devices.take(order("second", "two", "0"))
 
 
-def test_shares_of_one_gpu_are_one_gpu_at_most():
+def test_shares_of_one_gpu_add_up_to_at_most_one():
     devices = Devices([], {})
     for number in range(3):
         devices.take(order(f"share-{number}", f"node-{number}", "0", milli=300))
@@ -44,7 +44,7 @@ def test_shares_of_one_gpu_are_one_gpu_at_most():
     devices.take(order("rest", "node-9", "0", milli=100))
 
 
-def test_ten_tenths_are_one_gpu():
+def test_ten_shares_of_a_tenth_fit_on_one_gpu():
     devices = Devices([], {})
     for number in range(10):
         devices.take(order(str(number), "node", "0", milli=100))
@@ -66,7 +66,7 @@ def test_an_instance_and_its_gpu_exclude_each_other_and_two_instances_do_not():
         devices.take(order("a", "one", "1:0"))
 
 
-def test_what_an_earlier_daemon_started_holds_its_gpus_too():
+def test_workloads_of_an_earlier_daemon_still_hold_their_gpus():
     before = Devices([], {})
     held = before.take(order("old", "one", "0", milli=600)).rows
     devices = Devices([], {"old": held})
@@ -76,7 +76,7 @@ def test_what_an_earlier_daemon_started_holds_its_gpus_too():
     devices.take(order("new", "two", "0", milli=500))
 
 
-def test_what_needs_no_lease_and_what_has_one_do_not_meet_on_a_gpu():
+def test_workloads_with_and_without_a_lease_share_no_gpu():
     devices = Devices(["u0", "u1"], {})
     devices.take(order("leased", "one", "u0"))
     free = ProcessResourceSpec(command=["true"], gpus=1)
@@ -88,7 +88,7 @@ def test_what_needs_no_lease_and_what_has_one_do_not_meet_on_a_gpu():
         devices.take(order("leased", "one", "u0"))
 
 
-def test_without_nvml_an_id_is_a_device():
+def test_without_nvml_each_id_counts_as_a_device():
     assert device_of("3") == Device("3")
     assert device_of("3:1") == Device("3", "3:1")
     assert device_of("GPU-1") == Device("GPU-1")
@@ -143,7 +143,7 @@ def restarted(**held) -> Devices:
 
 
 @pytest.mark.parametrize("nvml", [True, False])
-def test_nothing_starts_on_a_card_that_has_another_name_since(cards, nvml):
+def test_no_workload_starts_on_a_card_whose_uuid_changed(cards, nvml):
     """Once NVML says which card a name is, and once only the documents do."""
     if nvml:
         cards("aaa", "bbb", "ccc", "ddd")
@@ -157,7 +157,7 @@ def test_nothing_starts_on_a_card_that_has_another_name_since(cards, nvml):
     devices.take(known("new", ("1", "ccc")))
 
 
-def test_an_order_without_uuids_does_not_start_on_a_card_in_use_either(cards):
+def test_an_order_without_uuids_cannot_use_a_busy_card(cards):
     cards("aaa", "bbb", "ccc")
     devices = restarted(old=Devices([], {}).take(order("old", "n", "2")))
     cards("ccc", "aaa", "bbb")
@@ -166,7 +166,7 @@ def test_an_order_without_uuids_does_not_start_on_a_card_in_use_either(cards):
     devices.take(order("new", "n", "2"))
 
 
-def test_a_card_is_called_what_this_machine_calls_it_now(cards):
+def test_a_card_is_named_by_its_current_index(cards):
     cards("bbb", "aaa")
     devices = Devices([], {})
     binding = devices.take(known("stale", ("0", "aaa")))
@@ -180,7 +180,7 @@ def test_a_card_is_called_what_this_machine_calls_it_now(cards):
         devices.take(known("other", ("0", "aaa")))
 
 
-def test_an_instance_is_one_whatever_its_number_and_shows_by_its_uuid(cards):
+def test_a_mig_instance_is_identified_by_its_uuid(cards):
     cards("xxx a b", "yyy")
     devices = Devices([], {})
     binding = devices.take(known("old", ("0:1", "xxx/b")))

@@ -100,7 +100,7 @@ async def test_a_workload_that_empties_its_own_folder_ends_with_its_stop(engine,
 
 
 @pytest.mark.parametrize("lose", LOSSES)
-async def test_whatever_became_of_its_records_a_workload_ends_with_its_stop(engine, tmp_path, lose):
+async def test_a_workload_can_be_stopped_after_its_records_are_damaged(engine, tmp_path, lose):
     everything = float(len(os.sched_getaffinity(0)))
     await engine.start(Order("a", ProcessResourceSpec(command=FOREVER, cpu_count=everything)))
     await until(lambda: len(alive(tmp_path)) == 3)
@@ -128,7 +128,7 @@ async def test_the_daemon_after_a_crash_finds_a_workload_without_records(engine,
     await after.close()
 
 
-async def test_a_start_does_not_run_beside_what_is_left_of_a_workload_without_records(tmp_path):
+async def test_a_start_waits_for_leftovers_of_a_workload_without_records(tmp_path):
     before = LocalBackend(tmp_path)
     await before.start(Order("a", forever()))
     await until(lambda: len(alive(tmp_path)) == 3)
@@ -158,7 +158,7 @@ async def test_the_end_of_a_workload_without_records_is_reported(engine, tmp_pat
     await engine.stop("a")
 
 
-async def test_a_supervisor_that_is_paused_does_not_keep_a_workload(engine, tmp_path):
+async def test_a_paused_supervisor_does_not_prevent_a_stop(engine, tmp_path):
     await engine.start(Order("a", forever()))
     await until(lambda: len(alive(tmp_path)) == 3)
     os.kill(supervisor_of(tmp_path), signal.SIGSTOP)

@@ -20,7 +20,7 @@ def called(monkeypatch):
     return lambda name: monkeypatch.setattr(platform, "node", lambda: name)
 
 
-def test_a_renamed_machine_is_the_nodes_that_it_was(tmp_path, called):
+def test_a_renamed_machine_keeps_its_nodes(tmp_path, called):
     for name, known in (
         ("", ("localhost",)),
         ("cloud-image", ("localhost", "cloud-image")),
@@ -31,9 +31,7 @@ def test_a_renamed_machine_is_the_nodes_that_it_was(tmp_path, called):
         assert machine.names_of(tmp_path, ()) == known
 
 
-def test_a_container_with_a_new_name_at_each_start_stays_the_node_it_was_registered_as(
-    tmp_path, called
-):
+def test_a_container_with_a_new_host_name_keeps_its_node(tmp_path, called):
     called("first")
     machine.names_of(tmp_path, ())
     machine.note_registered(tmp_path, RegisteredNode("lab", "second"))
@@ -47,7 +45,7 @@ def test_a_container_with_a_new_name_at_each_start_stays_the_node_it_was_registe
 
 
 @pytest.mark.parametrize("remembers", [True, False])
-def test_a_machine_id_says_which_nodes_are_meant_only_where_nothing_is_remembered(
+def test_the_machine_id_is_used_only_without_a_stored_node(
     tmp_path, called, monkeypatch, remembers
 ):
     """Copies of one disk, as containers of one image, share their machine id."""
@@ -64,7 +62,7 @@ def test_a_machine_id_says_which_nodes_are_meant_only_where_nothing_is_remembere
     assert names == (("now",) if remembers else ("before", "now")) + ("localhost",)
 
 
-async def test_what_runs_here_is_not_given_up_since_nodes_are_called_otherwise(tmp_path):
+async def test_workloads_keep_running_when_nodes_are_renamed(tmp_path):
     """As after a change of the setting `local_nodes`."""
     spec = ProcessResourceSpec(command=["sleep", "1000"])
     there = (Share(ClusterId("c"), NodeId("old")),)

@@ -85,7 +85,7 @@ async def over(backend: LocalBackend, workload: str) -> None:
             await asyncio.sleep(0.02)  # A process does not report here that it has ended.
 
 
-async def test_a_glance_sees_at_once_that_a_process_is_gone(backend, tmp_path):
+async def test_a_quick_check_notices_a_dead_process_at_once(backend, tmp_path):
     ready = await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
     assert backend.glance("a") == ready
     before = LocalBackend(tmp_path)  # As after a crash of the daemon.
@@ -103,9 +103,7 @@ async def test_a_glance_sees_at_once_that_a_process_is_gone(backend, tmp_path):
     await before.close()
 
 
-async def test_a_command_that_died_is_not_ready_though_its_supervisor_has_not_said_so(
-    backend, tmp_path
-):
+async def test_a_dead_command_is_not_ready_before_its_supervisors_report(backend, tmp_path):
     await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
     (process,) = (tmp_path / "running").glob("*/process.json")
     noted = json.loads(process.read_text())
@@ -121,7 +119,7 @@ async def test_a_command_that_died_is_not_ready_though_its_supervisor_has_not_sa
         os.kill(noted["supervisor"], signal.SIGCONT)
 
 
-async def test_a_supervisor_that_comes_when_all_is_over_starts_nothing(backend, tmp_path):
+async def test_a_supervisor_that_starts_after_the_end_starts_nothing(backend, tmp_path):
     """A daemon killed after it had started one has another one started by the next daemon."""
     await backend.start(Order("a", noting(tmp_path)))
     await over(backend, "a")
@@ -131,7 +129,7 @@ async def test_a_supervisor_that_comes_when_all_is_over_starts_nothing(backend, 
     assert len(starts(tmp_path)) == 1
 
 
-async def test_a_supervisor_that_comes_after_the_stop_starts_nothing(backend, tmp_path):
+async def test_a_supervisor_that_starts_after_the_stop_starts_nothing(backend, tmp_path):
     await backend.start(Order("a", noting(tmp_path)))
     await over(backend, "a")
     folder = tmp_path / "running" / "a"
@@ -144,9 +142,7 @@ async def test_a_supervisor_that_comes_after_the_stop_starts_nothing(backend, tm
     assert len(starts(tmp_path)) == 1
 
 
-async def test_an_order_that_was_written_and_not_begun_is_begun_as_it_was_written(
-    backend, tmp_path
-):
+async def test_a_recorded_start_order_is_carried_out_after_a_crash(backend, tmp_path):
     """Its daemon was killed in between; a supervisor may be on its way with what it had read."""
     await backend.start(Order("a", noting(tmp_path)))
     await over(backend, "a")
@@ -170,7 +166,7 @@ async def test_a_program_that_cannot_be_run_fails_the_start_every_time(backend, 
     assert list(await backend.discover()) == []
 
 
-async def test_what_an_environment_says_of_devices_counts_less_than_what_is_held(backend, tmp_path):
+async def test_the_leases_devices_override_the_environment(backend, tmp_path):
     held = Share(ClusterId("lab"), NodeId("here"), gpus=("3",))
     spec = ProcessResourceSpec(
         command=["sh", "-c", f"echo $CUDA_VISIBLE_DEVICES,$CUDA_DEVICE_ORDER >> {tmp_path}/starts"],
@@ -180,7 +176,7 @@ async def test_what_an_environment_says_of_devices_counts_less_than_what_is_held
     assert await started(tmp_path, 1) == ["3,PCI_BUS_ID"]
 
 
-async def test_the_order_in_which_cuda_counts_is_for_the_spec_to_say(backend, tmp_path):
+async def test_the_spec_can_set_cuda_device_order(backend, tmp_path):
     held = Share(ClusterId("lab"), NodeId("here"), gpus=("3",))
     command = ["sh", "-c", f"echo $CUDA_VISIBLE_DEVICES,$CUDA_DEVICE_ORDER >> {tmp_path}/starts"]
     order = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
@@ -190,7 +186,7 @@ async def test_the_order_in_which_cuda_counts_is_for_the_spec_to_say(backend, tm
     assert await started(tmp_path, 1) == ["3,FASTEST_FIRST"]
 
 
-async def test_more_processors_than_the_machine_has_are_refused_of_a_lease_too(backend):
+async def test_a_lease_with_too_many_processors_is_refused(backend):
     held = Share(ClusterId("lab"), NodeId("here"))
     spec = ProcessResourceSpec(command=["true"], cpu_count=60_000)
     with pytest.raises(UnsupportedSpecError, match="this machine has not got that"):
@@ -204,7 +200,7 @@ async def test_more_processors_than_the_machine_has_are_refused_of_a_lease_too(b
         (ServiceResourceSpec(command=["sleep", "9"], host="x" * 300), "host|label|Name"),
     ],
 )
-async def test_an_error_of_the_machine_is_that_of_its_workload_alone(backend, spec, reason):
+async def test_a_system_error_fails_only_its_workload(backend, spec, reason):
     """A daemon ends itself at an error that it does not know, and starts the lease again."""
     with pytest.raises(BackendError, match=reason):
         await backend.start(Order("a", spec))
@@ -221,7 +217,7 @@ async def test_a_command_ignores_no_signal(backend, tmp_path):
     assert [each for each in ours if int(ignored, 16) >> (each - 1) & 1] == []
 
 
-async def test_a_command_that_leaves_something_running_is_over_all_the_same(backend, tmp_path):
+async def test_exec_ends_although_a_child_process_still_runs(backend, tmp_path):
     await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
     script = "setsid sleep 1000 & echo $! done"
     done = await backend.execute("a", ("sh", "-c", script), timeout_seconds=SEEN_SECONDS_MAX)
@@ -232,7 +228,7 @@ async def test_a_command_that_leaves_something_running_is_over_all_the_same(back
     assert marked(tmp_path) == set(), "until the workload does"
 
 
-async def test_what_a_command_left_running_does_not_meet_the_next_user(backend, tmp_path):
+async def test_processes_left_by_exec_end_before_the_next_user(backend, tmp_path):
     await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
     before = marked(tmp_path)
     await backend.execute("a", ("sh", "-c", "setsid sleep 1000 &"))
@@ -251,7 +247,7 @@ async def test_a_command_that_takes_too_long_is_killed_with_all_it_started(backe
     assert marked(tmp_path) == before
 
 
-async def test_a_command_has_the_bounds_of_its_workload_and_is_in_its_folder(backend, tmp_path):
+async def test_exec_has_the_limits_and_folder_of_its_workload(backend, tmp_path):
     (tmp_path / "here" / "below").mkdir(parents=True)
     spec = ProcessResourceSpec(
         command=["sleep", "1000"], workdir=str(tmp_path / "here"), mem_limit="512m"
@@ -262,7 +258,7 @@ async def test_a_command_has_the_bounds_of_its_workload_and_is_in_its_folder(bac
     assert done.output.split() == [str(512 * 1024), str(tmp_path / "here" / "below")]
 
 
-async def test_a_workdir_that_is_not_there_is_named(backend):
+async def test_a_missing_workdir_is_named(backend):
     with pytest.raises(BackendError, match="its workdir /no/such: No such file"):
         await backend.start(Order("a", ProcessResourceSpec(command=["true"], workdir="/no/such")))
 
@@ -288,13 +284,13 @@ async def test_output_is_cut_between_characters(backend):
         ({"mem_limit": None}, "mem_limit"),
     ],
 )
-async def test_a_limit_that_is_none_is_refused_by_name(backend, limits, field):
+async def test_an_unknown_limit_is_refused_by_name(backend, limits, field):
     await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
     with pytest.raises(UnsupportedSpecError, match=f"^{field}: expected"):
         await backend.control("a", limits)
 
 
-async def test_more_processors_than_there_are_is_said(backend):
+async def test_a_limit_with_too_many_processors_is_refused(backend):
     await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
     with pytest.raises(UnsupportedSpecError, match="this machine has not got that"):
         await backend.control("a", {"cpu_count": 60_000})
@@ -324,7 +320,7 @@ async def test_a_limit_of_memory_that_was_lowered_can_be_raised_again(backend, t
         assert int(done.output) >> 10 == mib
 
 
-async def test_a_limit_that_the_system_refuses_is_said_with_its_reason(backend, tmp_path):
+async def test_a_limit_refused_by_the_system_is_reported_with_the_reason(backend, tmp_path):
     spec = noting(tmp_path, f"ulimit -S -d {128 << 10}; ulimit -H -d {512 << 10}; exec sleep 1000")
     spec.mem_limit = "256m"
     await backend.start(Order("a", spec))
@@ -370,7 +366,7 @@ def exiting(text: str, code: int = 5) -> ProcessResourceSpec:
     return ProcessResourceSpec(command=["sh", "-c", f"echo {text}; exit {code}"])
 
 
-async def test_every_start_under_a_name_has_output_of_its_own(backend):
+async def test_every_start_of_a_name_has_separate_output(backend):
     for attempt in (1, 2, 3):
         await backend.start(Order("a", exiting(f"start {attempt}"), attempt=attempt))
         await over(backend, "a")
@@ -387,7 +383,7 @@ async def test_every_start_under_a_name_has_output_of_its_own(backend):
         await backend.logs("b", 0, 1)
 
 
-async def test_output_is_neither_lost_nor_doubled_while_a_stop_puts_it_away(tmp_path):
+async def test_output_is_read_once_while_a_stop_archives_it(tmp_path):
     """However a look at the folder falls: before, after and in the middle of its move."""
     folders = WorkloadStore(tmp_path)
     text = "begin\nMESSAGE\n"
@@ -435,7 +431,7 @@ def group_of(folder: Path, workload: str) -> Path:
 
 
 @grouped
-async def test_what_hides_from_everything_ends_with_its_workload(backend, tmp_path):
+async def test_a_hidden_process_ends_with_its_workload(backend, tmp_path):
     await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
     done = await backend.execute("a", ["sh", "-c", HIDDEN], timeout_seconds=20)
     assert lives(done.output)
@@ -445,7 +441,7 @@ async def test_what_hides_from_everything_ends_with_its_workload(backend, tmp_pa
 
 
 @grouped
-async def test_what_hides_from_everything_does_not_meet_the_next_user(backend, tmp_path):
+async def test_a_hidden_process_ends_before_the_next_user(backend, tmp_path):
     spec = ProcessResourceSpec(command=["sleep", "1000"], reset_command=["true"])
     await backend.start(Order("a", spec))
     done = await backend.execute("a", ["sh", "-c", HIDDEN], timeout_seconds=20)
@@ -457,7 +453,7 @@ async def test_what_hides_from_everything_does_not_meet_the_next_user(backend, t
 
 
 @grouped
-async def test_what_hides_in_a_group_of_its_own_ends_too(backend, tmp_path):
+async def test_a_process_in_its_own_control_group_ends_too(backend, tmp_path):
     """And when the command has ended by itself, at once."""
     deep = f"p={group_of(tmp_path, 'a')}/main/deep; mkdir $p; echo 0 > $p/cgroup.procs; "
     command = ["sh", "-c", f"{deep} {HIDDEN}; exit 3"]
@@ -470,7 +466,7 @@ async def test_what_hides_in_a_group_of_its_own_ends_too(backend, tmp_path):
 
 
 @grouped
-async def test_what_a_killed_supervisor_left_in_its_group_ends_with_the_stop(backend, tmp_path):
+async def test_processes_of_a_killed_supervisor_end_with_the_stop(backend, tmp_path):
     command = ["sh", "-c", f"{HIDDEN}; exec sleep 1000"]
     await backend.start(Order("a", ProcessResourceSpec(command=command)))
     async with asyncio.timeout(SEEN_SECONDS_MAX):
@@ -497,7 +493,7 @@ def filling(processes: int, mib: int, *, shared: bool) -> list[str]:
     return [sys.executable, "-c", "\n".join([*lines, "time.sleep(1000)"])]
 
 
-async def test_a_workload_is_ended_that_uses_more_memory_than_it_may_as_a_whole(backend):
+async def test_a_workload_over_its_total_memory_limit_is_ended(backend):
     """Each of its processes stays below the limit."""
     spec = ProcessResourceSpec(command=filling(3, 60, shared=False), mem_limit="128m")
     await backend.start(Order("a", spec))
@@ -508,7 +504,7 @@ async def test_a_workload_is_ended_that_uses_more_memory_than_it_may_as_a_whole(
     assert "128 MiB" in ended.detail
 
 
-async def test_what_processes_share_counts_once(backend):
+async def test_shared_memory_of_processes_counts_once(backend):
     """Three times 60 MiB, said the sum of what each of them has."""
     spec = ProcessResourceSpec(command=filling(3, 60, shared=True), mem_limit="128m")
     await backend.start(Order("a", spec))
@@ -524,7 +520,7 @@ async def test_what_processes_share_counts_once(backend):
     assert used is None or int(used[1]) < 128, "where its supervisor counted, not the kernel"
 
 
-def test_the_kernel_s_word_that_memory_was_too_small_is_passed_on(tmp_path):
+def test_an_out_of_memory_kill_is_reported(tmp_path):
     events = tmp_path / "memory.events"
     (tmp_path / "memory.max").write_text("134217728\n")
     events.write_text("low 0\nhigh 0\nmax 7\noom 1\noom_kill 0\n")
@@ -535,7 +531,7 @@ def test_the_kernel_s_word_that_memory_was_too_small_is_passed_on(tmp_path):
     )
 
 
-def test_output_never_passes_its_bound_and_its_last_half_stays(tmp_path):
+def test_output_is_limited_and_its_last_half_stays(tmp_path):
     log = tmp_path / "output.log"
     output = supervisor.Output(str(log), 300_000)
     written = b""
@@ -587,7 +583,7 @@ def granted(folder: Path, fencing: int, script: str, attempt: int = 1, **more) -
         ("exec sleep 1000", TimeoutError, "not ready within 0.3 s", {"timeout_seconds": 0.3}),
     ],
 )
-async def test_a_start_that_failed_is_not_made_again_when_the_daemon_dies_in_that_moment(
+async def test_a_failed_start_is_not_repeated_after_a_daemon_crash(
     backend, tmp_path, moment, script, kind, reason, more
 ):
     """Before it could write down that it failed: after it, the same start is ordered again."""
@@ -611,7 +607,7 @@ async def test_a_start_that_failed_is_not_made_again_when_the_daemon_dies_in_tha
     await after.close()
 
 
-async def test_a_stop_is_bounded_whatever_the_spec_asks_for(backend, tmp_path):
+async def test_the_time_of_a_stop_is_limited_for_any_spec(backend, tmp_path):
     stubborn = f"trap '' TERM; echo $$ >> {tmp_path}/starts; while :; do sleep 0.1; done"
     spec = ProcessResourceSpec(command=["sh", "-c", stubborn], stop_seconds=3600)
     await backend.start(Order("a", spec))
@@ -621,7 +617,7 @@ async def test_a_stop_is_bounded_whatever_the_spec_asks_for(backend, tmp_path):
     assert marked(tmp_path) == set()
 
 
-def test_all_output_is_in_the_file_though_another_process_holds_the_pipe(tmp_path):
+def test_all_output_is_stored_while_another_process_holds_the_pipe(tmp_path):
     """The reader is behind: what the pipe holds at the end of the workload is read first."""
     seen, written = os.pipe()
     output = supervisor.Output(str(tmp_path / "output"), 1 << 20)
@@ -635,7 +631,7 @@ def test_all_output_is_in_the_file_though_another_process_holds_the_pipe(tmp_pat
     os.close(written)
 
 
-async def test_nothing_below_its_folder_is_for_others(tmp_path):
+async def test_other_users_cannot_read_the_workloads_folder(tmp_path):
     """Whatever the umask of the daemon is; the workload has its own folder, and its own umask."""
     root = tmp_path / "local"
     (root / "running").mkdir(parents=True, mode=0o755)  # An earlier release's.
@@ -656,7 +652,7 @@ async def test_nothing_below_its_folder_is_for_others(tmp_path):
     assert open_to_others == {}
 
 
-async def test_a_process_ends_while_the_server_is_not_heard(backend, tmp_path):
+async def test_a_process_ends_when_the_server_is_silent_too_long(backend, tmp_path):
     """The agent has died, and none comes: its word holds all the same."""
     well = ProcessResourceSpec(command=["sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"])
     await backend.start(Order("a", well))

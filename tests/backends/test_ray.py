@@ -72,9 +72,7 @@ def actor_of(endpoint: str):
     return ray.get_actor(name, namespace=namespace)
 
 
-async def test_a_workload_sees_the_gpus_of_its_lease_where_ray_would_choose_others(
-    backend, ray_world
-):
+async def test_a_workload_gets_its_leases_gpus_and_not_rays_choice(backend, ray_world):
     for name, gpus in {"a": ("2", "1"), "b": ("0",), "c": ("3",)}.items():
         placement = (share(ray_world, 0, *gpus),)
         await backend.start(Order(name, FOREVER, placement))
@@ -91,13 +89,13 @@ async def test_a_workload_sees_the_gpus_of_its_lease_where_ray_would_choose_othe
     ]
 
 
-async def test_leases_that_start_at_the_same_time_each_get_their_own(backend, ray_world):
+async def test_leases_starting_at_the_same_time_get_their_own_gpus(backend, ray_world):
     orders = [Order(f"w{gpu}", FOREVER, (share(ray_world, 1, str(gpu)),)) for gpu in (2, 0, 1)]
     await asyncio.gather(*map(backend.start, orders))
     assert [await written(backend, each.id) for each in orders] == ["2", "0", "1"]
 
 
-async def test_shares_of_one_gpu(backend, ray_world):
+async def test_two_workloads_share_one_gpu(backend, ray_world):
     for name in "ab":
         await backend.start(Order(name, FOREVER, (share(ray_world, 0, "1", milli=500),)))
         assert await written(backend, name) == "1"
@@ -105,7 +103,7 @@ async def test_shares_of_one_gpu(backend, ray_world):
         await backend.start(Order("c", FOREVER, (share(ray_world, 0, "0", "1", milli=500),)))
 
 
-async def test_what_others_hold_is_left_out_and_never_given(backend, ray_world):
+async def test_resources_of_other_programs_are_not_leased(backend, ray_world):
     node = ray_world.node(0)
     await backend.start(Order("a", FOREVER, (share(ray_world, 0, "1"),)))
     strangers = [await ray_world.stranger(number) for number in (0, 1)]
@@ -157,7 +155,7 @@ async def test_an_object_of_the_user_is_called_by_its_name(backend, ray_world):
     assert (done.exit_code, done.output) == (0, "a x\n")
 
 
-async def test_an_object_that_cannot_be_made_says_why(backend, ray_world):
+async def test_an_actor_that_cannot_be_created_has_the_reason(backend, ray_world):
     fails = {"fail": "no weights"}
     spec = RayActorResourceSpec(actor_cls_path="moorage_ray_classes.Counter", init_kwargs=fails)
     with pytest.raises(BackendError, match="ValueError: no weights: counts from 0"):
@@ -199,12 +197,12 @@ async def test_an_object_that_cannot_be_made_says_why(backend, ray_world):
         ),
     ],
 )
-def test_what_the_lease_says_is_not_taken_from_the_spec(tmp_path, spec, field):
+def test_a_spec_cannot_override_the_leases_resources(tmp_path, spec, field):
     with pytest.raises(UnsupportedSpecError, match=field):
         RayBackend(tmp_path).refuse(spec)
 
 
-async def test_a_gang_starts_whole_and_ends_whole(backend, ray_world):
+async def test_all_members_of_a_gang_start_and_end_together(backend, ray_world):
     script = "echo $MOORAGE_RANK $CUDA_VISIBLE_DEVICES; exec sleep 1000"
     spec = ProcessResourceSpec(command=["sh", "-c", script])
     both = (share(ray_world, 0, "1"), share(ray_world, 1, "1", "0"))
@@ -244,7 +242,7 @@ async def test_an_actor_that_is_killed_takes_its_processes_with_it(backend, ray_
     assert again.phase is Phase.FAILED, "what ended is not started a second time"
 
 
-async def test_the_process_that_speaks_to_ray_may_be_killed_or_hang(
+async def test_the_process_connected_to_ray_may_be_killed_or_hang(
     backend, ray_world, reports, monkeypatch, tmp_path
 ):
     await backend.start(Order("a", FOREVER, (share(ray_world, 0, "0"),)))
@@ -284,7 +282,7 @@ async def test_a_node_that_is_lost_fails_its_workload(backend, ray_world, report
         await backend.start(Order("a", FOREVER, (lost,)))
 
 
-async def test_an_address_where_nothing_answers_is_said(monkeypatch, tmp_path):
+async def test_an_address_without_ray_is_reported(monkeypatch, tmp_path):
     give_up_soon(monkeypatch)
     backend = RayBackend(tmp_path, "127.0.0.1:1")
     with pytest.raises(BackendError, match=r"Ray at 127\.0\.0\.1:1 is not reached"):

@@ -20,7 +20,7 @@ def seen(*, answers: bool) -> dict[str, Any]:
     return {"nodes": [node], "ours": []}
 
 
-def test_a_node_that_does_not_answer_is_listed_and_gets_nothing_new() -> None:
+def test_a_silent_node_is_listed_and_gets_no_new_leases() -> None:
     lost, fine = (
         inventory.document("ray", seen(answers=answers))["nodes"]["nodeData"][0]
         for answers in (False, True)

@@ -69,9 +69,7 @@ async def printed(backend: RayBackend, name: str) -> dict:
             await asyncio.sleep(0.1)  # Nothing tells.
 
 
-async def test_the_tasks_of_a_job_see_the_gpus_of_its_lease_where_ray_would_choose_others(
-    backend, ray_world
-):
+async def test_tasks_of_a_job_get_its_leases_gpus_and_not_rays_choice(backend, ray_world):
     node = ray_world.node(0)
     ready = await backend.start(Order("a", job(2, "stays"), (share(ray_world, 0, "2", "1"),)))
     assert ready.phase is Phase.READY
@@ -90,7 +88,7 @@ async def test_the_tasks_of_a_job_see_the_gpus_of_its_lease_where_ray_would_choo
     await until_free(backend, node, 4)
 
 
-async def test_a_job_over_two_nodes_is_one_command_with_what_both_have(backend, ray_world):
+async def test_a_job_on_two_nodes_runs_one_command_with_both_resources(backend, ray_world):
     both = (share(ray_world, 1, "1", cpu_milli=1000), share(ray_world, 0, "2", cpu_milli=1000))
     await backend.start(Order("g", job(2, "ends"), both))
     assert len(ray_world.actors()) == 1
@@ -133,7 +131,7 @@ async def test_a_job_is_adopted_after_a_crash_of_the_daemon(ray_world, tmp_path)
         await after.close()
 
 
-async def test_a_group_that_a_crash_left_without_its_job_is_removed(backend, ray_world):
+async def test_a_placement_group_left_by_a_crash_is_removed(backend, ray_world):
     server = backend.connection._server()
     ray.shutdown()
     ray.init(ray_world.address, namespace="moorage", log_to_driver=False)
@@ -157,7 +155,7 @@ async def test_a_job_whose_actor_is_killed_leaves_nothing(backend, ray_world):
     await asyncio.to_thread(until, lambda: not stays())
 
 
-async def test_a_job_that_others_keep_from_its_gpu_leaves_nothing(backend, ray_world):
+async def test_a_job_whose_gpu_is_taken_leaves_nothing(backend, ray_world):
     stranger = await ray_world.stranger(0)
     try:
         whole = share(ray_world, 0, "0", "1", "2", "3")
@@ -168,7 +166,7 @@ async def test_a_job_that_others_keep_from_its_gpu_leaves_nothing(backend, ray_w
         ray.kill(stranger)
 
 
-async def test_a_job_that_cannot_be_bound_is_refused(backend, ray_world):
+async def test_a_job_that_cannot_be_limited_to_its_lease_is_refused(backend, ray_world):
     with pytest.raises(BackendError, match="ask for gpus, cpu_milli or memory_mib"):
         await backend.start(Order("a", job(1), (share(ray_world, 0),)))
     with pytest.raises(UnsupportedSpecError, match="is a command"):

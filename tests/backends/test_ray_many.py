@@ -48,13 +48,13 @@ async def test_what_a_command_leaves_running_ends_with_the_workload(backend, ray
     assert ray_world.workloads() == set()
 
 
-async def test_an_object_that_exits_while_it_is_made_says_so(backend):
+async def test_an_actor_that_exits_during_creation_is_reported(backend):
     spec = RayActorResourceSpec(actor_cls_path="sys.exit", init_args=["not today"])
     with pytest.raises(BackendError, match="SystemExit: not today"):
         await backend.start(Order("a", spec))
 
 
-async def test_a_command_is_as_long_as_the_system_takes_it(backend):
+async def test_a_command_may_be_as_long_as_the_system_allows(backend):
     spec = ProcessResourceSpec(command=["sh", "-c", 'echo "$#"; sleep 1000', *["x" * 1000] * 400])
     await backend.start(Order("a", spec))
     async with asyncio.timeout(SECONDS_MAX):
@@ -98,7 +98,7 @@ async def test_starts_that_wait_for_ray_delay_nothing_else(backend, ray_world):
     assert ray_world.workloads() == set()
 
 
-async def test_starts_that_are_given_up_at_once_leave_nothing(backend, ray_world):
+async def test_starts_cancelled_at_once_leave_nothing(backend, ray_world):
     starts = [asyncio.create_task(backend.start(Order(f"w{n}", FOREVER))) for n in range(20)]
     await asyncio.sleep(0)  # They are on their way.
     for start in starts:
@@ -107,7 +107,7 @@ async def test_starts_that_are_given_up_at_once_leave_nothing(backend, ray_world
     assert ray_world.workloads() == set()
 
 
-def test_a_node_that_starts_slowly_is_waited_for(ray_world, monkeypatch):
+def test_a_slowly_starting_node_is_awaited(ray_world, monkeypatch):
     monkeypatch.setattr(ray_devices, "FREE_SECONDS_MAX", 1.0)
     (raylet,) = ray_world.hosts[0].all_processes["raylet"]
     with ThreadPoolExecutor(1) as threads:
@@ -121,7 +121,7 @@ def test_a_node_that_starts_slowly_is_waited_for(ray_world, monkeypatch):
         assert taken.result(SECONDS_MAX)
 
 
-def test_outputs_that_are_stored_at_the_same_time_are_the_last_ones(tmp_path):
+def test_of_outputs_stored_concurrently_the_last_ones_stay(tmp_path):
     records = Records(tmp_path)
 
     def store(number: int) -> None:

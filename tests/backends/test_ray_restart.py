@@ -77,7 +77,7 @@ async def share(backend: RayBackend) -> Share:
     return Share(ClusterId("ray"), NodeId(node["id"]), ("2",))
 
 
-async def test_a_cluster_that_is_started_again(restartable, tmp_path):
+async def test_workloads_after_a_restart_of_the_ray_cluster(restartable, tmp_path):
     reports = []
     backend = RayBackend(tmp_path, restartable.address)
     backend.listen(reports.append)
@@ -121,7 +121,7 @@ async def test_a_start_that_failed_while_ray_was_away_does_not_end_a_later_one(
     await backend.close()
 
 
-async def test_through_the_port_of_rays_client(restartable, tmp_path):
+async def test_workloads_run_through_the_port_of_rays_client(restartable, tmp_path):
     until(lambda: listens(restartable.client_port))  # Who comes earlier pauses for many seconds.
     backend = RayBackend(tmp_path, f"ray://127.0.0.1:{restartable.client_port}")
     async with asyncio.timeout(60):

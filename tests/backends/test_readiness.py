@@ -138,7 +138,7 @@ CHATS = [
 
 
 @pytest.mark.parametrize(("talk", "what"), CHATS, ids=[talk.__name__ for talk, _ in CHATS])
-async def test_what_a_model_says_is_bounded_in_bytes_and_time(talk, what):
+async def test_a_models_answer_is_limited_in_bytes_and_time(talk, what):
     async with Talker(talk) as talker, asyncio.timeout(20):
         seconds = 10 if talk is flood else SECONDS
         spec = APIModelResourceSpec(

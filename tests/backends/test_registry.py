@@ -110,7 +110,7 @@ except BackendError as error:
 """
 
 
-def test_an_entry_point_brings_a_kind(site: Path) -> None:
+def test_an_entry_point_adds_a_kind(site: Path) -> None:
     given = {"MOORAGE_BACKENDS": "slurm,memory", "MOORAGE_SLURM_PARTITION": "gpu"}
     found, finding, name, about = run(OPEN, site, **given).splitlines()
     assert found == "SlurmSettings(slurm_partition='gpu')"
@@ -130,7 +130,7 @@ asyncio.run(main())
 """
 
 
-def test_a_resource_engine_starts_at_the_kinds_of_others(site: Path) -> None:
+def test_a_resource_engine_can_use_kinds_of_other_distributions(site: Path) -> None:
     assert run(ACQUIRE, site) == "sbatch\n"
 
 

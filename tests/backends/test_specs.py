@@ -49,7 +49,7 @@ PROCESS = {"command": ["true"]}
         ({**PROCESS, "shoes": 2}, "shoes", "one of the fields of process: category, command"),
     ],
 )
-def test_what_a_process_cannot_be_is_refused_by_field(document, path, expected):
+def test_invalid_fields_of_a_process_spec_are_refused(document, path, expected):
     with pytest.raises(SpecError) as raised:
         spec_from_document(document, "process")
     assert raised.value.path == f"spec.{path}"
@@ -82,7 +82,7 @@ def test_what_a_process_cannot_be_is_refused_by_field(document, path, expected):
         ("pizza", {}, "category"),
     ],
 )
-def test_the_other_kinds_are_checked_as_well(category, document, path):
+def test_invalid_fields_of_other_specs_are_refused(category, document, path):
     with pytest.raises(SpecError) as raised:
         spec_from_document(document, category)
     assert raised.value.path.startswith(f"spec.{path}")
@@ -98,12 +98,12 @@ def test_a_container_counts_its_gpus_or_names_them(given):
     assert ContainerResourceSpec(gpus=given).gpus == given
 
 
-def test_a_limit_of_memory_stays_as_it_was_written():
+def test_a_memory_limit_keeps_its_spelling():
     assert ProcessResourceSpec(command=["x"], mem_limit="1.5GiB").mem_limit == "1.5GiB"
 
 
 @pytest.mark.parametrize("category", sorted(SPECS))
-def test_a_spec_of_json_and_one_of_python_share_their_pool(category):
+def test_equal_specs_from_json_and_python_share_a_pool(category):
     document: dict[str, Any] = {
         "process": PROCESS,
         "service": {**PROCESS, "readiness": {"path": "/"}},
@@ -115,7 +115,7 @@ def test_a_spec_of_json_and_one_of_python_share_their_pool(category):
     assert pool_key(read, "local") == pool_key(made, "local")
 
 
-def test_a_kind_of_ones_own_is_checked_by_its_types():
+def test_a_custom_spec_is_checked_by_its_types():
     @dataclasses.dataclass(kw_only=True)
     class Own(BaseResourceSpec):
         category = "own"
@@ -127,7 +127,7 @@ def test_a_kind_of_ones_own_is_checked_by_its_types():
         Own(size="many")
 
 
-def test_defaults_are_those_of_the_documents():
+def test_defaults_are_as_documented():
     model = VLLMModelResourceSpec(model_name_or_path="m")
     assert (model.port, model.gpu_memory_utilization, model.tool_call_parser) == (
         8000,
@@ -166,6 +166,6 @@ def test_equal_specs_have_one_document_which_reads_as_the_same_spec(document, le
 @pytest.mark.parametrize(
     "fields", [{"port": True}, {"stop_seconds": True}, {"cpu_count": True}, {"gpus": True}]
 )
-def test_yes_is_no_number(fields):
+def test_a_boolean_is_not_accepted_as_a_number(fields):
     with pytest.raises(SpecError, match=f"{next(iter(fields))}: expected a number"):
         ServiceResourceSpec(command=["a"], **fields)

@@ -26,5 +26,5 @@ def test_addresses_of_the_internet_are_public(address):
 
 
 @pytest.mark.parametrize("address", NOT_PUBLIC.split())
-def test_all_others_are_not(address):
+def test_other_addresses_are_not_public(address):
     assert not is_public(address)

@@ -73,14 +73,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "data" / "catalog.db"
 
 
-async def test_what_a_kill_leaves_is_whole(path: Path):
+async def test_a_killed_catalog_is_intact(path: Path):
     stored = await killed(path)
     assert len(stored) == len(NAMES)
     assert await policies(path) == (stored, [])
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.5, 0.8])
-async def test_a_log_that_was_cut_is_noticed_and_left_as_it_is(path: Path, keep: float):
+async def test_a_truncated_log_is_noticed_and_left_unchanged(path: Path, keep: float):
     await killed(path)
     log = path.with_name("catalog.db-wal")
     cut(log, keep)
@@ -91,7 +91,7 @@ async def test_a_log_that_was_cut_is_noticed_and_left_as_it_is(path: Path, keep:
 
 
 @pytest.mark.parametrize("name", ["catalog.db-wal", "catalog.db", "catalog.mark"])
-async def test_a_file_that_is_gone_is_noticed(path: Path, name: str):
+async def test_a_missing_file_is_noticed(path: Path, name: str):
     await killed(path)
     remove(path.parent / name)
     with pytest.raises(ServiceError) as caught:
@@ -145,7 +145,7 @@ async def test_a_record_that_went_missing_is_noticed(path: Path):
         await policies(path)
 
 
-async def test_a_record_of_another_time_is_noticed(path: Path):
+async def test_an_outdated_record_is_noticed(path: Path):
     await killed(path)
     change(path, "DROP TRIGGER record_changed")
     older = await DocumentStore.open(SqliteRecords(path))
@@ -168,7 +168,7 @@ async def test_a_record_of_another_time_is_noticed(path: Path):
         pytest.param("catalog.mark", 200, marks=pytest.mark.heavy),
     ],
 )
-async def test_no_flipped_bit_is_believed(path: Path, name: str, places: int):
+async def test_every_flipped_bit_is_noticed(path: Path, name: str, places: int):
     stored = await killed(path)
     if name == "catalog.db":
         await policies(path)  # Has its log brought over into it.

@@ -35,7 +35,7 @@ async def refused(work, place="nodes.nodeData[0]"):
     return caught.value
 
 
-def test_identity_is_read_and_kinds_of_nodes_stay_alike():
+def test_identities_of_machines_do_not_split_kinds_of_nodes():
     one = node("a", "GPU-AB", machineId="m", providerId="aws:///eu/i-1")
     (first, second) = cluster_model(cluster("c", one, node("b", "GPU-CD"))).nodes
     assert first.identity == ("machine m", "provider aws:///eu/i-1", "device gpu-ab")
@@ -119,7 +119,7 @@ async def test_an_instance_and_its_gpu_are_one_machine(catalog):
     assert caught.value.code is Code.BAD_MESSAGE
 
 
-async def test_updating_renaming_and_moving(catalog):
+async def test_a_machine_can_be_updated_renamed_and_moved(catalog):
     await catalog.clusters.create(cluster("lab", node("a", machineId="m"), node("b")))
     await catalog.clusters.update("lab", {"$set": {"region": "eu"}})
     renamed = cluster("lab", node("new-name", machineId="m"), node("b"))

@@ -65,7 +65,7 @@ async def test_metrics_are_searched_first_and_limit_the_clusters(catalog):
 
 
 @pytest.mark.parametrize("least", [0, FEW - 1, FEW, FEW + 5])
-async def test_clusters_and_metrics_agree_however_many_either_finds(catalog, least):
+async def test_clusters_and_metrics_are_intersected_for_any_number_of_hits(catalog, least):
     names = [f"n{number:04d}" for number in range(FEW + 10)]
     await asyncio.gather(*(catalog.clusters.create(cluster(n, int(n[1:]))) for n in names))
     await asyncio.gather(*(catalog.metrics.put(metrics(n, int(n[1:]) % 7)) for n in names))
@@ -95,7 +95,7 @@ async def test_a_search_sees_every_change_that_was_made_before_it(catalog):
     assert [document["clusterId"] for document in found] == ["c1", "c4"]
 
 
-async def test_more_changes_than_are_noted_are_seen_all_the_same(catalog):
+async def test_a_search_sees_more_changes_than_the_buffer_holds(catalog):
     assert await catalog.search.matching(wanted(clusterQuery=gpus(8))) == ["c8"]
     await catalog.clusters.delete("c8")
     for number in range(CHANGED_MAX + 1):  # As if so many had come and gone.
@@ -104,14 +104,14 @@ async def test_more_changes_than_are_noted_are_seen_all_the_same(catalog):
     assert await catalog.search.matching(wanted(clusterQuery=gpus(4))) == ["c4", "c9"]
 
 
-async def test_what_was_stored_before_a_restart_is_found_after_it(catalog, tmp_path):
+async def test_documents_are_found_after_a_restart(catalog, tmp_path):
     await catalog.close()
     again = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
     assert await again.search.matching(wanted(clusterMetricsQuery=free(40))) == ["c4"]
     await again.close()
 
 
-async def test_likeness_ranks_all_clusters_and_leaves_out_the_one_it_is_about(catalog):
+async def test_similarity_ranks_all_clusters_except_the_reference(catalog):
     assert await catalog.search.alike({"gpus": {"count": 3}}, None) == ["c2", "c4", "c1", "c8"]
     assert await catalog.search.alike("c4", {"gpus.count": 1}) == ["c2", "c1", "c8"]
     with pytest.raises(ServiceError) as refused:
@@ -136,7 +136,7 @@ async def test_too_many_searches_at_one_time_are_refused(catalog):
     assert await catalog.search.matching(wanted(clusterQuery=gpus(8))) == ["c8"]
 
 
-async def test_a_search_that_is_given_up_loses_no_change(catalog):
+async def test_a_cancelled_search_loses_no_change(catalog):
     two = wanted(clusterQuery=gpus(8))
     assert await catalog.search.matching(two) == ["c8"]
     await catalog.clusters.delete("c8")
@@ -158,7 +158,7 @@ async def test_a_pattern_that_would_read_too_much_is_refused_by_its_place(catalo
     assert refused.value.field == "filter.clusterMetricsQuery.text.$regex"
 
 
-async def test_a_closed_catalog_says_so(catalog):
+async def test_a_closed_catalog_refuses_searches(catalog):
     await catalog.close()
     with pytest.raises(ServiceError) as refused:
         await catalog.search.matching(wanted())

@@ -117,7 +117,7 @@ def test_parts_of_several_requests_for_one_demand_and_of_a_gang() -> None:
     assert "gone" in passed_on.data[2]["error"]
 
 
-def test_others_may_be_faster_so_often_and_then_it_is_a_conflict() -> None:
+def test_losing_a_race_too_often_is_a_conflict() -> None:
     hand = Hand()
     hand.see(nodes(2, CONSULTS_MAX))
     turn = hand.ask(ask("slow", ONE))
@@ -131,7 +131,7 @@ def test_others_may_be_faster_so_often_and_then_it_is_a_conflict() -> None:
     assert hand.allocator.undecided == 0
 
 
-def test_a_conflict_does_not_put_a_waiter_to_sleep_while_it_fits() -> None:
+def test_a_waiter_that_fits_is_tried_again_after_a_conflict() -> None:
     hand = Hand()
     hand.see(nodes(2, CONSULTS_MAX))
     turn = hand.ask(ask("slow", ONE, wait=60.0))
@@ -157,7 +157,7 @@ def test_a_policy_gets_capacity_that_came_free_while_it_decided() -> None:
     assert consults(hand.see(nodes(1, 2, name="d"))) == ["picky"]
 
 
-def test_a_new_request_gets_what_came_free_while_its_policy_thought() -> None:
+def test_a_new_request_gets_capacity_freed_during_its_evaluation() -> None:
     for demand in (ONE, None):
         hand = Hand()
         hand.see(nodes(1, 2))
@@ -169,7 +169,7 @@ def test_a_new_request_gets_what_came_free_while_its_policy_thought() -> None:
         assert isinstance(answers(hand.propose(turn, place("n000", "0")))[0], LeaseNews)
 
 
-def test_a_new_request_gets_what_another_proposal_was_for_that_came_to_nothing() -> None:
+def test_a_new_request_gets_the_place_of_a_failed_proposal() -> None:
     """Its policy's cell took that proposal for granted: it comes from the same replica."""
     hand = Hand()
     hand.see(nodes(1, 1))
@@ -180,7 +180,7 @@ def test_a_new_request_gets_what_another_proposal_was_for_that_came_to_nothing()
     assert isinstance(answers(hand.propose(turn, place("n000", "0")))[0], LeaseNews)
 
 
-def test_a_policy_that_declines_whatever_comes_back_is_believed() -> None:
+def test_a_policy_that_declines_repeatedly_is_a_refusal() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     turn = hand.ask(ask("never", ONE))
@@ -198,7 +198,7 @@ def test_a_policy_that_declines_whatever_comes_back_is_believed() -> None:
     assert answers(turn)[0].code is Code.POLICY_DECLINED, "nothing came back meanwhile"
 
 
-def test_a_line_is_consulted_a_few_at_a_time() -> None:
+def test_few_waiters_are_consulted_at_the_same_time() -> None:
     hand = full(gpus=1)
     for number in range(CONSULTED_MAX + 5):
         hand.ask(ask(f"w{number}", ONE, wait=600.0))
@@ -218,7 +218,7 @@ def test_identical_waiters_are_judged_once() -> None:
     assert len(consults(turn)) == CONSULTED_MAX
 
 
-def test_an_honest_policy_is_not_blamed_for_an_inventory_that_moved() -> None:
+def test_a_policy_is_not_blamed_for_a_changed_inventory() -> None:
     hand = Hand()
     hand.see(nodes(2, 1))
     hand.see(nodes(1, 1, name="d"))
@@ -252,7 +252,7 @@ def test_advice_is_open_to_every_node() -> None:
     assert "1 kept for a request that waits already" in answer.reason
 
 
-def test_a_fair_share_goes_first_among_equal_priorities() -> None:
+def test_the_smallest_share_is_first_among_equal_priorities() -> None:
     hand = Hand()
     hand.see(nodes(1, 3))
     hand.grant(ask("a0", Demand(gpus=2), tenant=Tenant("ann")), place("n000", "0", "1"))
@@ -263,7 +263,7 @@ def test_a_fair_share_goes_first_among_equal_priorities() -> None:
     assert consults(release(hand, "b0"))[0] == "b1"
 
 
-def test_a_key_with_another_demand_is_refused_also_when_the_lease_is_all_that_is_left() -> None:
+def test_a_reused_key_with_another_demand_is_refused() -> None:
     hand = Hand()
     hand.see(nodes(1, 4))
     keyed = {"idempotency_key": "k"}
@@ -335,7 +335,7 @@ def test_renewing_for_ever_does_not_fill_the_memory() -> None:
     assert len(hand.step(Tick()).facts) == 1
 
 
-def test_a_session_that_leaves_takes_its_undecided_asks_along_and_nothing_else() -> None:
+def test_a_closed_session_cancels_only_its_undecided_requests() -> None:
     hand = full()
     hand.ask(ask("waiter", ONE, wait=600.0), session="gone")
     undecided = hand.ask(ask("advice", None), session="gone")
@@ -363,7 +363,7 @@ def test_an_answer_to_an_earlier_consultation_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
-def test_pages_list_everybody_once(limit: int) -> None:
+def test_pages_list_every_entry_once(limit: int) -> None:
     hand = Hand()
     hand.see(nodes(2, 4))
     hand.see(nodes(1, 1, name="d"))
@@ -393,7 +393,7 @@ def test_pages_list_everybody_once(limit: int) -> None:
     assert pages("leases", "leases", "id", filters={"state": "ended"}) == []
 
 
-def test_why_tells_tenants_apart() -> None:
+def test_why_hides_other_tenants() -> None:
     hand = full()
     assert hand.inquire("why", subject="holder")["lease"]["id"] == "holder"
     assert "token" not in repr(hand.inquire("why", subject="holder"))
@@ -406,7 +406,7 @@ def test_why_tells_tenants_apart() -> None:
     assert hand.inquire("status", subject="holder").answer.owner is False
 
 
-def test_what_undecided_and_waiting_asks_bring_along_is_bounded_in_bytes() -> None:
+def test_the_bytes_of_undecided_and_waiting_requests_are_limited() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.grant(ask("holder", Demand(gpus=1)), place("n000", "0"))
@@ -427,7 +427,7 @@ def test_what_undecided_and_waiting_asks_bring_along_is_bounded_in_bytes() -> No
     assert consults(hand.ask(ask("fifth", None, size=large))) == ["fifth"]
 
 
-def test_what_follows_the_facts_answers_as_what_decided_them() -> None:
+def test_a_follower_of_the_facts_gives_the_same_answers() -> None:
     hand, follower, followed = full(4), Allocator(), 0
     for name in ("first", "second"):
         hand.ask(ask(name, Demand(gpus=2), wait=60.0))
@@ -449,7 +449,7 @@ def test_what_follows_the_facts_answers_as_what_decided_them() -> None:
     follower.forget()
 
 
-def test_a_tenants_waiters_have_so_many_choices_of_devices_and_other_tenants_wait() -> None:
+def test_the_number_of_device_selections_per_tenant_is_limited() -> None:
     hand = full()
     for number in range(FILTERS_OF_TENANT_MAX - 2):  # One has none, and one is the next.
         hand.ask(ask(f"w{number}", replace(ONE, models=("A100", str(number))), wait=60.0))

@@ -18,7 +18,7 @@ FILTER = {"matchType": "cluster", "filter": {"clusterQuery": GPUS, "clusterMetri
         {"header": {"templateUri": "x"}, "body": {"values": FILTER}},
     ],
 )
-def test_a_filter(body):
+def test_a_filter_is_parsed(body):
     read = parse_filter(body)
     assert read.match_type == "cluster"
     assert read.condition == parse_condition(GPUS)
@@ -46,7 +46,7 @@ def test_every_match_type_has_its_queries(match_type):
         (("vdagMetrics",), "vdag"),
     ],
 )
-def test_without_a_match_type_the_queries_say_it(kinds, meant):
+def test_the_match_type_follows_from_the_queries(kinds, meant):
     body = {"filter": {f"{kind}Query": {"kind": kind} for kind in kinds}}
     assert parse_filter(body) == parse_filter({"matchType": meant, **body})
     rule = {"parameters": {"filterRule": body, "like": "x"}}
@@ -54,7 +54,7 @@ def test_without_a_match_type_the_queries_say_it(kinds, meant):
 
 
 @pytest.mark.parametrize("nothing", [{}, None, {"clusterQuery": {}}, {"clusterMetricsQuery": None}])
-def test_a_filter_of_nothing_means_everything(nothing):
+def test_an_empty_filter_matches_all_documents(nothing):
     read = parse_filter({"matchType": "cluster", "filter": nothing})
     assert (read.condition, read.companions) == (EVERYTHING, {})
 
@@ -70,7 +70,7 @@ POLICY = {
     "rule", [POLICY, {"values": {**POLICY, "executionMode": "local", "policyCodePath": ""}}]
 )
 @pytest.mark.parametrize("envelope", [False, True])
-def test_a_search_with_a_policy(rule, envelope):
+def test_a_search_with_a_policy_is_parsed(rule, envelope):
     body = {"matchType": "cluster", "rankingPolicyRule": rule}
     read = parse_search({"header": {}, "body": {"values": body}} if envelope else body)
     assert (read.match_type, read.policy_rule_uri, read.limit) == ("cluster", "near:1.0-stable", 5)
@@ -79,21 +79,21 @@ def test_a_search_with_a_policy(rule, envelope):
 
 
 @pytest.mark.parametrize("outer", [{}, {"matchType": "cluster"}, {"matchType": "block"}])
-def test_what_a_rule_finds_is_what_is_ranked(outer):
+def test_only_documents_of_the_filter_rule_are_ranked(outer):
     rule = {"filterRule": {"matchType": "block", "filter": {}}, "like": "b"}
     read = parse_search({**outer, "rankingPolicyRule": {"parameters": rule}})
     assert (read.match_type, read.filter.match_type) == ("block", "block")
 
 
 @pytest.mark.parametrize("like", ["c1", {"gpus": {"count": 8}}])
-def test_a_search_by_likeness(like):
+def test_a_similarity_search_is_parsed(like):
     parameters = {"like": like, "weights": {"gpus.count": "2", "tags": 0}}
     read = parse_search({"matchType": "cluster", "rankingPolicyRule": {"parameters": parameters}})
     assert (read.policy_rule_uri, read.filter, read.limit) == ("", None, RETURN_MAX)
     assert (read.like, read.weights) == (like, {"gpus.count": 2.0, "tags": 0.0})
 
 
-def test_like_and_weights_are_a_policys_own_business():
+def test_with_a_policy_like_and_weights_are_not_checked():
     rule = {"policyRuleURI": "near:1.0-stable", "parameters": {"like": 5, "weights": "heavy"}}
     read = parse_search({"matchType": "cluster", "rankingPolicyRule": rule})
     assert read.parameters == rule["parameters"]

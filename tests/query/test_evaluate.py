@@ -103,12 +103,12 @@ MONGO_OTHERS = [
 
 
 @pytest.mark.parametrize("query", MONGO_MATCHING, ids=str)
-def test_mongo_matching(query):
+def test_mongo_filters_match_documents(query):
     assert evaluate(parse_mongo(query), CLUSTER) is True
 
 
 @pytest.mark.parametrize("query", MONGO_OTHERS, ids=str)
-def test_mongo_not_matching(query):
+def test_mongo_filters_reject_other_documents(query):
     assert evaluate(parse_mongo(query), CLUSTER) is False
 
 
@@ -149,7 +149,7 @@ def simple(variable, operator, value):
         ("missing", "LIKE", "*", False),
     ],
 )
-def test_documented_operators(variable, operator, value, holds):
+def test_documented_operators_match_as_documented(variable, operator, value, holds):
     assert evaluate(parse_condition(simple(variable, operator, value)), CLUSTER) is holds
 
 
@@ -164,7 +164,7 @@ def test_documented_operators(variable, operator, value, holds):
         ("NOT", [True], False),
     ],
 )
-def test_logic(logic, truths, holds):
+def test_and_or_combine_conditions(logic, truths, holds):
     parts = [simple("id", "==", "c1" if truth else "c2") for truth in truths]
     query = {"logicalOperator": logic, "conditions": parts}
     assert evaluate(parse_condition(query), CLUSTER) is holds
@@ -200,7 +200,7 @@ METRICS = {
         ("sum", "nodes.id", 0),
     ],
 )
-def test_aggregates(how, target, result):
+def test_aggregate_conditions_fold_lists(how, target, result):
     query = {"aggOperator": how, "target": target, "operator": "==", "value": result}
     assert evaluate(parse_condition(query), METRICS)
     assert evaluate(parse_condition({**query, "value": str(result)}), METRICS)
@@ -211,12 +211,12 @@ def test_aggregates(how, target, result):
 
 @pytest.mark.parametrize("how", ["avg", "min", "max"])
 @pytest.mark.parametrize(("operator", "holds"), [("==", False), ("<", False), ("!=", True)])
-def test_nothing_has_no_average(how, operator, holds):
+def test_the_average_of_no_values_does_not_exist(how, operator, holds):
     query = {"aggOperator": how, "target": "missing.at", "operator": operator, "value": 0}
     assert evaluate(parse_condition(query), METRICS) is holds
 
 
-def test_one_thing_under_two_spellings_is_added_up_once():
+def test_a_value_with_two_spellings_is_summed_once():
     node = {"vcpu": {"load5m": 1, "load_5m": 1}, "disks": {"free": 4}, "disks.free": 4}
     document = {"nodes": [node], "node": [node], "a.b": {"c": 4}, "a.b.c": 4}
     for target, total in (
@@ -240,7 +240,7 @@ def test_numbers_that_floats_cannot_hold_are_no_error():
     assert not evaluate(parse_condition(simple("b", "<", 2)), document)
 
 
-def test_companions_enter_as_ids():
+def test_results_of_a_companion_query_restrict_by_id():
     condition = restricted(EVERYTHING, "id", ["c0", "c1"])
     assert evaluate(condition, CLUSTER)
     assert not evaluate(restricted(condition, "id", []), CLUSTER)

@@ -37,7 +37,7 @@ def larger(inner):
     st.sampled_from(["", "i"]),
     st.lists(st.text("abcABC123 .-\n", max_size=8), min_size=5, max_size=5),
 )
-def test_it_matches_what_python_matches(pattern, options, texts):
+def test_an_expression_matches_like_pythons_re(pattern, options, texts):
     ours = expression(pattern, options, "here")
     # `\Z` because Python's `$` also matches before a line feed at the end; `[` has no `$` here.
     pythons = re.compile(pattern.replace("$", r"\Z"), re.ASCII | (re.IGNORECASE if options else 0))
@@ -69,7 +69,7 @@ def test_it_matches_what_python_matches(pattern, options, texts):
         ("a{0}b", ["b"], ["a"]),
     ],
 )
-def test_examples(pattern, texts, others):
+def test_examples_of_expressions_match(pattern, texts, others):
     ours = expression(pattern, "", "here")
     assert [text for text in texts if not ours.matches(text)] == []
     assert [text for text in others if ours.matches(text)] == []
@@ -105,7 +105,7 @@ def test_examples(pattern, texts, others):
         ("(" * 20 + ")" * 20, 18, Code.TOO_LARGE),
     ],
 )
-def test_what_is_not_in_the_language_is_refused_by_position(pattern, position, code):
+def test_unsupported_syntax_is_refused_with_its_position(pattern, position, code):
     with pytest.raises(QueryError) as caught:
         expression(pattern, "", "q.id.$regex")
     assert (caught.value.path, caught.value.code) == ("q.id.$regex", code)
@@ -121,7 +121,7 @@ def test_what_is_not_in_the_language_is_refused_by_position(pattern, position, c
         "(x+x+)+y{99}.{99}" * 4,
     ],
 )
-def test_what_would_take_too_much_work_is_refused_when_it_is_parsed(pattern):
+def test_an_expensive_expression_is_refused_when_parsed(pattern):
     assert len(pattern) <= PATTERN_CHARS_MAX
     with pytest.raises(QueryError) as caught:
         expression(pattern, "", "here")
@@ -186,7 +186,7 @@ def words(alphabet, longest):
     return ["".join(word) for n in lengths for word in itertools.product(alphabet, repeat=n)]
 
 
-def test_like_is_the_documented_regular_expression():
+def test_like_matches_as_the_documented_regular_expression():
     texts = words("ab.", 4)
     for pattern in words("ab.*", 4):
         documented = re.compile(".*".join(map(re.escape, pattern.split("*"))))

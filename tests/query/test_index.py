@@ -85,7 +85,7 @@ def agrees(index, documents, condition):
         max_size=8,
     ),
 )
-def test_it_says_what_evaluate_says(kinds, happenings):
+def test_the_index_agrees_with_evaluate(kinds, happenings):
     """Evaluate a condition, put a pair, remove a number; at last evaluate each condition again."""
     # More than are looked at one by one, or there would be no columns.
     documents = {f"d{n}": kinds[n % len(kinds)] for n in range(SCAN_MAX + 8)}
@@ -164,7 +164,7 @@ def everything_asked():
 ASKED = [parse_condition(query) for query in everything_asked()]
 
 
-def test_it_says_of_every_value_what_evaluate_says_through_every_change():
+def test_the_index_agrees_with_evaluate_after_every_change():
     assert len(ASKED) > 500
     assert len(POOL) > SCAN_MAX
     documents = {f"d{n:03}": {"a": value} for n, value in enumerate(POOL)} | {"none": {}}
@@ -185,7 +185,7 @@ def test_it_says_of_every_value_what_evaluate_says_through_every_change():
 
 
 @pytest.mark.parametrize("needle", ["own", "ow*n0", "x", "aa", "a", ""])
-def test_a_like_finds_neighbours_in_the_vocabulary(needle):
+def test_a_like_matches_at_the_borders_of_adjacent_texts(needle):
     """Few texts of many have it: they are found in all texts joined together."""
     index = DocumentIndex()
     documents = {f"t{n:03}": {"t": f"{n:03}"} for n in range(200)}
@@ -211,7 +211,7 @@ def filled(number):
     return index
 
 
-def test_it_is_a_collection_of_documents():
+def test_documents_can_be_put_read_and_removed():
     index = filled(3)
     assert sorted(index) == ["c0000", "c0001", "c0002"]
     assert "c0001" in index
@@ -228,7 +228,7 @@ def test_answers_are_in_the_order_of_the_ids():
     assert index.matching(parse_mongo({"n": 1})) == ["a", "b", "c"]
 
 
-def test_it_grows_with_columns_in_use():
+def test_the_index_grows_while_columns_are_in_use():
     index = filled(ROWS_AT_FIRST)
     condition = parse_mongo({"gpus": ROWS_AT_FIRST + 1, "id": {"$regex": "^c"}})
     assert len(index.matching(condition)) == 1
@@ -237,7 +237,7 @@ def test_it_grows_with_columns_in_use():
     assert len(index.matching(condition)) == 1 + 9 * ROWS_AT_FIRST
 
 
-def test_columns_are_bounded_and_the_one_used_longest_ago_goes():
+def test_the_least_recently_used_column_is_dropped():
     index = DocumentIndex(columns_max=2)
     for n in range(100):
         index.put(str(n), {"a": n, "b": n, "c": n})
@@ -246,7 +246,7 @@ def test_columns_are_bounded_and_the_one_used_longest_ago_goes():
     assert [source.text for source in index._columns] == ["a", "c"]
 
 
-def test_values_are_bounded_together():
+def test_the_total_number_of_values_is_limited():
     index = DocumentIndex(cells_max=2000)
     for n in range(100):
         index.put(str(n), {"a": n, "b": list(range(n, n + 50))})
@@ -255,7 +255,7 @@ def test_values_are_bounded_together():
     assert [source.text for source in index._columns] == ["a"]
 
 
-def test_what_is_put_again_and_again_takes_no_more_room():
+def test_replacing_a_document_repeatedly_needs_no_more_space():
     index = filled(100)
     condition = parse_mongo({"gpus": {"$gte": 0}, "tags": "x"})
     index.matching(condition)
@@ -272,7 +272,7 @@ def test_what_is_put_again_and_again_takes_no_more_room():
     assert set(tags.column._codes) == {"t19"}
 
 
-def test_few_documents_are_looked_at_without_a_column():
+def test_few_documents_are_evaluated_without_a_column():
     index = filled(100)
     query = {"$and": [{"rare.path": None}, {"n": {"$lt": SCAN_MAX}}]}
     index.matching(parse_mongo({"n": 1}))
@@ -281,7 +281,7 @@ def test_few_documents_are_looked_at_without_a_column():
 
 
 @pytest.mark.parametrize("changing", [False, True])
-def test_a_query_costs_what_its_hits_cost_however_many_documents_there_are(changing):
+def test_the_cost_of_a_query_depends_on_its_hits_only(changing):
     """In CPU time; what looks at each document would take a hundred times as long of many."""
     condition = parse_mongo({"tag": "wanted", "gpus": {"$gte": 4}, "region": {"$regex": "^eu-"}})
     taken = []

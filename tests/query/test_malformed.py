@@ -156,11 +156,11 @@ def refused(read, *arguments):
 MUTANTS = list(mutants())
 
 
-def test_there_are_more_than_two_hundred():
+def test_more_than_two_hundred_malformed_queries_are_tried():
     assert len({(place, str(body)) for body, place in MUTANTS}) > 200
 
 
-def test_what_they_are_made_from_is_right():
+def test_the_queries_are_valid_before_they_are_spoiled():
     assert [parse_filter(body).match_type for body in VALID] == ["cluster", "block", "policy"]
 
 
@@ -317,7 +317,7 @@ PAST = [
 
 
 @pytest.mark.parametrize(("query", "place"), PAST, ids=range(len(PAST)))
-def test_past_a_limit_the_place_and_the_limit_are_named(query, place):
+def test_exceeding_a_limit_is_refused_with_place_and_limit(query, place):
     body = {"matchType": "cluster", "filter": {"clusterQuery": query}}
     error = refused(parse_filter, body)
     assert error.path == f"filter.clusterQuery{place}"
@@ -325,7 +325,7 @@ def test_past_a_limit_the_place_and_the_limit_are_named(query, place):
     assert any(character.isdigit() for character in error.expected)
 
 
-def test_as_much_as_is_allowed_is_accepted():
+def test_queries_at_the_limits_are_accepted():
     wide = {"$or": [{f"f{n % limits.PATHS_MAX}": 1} for n in range(limits.CONDITIONS_MAX)]}
     patterns = {"$or": [{"a": {"$regex": "x"}}] * limits.EXPRESSIONS_MAX}
     many = leaf("IN", [1] * limits.VALUES_MAX)
@@ -334,7 +334,7 @@ def test_as_much_as_is_allowed_is_accepted():
         assert parse_filter({"matchType": "cluster", "filter": {"clusterQuery": query}})
 
 
-def test_errors_say_what_is_accepted():
+def test_errors_name_the_accepted_values():
     for body in ({"matchType": "exact", "filter": {}}, {"filter": {}}):
         # Of the kinds that may be named, those of which there are documents.
         assert refused(parse_filter, body).expected == "one of cluster, block, policy"

@@ -22,11 +22,11 @@ def ids(rows):
     return [row["clusterId"] for row in rows]
 
 
-def test_no_stage_changes_nothing():
+def test_an_empty_pipeline_changes_nothing():
     assert run() == DOCUMENTS
 
 
-def test_matching_sorting_and_cutting():
+def test_match_sort_skip_and_limit():
     assert ids(run({"$match": {"site": "eu"}})) == ["a", "c"]
     assert ids(run({"$sort": {"site": -1, "clusterId": -1}})) == ["b", "c", "a", "d"]
     assert ids(run({"$sort": {"site": 1}})) == ["d", "a", "c", "b"]
@@ -35,7 +35,7 @@ def test_matching_sorting_and_cutting():
     assert run({"$match": {"site": "nowhere"}}, {"$count": "sites"}) == []
 
 
-def test_unwinding_and_grouping():
+def test_unwind_and_group():
     rows = run({"$unwind": "$nodes"}, {"$sort": {"nodes.free": -1}})
     assert [row["nodes"]["id"] for row in rows] == ["b0", "a0", "a1"]
     stored = run({"$unwind": {"path": "$nodes", "preserveNullAndEmptyArrays": True}})
@@ -76,7 +76,7 @@ def test_unwinding_and_grouping():
     assert both[0] == {"_id": {"where": "eu"}, "n": 2}
 
 
-def test_projecting():
+def test_project_selects_and_computes_fields():
     rows = run({"$project": {"_id": 0, "clusterId": 1, "free": "$nodes.free", "at.site": "$site"}})
     assert rows[0] == {"clusterId": "a", "free": [5, 1], "at": {"site": "eu"}}
     assert rows[3] == {"clusterId": "d"}
@@ -115,7 +115,7 @@ def test_projecting():
         ([{"$match": {}}] * (STAGES_MAX + 1), "pipeline", Code.TOO_LARGE),
     ],
 )
-def test_what_is_wrong_is_refused_by_its_place(stages, place, code):
+def test_a_wrong_stage_is_refused_with_its_place(stages, place, code):
     with pytest.raises(QueryError) as caught:
         parse_pipeline(stages)
     assert (caught.value.path, caught.value.code) == (place, code)
@@ -134,7 +134,7 @@ NUMBERS = [{"n": number, "even": number % 2 == 0} for number in range(6)]
         ({"skip": 5}, [5]),
     ],
 )
-def test_a_page_is_sorted_then_cut(options, found):
+def test_a_page_is_sorted_before_the_limit(options, found):
     assert [row["n"] for row in parse_page(options).run(NUMBERS)] == found
 
 
@@ -154,7 +154,7 @@ def test_wrong_options_are_refused_by_their_place(options, place, code):
     assert (caught.value.path, caught.value.code) == (place, code)
 
 
-def test_nesting_and_growth_are_bounded():
+def test_nesting_and_number_of_documents_are_limited():
     key = "$a"
     for _ in range(DEPTH_MAX + 1):
         key = {"x": key}

@@ -21,7 +21,7 @@ CLUSTERS = {
 }
 
 
-def test_the_distance_by_hand():
+def test_the_distance_equals_a_manual_calculation():
     weights = {"gpus.count": 2, "tags": 1, "memory": 5}
     # Counts range over 16; none has `memory`, the reference neither, so it does not count.
     expected = {"b": (0 + 0.5) / 3, "d": (2 * 8 / 16 + 1) / 3, "c": (2 * 8 / 16 + 1) / 3}
@@ -30,24 +30,24 @@ def test_the_distance_by_hand():
     assert dict(found) == pytest.approx(expected)
 
 
-def test_a_part_of_a_document_is_a_reference_too():
+def test_a_part_of_a_document_can_be_the_reference():
     found = nearest(CLUSTERS, {"gpus": {"count": 15}})
     assert [each for each, _ in found] == ["c", "a", "b", "d"]
     assert found[0][1] == pytest.approx(1 / 16)
 
 
-def test_the_range_includes_the_reference():
+def test_the_range_of_values_includes_the_reference():
     found = dict(nearest(CLUSTERS, {"gpus": {"count": 32}}))
     assert found == pytest.approx({"c": 0.5, "a": 0.75, "b": 0.75, "d": 1.0})
 
 
-def test_k_is_a_limit():
+def test_at_most_k_documents_are_returned():
     assert [each for each, _ in nearest(CLUSTERS, "a", k=1)] == ["b"]
     assert nearest(CLUSTERS, "a", k=0) == []
     assert len(nearest(CLUSTERS, "a", k=99)) == 3
 
 
-def test_what_lacks_what_the_reference_has_is_far():
+def test_a_missing_value_is_the_largest_distance():
     documents = {"x": {"memory": 5}, "y": {"tags": ["eu"]}, "z": {"memory": "5"}}
     assert dict(nearest(documents, {"memory": 5})) == {"x": 0.0, "y": 1.0, "z": 1.0}
     assert dict(nearest(documents, {"tags": ["eu"]})) == {"x": 1.0, "y": 0.0, "z": 1.0}
@@ -58,13 +58,13 @@ def test_many_numbers_at_a_path_are_compared_by_their_mean():
     assert dict(nearest(documents, {"n": 2}, {"n": 1})) == {"x": 0.0, "y": 0.0, "z": 1.0}
 
 
-def test_nothing_to_compare_is_no_distance():
+def test_without_a_value_to_compare_the_distance_is_zero():
     assert nearest(CLUSTERS, {}) == [(each, 0.0) for each in "abcd"]
     assert nearest({}, {"memory": 1}) == []
     assert nearest(CLUSTERS, "a", {"tags": 0.0}) == [(each, 0.0) for each in "bcd"]
 
 
-def test_a_reference_that_is_not_there_is_said_so():
+def test_an_unknown_reference_is_refused():
     with pytest.raises(QueryError) as caught:
         nearest(CLUSTERS, "nobody")
     assert caught.value.path == "like"

@@ -40,7 +40,7 @@ def test_every_operator_is_named(name):
 
 
 @pytest.mark.parametrize("name", ["==", "!=", ">", ">=", "<", "IN", "LIKE", "NOT", "$or", "$regex"])
-def test_there_is_an_example_of(name):
+def test_every_operator_has_an_example(name):
     assert any(f'"{name}"' in query for query, _ in EXAMPLES)
 
 

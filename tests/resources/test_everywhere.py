@@ -150,7 +150,7 @@ async def test_a_resource_is_acquired_used_reset_released_and_used_again(place, 
     assert place.left() == 0
 
 
-async def test_commands_run_and_output_is_read_or_that_is_refused(place, engine):
+async def test_commands_and_output_work_or_are_refused(place, engine):
     one = await engine.acquire("a", place.spec(), place.name)
     if place.runs:
         output = await one.run_cmd("echo 'it''s \"me\"' $WHO; exit 3", environment={"WHO": "there"})
@@ -195,7 +195,7 @@ async def test_at_the_cap_the_longest_waiting_is_next(place, engine):
     assert await counts(engine) == (1, 0, 1)
 
 
-async def test_what_does_not_start_says_why_and_leaves_nothing(place, engine):
+async def test_a_failed_start_names_the_reason_and_leaves_nothing(place, engine):
     with pytest.raises(BackendError, match=place.why):
         await engine.acquire("a", place.bad, place.name)
     assert await engine.monitor() == {}
@@ -242,7 +242,7 @@ async def test_services_and_models_answer_on_ray(ray_world, monkeypatch, tmp_pat
 
 
 @pytest.mark.kubernetes
-async def test_services_models_and_containers_are_pods(fresh_plane, monkeypatch):
+async def test_services_models_and_containers_run_as_pods(fresh_plane, monkeypatch):
     fresh_plane.create(node("n1", gpus=1))
     monkeypatch.setenv("KUBECONFIG", str(fresh_plane.kubeconfig()))
     engine = ResourceEngine(default_runners())
@@ -283,7 +283,7 @@ current-context: a
         pytest.param("k8s", r"127\.0\.0\.1:9", marks=pytest.mark.kubernetes),
     ],
 )
-async def test_a_start_ends_in_time_where_nothing_answers(name, said, monkeypatch, tmp_path):
+async def test_a_start_fails_in_time_if_no_server_answers(name, said, monkeypatch, tmp_path):
     (tmp_path / "config").write_text(AWAY)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
@@ -310,7 +310,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("end", ["killed", "forgotten"])
-def test_what_a_program_started_ends_with_it(place, end):
+def test_resources_end_with_their_program(place, end):
     """Also where it is killed."""
     if place.name in {"local", "memory"}:
         return  # `test_runners` has it, and there is nothing to end.
@@ -340,7 +340,7 @@ asyncio.run(main())
 
 
 @pytest.mark.kubernetes
-def test_after_a_close_nothing_is_looked_for(fresh_plane, tmp_path):
+def test_after_close_no_request_is_sent(fresh_plane, tmp_path):
     fresh_plane.create(node("n1"))
     config = tmp_path / "config"
     config.write_bytes(Path(fresh_plane.kubeconfig()).read_bytes())

@@ -79,7 +79,9 @@ async def test_a_container_runs_commands_is_reset_and_ends(
     assert names(container_engine) == []
 
 
-async def test_a_shell_waits_and_a_service_is_reached(engine, container_engine, container_image):
+async def test_a_shell_container_keeps_running_and_a_service_answers(
+    engine, container_engine, container_image
+):
     shell = ContainerResourceSpec(image=container_image, command=["sh"], stop_seconds=0)
     box = await engine.acquire("a", shell, "ray")
     assert await box.run_cmd("echo hello") == "hello\n"
@@ -96,7 +98,7 @@ async def test_a_shell_waits_and_a_service_is_reached(engine, container_engine, 
     assert names(container_engine) == []
 
 
-async def test_what_does_not_start_says_why(engine, container_engine, container_image):
+async def test_a_failed_container_start_names_the_reason(engine, container_engine, container_image):
     script = "echo no such model; exit 4"
     spec = ContainerResourceSpec(image=container_image, command=["sh", "-c", script])
     with pytest.raises(BackendError, match="no such model"):
@@ -104,7 +106,7 @@ async def test_what_does_not_start_says_why(engine, container_engine, container_
     assert names(container_engine) == []
 
 
-async def test_a_node_without_an_engine_says_so(engine, engines, container_image):
+async def test_a_node_without_a_container_engine_is_an_error(engine, engines, container_image):
     away = engines / "away"
     (engines / "podman").rename(away)
     (engines / "podman").write_text(FAILS)
@@ -124,6 +126,6 @@ async def test_a_node_without_an_engine_says_so(engine, engines, container_image
         ({"gpus": "all"}, "gpus: expected a number"),
     ],
 )
-async def test_what_ray_has_not_is_refused(engine, fields, reason):
+async def test_resources_that_ray_lacks_are_refused(engine, fields, reason):
     with pytest.raises(UnsupportedSpecError, match=reason):
         await engine.acquire("a", ContainerResourceSpec(image="x", **fields), "ray")

@@ -153,7 +153,7 @@ async def begun(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     return task
 
 
-async def test_the_methods_of_the_class_are_one_shared_engine(workshop):
+async def test_methods_of_the_class_use_one_shared_engine(workshop):
     ResourceEngine._runners["workshop"] = workshop  # As the original's tests do.
     try:
         one = await ResourceEngine.acquire("shared", Spec(), backend="workshop")
@@ -176,7 +176,7 @@ async def test_the_methods_of_the_class_are_one_shared_engine(workshop):
         del ResourceEngine._runners["workshop"]
 
 
-async def test_an_instance_keeps_its_own(workshop):
+async def test_an_instance_has_its_own_resources(workshop):
     one, other = (ResourceEngine({"local": workshop}) for _ in range(2))
     await one.acquire("a", Spec())
     assert await other.monitor() == {}
@@ -185,7 +185,7 @@ async def test_an_instance_keeps_its_own(workshop):
     await other.close()
 
 
-async def test_what_is_released_is_taken_again_the_last_first(engine, workshop):
+async def test_the_last_released_resource_is_reused_first(engine, workshop):
     first, second = await engine.acquire("a", Spec()), await engine.acquire("b", Spec())
     await engine.release("a")
     await engine.release("b")
@@ -200,7 +200,7 @@ async def test_what_is_released_is_taken_again_the_last_first(engine, workshop):
     [Spec(colour="blue"), Spec(extra={"x": 1}), Spec(max_global_num=3)],
     ids=["a field", "extra", "the cap"],
 )
-async def test_specs_that_differ_anywhere_share_nothing(engine, other):
+async def test_different_specs_share_no_resources(engine, other):
     one = await engine.acquire("a", Spec())
     await engine.release("a")
     assert await engine.acquire("b", other) is not one
@@ -230,7 +230,7 @@ async def test_callers_of_one_id_share_one_start(engine, workshop):
     assert workshop.starts == 1
 
 
-async def test_start_makes_them_side_by_side_and_only_what_is_missing(engine, workshop):
+async def test_start_makes_missing_resources_concurrently(engine, workshop):
     workshop.seconds = 0.02
     await engine.start(Spec(), size=3)
     assert await counts(engine) == (3, 3, 0)
@@ -242,13 +242,13 @@ async def test_start_makes_them_side_by_side_and_only_what_is_missing(engine, wo
     assert await counts(engine) == (4, 3, 1)
 
 
-async def test_start_up_to_the_cap_warns_of_what_was_not_made(engine):
+async def test_start_beyond_the_cap_warns(engine):
     with pytest.warns(UserWarning, match="5 more wanted, 2 made: max_global_num"):
         await engine.start(Spec(max_global_num=2), size=5)
     assert await counts(engine) == (2, 2, 0)
 
 
-async def test_starts_at_the_same_time_do_not_make_twice(engine, workshop):
+async def test_simultaneous_starts_make_no_more_than_requested(engine, workshop):
     workshop.seconds = 0.02
     await asyncio.gather(*(engine.start(Spec(), size=2) for _ in range(3)))
     assert workshop.starts == 2
@@ -337,7 +337,7 @@ async def test_end_and_a_failed_start_wake_the_next(engine, workshop):
     assert workshop.alive == 1
 
 
-async def test_cancelled_while_it_starts_it_is_not_started(engine, workshop):
+async def test_a_start_whose_caller_is_cancelled_is_undone(engine, workshop):
     workshop.seconds = 60
     task = await begun(engine.acquire("a", Spec()))
     task.cancel()
@@ -348,7 +348,7 @@ async def test_cancelled_while_it_starts_it_is_not_started(engine, workshop):
     await engine.acquire("a", Spec())
 
 
-async def test_a_caller_that_left_leaves_no_unseen_error(engine, workshop):
+async def test_the_error_of_a_cancelled_caller_is_not_logged(engine, workshop):
     seen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: seen.append(context))
     workshop.seconds = 0.03
@@ -364,7 +364,7 @@ async def test_a_caller_that_left_leaves_no_unseen_error(engine, workshop):
     assert seen == []
 
 
-async def test_one_of_two_callers_may_leave_and_the_start_goes_on(engine, workshop):
+async def test_a_start_continues_if_one_of_two_callers_is_cancelled(engine, workshop):
     workshop.seconds = 0.03
     first = await begun(engine.acquire("a", Spec()))
     second = await begun(engine.acquire("a", Spec()))
@@ -373,7 +373,7 @@ async def test_one_of_two_callers_may_leave_and_the_start_goes_on(engine, worksh
     assert workshop.starts == 1
 
 
-async def test_released_while_it_starts_it_is_free_when_made(engine, workshop):
+async def test_a_resource_released_during_its_start_is_free_afterwards(engine, workshop):
     workshop.seconds = 0.02
     task = await begun(engine.acquire("a", ALONE))
     await engine.release("a")
@@ -382,7 +382,7 @@ async def test_released_while_it_starts_it_is_free_when_made(engine, workshop):
     assert await counts(engine) == (1, 1, 0)
 
 
-async def test_ended_while_it_starts_nothing_is_left_and_the_caller_has_an_error(engine, workshop):
+async def test_ending_a_starting_resource_fails_its_caller(engine, workshop):
     workshop.seconds = 60
     task = await begun(engine.acquire("a", Spec()))
     await engine.end("a")
@@ -393,7 +393,7 @@ async def test_ended_while_it_starts_nothing_is_left_and_the_caller_has_an_error
 
 
 @pytest.mark.parametrize("flaw", ["reset fails", "dead", "dead and cannot be reset"])
-async def test_what_is_not_fit_is_ended_and_its_slot_passed_on(engine, workshop, flaw):
+async def test_an_unusable_resource_is_ended_and_its_slot_reused(engine, workshop, flaw):
     thing = await engine.acquire("a", ALONE)
     if flaw != "dead":
         thing.reset_error = (
@@ -407,14 +407,14 @@ async def test_what_is_not_fit_is_ended_and_its_slot_passed_on(engine, workshop,
     assert thing.status is ResourceStatus.STOPPED
 
 
-async def test_what_cannot_be_reset_but_is_well_is_used_again(engine):
+async def test_a_healthy_resource_without_reset_is_reused(engine):
     thing = await engine.acquire("a", Spec())
     thing.reset_error = NotImplementedError()
     await engine.release("a")
     assert await engine.acquire("b", Spec()) is thing
 
 
-async def test_what_dies_in_the_store_is_not_handed_out(engine):
+async def test_a_dead_free_resource_is_not_reused(engine):
     thing = await engine.acquire("a", Spec())
     await engine.release("a")
     thing.status = ResourceStatus.FAILED
@@ -422,7 +422,7 @@ async def test_what_dies_in_the_store_is_not_handed_out(engine):
     assert await counts(engine) == (1, 0, 1)
 
 
-async def test_given_up_while_a_dead_one_is_ended_it_keeps_no_slot(engine, workshop):
+async def test_a_caller_cancelled_while_a_dead_resource_ends_holds_no_slot(engine, workshop):
     thing = await engine.acquire("a", ALONE)
     await engine.release("a")
     thing.status = ResourceStatus.FAILED
@@ -436,7 +436,7 @@ async def test_given_up_while_a_dead_one_is_ended_it_keeps_no_slot(engine, works
     assert await engine.acquire("c", ALONE) is not thing
 
 
-async def test_unknown_ids(engine):
+async def test_operations_on_unknown_ids_are_errors(engine):
     await engine.release("nobody")
     await engine.end("nobody")
     for call in (engine.reset, engine.get_status, engine.control):
@@ -444,7 +444,7 @@ async def test_unknown_ids(engine):
             await call("nobody")
 
 
-async def test_what_is_still_being_made_has_no_status(engine, workshop):
+async def test_a_starting_resource_has_no_status(engine, workshop):
     workshop.seconds = 0.02
     task = await begun(engine.acquire("a", Spec()))
     with pytest.raises(ValueError, match="still being made"):
@@ -466,7 +466,7 @@ async def test_close_gives_waiters_an_error_and_the_backend_works_again(engine, 
     await engine.acquire("a", ALONE)
 
 
-async def test_close_reports_what_could_not_be_ended_and_tries_again(engine, workshop):
+async def test_close_reports_resources_that_cannot_be_ended_and_retries(engine, workshop):
     await engine.acquire("a", Spec())
     workshop.end_errors = [RuntimeError("it bites")]
     with pytest.raises(BackendError, match=r"1 could not be ended: a of thing:default.* it bites"):
@@ -476,7 +476,7 @@ async def test_close_reports_what_could_not_be_ended_and_tries_again(engine, wor
     assert workshop.alive == 0
 
 
-async def test_what_could_not_be_ended_keeps_its_slot(engine, workshop):
+async def test_a_resource_that_cannot_be_ended_keeps_its_slot(engine, workshop):
     await engine.acquire("a", ALONE)
     workshop.end_errors = [RuntimeError("it bites")]
     with pytest.raises(BackendError, match=r"a of thing:default.* could not be ended: it bites"):
@@ -516,7 +516,7 @@ async def test_threads_with_loops_of_their_own_share_a_backend(workshop):
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_whatever_happens_caps_hold_and_nothing_is_lost(workshop, seed):
+async def test_caps_hold_under_random_operations(workshop, seed):
     """Random calls and cancellations at random moments, over two pools and few ids."""
     draw = random.Random(seed)
     engine = ResourceEngine({"local": workshop})
@@ -584,14 +584,14 @@ async def test_a_service_that_answers_no_more_is_ended_and_not_handed_out(tmp_pa
     await engine.close()
 
 
-async def test_more_than_this_machine_has_is_refused():
+async def test_a_limit_above_the_machines_size_is_refused():
     spec = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=4096)
     with pytest.raises(BackendError, match=r"this machine has not got that: .*cpus"):
         await ResourceEngine.acquire("a", spec)
     assert await ResourceEngine.monitor() == {}
 
 
-async def test_processors_are_not_handed_out_twice():
+async def test_processors_are_not_assigned_twice():
     count = len(os.sched_getaffinity(0))
     spec = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=count)
     await ResourceEngine.acquire("all of them", spec)
@@ -603,7 +603,7 @@ async def test_processors_are_not_handed_out_twice():
     await ResourceEngine.close()
 
 
-async def test_an_object_of_ones_own_process_is_a_resource():
+async def test_an_object_of_this_process_can_be_a_resource():
     spec = LocalEnvResourceSpec(env_cls_path="decimal.Decimal", init_kwargs={"value": "1.5"})
     thing = await ResourceEngine.acquire("a", spec)
     assert thing.is_finite()
@@ -616,7 +616,7 @@ async def test_an_object_of_ones_own_process_is_a_resource():
 
 
 @pytest.mark.parametrize("kind", [*SPECS.values(), PodServiceResourceSpec, RayJobResourceSpec])
-def test_every_spec_takes_its_category_and_refuses_that_of_another_kind(kind):
+def test_every_spec_refuses_categories_of_other_specs(kind):
     needs: dict[str, Any] = {"command": ["x"]} if issubclass(kind, ProcessResourceSpec) else {}
     needs |= {"model_name_or_path": "m"} if kind is VLLMModelResourceSpec else {}
     assert pool_key(kind(category=kind.category, **needs), "b") == pool_key(kind(**needs), "b")
@@ -627,7 +627,7 @@ def test_every_spec_takes_its_category_and_refuses_that_of_another_kind(kind):
         kind(category=7, **needs)
 
 
-def test_a_category_that_is_no_field_is_that_of_the_class():
+def test_the_default_category_is_that_of_the_class():
     class Plain(ContainerResourceSpec):
         category = "plain"
 
@@ -635,7 +635,7 @@ def test_a_category_that_is_no_field_is_that_of_the_class():
     assert ContainerResourceSpec(image="x", category="plain").category == "plain"
 
 
-async def test_a_category_of_ones_own_has_a_runner_of_ones_own(engine, workshop):
+async def test_a_custom_category_uses_its_registered_runner(engine, workshop):
     spec = ContainerResourceSpec(category="my_env", image="python:3")
     with pytest.raises(ValueError, match=r"no runner for the category 'my_env' at .*register"):
         await ResourceEngine.acquire("a", spec)
@@ -659,7 +659,7 @@ def test_a_named_environment_is_a_container_to_backends(category):
     assert plain(other) is other
 
 
-async def test_a_runner_that_is_registered_with_the_class_is_everywhere(workshop):
+async def test_a_runner_registered_on_the_class_works_in_all_engines(workshop):
     ResourceEngine.register("python_env", workshop)
     try:
         spec = ContainerResourceSpec(category="python_env", image="python:3")
@@ -673,7 +673,7 @@ async def test_a_runner_that_is_registered_with_the_class_is_everywhere(workshop
     ("category", "runner", "reason"),
     [("container", Workshop(), "'container' is Moorage's"), ("x", object(), "Runner")],
 )
-def test_what_cannot_be_registered_is_refused(category, runner, reason):
+def test_an_invalid_registration_is_refused(category, runner, reason):
     with pytest.raises((ValueError, TypeError), match=reason):
         ResourceEngine({}).register(category, runner)
 
@@ -700,7 +700,7 @@ async def test_start_passes_keywords_to_the_runner_or_names_the_unknown(engine):
         await engine.start(Spec(), resource_id="mine")
 
 
-async def test_keywords_of_start_are_named_by_what_is_built_in():
+async def test_built_in_runners_name_their_keywords():
     with pytest.raises(TypeError, match="the runner of local knows no argument 'colour'"):
         await ResourceEngine.start(ProcessResourceSpec(command=["sleep", "1"]), colour="red")
 
@@ -712,7 +712,7 @@ class Resettable:
         self.given = args, kwargs
 
 
-async def test_a_context_takes_none_for_what_it_has_not():
+async def test_a_context_accepts_none_for_missing_metadata():
     context = Context(rollout_id="r", group_id="g", metadata=None, context_config=None)
     with pytest.raises(ValueError, match="no backend 'nowhere'"):
         await context.acquire_resource(backend="nowhere")

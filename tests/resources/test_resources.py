@@ -118,7 +118,7 @@ async def test_start_and_monitor_do_not_count_the_dead(engine):
     assert not {await each.run_cmd("cat pid") for each in held} & set(pids)
 
 
-async def test_what_an_id_holds_counts_until_it_is_given_up_and_is_not_run_again(engine, tmp_path):
+async def test_a_dead_acquired_resource_counts_until_released(engine, tmp_path):
     once = f"echo x >> {tmp_path}/runs; echo $$ > pid; exec sleep 1000"
     spec = ProcessResourceSpec(command=["sh", "-c", once])
     await killed(await engine.acquire("a", spec))
@@ -145,7 +145,7 @@ async def test_a_released_process_comes_back_clean(engine):
     assert str(512 << 20) in await again.run_cmd(LIMITS)
 
 
-async def test_one_with_a_reset_command_is_the_same_but_for_limits_that_were_changed(engine):
+async def test_a_reset_command_keeps_the_process_and_restores_limits(engine):
     spec = process(mem_limit="512m", reset_command=["rm", "-f", "notes"])
     thing = await engine.acquire("a", spec)
     pid = await thing.run_cmd("echo mine > notes; cat pid")
@@ -193,7 +193,7 @@ async def test_reset_of_every_built_in_works(engine, tmp_path):
         await engine.reset("object", 1)
 
 
-async def test_a_reset_that_fails_says_so_and_one_at_a_time_is_enough(tmp_path):
+async def test_a_failed_reset_is_reported_and_resets_do_not_overlap(tmp_path):
     backend = MemoryBackend()
     engine = ResourceEngine({"memory": BackendRunner(backend)})
     spec = MemoryResourceSpec(resettable=False, start_seconds=0.2)
@@ -211,7 +211,7 @@ async def test_a_reset_that_fails_says_so_and_one_at_a_time_is_enough(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_whatever_is_reset_released_and_ended_at_once_the_cap_holds(seed):
+async def test_the_cap_holds_under_concurrent_operations(seed):
     draw, backend = random.Random(seed), MemoryBackend()
     engine = ResourceEngine({"memory": BackendRunner(backend)})
     spec = MemoryResourceSpec(
@@ -243,7 +243,7 @@ async def test_whatever_is_reset_released_and_ended_at_once_the_cap_holds(seed):
     assert list(await backend.discover()) == []
 
 
-async def test_a_kind_of_ones_own_without_a_reset_says_what_to_do():
+async def test_a_custom_resource_without_reset_is_refused_with_advice():
     class Robot(BaseResource):
         resource_id, category = "robot-1", "robot"
 
@@ -320,7 +320,7 @@ def test_equal_limits_written_differently_are_one_pool(one, other):
         (BaseResourceSpec(extra={"a": 1.5}), BaseResourceSpec(extra={"a": 1})),
     ],
 )
-def test_different_ones_are_not(one, other):
+def test_different_limits_are_different_pools(one, other):
     assert pool_key(one, "local") != pool_key(other, "local")
 
 

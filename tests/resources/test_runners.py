@@ -55,7 +55,7 @@ def elsewhere(home: Path) -> dict[str, str]:
 
 
 @pytest.mark.heavy
-def test_a_backend_that_is_not_there_leaves_no_caretaker(tmp_path):
+def test_an_unavailable_backend_leaves_no_caretaker(tmp_path):
     pytest.importorskip("kubernetes.client", reason="the extra `kubernetes` is not installed")
     command = [sys.executable, "-c", NOWHERE]
     done = subprocess.run(

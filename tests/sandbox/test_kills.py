@@ -45,7 +45,7 @@ async def kill(bench, number=signal.SIGKILL):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_what_a_killed_cell_was_doing_is_done_once_more(bench, number):
+async def test_an_evaluation_of_a_killed_cell_is_repeated_once(bench, number):
     code = bench.policy(SLOW)
     requests = [bench.ask(code, {"n": n}) for n in range(3)]
     await kill(bench, number)
@@ -53,7 +53,7 @@ async def test_what_a_killed_cell_was_doing_is_done_once_more(bench, number):
     assert bench.sandbox.report().counters["killed_outside"] == 1
 
 
-async def test_what_is_killed_twice_is_refused_and_no_failure_of_the_policy(bench):
+async def test_an_evaluation_killed_twice_is_refused_without_blaming_the_policy(bench):
     code = bench.policy(SLOW)
     request = bench.ask(code, {"n": 1})
     for _ in range(2):
@@ -65,7 +65,7 @@ async def test_what_is_killed_twice_is_refused_and_no_failure_of_the_policy(benc
     assert await bench.value(code, {"n": 2}) == 2
 
 
-async def test_a_command_is_not_given_twice(bench):
+async def test_a_management_command_is_not_repeated(bench):
     code = bench.policy("return 1", "commanded")
     source = code.files["function.py"] + (
         b"    def management(self, action, data):\n        import time\n        time.sleep(20)\n"
@@ -78,7 +78,7 @@ async def test_a_command_is_not_given_twice(bench):
     assert caught.value.refusal.code is Code.UNAVAILABLE
 
 
-async def test_a_policy_that_is_killed_each_time_it_holds_nearly_all_it_may_eats_the_memory(bench):
+async def test_a_policy_killed_repeatedly_near_its_memory_limit_is_blamed(bench):
     code = bench.policy(HUNGRY, "hungry")
     request = bench.ask(code)
     for _ in range(2):
@@ -103,7 +103,7 @@ async def test_a_policy_that_uses_up_the_cpu_time_of_its_cell_is_to_blame_for_it
     assert "CPU time" in refusal.reason
 
 
-async def test_what_waits_for_a_policy_whose_loading_cell_is_killed_is_answered(bench):
+async def test_requests_are_answered_if_a_loading_cell_is_killed(bench):
     code = bench.policy("return input_data['inputs']['n']")
     source = b"import time\ntime.sleep(0.5)\n" + code.files["function.py"]
     code = type(code)(code.ref, {"function.py": source})
@@ -114,7 +114,7 @@ async def test_what_waits_for_a_policy_whose_loading_cell_is_killed_is_answered(
 
 
 @pytest.mark.parametrize("times", [1, 2])
-async def test_an_upload_whose_cell_is_killed_is_looked_at_once_more(bench, times):
+async def test_an_upload_whose_cell_is_killed_is_checked_again(bench, times):
     code = bench.policy("import time\ntime.sleep(0.5)\nreturn {}", "upload")
     sample = Sample("t", Fleet(), bench.registry, input_data={})
     before = set(bench.sandbox._pool.spawner.living)

@@ -62,7 +62,7 @@ def _bounds(ready, monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-def test_a_job_on_cpus():
+def test_a_job_runs_on_cpus():
     status = RayExecutor.execute(lambda x, *, y: (x, y, found()), CPUS, 1, y=2)
     assert isinstance(status, JobSucceeded)
     assert status.result == [
@@ -75,7 +75,7 @@ def test_a_job_on_cpus():
         RayExecutor.execute(found, CPUS, 1, _fn_args=(2,))
 
 
-def test_a_job_on_gpus():
+def test_a_job_runs_on_gpus():
     config = GpuAcceleratorConfig(2, worker_count=2, execution_env={"env_vars": {"MINE": "1"}})
 
     @ray.remote
@@ -87,7 +87,7 @@ def test_a_job_on_gpus():
     assert status.result == [["0,1", "PCI_BUS_ID", "1"]] * 2
 
 
-def test_a_job_on_one_slice():
+def test_a_job_runs_on_one_slice():
     status = RayExecutor.execute(found, TpuAcceleratorConfig(TYPE))
     (name,) = {each["TPU_SLICE_NAME"] for each in status.result}
     common = {"TPU_NAME": "EMPTY", "TPU_VERSION": TYPE, "TPU_ZONE": "EMPTY", "TPU_POD_COUNT": "1"}
@@ -101,7 +101,7 @@ def test_a_job_on_one_slice():
         RayExecutor.execute(found, TPUS)
 
 
-def test_a_job_on_two_slices(monkeypatch, ready):
+def test_a_job_runs_on_two_slices(monkeypatch, ready):
     monkeypatch.setenv("COORD_PORT", "9191")
     monkeypatch.setenv("TPU_NAME", "mine")
     monkeypatch.setenv("TPU_ZONE", "here")
@@ -129,7 +129,7 @@ def test_a_job_on_two_slices(monkeypatch, ready):
     }
 
 
-def test_a_gang_on_two_racks():
+def test_a_gang_runs_on_two_racks():
     config = GpuAcceleratorConfig(2, worker_count=2, pod_count=2, slice_label="rack")
     results = RayExecutor.execute_multislice(found, config).result
     assert [each["TPU_SLICE_NAME"] for each in results] == ["rack-a", "rack-a", "rack-b", "rack-b"]
@@ -144,7 +144,7 @@ def test_a_gang_on_two_racks():
     [(RayExecutor.execute, CPUS), (RayExecutor.execute_multislice, GPU_HOST)],
     ids=["tasks", "slices"],
 )
-def test_a_failure_and_a_loss_are_different_statuses(run, config):
+def test_a_failed_task_and_a_lost_host_have_different_statuses(run, config):
     def wrong():
         raise KeyError("preempted, it says")
 
@@ -161,7 +161,7 @@ def test_a_job_that_cannot_be_sent_has_failed():
     assert type(RayExecutor.execute_multislice(lambda: lock, GPU_HOST)) is JobFailed
 
 
-def test_too_little_room_is_an_error_in_time(monkeypatch):
+def test_a_job_that_does_not_fit_fails_at_its_time_limit(monkeypatch):
     quick = SliceSettings(scale_add_seconds_max=1, host_health_seconds_max=1)
     with pytest.raises(InsufficientSlicesError, match=r"one of \[5\], but only \d slices"):
         RayExecutor.execute_multislice(found, TpuAcceleratorConfig(TYPE, 5), _settings=quick)
@@ -172,7 +172,7 @@ def test_too_little_room_is_an_error_in_time(monkeypatch):
         RayExecutor.execute_resumable(found, CpuAcceleratorConfig(64), 2, 9)
 
 
-def test_budgets_are_counted_apart(tmp_path):
+def test_failures_and_preemptions_are_counted_separately(tmp_path):
     def unlucky(folder, deaths, errors):
         count = len(list(folder.iterdir()))
         (folder / str(count)).touch()
@@ -207,7 +207,7 @@ def test_slices_remain_between_attempts(tmp_path):
     assert len(names) == 2, "one of the two slices"
 
 
-def test_between_attempts_more_slices_are_taken(made, tmp_path, monkeypatch):
+def test_a_repeated_job_takes_more_slices_if_available(made, tmp_path, monkeypatch):
     """What another pool frees meanwhile is used by the next attempt."""
     monkeypatch.setattr("moorage.slices.manager.SCALE_UP_SECONDS_MIN", 0)
     monkeypatch.setenv("EFORMER_SCALE_ADD_TIMEOUT_S", "6")
@@ -235,7 +235,7 @@ def test_between_attempts_more_slices_are_taken(made, tmp_path, monkeypatch):
     thread.join()
 
 
-def test_decorators():
+def test_decorated_functions_run_as_jobs():
     @execute(ONE_CPU)
     def one(x):
         return x
@@ -270,7 +270,7 @@ def test_a_configuration_makes_decorators_and_copies():
     assert GpuAcceleratorConfig(1, "H100").resources()["accelerator_type:H100"] == 0.001
 
 
-def test_what_a_job_leaves_by_is_said_and_fails_it(made):
+def test_a_job_that_exits_fails_and_its_exit_is_reported(made):
     for code, text in [
         ("bad arguments", "SystemExit: bad arguments"),
         (2, "SystemExit: exit status 2"),
@@ -290,7 +290,7 @@ def test_what_a_job_leaves_by_is_said_and_fails_it(made):
     assert pool.execute_on_each_host(sys.exit) == [[None]]
 
 
-def test_what_dies_again_and_again_at_once_has_failed(tmp_path):
+def test_a_job_that_dies_at_once_repeatedly_has_failed(tmp_path):
     def dies(folder):
         (folder / str(len(list(folder.iterdir())))).touch()
         os.abort()

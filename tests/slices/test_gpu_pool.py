@@ -19,7 +19,7 @@ def where():
     return ray.get_runtime_context().get_node_id(), os.environ["CUDA_VISIBLE_DEVICES"]
 
 
-def test_slices_of_a_rack(made, ready):
+def test_all_hosts_of_a_slice_are_in_one_rack(made, ready):
     pool = made(shape=RACKS)
     assert pool.get_actor_pool_name() == "SlicePool(GPU)"
     pool.scale_multislice(2)
@@ -36,7 +36,7 @@ def test_slices_of_a_rack(made, ready):
     assert [node for node, _ in found[0]] == infos[0].node_ids
 
 
-def test_slices_by_a_resource_and_a_model_that_no_node_has(made):
+def test_slices_by_a_resource_work_and_an_unknown_model_is_refused(made):
     pool = made(shape=GpuSlices(gpus_per_host=1, hosts=3, resource="spare"))
     pool.scale_multislice([1, 2])
     assert len(pool.get_all_pool_members()) == 1
@@ -108,7 +108,7 @@ def test_an_unknown_slice_says_so(ready):
     assert name == "SliceActor(uninitialized)"
 
 
-def test_growing_and_shrinking_leave_nothing(made, ready):
+def test_growing_and_shrinking_leave_no_actors_behind(made, ready):
     pool = made(shape=GpuSlices(gpus_per_host=2))
     for _ in range(3):
         pool.scale_multislice(4)
@@ -144,7 +144,7 @@ except InsufficientSlicesError as error:
 """
 
 
-def test_a_ray_that_has_just_started_says_so_too_where_a_pool_never_fits():
+def test_a_pool_that_never_fits_is_refused_also_by_a_new_ray():
     """Its monitor reports after some seconds only; without it, a pool would wait for a week."""
     short = tempfile.TemporaryDirectory("", "ray-", "/tmp", ignore_cleanup_errors=True)
     with short as folder:  # Ray puts sockets deep into it.

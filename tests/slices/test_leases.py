@@ -127,7 +127,7 @@ def test_a_lease_that_is_lost_ends_its_slice_and_another_takes_its_place(made, c
     assert again != lease
 
 
-def test_what_no_lease_can_stand_for_is_refused(settings):
+def test_slices_that_a_lease_cannot_hold_are_refused(settings):
     hosts = LeasedHosts(client=None, policy=POLICY)
     for wrong in ({"tpu_type": "v4-8"}, {"shape": GpuSlices(gpus_per_host=1, label="zone")}):
         with pytest.raises(ValueError, match="slices on leases"):

@@ -199,7 +199,7 @@ def test_a_host_that_is_late_is_waited_for(made, ready, beside):
     assert names(pool) == ["tpu-a", "tpu-b"]
 
 
-def test_a_slice_that_lost_a_host_is_not_whole(made, ready, settings):
+def test_a_slice_that_lost_a_host_is_incomplete(made, ready, settings):
     pool = made(TYPE, settings=replace(settings, host_health_seconds_max=2))
     pool.scale_multislice(2)
     ready.kill(1)
@@ -216,20 +216,20 @@ def test_a_slice_that_lost_a_host_is_not_whole(made, ready, settings):
 
 
 @WITHOUT_HOST_1
-def test_a_slice_goes_with_the_hosts_that_are_there_where_that_is_set(made, settings):
+def test_a_slice_runs_on_its_remaining_hosts_if_configured(made, settings):
     pool = made(TYPE, settings=replace(settings, moderate=True))
     pool.scale_multislice(2)
     assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1], [1, 1]]
 
 
 @WITHOUT_HOST_1
-def test_a_whole_slice_is_taken_before_one_that_lost_a_host(made):
+def test_a_complete_slice_is_preferred_to_one_that_lost_a_host(made):
     pool = made(TYPE)
     pool.scale_multislice([1, 2])
     assert names(pool) == ["tpu-b"]
 
 
-def test_a_host_that_is_lost_unnoticed_is_said(made, ready, settings):
+def test_the_error_names_a_host_whose_loss_was_not_noticed(made, ready, settings):
     pool = made(TYPE, settings=replace(settings, host_health_seconds_max=8))
     pool.scale_multislice(2)
     second = pool.get_all_pool_members()[1]
@@ -239,7 +239,7 @@ def test_a_host_that_is_lost_unnoticed_is_said(made, ready, settings):
         pool.execute_on_each_host(lambda: 1, timeout=60)
 
 
-def test_a_rack_that_lost_a_host_and_has_no_other_says_so(made, ready, settings):
+def test_a_rack_without_a_replacement_host_is_an_error(made, ready, settings):
     pool = made(shape=RACKS, settings=replace(settings, host_health_seconds_max=2))
     pool.scale_multislice(2)
     ready.kill(1)

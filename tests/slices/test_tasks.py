@@ -46,18 +46,18 @@ def raises(error):
         (Mute(), "Mute: it cannot say what it is"),
     ],
 )
-def test_the_reason_is_said(error, text):
+def test_a_failed_task_reports_its_reason(error, text):
     with pytest.raises(RuntimeError) as caught:
         reporting(raises)(error)
     assert str(caught.value) == text
 
 
 @pytest.mark.parametrize("code", [None, 0, False])
-def test_a_program_that_ends_well_returns_nothing(code):
+def test_a_task_that_exits_with_0_returns_none(code):
     assert reporting(sys.exit)(code) is None
 
 
-def test_what_can_be_sent_is_raised_as_it_is():
+def test_a_picklable_exception_is_raised_unchanged():
     error = KeyError("mine")
     with pytest.raises(KeyError) as caught:
         reporting(raises)(error)
@@ -65,7 +65,7 @@ def test_what_can_be_sent_is_raised_as_it_is():
     assert reporting(divmod)(7, 2) == (3, 1)
 
 
-def test_what_ray_ends_is_not_the_users():
+def test_a_task_ended_by_ray_is_no_error_of_the_user():
     error = SystemExit(1)
     error.ray_terminate_msg = "The process receives a SIGTERM."
     with pytest.raises(SystemExit):
@@ -80,6 +80,6 @@ class Foreign(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def test_it_travels_by_value():
+def test_the_task_wrapper_is_pickled_by_value():
     sent = io.BytesIO(cloudpickle.dumps(reporting(divmod)))
     assert Foreign(sent).load()(7, 2) == (3, 1)

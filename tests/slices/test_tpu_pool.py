@@ -42,7 +42,7 @@ def until_gone(folder):
     until(lambda: not any(Path("/proc", each.name).exists() for each in folder.iterdir()), 30)
 
 
-def test_members_say_what_they_are(made, ready):
+def test_members_report_their_info(made, ready):
     pool = made(TYPE)
     pool.scale_multislice(2)
     members = pool.get_all_pool_members()
@@ -102,7 +102,7 @@ def test_a_function_runs_on_each_host(made, ready):
     assert {(each["MINE"], each["TPU_HOST_ID"]) for _, _, each in flat} == {("env", "mine")}
 
 
-def test_results_of_each_host(made):
+def test_results_are_returned_for_each_host(made):
     pool = made(TYPE)
     pool.scale_multislice(1)
 
@@ -115,7 +115,7 @@ def test_results_of_each_host(made):
     assert isinstance(error, ValueError)
 
 
-def test_growing_leaves_alone_what_is_scheduled(made, tmp_path):
+def test_growing_does_not_disturb_running_tasks(made, tmp_path):
     pool = made(TYPE)
     pool.scale_multislice(1)
     gate = tmp_path / "gate"
@@ -153,7 +153,7 @@ def test_the_first_failure_names_its_host_and_ends_the_others(made, ready, tmp_p
     until_gone(tmp_path)
 
 
-def test_time_that_is_up_ends_all_tasks(made, tmp_path, settings):
+def test_a_time_limit_ends_all_tasks(made, tmp_path, settings):
     pool = made(TYPE)
     pool.scale_multislice(1)
 
@@ -191,7 +191,7 @@ def test_a_host_has_one_task_which_can_be_cancelled(made, tmp_path):
     until_gone(tmp_path)
 
 
-def test_sizes_that_make_no_sense(made):
+def test_invalid_sizes_are_refused(made):
     pool = made(TYPE)
     for sizes in (0, -1, [2, 0], [-3]):
         with pytest.raises(ValueError, match="must be > 0"):
@@ -202,7 +202,7 @@ def test_sizes_that_make_no_sense(made):
         pool.prepare_all_slices()
 
 
-def test_a_size_that_can_never_be_is_skipped_at_once(made):
+def test_an_impossible_size_is_skipped_at_once(made):
     pool = made(TYPE)
     deadline = time.monotonic() + 30
     pool.scale_multislice([1, 2, 8], timeout=600)
@@ -215,14 +215,14 @@ def test_a_size_that_can_never_be_is_skipped_at_once(made):
     assert pool.get_all_actors_in_pool() == before
 
 
-def test_a_pool_that_never_fits_says_so_at_once(made, settings):
+def test_a_pool_that_never_fits_fails_at_once(made, settings):
     patient = replace(settings, host_health_seconds_max=600)
     says = r"\[1\], but only 0 slices available .*; the cluster has room for 0 in all"
     with pytest.raises(InsufficientSlicesError, match=says):
         made("v9-512", settings=patient).scale_multislice(1, timeout=600)
 
 
-def test_a_smaller_size_comes_when_its_time_has_come(made):
+def test_a_smaller_size_is_tried_after_its_share_of_the_time(made):
     other = made(TYPE)
     other.scale_multislice(1)
     pool = made(TYPE)
@@ -237,7 +237,7 @@ def test_a_smaller_size_comes_when_its_time_has_come(made):
     assert len(names(pool)) == 2
 
 
-def test_shrinking_frees_what_it_held(made):
+def test_shrinking_frees_reserved_hosts(made):
     pool = made(TYPE)
     pool.scale_multislice(2)
     pool.prepare_all_slices()
@@ -249,7 +249,7 @@ def test_shrinking_frees_what_it_held(made):
     assert names(other) == ["tpu-b"]
 
 
-def test_the_autoscaler_gets_a_request_for_all_that_is_needed(made):
+def test_the_autoscaler_is_asked_for_all_missing_hosts(made):
     def requested():
         from ray.experimental.internal_kv import _internal_kv_get  # noqa: PLC0415  # Ray's own.
 
@@ -267,7 +267,7 @@ def test_the_autoscaler_gets_a_request_for_all_that_is_needed(made):
     assert requested() == b"[]"
 
 
-def test_one_more_actor_by_hand(made):
+def test_an_actor_can_be_created_by_hand(made):
     pool = made(TYPE)
     actor = pool.create_actor()
     assert ray.get(actor.get_info.remote(), timeout=60).num_hosts == 2
@@ -279,7 +279,7 @@ def test_one_more_actor_by_hand(made):
     assert pool.get_all_pool_members() == []
 
 
-def test_it_is_time_for_more_a_minute_later(made):
+def test_a_larger_size_is_tried_again_after_a_minute(made):
     pool = made(TYPE)
     assert pool.should_scale_up_multislice([1, 2])
     pool.scale_multislice(1)

@@ -94,14 +94,14 @@ def test_settings_come_from_the_environment():
         ("COORD_PORT", "70000", "expected 1 to 65535"),
     ],
 )
-def test_settings_that_make_no_sense(name, value, message):
+def test_invalid_settings_are_refused(name, value, message):
     with pytest.raises(ValueError, match=message):
         SliceSettings.from_environment({name: value})
     with pytest.raises(ValueError, match="scale_poll_seconds is -1"):
         SliceSettings(scale_poll_seconds=-1)
 
 
-def test_pools_of_nothing():
+def test_an_empty_pool_is_refused():
     with pytest.raises(ValueError, match="give tpu_type or shape, not both"):
         SlicePoolManager("v4-8", shape=GpuSlices(gpus_per_host=1))
     with pytest.raises(ValueError, match="a pool needs a tpu_type"):
@@ -133,7 +133,7 @@ def nodes(*described):
         (1, 2, [3, 3, 3], 4),
     ],
 )
-def test_how_many_slices_hosts_make(gpus, hosts, counts, possible):
+def test_the_number_of_slices_follows_from_the_hosts(gpus, hosts, counts, possible):
     shape = GpuSlices(gpus_per_host=gpus, hosts=hosts)
     assert shape.possible(nodes(*(({"GPU": count}, {}) for count in counts))) == possible
 
@@ -150,7 +150,7 @@ def test_hosts_of_a_slice_share_their_label():
     assert (made.gpus_per_host, made.hosts, made.gpu_model) == (4, 2, "H100")
 
 
-def test_no_metadata_is_no_preemption(monkeypatch):
+def test_without_metadata_a_host_is_not_preempted(monkeypatch):
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
     assert not taken_back()
 
@@ -179,11 +179,11 @@ def test_only_holders_of_the_device_are_killed():
         ("v4-", 4, 0),
     ],
 )
-def test_how_many_hosts_a_whole_slice_has(name, chips, hosts):
+def test_the_number_of_hosts_of_a_complete_slice(name, chips, hosts):
     assert TpuSlices(name).hosts_expected(chips) == hosts
 
 
-def test_slices_that_lack_hosts():
+def test_slices_without_all_their_hosts_are_found():
     def host(name, **resources):
         return {"TPU": 4, **resources}, {"ray.io/tpu-slice-name": name}
 
@@ -195,7 +195,7 @@ def test_slices_that_lack_hosts():
     assert degraded_slices(GpuSlices(gpus_per_host=1, hosts=9), found) == []
 
 
-def test_resources_in_the_words_of_ray(monkeypatch):
+def test_resources_are_translated_to_rays_options(monkeypatch):
     config = GpuAcceleratorConfig(2, HardwareType.NVIDIA_A100, cpu_count=4)
     resources = config.to_ray_resources()
     assert resources == RayResources(4, 2, accelerator_type="A100")
@@ -215,7 +215,7 @@ def test_resources_in_the_words_of_ray(monkeypatch):
     assert available_cpu_cores() == CpuAcceleratorConfig().core_count == 3
 
 
-def test_a_configuration_of_ones_own():
+def test_a_custom_configuration_can_be_used():
     @dataclass(frozen=True)
     class Npus(ComputeResourceConfig):
         count: int = 1

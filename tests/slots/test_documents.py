@@ -132,7 +132,7 @@ def test_types_is_a_list_of_str_empty_is_a_bool_count_of_a_type_is_an_int():
         pool.count("licenses")
 
 
-def test_fill_pop_getstate_clear_and_populate():
+def test_fill_pop_getstate_clear_and_populate_work_as_documented():
     pool, row = ResourcePool(), {"id": "0", "slots": 1}
     assert pool.fill({"resources": {"cpus": 1}}) is None
     resources = {"cpus": [row], "gpus": []}
@@ -167,7 +167,7 @@ def test_checkout_returns_resources_available_to_the_test_for_checkin():
     assert pool.getstate() == before
 
 
-def test_everything_that_is_documented_is_there():
+def test_every_documented_name_exists():
     for error in (ResourceUnavailable, EmptyResourcePoolError):
         assert issubclass(error, Exception)
     assert str(EmptyResourcePoolError())

@@ -32,7 +32,7 @@ def plainly(slots: list, wanted) -> int | None:
 @given(
     st.lists(st.integers(0, 6), max_size=8), st.lists(st.integers(1, 6), min_size=1, max_size=12)
 )
-def test_the_best_fit_is_that_of_the_documents(slots, requests):
+def test_best_fit_chooses_as_documented(slots, requests):
     here = inventory(*slots)
     for wanted in requests:
         expected = plainly(slots, wanted)
@@ -47,7 +47,7 @@ def test_the_best_fit_is_that_of_the_documents(slots, requests):
         assert here.slots_available("gpus") == sum(slots)
 
 
-def test_a_transaction_that_ends_well_holds_what_it_took():
+def test_a_successful_transaction_keeps_its_slots():
     here = inventory(2)
     with AllocationTransaction(here) as transaction:
         taken = Allocator().acquire(here, "gpus", 1)
@@ -66,7 +66,7 @@ def test_a_transaction_that_ends_well_holds_what_it_took():
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_transaction_that_fails_gives_everything_back_and_lets_the_error_go_on(error):
+def test_a_failed_transaction_returns_its_slots_and_raises_the_error(error):
     here = inventory(2, 0.5)
     before = here.resources
 
@@ -107,7 +107,7 @@ def two() -> dict:
     return {"gpus": [{"id": "a", "slots": 2}, {"id": "b", "slots": 4}]}
 
 
-def test_an_allocator_of_ones_own_books_in_an_inventory():
+def test_a_custom_allocator_books_in_an_inventory():
     inventory = Inventory(two())
 
     def take_nine():
@@ -124,7 +124,7 @@ def test_an_allocator_of_ones_own_books_in_an_inventory():
     assert Allocator().acquire(inventory, "gpus", 1) == {"id": "b", "slots": 1}
 
 
-def test_an_allocator_of_ones_own_books_in_a_pool():
+def test_a_custom_allocator_books_in_a_pool():
     pool = ResourcePool({"resources": two()})
     pool.allocator = WorstFit()
     taken = pool.checkout([{"type": "gpus", "slots": 2}, {"type": "gpus", "slots": 2}])
@@ -174,7 +174,7 @@ def test_an_allocator_that_books_wrongly_is_an_error_and_changes_nothing(book, e
     assert pool.getstate() == before
 
 
-def test_what_is_written_into_an_inventory_is_what_it_has():
+def test_an_inventory_has_the_slots_assigned_to_it():
     inventory = Inventory(two())
     inventory.resources["gpus"][0]["slots"] = 5
     inventory.resources["fpgas"] = [{"id": "f", "slots": 1}]

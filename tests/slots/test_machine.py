@@ -10,7 +10,7 @@ import pytest
 from moorage.slots import InvalidSpecification, ResourcePool, make_resource_pool
 
 
-def test_without_a_configuration_it_is_the_cpus_of_this_process():
+def test_a_pool_without_configuration_has_the_cpus_of_this_process():
     pool = make_resource_pool()
     assert isinstance(pool, ResourcePool)
     assert [row["id"] for row in pool.resources["cpus"]] == [
@@ -28,7 +28,7 @@ def test_devices_have_their_own_ids_and_a_description_replaces_them():
     assert pool.resources == {"gpus": [{"id": "x", "slots": 3}]}
 
 
-def test_counts_slots_and_oversubscription_in_this_order():
+def test_counts_then_slots_then_oversubscription_are_applied():
     pool = make_resource_pool(
         {
             "cpu_ids": [0],

@@ -13,7 +13,7 @@ from moorage.slots.matching import matched
     st.dictionaries(st.sampled_from("abc"), st.lists(st.sampled_from("1234"), unique=True)),
     st.lists(st.sampled_from("abc"), max_size=4),
 )
-def test_it_finds_a_way_exactly_where_there_is_one(choices, wishes):
+def test_matching_succeeds_exactly_if_an_assignment_exists(choices, wishes):
     found = matched(wishes, lambda wish: choices.get(wish, []))
     ways = permutations("1234", len(wishes))
     fits = [
@@ -27,7 +27,7 @@ def test_it_finds_a_way_exactly_where_there_is_one(choices, wishes):
 
 
 @pytest.mark.parametrize("length", [2, 3, 500])
-def test_everybody_moves_on_for_the_last(length):
+def test_all_assignments_may_shift_to_fit_the_last_request(length):
     """Each holds what the next could have, and only the first has another choice."""
     choices = {n: [str(n), str(n + 1)] for n in range(length)} | {length: ["0"]}
     assert matched(range(length + 1), choices.__getitem__) == [

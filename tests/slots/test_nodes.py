@@ -65,7 +65,7 @@ def test_the_allocation_has_metadata_and_names_nodes():
     assert yaml.safe_load(yaml.safe_dump(taken)) == taken
 
 
-def test_the_largest_request_is_first_and_gets_the_node_that_has_most_left():
+def test_the_largest_request_is_placed_first_on_the_node_with_most_left():
     pool = pool_of(a=2, b=4, c=3)
     assert nodes_of(pool.checkout([gpus(1)])) == ["b"]
     assert nodes_of(pool.checkout([gpus(1)])) == ["b"]  # Of equal ones the one listed first.
@@ -76,7 +76,7 @@ def test_the_largest_request_is_first_and_gets_the_node_that_has_most_left():
     assert nodes_of(taken) == ["b", "a"], "in the order of the request"
 
 
-def test_a_flat_request_is_of_one_node_or_of_so_many_each():
+def test_a_flat_request_is_for_one_node_or_a_number_of_nodes():
     pool = pool_of(a=4, b=4)
     assert len(nodes_of(pool.checkout([{"type": "gpus"}] * 2))) == 1
     taken = pool.checkout([{"type": "nodes", "slots": 2}, {"type": "gpus"}, {"type": "gpus"}])
@@ -84,7 +84,7 @@ def test_a_flat_request_is_of_one_node_or_of_so_many_each():
     assert len(taken["resources"]["gpus"]) == 4
 
 
-def test_several_nodes_may_be_refused():
+def test_a_pool_may_refuse_requests_for_several_nodes():
     pool = pool_of(a=4, b=4)
     with pytest.raises(ResourceUnavailable, match="only one is allowed"):
         pool.checkout([gpus(1), gpus(1)], allow_multinode=False)
@@ -95,7 +95,7 @@ def test_several_nodes_may_be_refused():
 
 
 class TestExclusive:
-    def test_a_node_in_use_is_not_given(self):
+    def test_an_exclusive_request_gets_no_node_in_use(self):
         pool = pool_of(a=4, b=1)
         shared = pool.checkout([gpus(1)])
         assert nodes_of(shared) == ["a"]
@@ -106,7 +106,7 @@ class TestExclusive:
         pool.checkin(shared)
         assert nodes_of(pool.checkout([gpus(1, exclusive=True)])) == ["a"]
 
-    def test_the_whole_node_is_handed_out(self):
+    def test_an_exclusive_request_gets_the_whole_node(self):
         pool = pool_of(a=2, b=4)
         taken = pool.checkout([gpus(3, exclusive=True).add("cpus")])
         assert nodes_of(taken) == ["b"]
@@ -120,7 +120,7 @@ class TestExclusive:
         pool.checkin(json.loads(json.dumps(taken)))
         assert pool.slots_by_node("gpus") == {"a": 0, "b": 4}
 
-    def test_what_is_requested_in_parts_is_handed_out_as_a_whole_or_in_all_its_parts(self):
+    def test_an_exclusive_divided_gpu_is_given_whole_or_in_all_parts(self):
         pool = one(gpus=[{"id": "0", "slots": 4}])
         taken = pool.checkout([NodeRequest(exclusive=True).add("gpus", 2, slots=0.5)])
         assert taken["resources"] == {"gpus": [{"node": "a", "id": "0", "slots": 4}]}
@@ -134,7 +134,7 @@ class TestExclusive:
         assert [row["id"] for row in taken["mig"]] == ["0:0", "0:1", "0:2"]
         assert [row["id"] for row in taken["gpus"]] == ["1"]
 
-    def test_it_is_placed_before_what_could_take_its_only_node(self):
+    def test_an_exclusive_request_is_placed_before_others_take_its_only_node(self):
         pool = pool_of(a=3, b=2)
         pool.checkout([gpus(1)])
         taken = pool.checkout([gpus(2), gpus(1, exclusive=True)])
@@ -142,7 +142,7 @@ class TestExclusive:
 
 
 class TestCheckin:
-    def test_twice_is_refused_even_beside_an_equal_one(self):
+    def test_a_second_checkin_is_refused_despite_an_equal_allocation(self):
         pool = one(gpus=[{"id": "0", "slots": 2}])
         first, second = pool.checkout([gpus(1)]), pool.checkout([gpus(1)])
         assert first["resources"] == second["resources"]
@@ -168,7 +168,7 @@ class TestCheckin:
             lambda taken: taken["metadata"].update(allocation=0),
         ],
     )
-    def test_what_was_changed_is_refused_and_changes_nothing(self, change):
+    def test_a_modified_allocation_is_refused_and_changes_nothing(self, change):
         pool = pool_of(a=4)
         taken = pool.checkout([gpus(1)])
         before = pool.getstate()
@@ -180,7 +180,7 @@ class TestCheckin:
         pool.checkin(taken)
 
 
-def test_counts():
+def test_counts_of_instances_and_slots_per_node():
     pool = pool_of(a=2, b=4)
     pool.checkout([gpus(1)])
     assert pool.count("nodes") == pool.count("node") == 2
@@ -249,7 +249,7 @@ def test_extra_keys_of_instances_remain():
     assert pool.get_node("a")["resources"]["gpus"] == [{"id": "0", "slots": 0, "uuid": "GPU-1"}]
 
 
-def test_accommodates_does_not_depend_on_what_is_checked_out():
+def test_accommodates_ignores_checkouts():
     pool = pool_of(a=2, b=2)
     pool.checkout([NodeRequest(exclusive=True), NodeRequest(exclusive=True)])
     before = pool.getstate()
@@ -260,7 +260,7 @@ def test_accommodates_does_not_depend_on_what_is_checked_out():
     assert pool.getstate() == before
 
 
-def test_refusals():
+def test_refused_requests_have_the_documented_errors():
     with pytest.raises(EmptyResourcePoolError):
         NodeResourcePool().checkout([gpus(1)])
     with pytest.raises(EmptyResourcePoolError):
@@ -292,7 +292,7 @@ def test_a_wrong_description_names_its_place(document, place):
 
 
 @pytest.mark.parametrize("form", ["yaml", "json"])
-def test_what_is_dumped_can_be_filled_in_again(form):
+def test_a_dumped_pool_can_be_filled_again(form):
     pool = pool_of(a=2, b=4)
     pool.additional_properties["site"] = "lab"
     file = io.StringIO()
@@ -300,7 +300,7 @@ def test_what_is_dumped_can_be_filled_in_again(form):
     assert NodeResourcePool(read_specification(file.getvalue())).getstate() == pool.getstate()
 
 
-def test_a_placed_request_makes_room_for_one_that_fits_nowhere_else():
+def test_a_request_moves_for_one_that_fits_on_one_node_only():
     pool = pool_of(full=1, none=0)
     request = [NodeRequest(exclusive=True), NodeRequest().add("gpus")]
     assert pool.accommodates(request)
@@ -314,7 +314,7 @@ REQUESTS = st.lists(
 
 
 @given(SIZES, st.lists(REQUESTS, max_size=6))
-def test_nothing_is_given_twice_and_everything_comes_back(sizes, requests):
+def test_no_slot_is_given_twice_and_all_slots_come_back(sizes, requests):
     pool = pool_of(**{f"n{number}": size for number, size in enumerate(sizes)})
     idle = pool.getstate()
     held = []
@@ -358,7 +358,7 @@ class TestLikeCanarys:
         ]
         return NodeResourcePool({"nodes": nodes, "additional_properties": {"site": "lab"}})
 
-    def test_it_is_read(self, pool):
+    def test_a_pool_of_nodes_returns_its_contents(self, pool):
         assert pool.node_ids() == ["a", "b"]
         assert pool.get_property("site") == "lab"
         assert pool.get_property("x") is None
@@ -424,7 +424,7 @@ class TestLikeCanarys:
                 wrong()
         assert pool.getstate() == before
 
-    def test_what_is_checked_out_stays_so(self, pool):
+    def test_checkouts_survive_changes_of_the_pool(self, pool):
         taken = pool.checkout([NodeRequest().add("gpus", slots=3).add("cpus", 2)])
         before = pool.getstate()
         for wrong in (
@@ -455,7 +455,7 @@ class TestLikeCanarys:
         with pytest.raises(InvalidCheckin):
             pool.checkin(taken)
 
-    def test_a_request_may_say_more(self, pool):
+    def test_a_node_request_may_have_additional_keys(self, pool):
         request = NodeRequest([{"type": "gpus", "slots": 2, "model": ["h100"]}]).add("cpus", 2)
         assert request.resources == [
             {"type": "gpus", "slots": 2, "model": ["h100"]},
@@ -468,7 +468,7 @@ class TestLikeCanarys:
         assert taken["resources"]["gpus"] == [{"node": "a", "id": "0", "slots": 2}]
 
 
-def test_a_checkin_of_no_node_of_the_pool_names_it():
+def test_a_checkin_of_an_unknown_node_names_the_node():
     pool = pool_of(a=2)
     before = pool.getstate()
     for more, said in (({}, "missing node in gpus"), ({"node": "z"}, "unknown node 'z' in gpus")):

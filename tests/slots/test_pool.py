@@ -55,7 +55,7 @@ def free(pool: ResourcePool, kind: str) -> list:
     return [row["slots"] for row in pool.resources[kind]]
 
 
-def test_what_is_dumped_can_be_filled_in_again():
+def test_a_dumped_pool_can_be_filled_again():
     for description in (UNEVEN, DIVIDED):
         pool = ResourcePool(description)
         pool.checkout(of(gpus=0.5))
@@ -70,7 +70,7 @@ def test_what_is_dumped_can_be_filled_in_again():
 class TestAccommodates:
     """S2 and S7: it agrees with checkout, whatever is checked out, in plain words."""
 
-    def test_it_is_about_what_any_instance_can_hold_also_if_that_is_checked_out(self):
+    def test_accommodates_counts_checked_out_slots_as_available(self):
         pool = ResourcePool({"resources": {"gpus": [{"id": n, "slots": 2} for n in (0, 1)]}})
         pool.checkout(2 * of(gpus=2))
         assert pool.accommodates(2 * of(gpus=2))
@@ -81,7 +81,7 @@ class TestAccommodates:
         )
         assert free(pool, "gpus") == [0, 0]
 
-    def test_reasons(self):
+    def test_accommodates_gives_the_documented_reasons(self):
         pool, few = ResourcePool({"cpus": 2, "gpus": 1}), "cpus (requested 3, available 2)"
         for request, reason in (
             (of(a=1), "Resource unavailable: a"),
@@ -98,7 +98,7 @@ class TestAccommodates:
 
 
 class TestRefusals:
-    def test_each_refusal_is_an_error_of_one_tree(self):
+    def test_each_refusal_is_a_slots_error(self):
         for ask in ("checkout", "accommodates"):
             with pytest.raises(EmptyResourcePoolError, match="empty"):
                 getattr(ResourcePool(), ask)(of(cpus=1))
@@ -148,7 +148,7 @@ class TestRefusals:
 class TestCheckin:
     """S3: atomic, once, and only what was checked out here."""
 
-    def test_twice_is_refused_even_beside_an_equal_one(self):
+    def test_a_second_checkin_is_refused_despite_an_equal_allocation(self):
         pool = ResourcePool({"resources": {"gpus": [{"id": "0", "slots": 2}]}})
         first, second = pool.checkout(of(gpus=1)), pool.checkout(of(gpus=1))
         assert first == second
@@ -162,7 +162,7 @@ class TestCheckin:
             pool.checkin(second)
         assert free(pool, "gpus") == [2]
 
-    def test_of_another_pool_is_refused(self):
+    def test_checkin_of_another_pools_allocation_is_refused(self):
         pool, other = ResourcePool({"cpus": 2}), ResourcePool({"cpus": 2})
         pool.checkout(of(cpus=1))
         with pytest.raises(InvalidCheckin):
@@ -182,7 +182,7 @@ class TestCheckin:
             *({"cpus": [None]}, {3: []}, [], None),
         ],
     )
-    def test_malformed_or_partly_wrong_it_changes_nothing(self, wrong):
+    def test_a_malformed_checkin_changes_nothing(self, wrong):
         pool = ResourcePool({"cpus": 4, "gpus": 1})
         pool.checkout(of(gpus=1, cpus=1))
         before = pool.getstate()
@@ -192,7 +192,7 @@ class TestCheckin:
             pool.checkin(wrong)
         assert pool.getstate() == before
 
-    def test_some_members_first_and_the_others_later(self):
+    def test_members_can_be_returned_in_several_checkins(self):
         pool = ResourcePool({"cpus": 2, "gpus": 1})
         taken = pool.checkout([*of(gpus=1), *2 * of(cpus=1)])
         gpus = taken.pop("gpus")
@@ -215,7 +215,7 @@ class TestStale:
         with pytest.raises(InvalidCheckin):
             pool.checkin(taken)
 
-    def test_pop_takes_the_totals_along(self):
+    def test_pop_also_removes_the_totals(self):
         pool = ResourcePool({"cpus": 2, "gpus": 1})
         taken = pool.checkout(of(cpus=1, gpus=1))
         assert pool.pop("cpus") == [{"id": "0", "slots": 0}, {"id": "1", "slots": 1}]
@@ -225,14 +225,14 @@ class TestStale:
         pool.checkin({"gpus": taken["gpus"]})
         assert free(pool, "gpus") == [1]
 
-    def test_nodes_are_counted_without_a_trace(self):
+    def test_counting_nodes_changes_nothing(self):
         pool = ResourcePool({"cpus": 1})
         assert pool.count("node") == pool.count("nodes") == 1
         assert pool.additional_properties == {}
         pool.additional_properties["nodes"] = {"count": 7}
         assert pool.count("nodes") == 7
 
-    def test_what_is_looked_at_is_a_copy(self):
+    def test_views_of_the_pool_are_copies(self):
         pool = ResourcePool({"resources": {"cpus": 1}, "additional_properties": {"a": [1]}})
         state = pool.getstate()
         state["additional_properties"]["a"].append(2)
@@ -260,7 +260,7 @@ class TestPlain:
         for dumper in (yaml.Dumper, yaml.SafeDumper, getattr(yaml, "CSafeDumper", yaml.SafeDumper)):
             assert yaml.safe_load(yaml.dump(results, Dumper=dumper)) == results
 
-    def test_totals_cannot_be_written_and_say_what_to_do(self):
+    def test_assigning_totals_is_refused_with_advice(self):
         pool = ResourcePool({"cpus": 2})
         before, totals = pool.getstate(), pool.slots_per_resource_type
         for write in (
@@ -300,7 +300,7 @@ class TestPlain:
             (lambda pool: pool.resources["cpus"][1].__setitem__("uuid", "u"), [1, 1]),
         ],
     )
-    def test_what_is_written_takes_effect(self, write, cpus):
+    def test_assigned_resources_take_effect(self, write, cpus):
         pool = ResourcePool({"cpus": 2})
         write(pool)
         found = pool.resources.get("cpus")
@@ -339,7 +339,7 @@ class TestPlain:
             lambda pool: pool.resources["cpus"][0].clear(),
         ],
     )
-    def test_what_is_written_is_checked_first(self, write):
+    def test_assigned_resources_are_checked_first(self, write):
         pool = ResourcePool({"cpus": 2})
         before, view = pool.getstate(), pool.resources
         with pytest.raises(ValueError):  # The messages are those of `fill`.
@@ -347,7 +347,7 @@ class TestPlain:
         assert pool.getstate() == before
         assert view == pool.resources
 
-    def test_what_is_checked_out_stays_so(self):
+    def test_checkouts_survive_assignments(self):
         pool = ResourcePool(
             {"resources": {"gpus": [{"id": "a", "slots": 4}, {"id": "b", "slots": 2}]}}
         )
@@ -369,7 +369,7 @@ class TestPlain:
             view["gpus"][1]["slots"] = 3
 
     @pytest.mark.parametrize("again", COPIES)
-    def test_a_copy_of_what_cannot_be_written_can_be(self, again):
+    def test_a_copy_of_read_only_totals_is_writable(self, again):
         pool = ResourcePool({"cpus": 2})
         resources, totals = again(pool.resources), again(pool.slots_per_resource_type)
         resources["gpus"] = [1]
@@ -393,7 +393,7 @@ class TestPlain:
         assert again.resources["gpus"][0]["links"] == {"1": "NVLink"}
         assert pool.pop("gpus")[0]["uuid"] == "GPU-1"
 
-    def test_and_are_what_json_can_say(self):
+    def test_extra_keys_of_instances_must_be_json(self):
         for value in (object(), float("nan"), {1, 2}, dt.date(2026, 1, 1)):
             said = r"gpus\[0\]: 'x': expected what JSON can say"
             with pytest.raises(InvalidSpecification, match=said):
@@ -428,7 +428,7 @@ class TestCopies:
                 each.checkin(taken)
         again(ResourcePool()).fill({"cpus": 1})
 
-    def test_in_another_process_numbers_are_still_each_ones_own(self):
+    def test_allocation_numbers_stay_unique_in_another_process(self):
         pool = ResourcePool({"resources": {"gpus": [{"id": "0", "slots": 3}]}})
         first = pool.checkout(of(gpus=1))
         program = (
@@ -481,7 +481,7 @@ class TestParts:
             ResourcePool({"resources": {"gpus": [{"id": "0"}, part]}})
 
 
-def test_a_member_may_say_more_but_nothing_misspelt():
+def test_a_member_may_have_other_keys_but_no_misspelt_ones():
     pool = ResourcePool({"gpus": 2})
     request = [{"type": "gpus", "slots": 1, "model": "h100", "why": {"a": [1]}}]
     assert pool.accommodates(request)

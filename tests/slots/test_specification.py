@@ -34,7 +34,7 @@ def part_of(kind: str) -> list[dict]:
         {"resources": {"gpus": [{"id": 0}]}},
     ],
 )
-def test_every_layout_says_the_same(document):
+def test_every_layout_gives_the_same_pool(document):
     assert ResourcePool(document).getstate() == {"additional_properties": {}, "resources": ONE}
 
 
@@ -63,7 +63,7 @@ def test_every_layout_says_the_same(document):
         ({"resources": {"a": part_of("b"), "b": part_of("c"), "c": 1}}, "part of a part"),
     ],
 )
-def test_what_is_wrong_names_its_place_and_changes_nothing(document, place):
+def test_a_wrong_description_is_refused_with_its_place(document, place):
     pool = ResourcePool({"cpus": 2})
     before = pool.getstate()
     with pytest.raises(InvalidSpecification, match=place):
@@ -72,7 +72,7 @@ def test_what_is_wrong_names_its_place_and_changes_nothing(document, place):
 
 
 @pytest.mark.parametrize("document", [{}, {"additional_properties": {}}, {"gpus": "4"}, {"a": [1]}])
-def test_without_any_of_the_keys_it_is_a_schema_missing_key_error(document):
+def test_a_description_without_known_keys_is_a_schema_missing_key_error(document):
     with pytest.raises(SchemaMissingKeyError, match="'resources' or 'local'"):
         ResourcePool().fill(document)
 

@@ -1,4 +1,4 @@
-"""The commands that change something: ask, renew, release, cancel."""
+"""The commands that change leases and requests: ask, renew, release, flush, cancel."""
 
 import asyncio
 import json
@@ -138,7 +138,7 @@ _Project = Annotated[str, typer.Option(help="Whose quota it counts for", rich_he
 
 
 def requirement(text: str) -> JsonObject:
-    """Return one of `where` from a label, written as `kubectl get -l` takes it.
+    """Return a requirement of `where`, from a label selector in the syntax of `kubectl get -l`.
 
     Raises:
         typer.BadParameter: It is none.
@@ -156,7 +156,7 @@ def requirement(text: str) -> JsonObject:
 
 
 def json_object(text: str | None, option: str) -> JsonValue:
-    """Return the JSON object that an option gives as text, `@file` or `@-` (stdin).
+    """Return the JSON object in an option's value: text, `@file` or `@-` (stdin).
 
     Raises:
         typer.BadParameter: It is not one.
@@ -358,7 +358,7 @@ def release(
         str | None, typer.Option(help="Token of the lease, where it is of another tenant")
     ] = None,
 ) -> None:
-    """End a lease of your tenant; a second release answers the same."""
+    """End a lease of your tenant; a second release changes nothing and prints the same."""
     token = lease_token or stored_token(lease)
 
     async def work(client: "Client") -> Lease:
@@ -393,7 +393,7 @@ def cancel(
         str, typer.Argument(help="Id of the request", autocompletion=completing.requests)
     ],
 ) -> None:
-    """Give up a place in the queue."""
+    """Cancel a waiting request."""
     ended = session.run(lambda client: client.cancel(request))
     if session.json:
         print_json(ended)
@@ -414,7 +414,7 @@ def _shorter(ttl_min: float) -> JsonObject:
 
 
 def _gives_way(preemptible: bool, runtime_min: float, notice: float) -> JsonObject:
-    """Return the terms on which a lease gives way to others; none if it does not."""
+    """Return the terms on which a lease may be preempted; none if it may not."""
     for option, given in (("--runtime-min", runtime_min), ("--notice", notice)):
         if given and not preemptible:
             raise typer.BadParameter(f"{option} is about giving way; add --preemptible")
@@ -459,7 +459,7 @@ def _terms(
 
 
 def keep(lease: Lease | None, url: str) -> bool:
-    """Keep the token of a new lease; return whether that worked, or was not needed."""
+    """Store the token of a new lease; return whether that worked, or was not needed."""
     if lease is None or not lease.token:
         return True
     try:

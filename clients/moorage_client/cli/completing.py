@@ -1,4 +1,4 @@
-"""Completions of the shell beside names of commands and options: ids, URIs and clusters.
+"""Shell completions of values: ids of leases and requests, URIs of policies, and clusters.
 
 A completion asks the server and waits a moment for it. Where it gets no answer it completes
 nothing, and says nothing: the user is in the middle of a line.
@@ -38,12 +38,12 @@ def leases(context: typer.Context, incomplete: str) -> Names:
 
 
 def subjects(context: typer.Context, incomplete: str) -> Names:
-    """Complete the id of a lease or of a request that waits."""
+    """Complete the id of a lease or of a waiting request."""
     return [*leases(context, incomplete), *requests(context, incomplete)]
 
 
 def requests(context: typer.Context, incomplete: str) -> Names:
-    """Complete the id of a request that waits."""
+    """Complete the id of a waiting request."""
 
     async def names(client: "Client") -> Names:
         return [(row["request"], "waits") for row in await client.queue().all()]
@@ -109,7 +109,7 @@ def _complete(incomplete: str, work: Callable[[], Coroutine[object, object, Name
 
 
 def _shared_options(context: typer.Context) -> JsonObject:
-    """Return the shared options as they stand so far, before and after the command's name."""
+    """Return the shared options typed so far, before and after the command's name."""
     given: JsonObject = {}
     each: Any = context
     while each is not None:

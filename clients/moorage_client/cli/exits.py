@@ -55,11 +55,11 @@ MEANINGS: Final = {
 
 
 class TokenMissing(MoorageError):  # noqa: N818  # As the rest of the tree.
-    """The token of a lease is not known here."""
+    """The token of a lease is not stored on this machine."""
 
 
 def exit_of(error: MoorageError) -> Exit:
-    """Return the exit code that an error ends in."""
+    """Return the exit code for an error."""
     match error:
         case ConnectionFailed() | Timeout():
             return Exit.UNREACHABLE

@@ -1,4 +1,4 @@
-"""`moorage run --out DIR`: the files that a run left in its folder, fetched into an empty one."""
+"""`moorage run --out DIR`: download the files of a run's folder into an empty folder."""
 
 import base64
 from pathlib import Path
@@ -23,7 +23,7 @@ _SHOWN_MAX: Final = 10
 
 
 def check_folder(folder: Path) -> Path:
-    """Return the folder that files go to, made where it is not there.
+    """Return the folder for the files; create it if it does not exist.
 
     Raises:
         typer.BadParameter: It is no empty folder, or cannot be made.
@@ -39,7 +39,7 @@ def check_folder(folder: Path) -> Path:
 
 
 async def fetch(client: "Client", lease: str, token: str, folder: Path) -> bool:
-    """Fetch the files of a lease's last start; name those left behind, and return if none are.
+    """Download the files of a lease's last start; print skipped ones; return if none was skipped.
 
     The paths come from the machine of the run, and none of them leads out of the folder.
     """

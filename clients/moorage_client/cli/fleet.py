@@ -1,4 +1,4 @@
-"""The commands about the fleet: `moorage fleet [CLUSTER]` looks at it, `fleet import` fills it.
+"""The commands about the fleet: `moorage fleet [CLUSTER]` shows it, `fleet import` registers it.
 
 `cordon`, `drain`, `uncordon`, `forget` and `delete` take parts of it out of service, and put
 them back.
@@ -87,7 +87,7 @@ def import_fleet(
         typer.Option("--watch", help="Of Kubernetes: go on, and register every change at once"),
     ] = False,
 ) -> None:
-    """Register the machines of a site as clusters, from where it keeps them.
+    """Register the machines of a site as clusters, from files or systems that list them.
 
     A cluster that exists is left alone, and the import refused, unless --replace or --merge says
     what to do with it.
@@ -167,7 +167,7 @@ def _register(
     replace: bool,
     merge: bool,
 ) -> list[JsonObject]:
-    """Store the documents one by one, and return what became of each."""
+    """Store the documents one by one, and return the outcome of each."""
     done: list[JsonObject] = []
     try:
         for document in documents:
@@ -230,7 +230,7 @@ def cordon(
     place: Annotated[str, PLACE],
     reason: Annotated[str, REASON] = "",
 ) -> None:
-    """Place nothing new on a node or cluster. Leases that are there stay."""
+    """Place no new leases on a node or cluster. Existing leases stay."""
 
     async def work(client: "Client") -> JsonValue:
         return await client.cordon(*await _node(client, place), reason)
@@ -251,7 +251,7 @@ def drain(
         ),
     ] = None,
 ) -> None:
-    """Place nothing new on a node or cluster, and end or move what runs there.
+    """Place no new leases on a node or cluster, and end or move existing ones.
 
     Warm leases end, and what may be requeued starts elsewhere. Run it again to see what is
     left.
@@ -284,7 +284,7 @@ def forget(
     session: CommandSession,
     node: Annotated[str, typer.Argument(help="CLUSTER/NODE", metavar="NODE")],
 ) -> None:
-    """Give up a machine whose agent will not come back: its leases fail, its node goes.
+    """Remove a machine whose agent will not come back: its leases fail, its node is removed.
 
     Only where nothing runs there any more: a workload of a lease that ends so is not stopped.
     """
@@ -304,7 +304,7 @@ def delete(
         ),
     ],
 ) -> None:
-    """Take a cluster out of the inventory. Leases on it stand until they end."""
+    """Remove a cluster from the inventory. Its leases stay until they end."""
     with session.services() as services:
         services.delete_cluster(cluster)
     if session.json:

@@ -1,4 +1,4 @@
-"""`moorage fleet import kubernetes --watch`: a server follows clusters."""
+"""`moorage fleet import kubernetes --watch`: register every change of clusters at a server."""
 
 import json
 import queue
@@ -28,7 +28,7 @@ _Lines = queue.Queue[tuple[str, bytes]]
 def follow(
     session: CommandSession, sources: Sequence[str], cluster_id: str, *, replace: bool
 ) -> None:
-    """Keep the documents of clusters as the clusters are, until interrupted.
+    """Keep the documents of clusters up to date until interrupted.
 
     Raises:
         InventoryError: A source cannot be read at all.

@@ -1,4 +1,4 @@
-"""`moorage gpus`: how many GPUs are free, per model, and how many requests of which size fit."""
+"""`moorage gpus`: free GPUs per model, and the number of requests of each size that fit."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -63,7 +63,7 @@ def gpus(
     ] = "",
     watch: WatchFlag = False,
 ) -> None:
-    """Show how many GPUs are free, per model, and how many requests of which size fit now.
+    """Show the free GPUs per model, and how many requests of each size fit now.
 
     A request that wants several GPUs wants them on one node. Nodes that take nothing new count as
     full.

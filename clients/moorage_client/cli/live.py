@@ -1,4 +1,4 @@
-"""Listings that are shown once, or with `--watch` again whenever they change.
+"""Listings: printed once, or with `--watch` again at each change.
 
 On a terminal the table is drawn in its place; elsewhere each state follows the one before it, as a
 table with its time or as one line of JSON.
@@ -138,7 +138,7 @@ async def _follow(
 
 
 class _Drawn:
-    """Draws on a terminal, in place."""
+    """A listing that is redrawn in place on a terminal."""
 
     def __init__(self, view: _View) -> None:
         from rich.live import Live  # noqa: PLC0415  # Slow to import.
@@ -159,7 +159,7 @@ class _Drawn:
         self._draw(f"reconnecting: {why}")
 
     def end(self) -> None:
-        """Leave the last state on the terminal."""
+        """Stop redrawing, and leave the last state on the terminal."""
         self._live.stop()
 
     def _draw(self, below: str) -> None:
@@ -175,7 +175,7 @@ class _Drawn:
 
 
 class _Printed:
-    """Prints each state that differs from the one before."""
+    """A listing that is printed again when its text changes."""
 
     def __init__(self, view: _View, *, as_json: bool) -> None:
         self._view = view
@@ -183,7 +183,7 @@ class _Printed:
         self.began = False
 
     def rows(self, rows: list[JsonObject]) -> None:
-        """Print these rows, if they are other ones."""
+        """Print these rows if they differ from the last ones."""
         view, self.began = self._view, True
         if rows == view.last:
             return
@@ -200,4 +200,4 @@ class _Printed:
         note(f"reconnecting: {why}")
 
     def end(self) -> None:
-        """Do nothing: all is printed."""
+        """Do nothing: everything is printed already."""

@@ -18,7 +18,7 @@ _DISCOVERY: Final = "/.well-known/openid-configuration"
 
 
 def login(session: CommandSession) -> None:
-    """Sign in at the server's issuer: open the URL that this prints, and confirm the code."""
+    """Sign in at the server's issuer: open the printed URL, and confirm the code."""
     ca_file = setting(session.ca_file)
     with session.services() as services:
         server = services.url
@@ -62,7 +62,7 @@ def logout(session: CommandSession) -> None:
 
 
 def _origins(session: CommandSession, server: str) -> list[str]:
-    """Return the addresses where a login counts: those of this server's fleet in the options."""
+    """Return the addresses at which a login is valid: those of the servers in the options."""
     named = [
         setting(session.http_url, "MOORAGE_HTTP_URL", default=server),
         setting(session.url, "MOORAGE_URL", default=server),

@@ -1,4 +1,4 @@
-"""The commands that only look: leases, status, why, queue, fleet."""
+"""The commands that only read: leases, status, why, history, queue, fleet, watch."""
 
 import re
 import sys
@@ -100,7 +100,7 @@ def _phase(lease: Lease) -> str:
 
 
 def status(session: CommandSession, subject: SubjectArgument) -> None:
-    """Show a lease, or a request that waits."""
+    """Show a lease or a waiting request."""
     _about(session, session.run(lambda client: client.status(subject)))
 
 
@@ -111,7 +111,7 @@ def why(
         bool, typer.Option("--nodes", help="Also say what each node lacks, the nearest first")
     ] = False,
 ) -> None:
-    """Show why a request was answered as it was, or why a lease ended."""
+    """Show the reasons for the answer to a request, or for the end of a lease."""
     answer = session.run(lambda client: client.why(subject, nodes=nodes))
     if session.json or not nodes:
         _about(session, answer)
@@ -126,7 +126,7 @@ def why(
 
 
 class Became(StrEnum):
-    """The fate of a request."""
+    """The outcome of a request."""
 
     GRANTED = "granted"
     QUEUED = "queued"
@@ -142,7 +142,7 @@ def history(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=HISTORY_MAX, help="Rows at most")] = 20,
 ) -> None:
-    """Show which leases ended and which requests were refused of late, and why; newest first."""
+    """Show recently ended leases and refused requests with their reasons, newest first."""
     wanted = {Became.ENDED, Became.REFUSED} if state is None else {state}
     filters = {} if state is None else {"filters": {"state": state.value}}
 
@@ -229,7 +229,7 @@ def fleet(
     ] = "",
     watch: WatchFlag = False,
 ) -> None:
-    """List the clusters with what is free in them, or the nodes of one cluster."""
+    """List the clusters with their free capacity, or the nodes of one cluster."""
 
     async def work(client: "Client") -> list[JsonObject]:
         rows: list[JsonObject] = await client.fleet(cluster or None).all()
@@ -272,7 +272,7 @@ def _node_cells(rows: list[JsonObject]) -> list[list[object]]:
 
 
 def node_state(node: NodeCapacity) -> str:
-    """Return `ready`, or in short why the node takes no new lease."""
+    """Return `ready`, or a short reason why the node gets no new leases."""
     if node.duplicate_of:
         return "duplicate"
     return re.split(r":| by | since |;", node.unavailable or "")[0] or "ready"
@@ -320,7 +320,7 @@ def watch(
     ] = None,
     count: Annotated[int, typer.Option(min=0, help="End after as many events; 0: never")] = 0,
 ) -> None:
-    """Print what happens as it happens, one JSON object per line, until interrupted."""
+    """Print events as they happen, one JSON object per line, until interrupted."""
 
     async def work(client: "Client") -> None:
         seen = 0
@@ -370,7 +370,7 @@ def _thousandths(free: int | None, total: int | None) -> str:
 
 
 def _free(gpus: Mapping[str, int]) -> str:
-    """Return the devices with room, with the thousandths free of each that is not all free."""
+    """Return the devices with free capacity; for partly free ones, with the free milli."""
     some = {gpu: free for gpu, free in gpus.items() if free}
     return " ".join(gpu if free == 1000 else f"{gpu}:{free}" for gpu, free in some.items())  # noqa: PLR2004  # A whole GPU.
 

@@ -32,7 +32,7 @@ SEED_MAX: Final = 2**31 - 1
 
 
 class Stays(StrEnum):
-    """The stays of requests that come and go."""
+    """The distribution of how long requests stay."""
 
     MEMORYLESS = "memoryless"
     LOGNORMAL = "lognormal"
@@ -40,7 +40,7 @@ class Stays(StrEnum):
 
 
 class Mode(StrEnum):
-    """Where policies are evaluated."""
+    """The process in which policies are evaluated."""
 
     JAIL = "jail"
     UNSAFE = "unsafe"
@@ -79,7 +79,7 @@ def try_policy(
     ] = False,
     sandbox: Sandbox = Mode.JAIL,
 ) -> None:
-    """Try a policy in the same jail as on a server, without one; exit 6 if it is not sound."""
+    """Test a policy without a server, in the same jail as on one; exit 6 if it is not sound."""
     report = tested(
         path,
         {
@@ -101,7 +101,7 @@ def try_policy(
 def policy_document(
     path: Path, parameters: str | None = None, settings: str | None = None
 ) -> JsonObject:
-    """Return the PolicyRule document of a file, named after it where it has no name yet."""
+    """Return the PolicyRule document of a file; by default it has the name of the file."""
     document = document_of(path)
     if not document.get("policy_rule_uri"):
         name = policy_name(path)
@@ -220,7 +220,7 @@ def backtest(
     ] = None,
     sandbox: Sandbox = Mode.JAIL,
 ) -> None:
-    """Replay a trace, or a daemon's own history, through policies side by side."""
+    """Replay a trace, or a daemon's own ledger, with several policies, and compare them."""
     if (trace is None) == (ledger is None):
         raise typer.BadParameter("give --trace NODES PODS, or --ledger DIR")
     if churn is not None and (ledger is not None or timed):
@@ -252,7 +252,7 @@ def backtest(
 
 
 def _policy(session: CommandSession, name: str) -> JsonObject:
-    """Return a policy by its file, its URI on a server, or the name that it ships under."""
+    """Return a policy by its file, its URI on a server, or its name if it ships."""
     if Path(name).exists():
         return policy_document(Path(name))
     if ":" in name:

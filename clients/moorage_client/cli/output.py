@@ -1,4 +1,4 @@
-"""Output of the commands: one JSON document, or tables and sentences for a person.
+"""Output of the commands: one JSON document, or tables and sentences for people.
 
 Results go to stdout, everything else to stderr. Text from the server is shown without control
 characters: a policy's words must not drive anybody's terminal.
@@ -115,7 +115,7 @@ class _Finding(Struct):
 
 
 def print_json(document: JsonValue) -> None:
-    """Print one JSON document on stdout; or one of YAML, where `-o yaml` wants that.
+    """Print one JSON document on stdout, or a YAML document with `-o yaml`.
 
     Raises:
         UnreadableError: It is nested too deep.
@@ -145,12 +145,12 @@ def _json(document: JsonValue, **style: Any) -> str:
 
 
 def say(text: str) -> None:
-    """Print a result on stdout for a person."""
+    """Print a result for people on stdout."""
     sys.stdout.write(plain(text) + "\n")
 
 
 def note(text: str) -> None:
-    """Print something beside the result, on stderr."""
+    """Print a remark on stderr, which is not a part of the result."""
     sys.stderr.write(plain(text) + "\n")
 
 
@@ -160,7 +160,7 @@ def plain(text: str) -> str:
 
 
 class Passed:
-    """Passes on the output of a workload: byte by byte to a file or a pipe, tamed to a terminal.
+    """Writes a workload's output: unchanged to a file or pipe, without controls to a terminal.
 
     On a terminal, control characters other than line ends and tabs are shown as `�`, as `ls` and
     `journalctl` do: a workload's words, which may be a stranger's, could else set the terminal's
@@ -173,14 +173,14 @@ class Passed:
         self._decoder = tamed if sys.stdout.isatty() else None
 
     def write(self, data: bytes) -> None:
-        """Pass on the next piece."""
+        """Write the next piece of output."""
         if self._decoder is None:
             write_bytes(data)
         else:
             self._tell(self._decoder.decode(data))
 
     def end(self) -> None:
-        """End the last line, which a later piece would have completed."""
+        """End an incomplete last line."""
         if self._decoder is not None:
             self._tell(self._decoder.decode(b"", final=True))
 
@@ -197,7 +197,7 @@ def write_bytes(data: bytes) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
-    """Print a table, or the sentence `empty` where there are no rows.
+    """Print a table, or the sentence `empty` if there are no rows.
 
     Args:
         columns: Headings; one that ends in `>` is set to the right, and one that ends in `?` is
@@ -240,7 +240,7 @@ def made_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> "Tab
 
 
 def console() -> "Console":
-    """Return rich's console on stdout, as wide as the reader is thought to be."""
+    """Return rich's console on stdout, with the width of the terminal or a default width."""
     from rich.console import Console  # noqa: PLC0415  # As above.
 
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -248,7 +248,7 @@ def console() -> "Console":
 
 
 def rendered(shown: "RenderableType") -> str:
-    """Return something of rich as text: rich ends the process where the reader is gone."""
+    """Render an object of rich as text; printed by rich, a closed pipe would end the process."""
     ours = console()
     with ours.capture() as captured:
         ours.print(shown)
@@ -314,7 +314,7 @@ def counted(number: int | str, what: str) -> str:
 
 
 def _with_local_times(name: str, value: JsonValue, levels: int) -> JsonValue:
-    """Return a value of the server with its times as a person reads them."""
+    """Return a value of the server with its times in local time."""
     if name in _TIMES and isinstance(value, int | float):
         return local_time(value)
     if levels and isinstance(value, list):
@@ -329,7 +329,7 @@ def _with_local_times(name: str, value: JsonValue, levels: int) -> JsonValue:
 
 
 def where(placement: Placement) -> str:
-    """Return a placement in one line: `c0/n1 gpus 0,1`, one part for each node."""
+    """Return a placement as one line: `c0/n1 gpus 0,1`, one part for each node."""
     parts = []
     for share in placement:
         gpus = f" gpus {','.join(share.gpus)}" if share.gpus else ""
@@ -339,12 +339,12 @@ def where(placement: Placement) -> str:
 
 
 def short_name(node: str) -> str:
-    """Return a node's name for tables: a long hash, as Ray has, is cut."""
+    """Return a node's name for tables; a long hash, such as Ray's node id, is shortened."""
     return node[:SHORT_CHARS] if _HASH.fullmatch(node) else node
 
 
 def ends_in(expires_at: float) -> str:
-    """Return the time until a moment of the server's clock, for a person."""
+    """Return the time until a moment of the server's clock, in words."""
     if expires_at > _FAR_SECONDS:
         return "never"
     seconds = round(expires_at - time.time())
@@ -358,7 +358,7 @@ def ends_in(expires_at: float) -> str:
 
 
 def local_time(at: float) -> str:
-    """Return a time, in seconds since the epoch, as clocks here show it, with their zone."""
+    """Return a time, in seconds since the epoch, as local time with its zone."""
     try:
         when = datetime.fromtimestamp(at, UTC).astimezone()
     except (ValueError, OverflowError, OSError):
@@ -384,7 +384,7 @@ def failure(code: str, message: str) -> JsonObject:
 
 
 def explain_failure(error: MoorageError) -> None:
-    """Print the error and the remedy for a person on stderr."""
+    """Print the error and its remedy for people on stderr."""
     note(f"moorage: {_message(error)}")
     match error:
         case ConnectionFailed():
@@ -402,7 +402,7 @@ def explain_failure(error: MoorageError) -> None:
 
 
 def _message(error: MoorageError) -> str:
-    """Return the message of an error, with options where it names parameters of the clients."""
+    """Return the message of an error; parameters of the clients become options of the command."""
     if isinstance(error, SettingRefused) and error.setting.islower():
         return f"--{error.setting.replace('_', '-')}: {error.expected}"
     text = str(error).replace(CA_PARAMETER, "--ca-file")
@@ -451,7 +451,7 @@ def _explain_details(error: RequestRefused) -> None:
 
 
 def _explain_findings(findings: JsonValue) -> None:
-    """Print faults of a policy's code beyond the first, which the error has itself."""
+    """Print the faults of a policy's code after the first one, which is in the error's message."""
     for each in read_as(list[_Finding], findings)[1:]:
         line = f", line {each.line}" if each.line else ""
         where = f"{each.file}{line}: " if each.file else ""

@@ -82,7 +82,7 @@ def push(
         bool, typer.Option("--force", help="Register it even if it is not sound")
     ] = False,
 ) -> None:
-    """Try a policy as `policy test` does, register it if it is sound, and print its URI."""
+    """Test a policy like `policy test`, register it if it is sound, and print its URI."""
     document = document_of(path)
     name, version, tag = _identity(path, document, uri, name, version, tag)
     document |= {
@@ -138,7 +138,7 @@ def show(
     ],
     history: Annotated[bool, typer.Option("--history", help="Who changed it, and when")] = False,
 ) -> None:
-    """Show the document of a policy, its code included; or its history."""
+    """Show the document of a policy with its code, or its history."""
     with session.services() as services:
         if not history:
             document = services.policy(uri)
@@ -166,7 +166,7 @@ def show(
 
 
 def _changed(services: "Services", uri: str) -> JsonObject:
-    """Return the changes by `management`; nothing if a server stores policies and runs none."""
+    """Return the changes by `management`; none if the server only stores policies."""
     try:
         return read_as(PolicyOutput, services.policy_logs(uri)).changed or {}
     except RequestRefused as refused:
@@ -186,7 +186,7 @@ def delete(
         bool, typer.Option("--force", help="Also what an alias would fall back to")
     ] = False,
 ) -> None:
-    """Remove a version. What an alias sends requests to cannot be removed.
+    """Remove a version. A version to which an alias sends requests cannot be removed.
 
     What it would fall back to, the last that answered well under it, is removed only with --force.
     """
@@ -199,7 +199,7 @@ def delete(
 
 
 def document_of(path: Path) -> JsonObject:
-    """Return the PolicyRule document that a path or a name stands for, without options."""
+    """Return the PolicyRule document for a path or a name, without options."""
     if not path.exists() and re.fullmatch(r"[\w-]+", str(path)):
         return run("shipped", {"name": str(path)})
     if path.suffix == ".json":
@@ -277,7 +277,7 @@ def _code(path: Path) -> dict[str, str]:
 
 
 def _members(path: Path) -> list[str]:
-    """Return the names in an archive; none of one that the server will refuse."""
+    """Return the names in an archive; none if the server will refuse the archive."""
     try:
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as zipped:
@@ -289,7 +289,7 @@ def _members(path: Path) -> list[str]:
 
 
 def _name_files(files: Iterable[str]) -> dict[str, str]:
-    """Return the field for the author's name of the only Python file."""
+    """Return the document's field with the author's name for the only Python file."""
     names = [name.rpartition("/")[2] for name in files if name.endswith(".py")]
     return {"code_file": names[0]} if len(names) == 1 and _FILE.fullmatch(names[0]) else {}
 

@@ -1,4 +1,4 @@
-"""The commands about a slot pool that processes of one machine share: `moorage pool`."""
+"""`moorage pool`: the commands about a slot pool that processes of one machine share."""
 
 import os
 import re
@@ -116,7 +116,7 @@ def serve(
 
 
 def show(session: CommandSession, address: AddressOption = None) -> None:
-    """Show what is free, and who holds what."""
+    """Show the free slots, and the held slots with their holders."""
     state = _adapter(session, address).state()
     if session.json:
         print_json(state)
@@ -162,7 +162,7 @@ def checkout(
         float | None, typer.Option(help="Seconds after which it is given back in any case")
     ] = None,
 ) -> None:
-    """Take everything that is wanted, or nothing, and print the ids and the transaction."""
+    """Take all requested slots, or none, and print their ids and the transaction."""
     request = [member for each in wanted for member in _members(each)]
     holder = os.getppid() if pid is None else pid
     adapter = _adapter(session, address)
@@ -181,7 +181,7 @@ def checkin(
     transaction: Annotated[str, typer.Argument(help="As checkout printed it")],
     address: AddressOption = None,
 ) -> None:
-    """Give back what a transaction holds."""
+    """Give back the slots of a transaction."""
     with _refusals():
         _adapter(session, address).checkin(transaction)
     if session.json:
@@ -201,7 +201,7 @@ def _adapter(session: CommandSession, address: str | None) -> "ResourcePoolAdapt
 
 @contextmanager
 def _refusals(possible: Callable[[], object] | None = None) -> Iterator[None]:
-    """Turn the errors of a pool into those that the command line has exit codes for."""
+    """Turn the errors of a pool into errors with exit codes."""
     from moorage.slots import InvalidCheckin, ResourceUnavailable, SlotsError  # noqa: PLC0415  # Slow to import.
 
     try:

@@ -1,4 +1,4 @@
-"""The commands together, and the one place where their errors become output and exit codes."""
+"""All commands, and the only place that turns their errors into output and exit codes."""
 
 import logging
 import sys
@@ -212,7 +212,7 @@ def run(arguments: Sequence[str] = ()) -> int:
 
 
 def _output(arguments: Sequence[str]) -> str:
-    """Return the value of `-o`, wherever it stands before another command's own options."""
+    """Return the value of `-o`, at any position before the options of another command."""
     options = list(arguments)
     options = options[: options.index("--")] if "--" in options else options
     for option, following in pairwise([*options, ""]):
@@ -238,7 +238,7 @@ def _failed(as_json: bool, error: MoorageError) -> int:
 
 
 def _fail(as_json: bool, document: JsonObject) -> None:
-    """Say that the command failed, without help from the server."""
+    """Print a failure that did not come from the server."""
     if as_json:
         print_json(document)
     else:

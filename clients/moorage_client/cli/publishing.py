@@ -1,4 +1,4 @@
-"""The commands that put versions of a policy to work: activate, canary, shadow and their kin."""
+"""The commands that publish versions of a policy: activate, rollback, canary, shadow and others."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -41,7 +41,7 @@ AliasArgument = Annotated[
 
 
 class By(StrEnum):
-    """The criterion by which a request goes to the candidate."""
+    """The value that decides whether a request goes to the candidate."""
 
     REQUEST = "request"
     TENANT = "tenant"
@@ -64,7 +64,7 @@ def activate(
     ] = False,
     test: Annotated[bool, typer.Option("--test/--no-test", help="Try it here first")] = True,
 ) -> None:
-    """Let an alias mean a version from now on. Requests under way are not disturbed.
+    """Make an alias point at a version. Open requests finish with the old version.
 
     It is tried first, as `policy test` does, where the server is installed here. One that is not
     sound is refused, and so is one that fails as the alias's shadow.
@@ -77,7 +77,7 @@ def activate(
 
 
 def _try_first(session: CommandSession, services: "Services", uri: str, done: str) -> None:
-    """Refuse a version that is not sound; the server refuses an unknown one later."""
+    """Refuse a version that is not sound; the server refuses an unknown version itself."""
     try:
         document = read_as(JsonObject, services.policy(uri))
     except NotFound:
@@ -87,7 +87,7 @@ def _try_first(session: CommandSession, services: "Services", uri: str, done: st
 
 
 def roll_back(session: CommandSession, alias: AliasArgument) -> None:
-    """Let an alias mean the version that it meant before."""
+    """Make an alias point at its previous version."""
     with session.services() as services:
         _changed(session, services.roll_back_policy(alias))
 
@@ -138,7 +138,7 @@ def canary(
     force: Annotated[bool, typer.Option("--force", help="Also one that is not sound")] = False,
     test: Annotated[bool, typer.Option("--test/--no-test", help="Try it here first")] = True,
 ) -> None:
-    """Give another version a share of an alias's requests, see how it does, or end that.
+    """Send a share of an alias's requests to another version, show the results, or end that.
 
     It is tried first, as `activate` does, and refused where it is not sound.
     """
@@ -169,7 +169,7 @@ def shadow(
     report: Annotated[bool, typer.Option("--report", help="Where it differs")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End it")] = False,
 ) -> None:
-    """Run a candidate beside the active version, without effect; show differences; end that."""
+    """Run a candidate on an alias's requests without effect, show the differences, or end that."""
     _one_of(uri, report, stop)
     with session.services() as services:
         if report:
@@ -205,7 +205,7 @@ def logs(
         ),
     ],
 ) -> None:
-    """Print what a policy printed and logged lately, at your requests."""
+    """Print a policy's recent output and log lines for your requests."""
     with session.services() as services:
         found = services.policy_logs(policy)
     if session.json:

@@ -25,7 +25,7 @@ WHO: Final = typer.Argument(
 
 
 def list_quotas(session: CommandSession) -> None:
-    """Show all quotas, and what is held of them."""
+    """Show all quotas, and the resources held in each."""
     found = session.run(_all)
     if session.json:
         print_json(found)
@@ -67,7 +67,7 @@ def set_quota(  # Each is an option of the command.
         typer.Option(metavar="SECONDS", help="How long who borrowed may stay when it wants them"),
     ] = 0.0,
 ) -> None:
-    """Say what a tenant, or one of its projects, may hold; what is left out has no limit."""
+    """Set the quota of a tenant, or of one of its projects; omitted resources have no limit."""
     for option, value in (("--weight", weight), ("--notice", notice)):
         finite(option, value)
     own = {"gpu_milli": _milli("--gpus", gpus), "cpu_milli": cpu_milli, "memory_mib": memory_mib}
@@ -85,7 +85,7 @@ def set_quota(  # Each is an option of the command.
 
 
 def remove_quota(session: CommandSession, who: Annotated[str, WHO]) -> None:
-    """Remove the quota of a tenant or project: that of all holds then."""
+    """Remove the quota of a tenant or project; then the quota `*` holds for a tenant."""
     change = {"op": "remove_quota", **_parts(who)}
     with_quota = [_who(row) for row in session.run(_all) if row.get("quota")]
     _changed(session, change)
@@ -139,7 +139,7 @@ def _milli(option: str, gpus: float | None) -> int | None:
 
 
 def milli(option: str, gpus: float) -> int:
-    """Return thousandths of GPUs; refuse a number that is not whole in thousandths."""
+    """Return a number of GPUs in milli; refuse a number with more than three decimals."""
     amount = finite(option, gpus) * GPU_MILLI
     if abs(amount - round(amount)) > 1e-6:  # noqa: PLR2004  # 0.3 GPUs are 299.99999999999994.
         raise typer.BadParameter(f"{option}: expected thousandths of GPUs; got {gpus:g}")
@@ -147,7 +147,7 @@ def milli(option: str, gpus: float) -> int:
 
 
 def finite(option: str, value: float) -> float:
-    """Return a number that JSON can say; others are no use of the command."""
+    """Return a finite number; refuse NaN and infinity, which JSON does not have."""
     if not isfinite(value):
         raise typer.BadParameter(f"{option}: expected a number; got {value:g}")
     return value
@@ -158,7 +158,7 @@ def _resource(name: str) -> str:
 
 
 def _amount_text(resource: str, amount: int | None) -> str:
-    """Return an amount as people say it: GPUs, not thousandths of them."""
+    """Return an amount for people: GPUs instead of milli."""
     if amount is None:
         return "-"
     return f"{amount / GPU_MILLI:g}" if resource == "gpu_milli" else str(amount)

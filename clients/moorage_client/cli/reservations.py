@@ -56,7 +56,7 @@ def _utc(at: float) -> str:
 
 
 def list_reservations(session: CommandSession) -> None:
-    """Show what is reserved, for whom and when."""
+    """List reservations with their tenants and times."""
 
     async def work(client: "Client") -> list[JsonObject]:
         listing = pages(client.url, client.call, ("reservations", "reservations"), read_object, {})
@@ -110,7 +110,7 @@ def add(  # Each is an option of the command.
         bool, typer.Option("--dry-run", help="Say which nodes it would be; reserve none")
     ] = False,
 ) -> None:
-    """Keep GPUs for a tenant, with their part of the node, from one time to another."""
+    """Reserve GPUs, with their part of the node, for a tenant from one time to another."""
     now = time.time()
     resources: JsonObject = {"gpus": gpus, "nodes": nodes, "models": model or []}
     resources["where"] = [requirement(each) for each in label or ()]

@@ -106,7 +106,7 @@ def run(
         typer.Option(help="Run it in a folder of its own, and fetch its files into this empty one"),
     ] = None,
 ) -> None:
-    """Hold GPUs while a command runs on them; its output and exit code are this one's.
+    """Hold GPUs while a command runs on them; print its output and exit with its exit code.
 
     The command gets no input. What it writes comes out as it was written, also what is no text and
     what drives a terminal: it is your own command. With --json it comes as text.
@@ -165,7 +165,7 @@ def run(
 
 
 class _Known(Struct):
-    """The names that a refusal of an unknown name lists."""
+    """The known names that a refusal of an unknown name lists."""
 
     nearest: list[str] = []
     registered: list[str] = []
@@ -181,7 +181,7 @@ class _Choice:
 
 
 def _in_options(refused: RequestRefused) -> RequestRefused:
-    """Return a refusal that names the option of the command in place of the field behind it."""
+    """Return a refusal with the command's option instead of the field's name."""
     reason = refused.reason.replace("provision.backend: ", "--backend: ", 1)
     return refusal(
         refused.code,
@@ -194,7 +194,7 @@ def _in_options(refused: RequestRefused) -> RequestRefused:
 
 
 def _another(choice: _Choice, refused: RequestRefused, policy: str, backend: str) -> _Choice | None:
-    """Return another choice that this server has; None: it refused the user's own.
+    """Return another choice that this server has; None if the user made the choice.
 
     Args:
         choice: What was tried.
@@ -285,14 +285,14 @@ async def _hold(
 
 
 async def _say_why(client: "Client", lease: str) -> None:
-    """Say why a lease ended while its workload ran: preempted, say, and by whom."""
+    """Print why a lease ended while its workload ran, for example a preemption and its request."""
     with contextlib.suppress(MoorageError):  # It has ended all the same.
         if reason := (await client.status(lease)).get("reason"):
             note(f"moorage: lease {lease}: {reason}")
 
 
 async def _ended(client: "Client", lease: str, reader: "_Reader") -> None:
-    """Wait until nothing of a released lease is left, for a while; pass on its last words."""
+    """Wait a limited time until a released lease's workload has ended; print its last output."""
     try:
         async with asyncio.timeout(END_SECONDS_MAX):
             with contextlib.suppress(MoorageError):  # It never ran, say; the look below tells.
@@ -318,7 +318,7 @@ def execute(
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the command")] = None,
     lease_token: _LeaseToken = None,
 ) -> None:
-    """Run a command inside of the workload of a lease; its exit code is this one's.
+    """Run a command inside the workload of a lease, and exit with its exit code.
 
     A terminal is shown no control characters of it; a file or a pipe gets every byte.
     """
@@ -361,7 +361,7 @@ def logs(
     ] = None,
     lease_token: _LeaseToken = None,
 ) -> None:
-    """Print what the workload of a lease wrote; where it was started again, start by start.
+    """Print the output of a lease's workload; if it was started again, one start after the other.
 
     A terminal is shown no control characters of it; a file or a pipe gets every byte. With --json
     it comes as text, at the end.
@@ -391,7 +391,7 @@ def logs(
 
 
 class _Reader:
-    """Passes on the output of a workload, start by start.
+    """Prints the output of a workload, one start after the other.
 
     Args:
         client: Connected.
@@ -418,7 +418,7 @@ class _Reader:
         self.attempt, self.offset = part.attempt, part.offset
 
     async def read(self, only: int) -> None:
-        """Pass on the output: of one start, or, where `only` is 0, of this and all later ones.
+        """Print the output of one start, or, if `only` is 0, of this start and all later ones.
 
         Raises:
             NotFound: There is no output.
@@ -433,7 +433,7 @@ class _Reader:
             self._go_on(part)
 
     async def follow(self) -> int:
-        """Pass on the output until the workload ends; return its exit code.
+        """Print the output until the workload ends; return the workload's exit code.
 
         Raises:
             LeaseLost: It was never started, or its end was not seen; the reason says what is known.
@@ -451,7 +451,7 @@ class _Reader:
             self._go_on(part)
 
     async def _next(self, wait_seconds: float, *, skip: bool) -> OutputPart:
-        """Pass the next piece on; return the reply it came with.
+        """Print the next piece of output; return its reply.
 
         Args:
             wait_seconds: How long to wait for it.
@@ -474,7 +474,7 @@ class _Reader:
                 return part
 
     def _go_on(self, part: OutputPart) -> None:
-        """Take note of where the next piece is.
+        """Note the offset of the next piece.
 
         Raises:
             UnreadableError: Where it was already: there would be no end of it.
@@ -499,7 +499,7 @@ def _decode(text: str) -> bytes:
 
 
 def _exit_code(code: int) -> int:
-    """Return the exit code of a shell for the end of a command."""
+    """Return the exit code that a shell would have for a command's end."""
     return code if code >= 0 else _SIGNALLED - code
 
 
@@ -514,7 +514,7 @@ def _variables(given: list[str]) -> dict[str, str]:
 
 
 def _stop_on_signals() -> list[signal.Signals]:
-    """Let signals that end a command cancel this one, so that its lease is released.
+    """Cancel this command at signals that would end it, so that its lease is released.
 
     Only the first does: Ctrl-C comes twice, and a session that closes sends SIGHUP and SIGTERM. The
     next one must not cut off the release that the first began. A Ctrl-C some seconds later leaves

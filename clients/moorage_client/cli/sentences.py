@@ -60,7 +60,7 @@ def detail(name: str, value: JsonValue, words: Callable[[JsonValue], str]) -> st
 
 
 def said(name: str, value: JsonValue, reason: str) -> bool:
-    """Return whether the reason of a refusal says a detail already."""
+    """Return whether the reason of a refusal already contains a detail."""
     if name in {"nearest", "registered"}:
         return "did you mean" in reason.lower()
     return name == "fits_if" and len(value) == 1 and "It would fit" in reason

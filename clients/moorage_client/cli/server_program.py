@@ -1,4 +1,4 @@
-"""Jobs of the server package for the command line: trials of policies, and shipped policies.
+"""Run jobs of the server package for the command line: tests of policies, shipped policies.
 
 A client does not import the server's packages: a program of the server package is started with this
 interpreter, gets the job as JSON, and answers JSON.
@@ -21,13 +21,13 @@ PROGRAM: Final = "moorage.lab.offline"
 
 
 def check_installed() -> None:
-    """Raise `typer.BadParameter` where the server is not installed."""
+    """Raise `typer.BadParameter` if the server is not installed."""
     if server_extra.missing():
         raise typer.BadParameter(f"this needs the server here: {install_command('server')}")
 
 
 def become_server(program: str, job: JsonObject) -> NoReturn:
-    """Let a server of the server package take the place of this process: signals reach it."""
+    """Replace this process by a program of the server package, which then gets its signals."""
     sys.stdout.flush()
     sys.stderr.flush()
     command = launch.command(program, json.dumps(job))

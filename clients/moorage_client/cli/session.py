@@ -1,4 +1,4 @@
-"""The common part of all commands: the server, the caller, the output; and their construction.
+"""The common part of all commands: server, token, output, and the registration of a command.
 
 Every command of `program` is a function of a `CommandSession` and its own options; `command` adds
 the shared options to it, so that they can stand before and after the command's name.
@@ -30,7 +30,7 @@ _DEFAULT = re.compile(r"ws://(127\.0\.0\.1|localhost|\[::1\]):8765/?")
 
 @dataclass(frozen=True, slots=True)
 class CommandSession:
-    """The shared options, as given; the clients know the environment and the defaults.
+    """The values of the shared options; the clients add the environment and the defaults.
 
     Args:
         url: WebSocket URL of the server, or of several, separated by commas.
@@ -53,7 +53,7 @@ class CommandSession:
 
     @property
     def wide(self) -> bool:
-        """Whether tables have their columns of details."""
+        """Whether tables show their additional columns."""
         return self.output is OutputFormat.WIDE
 
     def run(self, work: Callable[["Client"], Coroutine[object, object, T]]) -> T:
@@ -107,7 +107,7 @@ def _check_scheme(option: str, url: str | None, *schemes: str) -> None:
 
 
 def _refuse_blanks(context: typer.Context, options: JsonMapping) -> None:
-    """Refuse a blank in a list of names: of a script, whose variable is empty."""
+    """Refuse an empty name in a list of names, for example from an empty variable of a script."""
     for each in context.command.params:
         given = options.get(each.name or "") if each.param_type_name == "option" else None
         if isinstance(given, list) and any(isinstance(v, str) and not v.strip() for v in given):

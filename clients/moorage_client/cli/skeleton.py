@@ -1,4 +1,4 @@
-"""`moorage policy new`: a policy that works, with its types, its tests and its README."""
+"""`moorage policy new`: create a working policy with types, examples, tests and a README."""
 
 import json
 import re
@@ -112,7 +112,7 @@ def new(
         Path, typer.Option(help="Where to make it", file_okay=False, exists=True)
     ] = Path(),
 ) -> None:
-    """Make a folder with a policy that works: code, types, examples, tests and a README."""
+    """Create a folder with a working policy: code, types, examples, tests and a README."""
     if not NAME.fullmatch(name):
         raise typer.BadParameter(
             f"NAME: {name!r}; expected a letter, then letters, digits, - and _, 64 at most"

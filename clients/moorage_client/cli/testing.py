@@ -1,4 +1,4 @@
-"""Policies that are tried before a server gets them: what `test` and `push` share."""
+"""Test a policy before a server gets it, for `policy test` and `policy push`."""
 
 import re
 import shlex
@@ -28,7 +28,7 @@ _PLACE: Final = re.compile(r"(?<![\w./-])([\w./-]+\.py)(?=,? line \d|: )")
 
 
 def tested(path: Path, job: JsonMapping) -> JsonObject:
-    """Try a policy, and return the report with the author's own file names.
+    """Test a policy; return the report with the author's own file names.
 
     Args:
         path: Where the author has it.
@@ -45,12 +45,12 @@ def tested(path: Path, job: JsonMapping) -> JsonObject:
 
 
 def policy_name(path: Path) -> str:
-    """Return the name of a policy whose document has none: that of its file or folder."""
+    """Return the default name of a policy: the name of its file or folder."""
     return plain_name(path) or "policy"
 
 
 def _own(path: Path, file: str) -> str:
-    """Return the author's path of a file of the policy; in an archive, its name there."""
+    """Return the author's path of a policy's file; in an archive, the name inside it."""
     if path.is_file():
         return str(path) if file in {ENTRY, path.name} and path.suffix == ".py" else file
     for each in (path / "code" / file, path / file):
@@ -60,7 +60,7 @@ def _own(path: Path, file: str) -> str:
 
 
 def test_first(path: Path, document: JsonMapping, done: str, *, quiet: bool, force: bool) -> None:
-    """Try a policy before a server uses it, where the server is installed here.
+    """Test a policy before a server gets it, if the server package is installed here.
 
     Args:
         path: The author's file or folder; for one on a server, its URI.

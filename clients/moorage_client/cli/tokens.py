@@ -1,4 +1,4 @@
-"""The file where `moorage ask` and `run` keep the tokens of leases, so that no user pastes them."""
+"""The file with the tokens of leases that `moorage ask` and `moorage run` got."""
 
 import time
 from pathlib import Path
@@ -57,7 +57,7 @@ class TokenFile:
         return None if token is None else str(token)
 
     def keep(self, lease: Lease, url: str) -> None:
-        """Remember a lease.
+        """Store the token of a lease.
 
         Raises:
             StateUnusable: The file cannot be changed.
@@ -71,7 +71,7 @@ class TokenFile:
         self._file.change(add)
 
     def renewed(self, lease: Lease) -> None:
-        """Note when a remembered lease now ends. Errors as `keep`."""
+        """Store the new end of a stored lease. Errors as `keep`."""
 
         def note(entries: Entries) -> Entries:
             if lease.id in entries:
@@ -82,7 +82,7 @@ class TokenFile:
 
 
 def _pruned(entries: Entries) -> Entries:
-    """Return the entries without those that are long over, at most `LEASES_MAX`."""
+    """Return at most `LEASES_MAX` entries, without leases that ended long ago."""
     oldest = time.time() - KEPT_SECONDS
     ends = {lease: float(entry.get("expires_at") or 0.0) for lease, entry in entries.items()}
     leases = sorted((lease for lease in entries if ends[lease] > oldest), key=ends.__getitem__)

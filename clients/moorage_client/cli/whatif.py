@@ -1,4 +1,4 @@
-"""`moorage whatif`: the answer to a request, and the differences, after a change."""
+"""`moorage whatif`: show the effects of a change, and the answer to a request after it."""
 
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -65,7 +65,7 @@ def whatif(
         typer.Option(metavar="OLD=NEW", help="Policy NEW for OLD", rich_help_panel=_CHANGE),
     ] = None,
 ) -> None:
-    """Say what would come of a change, or of a request; nothing is changed."""
+    """Show the effects of a change, or the answer to a request, without making the change."""
     wanted = json_object(request, "--request")
     if wanted is None and policy:
         lease = {"wait_seconds": wait, "priority": priority}
@@ -160,7 +160,7 @@ def _read_swap(given: str) -> tuple[str, str]:
 
 
 def _changed_quota(given: str) -> JsonObject:
-    """Return a quota of `TENANT key=value …`, as the setting `quotas` has it."""
+    """Return a quota from `TENANT key=value …`, the format of the setting `quotas`."""
     who, *terms = given.split()
     tenant, slash, project = who.partition("/")
     change: JsonObject = {"tenant": tenant} | ({"project": project} if slash else {})

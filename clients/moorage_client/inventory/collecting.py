@@ -1,4 +1,4 @@
-"""Readers of sources of any kind, and the merge of their statements about one cluster."""
+"""Read sources of any kind, and merge their data about one cluster."""
 
 import io
 import json
@@ -30,7 +30,7 @@ _FORMS: Final = (
 
 
 def collect(sources: Sequence[str], cluster_id: str = "") -> Inventory:
-    """Read sources; their statements about one cluster become one document.
+    """Read sources; merge their data about one cluster into one document.
 
     Args:
         sources: Each as the package's docstring has it.
@@ -131,7 +131,7 @@ def _json(source: str, text: str, cluster_id: str) -> Inventory:
 
 
 def _refuse_constant(name: str) -> None:
-    """Refuse what Python reads and JSON does not have: NaN and Infinity."""
+    """Refuse NaN and Infinity, which Python accepts and JSON does not have."""
     raise ValueError(f"{name} is not JSON")
 
 

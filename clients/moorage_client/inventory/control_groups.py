@@ -35,7 +35,7 @@ class GroupLimit:
 
 
 def cpu_limit(process: Path = _SELF) -> GroupLimit | None:
-    """Return the tightest limit of CPU, in thousandths of a core; None: there is none.
+    """Return the smallest limit of CPU, in milli; None if there is none.
 
     Args:
         process: The process's folder in /proc.
@@ -52,7 +52,7 @@ def cpu_limit(process: Path = _SELF) -> GroupLimit | None:
 
 
 def memory_limit(process: Path = _SELF) -> GroupLimit | None:
-    """Return the tightest limit of memory, in bytes; None: there is none. As `cpu_limit`."""
+    """Return the smallest limit of memory, in bytes; None if there is none. As `cpu_limit`."""
     found = []
     for folder in _folders(process, "memory"):
         for file in (folder / "memory.max", folder / "memory.limit_in_bytes"):
@@ -63,7 +63,7 @@ def memory_limit(process: Path = _SELF) -> GroupLimit | None:
 
 
 def _folders(process: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of the groups that the process is in, from its own up to the root."""
+    """Yield the folders of the process's control groups, from its own up to the root."""
     paths = _paths(process)
     for root, point, kind, controllers in _mounts(process):
         if kind == "cgroup" and controller not in controllers:
@@ -81,7 +81,7 @@ def _folders(process: Path, controller: str) -> Iterator[Path]:
 
 
 def _paths(process: Path) -> dict[str, PurePosixPath]:
-    """Return the process's path by controller of v1; by the empty name, that of v2."""
+    """Return the process's path for each controller of v1; the empty name has the path of v2."""
     found: dict[str, PurePosixPath] = {}
     for line in _lines(process / "cgroup"):
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -104,7 +104,7 @@ def _unescape(text: str) -> str:
 
 
 def _words(file: Path) -> tuple[str, str]:
-    """Return the first two words of a file; empty ones where there are none."""
+    """Return the first two words of a file; empty texts if they are missing."""
     first = next(iter(_lines(file)), "").split()
     return (*first, "", "")[0], (*first, "", "")[1]
 

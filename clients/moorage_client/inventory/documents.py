@@ -65,7 +65,7 @@ class Inventory:
 
 
 def combined(found: Iterable[tuple[str, Document]]) -> list[Document]:
-    """Return one document for each cluster, its nodes taken from all that name it.
+    """Return one document per cluster, with the nodes of all its documents.
 
     Args:
         found: Documents, each with the source that it came from.

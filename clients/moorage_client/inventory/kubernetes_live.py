@@ -1,4 +1,4 @@
-"""Kubernetes clusters as they are now: `kubernetes` and `kubernetes:CONTEXT` as sources.
+"""The sources `kubernetes` and `kubernetes:CONTEXT`: the current state of a cluster.
 
 A program of the server package asks the API server, started with this interpreter: the client
 imports neither that package nor the library of the extra `kubernetes`.
@@ -29,7 +29,7 @@ def is_live(source: str) -> bool:
 
 
 def live_inventory(source: str, cluster_id: str) -> Inventory:
-    """Return a cluster as it is now.
+    """Return the current state of a cluster.
 
     Args:
         source: `kubernetes`, or `kubernetes:CONTEXT` for another context than the current one.
@@ -63,7 +63,7 @@ def cluster_id_of(source: str, cluster_id: str) -> str:
 
 
 def current_context() -> str:
-    """Return the current context of the kubeconfig, as kubectl finds it; "" where none is."""
+    """Return the current context of the kubeconfig, as kubectl finds it; "" if there is none."""
     import yaml  # noqa: PLC0415  # Slow to import.
 
     named = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
@@ -81,7 +81,7 @@ def current_context() -> str:
 
 @contextmanager
 def followed(source: str, cluster_id: str, *, watch: bool) -> Iterator[IO[bytes]]:
-    """Give lines of JSON about a cluster, as `moorage.backends.kubernetes.follow` has them.
+    """Yield the JSON lines about a cluster that `moorage.backends.kubernetes.follow` prints.
 
     Raises:
         InventoryError: What that needs is not installed, or the cluster has no id.

@@ -95,7 +95,7 @@ def _uuid(nvml: ModuleType, handle: object) -> str:
 
 
 def _instances(nvml: ModuleType, handle: object) -> list[tuple[int, object]] | None:
-    """Return the MIG instances of a device with their numbers; None: it is not divided."""
+    """Return the MIG instances of a device with their numbers; None if it is not divided."""
     try:
         mode, _ = nvml.nvmlDeviceGetMigMode(handle)
     except nvml.NVMLError_NotSupported:
@@ -112,7 +112,7 @@ def _instances(nvml: ModuleType, handle: object) -> list[tuple[int, object]] | N
 
 
 def _link_groups(nvml: ModuleType, handles: Sequence[object]) -> list[str]:
-    """Return for each device the group that NVLink joins it to; empty: none."""
+    """Return the NVLink group of each device; empty if it has none."""
     groups = list(range(len(handles)))
     for first, one in enumerate(handles):
         for second in range(first):
@@ -131,7 +131,7 @@ def _has_link(nvml: ModuleType, one: object, other: object) -> bool:
 
 
 def _numa(bus: str) -> int:
-    """Return the NUMA domain of a PCI device, -1 where it is unknown."""
+    """Return the NUMA domain of a PCI device; -1 if it is unknown."""
     # NVML writes an eight-digit domain, the kernel a four-digit one, in small letters.
     domain, _, rest = bus.lower().partition(":")
     try:

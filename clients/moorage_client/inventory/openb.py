@@ -56,7 +56,7 @@ class TraceNode:
 
 @dataclass(frozen=True, slots=True)
 class TableLine:
-    """One line of a table: where it stands, and its fields by column."""
+    """One line of a table: its number, and its fields by column."""
 
     path: Path
     number: int
@@ -93,7 +93,7 @@ def read_nodes(path: Path) -> list[TraceNode]:
 
 
 def nodes_in(path: Path, file: IO[str]) -> list[TraceNode]:
-    """Read an open node file, as `read_nodes` does; `path` is how errors call it."""
+    """Read an open node file, as `read_nodes` does; errors name it `path`."""
     nodes = []
     names = set[str]()
     for line in lines(path, file, COLUMNS):

@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster, as a cluster document: from its dashboard, or from what Ray printed.
+"""The nodes of a Ray cluster as a cluster document, from its dashboard or from Ray's output.
 
 The dashboard is read over plain HTTP, so neither a `ray` package nor one of the cluster's own
 version is needed: `GET /api/v0/nodes` is what `ray list nodes` asks, `GET /nodes?view=summary`
@@ -146,7 +146,7 @@ def _node(source: str, place: str, node: JsonMapping, measured: JsonMapping) -> 
 
 
 def _devices(count: int, resources: JsonMapping, measured: JsonMapping) -> list[Document]:
-    """Return as many devices as Ray schedules on, with the measured properties."""
+    """Return as many devices as Ray schedules, with their measured properties."""
     named = (found[1] for key in resources if (found := _MODEL.fullmatch(key)))
     model = next(named, "")
     seen = [each for each in measured.get("gpus") or () if isinstance(each, dict)]
@@ -163,7 +163,7 @@ def _devices(count: int, resources: JsonMapping, measured: JsonMapping) -> list[
 
 
 def _amount(source: str, place: str, value: JsonValue) -> float:
-    """Return a number, also one that Ray's command line has made readable: `22.420 GiB`."""
+    """Return a number, also from the format of Ray's command line: `22.420 GiB`."""
     if isinstance(value, str) and (found := _HUMAN.fullmatch(value)):
         return float(found[1]) * _UNITS[found[2]]
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
@@ -172,7 +172,7 @@ def _amount(source: str, place: str, value: JsonValue) -> float:
 
 
 def _token() -> str:
-    """Return the token where Ray's own tools look for it; empty: there is none.
+    """Return the token from the places where Ray's tools look for it; empty if there is none.
 
     Source: https://docs.ray.io/en/latest/ray-security/token-auth.html
     """

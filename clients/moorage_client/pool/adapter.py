@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @in_yaml
 class Checkout(dict[str, list[JsonObject]]):
-    """What was checked out, `{type: [{"id", "slots"}]}`; a plain dict in every other respect.
+    """Checked-out slots as a plain dict, `{type: [{"id", "slots"}]}`, with their transaction.
 
     Args:
         resources: What was handed out.
@@ -68,7 +68,7 @@ class ResourcePoolAdapter:
 
     @property
     def types(self) -> list[str]:
-        """The types, sorted."""
+        """The types of resources, sorted."""
         return self._read(list[str], self._call("GET", "/types").get("types"))
 
     def empty(self) -> bool:
@@ -120,7 +120,7 @@ class ResourcePoolAdapter:
         return Checkout(resources, self._read(str, answer.get("transaction")))
 
     def checkin(self, resources: JsonMapping | str) -> None:
-        """Give back what `checkout` returned, or a transaction by its id: all of it.
+        """Give back all slots of a `checkout`, or of a transaction by its id.
 
         Raises:
             InvalidCheckin: It is not held (any more).
@@ -135,7 +135,7 @@ class ResourcePoolAdapter:
         self._call("POST", "/checkin", body)
 
     def renew(self, checkout: Checkout | str, ttl_seconds: float) -> float:
-        """Let a checkout last some seconds from now; return when it ends, since the epoch.
+        """Extend a checkout to some seconds from now; return its end in seconds since the epoch.
 
         Raises:
             InvalidCheckin: It is not held (any more).
@@ -146,7 +146,7 @@ class ResourcePoolAdapter:
         return self._read(float, self._call("POST", "/renew", body).get("expires_at"))
 
     def state(self) -> JsonObject:
-        """Return what is free, all that there is, and who holds what (`holdings`)."""
+        """Return the free slots, all slots, and the holders with their slots (`holdings`)."""
         return self._call("GET", "/state")
 
     def _call(self, method: str, path: str, body: JsonValue = None) -> JsonObject:
@@ -210,7 +210,7 @@ class _UnixConnection(HTTPConnection):
 
 
 def _error_of(document: JsonValue) -> Exception:
-    """Return the exception that a failure names."""
+    """Return the exception for a failure reply."""
     name, message = str(document.get("error")), str(document.get("message"))
     kind = getattr(moorage.slots, name, None)
     if not isinstance(kind, type) or not issubclass(kind, SlotsError):

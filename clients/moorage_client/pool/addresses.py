@@ -33,7 +33,7 @@ class Uds:
     own: bool = field(default=False, compare=False)
 
     def check(self) -> None:
-        """Refuse a folder that another user made, or may change, where this user's own should be.
+        """Refuse a folder that another user made or may change.
 
         In the system's temporary directory anybody may make one of its name.
 

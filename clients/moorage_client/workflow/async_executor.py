@@ -52,7 +52,7 @@ class AsyncResourceAwareExecutor(BaseExecutor):
     """
 
     async def execute(self, tasks: Mapping[str, Task]) -> ExecutionResult:
-        """Run every node once and return what came of it.
+        """Run every node once and return the results.
 
         Where this is cancelled, the run is: what runs gets a stop signal, and has
         `stop_seconds` at most before the cancellation goes on.
@@ -128,12 +128,12 @@ class AsyncDAGExecutor(AsyncResourceAwareExecutor):
         timeout: float | None = None,  # noqa: ASYNC109  # Of each node.
         cancel_event: Settable | None = None,
     ) -> ExecutionResult:
-        """Run every node once and return what came of it; arguments as of `DAGExecutor.execute`."""
+        """Run every node once and return the results; arguments as of `DAGExecutor.execute`."""
         return await self._execute(self._settings_of(timeout, cancel_event), tasks)
 
 
 class _AsyncRun:
-    """One call of `execute`. Everything is done on the loop, which is its lock."""
+    """One call of `execute`. All its code runs on the event loop, so it needs no lock."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class _AsyncRun:
         return result
 
     def cancel(self) -> None:
-        """Start nothing more, and tell what runs to stop. From any thread."""
+        """Start no more nodes, and send running ones the stop signal. Any thread may call this."""
         self._cancelling = True
         for node in list(self._running):  # At once, as it may be one of them that calls this.
             node.stop(stopped_run())
@@ -212,7 +212,7 @@ class _AsyncRun:
         self._pump()
 
     def _pump(self) -> None:
-        """Start what can be started in this turn of the loop, and notice the end."""
+        """Start all nodes that can start now, and notice the end of the run."""
         if self._turning:
             return
         try:
@@ -255,7 +255,7 @@ class _AsyncRun:
             self._crew.run(node)
 
     def _await(self, node: RunningNode, value: Awaitable[Result]) -> None:
-        """Await the result of a task, in a loop's task that its node can stop."""
+        """Await the result of a task, in an asyncio task that the node can cancel."""
         # A context of its own: what one node sets there is none of the next one's business.
         task = self._loop.create_task(self._live(node, value), context=self._context.copy())
         task.add_done_callback(partial(self._lived, node, value))
@@ -277,7 +277,7 @@ class _AsyncRun:
     def _lived(
         self, node: RunningNode, value: Awaitable[Result], task: "asyncio.Task[None]"
     ) -> None:
-        """End a node whose task was cancelled before it began."""
+        """End a node whose asyncio task was cancelled before it began."""
         if not task.cancelled() and (defect := task.exception()) is not None:
             self._defect = defect
             self._over.set()
@@ -315,7 +315,7 @@ class _AsyncRun:
             self._loop.call_later(self._settings.stop_seconds, self._abandon, node)
 
     def _abandon(self, node: RunningNode) -> None:
-        """Go on without a task that does not end."""
+        """Continue the run without a task that does not end."""
         result = self._execution.close_abandoned(node)
         if result is None:
             return
@@ -344,7 +344,7 @@ class _AsyncRun:
             self._loop.call_soon_threadsafe(act)
 
     def _returned(self, node: RunningNode, value: Result, error: BaseException | None) -> None:
-        """Take note, on its thread, that a plain function returned."""
+        """Note, on the function's thread, that a plain function returned."""
         if node.abandoned:
             self._execution.close(node, None, None)
             return
@@ -367,7 +367,7 @@ class _AsyncRun:
 
 
 class _Crew:
-    """Threads that call plain functions, started as they are needed. Ruled from the loop.
+    """Threads that call plain functions; the event loop starts and ends them as needed.
 
     Args:
         threads_max: Functions that run at a time.
@@ -391,7 +391,7 @@ class _Crew:
 
     @property
     def has_space(self) -> bool:
-        """Whether one more function can run now."""
+        """Whether a thread for one more function is available."""
         return len(self._busy) < self._threads_max
 
     def run(self, node: RunningNode) -> None:
@@ -403,11 +403,11 @@ class _Crew:
             threading.Thread(target=self._work, name="moorage-workflow", daemon=True).start()
 
     def left(self, node: RunningNode) -> None:
-        """Take note that a function returned."""
+        """Note that a function returned."""
         self._busy.discard(node)
 
     def abandon(self, node: RunningNode) -> None:
-        """Do without a thread whose function does not return."""
+        """Give up a thread whose function does not return."""
         if node in self._busy:
             self._busy.discard(node)
             self._threads -= 1

@@ -31,7 +31,7 @@ class Settable(Protocol):
     """A `threading.Event`, an `asyncio.Event` or the like."""
 
     def is_set(self) -> bool:
-        """Return whether it was set."""
+        """Return whether the event is set."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -149,7 +149,7 @@ class BaseExecutor:
         return settings if cancel_event is None else replace(settings, ends=cancel_event.is_set)
 
     def cancel(self) -> None:
-        """Cancel what this executor runs now. From any thread, also from a task or a callback.
+        """Cancel the runs of this executor. Any thread, task or callback may call this.
 
         Nodes that did not start are CANCELLED; those that run get a stop signal: coroutines are
         cancelled, and other tasks find `current_node().stopped`. A task that returns all the same
@@ -160,7 +160,7 @@ class BaseExecutor:
 
 
 def _by_name(given: object, what: str) -> list[tuple[str, object]]:
-    """Return an argument that is one value or one by node, as names for messages and values."""
+    """Return an argument, which is one value or one value per node, as names and values."""
     if not isinstance(given, Mapping):
         return [(what, given)]
     return [(f"{what}[{node!r}]", value) for node, value in given.items()]
@@ -180,12 +180,12 @@ def _check_seconds(seconds: object, what: str) -> None:
 
 
 def is_awaitable(value: object) -> bool:
-    """Return whether a task returned something to wait for, rather than its value."""
+    """Return whether a task returned an awaitable instead of its value."""
     return hasattr(type(value), "__await__")
 
 
 class Pools:
-    """Where the tasks of one run are called.
+    """The threads and processes in which the tasks of one run are called.
 
     Args:
         run_in: As of `BaseExecutor`.
@@ -222,7 +222,7 @@ class Pools:
             raise
 
     def close(self) -> None:
-        """End threads and processes of this executor; nothing is waited for."""
+        """End threads and processes of this executor, without waiting for them."""
         if self._make is not None and self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -240,7 +240,7 @@ class Pools:
 
 
 def _call_elsewhere(task: Task, environment: Mapping[str, str], parent: int) -> Result:
-    """Call a task with its variables set if this is a process, and wait for its result."""
+    """Call a task in a thread or process, in a process with its variables, and await the result."""
     own = {} if os.getpid() == parent else environment
     before = {name: os.environ.get(name) for name in own}
     os.environ.update(own)

@@ -1,4 +1,4 @@
-"""The callbacks of an executor, called as its nodes come and go."""
+"""The callbacks of an executor, called when its nodes start and end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -8,11 +8,11 @@ class WorkflowError(MoorageError):
 
 
 class GraphError(WorkflowError, ValueError):
-    """The graph is none: a cycle, a name that is taken, or one that was not added."""
+    """The graph is invalid: a cycle, a duplicate name, or an unknown name."""
 
 
 class ResourceError(WorkflowError, ValueError):
-    """An amount is not one, can never be had, or was never taken."""
+    """An amount is invalid, can never be available, or was never taken."""
 
 
 class GateRejected(WorkflowError):  # noqa: N818  # As `TaskStopped`.
@@ -24,15 +24,15 @@ class GateTimeout(WorkflowError, TimeoutError):  # noqa: N818  # As `TaskTimeout
 
 
 class JournalError(WorkflowError):
-    """A journal cannot be read or written, or is that of another graph."""
+    """A journal cannot be read or written, or belongs to another graph."""
 
 
 class PoolBroken(WorkflowError):  # noqa: N818  # As `TaskStopped`.
-    """A process of the pool of `run_in` ended, and no task can be called there any more."""
+    """A process of the pool in `run_in` ended, so the pool can call no more tasks."""
 
 
 class TaskStopped(WorkflowError):  # noqa: N818  # It is no error of the task.
-    """The run was cancelled; `current_node().check()` raises it in tasks that ask."""
+    """The run was cancelled; `current_node().check()` raises this error."""
 
 
 class TaskTimeout(WorkflowError, TimeoutError):  # noqa: N818  # As `Timeout` of the clients.

@@ -1,4 +1,4 @@
-"""One run of a graph: all that the sync and the async executor have in common.
+"""One run of a graph: the common part of the sync and the async executor.
 
 The shells differ in who runs the tasks, and in nothing else: both ask `next` what to run, call
 `open` before the task and `close` after it, and tell `settle` that it is over. What is here needs
@@ -44,7 +44,7 @@ _ENDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a run: the arguments of both executors, which describe them."""
+    """The settings of a run, from the arguments of both executors."""
 
     dag: DAG
     pool: Pool
@@ -150,7 +150,7 @@ class Execution:
     # Under the shell's lock.
 
     def start(self) -> list[int]:
-        """Begin; return the nodes that are skipped, for `tell_skipped`."""
+        """Begin the run; return the skipped nodes, for `tell_skipped`."""
         if self.trace is not None:
             self.trace.add(EventType.EXECUTION_STARTED)
         journal = self._settings.journal
@@ -170,7 +170,7 @@ class Execution:
         return self._schedule.left == 0
 
     def next(self) -> RunningNode | None:
-        """Return a node to run now, which holds its requirements; None: wait to be woken."""
+        """Return a node that holds its requirements and can run now; None: wait to be woken."""
         if self._settings.ends is not None and self._settings.ends():
             self.cancel()
         if self._freed:
@@ -197,7 +197,7 @@ class Execution:
         return None
 
     def settle(self, node: RunningNode, result: NodeResult | None) -> list[int]:
-        """Settle a node that ended, and release its requirements; return the nodes skipped for it.
+        """Record the end of a node, and release its requirements; return the nodes skipped by it.
 
         What follows it is ready before anything is released: so what it held goes to the best
         node, be that its own successor. The shell calls `tell` afterwards.
@@ -230,7 +230,7 @@ class Execution:
         result: NodeResult,
         skipped: list[int],
     ) -> NodeResult:
-        """Change the graph after a node; return the node's result, a failure if it cannot change.
+        """Apply a node's changes of the graph; return its result, a failure if they are invalid.
 
         Args:
             node: Which.
@@ -271,7 +271,7 @@ class Execution:
         return result
 
     def _check(self, growth: DynamicModification) -> None:
-        """Refuse a change of the graph that cannot be.
+        """Refuse an invalid change of the graph.
 
         Raises:
             ValueError: It says why.
@@ -306,7 +306,7 @@ class Execution:
         )
 
     def release(self, node: RunningNode) -> None:
-        """Release a node's requirements, unless its task still uses them; look at all again."""
+        """Release a node's requirements, unless its task still uses them; check all nodes again."""
         self._freed = True
         if node.holds and not node.abandoned:
             node.holds, node.released = False, True
@@ -320,11 +320,11 @@ class Execution:
         node.end = None
 
     def free(self) -> None:
-        """Take note that there is space: ask about every node again."""
+        """Note that there is space: check every blocked node again."""
         self._freed = True
 
     def cancel(self) -> None:
-        """Start no more nodes. The shell stops those that run."""
+        """Start no more nodes. The executor stops running ones."""
         if self.cancelled:
             return
         self.cancelled = True
@@ -364,7 +364,7 @@ class Execution:
         return self._grant is not None
 
     def _stand_in_line(self) -> None:
-        """Put the best of the blocked nodes into the pool's line, as many as it takes."""
+        """Queue the best blocked nodes at the pool, as many as it accepts."""
         pool = self._settings.pool
         while len(self._claims) < pool.claims_max:
             number = self._schedule.reserve(self._may_stand_in_line, self._outsized)
@@ -382,7 +382,7 @@ class Execution:
                 pass
 
     def _put_best_in_line(self) -> None:
-        """Put the best of the nodes that just became ready into the place of a worse one."""
+        """Put the best newly ready node into the queue place of a worse node."""
         grown = self._schedule.grown()
         if self.cancelled or not self._claims or not grown:
             return
@@ -398,7 +398,7 @@ class Execution:
                 return
 
     def _better(self, groups: Iterable[int]) -> tuple[int, int, Claim] | None:
-        """Return the best node of some groups, its group and a claim of a worse one, if any."""
+        """Return the best node of some groups, its group, and the claim of a worse node, if any."""
         waiting = [number for number, claim in self._claims.items() if claim.grant is None]
         if not waiting:
             return None
@@ -407,7 +407,7 @@ class Execution:
         return (*ahead, self._claims[worst]) if ahead else None
 
     def _exchange(self, number: int, group: int, waiting: Claim) -> bool:
-        """Give the place of one node in the line to another; False: the place is not free."""
+        """Give a node's queue place to another node; False if the place was granted meanwhile."""
         claim = self._claim(number)
         if not self._settings.pool.exchange(waiting, claim):
             return False
@@ -462,7 +462,7 @@ class Execution:
     # From any thread, without the lock.
 
     def freed(self) -> None:
-        """Something may fit now that did not before. For the pool, and for shells with `space`."""
+        """Note that a node may fit now. Called by pools, and by executors with limited threads."""
         self._freed = True
         self._wake()
 
@@ -473,7 +473,7 @@ class Execution:
     # On the thread of a node, without the lock.
 
     def tell(self, node: RunningNode, skipped: Iterable[int]) -> None:
-        """Call the callbacks for a node's release, and for the nodes skipped for it."""
+        """Call the callbacks for a node's release, and for the nodes skipped by it."""
         if node.released and (grant := node.grant) is not None:
             node.released = False
             if (call := self._settings.callbacks.on_resource_released) is not None:
@@ -576,7 +576,7 @@ class Execution:
         )
 
     def _completed(self, node: RunningNode, value: Result) -> BaseException | None:
-        """Report the result of a task; return the exception that this raised."""
+        """Report the result of a task to callbacks; return an exception that they raised."""
         try:
             if (expand := self._settings.expanders.get(node.name)) is not None:
                 node.growth = expand(node.name, value)
@@ -606,7 +606,7 @@ class Execution:
     def _report(
         self, callback: str, name: str, call: Callable[..., object], *arguments: object
     ) -> None:
-        """Call a callback whose exception fails nothing, and keep the exception."""
+        """Call a callback; store its exception, which fails no node."""
         try:
             call(*arguments)
         except Exception as error:  # noqa: BLE001  # It is the caller's; the result has it.

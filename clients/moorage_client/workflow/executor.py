@@ -1,4 +1,4 @@
-"""The sync executor: runs a graph on threads of its own while the caller waits.
+"""The sync executor: runs a graph on its own threads while the caller waits.
 
 A thread that ends a node asks for the next one itself, so that a chain of short nodes costs no
 change of threads. Another thread is woken only where there is a second node to run; it wakes the
@@ -47,7 +47,7 @@ class ResourceAwareExecutor(BaseExecutor):
     """
 
     def execute(self, tasks: Mapping[str, Task]) -> ExecutionResult:
-        """Run every node once and return what came of it.
+        """Run every node once and return the results.
 
         Ctrl-C cancels the run, waits at most `stop_seconds` for what runs, and is raised again.
 
@@ -117,7 +117,7 @@ class DAGExecutor(ResourceAwareExecutor):
         timeout: float | None = None,
         cancel_event: Settable | None = None,
     ) -> ExecutionResult:
-        """Run every node once and return what came of it, as `ResourceAwareExecutor.execute`.
+        """Run every node once and return the results, as `ResourceAwareExecutor.execute`.
 
         Args:
             tasks: By node. A node without a task is SKIPPED, and holds up nothing.
@@ -130,7 +130,7 @@ class DAGExecutor(ResourceAwareExecutor):
 
 
 class DynamicExecutor(DAGExecutor):
-    """Runs a graph that changes while it runs; the graph that it was given stays as it is.
+    """Runs a copy of a graph, which expanders may change during the run.
 
     Args:
         dag: As of `BaseExecutor`, like all that has no text here.
@@ -229,7 +229,7 @@ class _Run:
             thread.join()
 
     def cancel(self) -> None:
-        """Start nothing more, and tell what runs to stop."""
+        """Start no more nodes, and send running ones the stop signal."""
         with self._lock:
             if self._execution.cancelled:
                 return
@@ -252,7 +252,7 @@ class _Run:
         self._kick.set()
 
     def _wait(self) -> None:
-        """Sleep until the run is over, doing on the way what has a time or comes from outside."""
+        """Sleep until the run is over; meanwhile handle timers and calls of other threads."""
         while True:
             with self._lock:
                 now, due = time.monotonic(), []
@@ -309,7 +309,7 @@ class _Run:
         return self._execution.close(node, value, error)
 
     def _over(self, node: RunningNode, result: NodeResult | None) -> list[int]:
-        """Settle a node that ended, at once or after the pause before its next attempt."""
+        """Record a node's end, or start its next attempt after a pause."""
         pause = self._settings.retry_seconds
         if result is not None or not pause or self._execution.cancelled:
             return self._execution.settle(node, result)
@@ -342,7 +342,7 @@ class _Run:
                 self._waking = False
 
     def _pick(self) -> RunningNode | None:
-        """Return a node for this thread, and see that a thread runs the one after it."""
+        """Return a node for this thread, and wake a thread for the next node."""
         node = self._handed.popleft() if self._handed else self._execution.next()
         if node is None:
             return None
@@ -374,7 +374,7 @@ class _Run:
         thread.start()
 
     def _at(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call `act` later, on the thread that called `execute`."""
+        """Call `act` at a time, on the thread that called `execute`."""
         when = time.monotonic() + seconds
         heapq.heappush(self._timers, (when, next(self._ties), act))
         if self._timers[0][0] == when:
@@ -387,7 +387,7 @@ class _Run:
             self._at(self._settings.stop_seconds, partial(self._abandon, node))
 
     def _abandon(self, node: RunningNode) -> None:
-        """Go on without a task that does not end; its thread leaves the crew."""
+        """Continue without a task that does not end; its thread is no longer used."""
         result = self._execution.close_abandoned(node)
         if result is None:
             return

@@ -58,24 +58,24 @@ class ApprovalGate:
 
     @property
     def status(self) -> GateStatus:
-        """The status now."""
+        """The current status."""
         return self._status
 
     def approve(self) -> None:
-        """Let its node run. Nothing changes where it is resolved already."""
+        """Approve the gate, so that its node runs. Does nothing if the gate is resolved already."""
         self._resolve(GateStatus.APPROVED, "")
 
     def reject(self, reason: str = "") -> None:
-        """Let its node fail. Nothing changes where it is resolved already."""
+        """Reject the gate, so that its node fails. Does nothing if the gate is resolved already."""
         self._resolve(GateStatus.REJECTED, reason)
 
     def reset(self) -> None:
-        """Make it wait for approval again, for another run."""
+        """Make the gate wait for approval again, for another run."""
         with self._lock:
             self._status, self.reason = GateStatus.PENDING, ""
 
     def wait_sync(self) -> None:
-        """Wait until it is resolved.
+        """Wait until the gate is resolved.
 
         Raises:
             GateRejected: It was rejected.
@@ -91,12 +91,12 @@ class ApprovalGate:
         self.check("the gate")
 
     async def wait_async(self) -> None:
-        """Wait until it is resolved, on an event loop; as `wait_sync`."""
+        """Wait on an event loop until the gate is resolved; as `wait_sync`."""
         await self.entered(lambda: None, lambda: False)
         self.check("the gate")
 
     async def entered(self, waits: Callable[[], object], stopped: Callable[[], bool]) -> None:
-        """Wait until it is resolved, its time is over, or this is cancelled. For executors.
+        """Wait until the gate is resolved, times out, or the wait is cancelled. For executors.
 
         Args:
             waits: Called before.
@@ -119,7 +119,7 @@ class ApprovalGate:
                 self.leave(wake, stopped=stopped())
 
     def check(self, what: str) -> None:
-        """Do nothing if it was approved.
+        """Raise an error unless the gate was approved.
 
         Raises:
             GateRejected: It was rejected.
@@ -132,7 +132,7 @@ class ApprovalGate:
             raise GateTimeout(f"{what} was not approved within {self.timeout} s")
 
     def enter(self, wake: Callable[[], object]) -> bool:
-        """Wait at it; return False if it is resolved already. For executors."""
+        """Begin to wait at the gate; return False if it is resolved already. For executors."""
         with self._lock:
             if self._status not in _OPEN:
                 return False
@@ -141,7 +141,7 @@ class ApprovalGate:
             return True
 
     def leave(self, wake: Callable[[], object], *, stopped: bool) -> None:
-        """Wait no more: its time is over, unless it was resolved or the node was stopped."""
+        """Stop waiting: the gate timed out, unless it was resolved or its node was stopped."""
         with self._lock:
             self._waiters.pop(wake, None)
             if self._status is GateStatus.WAITING and not self._waiters:
@@ -188,7 +188,7 @@ class GateController(dict[str, ApprovalGate]):
         return self[name].status
 
     def waiting_gates(self) -> list[str]:
-        """Return the names of the gates at which something waits."""
+        """Return the names of the gates at which a node waits."""
         return [name for name, gate in self.items() if gate.status is GateStatus.WAITING]
 
     def approve(self, name: str) -> None:
@@ -220,7 +220,7 @@ def gated(
     trace: Callable[[], ExecutionTrace | None],
     is_async: Callable[[Task], bool],
 ) -> dict[str, Task]:
-    """Return tasks of which those with a gate wait at it first.
+    """Return the tasks; a task with a gate waits for the gate first.
 
     Args:
         tasks: By node.
@@ -247,14 +247,14 @@ class _Watch:
     trace: Callable[[], ExecutionTrace | None]
 
     def wait(self) -> None:
-        """Report that its node waits."""
+        """Report that the gate's node waits."""
         if (trace := self.trace()) is not None:
             trace.add(EventType.NODE_GATE_WAITING, self.name)
         if self.callbacks.on_gate_waiting is not None:
             self.callbacks.on_gate_waiting(self.name)
 
     def resolve(self, status: str) -> None:
-        """Report its resolution."""
+        """Report that the gate was resolved."""
         if (trace := self.trace()) is not None:
             trace.add(EventType.NODE_GATE_RESOLVED, self.name, status=status)
         if self.callbacks.on_gate_resolved is not None:
@@ -289,7 +289,7 @@ def _awaiting(task: Task, name: str, gate: ApprovalGate, watch: _Watch) -> Task:
 
 
 def _pass(name: str, gate: ApprovalGate, node: RunningNode, watch: _Watch) -> None:
-    """Go through a gate.
+    """Wait for the approval of a gate, and report it.
 
     Raises:
         GateRejected: It was rejected.

@@ -37,7 +37,7 @@ class Grant:
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """One node's place in the line of a pool.
+    """One node's place in the queue of a pool.
 
     Args:
         node_name: Whose.
@@ -86,19 +86,19 @@ class Pool(Protocol):
         """Return whether the total capacity is enough."""
 
     def resume(self, journal: RunJournal) -> None:
-        """Clean up after a killed program, before a run goes on with its journal."""
+        """Clean up after a killed program, before a run continues with its journal."""
 
     def take(self, requirements: ResourceRequirements, node_name: str) -> Grant | None:
-        """Grant at once, or not."""
+        """Grant the requirements at once, or not at all."""
 
     def claim(self, claim: Claim) -> None:
-        """Stand in line; `claim.wake` is called when there is news, maybe before this returns."""
+        """Join the queue; `claim.wake` is called at news, maybe before this returns."""
 
     def withdraw(self, claim: Claim) -> bool:
-        """Leave the line; False: it was granted meanwhile, and is to be given back."""
+        """Leave the queue; False: the claim was granted meanwhile, and must be given back."""
 
     def exchange(self, waiting: Claim, claim: Claim) -> bool:
-        """Put a claim into the place of another one, which leaves the line.
+        """Put a claim into the queue place of another claim, which leaves the queue.
 
         Returns:
             False if that was granted meanwhile, or a place cannot be exchanged.
@@ -106,7 +106,7 @@ class Pool(Protocol):
         """
 
     def outsized(self, requirements: ResourceRequirements, than: ResourceRequirements) -> bool:
-        """Return whether requirements do not fit now for being larger than others."""
+        """Return whether requirements do not fit because they are larger than others."""
 
     def give_back(
         self,
@@ -115,10 +115,10 @@ class Pool(Protocol):
         by: Callable[[], None] | None,
         journal: RunJournal | None,
     ) -> None:
-        """End a grant. `by` is the waker of the run that does it, which need not be woken."""
+        """End a grant. `by` is the waker of the calling run, which is not woken."""
 
     def watch(self, wake: Callable[[], None], releases: int) -> bool:
-        """Call `wake` once, when something is freed that the run itself did not free.
+        """Call `wake` once, when another run frees resources.
 
         Returns:
             False if there were more releases than that: look again first.

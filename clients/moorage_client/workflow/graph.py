@@ -1,4 +1,4 @@
-"""The graph of a workflow: names, and what must end before what may start.
+"""The graph of a workflow: nodes, and edges for the order in which they run.
 
 Both executors read it. A run reads the `Shape` that the graph has when it starts: a graph may
 change afterwards, and many runs may share it.
@@ -20,7 +20,7 @@ _LISTED_MAX: Final = 10
 
 
 class NodeId(str):
-    """A node's name, as a graph hands it out: a text that has itself as `name`."""
+    """A node's name: a text whose attribute `name` is the same text."""
 
     __slots__ = ()
 
@@ -42,7 +42,7 @@ _Successors = dict[str, dict[str, "Edge"]]
 
 
 class Edge(NamedTuple):
-    """The attributes of an edge. A run ignores them: `costs` have the durations of nodes.
+    """The weight and label of an edge. A run ignores them; durations of nodes go into `costs`.
 
     Args:
         weight: Any finite number.
@@ -64,7 +64,7 @@ class Edges(list[tuple[str, str]]):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The nodes and edges of a graph at one moment. Nodes are numbered as they were added.
+    """The nodes and edges of a graph at one moment. Nodes are numbered in the order of addition.
 
     Args:
         names: Of the nodes.
@@ -123,7 +123,7 @@ class Shape:
         return levels
 
     def refuse_strangers(self, names: Iterable[str], what: str) -> None:
-        """Refuse names that are no nodes: a misspelt one would change nothing, in silence.
+        """Refuse names that are not nodes: otherwise a misspelt name would silently have no effect.
 
         Args:
             names: What was named.
@@ -173,7 +173,7 @@ class DAG:
         successors: Mapping[str, Mapping[str, Edge]],
         given: Mapping[str, tuple[Payload, Payload]],
     ) -> "DAG":
-        """Return a graph, for the builder.
+        """Return the graph that a builder has collected.
 
         Args:
             successors: By name.
@@ -197,7 +197,7 @@ class DAG:
 
     @property
     def shape(self) -> Shape:
-        """The nodes and edges as they are now."""
+        """The current nodes and edges."""
         if self._shape is None:
             self._shape = Shape.of(self._successors)
         return self._shape
@@ -244,7 +244,7 @@ class DAG:
         return name in self._successors
 
     def has_edge(self, before: str, after: str) -> bool:
-        """Return whether one node waits for another directly; errors as `successors`."""
+        """Return whether there is an edge between two nodes; errors as `successors`."""
         return self._check_known(after) in self._successors[self._check_known(before)]
 
     def get_edge(self, before: str, after: str) -> Edge:
@@ -259,7 +259,7 @@ class DAG:
         return self._successors[before][after]
 
     def validate(self) -> bool:
-        """Return True: it is a graph that can run.
+        """Return True if the graph has no cycle.
 
         Raises:
             GraphError: There is a cycle; the message names its nodes.
@@ -286,7 +286,7 @@ class DAG:
         return len(self._successors[self._check_known(name)])
 
     def descendants(self, name: str) -> list[NodeId]:
-        """Return all that may start only after a node, in topological order; as `successors`."""
+        """Return all nodes that depend on a node, in topological order; errors as `successors`."""
         found = {self._check_known(name)}
         for each in self.topological_order():
             if each in found:
@@ -294,7 +294,7 @@ class DAG:
         return [each for each in self.topological_order() if each in found and each != name]
 
     def ancestors(self, name: str) -> list[NodeId]:
-        """Return all that a node waits for, in topological order; errors as `successors`."""
+        """Return all nodes that a node depends on, in topological order; errors as `successors`."""
         found = {self._check_known(name)}
         order = self.topological_order()
         for each in reversed(order):
@@ -303,7 +303,7 @@ class DAG:
         return [each for each in order if each in found and each != name]
 
     def critical_path(self, costs: Mapping[str, float] | None = None) -> tuple[list[NodeId], float]:
-        """Return the most expensive path through the graph, and its cost; `costs` as of a run."""
+        """Return the most expensive path through the graph, and its cost; `costs` as for a run."""
         levels = dict(zip(self.names, self.bottom_levels(costs), strict=True))
         path: list[NodeId] = []
         following: Iterable[str] = self._successors
@@ -313,7 +313,7 @@ class DAG:
         return path, levels[path[0]] if path else 0.0
 
     def successors(self, name: str) -> list[NodeId]:
-        """Return the nodes that may start only after this node.
+        """Return the direct successors of a node.
 
         Raises:
             GraphError: There is no such node.
@@ -322,7 +322,7 @@ class DAG:
         return list(map(NodeId, self._successors[self._check_known(name)]))
 
     def predecessors(self, name: str) -> list[NodeId]:
-        """Return the nodes that must have ended before this node; errors as `successors`."""
+        """Return the direct predecessors of a node; errors as `successors`."""
         self._check_known(name)
         return [NodeId(each) for each, to in self._successors.items() if name in to]
 
@@ -331,7 +331,7 @@ class DAG:
         return self._payloads.get(self._check_known(name))
 
     def set_payload(self, name: str, payload: Payload) -> None:
-        """Attach an object to a node, in the place of the one that it had."""
+        """Attach an object to a node, replacing its old one."""
         self._payloads[self._check_known(name)] = payload
 
     def get_metadata(self, name: str) -> Payload:
@@ -339,7 +339,7 @@ class DAG:
         return self._metadata.get(self._check_known(name))
 
     def set_metadata(self, name: str, metadata: Payload) -> None:
-        """Give a node labels, tags and the like, in the place of those that it had."""
+        """Attach labels, tags and the like to a node, replacing its old ones."""
         self._metadata[self._check_known(name)] = metadata
 
     def topological_order(self) -> list[NodeId]:
@@ -371,7 +371,7 @@ class DAG:
         return [NodeId(shape.names[number]) for number in reversed(after)]
 
     def topological_levels(self) -> list[list[NodeId]]:
-        """Return the nodes in levels: all that a node waits for is in levels before its own."""
+        """Return the nodes in levels: a node depends only on nodes in earlier levels."""
         shape = self.shape
         depths = [0] * len(shape.names)
         for number in shape.order:
@@ -418,7 +418,7 @@ class DAG:
     def add_edge(
         self, before: str, after: str, weight: float | None = None, label: str | None = None
     ) -> None:
-        """Say that one node must end before another may start.
+        """Add an edge: one node must end before the other may start.
 
         Args:
             before: What ends.
@@ -456,7 +456,7 @@ class DAG:
         self._successors = successors
 
     def remove_node(self, name: str) -> None:
-        """Remove a node and its edges. What followed it waits for it no longer.
+        """Remove a node and its edges. Its successors no longer wait for it.
 
         Raises:
             GraphError: There is no such node.
@@ -482,7 +482,7 @@ class DAG:
         self._shape = None
 
     def _reaches(self, start: str, end: str) -> bool:
-        """Return whether there is a path from one node to another, or they are one."""
+        """Return whether there is a path from one node to another, or they are the same."""
         seen = {start}
         stack = [start]
         while stack and end not in seen:
@@ -547,7 +547,7 @@ class DAGBuilder:
     def add_edge(
         self, before: str, after: str, weight: float | None = None, label: str | None = None
     ) -> "DAGBuilder":
-        """Say that one node must end before another may start; saying it twice changes nothing.
+        """Add an edge: one node must end before the other may start. Adding it twice does nothing.
 
         Args:
             before: What ends.
@@ -583,7 +583,7 @@ class DAGBuilder:
 
 
 def _nodes_of(nodes: Iterable[NodeGiven]) -> list[tuple[str, Payload, Payload]]:
-    """Return nodes as name, payload and metadata."""
+    """Return nodes as tuples of name, payload and metadata."""
     if isinstance(nodes, str):
         raise GraphError(f"add_nodes takes a list of nodes, not the text {nodes!r}")
     rows = [(each,) if isinstance(each, str) else tuple(each) for each in nodes]
@@ -593,7 +593,7 @@ def _nodes_of(nodes: Iterable[NodeGiven]) -> list[tuple[str, Payload, Payload]]:
 
 
 def _edges_of(edges: Iterable[EdgeGiven]) -> list[tuple[str, str, float | None, str | None]]:
-    """Return edges as their ends, weight and label."""
+    """Return edges as tuples of both ends, weight and label."""
     rows: list[tuple[Any, ...]] = [tuple(each) for each in edges]
     least, most = len(("before", "after")), len(("before", "after", "weight", "label"))
     if wrong := [row for row in rows if not least <= len(row) <= most]:
@@ -602,7 +602,7 @@ def _edges_of(edges: Iterable[EdgeGiven]) -> list[tuple[str, str, float | None, 
 
 
 def _edge(known: Edge | None, weight: float | None, label: str | None) -> Edge:
-    """Return an edge, in the place of one that may be known."""
+    """Return an edge, merged with an existing edge between the same nodes."""
     if weight is not None and finite(weight) is None:
         raise GraphError(f"the weight of an edge is {weight!r}; expected a finite number")
     old = known or Edge()
@@ -638,7 +638,7 @@ def _sort(
 
 
 def _cycle(following: Sequence[Sequence[int]], left: Sequence[int]) -> list[int]:
-    """Return a cycle among the nodes that the sorting left over."""
+    """Return a cycle among the nodes that could not be sorted."""
     before: dict[int, int] = {}
     for number, successors in enumerate(following):
         if left[number]:

@@ -1,4 +1,4 @@
-"""Graphs that change while they run: the result of an expander."""
+"""The result of an expander: changes of a graph while it runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class DynamicNodeSpec:
 
 @dataclass
 class DynamicModification:
-    """Changes of a graph that runs.
+    """Changes of a running graph.
 
     Args:
         add_nodes: Nodes to add; they may depend on each other.

@@ -1,4 +1,4 @@
-"""The journal of a run, from which a restarted program goes on: one file of JSON lines.
+"""The journal of a run, one file of JSON lines, with which a restarted program continues.
 
 Every line is written and fsynced before what it announces happens outside: a key before a lease is
 requested with it. So a program that is killed at any moment, and started again with the same
@@ -42,7 +42,7 @@ _MODE: Final = 0o600  # It has the tokens of leases.
 
 @dataclass(slots=True)
 class _Node:
-    """The entries of one node."""
+    """The journal entries of one node."""
 
     key: str = ""
     asks: int = 0
@@ -61,7 +61,7 @@ class _History:
     nodes: dict[str, _Node] = field(default_factory=dict)
 
     def tell(self, line: JsonMapping) -> None:
-        """Take note of one line."""
+        """Process one line of the journal."""
         if line["event"] == "run":
             self.run, self.graph = line["id"], line["graph"]
             return
@@ -144,7 +144,7 @@ class RunJournal:
         os.close(self._file)
 
     def begin(self, shape: Shape) -> JsonObject:
-        """Begin or go on with a graph; return what has completed, with its results.
+        """Begin or continue the run of a graph; return the completed nodes with their results.
 
         Raises:
             JournalError: It is the journal of another graph.
@@ -179,15 +179,15 @@ class RunJournal:
         return key, self._tell(event="asked", node=node_name, key=key)
 
     def granted(self, node_name: str, key: str, lease: str, token: str) -> Future[None]:
-        """Take note of the lease that a key was granted."""
+        """Record the lease that was granted for a key."""
         return self._tell(event="granted", node=node_name, key=key, lease=lease, token=token)
 
     def released(self, node_name: str, key: str) -> Future[None]:
-        """Take note that a key's lease is over, or was refused."""
+        """Record that a key's lease has ended or was refused."""
         return self._tell(event="released", node=node_name, key=key)
 
     def completed(self, node_name: str, result: Result) -> Future[None]:
-        """Take note that a node completed; its result is stored if it is plain JSON."""
+        """Record that a node completed; its result is stored if it is plain JSON."""
         try:
             json.dumps(result)
         except (TypeError, ValueError, RecursionError):
@@ -195,7 +195,7 @@ class RunJournal:
         return self._tell(event="completed", node=node_name, result=result)
 
     def leftovers(self) -> list[Leftover]:
-        """Return the leases of nodes that completed, which a killed program did not release."""
+        """Return the leases of completed nodes that a killed program did not release."""
         with self._lock:
             return [
                 Leftover(name, node.key, node.lease, node.token)
@@ -219,7 +219,7 @@ class RunJournal:
         return durable
 
     def _write(self) -> None:
-        """Write and fsync lines, as many at once as there are, in the journal's thread."""
+        """Write and fsync all waiting lines at once, in the journal's thread."""
         while (first := self._lines.get()) is not None:
             batch = [first]
             ends = False

@@ -73,7 +73,7 @@ class _Held:
 
 
 class LeasedPool:
-    """The resources of a Moorage server, for `ResourceAwareExecutor` and its async twin.
+    """A pool of a Moorage server's resources, for `ResourceAwareExecutor` and its async form.
 
         with LeasedPool("first_fit:1.0-stable") as pool:
             result = ResourceAwareExecutor(dag, pool, requirements).execute(tasks)
@@ -173,7 +173,7 @@ class LeasedPool:
 
     @property
     def capacities(self) -> dict[str, float]:
-        """The capacity of the fleet when the pool was opened, held or free."""
+        """The total capacity of the fleet when the pool was opened."""
         return {name: amount_of(count) for name, count in self._capacities.items()}
 
     @property
@@ -189,7 +189,7 @@ class LeasedPool:
 
     @property
     def releases(self) -> int:
-        """No caller has to look again after a release: the server serves its queue by itself."""
+        """Always 0: the server's queue serves waiting nodes, so the run need not check again."""
         return 0
 
     def can_satisfy(self, requirements: ResourceRequirements) -> bool:
@@ -211,12 +211,12 @@ class LeasedPool:
         return Grant(requirements)
 
     def claim(self, claim: Claim) -> None:
-        """Ask the server."""
+        """Send a request for the node's requirements to the server."""
         claim.place = _Place()
         self._opened.submit(self._ask(claim))
 
     def withdraw(self, claim: Claim) -> bool:
-        """Leave the server's queue; False: it was granted meanwhile."""
+        """Leave the server's queue; False if the claim was granted meanwhile."""
         place = claim.place
         with self._lock:
             if place.settled:
@@ -226,11 +226,11 @@ class LeasedPool:
         return True
 
     def exchange(self, waiting: Claim, claim: Claim) -> bool:  # noqa: ARG002  # Others wait, too.
-        """Exchange nothing: in which order nodes are served that wait, the server decides."""
+        """Do nothing: the server decides the order of waiting nodes."""
         return False
 
     def outsized(self, requirements: ResourceRequirements, than: ResourceRequirements) -> bool:  # noqa: ARG002  # As `exchange`.
-        """Return False: what does not fit waits in the server's queue."""
+        """Return False: a request that does not fit waits in the server's queue."""
         return False
 
     def give_back(
@@ -249,14 +249,14 @@ class LeasedPool:
             self._later(self._release(held.lease, node_name, held.key, journal))
 
     def watch(self, wake: Callable[[], None], releases: int) -> bool:  # noqa: ARG002  # As `releases`.
-        """Every node that waits has a claim of its own, or waits for one to be free."""
+        """Do nothing: each waiting node has a claim, or waits until it may have one."""
         return True
 
     def unwatch(self, wake: Callable[[], None]) -> None:
         """Do nothing: `watch` watches nothing here."""
 
     def resume(self, journal: RunJournal) -> None:
-        """Release the leases of a killed program for nodes that had completed."""
+        """Release the leases of completed nodes that a killed program left."""
         for left in journal.leftovers():
             self._later(
                 self._release_left(left.lease, left.token, left.node_name, left.key, journal)
@@ -290,7 +290,7 @@ class LeasedPool:
         self._used = dict.fromkeys(self._capacities, 0)
 
     async def _ask(self, claim: Claim) -> None:
-        """Ask for a lease until there is an answer, and tell the run."""
+        """Request a lease, retry until there is an answer, and wake the run."""
         place: _Place = claim.place
         if place.withdrawn:
             return
@@ -309,7 +309,7 @@ class LeasedPool:
             self.give_back(claim.grant, claim.node_name, None, claim.journal)
 
     async def _withdraw(self, place: _Place) -> None:
-        """Cancel an ask, and wait until it has left the server's queue."""
+        """Cancel a request, and wait until it has left the server's queue."""
         if place.task is not None:
             place.task.cancel()
             await asyncio.wait([place.task])
@@ -343,7 +343,7 @@ class LeasedPool:
     async def _recall(
         self, message: JsonObject, node_name: str, key: str, journal: RunJournal
     ) -> None:
-        """Leave the queue after a cancelled ask; give back a lease that came meanwhile."""
+        """Leave the queue after a cancelled request; release a lease that was granted meanwhile."""
         try:
             await self._connected.cancel(key)
         except RequestRefused:
@@ -400,7 +400,7 @@ class LeasedPool:
         await _released(journal, node_name, key)
 
     def _later(self, work: Coroutine[object, object, None]) -> None:
-        """Do something on the thread, for which `close` waits."""
+        """Run a coroutine on the thread; `close` waits for it."""
         future = self._opened.submit(work)
         with self._lock:
             self._track(future)
@@ -410,7 +410,7 @@ class LeasedPool:
         future.add_done_callback(self._returning.discard)
 
     def _problem(self, error: MoorageError) -> None:
-        """Keep why a lease could not be given back; it ends by its TTL."""
+        """Store the error of a failed release; the lease ends by its TTL."""
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(error)
 
@@ -425,7 +425,7 @@ class LeasedPool:
 
 
 async def _key(claim: Claim) -> str:
-    """Return the idempotency key of an ask, durable before it is used; without a journal none."""
+    """Return a request's idempotency key, after it is durable; none without a journal."""
     if claim.journal is None:
         return ""
     key, durable = claim.journal.next_key(claim.node_name)

@@ -1,4 +1,4 @@
-"""A picture of a run: what ran where and when, and how full each resource was.
+"""A picture of a run: the place and time of each node, and the use of each resource.
 
 Drawn by matplotlib, which `pip install 'moorage[plots]'` brings; without it a plain error says so.
 """
@@ -29,7 +29,7 @@ _NAME: Final = {"parse_math": False}
 
 
 def draw_timeline(result: ExecutionResult, path: str | Path) -> None:
-    """Draw a run into a file: nodes on top, one panel per resource below.
+    """Draw a run to a file: nodes at the top, one panel per resource below.
 
     A bar is the last attempt at a node, coloured by how it ended. Where the pool says where nodes
     ran, they are put together by node of the fleet.
@@ -83,12 +83,12 @@ def _matplotlib() -> Any:
 
 
 def _place(node: NodeResult) -> str:
-    """Return the place where a node ran, in words of the picture."""
+    """Return the label for the place where a node ran."""
     return ", ".join(f"{share.cluster_id}/{share.node_id}" for share in node.placement)
 
 
 def _lanes(bars: list[NodeResult]) -> dict[str, tuple[int, str]]:
-    """Give each bar the first lane of its place that is free when it starts.
+    """Assign each bar to the first free lane of its place.
 
     Args:
         bars: By their start.

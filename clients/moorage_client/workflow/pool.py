@@ -87,7 +87,7 @@ class ResourcePool:
         return self._timeline
 
     def can_satisfy(self, requirements: ResourceRequirements) -> bool:
-        """Return whether the total capacity is enough, whatever is held now."""
+        """Return whether the total capacity is enough, ignoring what is held now."""
         return self._amounts(requirements) is not None
 
     def try_acquire(self, requirements: ResourceRequirements, node_name: str | None = None) -> bool:
@@ -102,7 +102,7 @@ class ResourcePool:
         *,
         node_name: str | None = None,
     ) -> bool:
-        """Acquire, waiting until it is available.
+        """Acquire amounts; wait until they are available.
 
         Args:
             requirements: What to acquire, all of it at once.
@@ -201,10 +201,10 @@ class ResourcePool:
         return self._releases
 
     def resume(self, journal: RunJournal) -> None:
-        """Nothing outlives a program that only counted."""
+        """Do nothing: counted resources are free when a program has ended."""
 
     def take(self, requirements: ResourceRequirements, node_name: str) -> Grant | None:
-        """Grant at once, or not."""
+        """Grant the requirements at once, or not at all."""
         amounts = self._amounts(requirements)
         if amounts is None:
             return None
@@ -213,13 +213,13 @@ class ResourcePool:
         return Grant(requirements, (), _NO_VARIABLES, amounts)
 
     def claim(self, claim: Claim) -> None:
-        """Stand in line."""
+        """Join the queue."""
         claim.place = self._ticket(claim)
         if self._take_or_wait(claim.place):
             claim.place.wake()
 
     def exchange(self, waiting: Claim, claim: Claim) -> bool:
-        """Put a claim into the place of another; False: that one was granted meanwhile."""
+        """Put a claim into the place of another claim; False if that was granted meanwhile."""
         claim.place = self._ticket(claim)
         with self._lock:
             if waiting.place.granted:
@@ -232,7 +232,7 @@ class ResourcePool:
         return True
 
     def outsized(self, requirements: ResourceRequirements, than: ResourceRequirements) -> bool:
-        """Return whether this needs more of something than the other, and than there is free."""
+        """Return whether requirements need more of a resource than others, and than is free."""
         less = dict(self._amounts(than) or ())
         amounts = self._amounts(requirements) or ()
         with self._lock:
@@ -240,7 +240,7 @@ class ResourcePool:
             return any(count > free[n] and 0 < less.get(n, 0) < count for n, count in amounts)
 
     def withdraw(self, claim: Claim) -> bool:
-        """Leave the line; False: it was granted meanwhile."""
+        """Leave the queue; False if the claim was granted meanwhile."""
         return self._leave(claim.place)
 
     def give_back(
@@ -255,7 +255,7 @@ class ResourcePool:
         assert freed, f"node {node_name!r} gave back what it did not hold"
 
     def watch(self, wake: Callable[[], None], releases: int) -> bool:
-        """Call `wake` once when something is freed, unless that has happened already."""
+        """Call `wake` once when resources are freed, unless some were freed already."""
         with self._lock:
             if releases != self._releases:
                 return False
@@ -339,7 +339,7 @@ class ResourcePool:
         return True
 
     def _free(self, amounts: Amounts, node_name: str | None, by: Callable[[], None] | None) -> bool:
-        """Free some amounts and wake the nodes that they serve; False if less than that is held."""
+        """Free amounts and wake the nodes that now fit; False if less is held."""
         with self._lock:
             if not self._account.held(amounts):
                 return False
@@ -360,7 +360,7 @@ class ResourcePool:
         return list(map(sub, self._account.capacities, self._account.free))
 
     def _note(self, node_name: str | None, event: str, served: Sequence[Ticket] = ()) -> None:
-        """Put a change, and its consequences, on the timeline."""
+        """Record a change, and the grants that follow from it, on the timeline."""
         there = self._account.capacities
         used = self._used()
         if not served:

@@ -23,7 +23,7 @@ NAMES_MAX: Final = 3
 
 
 class ProgressBar:
-    """Shows how far a run is: `with ProgressBar(dag) as bar:`.
+    """Shows the progress of a run: `with ProgressBar(dag) as bar:`.
 
     Give `bar.callbacks` to the executor. On a terminal the bar moves, and stays when the block
     ends; elsewhere it is written once, at the end.
@@ -118,7 +118,7 @@ class ProgressBar:
 def _both(
     first: Callable[..., object] | None, then: Callable[..., object]
 ) -> Callable[..., object]:
-    """Return a callback that calls both, the second only where the first does not raise."""
+    """Return a callback that calls both; the second only if the first raises no error."""
     if first is None:
         return then
 

@@ -58,13 +58,13 @@ def wanted(amount: float, what: str) -> int:
 
 
 def amount_of(count: int) -> float:
-    """Return an amount from its units: an int where it is whole."""
+    """Return an amount from its units: an int if it is whole."""
     whole, rest = divmod(count, UNITS)
     return count / UNITS if rest else whole
 
 
 def declared(name: str, declaring: Mapping[str, object]) -> str:
-    """Return the name under which a pool declares a resource: its own, else its alias."""
+    """Return the name of a resource in a pool: its own name, or else its alias."""
     alias = ALIASES.get(name, name)
     return alias if alias in declaring and name not in declaring else name
 
@@ -114,7 +114,7 @@ class ResourceRequirements:
         return cls({"memory_mb": mb})
 
     def fits(self, available: Mapping[str, float]) -> bool:
-        """Return whether all of it is available; a resource that is not named there counts as 0."""
+        """Return whether all amounts are available; a missing resource counts as 0."""
         wanted = Counter[str]()
         for name, amount in self.resources.items():
             wanted[declared(name, available)] += units(amount, name)

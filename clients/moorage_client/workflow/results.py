@@ -54,7 +54,7 @@ class NodeResult:
 
 @dataclass(frozen=True, slots=True)
 class CallbackError:
-    """A callback raised where its exception could fail no node.
+    """The error of a callback that belongs to no running node, so it fails none.
 
     Args:
         callback: Its name, such as `on_resource_released`; `release` is the pool itself.
@@ -105,7 +105,7 @@ class ExecutionResult:
 
     @classmethod
     def of(cls, node_results: dict[str, NodeResult], **rest: Any) -> "ExecutionResult":
-        """Return the result of these nodes, counted."""
+        """Return the result of a run from the results of its nodes."""
         counts = dict.fromkeys(NodeStatus, 0)
         for each in node_results.values():
             counts[each.status] += 1

@@ -1,4 +1,4 @@
-"""The node that runs, as its own task sees it: `current_node()`."""
+"""`current_node()`: the running node, for its own task."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -70,26 +70,26 @@ class RunningNode:
 
     @property
     def placement(self) -> Placement:
-        """Where its GPUs are: one share per node of the fleet; empty if a pool only counts."""
+        """The node's placement: one share per machine; empty if the pool only counts."""
         return self.grant.placement if self.grant is not None else ()
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Variables for processes that it starts: `CUDA_VISIBLE_DEVICES` and where it is."""
+        """Variables for processes of the task: `CUDA_VISIBLE_DEVICES` and the placement."""
         return self.grant.environment if self.grant is not None else _NOTHING
 
     @property
     def resources(self) -> dict[str, float]:
-        """The resources that it holds, by name."""
+        """The resources that the node holds, by name."""
         return dict(self.grant.requirements.resources) if self.grant is not None else {}
 
     @property
     def stopped(self) -> bool:
-        """Whether it should end: its time is over, its lease is lost, or the run is cancelled."""
+        """Whether the task should end: a timeout, a lost lease, or a cancelled run."""
         return self.stopped_by is not None
 
     def check(self) -> None:
-        """Do nothing while it may run; call it between the steps of long work.
+        """Raise an error if the task should end; call this between the steps of long work.
 
         Raises:
             TaskTimeout: Its time is over.
@@ -101,7 +101,7 @@ class RunningNode:
             raise self.stopped_by
 
     def wait_stopped(self, timeout: float | None = None) -> bool:
-        """Block for at most `timeout` seconds; return whether it should end."""
+        """Block for at most `timeout` seconds; return whether the task should end."""
         with _making_events:
             if self._event is None:
                 self._event = threading.Event()
@@ -110,7 +110,7 @@ class RunningNode:
         return self._event.wait(timeout)
 
     def stop(self, why: BaseException) -> bool:
-        """Send the stop signal; False: it was sent before. For the executors."""
+        """Send the stop signal; False if it was sent before. For the executors."""
         with _making_events:
             if self.stopped_by is not None:
                 return False
@@ -123,13 +123,13 @@ class RunningNode:
         return True
 
     def finish(self) -> bool:
-        """Take note that its task is over; False if it is abandoned. For the executors."""
+        """Note that the task has ended; False if it was abandoned. For the executors."""
         with _making_events:
             self.ended = not self.abandoned
             return self.ended
 
     def abandon(self) -> bool:
-        """Wait for its task no longer; False if it was no longer awaited. For the executors."""
+        """Stop waiting for the task; False if it has ended already. For the executors."""
         with _making_events:
             if self.ended or self.abandoned:
                 return False

@@ -1,4 +1,4 @@
-"""Which node may run next: the algorithm that both executors share.
+"""Choose the node that runs next, for both executors.
 
 Pure: no clock, no threads, no tasks. A shell asks for a node, runs it, and tells how it went; each
 of that costs O(log n), or O(successors), however large the graph is.
@@ -73,7 +73,7 @@ class Schedule:
         """Nodes that were picked, or granted in line, and have not ended."""
 
     def start(self) -> list[int]:
-        """Make nodes without predecessors ready; return the nodes that are skipped."""
+        """Make nodes without predecessors ready; return the skipped nodes."""
         skipped: list[int] = []
         free = [node for node, count in enumerate(self._waiting_for) if count == 0]
         for node in free:
@@ -86,16 +86,16 @@ class Schedule:
 
     @property
     def waiting(self) -> bool:
-        """Whether something is ready."""
+        """Whether a node is ready."""
         return bool(self._heads or self._blocked)
 
     @property
     def blocked(self) -> bool:
-        """Whether something is ready that does not fit."""
+        """Whether a ready node does not fit."""
         return bool(self._blocked)
 
     def pick(self, admit: Admit) -> int | None:
-        """Return the first ready node whose group is admitted, which runs from now on.
+        """Return the first ready node whose group fits, and mark it as running.
 
         Args:
             admit: It sees a group that it refused again after `unblock` only.
@@ -127,7 +127,7 @@ class Schedule:
         return None
 
     def unblock(self) -> None:
-        """Something was freed: ask about every group again."""
+        """Check every group again, after resources were freed."""
         if self._blocked:
             for group in self._blocked:
                 heappush(self._heads, (self._ready[group][0], group))
@@ -136,7 +136,7 @@ class Schedule:
     def reserve(
         self, eligible: Callable[[int], bool], outsized: Callable[[int, int], bool]
     ) -> int | None:
-        """Return the first node that is blocked, to stand in line until `granted`.
+        """Return the first blocked node, which then queues at the pool until `granted`.
 
         That is the best one, unless another has been passed over `PASSED_MAX` times for its size.
 
@@ -157,7 +157,7 @@ class Schedule:
         return node
 
     def reserve_of(self, group: int) -> int:
-        """Return the best ready node of a group, to stand in line until `granted`."""
+        """Return the best ready node of a group, which then queues at the pool until `granted`."""
         ready = self._ready[group]
         node = self._nodes[heappop(ready)]
         self._states[node] = _RUNNING
@@ -172,7 +172,7 @@ class Schedule:
         return node
 
     def unreserve(self, node: int) -> None:
-        """Make a reserved node ready again: another stands in its place."""
+        """Make a queued node ready again: another node has its place."""
         self._push(node)
 
     def grown(self) -> set[int]:
@@ -183,7 +183,7 @@ class Schedule:
         return grown
 
     def ahead_of(self, reserved: int, groups: Iterable[int]) -> tuple[int, int] | None:
-        """Return the best ready node of some groups, and its group, if it is better than this.
+        """Return the best ready node of some groups with its group, if it precedes this node.
 
         None too where the reserved node had been passed over too often.
         """
@@ -199,15 +199,15 @@ class Schedule:
         return self._blocked.keys()
 
     def worst(self, reserved: Iterable[int]) -> int:
-        """Return the node that would go last."""
+        """Return the node with the lowest rank."""
         return max(reserved, key=self._ranks.__getitem__)
 
     def granted(self, node: int) -> None:
-        """Take note that a reserved node runs from now on."""
+        """Note that a queued node runs from now on."""
         self._run(node)
 
     def again(self, node: int) -> None:
-        """Make a node ready that ran, and is to run once more."""
+        """Make a node ready for another attempt."""
         self.running -= 1
         self._push(node)
 
@@ -220,17 +220,17 @@ class Schedule:
         return self._skip_after(node)
 
     def restored(self, node: int) -> None:
-        """Take note, before `start`, that a node completed in an earlier run."""
+        """Note, before `start`, that a node completed in an earlier run."""
         self._finish(node)
         for successor in self._successors[node]:
             self._waiting_for[successor] -= 1
 
     def waits(self, node: int) -> bool:
-        """Return whether a node waits for another."""
+        """Return whether a node waits for a predecessor."""
         return self._states[node] == _WAITING
 
     def grow(self, group: int, edges: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[int]:
-        """Add nodes of one group, last in rank; return those of them that wait for nothing.
+        """Add nodes of one group, last in rank; return those without open predecessors.
 
         Args:
             group: What they need.
@@ -264,11 +264,11 @@ class Schedule:
         return [n for n in range(first, len(self._states)) if not self._waiting_for[n]]
 
     def begin(self, node: int) -> None:
-        """Make a node ready that was added, and waits for nothing."""
+        """Make an added node without open predecessors ready."""
         self._push(node)
 
     def drop(self, node: int, *, failed: bool) -> list[int]:
-        """End a node that waits, as if it had failed or was not there; return the nodes skipped."""
+        """Remove a waiting node, as failed or as absent; return the skipped nodes."""
         self._finish(node)
         return self._skip_after(node) if failed else self._resolve(node)
 
@@ -284,7 +284,7 @@ class Schedule:
         TopologicalSorter(reached).prepare()
 
     def cancel(self) -> list[int]:
-        """Give up all nodes that do not run; return them."""
+        """Skip all nodes that are not running; return them."""
         given_up = [node for node, state in enumerate(self._states) if state < _RUNNING]
         for node in given_up:
             self._finish(node)
@@ -315,7 +315,7 @@ class Schedule:
         self.left -= 1
 
     def _resolve(self, node: int) -> list[int]:
-        """Make nodes ready that waited for this one only; return the nodes skipped."""
+        """Make nodes ready that waited only for this node; return the skipped nodes."""
         skipped: list[int] = []
         over = [node]
         waiting_for, states = self._waiting_for, self._states
@@ -328,7 +328,7 @@ class Schedule:
         return skipped
 
     def _admit(self, node: int, skipped: list[int], over: list[int]) -> None:
-        """Make a node ready that waits for nothing more, or skip it for want of a task."""
+        """Make a node without open predecessors ready, or skip it if it has no task."""
         if self._runnable[node]:
             self._push(node)
             return

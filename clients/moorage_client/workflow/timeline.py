@@ -1,4 +1,4 @@
-"""Allocations over time: the record that a pool writes of itself."""
+"""The allocations of a pool over time."""
 
 import logging
 import math
@@ -133,7 +133,7 @@ class ResourceTimeline:
         event: str,
         when: float | None = None,
     ) -> None:
-        """Add a change in units. For pools.
+        """Record a change, in units. For pools.
 
         Args:
             names: Of the resources; the tuples after it follow their order.
@@ -166,7 +166,7 @@ class ResourceTimeline:
             )
 
     def _fold(self, change: _Change) -> None:
-        """Keep the peaks of a change that is dropped."""
+        """Store the peaks of a change before it is dropped."""
         names, there, used, *_ = change
         for name, capacity, count in zip(names, there, used, strict=True):
             peak, fraction = self._peaks.get(name, (0, 0.0))
@@ -174,7 +174,7 @@ class ResourceTimeline:
             self._peaks[name] = (max(peak, count), max(fraction, share))
 
     def _folded(self) -> dict[str, tuple[int, float]]:
-        """Return the peaks of everything that was ever recorded, in units and as fractions."""
+        """Return the peaks of all changes, also dropped ones, in units and as fractions."""
         with self._lock:
             peaks_before = self._peaks.copy()
             for change in self._changes:
@@ -184,7 +184,7 @@ class ResourceTimeline:
 
     @property
     def snapshots(self) -> list[ResourceSnapshot]:
-        """All stored snapshots, by their times."""
+        """All stored snapshots, ordered by time."""
         with self._lock:
             # Times that were given by hand may go back.
             changes, first = sorted(self._changes, key=itemgetter(3)), self._first

@@ -53,7 +53,7 @@ NODE_ENDS: Final = {
 
 @dataclass(slots=True)
 class TraceEvent:
-    """Something that happened.
+    """An event of a run.
 
     Args:
         event_type: What.
@@ -94,7 +94,7 @@ class ExecutionTrace:
         resources: Mapping[str, float] | None = None,
         status: str = "",
     ) -> None:
-        """Add an event that happens now. For the executors, from any thread."""
+        """Add an event with the current time. For the executors, on any thread."""
         metadata: JsonObject = {} if resources is None else {"resources": dict(resources)}
         self.events.append(
             TraceEvent(
@@ -119,7 +119,7 @@ class ExecutionTrace:
         return [event for event in self.events if event.node_name == name]
 
     def summary(self) -> str:
-        """Return one line per kind of event, with how often it happened."""
+        """Return one line per type of event, with its count."""
         counts = Counter(event.event_type for event in self.events)
         rows = [f"{kind}: {counts[kind]}" for kind in EventType if counts[kind]]
         return "\n".join([f"{len(self.events)} events", *rows])
@@ -168,7 +168,7 @@ class ExecutionTrace:
                 yield mark | {"s": "t"}  # A mark in the lane of its node.
 
     def _counters(self) -> Iterator[JsonObject]:
-        """Yield how much of each resource this run had, whenever that changed."""
+        """Yield the amounts of each resource that this run held, at each change."""
         used: Counter[str] = Counter()
         for event in self.events:
             sign = {EventType.RESOURCE_ACQUIRED: 1, EventType.RESOURCE_RELEASED: -1}.get(

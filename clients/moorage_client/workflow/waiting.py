@@ -23,7 +23,7 @@ Amounts = tuple[tuple[int, int], ...]
 
 
 class Ticket:
-    """A place in the line.
+    """A place in the queue.
 
     Args:
         amounts: What is waited for.
@@ -43,7 +43,7 @@ class Ticket:
 
 
 class Account:
-    """The free amounts of a pool, and the line of those who wait for more.
+    """The free amounts of a pool, and the queue of waiting tickets.
 
     Args:
         capacities: Units of each resource.
@@ -59,11 +59,11 @@ class Account:
         return len(self._line)
 
     def possible(self, amounts: Amounts) -> bool:
-        """Return whether these amounts can be had when nothing is held."""
+        """Return whether the total capacity is enough for these amounts."""
         return all(count <= self.capacities[number] for number, count in amounts)
 
     def take(self, amounts: Amounts) -> bool:
-        """Take these amounts at once, behind all in the line; or nothing."""
+        """Take these amounts at once if that delays no queued ticket too often; or nothing."""
         free = self.free
         for number, count in amounts:
             if count > free[number]:
@@ -75,7 +75,7 @@ class Account:
         return True
 
     def wait(self, ticket: Ticket) -> None:
-        """Join the end of the line; served by later calls of `give_back` and `leave`.
+        """Join the end of the queue; later calls of `give_back` and `leave` serve the ticket.
 
         The amounts must be possible, and not to be had by `take` at this moment.
         """
@@ -89,20 +89,20 @@ class Account:
         return True
 
     def give_back(self, amounts: Amounts) -> list[Ticket]:
-        """Free amounts, and serve the line; return the tickets served."""
+        """Free amounts, and serve the queue; return the served tickets."""
         for number, count in amounts:
             self.free[number] += count
             assert self.free[number] <= self.capacities[number], "more came back than was taken"
         return self._serve() if self._line else []
 
     def exchange(self, ticket: Ticket, new: Ticket) -> list[Ticket]:
-        """Put another ticket into the place of one in the line; return the tickets served."""
+        """Replace a ticket in the queue by another one; return the served tickets."""
         new.overtaken = ticket.overtaken
         self._line = {new if each is ticket else each: None for each in self._line}
         return self._serve()
 
     def leave(self, ticket: Ticket) -> list[Ticket]:
-        """Leave the line unserved; return who is served in its stead."""
+        """Remove a ticket from the queue; return the tickets that are served instead."""
         del self._line[ticket]
         return self._serve() if self._line else []
 
@@ -128,7 +128,7 @@ class Account:
         return all(count <= self.free[number] for number, count in amounts)
 
     def _overtake(self, amounts: Amounts, waiting: Sequence[Ticket]) -> bool:
-        """Take what fits unless that delays one who was delayed often enough."""
+        """Take amounts if they fit, unless that delays a ticket that was delayed too often."""
         delayed = list(self._delayed(amounts, waiting)) if waiting else []
         if any(ticket.overtaken >= OVERTAKEN_MAX for ticket in delayed):
             return False
@@ -139,7 +139,7 @@ class Account:
         return True
 
     def _delayed(self, amounts: Amounts, waiting: Sequence[Ticket]) -> Iterator[Ticket]:
-        """Yield waiting tickets that need more of a resource than taking `amounts` would leave."""
+        """Yield waiting tickets that would not fit after `amounts` are taken."""
         left = {number: self.free[number] - count for number, count in amounts}
         for ticket in waiting:
             if any(count > left.get(number, count) for number, count in ticket.amounts):

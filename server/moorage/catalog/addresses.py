@@ -1,4 +1,4 @@
-"""Which addresses belong to the public Internet, and which to this machine and its networks.
+"""Decide whether an address belongs to the public Internet, or to this machine's networks.
 
 `catalog.documents.sources` asks before it connects to a host that a client has named. Python's own
 `is_global` is not enough: what it knows depends on its version, and an IPv6 address may carry an

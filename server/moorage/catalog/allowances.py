@@ -1,4 +1,4 @@
-"""Bounds on requests that one ask causes at external services; the mirrored catalog spends them."""
+"""The limit of requests to external services that one allocation request may cause."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +16,7 @@ SPENT: Final = (
 
 @dataclass(slots=True)
 class Allowance:
-    """The requests that one ask may still cause at external services; it stays with the ask.
+    """The number of requests to external services that an allocation request may still cause.
 
     Repetitions after a failure are not counted, nor the download of a policy's code, once for each
     version. Joining a request that is under way for another tenant counts.
@@ -29,7 +29,7 @@ class Allowance:
     left: int = REQUESTS_MAX
 
     def spend(self) -> bool:
-        """Take one request, if one is left; return whether one was."""
+        """Use one request; return False if none is left."""
         if self.left <= 0:
             return False
         self.left -= 1

@@ -21,7 +21,7 @@ class ClusterPut:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDeleted:
-    """A cluster document is gone."""
+    """A cluster document was deleted."""
 
     cluster_id: ClusterId
 
@@ -35,7 +35,7 @@ class MetricsPut:
 
 @dataclass(frozen=True, slots=True)
 class MetricsDeleted:
-    """The metrics of a cluster are gone."""
+    """The metrics of a cluster were deleted."""
 
     cluster_id: ClusterId
 
@@ -49,7 +49,7 @@ class PolicyPut:
 
 @dataclass(frozen=True, slots=True)
 class PolicyDeleted:
-    """A policy is gone. Leases that it proposed stand."""
+    """A policy was deleted. Leases that it proposed stay."""
 
     uri: str
 

@@ -1,4 +1,4 @@
-"""Mongo filters as the catalog takes them: the `/query` endpoints and the injected clients."""
+"""Mongo filters of the `/query` endpoints and of policies' clients."""
 
 from moorage.catalog.search import refusal_of
 from moorage.protocol.faults import ServiceError
@@ -9,7 +9,7 @@ __all__ = ["compile_filter", "parse_filter"]
 
 
 def parse_filter(query: JsonValue) -> Condition:
-    """Return the condition of a Mongo filter; an empty one, or None, finds everything.
+    """Return the condition of a Mongo filter; an empty filter, or None, matches all documents.
 
     Raises:
         ServiceError: `bad_message`, `unsupported` or `too_large`, naming the place in the filter.

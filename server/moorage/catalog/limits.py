@@ -1,4 +1,4 @@
-"""Every bound of the catalog, with the answer that is given when it is reached."""
+"""Every limit of the catalog, with the answer when it is reached."""
 
 from typing import Final
 

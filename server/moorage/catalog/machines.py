@@ -1,4 +1,4 @@
-"""Which registered node is which machine: none is registered twice. Used by `catalog`.
+"""Identify the machines of registered nodes, so that none is registered twice.
 
 Everything here runs in the store's thread, and before the change is committed. So what it remembers
 is looked up in the file before it refuses anything: a change may have failed to become durable.
@@ -27,14 +27,14 @@ _SPARE: Final = 1000
 
 
 class Machines:
-    """All nodes that say which machine they are."""
+    """All nodes whose documents identify their machine."""
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[str, str]] = {}
         self._keys: dict[str, list[str]] = {}
 
     def keep(self, cluster: Cluster) -> None:
-        """Remember the machines of a cluster, and forget those that it had before."""
+        """Store the machines of a cluster, in place of its earlier ones."""
         for key in self._keys.pop(cluster.id, ()):
             if self._places[key][0] == cluster.id:
                 del self._places[key]
@@ -44,7 +44,7 @@ class Machines:
                     self._keys.setdefault(cluster.id, []).append(key)
 
     def read(self, database: Database, given: JsonValue) -> CheckedCluster:
-        """Read a cluster document that is about to be stored.
+        """Check the machines of a cluster document before it is stored.
 
         Raises:
             ServiceError: As `read_cluster_document`; `conflict`: one of its nodes is a machine that

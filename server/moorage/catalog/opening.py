@@ -1,4 +1,4 @@
-"""Opening a catalog: each part is embedded, or mirrors the service that is named in its place.
+"""Open a catalog: each part is embedded, or mirrors a configured external service.
 
 `daemon` opens the one that the configuration describes; rehearsals and tests open one that has
 everything itself.
@@ -58,7 +58,7 @@ async def open_catalog(
     *,
     follows: bool = False,
 ) -> Catalog:
-    """Open the records, load them, and read an external registry a first time.
+    """Open and load the records, and read an external registry for the first time.
 
     Where the registry does not answer, the catalog opens all the same: asks are refused with
     `unavailable` until it does.
@@ -123,7 +123,7 @@ async def open_catalog(
 
 
 class _Mirrors:
-    """The mirrors of the services that are named; each is closed with the catalog."""
+    """The mirrors of the configured services, which are closed with the catalog."""
 
     def __init__(self, catalog: Catalog, external: External, stack: AsyncExitStack) -> None:
         self._catalog = catalog

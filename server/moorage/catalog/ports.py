@@ -1,4 +1,4 @@
-"""The interface of a catalog: one small Protocol for each part, and the parts side by side.
+"""The interface of a catalog: one small Protocol for each part, and one for the whole.
 
 `catalog.opening` builds them. Methods that may ask a service are `async`, so that a mirrored
 part fits; what the hot path calls for every request are plain functions of `Memory`.
@@ -34,24 +34,24 @@ __all__ = [
 
 
 class Blocks(BlockDocuments, Protocol):
-    """Documents of blocks and of their metrics, and finding them."""
+    """Documents of blocks and of their metrics, and searches of them."""
 
     async def fetch(self, allowance: Allowance) -> list[str]:
-        """Read the metrics again where an external service keeps them; return warnings.
+        """Read the metrics again if an external service has them; return warnings.
 
         What `matching` and `encoding` then find is at most `metrics_fresh_seconds` old.
         """
 
     async def matching(self, wanted: Filter) -> Sequence[str]:
-        """Return the blocks that a filter finds by their own documents and metrics, by id."""
+        """Return the blocks whose documents and metrics match a filter, by id."""
 
     async def alike(
         self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> Sequence[str]:
-        """Return all blocks, the most alike first; see `query.nearest`."""
+        """Return all blocks, the most similar first; see `query.nearest`."""
 
     def documents(self, block_ids: Sequence[str]) -> list[Document]:
-        """Return blocks with their `metrics`, null where there are none; unknown ids left out.
+        """Return blocks with their `metrics`, null if there are none; skip unknown ids.
 
         Raises:
             ServiceError: `too_large`.
@@ -60,10 +60,10 @@ class Blocks(BlockDocuments, Protocol):
 
 
 class Policies(PolicyDocuments, Protocol):
-    """Policies, in all their versions, and registering them."""
+    """Policies in all their versions, and their registration."""
 
     async def prepare(self, document: Document) -> PreparedPolicy:
-        """Read a PolicyRule document and fetch its code; store, compile and run nothing.
+        """Check a PolicyRule document and fetch its code, without storing or running it.
 
         Raises:
             ServiceError: `bad_message` naming the field, `bad_policy` about the code,
@@ -72,7 +72,7 @@ class Policies(PolicyDocuments, Protocol):
         """
 
     async def register(self, prepared: PreparedPolicy, who: str = "") -> PolicyRecord:
-        """Store a policy. The same one again is answered the same.
+        """Store a policy. Storing the same policy again is no error.
 
         Args:
             prepared: By `prepare`.
@@ -97,10 +97,10 @@ class Policies(PolicyDocuments, Protocol):
 
 
 class ClusterSearch(Protocol):
-    """Finding clusters, live or not: `Freshness.fetch` first where memory may be old."""
+    """Searches of clusters, live or not; call `Freshness.fetch` first if memory may be old."""
 
     async def matching(self, wanted: Filter) -> list[ClusterId]:
-        """Return the clusters that a filter of `matchType` `cluster` finds, live or not, by id.
+        """Return the clusters, live or not, that match a filter of `matchType` `cluster`, by id.
 
         Where it also names metrics, those are read first, and a cluster has to meet both.
 
@@ -112,7 +112,7 @@ class ClusterSearch(Protocol):
     async def alike(
         self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> list[ClusterId]:
-        """Return all clusters, live or not, the most alike first; see `query.nearest`.
+        """Return all clusters, live or not, the most similar first; see `query.nearest`.
 
         Args:
             like: The id of a known cluster, or a part of a cluster document.
@@ -123,7 +123,7 @@ class ClusterSearch(Protocol):
     async def ask(
         self, action: SearchAction, body: Document, allowance: Allowance
     ) -> list[ClusterId] | None:
-        """Let an external search service find clusters; None if there is no such service.
+        """Send a search to an external service; None if there is no such service.
 
         Args:
             action: What the body is.
@@ -137,10 +137,10 @@ class ClusterSearch(Protocol):
 
 
 class Freshness(Protocol):
-    """The data that an ask needs: from memory if that is fresh, else from its source."""
+    """Provides the data that a request needs: from memory if fresh, else from its source."""
 
     async def keep_fresh(self, examine: Examine) -> None:
-        """Follow the services that the catalog mirrors; runs until cancelled, or has nothing to do.
+        """Follow the mirrored services until cancelled; return at once if there are none.
 
         Args:
             examine: Runs the examples of a mirrored policy; returns why they fail, or "".
@@ -149,10 +149,10 @@ class Freshness(Protocol):
 
     @property
     def registry_known(self) -> bool:
-        """Whether the clusters of the registry are known at all; False until it first answers."""
+        """Whether an external registry has answered at least once."""
 
     def at_hand(self, uri: str, cluster_ids: Sequence[str] | None) -> list[str] | None:
-        """Return warnings for an ask if memory holds all it needs, fresh enough, else None.
+        """Return warnings for a request if memory has all its data, fresh enough, else None.
 
         Args:
             uri: Its policy.
@@ -168,7 +168,7 @@ class Freshness(Protocol):
         *,
         searching: bool = False,
     ) -> list[str]:
-        """Bring into memory what `at_hand` missed, in bulk and within a stated time.
+        """Load the data that `at_hand` missed, in bulk and with a time limit.
 
         Args:
             uri: The ask's policy; empty: none is wanted.
@@ -188,7 +188,7 @@ class Freshness(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """The world outside the core, part by part.
+    """The documents outside of the core: clusters, metrics, blocks and policies.
 
     Args:
         clusters: Their documents.
@@ -237,5 +237,5 @@ class Catalog:
         return replace(self, following=None)
 
     async def close(self) -> None:
-        """Finish jobs that were begun and close everything. Later calls are refused."""
+        """Finish running jobs and close all parts. Later calls are refused."""
         await self.closing.aclose()

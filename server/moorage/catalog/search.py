@@ -1,4 +1,4 @@
-"""Finding documents: an index of cluster documents, one of metrics, and the thread that asks them.
+"""Search documents: an index of cluster documents, an index of metrics, and their thread.
 
 The embedded catalog keeps one `DocumentSearch` over what it has in memory. The indexes belong to
 the thread, so that a query over ten thousand documents stops no request; what changes meanwhile is
@@ -44,7 +44,7 @@ _News = dict[str, tuple[Document | None, Document | None]]
 
 
 class DocumentSearch:
-    """Searches in the documents of a catalog.
+    """Searches the documents of a catalog.
 
     Args:
         clusters: The cluster documents, as the catalog keeps them; or those of blocks.
@@ -71,14 +71,14 @@ class DocumentSearch:
         self._closed = False
 
     def changed(self, document_id: str) -> None:
-        """Note that a cluster document or its metrics changed, after it did."""
+        """Note that a cluster document or its metrics have changed."""
         if self._changed is not None:
             self._changed.add(document_id)
             if len(self._changed) > CHANGED_MAX:
                 self._changed = None
 
     async def matching(self, wanted: Filter) -> list[ClusterId]:
-        """Return the clusters that a filter finds, by id; see `ClusterSearch.matching`."""
+        """Return the clusters that match a filter, by id; see `ClusterSearch.matching`."""
 
         def work() -> list[str]:
             clusters, metrics = self._indexes
@@ -99,7 +99,7 @@ class DocumentSearch:
     async def alike(
         self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> list[ClusterId]:
-        """Return all clusters, the most alike first; see `ClusterSearch.alike`."""
+        """Return all clusters, the most similar first; see `ClusterSearch.alike`."""
         found = await self.run(lambda: nearest(self._indexes[0], like, weights))
         return [ClusterId(name) for name, _ in found]
 
@@ -118,7 +118,7 @@ class DocumentSearch:
     def _name_clusters(
         self, condition: Condition, key: str, entries: Mapping[str, DocumentEntry]
     ) -> list[str] | None:
-        """Return the document that a condition names, if it names one, as policies ask in loops.
+        """Return the document that a condition names by id, if it names one.
 
         None if it is another one, which the thread has to look into.
         """
@@ -127,7 +127,7 @@ class DocumentSearch:
         return [name] if entry is not None and entry.document.get(key) == name else None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run work in the thread, the indexes being as the documents are now.
+        """Run `work` in the thread, after an update of the indexes.
 
         Raises:
             ServiceError: `busy`, `shutting_down`; or what `QueryError` the work raised says.
@@ -157,7 +157,7 @@ class DocumentSearch:
             self._waiting -= 1
 
     def close(self) -> None:
-        """Finish jobs that were begun and end the thread."""
+        """Finish running jobs and end the thread."""
         self._closed = True
         self._thread.shutdown()
         self._indexes = (DocumentIndex(), DocumentIndex())
@@ -185,5 +185,5 @@ def _document(entries: Mapping[str, DocumentEntry], document_id: str) -> Documen
 
 
 def refusal_of(error: QueryError) -> ServiceError:
-    """Return the refusal of a wrong query for its sender."""
+    """Return the refusal of an invalid query, for its sender."""
     return ServiceError(error.code, str(error), field=error.path, expected=error.expected)

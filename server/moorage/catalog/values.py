@@ -1,4 +1,4 @@
-"""Values of a catalog: documents, and policies as the sandbox loads them."""
+"""Types of a catalog: documents, and policies in the form that the sandbox loads."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ DocumentKind = Literal["cluster", "metrics"]
 
 @dataclass(frozen=True, slots=True)
 class PolicyRecord:
-    """One immutable version of a policy, as the sandbox loads it.
+    """One immutable version of a policy, in the form that the sandbox loads.
 
     Args:
         ref: URI and digest; the digest covers files, settings, parameters and schemas.
@@ -52,7 +52,7 @@ Examine = Callable[[PolicyRecord], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class PreparedPolicy:
-    """A policy that was read and checked on paper, but is not registered yet.
+    """A policy whose document is checked, but which is not registered yet.
 
     Nothing of it has been compiled or run: its registration lets a jail load it first, and run
     its examples.

@@ -1,1 +1,1 @@
-"""The commands of `moored`, a file for each."""
+"""The commands of `moored`, one file for each."""

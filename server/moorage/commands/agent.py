@@ -1,4 +1,4 @@
-"""`moored agent`: what runs on each machine of a fleet, and the server's side of its joining."""
+"""`moored agent`: run the agent of a machine, and manage agents at the server."""
 
 import contextlib
 import json
@@ -83,7 +83,7 @@ def agent_run(
         ),
     ] = "",
 ) -> None:
-    """Run the agent of this machine until SIGTERM or Ctrl-C; what it runs goes on.
+    """Run the agent of this machine until SIGTERM or Ctrl-C; its workloads keep running.
 
     It connects to the server, never the other way. Prints one JSON line when it is connected.
     """
@@ -111,7 +111,7 @@ def agent_token(
     data: DataOption = None,
     config: FileOption = None,
 ) -> None:
-    """Make a token and print it. One machine joins with it, once; a running server takes it."""
+    """Create a token and print it. One machine can join with it, once, also at a running server."""
     if not 0 < minutes <= MINUTES_MAX:
         refuse_option("--minutes", f"1 to {MINUTES_MAX}")
     if not cluster.strip() or "/" in cluster or not cluster.isprintable():
@@ -174,7 +174,7 @@ def agent_revoke(name: _ClusterNode, data: DataOption = None, config: FileOption
 
 @agent.command("forget", short_help="Give up a machine that will not come back.")
 def agent_forget(name: _ClusterNode, data: DataOption = None, config: FileOption = None) -> None:
-    """Give up a machine that is not connected: its leases end, and its node leaves the cluster.
+    """Remove a machine that is not connected: its leases end, and its node leaves the cluster.
 
     Only where nothing runs there any more: a workload of a lease that ends so is not stopped.
     """
@@ -199,7 +199,7 @@ def agent_reclaim(data: DataOption = None, config: FileOption = None) -> None:
 
 @contextlib.contextmanager
 def _store(data: Path | None, config: Path | None) -> "Iterator[tuple[AgentStore, Config]]":
-    """Open the store of the server's data folder; report a fault in one line.
+    """Open the store of agents in the server's data folder; report a fault in one line.
 
     Yields:
         The store, and the server's settings.

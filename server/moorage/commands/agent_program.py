@@ -1,4 +1,4 @@
-"""The program of `moored agent`: dials the server, and carries out its orders on this machine.
+"""The program of `moored agent`: connects to the server and carries out its orders.
 
 The server's orders go to an ordinary backend `local` over the agent's own data folder. So what
 runs outlives the agent, and the next one over the folder finds it.
@@ -66,7 +66,7 @@ log = structlog.get_logger("moored")
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """The options of the command line.
+    """The options of `moored agent`.
 
     Args:
         server: URL of the WebSocket, or of several, separated by commas; None: as clients find it.
@@ -91,7 +91,7 @@ class AgentOptions:
 
 
 class _Refused(Exception):  # noqa: N818  # It is an answer.
-    """The server lets this agent not in; `final`: nor later."""
+    """The server refused this agent; `final` if it will also refuse it later."""
 
     def __init__(self, reason: str, *, final: bool) -> None:
         super().__init__(reason)
@@ -99,7 +99,7 @@ class _Refused(Exception):  # noqa: N818  # It is an answer.
 
 
 class _Standby(Exception):  # noqa: N818  # As above.
-    """The server is a standby; `names_another`: it leads on to the one that writes."""
+    """The server is a standby; `names_another` if it named the leader."""
 
     def __init__(self, reason: str, *, names_another: bool) -> None:
         super().__init__(reason)
@@ -144,7 +144,7 @@ def _node(options: AgentOptions) -> JsonObject:
 
 
 class _Misdirected(msgspec.Struct):
-    """The body of a standby's answer."""
+    """The body of a standby's refusal."""
 
     error: JsonObject
 
@@ -169,7 +169,7 @@ class _Agent:
             self._known = after
 
     async def run(self) -> None:
-        """Connect, again and again, until a signal."""
+        """Connect, and reconnect, until a signal."""
         data = self._options.data
         backend = LocalBackend(self._folder, hidden=data)
         host = AgentHost(
@@ -198,7 +198,7 @@ class _Agent:
             await host.close()
 
     async def _round(self, host: AgentHost) -> bool:
-        """Try each address until it has taken part at one; return whether it has.
+        """Try each address until one connection worked; return whether one did.
 
         Raises:
             _Refused: None lets it in, nor would later.
@@ -231,7 +231,7 @@ class _Agent:
         return False
 
     async def _connect(self, host: AgentHost, at: Endpoint) -> None:
-        """Take part over one connection until it is gone.
+        """Serve one connection until it is lost.
 
         Raises:
             _Refused: The server lets it not in.
@@ -300,7 +300,7 @@ class _Agent:
                     raise _Refused("the server did not answer as one", final=False)
 
     def _not_let_in(self, at: Endpoint, error: InvalidStatus) -> Exception:
-        """Return the error for the status of a failed handshake."""
+        """Return the error for the HTTP status of a failed handshake."""
         match error.response.status_code:
             case HTTPStatus.UNAUTHORIZED:
                 reason = f"{at.shown} does not know this machine's token or key; "

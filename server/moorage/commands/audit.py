@@ -1,4 +1,4 @@
-"""`moored audit`: reads and verifies the audit log, in a data folder or in the database.
+"""`moored audit`: print and verify the audit log, in a data folder or in the database.
 
 The server may be running.
 """
@@ -63,7 +63,7 @@ def audit_verify(
     config: FileOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check the chain of hashes; exit 1 where it breaks. Note number and hash elsewhere."""
+    """Check the chain of hashes; exit 1 if it is broken. Store the printed number and hash."""
     settings = load_config({"data_dir": data}, config)
     from moorage.daemon.access.audit_chain import ChainEnd, ChainError  # noqa: PLC0415  # As in serve.
     from moorage.daemon.access.audit_files import verify  # noqa: PLC0415  # As in serve.
@@ -94,7 +94,7 @@ def audit_verify(
 
 @contextlib.contextmanager
 def _rows(settings: Config) -> Iterator["AuditRows | None"]:
-    """Give the lines in the database; None: they are in files of the data folder."""
+    """Yield the lines in the database; None if they are in files of the data folder."""
     from moorage.storage.opening import open_storage  # noqa: PLC0415  # As in serve.
 
     rows = open_storage(settings.storage, settings.data_dir).audit()
@@ -106,7 +106,7 @@ def _rows(settings: Config) -> Iterator["AuditRows | None"]:
 
 
 def _begin(since: str) -> float:
-    """Return from when on entries are printed, in seconds since the epoch."""
+    """Return the time of the first entry to print, in seconds since the epoch."""
     if not since:
         return 0.0
     if (seconds := read_duration(since)) is not None:
@@ -155,6 +155,6 @@ def _line(entry: JsonObject) -> str:
 
 
 def _text(value: JsonValue) -> str:
-    """Return a value without characters that would move a terminal's cursor."""
+    """Return a value without control characters, for a terminal."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return "".join(each if each.isprintable() else "?" for each in text)

@@ -21,7 +21,7 @@ def backup(
     data: DataOption = None,
     config: FileOption = None,
 ) -> None:
-    """Copy ledger, catalog, tokens, agents and secret, and look at all of it; a server may run.
+    """Copy ledger, catalog, tokens, agents and secret, and check the copy. A server may run.
 
     The copy is a data folder. It has secrets, and only its owner may read it.
     """
@@ -40,7 +40,7 @@ def restore(
     data: DataOption = None,
     config: FileOption = None,
 ) -> None:
-    """Make a new data folder of a backup, once all of that was looked at.
+    """Make a new data folder from a backup, after a check of the whole backup.
 
     Its fencing numbers go on far above all that may have been given out since the backup.
     """

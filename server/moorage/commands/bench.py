@@ -21,7 +21,7 @@ def bench(
     pods: Annotated[Path | None, typer.Option(help="Its request file, for `grants`.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure what it costs. Every figure is a ratio to a baseline taken in the same run."""
+    """Measure the costs of the server. Figures are ratios to a baseline of the same run."""
     from moorage.commands import display  # noqa: PLC0415  # As in serve.
 
     with command_errors():

@@ -1,4 +1,4 @@
-"""`moored demo`: the main job on a laptop, with nothing to prepare.
+"""`moored demo`: show the main use on a laptop, without preparation.
 
 Starts a daemon with everything embedded, registers a small fleet, publishes a shipped policy, asks
 over a real socket, and shows placement, lease and reason.
@@ -42,7 +42,7 @@ class DemoOutcome:
 
 
 def demo(started: float, data: Path | None = None, options: tuple[str, ...] = ()) -> DemoOutcome:
-    """Play the demo.
+    """Run the demo.
 
     Args:
         started: `time.perf_counter()` when the program began.

@@ -27,7 +27,7 @@ def _console() -> Console:
 
 
 def show(*tables: Table) -> None:
-    """Print tables; one that is too wide turns each of its rows into lines."""
+    """Print tables; if a table is too wide, print each row as several lines."""
     console = _console()
     for table in tables:
         wide = console.options.update(width=_UNBOUNDED)
@@ -38,7 +38,7 @@ def show(*tables: Table) -> None:
 
 
 def _show_rows(console: Console, table: Table) -> None:
-    """Print a line for each cell, and an empty one between rows."""
+    """Print one line for each cell, and an empty line between rows."""
     headings = [str(column.header) for column in table.columns]
     made = Table(show_header=False)  # As wide as its cells, which would break title and caption.
     made.add_column(no_wrap=True)
@@ -82,7 +82,7 @@ def demo(outcome: DemoOutcome, *, as_json: bool) -> None:
 
 
 def replay(options: replaying.Options, *, as_json: bool) -> None:
-    """Replay with a progress bar on stderr, and show the outcome."""
+    """Replay a trace with a progress bar on stderr, and show the outcome."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -18,7 +18,7 @@ def doctor(
     data: DataOption = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
 ) -> None:
-    """Tell which sandbox layers, services and backends work here; exit 1 if serve would fail."""
+    """Show which sandbox layers, services and backends work; exit 1 if `serve` would fail."""
     from moorage.commands import display  # noqa: PLC0415  # As in serve.
     from moorage.commands.examination import examine  # noqa: PLC0415  # As in serve.
 

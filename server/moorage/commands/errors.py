@@ -19,7 +19,7 @@ EXIT_USAGE = 2
 
 
 def load_config(flags: Mapping[str, object], file: Path | None) -> Config:
-    """Return the settings, or end the command with the fault in them."""
+    """Return the settings, or end the command with a message about their fault."""
     try:
         return Config.load(flags, os.environ, file)
     except ConfigError as error:
@@ -28,13 +28,13 @@ def load_config(flags: Mapping[str, object], file: Path | None) -> Config:
 
 
 def refuse_option(option: str, expected: str) -> NoReturn:
-    """End the command, since an option is wrong."""
+    """End the command with a message about a wrong option."""
     typer.echo(f"moored: {option}: expected {expected}", err=True)
     raise typer.Exit(EXIT_USAGE)
 
 
 def refuse_root(folder: Path) -> None:
-    """End the command of root in the data folder of another user.
+    """End the command if root runs it in the data folder of another user.
 
     Files that it makes there are root's, so the server could not read tokens or go on with the
     audit log.
@@ -59,7 +59,7 @@ def refuse_root(folder: Path) -> None:
 
 @contextlib.contextmanager
 def command_errors() -> Iterator[None]:
-    """Turn what keeps a command from running into one line and an exit code."""
+    """Turn errors that stop a command into one line and an exit code."""
     from httpx import HTTPError  # noqa: PLC0415  # `--help` stays quick.
     from websockets.exceptions import WebSocketException  # noqa: PLC0415  # As in serve.
 

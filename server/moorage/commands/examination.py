@@ -1,4 +1,4 @@
-"""`moored doctor`: what works here, and why not.
+"""`moored doctor`: find out what works on this machine, and why something does not.
 
 Looks at the sandbox layers by building them, at the data directory by writing a fact, and at the
 ports by listening on them. `access_examination` has what is about access.
@@ -41,7 +41,7 @@ ANSWER_SECONDS_MAX: Final = 2.0
 
 
 def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
-    """Examine everything; never raises for a part that is merely broken.
+    """Check all parts; a broken part is a finding and raises no error.
 
     Args:
         config: Of the server.
@@ -70,19 +70,19 @@ def _add_advice(finding: DoctorFinding, advice: str) -> DoctorFinding:
 
 
 class _NoServices:
-    """The self-test calls no service."""
+    """Services for the self-test, which calls none."""
 
     async def call(self, client: str, method: str, arguments: tuple[JsonValue, ...]) -> JsonValue:
-        """Refuse."""
+        """Refuse the call."""
         raise AssertionError((client, method, arguments))
 
     def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
-        """Leave it to `call`."""
+        """Return nothing, so that `call` answers."""
         del client, method, ids
         return {}
 
     def documents(self, cluster_ids: JsonValue) -> list[JsonValue]:
-        """Return none."""
+        """Return no documents."""
         del cluster_ids
         return []
 
@@ -139,7 +139,7 @@ async def _ledger(folder: Path) -> DoctorFinding:
 
 
 def _sizes() -> DoctorFinding:
-    """Report the sizes that `--here` and `fleet import local` find, and the group behind them."""
+    """Report the CPU and memory that `--here` would register, and the limiting control group."""
     limits = [
         f"{name} by {limit.file}"
         for name, limit, here in (

@@ -1,4 +1,4 @@
-"""A backup of a data folder, and a data folder of a backup: both are looked at in full."""
+"""Make a backup from a data folder, and a data folder from a backup, with full checks."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ def back_up(data: Path, target: Path) -> FolderCopy:
 
 
 def restore_folder(backup: Path, data: Path) -> FolderCopy:
-    """Make a data folder of a backup; no fencing number that was given out since comes again.
+    """Make a data folder from a backup; skip fencing numbers that were used since.
 
     Raises:
         StorageError: The data folder has something in it, or the backup is damaged.

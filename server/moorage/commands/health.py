@@ -1,4 +1,4 @@
-"""`moored health`: whether the server of these settings answers, for the checks of containers."""
+"""`moored health`: check whether the server answers, for health checks of containers."""
 
 import http.client
 import socket
@@ -20,7 +20,7 @@ def health(
     http_port: Annotated[int | None, typer.Option(help="Port of HTTP.")] = None,
     config: FileOption = None,
 ) -> None:
-    """Ask the server on this machine once, at the address of its settings; exit 1 if it is silent.
+    """Check once whether the server on this machine answers; exit 1 if it does not.
 
     Where clients need certificates, this only sees that the port is open.
     """
@@ -36,7 +36,7 @@ def health(
 
 
 def _address(settings: Config) -> str:
-    """Return the address of HTTP; for a server on all addresses, the loopback one."""
+    """Return the HTTP address; the loopback address if the server listens on all addresses."""
     host = settings.http_host or settings.host
     try:
         address = ip_address(host)

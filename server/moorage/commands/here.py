@@ -1,4 +1,4 @@
-"""`moored serve --here`: this machine in the registry, and the policies that ship in the store.
+"""`moored serve --here`: register this machine, and publish the policies that ship.
 
 It is a client of the server that it fills, like any other: `daemon.main` calls it in a thread, with
 the address of the HTTP side, before it says that it is ready.
@@ -51,7 +51,7 @@ def stock(config: Config, url: str, token: str) -> None:
 
 
 def _register(services: Services, document: JsonObject, folder: Path) -> str:
-    """Put this machine in, or again where it was before, whatever its name was; return where."""
+    """Register this machine, under its earlier name if there is one; return its node."""
     (node,) = document["nodes"]["nodeData"]
     before = _node_before(services, document["id"], node, machine.registered(folder))
     if before is not None:
@@ -65,7 +65,7 @@ def _register(services: Services, document: JsonObject, folder: Path) -> str:
 def _node_before(
     services: Services, name: str, node: JsonObject, noted: RegisteredNode | None
 ) -> RegisteredNode | None:
-    """Return the node that this machine is in the registry; None if it is not there.
+    """Return the registered node of this machine; None if there is none.
 
     The folder's own note goes before the machine id, which copies of one disk share.
 

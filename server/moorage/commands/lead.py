@@ -20,7 +20,7 @@ def lead(
     as_json: JsonFlag = False,
     config: FileOption = None,
 ) -> None:
-    """Tell which of several servers on one database leads, and which ones stand by.
+    """Show which of several servers on one database leads, and which ones stand by.
 
     Run it where `storage` names that database. A server that resigns ends with exit code 75, and
     stands by once its supervisor starts it again.

@@ -1,4 +1,4 @@
-"""`moored ledger`: one function for each command of it."""
+"""The commands of `moored ledger`."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ ledger = typer.Typer(help="Look after what a daemon keeps on the disk.", no_args
 def ledger_verify(
     data: DataOption = None, config: FileOption = None, as_json: JsonFlag = False
 ) -> None:
-    """Look at every fact and record; exit 1 if one is damaged. The daemon may be running."""
+    """Check every fact and record; exit 1 if one is damaged. The daemon may be running."""
     folder = _folder(data, config)
     from moorage.commands.ledger_care import verify  # noqa: PLC0415  # As in serve.
 
@@ -45,7 +45,7 @@ def ledger_repair(
         bool, typer.Option("--accept-loss", help="Do it; else only say what would be lost.")
     ] = False,
 ) -> None:
-    """Rebuild ledger and catalog from what is not damaged, with the daemon stopped.
+    """Rebuild ledger and catalog from the undamaged parts, with the daemon stopped.
 
     The damaged files stay in a folder beside them. Prefer a backup, where there is one.
     """
@@ -69,7 +69,7 @@ def ledger_repair(
 
 
 def _folder(data: Path | None, config: Path | None) -> Path:
-    """Return the data folder; refuse a server whose ledger is elsewhere."""
+    """Return the data folder; refuse if the ledger is in a database."""
     settings = load_config({"data_dir": data}, config)
     if settings.storage and data is None:
         reason = "this server keeps its ledger in PostgreSQL, whose own tools verify and restore it"

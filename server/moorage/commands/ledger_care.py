@@ -1,4 +1,4 @@
-"""`moored ledger verify` and `moored ledger repair`: damage in a data directory.
+"""`moored ledger verify` and `moored ledger repair`: find and repair damage of a data folder.
 
 Both look at the ledger and at the catalog, and at all of it: a start looks at what it needs.
 """
@@ -30,12 +30,12 @@ class LedgerFindings:
 
     @property
     def findings(self) -> list[str]:
-        """The damage, each a sentence."""
+        """The damage, one sentence for each."""
         unknown = [f"{LEDGER}: {each}" for each in self.ledger.unknown[: walk.FINDINGS_MAX]]
         return [*self.ledger.findings, *unknown, *self.catalog.findings]
 
     def report(self) -> JsonObject:
-        """Return all of it as JSON values."""
+        """Return all findings as JSON values."""
         rows = self.ledger.rows
         return {
             "findings": self.findings,
@@ -49,7 +49,7 @@ class LedgerFindings:
 
 
 def verify(data: Path) -> LedgerFindings:
-    """Look at everything; the daemon may be running.
+    """Check all files; the daemon may be running.
 
     Raises:
         LedgerError: There is no ledger, or it has another name, or a newer release wrote it or
@@ -69,7 +69,7 @@ def verify(data: Path) -> LedgerFindings:
 
 
 def _refuse_misplaced(data: Path) -> None:
-    """Refuse where the ledger has another name: a repair would make an empty one.
+    """Refuse if the ledger's file was renamed, since a repair would make an empty ledger.
 
     Raises:
         LedgerError: It has.
@@ -103,7 +103,7 @@ class RepairReport:
 
 
 def repair(data: Path, *, accept_loss: bool) -> RepairReport:
-    """Remove the damaged parts, with a copy of the damaged files beside.
+    """Remove the damaged parts; keep a copy of the damaged files.
 
     Args:
         data: The data directory; no daemon may be running.

@@ -1,4 +1,4 @@
-"""Notes changes that commands make into the audit log, as of the user who runs them."""
+"""Record changes by commands in the audit log, with the user who runs the command."""
 
 import os
 import time
@@ -13,7 +13,7 @@ __all__ = ["note"]
 
 
 def note(settings: Config, what: str, about: JsonObject, after: JsonObject | None = None) -> None:
-    """Put a change into the audit log, where there is one."""
+    """Record a change in the audit log, if there is one."""
     if not settings.audit_days:
         return
     from moorage.daemon.access.audit_log import open_lines  # noqa: PLC0415  # As in serve.

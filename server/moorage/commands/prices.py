@@ -14,7 +14,7 @@ def prices(
     data: Annotated[Path | None, typer.Option(help="Folder of ledger and catalog.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
 ) -> None:
-    """Ask AWS for the instance types of a region and what they cost, for the backend aws.
+    """Fetch the instance types of a region and their prices from AWS, for the backend aws.
 
     A daemon that runs uses them from then on. Needs the extra aws, and credentials that may do
     ec2:DescribeInstanceTypes and pricing:GetProducts.

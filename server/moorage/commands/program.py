@@ -1,4 +1,4 @@
-"""The commands of `moored`: the daemon, and what plays a client against it."""
+"""The command line of `moored`, with all its commands."""
 
 import sys
 from importlib.metadata import version
@@ -57,7 +57,7 @@ def _shared(
         ),
     ] = False,
 ) -> None:
-    """Take what stands before a command."""
+    """Process the options before a command."""
     if context.invoked_subcommand == "serve":
         # Before its flags are read: its exit code must not hang on who reads stderr either.
         context.obj = StandardStream(STDERR)

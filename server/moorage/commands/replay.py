@@ -23,7 +23,7 @@ def replay(
     sandbox: SandboxOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Drive a trace through a real daemon, socket, sandbox and ledger, and report."""
+    """Replay a trace with a real daemon, its socket, sandbox and ledger, and print a report."""
     from moorage.bench.replay import Options  # noqa: PLC0415  # As in serve.
     from moorage.commands import display  # noqa: PLC0415  # As in serve.
 

@@ -1,4 +1,4 @@
-"""`moored storage`: the database that a server may have in place of files."""
+"""`moored storage`: commands about the database that a server may use instead of files."""
 
 from typing import Annotated
 
@@ -21,7 +21,7 @@ def storage_prepare(
     ] = None,
     config: FileOption = None,
 ) -> None:
-    """Make the tables in the database that `storage` names, with no server running on it.
+    """Create the tables in the database in `storage`. Stop all servers on it first.
 
     The role in `storage` will own them, and needs the right to make a schema. A server that is
     let in as that role makes them itself.
@@ -49,7 +49,7 @@ def storage_copy(
     source: Annotated[str, typer.Argument(metavar="FROM", help="Data folder, or postgresql://…")],
     target: Annotated[str, typer.Argument(metavar="TO", help="The other one: empty, or new.")],
 ) -> None:
-    """Copy everything between a data folder and a PostgreSQL database, with no server on either.
+    """Copy all data between a data folder and a PostgreSQL database. Stop all servers first.
 
     What was copied is read again and compared. Where that was interrupted, run it again. Leave
     the password to PGPASSWORD or a password file.

@@ -1,4 +1,4 @@
-"""`moored storage copy`: all that a server has, from a data folder to a database or back."""
+"""`moored storage copy`: copy all data of a server from a data folder to a database, or back."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from moorage.storage.sqlite.backup import is_filled, staged
 
 @dataclass(slots=True)
 class CopyReport:
-    """The counts of records copied, and of those there before.
+    """The number of copied records, and of records that existed before.
 
     Attributes:
         is_new: It was not there before.
@@ -31,7 +31,7 @@ class CopyReport:
 
 
 def copy(source: str, target: str) -> CopyReport:
-    """Copy a storage to an empty one of the other sort, and compare both.
+    """Copy a storage to an empty one of the other kind, and compare both.
 
     The target is filled in one transaction, or beside its place: whatever ends the copy before
     its end leaves nothing that a server would start on, and the next call starts clean.
@@ -62,7 +62,7 @@ def copy(source: str, target: str) -> CopyReport:
 
 
 def is_address(text: str) -> bool:
-    """Return whether it is the address of a database, and no folder."""
+    """Return whether a text is the address of a database, and not a folder."""
     return text.startswith(("postgresql:", "postgres:"))
 
 
@@ -106,7 +106,7 @@ def _refuse_gaps(source: Contents) -> None:
 
 
 def _compare(report: CopyReport, source: Contents, target: Contents) -> None:
-    """Read both, and refuse damage in the source and differences in the target."""
+    """Read both storages; refuse damage in the source, and differences in the target."""
     same = (
         _same_facts(report, source, target)
         and list(source.checkpoints()) == list(target.checkpoints())

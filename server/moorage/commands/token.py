@@ -38,7 +38,7 @@ def token_create(
     config: FileOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a token and print it; only its digest is stored. A running server takes it at once."""
+    """Create a token and print it. Only its digest is stored. It works at once."""
     if not _NAME.fullmatch(name):
         refuse_option(
             "NAME", "up to 100 letters, digits, `.`, `_` or `-`, the first a letter or digit"
@@ -121,7 +121,7 @@ def token_revoke(
 
 
 def _settings(data: Path | None, config: Path | None) -> Config:
-    """Return the settings. Those of addresses may wait for a first token."""
+    """Return the settings, without the check that other addresses than loopback need tokens."""
     loopback = {"host": "127.0.0.1", "http_host": "127.0.0.1"}
     return load_config({"data_dir": data, **loopback}, config)
 
@@ -141,7 +141,7 @@ def _is_tenant(tenant: str) -> bool:
 
 
 def _end(expires: str, now: float) -> float | None:
-    """Return when a token made now expires; None: never."""
+    """Return when a new token expires; None if it never does."""
     if expires == "never":
         return None
     seconds = read_duration(expires)

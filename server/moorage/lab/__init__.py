@@ -1,1 +1,1 @@
-"""Policies without a server: tests, backtests and pictures, on the production core."""
+"""Test and backtest policies without a server, with the production core."""

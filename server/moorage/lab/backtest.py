@@ -1,4 +1,4 @@
-"""`moorage policy backtest`: a trace, or a daemon's own history, through policies side by side.
+"""`moorage policy backtest`: replay a trace or a ledger with several policies.
 
 Each policy has the site to itself, from empty: the allocator's core, jailed cells, verification and
 the queue are those of the daemon (`rehearsal`), time is that of the timeline. What comes out holds
@@ -121,7 +121,7 @@ class BacktestRun:
 
 
 async def backtest(job: BacktestJob) -> JsonObject:
-    """Replay, draw, and return the outcome as JSON values.
+    """Replay the requests, draw plots, and return the outcome as JSON values.
 
     Raises:
         CommandError, TraceError, OSError: What is to be replayed, or a policy, cannot be read.
@@ -175,7 +175,7 @@ async def _line(job: BacktestJob) -> timeline.Timeline:
 async def _play(
     job: BacktestJob, policy: JsonObject, line: timeline.Timeline
 ) -> tuple[BacktestRun, dict[str, tuple[str, Placement]]]:
-    """Take the whole timeline through one policy."""
+    """Replay the whole timeline with one policy."""
     async with Rehearsal(job.mode) as rehearsal:
         for document in line.documents:
             await rehearsal.add_cluster(document)
@@ -210,7 +210,7 @@ async def _play(
 
 
 async def _decide(rehearsal: Rehearsal, record: PolicyRecord, ask: Ask) -> Decision:
-    """Put an ask as admission would: a policy's schemas complete it, or refuse it."""
+    """Decide a request as admission would: apply the policy's schemas, then call the core."""
     ask = replace(ask, policy=record.ref)
     try:
         if record.schemas is not None:
@@ -221,7 +221,7 @@ async def _decide(rehearsal: Rehearsal, record: PolicyRecord, ask: Ask) -> Decis
 
 
 async def _let_wait(rehearsal: Rehearsal) -> None:
-    """Let time pass until no request waits any more."""
+    """Advance the time until no request waits any more."""
     waiting = rehearsal.allocator.state.waiting
     while waiting:
         await rehearsal.pass_to(max(waiter.deadline for waiter in waiting.values()))
@@ -269,7 +269,7 @@ def _sample(
 
 
 def fragmented_milli(fleet: Fleet, typical: Sequence[JsonMapping]) -> float:
-    """Return the free GPU milli that a typical request cannot use, on the average over them.
+    """Return the free GPU milli that typical requests cannot use, on average.
 
     The measure of "Beware of Fragmentation" (USENIX ATC'23): of a node that a request does not fit
     on, all that is free is fragmented; of one that it does, the GPUs that are too small for it.
@@ -350,7 +350,7 @@ def _differing(
     name: str,
     second: Mapping[str, tuple[str, Placement]],
 ) -> JsonObject:
-    """Return the asks that two policies decided differently."""
+    """Return the requests that two policies decided differently."""
     names = [request for request in first if first[request] != second[request]]
     granted = [request for request in names if "granted" in (first[request][0], second[request][0])]
     return {

@@ -1,4 +1,4 @@
-"""Requests that come and go: a fleet in steady state, from the mix of a trace.
+"""Simulate a fleet in steady state: requests of a trace arrive at random and end.
 
 Requests are drawn from a trace's own with replacement and arrive at random moments (Poisson). Each
 stays for a random time, a mean stay on the average over all of them. A load of 1 asks for as many
@@ -49,7 +49,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """The arrival and departure of requests.
+    """The parameters of arrivals and ends of requests.
 
     Args:
         load: GPU demand that would be held if all of it fitted, as a multiple of the capacity.
@@ -64,12 +64,12 @@ class Churn:
 
     @property
     def measured_from(self) -> float:
-        """When the warm-up is over, in seconds."""
+        """The end of the warm-up, in seconds."""
         return WARM_UP_STAYS * MEAN_STAY_SECONDS
 
     @property
     def end(self) -> float:
-        """When nothing arrives any more, in seconds."""
+        """The time of the last arrival, in seconds."""
         return (WARM_UP_STAYS + self.length) * MEAN_STAY_SECONDS
 
 
@@ -125,7 +125,7 @@ def _coming(
 def _warm(
     pods: Sequence[TracePod], capacity_milli: int, churn: Churn, chance: np.random.Generator
 ) -> list[Arrival]:
-    """Return the leases of an unlimited fleet at a random moment, with the rest of each stay."""
+    """Return the leases of an unlimited fleet at a random moment, with their remaining times."""
     means = _means(pods, churn)
     count = int(chance.poisson(_held_requests(pods, means, capacity_milli, churn)))
     # One that stays longer is met more often.
@@ -139,7 +139,7 @@ def _warm(
 
 
 def _means(pods: Sequence[TracePod], churn: Churn) -> npt.NDArray[np.float64]:
-    """Return the mean stay of each, in seconds; `MEAN_STAY_SECONDS` on the average."""
+    """Return the mean stay of each request, in seconds; `MEAN_STAY_SECONDS` on average."""
     if churn.stays != "sized":
         return np.full(len(pods), MEAN_STAY_SECONDS)
     sizes = np.array([sqrt(max(pod.demand_milli / GPU_MILLI, 1.0)) for pod in pods])
@@ -153,7 +153,7 @@ def _held_requests(
     capacity_milli: int,
     churn: Churn,
 ) -> float:
-    """Return the mean number of requests that hold something at a time, if all of them fitted."""
+    """Return the mean number of simultaneous leases if all requests fitted."""
     demand = np.array([pod.demand_milli for pod in pods], np.float64)
     held_milli = float((demand * means).sum() / means.sum())
     if not held_milli:
@@ -183,5 +183,5 @@ def size_of(gpus: int, gpu_milli: int) -> str:
 
 
 def by_size(size: str) -> int:
-    """Return a number to sort sizes by: as in `size_of`, then by GPUs."""
+    """Return the sort key of a size: the kinds of `size_of`, then the number of GPUs."""
     return SIZES.index(size) - len(SIZES) if size in SIZES else int(size.split(maxsplit=1)[0])

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 
 class CommandError(Exception):
-    """The command could not be played."""
+    """The command could not be carried out."""
 
 
 def unknown(name: str, known: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Runs a coroutine that SIGTERM stops. `offline`, `moored bench` and `moored replay` use it."""
+"""Run a coroutine that SIGTERM cancels, for `offline`, `moored bench` and `moored replay`."""
 
 import asyncio
 import signal

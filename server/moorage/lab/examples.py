@@ -1,4 +1,4 @@
-"""The built-in site and requests that `moored` tries a policy on: small, with one of everything.
+"""The built-in fleet and requests for tests of policies: small, with each kind of demand.
 
 Three clusters: eight-GPU nodes with two NVLink groups, two NUMA domains and racks; four-GPU nodes
 of another model; nodes without GPUs. The requests use each kind of field that there is,
@@ -15,7 +15,7 @@ FILLING: Final = 60
 
 
 def clusters() -> list[JsonObject]:
-    """Return the cluster documents of the site."""
+    """Return the cluster documents of the built-in fleet."""
     a100 = [
         {"modelName": "A100", "memory": 40_960, "linkGroup": f"link-{n // 4}", "numa": n // 4}
         for n in range(8)
@@ -29,7 +29,7 @@ def clusters() -> list[JsonObject]:
 
 
 def metrics() -> list[JsonObject]:
-    """Return the metrics documents of the site: of all clusters with GPUs."""
+    """Return the metrics documents of the built-in clusters with GPUs."""
     return [
         {
             "clusterId": cluster["id"],
@@ -49,7 +49,7 @@ def metrics() -> list[JsonObject]:
 
 
 def requests() -> list[JsonObject]:
-    """Return the requests, as clients send them."""
+    """Return the built-in requests, in the form that clients send."""
     wanted: list[JsonObject] = [
         {"gpus": 1},
         {"gpus": 1, "gpu_milli": 300, "memory_mib": 4_096},

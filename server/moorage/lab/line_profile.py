@@ -1,4 +1,4 @@
-"""Times every line of a policy, from inside its own cell.
+"""Measure the time of every line of a policy, inside its cell.
 
 `policy_test` sends its text into the jail as the entry of a policy whose
 own entry is then called `rule_under_test`: it evaluates that with a trace, and tells by
@@ -20,11 +20,11 @@ LINES_MAX: Final = 40
 
 
 class _BudgetSpentError(BaseException):
-    """Ends an evaluation from within its trace."""
+    """Raised in the trace function to end an evaluation at its time limit."""
 
 
 class AIOSv1PolicyRule:
-    """The policy under test, line by line."""
+    """Runs the policy under test and measures each line."""
 
     def __init__(
         self, rule_id: str, settings: dict[str, object], parameters: dict[str, object]
@@ -53,7 +53,7 @@ class AIOSv1PolicyRule:
             self._move(None)
 
     def management(self, action: str, data: object) -> dict[str, object]:
-        """Return the lines that took longest, longest first."""
+        """Return the slowest lines, the slowest first."""
         del action, data
         lines = sorted(self._lines.items(), key=lambda item: -item[1][1])[:LINES_MAX]
         return {
@@ -88,7 +88,7 @@ class AIOSv1PolicyRule:
         return self._stepped
 
     def _move(self, place: tuple[str, int] | None, hits: int = 1) -> None:
-        """Charge the time since the last step to the line that it was taken from."""
+        """Add the time since the last step to the line that ran."""
         now = time.perf_counter()
         if self._here is not None:
             self._lines[self._here][1] += now - self._since

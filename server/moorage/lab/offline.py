@@ -1,4 +1,4 @@
-"""The work behind `moorage policy test`, `backtest`, `push`, `moorage whatif` and the playground.
+"""The program behind `moorage policy test`, `backtest`, `push`, what-ifs and the playground.
 
 JSON (of a what-if, msgpack) comes on stdin, its outcome goes to stdout.
 
@@ -65,7 +65,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> None:
-    """Do one job. A job that cannot be done is an outcome too: `{"error": …}`."""
+    """Run one job and print its outcome; a job that fails has the outcome `{"error": …}`."""
     # A stop lets it remove its folders; the end of its parent, kill -9 among them, is one.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

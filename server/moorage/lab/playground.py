@@ -1,4 +1,4 @@
-"""The console's playground: a policy tried on a fleet that some already hold parts of.
+"""The console's playground: run a policy on a fleet with existing leases.
 
 The daemon starts it as a program of its own (`lab.offline`), with the job on stdin: so what is
 tried takes neither its event loop nor its cells. The jail, the core and the verification are those
@@ -40,7 +40,7 @@ PRINTED_LINES_MAX: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class PlaygroundJob:
-    """The trial: a policy, a fleet and requests.
+    """A run of the playground: a policy, a fleet and requests.
 
     Args:
         policy: A PolicyRule document.
@@ -64,7 +64,7 @@ class PlaygroundJob:
 
 
 async def play(job: PlaygroundJob) -> JsonObject:
-    """Try a policy.
+    """Run a policy on the requests of the playground.
 
     Raises:
         CommandError: A request cannot be read.
@@ -136,7 +136,7 @@ def _result(decision: Decision) -> JsonObject:
 
 
 async def _lines(job: PlaygroundJob, record: PolicyRecord) -> list[JsonObject]:
-    """Return the time of each line of the policy, on its first requests and an empty fleet."""
+    """Return the time of each line of the policy for the first requests, on an empty fleet."""
     tried = policy_test.PolicyTestJob(job.policy, mode=job.mode, clusters=job.documents)
     profile = await policy_test.profile(tried, record, job.requests)
     if profile is None:
@@ -145,7 +145,7 @@ async def _lines(job: PlaygroundJob, record: PolicyRecord) -> list[JsonObject]:
 
 
 async def play_trace(job: PlaygroundJob) -> JsonObject:
-    """Backtest a policy on a table of requests, from an empty fleet like the one given.
+    """Backtest a policy on a table of requests, starting with the given fleet empty.
 
     Raises:
         CommandError, TraceError: The table, or the policy, cannot be read.
@@ -182,7 +182,7 @@ async def play_trace(job: PlaygroundJob) -> JsonObject:
 
 
 def _table(clusters: list[Cluster]) -> str:
-    """Return nodes as the trace's table, which knows one model per node."""
+    """Return nodes as the table of a trace, which has one model per node."""
     rows = ["sn,cpu_milli,memory_mib,gpu,model"]
     for cluster in clusters:
         for node in cluster.nodes:

@@ -1,4 +1,4 @@
-"""Draws what backtests came to: allocation and fragmentation over the requests, by policy.
+"""Draw the results of backtests: allocation and fragmentation over the requests, per policy.
 
 The benchmark `churn` draws on the same `panels`.
 
@@ -33,7 +33,7 @@ _METADATA: Final[Mapping[str, JsonObject]] = {
 
 
 class PlotSample(NamedTuple):
-    """One moment. Percentages are of the fleet's GPU milli.
+    """The figures at one moment. Percentages are of the fleet's GPU milli.
 
     Args:
         at_seconds: Time of the timeline.
@@ -50,7 +50,7 @@ class PlotSample(NamedTuple):
 
 
 def check(paths: Sequence[Path]) -> None:
-    """See that these files can be drawn.
+    """Refuse files that cannot be drawn.
 
     Raises:
         CommandError: One has another ending, lies in no folder, or matplotlib is not installed.
@@ -101,7 +101,7 @@ def draw(paths: Sequence[Path], runs: Mapping[str, Sequence[PlotSample]], title:
 
 
 def _label_ends(axes: Any) -> None:
-    """Write each line's name and last value at its end, with room between them."""
+    """Write each line's name and last value at its end, without overlaps."""
     bottom, top = axes.get_ylim()
     ends = sorted(
         (float(line.get_ydata()[-1]), float(line.get_xdata()[-1]), line)
@@ -126,7 +126,7 @@ def _label_ends(axes: Any) -> None:
 
 
 def panels(*, share_x: bool = False) -> tuple[Any, tuple[Any, Any]]:
-    """Return a figure of two panels, one above the other, as all pictures here are."""
+    """Return a figure of two panels, one above the other, for all plots."""
     import matplotlib as mpl  # noqa: PLC0415  # An extra.
     from matplotlib.figure import Figure  # noqa: PLC0415  # As above.
 

@@ -1,4 +1,4 @@
-"""`moorage policy test`: a policy against example requests, in the same jail as on a server.
+"""`moorage policy test`: test a policy with example requests, in the same jail as a server.
 
 The policy comes in by the door of uploads; every request goes through the allocator's core, which
 verifies what the policy proposes; everything is done again, in cells that share nothing and hash
@@ -77,7 +77,7 @@ _SUBJECT: Final = "rule_under_test.py"
 
 @dataclass(frozen=True, slots=True)
 class PolicyTestJob:
-    """The trial: a policy, a fleet and requests.
+    """A test: a policy, a fleet and requests.
 
     Args:
         policy: A PolicyRule document.
@@ -104,7 +104,7 @@ class PolicyTestJob:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The outcome of one request.
+    """The outcome of one request of a test.
 
     Args:
         request: The request.
@@ -128,7 +128,7 @@ class Tried:
 
 @dataclass(slots=True)
 class PolicyTestReport:
-    """The outcome.
+    """The outcome of a test.
 
     Attributes:
         passed: Nothing was found.
@@ -155,13 +155,13 @@ class PolicyTestReport:
     hash_seeds: list[int] = field(default_factory=lambda: [HASH_SEEDS[0]])
 
     def find(self, finding: str) -> None:
-        """Note a fault."""
+        """Record a fault."""
         self.passed = False
         self.findings.append(finding)
 
 
 async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
-    """Try a policy.
+    """Test a policy.
 
     Raises:
         CommandError: The requests or clusters cannot be read, which says nothing of the policy.
@@ -204,7 +204,7 @@ async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
 async def _again(
     job: PolicyTestJob, report: PolicyTestReport, wanted: Sequence[JsonObject], seconds: float
 ) -> Sequence[Tried]:
-    """Do it all again under other hash seeds, until something differs, and return the last run.
+    """Repeat the test under other hash seeds until an answer differs; return the last run.
 
     Sets have another order there, as they may on a server. `seconds` is what the first time took.
     """
@@ -239,7 +239,7 @@ async def _again(
 async def _without_metrics(
     job: PolicyTestJob, report: PolicyTestReport, wanted: Sequence[JsonObject]
 ) -> None:
-    """Ask where no cluster has metrics, as on every server until a client posts some."""
+    """Repeat requests without metrics of clusters, as on every new server."""
     known = {_fault(tried) for tried in report.requests}
     async with Rehearsal(job.mode, hash_seed=HASH_SEEDS[0], attacked=True) as rehearsal:
         record = await rehearsal.upload(job.policy)
@@ -324,7 +324,7 @@ def _calls(refusal: Refusal) -> tuple[str, ...]:
 
 
 def _printed(tried: Sequence[Tried]) -> str:
-    """Return the printed output by request: failed ones first, and of many the first ones."""
+    """Return the printed output of requests: failed ones first; of many only the first."""
     said = [(number, each) for number, each in enumerate(tried) if each.printed]
     said.sort(key=lambda pair: (pair[1].outcome not in _AT_FAULT, pair[0]))
     parts = [
@@ -344,7 +344,7 @@ def _cut(text: str) -> str:
 
 
 def ask_of(record: PolicyRecord, request: JsonObject, number: int, seed: int) -> Ask:
-    """Return the ask that a server would make of a client's message.
+    """Return the core's event for a client's message, as a server would make it.
 
     Raises:
         ServiceError: The policy's schemas do not allow its inputs or overrides.
@@ -383,7 +383,7 @@ def ask_of(record: PolicyRecord, request: JsonObject, number: int, seed: int) ->
 
 
 def _ignored_in(requests: Sequence[JsonObject]) -> list[str]:
-    """Return the warnings that a server has for requests that it takes, each kind once."""
+    """Return the warnings that a server would send for accepted requests, each kind once."""
     warned: dict[str, list[int]] = {}
     for number, request in enumerate(requests):
         if "input_data" in request:
@@ -417,7 +417,7 @@ def _outcome(answer: Response | None) -> tuple[str, str]:
 
 
 def _differing(report: PolicyTestReport, again: Sequence[Tried]) -> list[tuple[int, Tried, Tried]]:
-    """Return the requests that came out in another way; a run may have ended before the other."""
+    """Return the requests with different outcomes in two runs; one run may be shorter."""
     return [
         (number, first, second)
         for number, (first, second) in enumerate(zip(report.requests, again, strict=False))
@@ -426,7 +426,7 @@ def _differing(report: PolicyTestReport, again: Sequence[Tried]) -> list[tuple[i
 
 
 def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool) -> None:
-    """Compare the first run and the last, and note faults.
+    """Compare the first and the last run, and record faults.
 
     Args:
         report: Of the first run.
@@ -469,7 +469,7 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool)
 
 
 def _look_at_declined(report: PolicyTestReport, tried: Sequence[Tried], *, builtin: bool) -> None:
-    """Note declined requests: of requests not chosen for it, most means it was not tried."""
+    """Record a fault if the policy declined most of the built-in requests."""
     silent = [number for number, tried in enumerate(report.requests) if _is_unexplained(tried)]
     if silent:
         value = _short(report.requests[silent[0]].values[-1])
@@ -507,7 +507,7 @@ def _is_unexplained(tried: Tried) -> bool:
 async def profile(
     job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[JsonObject]
 ) -> JsonObject | None:
-    """Evaluate once more with every line timed; None if the policy did not let that happen."""
+    """Evaluate again with times of every line; None if the policy prevented that."""
     source = (resources.files("moorage.lab") / _PROFILER).read_bytes()
     code = code_of(record)
     files = {**code.files, ENTRY: source, _SUBJECT: code.files[ENTRY]}

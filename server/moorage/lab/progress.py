@@ -9,7 +9,7 @@ PAUSE_SECONDS: Final = 0.1
 
 
 class Progress:
-    """One line on a terminal, drawn again and again.
+    """A progress line on a terminal.
 
     Args:
         wanted: Nothing is drawn otherwise.
@@ -23,7 +23,7 @@ class Progress:
         self._done, self._drawn_at = 0, 0.0
 
     def step(self, news: str = "") -> None:
-        """Note one step more; news with a line of their own stay above."""
+        """Count one more step; print `news` on a line above."""
         self._done += 1
         if not self._wanted:
             return
@@ -36,7 +36,7 @@ class Progress:
             sys.stderr.flush()
 
     def end(self) -> None:
-        """Wipe the line."""
+        """Erase the line."""
         if self._wanted:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

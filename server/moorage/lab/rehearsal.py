@@ -1,4 +1,4 @@
-"""The parts of a daemon that decide, joined without socket, ledger and clock.
+"""The deciding parts of a daemon, without sockets, ledger and clock, for tests of policies.
 
 The catalog takes in clusters and policies, jailed cells evaluate the policies, and the allocator's
 core verifies and grants, each as in the daemon. Time is what the caller says, and consultations are
@@ -57,7 +57,7 @@ SESSION: Final = SessionId("rehearsal")
 
 @dataclass(slots=True)
 class Decision:
-    """The outcome of one ask.
+    """The outcome of one request.
 
     Args:
         ask: As it was put.
@@ -74,7 +74,7 @@ class Decision:
 
 
 class Rehearsal:
-    """One site, from empty.
+    """A simulated server, with an empty fleet at first.
 
     Args:
         mode: `jail`, or `unsafe` where a site runs its policies so.
@@ -139,7 +139,7 @@ class Rehearsal:
         await self._open.aclose()
 
     async def upload(self, document: JsonObject) -> PolicyRecord:
-        """Take in a policy as `POST /policy` would.
+        """Register a policy as `POST /policy` would.
 
         Raises:
             ServiceError: What is wrong with it.
@@ -152,7 +152,7 @@ class Rehearsal:
         return record
 
     async def add_cluster(self, document: JsonObject, metrics: JsonObject | None = None) -> None:
-        """Take in a cluster as `POST /clusters` would, and its metrics if there are any.
+        """Register a cluster as `POST /clusters` would, with its metrics if there are any.
 
         Raises:
             ServiceError: What is wrong with it.
@@ -165,7 +165,7 @@ class Rehearsal:
         await self.step(ClusterSeen(registered.cluster))
 
     async def note_document(self, document: JsonObject) -> None:
-        """Give policies a cluster document to read; the inventory of the cluster comes by `step`.
+        """Store a cluster document for policies; the cluster's inventory is set with `step`.
 
         Raises:
             ServiceError: What is wrong with it.
@@ -182,18 +182,18 @@ class Rehearsal:
         return decision
 
     async def release(self, lease: Lease) -> None:
-        """End a lease, and see to everything that follows from it."""
+        """End a lease, and carry out all effects."""
         await self.step(ReleaseAsked(Address(SESSION, 0), lease.id, lease.token_digest))
 
     async def pass_to(self, now: float) -> None:
-        """Let time pass: leases run out and waiters give up at their own moments until then."""
+        """Advance the time; until then leases run out and waiters give up at their times."""
         while (due := self.allocator.next_deadline()) is not None and due <= now:
             self.now = max(self.now, due)
             await self.step(Tick())
         self.now = max(self.now, now)
 
     def use(self, code: PolicyCode) -> None:
-        """Evaluate this in the place of the policy that was uploaded under its URI."""
+        """Evaluate this policy instead of the one that was uploaded with its URI."""
         self._codes[code.ref.uri] = code
 
     async def evaluate(self, uri: str, tenant: Tenant, input_data: JsonValue) -> JsonValue:
@@ -216,7 +216,7 @@ class Rehearsal:
         return await self._sandbox.manage(self._codes[uri], tenant, action, None)
 
     def output(self, uri: str, tenant: Tenant) -> str:
-        """Return the output of a policy at its requests since the last call."""
+        """Return the output of a policy since the last call."""
         return self._sandbox.take_output(self._codes[uri].ref, tenant)
 
     async def step(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""The input of a backtest: clusters and asks in the order of time, from a trace or a ledger.
+"""The input of a backtest: clusters and requests in order of time, from a trace or a ledger.
 
 A trace of the openb kind is replayed either in the published packing protocol (random order, no
 departures, demand beyond the capacity), or by the times that it has itself, or as requests that
@@ -80,7 +80,7 @@ _NO_POLICY: Final = PolicyRef("", "")
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Events from outside, oldest first.
+    """The input events of a backtest, oldest first.
 
     Args:
         source: Where it is from, in words and digests of the files.
@@ -178,7 +178,7 @@ def _ask(number: int, pod: trace.TracePod, seed: int, seconds: float, wait_secon
 
 
 def _spans(pods: Path) -> dict[str, tuple[float, float]]:
-    """Return the arrival of each request, and the seconds that it held its place."""
+    """Return the arrival of each request, and the seconds of its lease."""
     found: dict[str, tuple[float, float]] = {}
     with pods.open(encoding="utf-8-sig", newline="") as file:
         for line in trace.lines(pods, file, ("name", "creation_time", "deletion_time")):
@@ -195,7 +195,7 @@ def _spans(pods: Path) -> dict[str, tuple[float, float]]:
 
 
 async def of_ledger(folder: Path, *, seed: int, limit: int | None) -> Timeline:
-    """Return the timeline of a daemon's own history; the daemon may be running.
+    """Return the timeline of a daemon's ledger; the daemon may be running.
 
     Args:
         folder: Its data directory.
@@ -231,7 +231,7 @@ async def of_ledger(folder: Path, *, seed: int, limit: int | None) -> Timeline:
 
 
 def _copy(source: Path, copy: Path) -> None:
-    """Copy a ledger that may be in use, as of one moment."""
+    """Copy a ledger as of one moment; a daemon may be using it."""
     if not source.is_file():
         raise CommandError(f"{source}: there is no ledger; expected a daemon's data directory")
     try:

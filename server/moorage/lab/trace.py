@@ -1,4 +1,4 @@
-"""Request traces of the openb kind: reading them, and the published packing protocol.
+"""Read request traces in the format of openb, and replay the published packing experiment.
 
 Called by `moored replay` and `moored bench`, which drive a trace through a real daemon, and by the
 tests of the shipped policies. Columns are those of the Alibaba cluster-trace-gpu-v2023 files; its
@@ -42,7 +42,7 @@ _Class = tuple[int, int, int, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class TracePod:
-    """One request: `gpus` devices, of each `gpu_milli` thousandths, of one of `models` (or any)."""
+    """One request: `gpus` devices with `gpu_milli` each, of one of `models` (or of any)."""
 
     name: str
     cpu_milli: int
@@ -53,11 +53,11 @@ class TracePod:
 
     @property
     def demand_milli(self) -> int:
-        """GPU milli over all its devices."""
+        """The GPU milli of all devices of the request."""
         return self.gpus * self.gpu_milli
 
     def resources(self) -> JsonObject:
-        """Return it as the `resources` of a request."""
+        """Return the request's demand as `resources`."""
         wanted: JsonObject = {"cpu_milli": self.cpu_milli, "memory_mib": self.memory_mib}
         if self.gpus:
             wanted |= {"gpus": self.gpus, "gpu_milli": self.gpu_milli}
@@ -182,7 +182,7 @@ def _without_excess(order: list[TracePod], excess: float, rng: Random) -> list[T
 
 
 def permuted_names(nodes: Sequence[TraceNode], seed: int = 42) -> dict[str, str]:
-    """Return a new name per node, with a random rank before it.
+    """Return new names of nodes, with a random number as prefix.
 
     Policies break ties by the order of node names; the rank makes that order random, and the same
     for everything that is compared under one seed.

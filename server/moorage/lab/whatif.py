@@ -1,4 +1,4 @@
-"""What-if: a copy of a server's state in which something changes, and what would come of it.
+"""What-if: apply changes to a copy of a server's state, and return the effects.
 
 The daemon starts it as a program of its own (`lab.offline`) and hands it the state as facts, as a
 checkpoint has them. The core, the jail and the policies are those of the daemon. Nothing runs on
@@ -79,7 +79,7 @@ class WhatIfJob:
 
 
 async def whatif(job: WhatIfJob) -> JsonObject:
-    """Return the consequences of a change.
+    """Return the effects of a change.
 
     Raises:
         ServiceError: A node that would be added cannot be read.
@@ -114,7 +114,7 @@ async def whatif(job: WhatIfJob) -> JsonObject:
 
 
 class _World(Rehearsal):
-    """A copy of the state. A workload that has to stop has stopped, so that what follows is seen.
+    """A copy of the state. Workloads that have to stop count as stopped at once.
 
     Attributes:
         facts: What became true in it.
@@ -130,7 +130,7 @@ class _World(Rehearsal):
         self._said: JsonObject = {}
 
     async def step(self, event: Event) -> None:
-        """Step the core, and see to everything that follows from it."""
+        """Step the core, and carry out all effects."""
         await super().step(event)
         while self._stopping:
             lease = self._stopping.pop(0)
@@ -139,7 +139,7 @@ class _World(Rehearsal):
     async def cordon(
         self, cluster: ClusterId, node: NodeId, mode: CordonMode
     ) -> dict[RequestId, Lease]:
-        """Cordon or drain a place, or neither; return the leases that held something of it."""
+        """Cordon, drain or uncordon a node or cluster; return the leases there."""
         held = [
             lease
             for lease in self.allocator.state.leases.values()
@@ -152,7 +152,7 @@ class _World(Rehearsal):
         return {lease.id: lease for lease in held if lease.state != "warm"}
 
     async def why(self, ask: Ask) -> JsonObject:
-        """Return why a request waits."""
+        """Return the reason for which a request waits."""
         await self.step(Inquired(_NOWHERE, "why", ask.tenant, ask.id))
         return {name: each for name, each in self._said.items() if name in {"code", "reason"}}
 
@@ -166,7 +166,7 @@ class _World(Rehearsal):
 
 
 class CopiedDocuments:
-    """The documents of clusters for policies, as they were when the state was copied.
+    """The cluster documents for policies, copied together with the state.
 
     Args:
         packed: Id, version and content of each.
@@ -179,7 +179,7 @@ class CopiedDocuments:
     async def call(
         self, client: str, method: contract.Method, arguments: tuple[JsonValue, ...]
     ) -> JsonValue:
-        """Answer an injected client: about one cluster; see `HostServices`."""
+        """Answer a policy's client about one cluster; see `HostServices`."""
         del client
         found = self._packed.get(str(arguments[0]))
         if method not in {"read_cluster", "get_cluster"}:
@@ -194,7 +194,7 @@ class CopiedDocuments:
     def at_hand(
         self, client: str, method: contract.Method, ids: Sequence[str]
     ) -> Mapping[str, bytes]:
-        """Return nothing: `call` answers."""
+        """Return nothing, so that `call` answers."""
         del client, method, ids
         return {}
 
@@ -226,7 +226,7 @@ class CopiedDocuments:
 
 
 def _grown(allocator: Allocator, documents: CopiedDocuments, added: AddedNodes) -> Cluster:
-    """Return a cluster with more nodes, which are machines of their own, and free."""
+    """Return a cluster with more nodes, which are new, free machines."""
     cluster = allocator.state.clusters[ClusterId(added.cluster)]
     known = {node.id: node for node in cluster.nodes}
     if added.like:
@@ -251,7 +251,7 @@ def _grown(allocator: Allocator, documents: CopiedDocuments, added: AddedNodes) 
 
 
 def _swap(fact: Fact, swaps: Mapping[str, PolicyRef]) -> Fact:
-    """Return a fact in which who would ask one policy asks another."""
+    """Return a fact in which one policy is replaced by another."""
     match fact:
         case Queued(ask) if ask.policy.uri in swaps:
             return replace(fact, ask=replace(ask, policy=swaps[ask.policy.uri]))
@@ -264,7 +264,7 @@ def _swap(fact: Fact, swaps: Mapping[str, PolicyRef]) -> Fact:
 
 
 class _Outcome:
-    """The outcome of a world, as JSON values for the caller."""
+    """The outcome of a what-if, as JSON values for the caller."""
 
     def __init__(self, job: WhatIfJob, world: _World) -> None:
         self._job = job
@@ -290,7 +290,7 @@ class _Outcome:
                 return await self._world.why(ask) | row
 
     def rows(self, ask: Ask | None, leaving: Mapping[RequestId, Lease]) -> JsonObject:
-        """Return the differences for others than the request."""
+        """Return the effects on leases and on other requests."""
         granted: list[JsonObject] = []
         preempted: list[JsonObject] = []
         for fact in self._world.facts:
@@ -323,7 +323,7 @@ class _Outcome:
         return self._job.sees_all or tenant == self._job.tenant
 
     def _left(self, before: Lease) -> JsonObject:
-        """Return the fate of a lease whose place is drained."""
+        """Return the outcome for a lease on a drained node."""
         lease = self._state.leases.get(before.id)
         if lease is None:
             waits = before.id in self._state.waiting

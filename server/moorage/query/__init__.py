@@ -1,4 +1,4 @@
-"""The language of filters and searches: from JSON to the documents that are meant.
+"""The language of filters and searches: from JSON to the matching documents.
 
 Pure values and functions. `parse_filter` and `parse_search` read bodies, `parse_condition` and
 `parse_mongo` single queries, `parse_pipeline` aggregations, `parse_page` the order and size of an

@@ -1,4 +1,4 @@
-"""The bodies of a filter and of a similarity search, bare or in their envelope; the door for JSON.
+"""Parse the bodies of a filter and of a similarity search, bare or in their envelope.
 
 The catalog and the daemon call `parse_filter` and `parse_search` for the `filter` and `search` of
 an allocation request and for the search service's endpoints.
@@ -52,7 +52,7 @@ _RULE_KEYS: Final = ("policyRuleURI", "settings", "parameters", "executionMode",
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A filter: the kind of documents to search, and the condition they must meet.
+    """A filter: the kind of documents to search, and their condition.
 
     Args:
         match_type: What is searched.
@@ -94,7 +94,7 @@ class Search:
 
 
 def parse_filter(body: JsonValue, at: str = "") -> Filter:
-    """Return the filter that a body says.
+    """Parse the body of a filter.
 
     Args:
         body: `{"matchType", "filter": {"<type>Query": …}}`, or that within
@@ -110,7 +110,7 @@ def parse_filter(body: JsonValue, at: str = "") -> Filter:
 
 
 def parse_search(body: JsonValue, at: str = "") -> Search:
-    """Return the similarity search that a body says.
+    """Parse the body of a similarity search.
 
     Args:
         body: `{"matchType", "rankingPolicyRule": {"policyRuleURI", "settings", "parameters"}}`,
@@ -168,7 +168,7 @@ def parse_search(body: JsonValue, at: str = "") -> Search:
 
 
 def _open(body: JsonValue, at: str) -> tuple[JsonObject, str]:
-    """Return the content of the envelope and its place; or the bare body."""
+    """Return the content of the envelope with its place, or the bare body."""
     given = an_object(body, at)
     if "body" not in given:
         return given, at
@@ -211,7 +211,7 @@ def _match_type(given: JsonMapping, at: str) -> MatchType:
 
 
 def _searched_by(queries: JsonValue) -> dict[str, MatchType]:
-    """Return the `matchType` of a filter without one: the kind that its queries are of or for."""
+    """Return the `matchType` of a filter without one, by the names of its queries."""
     kinds = [name.removesuffix("Query") for name in queries] if isinstance(queries, dict) else []
     able = [kind for kind, more in COMPANIONS.items() if {*kinds} <= {kind, *more}]
     return {"matchType": able[0]} if kinds and able else {}
@@ -259,5 +259,5 @@ def _weights(parameters: JsonMapping, at: str) -> Mapping[str, float] | None:
 
 
 def _or_empty(value: JsonValue) -> JsonValue:
-    """Return an empty object for null, which documented samples send for unused fields."""
+    """Return an empty object for null, which documented examples send for unused fields."""
     return {} if value is None else value

@@ -1,4 +1,4 @@
-"""The values of an index's documents at one path, as arrays; `index` and `ranking` read them.
+"""The values of an index's documents at one path, as arrays, for `index` and `ranking`.
 
 A column answers a leaf for all rows at once. Of the numbers of a row it keeps the smallest and the
 largest, which is all that `<` and `>` need, and with the texts it keeps every distinct one as a
@@ -36,7 +36,7 @@ _MARKS: Final[dict[Hashable, int]] = {Mark.NULL: 0, Mark.TRUE: 1, Mark.FALSE: 2}
 
 
 class Cells:
-    """The values of rows with any number of values each, in two long arrays.
+    """The values of rows, any number per row, in two long arrays.
 
     Args:
         rows: Rows there can be.
@@ -70,7 +70,7 @@ class Cells:
         return self._values[self._places(rows)]
 
     def set(self, rows: Rows, values: Sequence[Collection[float]]) -> None:
-        """Give some rows, each named once, other values."""
+        """Replace the values of some rows; no row may appear twice."""
         lengths = np.fromiter(map(len, values), np.int32, len(values))
         # A row with as many values as before keeps its place; the others move to the end.
         moves = lengths != self._lengths[rows]
@@ -88,18 +88,18 @@ class Cells:
         self._values[self._places(rows)] = flat
 
     def _places(self, rows: Rows) -> Rows:
-        """Return the positions of the values of some rows."""
+        """Return the array positions of the values of some rows."""
         lengths = self._lengths[rows].astype(np.intp)
         before = np.cumsum(lengths) - lengths
         return np.repeat(self._starts[rows] - before, lengths) + np.arange(lengths.sum())
 
     def grow(self, rows: int) -> None:
-        """Make room for more rows."""
+        """Enlarge the arrays for more rows."""
         self._starts = _longer(self._starts, rows, 0)
         self._lengths = _longer(self._lengths, rows, 0)
 
     def _compact(self, wanted: int) -> None:
-        """Close the holes, and leave as much room again as is in use."""
+        """Remove the holes, and leave free space of the same size as the used one."""
         held = np.flatnonzero(self._lengths)
         lengths = self._lengths[held]
         places = self._places(held)
@@ -142,11 +142,11 @@ class Column:
 
     @property
     def size(self) -> int:
-        """The cells it takes."""
+        """The number of cells that the column uses."""
         return len(self.numbers) + len(self.codes) + len(self.present)
 
     def grow(self, rows: int) -> None:
-        """Make room for more rows."""
+        """Enlarge the arrays for more rows."""
         self.low, self.high = _longer(self.low, rows, np.nan), _longer(self.high, rows, np.nan)
         self.present = _longer(self.present, rows, 0)
         self.structured = _longer(self.structured, rows, 0)
@@ -155,7 +155,7 @@ class Column:
         self.codes.grow(rows)
 
     def set(self, rows: Sequence[int], founds: Iterable[Sequence[JsonValue]]) -> None:
-        """Replace the values of some rows by those of their documents; no values clear none."""
+        """Replace the values of some rows by those of their documents."""
         held = [_held(found) for found in founds]
         at = np.array(rows, np.intp)
         self.present[at] = [each.present for each in held]
@@ -200,7 +200,7 @@ class Column:
     # Answers ---------------------------------------------------------------------------------
 
     def mask(self, leaf: Leaf) -> Mask:
-        """Return the rows at which a leaf holds, but for those of `unsure`.
+        """Return the rows that meet a simple condition, apart from the rows in `unsure`.
 
         Raises:
             QueryError: `too_large`: a `$regex` would read more than `SEARCH_CHARS_MAX`.
@@ -219,7 +219,7 @@ class Column:
                 assert_never(leaf)
 
     def unsure(self, leaf: Leaf) -> Mask | None:
-        """Return the rows of which only the document can say whether a leaf holds; None: no row."""
+        """Return the rows whose documents must be read to check a condition; None: no rows."""
         match leaf:
             case Among(values=values) if any(isinstance(value, (dict, list)) for value in values):
                 return self.structured | self.inexact
@@ -272,13 +272,13 @@ class Column:
 
     @property
     def vocabulary(self) -> "_Vocabulary":
-        """The distinct texts, made ready to be searched."""
+        """The distinct texts, prepared for searches."""
         if self._vocabulary is None:
             self._vocabulary = _Vocabulary(self._codes)
         return self._vocabulary
 
     def common(self, texts: Iterable[str]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Return by row how many of these texts it has, and how many texts it has at all."""
+        """Return for each row how many of these texts it has, and how many texts in total."""
         values, rows = self.codes.values, self.codes.rows
         wanted = np.zeros(len(self._uses) + 1, np.bool_)
         wanted[[self._codes[text] for text in texts if text in self._codes]] = True
@@ -299,7 +299,7 @@ class _Held:
 
 
 def _held(found: Sequence[JsonValue]) -> _Held:
-    """Sort the values that were found in a document by the array of a column that stores them."""
+    """Split the values of a document by the array of a column that stores them."""
     values = spread(found) if any(isinstance(value, list) for value in found) else found
     kinds = set(map(type, values))
     # Most rows hold values of one kind, and only those are a set at once: to Python, True is 1.
@@ -326,7 +326,7 @@ def _held(found: Sequence[JsonValue]) -> _Held:
 
 
 class _Vocabulary:
-    """Texts in their order, and one after another in one long text; a change makes a new one.
+    """Sorted texts, also joined in one long text; a change makes a new vocabulary.
 
     Args:
         codes: What stands for each text.
@@ -340,12 +340,12 @@ class _Vocabulary:
         self._ends = [end + at for at, end in enumerate(accumulate(map(len, self._texts)))]
 
     def beyond(self, name: OrderName, text: str) -> list[int]:
-        """Return the codes of the texts on one side of a text."""
+        """Return the codes of the texts that sort before or after a text."""
         at = (bisect_left if name in {">=", "<"} else bisect_right)(self._texts, text)
         return self._codes[at:] if name.startswith(">") else self._codes[:at]
 
     def matching(self, pattern: TextPattern, place: str) -> list[int]:
-        """Return the codes of the texts that a pattern occurs in."""
+        """Return the codes of the texts that match a pattern."""
         likely = self._with_needle(pattern.needles)
         if pattern.costly and sum(len(self._texts[at]) for at in likely) > SEARCH_CHARS_MAX:
             expected = "a pattern with more fixed text, or LIKE or $in instead"
@@ -357,11 +357,11 @@ class _Vocabulary:
 
     @cached_property
     def _shared(self) -> list[int]:
-        """With how many characters each text begins like the one before."""
+        """The length of the common prefix of each text and the previous one."""
         return [0, *(_common(one, other) for one, other in pairwise(self._texts))]
 
     def _with_needle(self, needles: Sequence[str]) -> Sequence[int]:
-        """Return the places of the texts that may have all needles."""
+        """Return the positions of the texts that may contain all needles."""
         counts = [(self._whole.count(needle), needle) for needle in needles]
         # A needle that is almost everywhere spares nothing, and finding it costs more than looking.
         occurrences, needle = min(counts, default=(len(self._texts), ""))
@@ -377,7 +377,7 @@ class _Vocabulary:
 
 
 def _common(one: str, other: str) -> int:
-    """Return with how many characters two texts begin alike."""
+    """Return the length of the common prefix of two texts."""
     for place, (here, there) in enumerate(zip(one, other, strict=False)):
         if here != there:
             return place
@@ -385,7 +385,7 @@ def _common(one: str, other: str) -> int:
 
 
 def _exact(number: float) -> float | None:
-    """Return a number as the float that it equals, or None."""
+    """Return a number as an equal float, or None if there is none."""
     try:
         exact = float(number)
     except OverflowError:
@@ -394,7 +394,7 @@ def _exact(number: float) -> float | None:
 
 
 def _beyond(values: npt.NDArray[np.float64], name: OrderName, number: float) -> Mask:
-    """Compare exactly, also with an integer that lies between two floats."""
+    """Compare numbers exactly, also with an integer that no float can represent."""
     near = float(number)
     if near != number:
         # What lies beyond the integer lies beyond, or at, the float that is nearest to it.

@@ -1,4 +1,4 @@
-"""Conditions: the tree that `parse` makes of a query in any spelling, and all others read.
+"""Conditions: the tree that `parse` makes from a query, and that the other modules use.
 
 A leaf tests the values that a source finds in a document and holds if any of them passes. The
 negations (`!=`, `$nin`, `$nor`, …) are `Not` around the leaf, as in Mongo: they hold if none does.
@@ -38,14 +38,14 @@ OrderName = Literal[">", ">=", "<", "<="]
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A place in documents: names with dots between; arrays on the way are looked into."""
+    """A path in documents: names joined by dots; it also leads into elements of arrays."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """One number made of all numbers at a path; `count` counts the elements there.
+    """An aggregate of all numbers at a path, such as their sum; `count` counts the elements.
 
     Nothing there has no average, minimum or maximum; its sum and count are 0.
     """
@@ -58,23 +58,23 @@ Source = Path | Fold
 
 
 class TextPattern(Protocol):
-    """A text to look for; `LIKE` and `$regex` are its kinds. Its cost is linear in the text."""
+    """A pattern for texts: `LIKE` or `$regex`. A match takes time linear in the text."""
 
     @property
     def needles(self) -> tuple[str, ...]:
-        """The texts that every match contains; none if nothing is certain."""
+        """The texts that every match contains; empty if there are none."""
 
     @property
     def costly(self) -> bool:
-        """Whether matching reads a text character by character, in Python."""
+        """Whether a match reads a text character by character, in Python."""
 
     def matches(self, text: str) -> bool:
-        """Return whether it occurs in a text."""
+        """Return whether the pattern occurs in a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Among:
-    """A value equals one of these; null also equals a path at which nothing lies."""
+    """True if a value equals one of these; null also equals a missing value."""
 
     of: Source
     values: tuple[JsonValue, ...]
@@ -82,7 +82,7 @@ class Among:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """A number lies on one side of a number, or a text of a text."""
+    """True if a value is less or greater than a number, or than a text."""
 
     of: Source
     operator: OrderName
@@ -91,7 +91,7 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """A text has a pattern in it. `place` is where the query says so."""
+    """True if a text matches a pattern. `place` is the pattern's place in the query."""
 
     of: Source
     pattern: TextPattern
@@ -100,28 +100,28 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """Something lies at the path, if only null."""
+    """True if the path has a value, even null."""
 
     of: Source
 
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """Every part holds; without parts it always does."""
+    """True if all parts are true; also without parts."""
 
     parts: "tuple[Condition, ...]"
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """Some part holds."""
+    """True if at least one part is true."""
 
     parts: "tuple[Condition, ...]"
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The part does not hold."""
+    """True if the part is false."""
 
     part: "Condition"
 
@@ -134,7 +134,7 @@ EVERYTHING: Final = AllOf(())
 
 
 def text_at(condition: Condition, path: str) -> str:
-    """Return the one text that a condition wants at a path; "" where it is another condition."""
+    """Return the text that a condition requires at a path; "" for any other condition."""
     if not isinstance(condition, Among) or condition.of != Path(path):
         return ""
     text = condition.values[0] if len(condition.values) == 1 else ""
@@ -143,7 +143,7 @@ def text_at(condition: Condition, path: str) -> str:
 
 
 def restricted(condition: Condition, path: str, values: Iterable[str]) -> Condition:
-    """Return a condition for the documents that also have one of `values` at `path`.
+    """Return a condition that also requires one of `values` at `path`.
 
     This is how the answer of a companion query enters the main one: the `clusterId` of the metrics
     documents found become `id IN […]` of the cluster query.

@@ -1,4 +1,4 @@
-"""Refusals of queries: one exception that names the place; all of this package raises it."""
+"""Refusals of queries: one exception for this package, which names the place of the fault."""
 
 from typing import Final
 
@@ -14,7 +14,7 @@ SHOWN_CHARS_MAX: Final = 40
 
 
 class QueryError(Exception):
-    """A query is invalid at one place.
+    """A query is invalid; the error has the place.
 
     Args:
         path: The place inside the query, e.g. `filter.clusterQuery.conditions[2].operator`.
@@ -47,7 +47,7 @@ def under(at: str, key: str) -> str:
 
 
 def wrong(value: JsonValue, expected: str, path: str) -> QueryError:
-    """Return the refusal of a value, which it shows."""
+    """Return the refusal of a value; the message shows the value."""
     return QueryError(path, expected, f"is {_show(value)}")
 
 
@@ -69,7 +69,7 @@ def _show(value: JsonValue) -> str:
 
 
 def too_many(most: int, what: str, path: str) -> QueryError:
-    """Return the refusal of one more than allowed."""
+    """Return the refusal of a list with too many elements."""
     return QueryError(path, f"at most {most} {what}", "is one too many", Code.TOO_LARGE)
 
 

@@ -1,4 +1,4 @@
-"""Whether a document meets a condition: the meaning that the index must agree with.
+"""Evaluate a condition on a document; the index must give the same results.
 
 `predicate` compiles a condition to closures, once; the index calls it for what its columns cannot
 hold, and callers with a document or two call `evaluate`.
@@ -38,12 +38,12 @@ ORDERS: Final[dict[OrderName, Callable[[JsonValue, JsonValue], JsonValue]]] = {
 
 
 def evaluate(condition: Condition, document: JsonValue) -> bool:
-    """Return whether a document meets a condition; for many documents use `predicate`."""
+    """Return whether a document meets a condition. Use `predicate` for many documents."""
     return predicate(condition)(document)
 
 
 def predicate(condition: Condition) -> Predicate:
-    """Return the function that says whether a document meets a condition."""
+    """Return a function that checks whether a document meets a condition."""
     match condition:
         case AllOf(parts):
             tests = [predicate(part) for part in parts]
@@ -62,7 +62,7 @@ def predicate(condition: Condition) -> Predicate:
 
 
 def spread(found: Sequence[JsonValue]) -> list[JsonValue]:
-    """Return the values to compare: those found, and the elements of arrays among them."""
+    """Return the values to compare: the found values, and the elements of found arrays."""
     values: list[JsonValue] = []
     for value in found:
         values.append(value)

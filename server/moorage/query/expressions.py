@@ -1,4 +1,4 @@
-r"""`$regex`: a safe part of regular expressions, turned into a table when the query is parsed.
+r"""`$regex`: a safe subset of regular expressions, compiled to a table.
 
 The language: characters, `.`, `[a-z]`, `[^…]`, `\d \w \s` and their capitals, groups, `|`, `^`,
 `$`, and `* + ? {m} {m,} {m,n}`, lazy or not, which makes no difference to whether it matches.
@@ -61,7 +61,7 @@ _Tree = _OneOf | _Edge | _Sequence | _Choice | _Repeat
 
 
 def expression(text: str, options: str, place: str) -> Expression:
-    """Return a `$regex` ready to match.
+    """Compile a `$regex`.
 
     Args:
         text: The pattern, of at most `PATTERN_CHARS_MAX` characters.
@@ -116,7 +116,7 @@ _EXPECTED: Final = (
 
 @dataclass(slots=True)
 class _Reader:
-    """A pattern on its way to a tree."""
+    """The parser that turns a pattern into a tree."""
 
     text: str
     ignores_case: bool
@@ -133,7 +133,7 @@ class _Reader:
         raise QueryError(self.place, _EXPECTED, f"character {self.at + 1} {reason}", code)
 
     def _next(self) -> str:
-        """Return the character that comes, or an empty text."""
+        """Return the next character, or an empty text."""
         return self.text[self.at : self.at + 1]
 
     def _takes(self, prefix: str) -> bool:
@@ -225,7 +225,7 @@ class _Reader:
         return _only(character)
 
     def _fold(self, ranges: Iterable[tuple[int, int]]) -> Ranges:
-        """Return the ranges, with the other case of their letters where case does not count."""
+        """Return the ranges; if case is ignored, also with the other case of their letters."""
         given = tuple(ranges)
         if not self.ignores_case:
             return given
@@ -273,7 +273,7 @@ def _only(character: str) -> Ranges:
 
 
 def _needles(tree: _Tree) -> tuple[str, ...]:
-    """Return the longest texts that every match certainly contains."""
+    """Return the longest texts that every match contains."""
     runs = [""]
     for part in tree.parts if isinstance(tree, _Sequence) else (tree,):
         match part:
@@ -297,7 +297,7 @@ def _needles(tree: _Tree) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Machine:
-    """States with at most one move on a character, and free moves, some only at an edge."""
+    """A non-deterministic automaton: each state has at most one move on a character."""
 
     place: str
     moves: list[tuple[Ranges, int] | None] = field(default_factory=list)
@@ -329,7 +329,7 @@ class _Machine:
             self._refuse()
 
     def build(self, tree: _Tree, after: int) -> int:
-        """Return the state from which `tree` and then the state `after` are reached."""
+        """Add states for `tree` that lead to the state `after`; return the first one."""
         match tree:
             case _OneOf(ranges):
                 state = self._state()
@@ -367,7 +367,7 @@ class _Machine:
         return entry
 
     def closure(self, states: Iterable[int], edges: str) -> frozenset[int]:
-        """Return the states that are reached without a character, at these edges of the text."""
+        """Return the states that can be reached without a character, at these edges of the text."""
         reached = set(states)
         waiting = list(reached)
         while waiting:
@@ -380,7 +380,7 @@ class _Machine:
 
 
 def _determined(machine: _Machine, entry: int) -> tuple[tuple[TransitionRow, ...], frozenset[int]]:
-    """Return the table, and the states in which a text may end."""
+    """Return the table of the deterministic automaton, and its final states."""
     starts, members = _alphabet(machine)
     # The search may start anywhere, so every later state has the entry in it once more.
     again = machine.closure([entry], "")
@@ -409,7 +409,7 @@ def _determined(machine: _Machine, entry: int) -> tuple[tuple[TransitionRow, ...
 
 
 def _alphabet(machine: _Machine) -> tuple[list[int], list[list[int]]]:
-    """Return the first character of each class, and by state the classes that it moves on."""
+    """Return the first character of each class, and the classes on which each state moves."""
     ranges = [move[0] if move else () for move in machine.moves]
     edges = {edge for each in ranges for low, high in each for edge in (low, high + 1)}
     starts = sorted((edges | {0}) - {_LAST_CODE_POINT + 1})
@@ -424,7 +424,7 @@ def _alphabet(machine: _Machine) -> tuple[list[int], list[list[int]]]:
 def _reach(
     machine: _Machine, states: frozenset[int], members: list[list[int]], classes: int
 ) -> list[set[int]]:
-    """Return, by class of character, the states that one character leads to."""
+    """Return, for each class of characters, the states after one character."""
     reached: list[set[int]] = [set() for _ in range(classes)]
     machine.spend(classes)
     for state in states:
@@ -436,7 +436,7 @@ def _reach(
 
 
 def _ended_early(rows: list[tuple[int, ...]], last: set[int]) -> list[tuple[int, ...]]:
-    """Return the table with `REJECTED` for the states that nothing leads out of."""
+    """Return the table with `REJECTED` for states from which no match is possible."""
     dead = {
         number
         for number, row in enumerate(rows)

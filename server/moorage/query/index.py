@@ -1,4 +1,4 @@
-"""Documents by id, and which of them meet a condition, whose cost is that of the hits.
+"""An index of documents: finds those that meet a condition, in time of the number of hits.
 
 The catalog keeps one index per kind of document. The columns are made when a query first needs
 them, updated when documents are put and removed, and dropped, the least recently used
@@ -47,7 +47,7 @@ class _ColumnEntry:
 
 
 class DocumentIndex:
-    """Documents by id.
+    """An index of documents by id.
 
     It belongs to one thread. Documents are stored as they are given, not copied: none may write to
     them afterwards.
@@ -85,7 +85,7 @@ class DocumentIndex:
         return None if row is None else self._documents[row]
 
     def put(self, document_id: str, document: JsonMapping) -> None:
-        """Add a document, in the place of the one with its id if there is one."""
+        """Add a document, or replace the one with the same id."""
         row = self._rows.get(document_id)
         if row is None:
             if not self._free:
@@ -97,7 +97,7 @@ class DocumentIndex:
         self._outdate(row)
 
     def remove(self, document_id: str) -> bool:
-        """Take a document out; return whether there was one."""
+        """Remove a document; return whether there was one."""
         row = self._rows.pop(document_id, None)
         if row is None:
             return False
@@ -108,7 +108,7 @@ class DocumentIndex:
         return True
 
     def matching(self, condition: Condition) -> list[str]:
-        """Return the ids of the documents that meet a condition, in their order.
+        """Return the ids of the documents that meet a condition, sorted.
 
         Raises:
             QueryError: `too_large`, where a `$regex` would have to read too much.
@@ -118,7 +118,7 @@ class DocumentIndex:
         return sorted(self._ids[row] for row in found)
 
     def column(self, source: Source) -> Column:
-        """Return the column of a source, up to date; for `nearest`, and until the next call."""
+        """Return the updated column of a source; it is valid until the next call."""
         entry = self._columns.get(source)
         if entry is None:
             entry = _ColumnEntry(Column(len(self._live)), reader(source), set(self._rows.values()))
@@ -133,7 +133,7 @@ class DocumentIndex:
         return entry.column
 
     def rows(self) -> Mapping[str, int]:
-        """Return the row of each document in every column."""
+        """Return the row number of each document, which is the same in every column."""
         return self._rows
 
     def _grow(self) -> None:
@@ -150,7 +150,7 @@ class DocumentIndex:
             entry.stale.add(row)
 
     def _drop_columns(self) -> None:
-        """Drop the columns that were used longest ago, but never the one just used."""
+        """Drop the least recently used columns, but never the last used one."""
         size = sum(entry.column.size for entry in self._columns.values())
         while len(self._columns) > 1 and (
             len(self._columns) > self._columns_max or size > self._cells_max
@@ -161,7 +161,7 @@ class DocumentIndex:
     # Which rows --------------------------------------------------------------------------------
 
     def _mask(self, condition: Condition, within: Mask) -> Mask:
-        """Return those rows of `within` at which a condition holds."""
+        """Return the rows of `within` that meet a condition."""
         match condition:
             case AllOf(parts):
                 # What is answered fastest goes first: it leaves the rest fewer rows to look at.
@@ -209,7 +209,7 @@ class DocumentIndex:
         return mask
 
     def _looked_at(self, leaf: Leaf, within: Mask) -> Mask:
-        """Return the rows of `within` whose documents meet a condition, by reading them."""
+        """Return the rows of `within` that meet a condition, by evaluating their documents."""
         mask, test = np.zeros(len(within), np.bool_), predicate(leaf)
         for row in np.flatnonzero(within).tolist():
             mask[row] = test(self._documents[row])

@@ -1,4 +1,4 @@
-"""Every bound of a query, in one place; what reaches one is refused with `too_large`."""
+"""Every limit of a query; a query beyond a limit is refused with `too_large`."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""From a query in any of its spellings to a `Condition`; `bodies` and the catalog call it.
+"""Parse a query in any of its spellings to a `Condition`.
 
 The documented conditions, the aggregate conditions (docs/reference/allocation-server.md,
 "Aggregate conditions") and Mongo filters say the same things, so one `Parser` makes one tree of
@@ -54,7 +54,7 @@ _SCRIPTS: Final = frozenset({"$where", "$function", "$accumulator", "$expr"})
 
 
 def parse_condition(query: JsonValue, at: str = "query") -> Condition:
-    """Return the condition of a query in documented form, or of a Mongo filter.
+    """Parse a query in documented form, or a Mongo filter, to a condition.
 
     It is a Mongo filter where it has none of the keys of the documented conditions. Empty or null
     means everything.
@@ -71,13 +71,13 @@ def parse_condition(query: JsonValue, at: str = "query") -> Condition:
 
 
 def parse_mongo(query: JsonValue, at: str = "query") -> Condition:
-    """Return the condition of a Mongo filter with any field names; see `parse_condition`."""
+    """Parse a Mongo filter with any field names to a condition; see `parse_condition`."""
     return Parser().mongo(query, at)
 
 
 @dataclass(slots=True)
 class Parser:
-    """Reads the queries of one body; they share the limits."""
+    """Parses the queries of one body, with common limits."""
 
     _conditions: int = 0
     _values: int = 0
@@ -233,7 +233,7 @@ class Parser:
     # Leaves, whatever the spelling -----------------------------------------------------------
 
     def _among(self, source: Source, values: JsonValue, place: str, one: str = "") -> Leaf:
-        """Read the values to equal; `one` is the place of the value where it is not in a list."""
+        """Parse the values to compare for equality; `one` is the place of a single value."""
         self._count(one or place)
         listed = a_list(values, place, "a list of values", limits.VALUES_MAX, least=0)
         for number, value in enumerate(listed):
@@ -262,7 +262,7 @@ class Parser:
         return expression(a_text(value, place, "a regular expression (a text)"), options, place)
 
     def _operand(self, value: JsonValue, place: str, depth: int) -> None:
-        """Check a value to compare with, to its last part."""
+        """Check a value to compare with, including all nested values."""
         self._count_values(place, 1)
         if isinstance(value, str):
             if len(value) > limits.TEXT_CHARS_MAX:

@@ -1,4 +1,4 @@
-"""Values at a path of a document; `evaluate` and the columns of the index read documents with it.
+"""Read the values at a path of a document, for `evaluate` and the columns of the index.
 
 Arrays on the way are looked into (any element, as in Mongo), and a number in the path picks an
 element. The spellings that clients and writers disagree on find each other: `load5m` and
@@ -43,7 +43,7 @@ class _Step:
 
 
 def reader(source: Source) -> Reader:
-    """Return the function that finds the values of a source in a document."""
+    """Return a function that finds the values of a source in a document."""
     match source:
         case Path():
             steps = _steps(source.text)

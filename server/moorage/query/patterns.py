@@ -1,4 +1,4 @@
-"""Looking for a pattern in a text, in time linear in the text, whatever the pattern says.
+"""Match a pattern in a text, always in time linear in the text.
 
 `LIKE` is a sequence of pieces, found one after another. `$regex` is turned into a table of at most
 a bounded size when the query is parsed (`moorage.query.expressions`), and then reads each character
@@ -23,7 +23,7 @@ REJECTED: Final = -2
 
 @dataclass(frozen=True)
 class Like:
-    """A LIKE: `*` stands for any text, all else for itself, and it may occur anywhere in a text.
+    """A LIKE pattern: `*` matches any text; the pattern may occur anywhere in a text.
 
     Case counts. The documented form is a regular expression without anchors and flags, which is
     what this comes to.
@@ -33,21 +33,21 @@ class Like:
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
-        """The texts that must be found, in this order."""
+        """The texts between `*`, which must occur in this order."""
         return tuple(piece for piece in self.text.split("*") if piece)
 
     @property
     def needles(self) -> tuple[str, ...]:
-        """The pieces."""
+        """The pieces of the pattern."""
         return self.pieces
 
     @property
     def costly(self) -> bool:
-        """It is not: `str.find` does the reading."""
+        """False: `str.find` searches the text."""
         return False
 
     def matches(self, text: str) -> bool:
-        """Return whether it occurs in a text."""
+        """Return whether the pattern occurs in a text."""
         at = 0
         # The first place of each piece is always good enough: it leaves the most text for the rest.
         for piece in self.pieces:
@@ -59,7 +59,7 @@ class Like:
 
 
 class TransitionRow(dict[str, int]):
-    """The next state of a table by character, or `ACCEPTED` or `REJECTED`.
+    """The next state for each character, or `ACCEPTED` or `REJECTED`.
 
     Args:
         starts: Code points at which a class of characters starts, ascending, the first one 0.
@@ -99,11 +99,11 @@ class Expression:
 
     @property
     def costly(self) -> bool:
-        """It is: every character is looked up."""
+        """True: each character is looked up in Python."""
         return True
 
     def matches(self, text: str) -> bool:
-        """Return whether it occurs in a text of at most `EXPRESSION_TEXT_CHARS_MAX` characters."""
+        """Return whether the pattern occurs in a text up to `EXPRESSION_TEXT_CHARS_MAX` long."""
         if len(text) > EXPRESSION_TEXT_CHARS_MAX:
             return False
         rows, state = self.rows, 0
@@ -114,7 +114,7 @@ class Expression:
         return state in self.last
 
     def occurring(self, texts: Sequence[str], shared: Sequence[int]) -> list[int]:
-        """Return the places of those texts in which it occurs.
+        """Return the positions of the texts in which the pattern occurs.
 
         Args:
             texts: In their order, in which neighbours begin alike.

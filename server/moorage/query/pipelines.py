@@ -1,4 +1,4 @@
-"""Aggregation pipelines: a list of stages, each making documents of those before it.
+"""Aggregation pipelines: a list of stages, each of which turns documents into new documents.
 
 The catalog runs what `parse_pipeline` read for `POST /cluster/aggregate`. The stages are the plain
 ones of Mongo; nothing in them runs code, joins or writes.
@@ -42,7 +42,7 @@ _OPTIONS: Final = ("sort", "skip", "limit")
 
 
 class Pipeline:
-    """Stages, ready to run.
+    """A parsed list of stages.
 
     Args:
         stages: In their order.
@@ -55,7 +55,7 @@ class Pipeline:
         self._at = at
 
     def run(self, documents: Iterable[JsonMapping]) -> list[JsonMapping]:
-        """Return the documents of the last stage; the given ones are not changed.
+        """Return the documents of the last stage; the input documents stay unchanged.
 
         Raises:
             QueryError: `too_large`: a stage would make more than `ROWS_MAX` documents.
@@ -73,11 +73,11 @@ class Pipeline:
 
 
 class _TooManyError(Exception):
-    """A stage makes more documents, or lists, than allowed; it stays in this module."""
+    """A stage makes more documents or lists than allowed. Internal to this module."""
 
 
 def parse_pipeline(stages: JsonValue, at: str = "pipeline") -> Pipeline:
-    """Return the pipeline that a list of stages says.
+    """Parse a list of stages to a pipeline.
 
     Args:
         stages: At most `STAGES_MAX` objects of one key each, such as `{"$match": filter}`.
@@ -103,7 +103,7 @@ def parse_pipeline(stages: JsonValue, at: str = "pipeline") -> Pipeline:
 
 
 def parse_page(options: JsonValue, at: str = "options") -> Pipeline:
-    """Return the pipeline of a query's `options`, for the documents that it finds.
+    """Return the pipeline for a query's `options`: sort, skip and limit.
 
     Args:
         options: `{"sort": {path: 1 or -1}, "skip": number, "limit": number}`, each optional;
@@ -208,7 +208,7 @@ def _group(parser: Parser, value: JsonValue, at: str) -> Stage:
 
 
 def _fold(how: str, read: _Expression) -> Callable[[list[JsonMapping]], JsonValue]:
-    """Return one field of a group; `$sum` and the like look into lists, as folds do everywhere."""
+    """Return one field of a group; `$sum` and similar operators also read elements of lists."""
     if how == "$count":
         return len
     if how in {"$first", "$last"}:
@@ -285,7 +285,7 @@ def _sort(parser: Parser, value: JsonValue, at: str) -> Stage:
 
 
 def _rank(value: JsonValue) -> tuple[int, float, str]:
-    """Order what cannot be compared: nothing, numbers, texts, all else."""
+    """Return the rank of a value's type for sorting: missing, numbers, texts, others."""
     if value is None:
         return 0, 0.0, ""
     if is_number(value):
@@ -294,7 +294,7 @@ def _rank(value: JsonValue) -> tuple[int, float, str]:
 
 
 def _expression(parser: Parser, value: JsonValue, at: str, depth: int = 0) -> _Expression:
-    """Return a reader of a value: of `$path`, a constant, or an object of these."""
+    """Return a function that reads a value: a `$path`, a constant, or an object of these."""
     if isinstance(value, str) and value.startswith("$"):
         read = reader(Path(_path(parser, value, at)))
 
@@ -325,7 +325,7 @@ def _path(parser: Parser, value: JsonValue, at: str) -> str:
 
 
 def _place(document: JsonMapping, parts: Sequence[str], value: JsonValue) -> JsonMapping:
-    """Return a copy of a document with a value at a path; objects on the way are made."""
+    """Return a copy of a document with a value at a path; create missing objects on the way."""
     head, rest = parts[0], parts[1:]
     if not rest:
         return {**document, head: value}

@@ -1,4 +1,4 @@
-"""Clusters like this one: the ranking that needs no policy; the search service calls `nearest`.
+"""Rank documents by similarity to a reference, for searches without a ranking policy.
 
 The distance is Gower's (Biometrics 27, 1971, "A general coefficient of similarity and some of its
 properties"): per path a distance from 0 to 1, then their weighted mean. It takes numbers and texts,
@@ -45,7 +45,7 @@ def nearest(
     weights: Mapping[str, float] | None = None,
     k: int | None = None,
 ) -> list[tuple[str, float]]:
-    """Return the documents most like a reference, the nearest first.
+    """Return the documents most similar to a reference, the most similar first.
 
     Each path that the reference has something at is compared:
 
@@ -102,7 +102,7 @@ def _index(documents: Mapping[str, JsonMapping]) -> DocumentIndex:
 def _distances(
     index: DocumentIndex, rows: npt.NDArray[np.intp], like: JsonMapping, path: str
 ) -> _Floats | None:
-    """Return each row's distance at one path; None if the reference has nothing to compare."""
+    """Return each row's distance at one path; None if the reference has no value there."""
     found = spread(reader(Path(path))(like))
     texts = {value for value in found if isinstance(value, str)}
     if texts:

@@ -1,4 +1,4 @@
-"""Checks of JSON at a place: each function returns the value, or refuses it by name."""
+"""Type checks of JSON values: each function returns the value, or refuses it with its place."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ __all__ = ["a_list", "a_number", "a_text", "an_object", "known", "one_of", "only
 
 
 def an_object(value: JsonValue, place: str, expected: str = "an object") -> JsonObject:
-    """Return an object."""
+    """Return the value if it is an object, else refuse it."""
     if not isinstance(value, dict):
         raise wrong(value, expected, place or "body")
     for key in value:
@@ -24,7 +24,7 @@ def an_object(value: JsonValue, place: str, expected: str = "an object") -> Json
 def a_list(
     value: JsonValue, place: str, expected: str, most: int, least: int = 1
 ) -> Sequence[JsonValue]:
-    """Return a list of `least` to `most` elements."""
+    """Return the value if it is a list of `least` to `most` elements, else refuse it."""
     if not isinstance(value, list) or len(value) < least:
         raise wrong(value, expected, place)
     if len(value) > most:
@@ -35,7 +35,7 @@ def a_list(
 
 
 def a_text(value: JsonValue, place: str, expected: str) -> str:
-    """Return a text no longer than a pattern may be."""
+    """Return the value if it is a text within the limit for patterns, else refuse it."""
     if not isinstance(value, str):
         raise wrong(value, expected, place)
     if len(value) > PATTERN_CHARS_MAX:
@@ -44,7 +44,7 @@ def a_text(value: JsonValue, place: str, expected: str) -> str:
 
 
 def a_number(value: JsonValue, place: str, expected: str = "a number") -> int | float:
-    """Return the number that a value is or reads as."""
+    """Return the value as a number, also from a text, or refuse it."""
     number = number_in(value)
     if number is None:
         raise wrong(value, expected, place)
@@ -52,21 +52,21 @@ def a_number(value: JsonValue, place: str, expected: str = "a number") -> int | 
 
 
 def one_of(value: JsonValue, place: str, names: Sequence[str]) -> str:
-    """Return one of these names."""
+    """Return the value if it is one of these names, else refuse it."""
     if not isinstance(value, str) or value not in names:
         raise wrong(value, "one of " + ", ".join(names), place)
     return value
 
 
 def known(given: JsonMapping, keys: Sequence[str], at: str) -> None:
-    """Check that an object has no other keys."""
+    """Refuse an object with other keys than these."""
     for key in given:
         if key not in keys:
             raise QueryError(under(at, key), "only " + ", ".join(keys), "is not known here")
 
 
 def only(given: JsonMapping, keys: Sequence[str], at: str) -> None:
-    """Check that an object has these keys and no other."""
+    """Refuse an object that does not have exactly these keys."""
     known(given, keys, at)
     for key in keys:
         if key not in given:

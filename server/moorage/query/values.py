@@ -1,4 +1,4 @@
-"""When two JSON values are equal, and when a text counts as a number; used by the whole package.
+"""Equality of JSON values, and texts that count as numbers, for the whole package.
 
 Numbers equal numbers (4 and 4.0), texts equal texts, true is not 1. A text in the query that reads
 as a number also equals that number (`"value": "4"`), because the documented samples write numbers
@@ -22,7 +22,7 @@ _NUMBER: Final = re.compile(
 
 
 class Mark(Enum):
-    """Keys for the values that Python would confuse: True with 1, None with no key."""
+    """Keys for values that Python would confuse: True with 1, and None with a missing key."""
 
     TRUE = True
     FALSE = False
@@ -30,14 +30,14 @@ class Mark(Enum):
 
 
 def is_number(value: JsonValue) -> bool:
-    """Return whether a value is a number: no bool, and not NaN, which equals nothing."""
+    """Return whether a value is a number, and not a bool or NaN."""
     if isinstance(value, float):
         return not math.isnan(value)
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def number_in(value: JsonValue) -> float | int | None:
-    """Return the finite number that a value of a query is or reads as, or None."""
+    """Return the value of a query as a finite number, also from a text, or None."""
     if isinstance(value, str):
         if not _NUMBER.fullmatch(value):
             return None
@@ -54,7 +54,7 @@ def number_in(value: JsonValue) -> float | int | None:
 
 
 def key_of(value: JsonValue) -> Hashable:
-    """Return a key that is the same for equal scalars; None for values that are no scalars."""
+    """Return a key that is the same for equal scalars; None for objects and lists."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -65,7 +65,7 @@ def key_of(value: JsonValue) -> Hashable:
 
 
 def keys_of(operand: JsonValue) -> set[Hashable]:
-    """Return the keys of all scalars that equal a value of a query; none for an object or list."""
+    """Return the keys of all scalars equal to a value of a query; none for an object or list."""
     key = key_of(operand)
     if key is None:
         return set()
@@ -74,7 +74,7 @@ def keys_of(operand: JsonValue) -> set[Hashable]:
 
 
 def same(value: JsonValue, structure: JsonValue) -> bool:
-    """Return whether a value equals an object or list of a query, part by part."""
+    """Return whether a value equals an object or list of a query, with all nested values."""
     if isinstance(structure, dict):
         return (
             isinstance(value, dict)

@@ -1,4 +1,4 @@
-"""Workloads without a server: backends under one Protocol, and `ResourceEngine` over them.
+"""Start workloads without a server: `ResourceEngine`, over backends with one interface.
 
 The daemon uses the backends; `ResourceEngine` is a library that stands on its own, and README.md
 shows it, by example. Its errors are drawn in `base`.

@@ -1,4 +1,4 @@
-"""Backends elsewhere, as this library uses them, and the process that ends workloads there.
+"""Remote backends, and the process that ends their workloads when this process has ended.
 
 What runs on this machine ends with the process that started it. What runs on Ray, Kubernetes or AWS
 would go on. So another process waits for the end of this one, however that comes about, and stops
@@ -32,12 +32,12 @@ TRY_SECONDS_MAX: Final = 300.0
 
 
 def opened(name: str, root: Path) -> Backend:
-    """Open a backend where the environment says it is."""
+    """Open a backend at its address in the environment."""
     return kinds()[name].open_alone(root, os.environ)
 
 
 def watch(name: str, root: Path) -> int:
-    """Stop the rest at a backend when this process has ended.
+    """Stop the remaining workloads of a backend when this process has ended.
 
     Returns:
         A file to write `BEGUN` to before each start, and `NOTHING` where nothing came of it or it
@@ -55,7 +55,7 @@ def watch(name: str, root: Path) -> int:
 
 
 def main() -> None:
-    """Wait for the end of who started this; then stop all that is left, and remove its folder."""
+    """Wait until the parent process has ended; then stop its workloads and remove its folder."""
     name, root = sys.argv[1], Path(sys.argv[2])
     said = sys.stdin.buffer.read()
     left = said.count(BEGUN) > said.count(NOTHING)

@@ -1,4 +1,4 @@
-"""`Context`: the resources of one rollout, and their fate when it ends.
+"""`Context`: the resources of one rollout, which it ends or releases at its end.
 
 Source: docs/reference/resource-engine.md, "Contexts". What is shared by rollouts (scope
 `global`) goes back to the store at the end; what is a rollout's own is ended.
@@ -41,7 +41,7 @@ class _Held:
 
 @dataclass
 class Context:
-    """One rollout's hold on its resources.
+    """The resources of one rollout.
 
     Args:
         rollout_id: Names the rollout.
@@ -107,11 +107,11 @@ class Context:
         )
 
     async def monitor_resources(self) -> dict[str, dict[str, int]]:
-        """Count what exists, as `ResourceEngine.monitor` does."""
+        """Count resources, as `ResourceEngine.monitor`."""
         return await self.engine.monitor()
 
     async def reset_resource(self, scope: Scope | None = None, *args: Any, **kwargs: Any) -> None:
-        """Reset what this rollout has, of one scope or all. What is gone is passed over."""
+        """Reset this rollout's resources, of one scope or all; skip those that have ended."""
         for name in self._names(scope):
             try:
                 await self.engine.reset(name, *args, **kwargs)
@@ -127,13 +127,13 @@ class Context:
             await self.engine.release(name)
 
     async def end_resource(self, scope: Scope | None = None) -> None:
-        """End what this rollout has, of one scope or all."""
+        """End this rollout's resources, of one scope or all."""
         for name in self._names(scope):
             del self._held[name]
             await self.engine.end(name)
 
     async def close(self) -> None:
-        """End the rollout: return global resources, end its own."""
+        """End the rollout: release global resources, and end its own."""
         try:
             await self.release_resource("global")
         finally:

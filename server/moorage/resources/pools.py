@@ -1,4 +1,4 @@
-"""The bookkeeping of `ResourceEngine`: who has what, who is next. No I/O, no waiting, no lock.
+"""The bookkeeping of `ResourceEngine`: holders and waiters. No I/O, no waiting, no lock.
 
 One pool for each spec and backend. The engine calls everything here under its lock and carries out
 what the return values say. The laws, which `check` asserts:
@@ -77,14 +77,14 @@ class ResourceClaim:
     quiet: Future[None] = field(default_factory=Future[None])
 
     def admit(self, warm: BaseResource | None = None) -> None:
-        """Give it a slot, with a warm resource in it or an empty one."""
+        """Give the claim a slot, with a warm resource or empty."""
         assert self.stage is ClaimStage.WAITING
         self.stage = ClaimStage.STARTING
         self.warm = warm
         self.admitted.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """Inform its waiter that there will be no resource."""
+        """Wake the claim's waiter: it will get no resource."""
         self.stage = ClaimStage.OVER
         if not self.admitted.done():
             self.admitted.set_result(None)
@@ -123,27 +123,27 @@ class SpecPool:
 
     @property
     def total(self) -> int:
-        """All resources, those being made or ended included."""
+        """The number of resources, including those that are starting or ending."""
         return len(self.free) + self.acquired
 
     @property
     def acquired(self) -> int:
-        """All that are not free."""
+        """The number of resources that are not free."""
         return len(self.claims) + self.moving + len(self.stuck)
 
     @property
     def stocking(self) -> int:
-        """The number of resources in the making for the store."""
+        """The number of resources that are starting for the store."""
         return sum(1 for claim in self.claims if claim.id is None)
 
     @property
     def room(self) -> int | None:
-        """The number of further resources that may be made; None for no bound."""
+        """The number of further resources that may be started; None for no limit."""
         cap = self.spec.max_global_num
         return None if cap is None else max(0, cap - self.total)
 
     def enter(self, claim: ResourceClaim) -> bool:
-        """Take up a new claim.
+        """Add a new claim.
 
         Returns:
             Whether its resource is to be made or looked at now; else it waits.
@@ -157,13 +157,13 @@ class SpecPool:
         return True
 
     def stock(self, claim: ResourceClaim) -> None:
-        """Take up a claim for the store; there must be room."""
+        """Add a claim for the store; there must be room."""
         assert self.room != 0
         claim.admit()
         self.claims.add(claim)
 
     def put(self, resource: BaseResource) -> ResourceClaim | None:
-        """Take in a resource that is ready for use. Its old place must have been given up before.
+        """Store a free resource. It must not have a slot any more.
 
         Returns:
             The waiter it is for, or None if it is free now.
@@ -178,7 +178,7 @@ class SpecPool:
         return None
 
     def vacate(self) -> Iterator[ResourceClaim]:
-        """Yield the waiters that the slots left are for, longest waiting first."""
+        """Yield the waiters that get the free slots, longest waiting first."""
         while self.waiters and self.room != 0:
             claim = self.waiters.popleft()
             claim.admit()
@@ -186,7 +186,7 @@ class SpecPool:
             yield claim
 
     def check(self) -> None:
-        """Assert what must hold between any two calls."""
+        """Assert the invariants of the bookkeeping."""
         cap = self.spec.max_global_num
         assert cap is None or self.total <= cap, "more resources than the pool may have"
         assert not (self.waiters and self.free), "a claim waits while a resource is free"

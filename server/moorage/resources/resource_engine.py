@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 class _OnClassToo(Generic[_P, _T]):
-    """A method that works on an instance, and on the class for the shared instance."""
+    """A method of an instance that, called on the class, works on the shared instance."""
 
     def __init__(self, method: Callable[Concatenate["ResourceEngine", _P], _T]) -> None:
         functools.update_wrapper(self, method)  # type: ignore[arg-type]  # For its docstring.
@@ -45,7 +45,7 @@ class _OnClassToo(Generic[_P, _T]):
 
 
 class ResourceEngine:
-    """Resources of every backend: a store of free ones, and those that an id holds.
+    """Starts resources of every backend, stores free ones, and binds acquired ones to ids.
 
     Args:
         runners: By the name of their backend; those of the class where not given.
@@ -63,7 +63,7 @@ class ResourceEngine:
 
     @classmethod
     def shared(cls) -> "ResourceEngine":
-        """Return the engine that the methods of the class use."""
+        """Return the shared engine, which methods of the class use."""
         with cls._shared_lock:
             if cls._shared is None:
                 cls._shared = cls()
@@ -73,7 +73,7 @@ class ResourceEngine:
 
     @_OnClassToo
     async def monitor(self, /) -> dict[str, dict[str, int]]:
-        """Count what exists, by pool.
+        """Count resources by pool.
 
         Returns:
             Name of the pool -> `total`, `free` and `acquired`, for pools that have any. What is
@@ -126,7 +126,7 @@ class ResourceEngine:
         timeout: float | None = 600.0,  # noqa: ASYNC109  # The documented name, and the backend's.
         wait_timeout: float | None = None,
     ) -> BaseResource:
-        """Get a resource for an id. The same id gets the same resource.
+        """Bind a resource to an id and return it. The same id gets the same resource.
 
         A free one is taken where there is one; else one is made, if `max_global_num` allows; else
         the caller waits for one to be released. The longest waiting is served first.
@@ -159,7 +159,7 @@ class ResourceEngine:
 
     @_OnClassToo
     async def release(self, /, id: str) -> None:  # noqa: A002  # The documented name.
-        """Return a resource to the store. An id that has none is no error.
+        """Return the resource of an id to the store. An id without a resource is no error.
 
         It is reset first, as `reset` does; one of a user's own kind that cannot be is looked at.
         What is not fit for the next user is ended, and its slot goes to the longest waiting.
@@ -210,7 +210,7 @@ class ResourceEngine:
 
     @_OnClassToo
     async def end(self, /, id: str) -> None:  # noqa: A002  # As above.
-        """End the resource of an id. Its slot goes to the longest waiting.
+        """End the resource of an id. The longest waiting caller gets its slot.
 
         Raises:
             BackendError: It could not be ended. It keeps its slot.
@@ -220,7 +220,7 @@ class ResourceEngine:
 
     @_OnClassToo
     async def close(self, /) -> None:
-        """End everything, and tell those who wait. The engine can be used again afterwards.
+        """End all resources, and wake waiters with an error. The engine can be used again.
 
         Raises:
             BackendError: It names what could not be ended.
@@ -230,7 +230,7 @@ class ResourceEngine:
 
     @_OnClassToo
     def register(self, /, category: str, runner: Runner, backend: str = "local") -> None:
-        """Register a runner of one's own for specs of a category of one's own.
+        """Register a user's runner for specs of a user's category.
 
         Args:
             category: What such specs are made with, as `ContainerResourceSpec(category=…)`.
@@ -282,7 +282,7 @@ def _check_options(runner: Runner, options: Mapping[str, Any]) -> None:
 
 
 def _remedy(backend: str) -> str:
-    """Return the remedy for a documented backend that is not here."""
+    """Return advice for a documented backend that is not available."""
     for kind in kinds().values():
         if backend in kind.engine_names and not kind.installed:
             return f". It needs {kind.package}: {kind.install_command}"
@@ -290,7 +290,7 @@ def _remedy(backend: str) -> str:
 
 
 def _check(spec: Any, *, id: Any = "-", size: Any = 0, **seconds: Any) -> None:  # noqa: A002  # As above.
-    """Refuse what would only fail later, elsewhere and in other words."""
+    """Refuse arguments that would only fail later, with a less clear error."""
     if not isinstance(spec, BaseResourceSpec):
         raise TypeError(f"spec: expected a BaseResourceSpec, not {type(spec).__name__}")
     if not (isinstance(id, str) and id):

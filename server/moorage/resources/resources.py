@@ -1,4 +1,4 @@
-"""The results of `ResourceEngine`, and their makers: resources and runners.
+"""Resources, which `ResourceEngine` returns, and runners, which start them.
 
 A runner makes and ends resources of one backend. `BackendRunner` is one over any `Backend`; a user
 may put others into the backend's registry, for backends of their own.
@@ -79,23 +79,23 @@ _STATUS: Final[Mapping[Phase, ResourceStatus]] = {
 
 
 class BaseResource(abc.ABC):
-    """One thing that runs. Source: docs/reference/resource-engine.md, "Resources"."""
+    """A running resource. Source: docs/reference/resource-engine.md, "Resources"."""
 
     @property
     @abc.abstractmethod
     def resource_id(self) -> str:
-        """Its own name, the same for all users."""
+        """The name of the resource, the same for all its users."""
 
     @property
     @abc.abstractmethod
     def category(self) -> str:
-        """The kind of its spec."""
+        """The category of the resource's spec."""
 
     async def start(self) -> None:  # noqa: B027  # Most runners hand out what runs already.
-        """Start it, where its runner has not."""
+        """Start the resource, unless its runner has started it."""
 
     async def reset(self, *args: Any, **kwargs: Any) -> Any:
-        """Make it as new.
+        """Reset the resource for the next user.
 
         Raises:
             NotImplementedError: This kind cannot be.
@@ -111,7 +111,7 @@ class BaseResource(abc.ABC):
         """Return the status of the resource."""
 
     async def control(self, **kwargs: Any) -> None:
-        """Change its limits.
+        """Change limits of the resource.
 
         Raises:
             UnsupportedSpecError: It names the limit that this kind does not have.
@@ -123,20 +123,20 @@ class BaseResource(abc.ABC):
 
     @abc.abstractmethod
     async def end(self) -> None:
-        """End it; a second time does nothing."""
+        """End the resource; a second call does nothing."""
 
     async def close(self) -> None:
-        """End it: another name of `end`."""
+        """End the resource: another name of `end`."""
         await self.end()
 
 
 @runtime_checkable
 class Runner(Protocol):
-    """Makes and ends the resources of one backend."""
+    """Starts and ends the resources of one backend."""
 
     @property
     def name(self) -> str:
-        """The backend's name."""
+        """The name of the backend."""
 
     async def start_resource(
         self,
@@ -144,7 +144,7 @@ class Runner(Protocol):
         resource_id: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
     ) -> BaseResource:
-        """Make a resource and wait until it is ready, at most `timeout` seconds.
+        """Start a resource and wait until it is ready, at most `timeout` seconds.
 
         Cancelled, or failing, it leaves nothing behind. A runner may have further arguments of its
         own, which `ResourceEngine.start` passes on.
@@ -155,7 +155,7 @@ class Runner(Protocol):
         """
 
     async def end_resource(self, resource: BaseResource) -> None:
-        """End a resource; a second time does nothing."""
+        """End a resource; a second call does nothing."""
 
     async def get_status(self, resource: BaseResource) -> ResourceStatus:
         """Return the status of a resource."""
@@ -166,7 +166,7 @@ BaseRunner = Runner
 
 
 class CommandOutput(str):
-    """The output of a command; a `str`, which also has the command's end.
+    """The output of a command: a `str` with the command's exit code.
 
     Args:
         text: What it wrote.
@@ -179,19 +179,19 @@ class CommandOutput(str):
     exit_code: int
 
     def __new__(cls, text: str, exit_code: int) -> Self:
-        """Make one: a `str` gets its text before `__init__`."""
+        """Make an instance: a `str` gets its text before `__init__`."""
         made = super().__new__(cls, text)
         made.exit_code = exit_code
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what a copy is made with."""
+        """Return the arguments for a copy."""
         return type(self), (str(self), self.exit_code)
 
 
 @dataclass(frozen=True, slots=True)
 class _Renewal:
-    """A reset that is under way.
+    """A running reset.
 
     Args:
         loop: Of its caller.
@@ -206,7 +206,7 @@ class _Renewal:
 
 
 class BackendResource(BaseResource):
-    """A workload of a backend.
+    """A resource that is a workload of a backend.
 
     Args:
         backend: The backend.
@@ -239,16 +239,16 @@ class BackendResource(BaseResource):
 
     @property
     def resource_id(self) -> str:
-        """The id it was first acquired under, or the workload's own name."""
+        """The id for which the resource was first acquired, or the workload's own name."""
         return self._resource_id
 
     @property
     def category(self) -> str:
-        """The kind of its spec."""
+        """The category of the resource's spec."""
         return self.spec.category
 
     async def reset(self, *args: Any, **kwargs: Any) -> Any:
-        """Make it as new: by the backend's own way, or by starting it again where it has none.
+        """Reset the resource: by the backend's own method, or else by a new start.
 
         Raises:
             TypeError: Workloads are reset without arguments.
@@ -294,7 +294,7 @@ class BackendResource(BaseResource):
         return None
 
     async def get_status(self) -> ResourceStatus:
-        """Return its status; a service is probed.
+        """Return the status of the resource; a service is probed.
 
         One that does not is pending; what is unknown has stopped.
         """
@@ -305,12 +305,12 @@ class BackendResource(BaseResource):
         return _STATUS[workload.phase]
 
     async def control(self, **kwargs: Any) -> None:
-        """Change its limits while it runs, all or none."""
+        """Change limits of the running resource, all or none."""
         await self._backend.control(self._id, kwargs)
         self._changed = True
 
     async def end(self) -> None:
-        """Stop it. A reset that is under way is given up first: it may be starting it again."""
+        """Stop the resource. First cancel a running reset, which may be starting it again."""
         with self._lock:
             self._ended = True
             renewal = self._renewal
@@ -328,7 +328,7 @@ class BackendResource(BaseResource):
         user: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> CommandOutput:
-        """Run a line of shell inside it and return the output, which has an `exit_code`.
+        """Run a shell command in the resource; return the output, which has an `exit_code`.
 
         Raises:
             TimeoutError: It took longer than `timeout` seconds, and was killed.
@@ -345,16 +345,16 @@ class BackendResource(BaseResource):
         return CommandOutput(done.output, done.exit_code)
 
     async def logs(self, offset: int = 0) -> Log:
-        """Read its output, from a byte offset on; a negative one counts from the end."""
+        """Read the resource's output from a byte offset; a negative offset counts from the end."""
         return await self._backend.logs(self._id, offset)
 
 
 class ContainerResource(BackendResource):
-    """A container."""
+    """A resource that is a container."""
 
 
 class BackendRunner:
-    """Makes resources at one backend.
+    """Starts resources at one backend.
 
     Args:
         backend: The backend.
@@ -366,7 +366,7 @@ class BackendRunner:
 
     @property
     def name(self) -> str:
-        """The backend's name."""
+        """The name of the backend."""
         return self.backend.name
 
     async def start_resource(
@@ -401,7 +401,7 @@ class BackendRunner:
         return self.resource_kind(spec)(self.backend, spec, workload, resource_id, limit)
 
     async def _settled(self, workload: WorkloadReport) -> WorkloadReport:
-        """Look for a moment whether what has no readiness of its own goes on running."""
+        """Check for a moment that a workload without a readiness check keeps running."""
         begun, looks = time.monotonic(), 0
         while not workload.phase.over:
             # Looks are counted, not time: where the machine is slow, so is what ends.
@@ -414,7 +414,7 @@ class BackendRunner:
         return workload
 
     async def _refuse(self, workload: WorkloadReport) -> NoReturn:
-        """Raise: a workload ended at once, with its exit code and output."""
+        """Raise an error for a workload that ended at once, with its exit code and output."""
         lines: Sequence[str] = workload.log_tail
         if not lines and self.backend.support.logs:
             log = await self.backend.logs(workload.id, -_TAIL_BYTES)
@@ -428,7 +428,7 @@ class BackendRunner:
         return ContainerResource if isinstance(spec, ContainerResourceSpec) else BackendResource
 
     async def end_resource(self, resource: BaseResource) -> None:
-        """Stop it."""
+        """Stop a resource."""
         await resource.end()
 
     async def get_status(self, resource: BaseResource) -> ResourceStatus:
@@ -437,17 +437,17 @@ class BackendRunner:
 
 
 def is_environment(spec: BaseResourceSpec) -> bool:
-    """Return whether a spec is of a container that is named after what runs in it."""
+    """Return whether a spec has a category of an environment, such as `webshop`."""
     return isinstance(spec, ContainerResourceSpec) and spec.category in ENVIRONMENTS
 
 
 def plain(spec: BaseResourceSpec) -> BaseResourceSpec:
-    """Return a spec as backends know it: an environment is a container to them."""
+    """Return a spec for backends: an environment becomes a container."""
     return replace(spec, category="container") if is_environment(spec) else spec
 
 
 def _settles(spec: BaseResourceSpec) -> bool:
-    """Return whether a spec says of nothing but its running that it is ready."""
+    """Return whether a spec has no readiness check, so that it is ready when it runs."""
     if isinstance(spec, ContainerResourceSpec):
         return spec.readiness is None
     return isinstance(spec, ProcessResourceSpec) and not isinstance(spec, ServiceResourceSpec)

@@ -1,4 +1,4 @@
-"""The runners that `ResourceEngine` finds by itself: one for each backend that works here.
+"""The built-in runners of `ResourceEngine`: one for each available backend.
 
 A backend is opened when it is first used, so that importing this costs nothing. What the library
 starts ends with the process that started it; what must outlive a process belongs to a daemon.
@@ -91,22 +91,22 @@ class APIModelResource(BaseResource):
 
     @property
     def resource_id(self) -> str:
-        """Its name."""
+        """The name of the resource."""
         return self._id
 
     @property
     def category(self) -> str:
-        """The kind of its spec."""
+        """The category of the resource's spec."""
         return self.spec.category
 
     async def start(self) -> None:
-        """Wait until the service answers; as long as the caller allows."""
+        """Wait until the service answers; the caller limits the time."""
         while await self.get_status() is not ResourceStatus.RUNNING:
             pause = API_PROBE_SECONDS
             await asyncio.sleep(pause)
 
     async def reset(self, *args: Any, **kwargs: Any) -> Any:
-        """Do nothing: a model remembers nothing of its users."""
+        """Do nothing: a model has no state of its users."""
 
     async def get_status(self) -> ResourceStatus:
         """Ask the service for its models."""
@@ -122,7 +122,7 @@ class APIModelResource(BaseResource):
         return ResourceStatus.RUNNING if up else ResourceStatus.PENDING
 
     async def end(self) -> None:
-        """Do nothing: another server runs it."""
+        """Do nothing: another server runs the model."""
 
     async def generate_async(self, messages: list[JsonObject], **parameters: Any) -> JsonObject:
         """Send a chat to the model; return the service's reply.
@@ -147,7 +147,7 @@ class VLLMModelResource(BackendResource):
     """A model served by vLLM."""
 
     async def reset(self, *args: Any, **kwargs: Any) -> Any:
-        """Do nothing: a model remembers nothing of its users, and takes minutes to load."""
+        """Do nothing: a model has no state of its users, and takes minutes to load."""
 
     async def generate_async(self, messages: list[JsonObject], **parameters: Any) -> JsonObject:
         """Send a chat to the model; see `APIModelResource.generate_async`."""
@@ -213,20 +213,20 @@ class LocalEnvResource(BaseResource):
 
     @property
     def resource_id(self) -> str:
-        """Its name."""
+        """The name of the resource."""
         return self._id
 
     @property
     def category(self) -> str:
-        """The kind of its spec."""
+        """The category of the resource's spec."""
         return LocalEnvResourceSpec.category
 
     async def start(self) -> None:
-        """Call the object's own `start`, where it has one."""
+        """Call the object's own `start`, if it has one."""
         await _call(self.env, "start")
 
     async def reset(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the object's own `reset`; one that has none is closed, and another made.
+        """Call the object's own `reset`; without one, close the object and create another.
 
         Raises:
             TypeError: It has none, so there are no arguments to take.
@@ -242,11 +242,11 @@ class LocalEnvResource(BaseResource):
         return await self.start()
 
     async def get_status(self) -> ResourceStatus:
-        """Return that it runs: it is an object."""
+        """Return that the object runs, which is always true."""
         return ResourceStatus.RUNNING
 
     async def end(self) -> None:
-        """Call the object's own `close`, where it has one."""
+        """Call the object's own `close`, if it has one."""
         await _call(self.env, "close")
 
 
@@ -259,7 +259,7 @@ async def _call(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 class ModelRunner(BackendRunner):
-    """A backend that serves models, too."""
+    """The runner of a backend that also serves models."""
 
     def resource_kind(self, spec: BaseResourceSpec) -> type[BackendResource]:
         """Return the class of the resource that a started workload becomes."""
@@ -268,7 +268,7 @@ class ModelRunner(BackendRunner):
 
 
 class LocalRunner(ModelRunner):
-    """The backend `local`: workloads of this machine, and clients that need no machine.
+    """The runner of the backend `local`: workloads on this machine, and clients of models.
 
     Args:
         backend: What starts it; one that ends with this process where not given.
@@ -284,7 +284,7 @@ class LocalRunner(ModelRunner):
         resource_id: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
     ) -> BaseResource:
-        """Make a resource and wait until it is ready; see `Runner`."""
+        """Start a resource and wait until it is ready; see `Runner`."""
         name = resource_id or f"free-{uuid.uuid4().hex[:12]}"
         limits = [each for each in (timeout, spec.limit_seconds) if each is not None]
         match spec:
@@ -300,7 +300,7 @@ class LocalRunner(ModelRunner):
 
 
 def _environment(spec: LocalEnvResourceSpec) -> Any:
-    """Make the object of a spec.
+    """Create the object of a spec.
 
     Raises:
         UnsupportedSpecError: The spec names no class.
@@ -321,7 +321,7 @@ def _environment(spec: LocalEnvResourceSpec) -> Any:
 
 
 class LazyRunner:
-    """A runner that is made when it is first used.
+    """A runner that is created at its first use.
 
     Args:
         name: Of the backend.
@@ -339,7 +339,7 @@ class LazyRunner:
         resource_id: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
     ) -> BaseResource:
-        """Make a resource; see `Runner`."""
+        """Create a resource; see `Runner`."""
         return await self._make().start_resource(spec, resource_id, timeout)
 
     async def end_resource(self, resource: BaseResource) -> None:
@@ -352,7 +352,7 @@ class LazyRunner:
 
 
 def _home() -> Path:
-    """Make a folder for this process alone, which is removed when it ends.
+    """Create a folder for this process, which is removed when the process ends.
 
     One that was killed leaves its own behind, which the next one removes: whose folder it is says
     a lock, since the number of a process may come again, and in another container at once.
@@ -379,7 +379,7 @@ def _leave(home: Path, owner: int) -> None:
 
 
 def _remove(home: Path) -> None:
-    """Remove a folder; first its name, so that no supervisor on its way out writes into it."""
+    """Remove a folder; rename it first, so that no ending supervisor writes into it."""
     gone = home.rename(home.with_name(f".{home.name}"))
     shutil.rmtree(gone, ignore_errors=True)
 
@@ -389,11 +389,11 @@ def _local() -> Backend:
 
 
 class RayContainerResource(ContainerResource):
-    """A container at the container engine of a node of Ray."""
+    """A container on a node of a Ray cluster."""
 
 
 class _CaredForRunner(ModelRunner):
-    """A backend whose workloads would outlive this process.
+    """The runner of a backend whose workloads would survive this process.
 
     Args:
         name: Of its kind.
@@ -418,7 +418,7 @@ class _CaredForRunner(ModelRunner):
         resource_id: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
     ) -> BaseResource:
-        """Make a resource and wait until it is ready; see `Runner`."""
+        """Start a resource and wait until it is ready; see `Runner`."""
         self._count(1)
         try:
             resource = await super().start_resource(spec, resource_id, timeout)
@@ -442,7 +442,7 @@ class _CaredForRunner(ModelRunner):
             self._count(-1)
 
     def _count(self, change: int) -> None:
-        """Inform the caretaker of one more, or one less, that it may have to end."""
+        """Inform the caretaker about one more, or one fewer, workload that it may have to end."""
         self._unended += change
         try:
             os.write(self._caretaker, caretaker.BEGUN if change > 0 else caretaker.NOTHING)
@@ -458,21 +458,21 @@ class _CaredForRunner(ModelRunner):
 
 
 class RayRunner(LazyRunner):
-    """The backend `ray`."""
+    """The runner of the backend `ray`."""
 
     def __init__(self) -> None:
         super().__init__("ray", lambda: _CaredForRunner("ray"))
 
 
 class CloudRunner(LazyRunner):
-    """The backend `aws`."""
+    """The runner of the backend `aws`."""
 
     def __init__(self) -> None:
         super().__init__("cloud", lambda: _CaredForRunner("aws"))
 
 
 class K8sRunner(LazyRunner):
-    """The backend `k8s`, which is also called `kubernetes`."""
+    """The runner of the backend `k8s`, which is also called `kubernetes`."""
 
     def __init__(self) -> None:
         super().__init__("k8s", lambda: _CaredForRunner("kubernetes"))
@@ -487,7 +487,7 @@ _DOCUMENTED: Final[Mapping[str, type[RayRunner | CloudRunner | K8sRunner]]] = {
 
 
 def default_runners() -> Mapping[str, Runner]:
-    """Return a runner for each backend that works here, by name."""
+    """Return a runner for each available backend, by name."""
     runners: dict[str, Runner] = {
         "local": LazyRunner("local", lambda: LocalRunner(_local())),
         "memory": LazyRunner("memory", lambda: BackendRunner(MemoryBackend())),

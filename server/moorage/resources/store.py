@@ -1,4 +1,4 @@
-"""The store of `ResourceEngine`: carries out what `pools` decides, and holds the one lock.
+"""The store of `ResourceEngine`: carries out the decisions of `pools`, under one lock.
 
 Its methods may be called from any event loop and any thread. A resource is made in the loop of
 its caller; nothing is awaited under the lock.
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class ResourceStore:
-    """Free resources by pool, and those that a name holds. `ResourceEngine` explains it."""
+    """Free resources by pool, and acquired resources by id. `ResourceEngine` explains it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,7 +32,7 @@ class ResourceStore:
         self._claims: dict[str, ResourceClaim] = {}
 
     async def counts(self) -> dict[str, dict[str, int]]:
-        """Count what exists, by pool; free ones that have died do not."""
+        """Count resources by pool, without free ones that have died."""
         with self._lock:
             pools = dict(self._pools)
         dead = dict(zip(pools, await asyncio.gather(*map(self._dead, pools.values())), strict=True))
@@ -53,7 +53,7 @@ class ResourceStore:
         timeout_seconds: float | None,
         options: Mapping[str, Any],
     ) -> tuple[int, int]:
-        """Make resources until `size` are free, or the pool is full.
+        """Start resources until `size` are free, or the pool is full.
 
         Returns:
             How many were wanted beside those that are free, and how many were made.
@@ -98,7 +98,7 @@ class ResourceStore:
         timeout_seconds: float | None,
         wait_seconds: float | None,
     ) -> BaseResource:
-        """Get a resource for a name."""
+        """Bind a resource to an id."""
         begin = False
         with self._lock:
             claim = self._claims.get(name)
@@ -144,7 +144,7 @@ class ResourceStore:
         await finished(self._recycle(claim.pool, resource))
 
     async def end(self, name: str) -> None:
-        """End the resource of a name."""
+        """End the resource of an id."""
         with self._lock:
             claim = self._claims.get(name)
             if claim is None:
@@ -156,7 +156,7 @@ class ResourceStore:
             await finished(self._abandon(claim, BackendError(f"{name!r} was ended meanwhile")))
 
     async def close(self) -> None:
-        """End everything."""
+        """End all resources."""
         with self._lock:
             pools, self._pools = self._pools, {}
             self._claims = {}
@@ -188,7 +188,7 @@ class ResourceStore:
         return pool
 
     def held(self, name: str) -> BaseResource:
-        """Return the resource of a name.
+        """Return the resource of an id.
 
         Raises:
             ValueError: It has none, or not yet.
@@ -203,7 +203,7 @@ class ResourceStore:
             return claim.resource
 
     def _detach(self, claim: ResourceClaim) -> BaseResource:
-        """Take its resource from a claim, into the hands of the caller. Under the lock."""
+        """Remove the resource from a claim and return it. Under the lock."""
         resource = claim.resource
         assert resource is not None
         claim.resource = None
@@ -219,7 +219,7 @@ class ResourceStore:
             del self._claims[claim.id]
 
     def _begin(self, claim: ResourceClaim) -> None:
-        """Make the resource of a claim that was admitted, in the loop of its first caller."""
+        """Start the resource of an admitted claim, in the loop of its first caller."""
 
         def begin() -> None:
             claim.task = asyncio.ensure_future(self._make(claim))
@@ -257,7 +257,7 @@ class ResourceStore:
             await finished(self._made(claim, resource))
 
     async def _ready(self, claim: ResourceClaim) -> BaseResource:
-        """Return a resource that is fit for use: the warm one, or a new one in its place."""
+        """Return a usable resource: the warm one, or a new one in its place."""
         pool, warm = claim.pool, claim.warm
         if claim.stage is ClaimStage.OVER:
             raise BackendError(f"{claim.id!r} was given up before its start began")
@@ -271,7 +271,7 @@ class ResourceStore:
         )
 
     async def _made(self, claim: ResourceClaim, resource: BaseResource) -> None:
-        """Hand a resource to its claim, or on, where it is not wanted any more."""
+        """Give a started resource to its claim, or to another if its claim was given up."""
         with self._lock:
             unwanted = claim.stage is ClaimStage.OVER
             claim.warm = None
@@ -291,7 +291,7 @@ class ResourceStore:
             self._put(claim.pool, resource)
 
     def _over(self, claim: ResourceClaim, error: BaseException) -> None:
-        """Note that a claim will have no resource, and pass its slot on."""
+        """End a claim without a resource, and give its slot to the next one."""
         pool = claim.pool
         with self._lock:
             if claim not in pool.claims or claim.stage is ClaimStage.HELD:
@@ -310,7 +310,7 @@ class ResourceStore:
             self._put(pool, warm)
 
     async def _give_up(self, claim: ResourceClaim) -> None:
-        """A caller waits no longer; the last one takes the claim along."""
+        """Note that a caller waits no longer; abandon the claim after the last caller."""
         with self._lock:
             claim.callers -= 1
             if claim.callers or claim.taken:
@@ -323,14 +323,14 @@ class ResourceStore:
             await self._abandon(claim, BackendError(f"{claim.id!r} was given up"))
 
     async def _abandon(self, claim: ResourceClaim, error: BackendError) -> None:
-        """End a claim that has no resource yet; return when nothing will come of it."""
+        """End a claim without a resource; wait until its start has ended."""
         with self._lock:
             begun = self._disown(claim, error)
         if begun:
             await self._quiet(claim)
 
     def _disown(self, claim: ResourceClaim, error: BackendError) -> bool:
-        """Note that a claim no longer wants the rest of its resources. Under the lock.
+        """Note that a claim needs no more of its resources. Under the lock.
 
         Returns:
             Whether its resource is being made.
@@ -346,7 +346,7 @@ class ResourceStore:
         return stage is ClaimStage.STARTING
 
     async def _quiet(self, claim: ResourceClaim) -> None:
-        """Stop the making of a resource, and wait until nothing is left of it."""
+        """Cancel the start of a resource, and wait until it has ended."""
         with contextlib.suppress(RuntimeError):  # A closed loop has no tasks to cancel.
             claim.loop.call_soon_threadsafe(_cancel, claim)
             await asyncio.wrap_future(claim.quiet)
@@ -354,7 +354,7 @@ class ResourceStore:
     # Resources on their way --------------------------------------------------------------------
 
     async def _recycle(self, pool: SpecPool, resource: BaseResource) -> None:
-        """Make a used resource fit for the next user, or end it."""
+        """Reset a used resource for the next user, or end it."""
         # What has done its work, or died, is not made to do it again.
         fit = not pool.closed and await _is_fit(pool.runner, resource)
         if fit:
@@ -386,14 +386,14 @@ class ResourceStore:
         self._pass_on(pool)
 
     async def _dead(self, pool: SpecPool) -> list[BaseResource]:
-        """Return the free resources that would not be handed out."""
+        """Return the free resources that are not usable."""
         with self._lock:
             free = list(pool.free)
         fit = await asyncio.gather(*(_is_fit(pool.runner, each) for each in free))
         return [each for each, well in zip(free, fit, strict=True) if not well]
 
     async def _clear(self, pool: SpecPool) -> None:
-        """End the free resources that have died. Those that cannot be ended keep their slots."""
+        """End dead free resources. Those that cannot be ended keep their slots."""
         dead = await self._dead(pool)
         with self._lock:
             dead = [each for each in dead if each in pool.free]
@@ -418,26 +418,26 @@ class ResourceStore:
 
 
 def _awaited(news: Future[_T]) -> asyncio.Future[_T]:
-    """Wait for `news`, which stays open for others when the wait is cancelled."""
+    """Wait for `news`; a cancelled wait does not cancel `news` for others."""
     future = asyncio.wrap_future(news)
     future.add_done_callback(_look)  # `shield` forgets what comes after the cancellation.
     return asyncio.shield(future)
 
 
 def _look(future: asyncio.Future[Any]) -> None:
-    """See an error, which asyncio would log as never retrieved."""
+    """Read an error, so that asyncio does not log it as never retrieved."""
     if not future.cancelled():
         future.exception()
 
 
 async def _discard(claim: ResourceClaim, warm: BaseResource) -> None:
-    """End the warm resource of a claim; noted here, where no cancellation comes in between."""
+    """End the warm resource of a claim, safely also if this is cancelled."""
     await claim.pool.runner.end_resource(warm)
     claim.warm, claim.spoiled = None, False
 
 
 async def _is_fit(runner: Runner, resource: BaseResource) -> bool:
-    """Return whether a resource may be handed out: it runs, and answers where it is a service."""
+    """Return whether a resource can be used: it runs, and a service answers."""
     try:
         return await runner.get_status(resource) is ResourceStatus.RUNNING
     except Exception:  # noqa: BLE001  # Whatever cannot say how it is, is not fit.

@@ -1,4 +1,4 @@
-"""Ray's view of its nodes: those alive, their resources, and whether more can come."""
+"""Ray's nodes: which are alive, their resources, and whether the autoscaler can add more."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ _AUTOSCALER_REPORT: Final = b"__autoscaling_status"
 
 @dataclass(frozen=True)
 class RayNode:
-    """A node of the Ray cluster that is alive."""
+    """A live node of the Ray cluster."""
 
     node_id: str
     ip: str
@@ -52,7 +52,7 @@ def alive_nodes() -> dict[str, RayNode]:
 
 
 def addresses() -> dict[str, str]:
-    """Return the addresses of all nodes that Ray knows, also of those that died, by their ids."""
+    """Return the addresses of all nodes by id, also of dead ones."""
     return {
         each["NodeID"]: each["NodeManagerAddress"]
         for each in ray.nodes()  # type: ignore[no-untyped-call]  # As above.
@@ -60,14 +60,14 @@ def addresses() -> dict[str, str]:
 
 
 def draining(node_id: str) -> bool:
-    """Return whether Ray drains a node, as it does when a cloud takes a spot machine back."""
+    """Return whether Ray drains a node, for example because a cloud reclaims a spot machine."""
     with contextlib.suppress(AttributeError):  # Ray offers it to its own libraries alone.
         return node_id in _state().get_draining_nodes()
     return False
 
 
 def largest_resources(nodes: Sequence[RayNode]) -> Mapping[str, float] | None:
-    """Return the most that the cluster can ever have of each resource; None: unknown.
+    """Return the maximum of each resource that the cluster can ever have; None if unknown.
 
     An autoscaler may report its limits. Where there is none, the nodes that are here are all,
     until a user adds one by hand.
@@ -90,7 +90,7 @@ def _state() -> RayValue:
 
 
 def _autoscaler_is_absent(nodes: Sequence[RayNode]) -> bool:
-    """Return whether Ray's monitor reports nodes that it does not launch: each is its own type."""
+    """Return whether Ray's monitor launches no nodes, so that each node is its own type."""
     from ray.experimental.internal_kv import _internal_kv_get  # noqa: PLC0415  # An extra.
 
     try:
@@ -102,7 +102,7 @@ def _autoscaler_is_absent(nodes: Sequence[RayNode]) -> bool:
 
 
 def hosts_group_name(head: RayValue) -> str:
-    """Return the name of the placement group of a slice's hosts, from that of its head."""
+    """Return the name of the placement group of a slice's hosts, from the name of its head."""
     return f"hosts-of-{head.id.hex()}"
 
 
@@ -117,7 +117,7 @@ def remove_groups(head: RayValue) -> None:
 
 
 def request_bundles(bundles: Sequence[Mapping[str, float]]) -> None:
-    """Request room for bundles from the autoscaler; this replaces earlier requests."""
+    """Request nodes for bundles from the autoscaler; this replaces earlier requests."""
     if ray.is_initialized():
         from ray.autoscaler.sdk import request_resources  # noqa: PLC0415  # An extra.
 

@@ -1,4 +1,4 @@
-"""Questions of a host to its machine: is it being taken back, and who holds its devices."""
+"""Checks of a host's machine: whether the cloud reclaims it, and which processes use its TPU."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ _LOCK: Final = Path("/tmp/libtpu_lockfile")  # noqa: S108  # Where libtpu has it
 
 
 def taken_back() -> bool:
-    """Return whether Google's cloud says that this machine is being preempted.
+    """Return whether Google Cloud reports that this machine is being preempted.
 
     `GCE_METADATA_HOST` names another server of metadata, as for Google's own libraries. Where
     none answers, the machine is taken for one that stays.
@@ -37,7 +37,7 @@ def taken_back() -> bool:
 
 
 def release_devices() -> list[int]:
-    """Kill every process that holds /dev/vfio, and remove libtpu's lock file.
+    """Kill every process that has /dev/vfio open, and remove libtpu's lock file.
 
     Only where `EFORMER_KILL_VFIO=1` allows it: the processes may be anybody's.
 

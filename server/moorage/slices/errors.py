@@ -1,4 +1,4 @@
-"""Everything that can go wrong with slices, as one tree; the package docstring draws it."""
+"""All errors of slices, as one tree of classes; the package docstring shows the tree."""
 
 from collections.abc import Sequence
 
@@ -22,14 +22,14 @@ class SlicesError(RuntimeError):
 
 
 class RayMissingError(SlicesError, ImportError):
-    """Ray is needed here, and is not installed."""
+    """Ray is needed and is not installed."""
 
     def __init__(self) -> None:
         super().__init__(f"slices need Ray, which is not installed: {install_command('ray')}")
 
 
 class InsufficientSlicesError(SlicesError):
-    """None of the requested numbers of slices can be had; the message has requested and available.
+    """No requested number of slices is available; the message has the requested and actual numbers.
 
     Hosts are missing, were preempted while the pool was scaled, or the autoscaler did not bring
     them in time.
@@ -37,7 +37,7 @@ class InsufficientSlicesError(SlicesError):
 
 
 class SliceDegraded(InsufficientSlicesError):  # noqa: N818  # A state of a slice.
-    """A slice lost hosts, and no other can replace it.
+    """A slice lost hosts, and no other slice can replace it.
 
     Args:
         message: What was requested, and what is there.
@@ -54,7 +54,7 @@ class SliceDegraded(InsufficientSlicesError):  # noqa: N818  # A state of a slic
 
 
 class SliceTimeoutError(SlicesError, TimeoutError):
-    """A wait ended at its bound; the message names the event and the setting of the bound."""
+    """A wait reached its time limit; the message names the event and the setting of the limit."""
 
 
 class HostUnhealthyError(SlicesError):
@@ -84,4 +84,4 @@ class HostTaskError(SlicesError):
 
 
 class RetriesExhaustedError(SlicesError):
-    """A resumable job was preempted, or failed, as often as it may; its cause is the last error."""
+    """A resumable job was preempted or failed too often; the cause is the last error."""

@@ -1,4 +1,4 @@
-"""Ray, imported when it is first used: the package itself can be imported where Ray is missing."""
+"""Ray, imported at its first use, so that this package can be imported without Ray."""
 
 import importlib
 import importlib.util
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
 
     class _Ray:
-        """Stands for the module until something of it is used."""
+        """A stand-in for the module until an attribute is used."""
 
         def __getattr__(self, name: str) -> RayValue:
             if importlib.util.find_spec("ray") is None:
@@ -25,7 +25,7 @@ else:
 
 
 class RemoteClass:
-    """The result of `ray.remote` for a class, made at first use: `remote` and `options` as there.
+    """The result of `ray.remote` for a class, created at first use, with `remote` and `options`.
 
     Args:
         of: The class.

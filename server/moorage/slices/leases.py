@@ -1,4 +1,4 @@
-"""Hosts of slices as leases of a Moorage server: each slice holds a gang of nodes, or is not there.
+"""Hosts of slices as leases of a Moorage server: each slice holds a lease of a gang.
 
 What holds GPUs of the same Ray cluster in other ways, a workload of the backend `ray` or another
 pool, then never gets the same ones: the server promises each of them once.
@@ -38,7 +38,7 @@ class LeaseClient(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LeasedHosts:
-    """Where a pool gets its hosts from.
+    """The source of a pool's hosts: leases of a server.
 
     Args:
         client: Connected to the server; it renews the leases while the pool has them.
@@ -58,7 +58,7 @@ class LeasedHosts:
     preemptible: bool = False
 
     def check(self, shape: Shape) -> None:
-        """Refuse slices that no lease can stand for.
+        """Refuse slices that a lease cannot hold.
 
         Raises:
             ValueError: It says which.
@@ -155,7 +155,7 @@ class SliceLease:
         return groups[0]
 
     def guard(self, end: Callable[[], None]) -> None:
-        """Call `end` as soon as the lease is lost: others may hold its GPUs then."""
+        """Call `end` as soon as the lease is lost, since others may then hold its GPUs."""
 
         def watch() -> None:
             while not self._closed.wait(_LOOK_SECONDS):
@@ -166,7 +166,7 @@ class SliceLease:
         threading.Thread(target=watch, name="slice-lease", daemon=True).start()
 
     def close(self) -> None:
-        """Give the hosts back; where the server is not reached, they are free after the TTL."""
+        """Release the hosts; if the server cannot be reached, they are free after the TTL."""
         if not self._closed.is_set():
             self._closed.set()
             with contextlib.suppress(Exception):  # It was lost, or will run out.

@@ -1,4 +1,4 @@
-"""A pool of slices: scaled as a whole, prepared, and worked on host by host."""
+"""A pool of slices: scale it, prepare its hosts, and run functions on them."""
 
 import logging
 import time
@@ -89,14 +89,14 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return actor_info.slice_name
 
     def create_actor(self) -> RayValue:
-        """Start an actor for one more slice, and return its handle; draining ends it, too."""
+        """Start an actor for one more slice, and return its handle; a drain ends it, too."""
         self._reservations.append(Reservation.open(self._shape, self._settings))
         return self._reservations[-1].actor
 
     def scale_multislice(
         self, num_slices: int | Sequence[int], timeout: float | None = None
     ) -> None:
-        """Scale to a number of slices. Healthy ones stay, with the tasks that run on them.
+        """Scale to a number of slices. Healthy slices stay, with their running tasks.
 
         The largest size is tried first, each within its share of the time: with `n` sizes left,
         an `n`th of what is left. A size that the cluster can never hold is skipped at once; the
@@ -141,7 +141,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             request_bundles(self._shape.bundles() * len(self._actor_pool))
 
     def should_scale_up_multislice(self, valid_sizes: Sequence[int]) -> bool:
-        """Return whether a larger size is worth a try: the last one is at least a minute ago."""
+        """Return whether to try a larger size: the last try is at least a minute ago."""
         self._last_scale_check_ts = time.time()
         if not any(size > len(self._actor_pool) for size in valid_sizes):
             return False
@@ -183,7 +183,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         self._publish()
 
     def multislice_infos(self) -> list[MultisliceInfo]:
-        """Return for each slice who coordinates, and which one it is."""
+        """Return for each slice the address of the coordinator and the slice's number."""
         infos = [member.actor_info for member in self._actor_pool]
         port = self._settings.coordinator_port
         first = infos[0].ip_address if infos else ""
@@ -197,7 +197,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         *,
         timeout: float | None = None,
     ) -> list[list[RayValue]]:
-        """Run a function on all hosts, and return references: for each slice those of its hosts.
+        """Run a function on all hosts; return for each slice the references of its hosts.
 
         Args:
             remote_fn: A function, or Ray's remote function.
@@ -217,7 +217,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         *,
         timeout: float | None = None,
     ) -> list[RayValue]:
-        """Run a function on all hosts, and return one list of references; see above."""
+        """Run a function on all hosts, and return one flat list of references."""
         nested = self.execute_on_each_slice(remote_fn, env, runtime_env, timeout=timeout)
         return [ref for refs in nested for ref in refs]
 
@@ -229,7 +229,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         *,
         timeout: float | None = None,
     ) -> list[RayValue]:
-        """Prepare all hosts, start a function there, and return one list of references."""
+        """Prepare all hosts, start a function there, and return one flat list of references."""
         return self.execute_on_each_host_flat(remote_fn, env, runtime_env, timeout=timeout)
 
     def execute_on_each_host(
@@ -240,7 +240,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         timeout: float | None = None,
         **kwargs: RayValue,
     ) -> list[list[RayValue]]:
-        """Run a function on all hosts, and return the results: for each slice those of its hosts.
+        """Run a function on all hosts; return for each slice the results of its hosts.
 
         Args:
             fn: A function, or Ray's remote function.
@@ -304,7 +304,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         ]
 
     def drain_actor_pool(self) -> None:
-        """Shut all slices down, kill those that are left, and free every reservation."""
+        """Shut down all slices, kill those that remain, and free every reservation."""
         reserved = bool(self._reservations)
         super().drain_actor_pool()
         self._slots = {}
@@ -354,7 +354,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return bool(seconds) and reservations.wait(size - held, Deadline(seconds))
 
     def _share(self, size: int, seconds: float, *, last: bool) -> float:
-        """Return the seconds to wait for a size; 0: it is skipped."""
+        """Return the seconds to wait for a size; 0 to skip it."""
         possible = self._most()
         if possible is None or size <= possible:
             return seconds
@@ -364,18 +364,18 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return min(seconds, self._settings.host_health_seconds_max) if may_come else 0
 
     def _most(self) -> int | None:
-        """Return the most slices that the cluster can ever hold; None: unknown."""
+        """Return the maximal number of slices of the cluster; None if unknown."""
         without = {each.slice_name for each in self._degraded()}
         return slices_possible(self._shape, list(alive_nodes().values()), without)
 
     def _degraded(self) -> list[DegradedSlice]:
-        """Return the slices of the cluster that are not whole, and do not count."""
+        """Return the slices of the cluster that lack hosts, and so do not count."""
         if self._settings.moderate:
             return []
         return degraded_slices(self._shape, list(alive_nodes().values()))
 
     def _lost(self) -> list[DegradedSlice]:
-        """Return the slices of the pool of which nodes died, as far as Ray has noticed."""
+        """Return the slices of the pool with dead nodes, as far as Ray has noticed."""
         alive, known = alive_nodes(), addresses()
         placed = {each.actor: each.node_ids for each in self._reservations}
         found = []
@@ -389,7 +389,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return found
 
     def _short(self, message: str, kind: type[SlicesError]) -> SlicesError:
-        """Return the error that slices are missing: `SliceDegraded` where some lost hosts."""
+        """Return the error for missing slices: `SliceDegraded` if some lost hosts."""
         each_once = {each.slice_name: each for each in [*self._losses, *self._degraded()]}
         if not each_once:
             return kind(message)
@@ -400,7 +400,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return f"; last trouble: {reservations.trouble}" if reservations.trouble else ""
 
     def _settle(self, size: int, new: list[Reservation]) -> None:
-        """Fill free slots below `size` with slices from above, then new ones; drop the rest."""
+        """Fill free slots below `size` with slices of higher slots or new ones; drop the rest."""
         self._had_slices = self._had_slices or size > 0
         self._losses = []
         above = sorted(slot for slot in self._slots if slot >= size)
@@ -419,7 +419,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         self._dismiss(surplus)
 
     def _publish(self) -> None:
-        """Put the members into the order of their slots."""
+        """Sort the members by their slots."""
         self._actor_pool = [self._slots[slot] for slot in sorted(self._slots)]
 
     def _remove_unhealthy_members_from_actor_pool(self) -> list[ActorPoolMember[SliceInfo]]:
@@ -432,7 +432,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return unhealthy
 
     def _end(self, member: ActorPoolMember[SliceInfo]) -> None:
-        """Kill a slice's actor, and with it those of its hosts, and free the reservation."""
+        """Kill the actors of a slice and of its hosts, and free the reservation."""
         kill(member.actor)
         for each in [each for each in self._reservations if each.actor == member.actor]:
             each.close()

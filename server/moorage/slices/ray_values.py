@@ -1,4 +1,4 @@
-"""Types for values of Ray, which has none; this package uses these names."""
+"""Names of types for values of Ray, which has no types itself."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias

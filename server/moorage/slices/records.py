@@ -1,4 +1,4 @@
-"""Records of a pool about its members: plain values, which travel between Ray's processes."""
+"""Records of a pool about its members: plain values that Ray can send between processes."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -12,7 +12,7 @@ ActorInfoT = TypeVar("ActorInfoT")
 
 @dataclass(frozen=True)
 class ActorPoolMember(Generic[ActorInfoT]):
-    """An actor of a pool, with the info that it gave of itself.
+    """An actor of a pool, with the info that it returned about itself.
 
     Args:
         actor: Ray's handle of the actor.
@@ -26,7 +26,7 @@ class ActorPoolMember(Generic[ActorInfoT]):
 
 @dataclass
 class SliceInfo:
-    """A slice: hosts that work as one.
+    """The info of a slice, which is a group of hosts that work together.
 
     Args:
         slice_name: What Ray or the label of its hosts calls it.
@@ -48,7 +48,7 @@ class SliceInfo:
 
 @dataclass(frozen=True)
 class DegradedSlice:
-    """A slice that is not whole.
+    """A slice that lacks hosts.
 
     Args:
         slice_name: Which one.

@@ -1,4 +1,4 @@
-"""Slices that a pool is about to take: reserved, started, and taken or let go as a whole."""
+"""Reservations of new slices: reserve hosts, start the actor, then take the slice or free it."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ logger: Final = logging.getLogger("ray")
 
 @dataclass(eq=False)
 class Reservation:
-    """The placement group of one slice, and the slice's actor in it."""
+    """The placement group of one slice, and the slice's actor inside it."""
 
     group: RayValue
     actor: RayValue
@@ -40,7 +40,7 @@ class Reservation:
     def open(
         cls, shape: Shape, settings: SliceSettings, without: frozenset[str] = frozenset()
     ) -> "Reservation":
-        """Request from Ray the hosts, or the head, of a slice, and an actor on the first.
+        """Request from Ray the hosts or the head of a slice, and an actor on the first host.
 
         Args:
             shape: What the slice is made of.
@@ -88,13 +88,13 @@ class Reservation:
         return cls(group, actor, actor.get_info.remote())
 
     def note_info(self, info: SliceInfo) -> None:
-        """Note that the slice has started, and on which nodes."""
+        """Note that the slice has started, and its nodes."""
         self.member = ActorPoolMember(self.actor, info)
         placed = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
         self.node_ids = tuple(placed.values())
 
     def end(self) -> None:
-        """End all that runs in the slice, and free what Ray reserved."""
+        """End all actors of the slice, and free Ray's reservation."""
         kill(self.actor)
         remove_groups(self.group)
 
@@ -110,14 +110,14 @@ class Reservation:
         return bool(ray.util.placement_group_table(self.group).get("state") == "CREATED")
 
     def overdue(self, seconds: float) -> bool:
-        """Return whether the hosts have been there for a while, and the actor has not started."""
+        """Return whether the hosts are reserved for a while, but the actor has not started."""
         if self.start is None and self.placed:
             self.start = Deadline(seconds)
         return self.start is not None and not self.start.left
 
 
 class Reservations:
-    """As many reservations as a pool lacks slices.
+    """The reservations for the slices that a pool lacks.
 
     Args:
         shape: What a slice is made of.
@@ -140,11 +140,11 @@ class Reservations:
 
     @property
     def ready(self) -> list[Reservation]:
-        """Those whose slices have started."""
+        """The reservations whose slices have started."""
         return [each for each in self._open if each.member is not None]
 
     def wait(self, count: int, deadline: Deadline) -> bool:
-        """Wait until a number of slices have started, and give back the others.
+        """Wait until a number of slices have started, and free the others.
 
         Returns:
             Whether they have.
@@ -172,17 +172,17 @@ class Reservations:
         return len(self.ready) >= count
 
     def take(self) -> list[Reservation]:
-        """Return those that have started, by the names of their slices; they are now the pool's."""
+        """Hand over the started reservations to the pool, by the names of their slices."""
         taken = sorted(self.ready, key=_name)
         self._open = [each for each in self._open if each.member is None]
         return taken
 
     def close(self) -> None:
-        """Give back all that was not taken."""
+        """Free all reservations that were not taken."""
         self._want(0)
 
     def _want(self, count: int, deadline: Deadline | None = None) -> None:
-        """Reserve this many slots: started ones stay first."""
+        """Reserve this number of slots; prefer slots that have started."""
         self._open.sort(key=lambda each: each.member is None)
         while len(self._open) > count:
             self._open.pop().close()
@@ -193,14 +193,14 @@ class Reservations:
             self._open.append(opened)
 
     def _without(self) -> frozenset[str]:
-        """Return the names of slices that lost hosts, and are not to be taken."""
+        """Return the names of slices that lost hosts and must not be taken."""
         if self._settings.moderate or self._hosts is not None:
             return frozenset()
         found = degraded_slices(self._shape, list(alive_nodes().values()))
         return frozenset(each.slice_name for each in found)
 
     def _opened(self, deadline: Deadline | None) -> Reservation | None:
-        """Return one more; None if the server has no lease for it now."""
+        """Open one more reservation; None if the server grants no lease for it now."""
         if self._hosts is None:
             return Reservation.open(self._shape, self._settings, self._without())
         assert isinstance(self._shape, GpuSlices)

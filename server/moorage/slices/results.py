@@ -1,4 +1,4 @@
-"""Results of tasks on many hosts: all of them, or the first failure and no task left."""
+"""Collect results of tasks on many hosts; at the first failure, cancel the other tasks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ __all__ = ["HostCall", "cancel", "collect"]
 
 @dataclass(frozen=True, eq=False)
 class HostCall:
-    """A task on one host: its reference, and where it runs."""
+    """A task on one host: its reference and its place."""
 
     ref: RayValue
     host: RayValue
@@ -28,7 +28,7 @@ class HostCall:
 def collect(
     calls: Sequence[Sequence[HostCall]], timeout: float | None, cancel_seconds: float
 ) -> list[list[RayValue]]:
-    """Return the results of all calls; when one fails, or time is up, the others are cancelled.
+    """Return the results of all calls; at a failure or the time limit, cancel the other calls.
 
     Args:
         calls: The calls of each slice.
@@ -66,7 +66,7 @@ def collect(
 
 
 def cancel(calls: Sequence[HostCall], seconds: float) -> None:
-    """Cancel tasks on hosts, and wait until these have ended, or the hosts have.
+    """Cancel tasks on hosts, and wait until these tasks or the hosts have ended.
 
     `ray.cancel` could end this process: Ray fails an assertion when a task ends at that moment.
     """

@@ -1,4 +1,4 @@
-"""Waiting times and permissions of slices: from the environment, read when a pool is made.
+"""Time limits and permissions of slices, read from the environment when a pool is created.
 
 Each setting has its documented name, `EFORMER_…`, and the same with `MOORAGE_…`, which wins.
 """
@@ -39,7 +39,7 @@ _PORTS: Final = range(1, 65536)
 
 @dataclass(frozen=True, kw_only=True)
 class SliceSettings:
-    """The bounds of all waits, and three permissions."""
+    """The time limits of all waits, and three permissions."""
 
     scale_poll_seconds: float = 30
     """How often the autoscaler gets the request again while a pool waits for slices."""
@@ -76,7 +76,7 @@ class SliceSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "SliceSettings":
-        """Read the settings of the environment; all others have their defaults.
+        """Read the settings from the environment; the others have their defaults.
 
         A URL is what Kubernetes says of a Service of that name, and left aside.
 
@@ -96,7 +96,7 @@ class SliceSettings:
 
 
 def _read(name: str, text: str, kind: object) -> bool | float:
-    """Return one value of the environment, as its setting has it."""
+    """Return one value of the environment, in the type of its setting."""
     if kind is bool:
         if text.strip().lower() not in _YES | _NO:
             raise ValueError(f"{name} is {text!r}; expected 1 or 0")

@@ -1,4 +1,4 @@
-"""Shapes of slices: a TPU slice as its cloud made it, or any hosts with GPUs.
+"""Shapes of slices: a TPU slice of a cloud, or a number of hosts with GPUs.
 
 A slot of a pool starts as a placement group. For a TPU slice it is the head alone, which tells
 the name of the slice and thereby its hosts; for GPUs it is all hosts at once.
@@ -44,12 +44,12 @@ class TpuSlices:
 
     @property
     def name(self) -> str:
-        """The name of a pool of them."""
+        """The name of a pool of these slices."""
         return self.tpu_type
 
     @property
     def head(self) -> str:
-        """The resource that the first host of each slice has."""
+        """The resource that only the first host of each slice has."""
         return f"TPU-{self.tpu_type}-head"
 
     def bundles(self) -> list[dict[str, float]]:
@@ -57,15 +57,15 @@ class TpuSlices:
         return [{self.head: 1}]
 
     def topology(self) -> dict[str, str]:
-        """Return the topology of a slot's bundles."""
+        """Return the topology that the bundles of a slot need."""
         return {NODE_ID_LABEL: _SPREAD}
 
     def possible(self, nodes: Sequence[RayNode]) -> int:
-        """Return the number of slices that these nodes make if all of them are free."""
+        """Return the number of slices that fit on these nodes if all of them are free."""
         return int(sum(node.resources.get(self.head, 0) for node in nodes))
 
     def hosts_expected(self, chips: float) -> int:
-        """Return the number of hosts of a whole slice, by their chips; 0: unknown type."""
+        """Return the number of hosts of a complete slice, by their chips; 0 for an unknown type."""
         found = _TYPE.fullmatch(self.tpu_type.lower())
         if found is None:
             return 0
@@ -104,11 +104,11 @@ class GpuSlices:
 
     @property
     def name(self) -> str:
-        """The name of a pool of them."""
+        """The name of a pool of these slices."""
         return self.gpu_model or "GPU"
 
     def bundles(self) -> list[dict[str, float]]:
-        """Return the bundles that a slot reserves: all of its hosts."""
+        """Return the bundles that a slot reserves: one for each of its hosts."""
         bundle: dict[str, float] = {"GPU": self.gpus_per_host, **self.host_resources}
         if self.resource:
             bundle[self.resource] = 1
@@ -117,12 +117,12 @@ class GpuSlices:
         return [bundle] * self.hosts
 
     def topology(self) -> dict[str, str]:
-        """Return the topology of a slot's bundles."""
+        """Return the topology that the bundles of a slot need."""
         spread = {NODE_ID_LABEL: _SPREAD}
         return {**spread, self.label: "STRICT_PACK"} if self.label else spread
 
     def possible(self, nodes: Sequence[RayNode]) -> int:
-        """Return the number of slices that these nodes make if all of them are free."""
+        """Return the number of slices that fit on these nodes if all of them are free."""
         domains: dict[str, list[int]] = {}
         bundle = self.bundles()[0]
         for node in nodes:
@@ -136,7 +136,7 @@ Shape = TpuSlices | GpuSlices
 
 
 def _spread(fits: Sequence[int], hosts: int) -> int:
-    """Return the number of slices of `hosts` different hosts, of which each host fits some."""
+    """Return the number of slices of `hosts` different hosts, given how many fit on each host."""
     count = sum(fits) // hosts
     while count and sum(min(each, count) for each in fits) < count * hosts:
         count -= 1
@@ -144,7 +144,7 @@ def _spread(fits: Sequence[int], hosts: int) -> int:
 
 
 def degraded_slices(shape: Shape, nodes: Sequence[RayNode]) -> list[DegradedSlice]:
-    """Return the TPU slices of a type that lack hosts, as far as labels of their nodes say.
+    """Return the TPU slices of a type that lack hosts, by the labels of their nodes.
 
     GPUs make a whole slice wherever they can be.
     """
@@ -169,7 +169,7 @@ def degraded_slices(shape: Shape, nodes: Sequence[RayNode]) -> list[DegradedSlic
 def slices_possible(
     shape: Shape, nodes: Sequence[RayNode], without: Collection[str] = ()
 ) -> int | None:
-    """Return the most slices that the cluster can ever hold; None: unknown.
+    """Return the maximal number of slices of the cluster; None if unknown.
 
     Nodes that an autoscaler may add count by their resources alone, so this is never too few.
 

@@ -1,4 +1,4 @@
-"""The code around the user's function in the process of a task; hosts and jobs call it there."""
+"""The wrapper of the user's function in a task's process, for hosts and jobs."""
 
 from moorage.slices.ray_values import RayValue, UserFunction
 
@@ -6,7 +6,7 @@ __all__ = ["reporting"]
 
 
 def reporting(function: UserFunction) -> UserFunction:
-    """Return a function that does the same and, however it ends, says so to the caller of the task.
+    """Wrap a function so that it reports its result or error to the caller of the task.
 
     Ray ends the process of a task that leaves by `SystemExit`, or whose error it cannot send, and
     says no more than that a worker died. Here `SystemExit` with 0 or without a code returns None,

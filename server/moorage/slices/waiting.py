@@ -1,4 +1,4 @@
-"""Waits for Ray, each with its bound."""
+"""Waits for Ray, each with a time limit."""
 
 import contextlib
 import time
@@ -16,7 +16,7 @@ _FETCH_SECONDS_MAX: Final = 30
 
 
 class Deadline:
-    """A moment until which one may wait.
+    """The moment at which a wait ends.
 
     Args:
         seconds: From now.
@@ -29,7 +29,7 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds until then, never below 0."""
+        """The seconds until the deadline, never below 0."""
         return max(0.0, self._at - time.monotonic())
 
 
@@ -59,7 +59,7 @@ def value(ref: RayValue, seconds: float, awaited: str) -> RayValue:
 
 
 def kill(actor: RayValue) -> None:
-    """End an actor for good; one that has ended already is none of our business."""
+    """End an actor for good; do nothing if it has ended already."""
     with contextlib.suppress(ray.exceptions.RayError, ValueError):
         ray.kill(actor, no_restart=True)
 

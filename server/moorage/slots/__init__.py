@@ -1,4 +1,4 @@
-"""A pool of this machine's resources, handed out by the slot and taken back exactly.
+"""A pool of this machine's resources, which are lent and returned by the slot.
 
 `ResourcePool` is the flat pool, `NodeResourcePool` the one that knows nodes, `make_resource_pool`
 makes one of the machine that it runs on. README.md shows them, by example. The classes that a pool

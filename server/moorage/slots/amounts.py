@@ -1,4 +1,4 @@
-"""Numbers of slots: ints and floats outside, exact inside.
+"""Numbers of slots: ints and floats for users, exact fractions inside.
 
 A pool that adds and subtracts floats drifts: 0.3 - 0.1 - 0.1 - 0.1 is not 0. So inside the pool a
 slot is a great many units, and a number of slots is a whole number of them. A float counts as the
@@ -30,7 +30,7 @@ NONE: Final = Amount(0)
 
 
 def exact(slots: Any) -> Amount | None:
-    """Return a number of slots as it is counted; None if it is none.
+    """Return a number of slots as an exact number; None if the value is not a number of slots.
 
     Args:
         slots: An int or a float; anything else, NaN, infinity, a negative number, more than
@@ -48,11 +48,11 @@ def exact(slots: Any) -> Amount | None:
 
 
 def plain(amount: Amount) -> Slots:
-    """Return a number of slots as users write it: an int where it is whole."""
+    """Return a number of slots for users: an int if it is whole, else a float."""
     whole, rest = divmod(amount, _UNITS)
     return amount / _UNITS if rest else whole
 
 
 def total(amounts: Iterable[Amount]) -> Amount:
-    """Return the sum."""
+    """Return the sum of numbers of slots."""
     return Amount(sum(amounts))

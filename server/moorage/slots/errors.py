@@ -1,4 +1,4 @@
-"""Everything that can go wrong with a pool, as one tree; the package docstring draws it."""
+"""All errors of a pool, as one tree of classes; the package docstring shows the tree."""
 # ruff: noqa: N818  # The documented names say what happened; that they are errors, the root says.
 
 __all__ = [
@@ -18,11 +18,11 @@ class SlotsError(Exception):
 
 
 class ResourceUnavailable(SlotsError):
-    """The request does not fit now, or not in this pool; the message says which."""
+    """The request does not fit now, or can never fit in this pool; the message says which."""
 
 
 class EmptyResourcePoolError(SlotsError):
-    """The pool has no types at all: nothing was put into it yet."""
+    """The pool has no types: no resources were added yet."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message or "the resource pool is empty; fill() or populate() it first")
@@ -52,7 +52,7 @@ class UnevenNodes(ResourceUnavailable, InvalidRequest):
 
 
 class InvalidCheckin(SlotsError, ValueError):
-    """The returned slots were not checked out here, or came back before; nothing was changed."""
+    """The returned slots are not checked out in this pool; the checkin changed nothing."""
 
 
 class InvalidSpecification(SlotsError, ValueError):

@@ -1,4 +1,4 @@
-"""Free slots, and the one way to take them: best fit, all or nothing.
+"""Free slots, and the only code that takes them: best fit, all or nothing.
 
 `Inventory` keeps the instances of each type in order of their free slots, so that the best fit is
 found by bisection, however many there are. `Allocator` takes it; `AllocationTransaction` gives all
@@ -62,7 +62,7 @@ class _Place:
         return self.free == self.instance.slots
 
     def change(self, slots: Amount) -> None:
-        """Add free slots, or take them where `slots` is negative."""
+        """Add free slots, or take them if `slots` is negative."""
         free = Amount(self.free + slots)
         if not 0 <= free <= self.instance.slots:
             raise ValueError(f"{self.instance.id}: has {plain(self.instance.slots)} slots in all")
@@ -95,7 +95,7 @@ class _Place:
 
 
 class _Bucket:
-    """The places of one type that are not blocked, in order of free slots, then as listed.
+    """The unblocked places of one type, ordered by free slots, then by their position.
 
     To insert or remove one moves the pointers behind it, which is a copy of memory: a microsecond
     for ten thousand instances.
@@ -110,12 +110,12 @@ class _Bucket:
         self.available = total(place.free for place in self.places)
 
     def best_fit(self, slots: Amount) -> _Place | None:
-        """Return the first place of those with the fewest free slots that are enough."""
+        """Return the place with the fewest free slots that are enough; of equal ones the first."""
         at = bisect_left(self.order, (slots, -1))
         return self.places[self.order[at][1]] if at < len(self.order) else None
 
     def most(self) -> Amount:
-        """Return the free slots of the place that has most of them."""
+        """Return the largest number of free slots of one place."""
         return self.order[-1][0] if self.order else NONE
 
     def insert(self, place: _Place) -> None:
@@ -145,7 +145,7 @@ class Inventory:
 
     @classmethod
     def of(cls, resources: Mapping[str, Sequence[Instance]]) -> Inventory:
-        """Return the inventory of a description that has been read."""
+        """Return the inventory of a parsed description."""
         self = cls({})
         self._buckets = _buckets(resources)
         return self
@@ -156,7 +156,7 @@ class Inventory:
         free: Mapping[str, Sequence[Instance]],
         slots_of: Callable[[str, Instance], Amount],
     ) -> Inventory:
-        """Return an inventory that is partly in use.
+        """Return an inventory with some slots in use.
 
         Args:
             free: The instances by type, each with the slots that are free.
@@ -169,7 +169,7 @@ class Inventory:
 
     @property
     def resources(self) -> dict[str, list[JsonObject]]:
-        """The free slots now, by type, in the order in which they were listed.
+        """The free slots by type, in the order of the description.
 
         It is a copy, and what is written into it is checked and changes the inventory: fewer slots
         are taken ones, more than there were are new ones.
@@ -181,16 +181,16 @@ class Inventory:
         self.write(resources, whole=True)
 
     def listed(self) -> dict[str, list[JsonObject]]:
-        """Return the same as a plain copy."""
+        """Return the free slots by type, as a plain copy."""
         return {kind: self.rows(kind) for kind in self._buckets}
 
     def rows(self, kind: str) -> list[JsonObject]:
-        """Return the free slots of a type as a plain copy; nothing of an unknown one."""
+        """Return the free slots of a type as a plain copy; an empty list for an unknown type."""
         places = self._buckets[kind].places if kind in self._buckets else ()
         return documents(replace(each.instance, slots=each.free) for each in places)
 
     def write_slots(self, kind: str, name: str, slots: Any) -> None:
-        """Set the free slots of an instance; more than it had are all that it has.
+        """Set the free slots of an instance; a larger number also raises its total.
 
         Raises:
             InvalidSpecification: That is no number of slots, or there is no such instance.
@@ -251,12 +251,12 @@ class Inventory:
         return totals
 
     def slots_available(self, rtype: str) -> Slots:
-        """Return the free slots of all instances of a type that can be had now."""
+        """Return the free slots of a type that a request could take now."""
         bucket = self._buckets.get(rtype)
         return plain(bucket.available) if bucket else 0
 
     def available(self, rtype: str) -> Amount:
-        """Return the same, exactly; an unknown type is an error here."""
+        """Return the available slots of a type as an exact number; an unknown type is an error."""
         return self._bucket(rtype).available
 
     def pop(self, rtype: str) -> list[JsonObject]:
@@ -287,7 +287,7 @@ class Inventory:
         return place.instance.id
 
     def give(self, rtype: str, rid: str, slots: Amount) -> None:
-        """Give slots of an instance back.
+        """Return slots of an instance.
 
         Raises:
             ValueError: There is no such instance, or it never had as many.
@@ -299,7 +299,7 @@ class Inventory:
         place.change(slots)
 
     def standing(self) -> dict[tuple[str, str], tuple[Amount, Amount]]:
-        """Return the free slots and all slots of each instance, by type and id."""
+        """Return the free and the total slots of each instance, by type and id."""
         return {
             (kind, place.instance.id): (place.free, place.instance.slots)
             for kind, bucket in self._buckets.items()
@@ -307,7 +307,7 @@ class Inventory:
         }
 
     def everything(self) -> list[Member]:
-        """Return a request for all free slots; of divided instances, for the whole, or the rest.
+        """Return a request for all free slots; of divided instances, for the whole or free parts.
 
         Of a whole of which a part is in use the other parts are left.
         """
@@ -325,7 +325,7 @@ class Inventory:
         ]
 
     def instance(self, rtype: str, rid: str) -> Instance | None:
-        """Return an instance, with all of its slots, or None if there is none."""
+        """Return an instance with its total slots; None if there is no such instance."""
         bucket = self._buckets.get(rtype)
         place = bucket.by_id.get(rid) if bucket else None
         return place.instance if place else None
@@ -366,7 +366,7 @@ class Allocator:
 
 
 class AllocationTransaction:
-    """Gives the recorded slots back when its block ends with an exception, which goes on.
+    """Returns the recorded slots if its block raises an exception, and re-raises that.
 
     Args:
         inventory: Where it was taken from.
@@ -380,11 +380,11 @@ class AllocationTransaction:
         self.deltas: list[tuple[str, str, Slots]] = []
 
     def record(self, rtype: str, rid: str, slots: Slots) -> None:
-        """Remember that slots were taken."""
+        """Record that slots were taken."""
         self.deltas.append((rtype, rid, slots))
 
     def rollback(self) -> None:
-        """Give everything back, and forget it: a second rollback does nothing."""
+        """Return all recorded slots; a second rollback does nothing."""
         while self.deltas:
             rtype, rid, slots = self.deltas.pop()
             self.inventory.give(rtype, rid, _positive(slots))
@@ -410,7 +410,7 @@ def _put_back(
     before: Mapping[tuple[str, str], tuple[Amount, Amount]],
     listed: JsonMapping,
 ) -> None:
-    """Restore an inventory to its state before an allocator went wrong."""
+    """Restore an inventory to its state before an allocator failed."""
     if inventory.standing().keys() != before.keys():
         inventory.write(listed, whole=True)
     for (kind, name), (free, has) in before.items():
@@ -420,7 +420,7 @@ def _put_back(
 def allocate(
     inventory: Inventory, request: Sequence[Member], allocator: Allocator = _ALLOCATOR
 ) -> dict[str, list[JsonObject]]:
-    """Take everything that a request asks for, or nothing.
+    """Take all slots of a request, or none.
 
     Args:
         inventory: Where from.
@@ -455,7 +455,7 @@ def allocate(
 
 
 def _acquire(allocator: Allocator, inventory: Inventory, kind: str, slots: Amount) -> JsonObject:
-    """Take slots by another rule, and check that it took the slots it names, and nothing else."""
+    """Take slots with a user's allocator, and check that it took exactly the slots it returned."""
     before, buckets = inventory.standing(), inventory.listed()
     try:
         found: Any = allocator.acquire(inventory, kind, plain(slots))
@@ -475,7 +475,7 @@ def _acquire(allocator: Allocator, inventory: Inventory, kind: str, slots: Amoun
 
 
 def insufficient(short: Mapping[str, tuple[Amount, Amount]]) -> str:
-    """Return the sentence that says of which types there are too few slots."""
+    """Return a sentence that names the types with too few slots."""
     counts = (
         f"{kind} (requested {plain(wanted)}, available {plain(free)})"
         for kind, (wanted, free) in sorted(short.items())
@@ -486,7 +486,7 @@ def insufficient(short: Mapping[str, tuple[Amount, Amount]]) -> str:
 def merged(
     *taken: Mapping[str, Sequence[JsonMapping]],
 ) -> dict[str, list[JsonObject]]:
-    """Return allocations of one inventory as one, in which each instance is named once."""
+    """Merge allocations of one inventory, so that each instance appears once."""
     slots: dict[str, dict[str, Amount]] = {}
     for each in taken:
         for kind, rows in each.items():
@@ -503,7 +503,7 @@ def merged(
 def rewritten(
     now: Inventory, types: JsonMapping, *, whole: bool
 ) -> dict[str, tuple[Instance, ...]]:
-    """Return the free slots after some types were written: see `Inventory.write`."""
+    """Return the free slots after an assignment to some types: see `Inventory.write`."""
     if not isinstance(types, Mapping):
         raise InvalidSpecification(f"resources: expected an object, found {type(types).__name__}")
     resources: JsonObject = {} if whole else now.listed()
@@ -516,7 +516,7 @@ def rewritten(
 
 
 def written_slots(slots: Any, at: str) -> Amount:
-    """Return a number of slots that was written.
+    """Return an assigned number of slots, or refuse it.
 
     Raises:
         InvalidSpecification: It is none.

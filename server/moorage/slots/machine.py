@@ -1,4 +1,4 @@
-"""The pool of this machine: its hardware, with the changes of its user.
+"""Make the pool of this machine from its hardware and the user's configuration.
 
 A hook is a plain function `(config, pool)` that changes the description of the pool before the pool
 is made of it. Those of this module find the CPUs and devices, and apply what the configuration
@@ -44,7 +44,7 @@ def make_resource_pool(
 
 
 def find_devices(config: Any, pool: JsonObject) -> None:
-    """Put the CPUs and GPUs in, by their own ids: of MIG devices, list the instances only."""
+    """Add the CPUs and GPUs by their own ids; for a GPU divided by MIG, only its instances."""
     cpus = _setting(config, "cpu_ids")
     for kind, found in (
         ("cpus", cpus_here() if cpus is None else cpus),
@@ -54,7 +54,7 @@ def find_devices(config: Any, pool: JsonObject) -> None:
 
 
 def replace(config: Any, pool: JsonObject) -> None:
-    """Use the description of the configuration in place of the hardware found."""
+    """Use the description in the configuration instead of the detected hardware."""
     if given := _setting(config, "resource_pool"):
         read = parse_specification(given)
         pool["resources"] = {kind: documents(rows) for kind, rows in read.resources.items()}

@@ -1,4 +1,4 @@
-"""Assigns things so that each taker gets some of those it accepts, none twice. For `nodes`."""
+"""Assign nodes to node requests so that each request gets a different acceptable node."""
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -8,7 +8,7 @@ Wish = TypeVar("Wish", bound=Hashable)
 
 
 def matched(wishes: Sequence[Wish], able: Callable[[Wish], Iterable[str]]) -> list[str] | None:
-    """Give every wish something of its own, whenever that is possible at all.
+    """Assign a different acceptable thing to each request, if that is possible.
 
     Wishes are served in order; one that finds nothing left has those before it move on, along the
     shortest chain that ends at something free (augmenting paths; Berge, 1957). Equal wishes are

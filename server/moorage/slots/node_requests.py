@@ -1,4 +1,4 @@
-"""A request to a pool that knows nodes, read: `NodeRequest`, or flat members."""
+"""Parse a request to a pool of nodes: a list of `NodeRequest`, or of flat members."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ class NodeRequest:
         self.exclusive = exclusive
 
     def add(self, type: str, count: int = 1, slots: Slots = 1) -> Self:  # noqa: A002  # As elsewhere.
-        """Ask for more: `count` members of `slots` each."""
+        """Add `count` members of `slots` each to the request."""
         if isinstance(count, bool) or not 0 <= count <= MEMBERS_MAX:
             raise InvalidRequest(f"count: expected a number from 0 to {MEMBERS_MAX}: {count!r}")
         self.members += parse_request([{"type": type, "slots": slots}]) * count
@@ -44,12 +44,12 @@ class NodeRequest:
         return sum(member.type == type for member in self.members)
 
     def total_slots(self, type: str | None = None) -> Slots:  # noqa: A002  # As elsewhere.
-        """Return the slots of all members of a type; None: of all."""
+        """Return the slots of all members of a type; of all types if None."""
         return plain(total(m.slots for m in self.members if type in (None, m.type)))
 
     @property
     def resources(self) -> list[JsonObject]:
-        """The members as documents, with whatever else they said; a copy."""
+        """A copy of the members as documents, with their additional keys."""
         return [
             {**copy.deepcopy(dict(each.extra)), "type": each.type, "slots": plain(each.slots)}
             for each in self.members
@@ -60,7 +60,7 @@ class NodeRequest:
         return {each.type: self.total_slots(each.type) for each in self.members}
 
     def freeze(self) -> tuple[tuple[tuple[str, Amount], ...], bool]:
-        """Return it as something that can be compared and be a key; order counts."""
+        """Return the request as a hashable value; the order of members matters."""
         return tuple((each.type, each.slots) for each in self.members), self.exclusive
 
     def __repr__(self) -> str:

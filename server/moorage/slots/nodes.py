@@ -1,4 +1,4 @@
-"""The pool that knows nodes: one request gets all from one node.
+"""A pool of nodes: a node request gets all its slots from one node.
 
 A request is a list of `NodeRequest`s. Each of them gets a node of its own, so two of them are two
 nodes; the largest is placed first, each on the node that has most left afterwards, and where that
@@ -118,7 +118,7 @@ class NodeResourcePool:
             self.fill(pool)
 
     def __getstate__(self) -> JsonObject:
-        """Return the state for a copy: slots checked out here are checked out of the copy, too."""
+        """Return the state for a copy, in which the same slots are checked out."""
         with self._lock:
             return copy.deepcopy({k: each for k, each in vars(self).items() if k != "_lock"})
 
@@ -128,7 +128,7 @@ class NodeResourcePool:
         keep_number(max(self._outstanding, default=0))
 
     def fill(self, pool: JsonMapping) -> None:
-        """Make this the pool that is described; whatever was checked out is forgotten.
+        """Replace the contents by a description; all checkouts are forgotten.
 
         Args:
             pool: `{"nodes": [{"id", "resources": {type: [{"id", "slots"}]},
@@ -155,7 +155,7 @@ class NodeResourcePool:
             self._outstanding = {}
 
     def populate(self, nodes: int | None = None, **kwds: int) -> None:
-        """Fill the pool with equal nodes: a number of instances of each type, of one slot each.
+        """Fill the pool with equal nodes: a number of instances of each type, with one slot each.
 
         Args:
             nodes: How many there are, with the ids "0", "1" and so on; None: one, by the name of
@@ -172,14 +172,14 @@ class NodeResourcePool:
         self.fill({"nodes": [{"id": name, "resources": resources} for name in ids]})
 
     def clear(self) -> None:
-        """Empty the pool: no node is left, and checked out slots are forgotten."""
+        """Remove all nodes and forget all checkouts."""
         with self._lock:
             self.additional_properties = {}
             self._nodes = {}
             self._outstanding = {}
 
     def add_node(self, node: JsonMapping) -> None:
-        """Add a node, `{"id", "resources", "additional_properties"}`, behind the others.
+        """Append a node, `{"id", "resources", "additional_properties"}`.
 
         Raises:
             InvalidSpecification: It is wrong, or there is such a node; nothing changed.
@@ -285,7 +285,7 @@ class NodeResourcePool:
             return totals
 
     def slots_available(self, type: str) -> Slots:  # noqa: A002  # As elsewhere.
-        """Return the slots of a type that can be had now, or, of `node` and `nodes`, all nodes.
+        """Return the free slots of a type; for `node` and `nodes`, the number of nodes.
 
         Raises:
             ResourceUnavailable: There is no such type.
@@ -312,7 +312,7 @@ class NodeResourcePool:
             return totals.get(type, totals.get(f"{type}s", 0))
 
     def get_node(self, id: str) -> JsonObject:  # noqa: A002  # As elsewhere.
-        """Return `{"id", "resources", "additional_properties"}` of a node as it is now; a copy.
+        """Return a copy of a node's `{"id", "resources", "additional_properties"}`.
 
         Raises:
             ResourceUnavailable: There is no such node.
@@ -341,7 +341,7 @@ class NodeResourcePool:
         return not self._nodes
 
     def count(self, type: str) -> int:  # noqa: A002  # As elsewhere.
-        """Return the number of instances on all nodes, or, of `node` and `nodes`, of nodes.
+        """Return the number of instances on all nodes; for `node` and `nodes`, the number of nodes.
 
         Raises:
             ResourceUnavailable: There is no such type.
@@ -359,7 +359,7 @@ class NodeResourcePool:
             }
 
     def slots_by_node(self, type: str) -> dict[str, Slots]:  # noqa: A002  # As elsewhere.
-        """Return the slots of a type that can be had now of each node; none of an exclusive one."""
+        """Return the free slots of a type on each node; none on a node that is used exclusively."""
         with self._lock:
             kind = self._named(type)
             return {
@@ -384,7 +384,7 @@ class NodeResourcePool:
         return next(iter(counts.values()))
 
     def getstate(self) -> JsonObject:
-        """Return `{"additional_properties", "nodes"}` as they are now; a copy."""
+        """Return a copy of the current `{"additional_properties", "nodes"}`."""
         with self._lock:
             return {
                 "additional_properties": copy.deepcopy(self.additional_properties),
@@ -392,7 +392,7 @@ class NodeResourcePool:
             }
 
     def dump(self, file: IO[Any], format: Format = "yaml") -> None:  # noqa: A002  # As elsewhere.
-        """Write what `getstate` returns, under the key `resource_pool`; `fill` reads it again."""
+        """Write the result of `getstate` under the key `resource_pool`, as input for `fill`."""
         file.write(written(self.getstate(), format))
 
     def accommodates(self, request: Sequence[Any], allow_multinode: bool | None = None) -> Outcome:
@@ -425,7 +425,7 @@ class NodeResourcePool:
     def checkout(
         self, request: Sequence[Any], allow_multinode: bool | None = None, **kwds: Any
     ) -> NodeAllocation:
-        """Take everything that a request asks for, or nothing.
+        """Take all slots of a request, or none.
 
         Args:
             request: A list of `NodeRequest`; or members `{"type", "slots"}` as for a flat pool, all
@@ -458,7 +458,7 @@ class NodeResourcePool:
             return self._hand_out(placed)
 
     def checkin(self, resources: JsonMapping) -> None:
-        """Take back the slots of a checkout: all of them, or nothing.
+        """Take back all slots of a checkout, or none.
 
         Args:
             resources: What `checkout` returned, also if it has been JSON meanwhile.
@@ -489,7 +489,7 @@ class NodeResourcePool:
     def _place(
         self, wanted: Sequence[NodeRequest], allow_multinode: bool | None, *, idle: bool
     ) -> list[_Placed]:
-        """Take the slots from a node each, in the order of the request, or nothing."""
+        """Take the slots of each node request from one node, in order; all or none."""
         allowed = self.allow_multinode if allow_multinode is None else allow_multinode
         if len(wanted) > 1 and not allowed:
             raise ResourceUnavailable(f"{len(wanted)} nodes are wanted, and only one is allowed")
@@ -507,7 +507,7 @@ class NodeResourcePool:
         return [_place_one(r, [node], idle=idle) for r, node in zip(wanted, nodes, strict=True)]
 
     def _able(self, request: NodeRequest, *, idle: bool) -> Iterator[str]:
-        """Yield the ids of the nodes that could take a request, had they no other of its group."""
+        """Yield the nodes that could take a request if they had no other request of its group."""
         for node in self._nodes.values():
             if idle or node.open_to(request):
                 with suppress(ResourceUnavailable):
@@ -568,7 +568,7 @@ class NodeResourcePool:
     def _resize(
         self, node_id: str | None, change: Callable[[dict[str, list[JsonObject]]], None]
     ) -> None:
-        """Change what one node, or each of them, has: all of them, or none."""
+        """Change the resources of one node or of all nodes; if one fails, change none."""
         with self._lock:
             nodes = list(self._nodes.values()) if node_id is None else [self._node(node_id)]
             before = [(node, node.now, node.idle) for node in nodes]
@@ -595,7 +595,7 @@ class NodeResourcePool:
 
 
 def _add(nodes: dict[str, _Node], document: Any, at: str) -> None:
-    """Read a node and add it to others."""
+    """Parse a node and add it to the pool's nodes."""
     if not isinstance(document, Mapping) or not isinstance(document.get("id"), str | int):
         raise InvalidSpecification(f"{at}: expected an object with an id")
     only_keys(document, {"id", "resources", "additional_properties"}, at)
@@ -620,7 +620,7 @@ class _Placed(NamedTuple):
 
 
 def _place_one(request: NodeRequest, nodes: Sequence[_Node], *, idle: bool) -> _Placed:
-    """Take the slots from the node that has most left afterwards."""
+    """Take the slots from the node with the most free slots afterwards."""
     ranked = []
     members = request.members
     for node in nodes:
@@ -653,7 +653,7 @@ def _place_one(request: NodeRequest, nodes: Sequence[_Node], *, idle: bool) -> _
 
 
 def _left(inventory: Inventory, members: Sequence[Member]) -> int | None:
-    """Return the squared length of what would be left of the types that are wanted; None: none."""
+    """Return the squared length of the free slots afterwards; None if the request does not fit."""
     squares = 0
     for kind in {member.type for member in members}:
         left = (inventory.available(kind) if kind in inventory else NONE) - _total(members, kind)

@@ -1,4 +1,4 @@
-"""Checked out slots: so that only those come back, and once.
+"""Checked-out slots: only these can be returned, and only once.
 
 A pool adds what it hands out and settles what it takes back. An `Allocation` knows its number, so
 it is recognised even beside equal ones. One that came as plain JSON is recognised by what it says;
@@ -30,14 +30,14 @@ _LOCK: Final = threading.Lock()
 
 
 def next_number() -> int:
-    """Return a number that no other allocation of this process has."""
+    """Return a new number for an allocation of this process."""
     with _LOCK:
         _LAST["number"] += 1
         return _LAST["number"]
 
 
 def keep_number(number: int) -> None:
-    """Give a number to no other allocation: one has it that came from another process."""
+    """Reserve a number that an allocation of another process already has."""
     with _LOCK:
         _LAST["number"] = max(_LAST["number"], number)
 
@@ -84,7 +84,7 @@ class Outstanding:
         self._holders: dict[Held, dict[int, int]] = {}
 
     def add(self, allocation: Mapping[str, Iterable[JsonMapping]]) -> int:
-        """Remember an allocation; return its number."""
+        """Store an allocation; return its number."""
         number = next_number()
         for held in parse_allocation(allocation):
             holders = self._holders.setdefault(held, {})
@@ -92,7 +92,7 @@ class Outstanding:
         return number
 
     def settle(self, returned: Iterable[Held], number: int | None) -> None:
-        """Forget the returned slots: all of them, or nothing.
+        """Remove the returned slots from the checked-out ones: all of them, or none.
 
         Args:
             returned: An allocation, or a part of one.
@@ -113,7 +113,7 @@ class Outstanding:
                 self._forget(held, number)
 
     def _why_not(self, wanted: Held, number: int | None) -> str:
-        """Return why something cannot be settled."""
+        """Return why slots cannot be returned."""
         place, slots = f"{wanted.type} {wanted.id}", plain(wanted.slots)
         held = [
             plain(each.slots)
@@ -129,11 +129,11 @@ class Outstanding:
         return f"{place}: {sizes} slots are checked out there, not {slots}; return whole members"
 
     def keep_numbers(self) -> None:
-        """Give the numbers of these allocations to no others."""
+        """Reserve the numbers of these allocations."""
         keep_number(max((max(each) for each in self._holders.values()), default=0))
 
     def forget(self, known: Callable[[str, str], object]) -> None:
-        """Forget everything of instances that the pool no longer has, by type and id."""
+        """Forget checked-out slots of instances that the pool no longer has, by type and id."""
         self._holders = {
             held: who for held, who in self._holders.items() if known(held.type, held.id)
         }
@@ -149,7 +149,7 @@ class Outstanding:
 
 
 def parse_allocation(resources: Any) -> list[Held]:
-    """Read an allocation that is returned.
+    """Parse a returned allocation.
 
     Raises:
         InvalidCheckin: It is malformed; the message names the place.
@@ -172,7 +172,7 @@ def parse_allocation(resources: Any) -> list[Held]:
 
 
 def _some(holders: Mapping[int, int], enough: int) -> int:
-    """Return the number of holders, counting no further than needed."""
+    """Return the number of holders, and stop counting at a limit."""
     found = 0
     for each in holders.values():
         found += each

@@ -69,7 +69,7 @@ class ResourcePool:
 
     @property
     def resources(self) -> dict[str, list[JsonObject]]:
-        """The free slots now: `{type: [{"id", "slots"}]}`, exhausted instances included.
+        """The free slots: `{type: [{"id", "slots"}]}`, also instances without free slots.
 
         It is a copy, and what is written into it, or in its place, is checked and changes the pool:
         it becomes the free slots. What is checked out stays so, unless its instance is no longer
@@ -85,7 +85,7 @@ class ResourcePool:
 
     @property
     def slots_per_resource_type(self) -> Counter[str]:
-        """All slots of each type, free or not. It cannot be written, and says so."""
+        """The total slots of each type; an assignment raises an error."""
         with self._lock:
             return Totals(self._idle.totals())
 
@@ -105,7 +105,7 @@ class ResourcePool:
             return type in self._now
 
     def __getstate__(self) -> JsonObject:
-        """Return the state for a copy: slots checked out here are checked out of the copy, too."""
+        """Return the state for a copy, in which the same slots are checked out."""
         with self._lock:
             return copy.deepcopy({k: each for k, each in vars(self).items() if k != "_lock"})
 
@@ -142,12 +142,12 @@ class ResourcePool:
             raise ResourceUnavailable(f"Resource unavailable: {type}")
 
     def slots_available(self, type: str) -> Slots:  # noqa: A002  # The documents' word.
-        """Return the free slots of a type that can be had now; 0 for an unknown one."""
+        """Return the free slots of a type; 0 for an unknown type."""
         with self._lock:
             return self._now.slots_available(type)
 
     def fill(self, pool: JsonMapping) -> None:
-        """Make this the pool that is described; whatever was checked out is forgotten.
+        """Replace the contents by a description; all checkouts are forgotten.
 
         Args:
             pool: `{"resources": {type: [{"id", "slots"}]}, "additional_properties": {}}`, or one of
@@ -167,7 +167,7 @@ class ResourcePool:
             self._outstanding = Outstanding()
 
     def populate(self, **kwds: int) -> None:
-        """Fill the pool with a number of instances of each type, of one slot each.
+        """Fill the pool with a number of instances of each type, with one slot each.
 
         Args:
             kwds: Counts by type; `cpus` is what this process may use, and `gpus` 0, if left out.
@@ -179,7 +179,7 @@ class ResourcePool:
         self.fill({"resources": populated(kwds)})
 
     def pop(self, type: str) -> list[JsonObject] | None:  # noqa: A002  # The documents' word.
-        """Remove a type with its checked out slots; return its free slots, None if not there."""
+        """Remove a type with its checkouts; return its free slots, or None if it is unknown."""
         with self._lock:
             if type not in self._now:
                 return None
@@ -188,14 +188,14 @@ class ResourcePool:
             return self._now.pop(type)
 
     def clear(self) -> None:
-        """Empty the pool: nothing is left, and checked out slots are forgotten."""
+        """Remove all types and forget all checkouts."""
         with self._lock:
             self.additional_properties = {}
             self._now = self._idle = Inventory({})
             self._outstanding = Outstanding()
 
     def getstate(self) -> JsonObject:
-        """Return `{"additional_properties", "resources"}` as they are now; a copy."""
+        """Return a copy of the current `{"additional_properties", "resources"}`."""
         with self._lock:
             return {
                 "additional_properties": copy.deepcopy(self.additional_properties),
@@ -203,7 +203,7 @@ class ResourcePool:
             }
 
     def dump(self, file: IO[Any], format: Format = "yaml") -> None:  # noqa: A002  # As in `json.dump` elsewhere.
-        """Write what `getstate` returns, under the key `resource_pool`; `fill` reads it again."""
+        """Write the result of `getstate` under the key `resource_pool`, as input for `fill`."""
         file.write(written(self.getstate(), format))
 
     def accommodates(self, request: Sequence[JsonMapping]) -> Outcome:
@@ -234,7 +234,7 @@ class ResourcePool:
         return Outcome(ok=True)
 
     def checkout(self, request: Sequence[JsonMapping], **kwds: Any) -> Allocation:
-        """Take everything that a request asks for, or nothing.
+        """Take all slots of a request, or none.
 
         Args:
             request: Members `{"type", "slots"}`; each is satisfied by one instance, the one with
@@ -259,7 +259,7 @@ class ResourcePool:
             return Allocation(taken, self._outstanding.add(taken))
 
     def checkin(self, resources: Mapping[str, Sequence[JsonMapping]]) -> None:
-        """Take back the slots of a checkout, or some members: all that are given, or nothing.
+        """Take back the slots of a checkout, or of some of its members: all given ones, or none.
 
         Args:
             resources: What `checkout` returned, also if it has been JSON meanwhile.
@@ -284,7 +284,7 @@ class ResourcePool:
             return self._now.rows(kind)
 
     def _write_slots(self, kind: str, name: str, slots: Any) -> None:
-        """Set the free slots of an instance; its checked out slots stay so."""
+        """Set the free slots of an instance; its checkouts stay unchanged."""
         free = written_slots(slots, f"resources.{kind} {name}")
         with self._lock:
             if self._now.instance(kind, name) is None:
@@ -294,7 +294,7 @@ class ResourcePool:
             self._idle.set_slots(kind, name, has, has)
 
     def _write(self, types: JsonMapping, *, whole: bool = False) -> None:
-        """Set the free slots of some types; checked out slots of listed instances stay so."""
+        """Set the free slots of some types; checkouts of listed instances stay unchanged."""
 
         def has(kind: str, row: Instance) -> Amount:
             return Amount(row.slots + self._out(kind, row.id))
@@ -311,7 +311,7 @@ class ResourcePool:
             self._outstanding.forget(self._now.instance)
 
     def _out(self, kind: str, name: str) -> Amount:
-        """Return the slots of an instance that are checked out."""
+        """Return the checked-out slots of an instance."""
         known = self._now.instance(kind, name)
         return Amount(known.slots - self._now.free(kind, name)) if known else NONE
 
@@ -321,7 +321,7 @@ class ResourcePool:
 
 
 def populated(counts: Mapping[str, int]) -> dict[str, list[JsonObject]]:
-    """Return the instances that `populate` means by counts."""
+    """Return the instances for the counts of `populate`."""
     counts = {"cpus": len(cpus_here()), ALWAYS: 0, **counts}
     return {kind: documents(counted(n, kind)) for kind, n in counts.items()}
 

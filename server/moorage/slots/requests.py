@@ -1,4 +1,4 @@
-"""A request to a pool, read: members, each of which one instance must satisfy."""
+"""Parse a request to a pool: members, each of which one instance must satisfy."""
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -32,7 +32,7 @@ class Member(NamedTuple):
 
 
 def parse_request(request: Any) -> list[Member]:
-    """Read a request: a list of `{"type", "slots"}`, where `slots` is 1 if left out.
+    """Parse a request: a list of `{"type", "slots"}`, where `slots` is 1 by default.
 
     A member may have other keys, unless they are nearly one of these.
 

@@ -1,4 +1,4 @@
-"""Descriptions of a pool: the documented layouts, read into one shape and written back.
+"""Descriptions of a pool: parse the documented layouts, and write a description.
 
 A description names instances by type, each with an id and its slots. It comes as
 
@@ -59,7 +59,7 @@ NODE_NAMES: Final = frozenset({"node", "nodes"})
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One device, core or whatever else has slots.
+    """One device, core or other resource with slots.
 
     Args:
         id: Its id, unique within its type.
@@ -77,7 +77,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Specification:
-    """A pool's description, read.
+    """A parsed description of a pool.
 
     Args:
         resources: The instances by type, in the order in which they are listed.
@@ -160,7 +160,7 @@ def parse_resources(document: JsonValue, at: str) -> dict[str, tuple[Instance, .
 
 
 def counted(count: JsonValue, at: str) -> tuple[Instance, ...]:
-    """Return that many instances of one slot, with the ids "0", "1" and so on."""
+    """Return a number of instances with one slot each, with the ids "0", "1" and so on."""
     if type(count) is not int or not 0 <= count <= INSTANCES_MAX:
         raise InvalidSpecification(f"{at}: expected a count from 0 to {INSTANCES_MAX}")
     return tuple(Instance(str(number), ONE) for number in range(count))
@@ -203,7 +203,7 @@ def written(pool: JsonObject, form: Format) -> str:
 
 
 def only_keys(document: JsonMapping, allowed: set[str], at: str) -> None:
-    """Refuse a description that has other keys than these: a typo would go unnoticed.
+    """Refuse a description with other keys than these, since a typo would have no effect.
 
     Raises:
         InvalidSpecification: It has; the message names them.
@@ -231,7 +231,7 @@ def _instance(document: JsonValue, at: str) -> Instance:
 
 
 def _extra(row: Mapping[JsonValue, JsonValue], at: str) -> JsonObject:
-    """Return the other keys of an instance; what JSON cannot say is refused, and so are typos."""
+    """Return the additional keys of an instance; refuse typos and values that are not JSON."""
     extra: JsonObject = {key: value for key, value in row.items() if key not in _OF_INSTANCES}
     for key in extra:
         if meant := get_close_matches(str(key), _OF_INSTANCES, 1, MISSPELT):
@@ -255,7 +255,7 @@ def _part_of(document: JsonValue, at: str) -> tuple[str, str] | None:
 
 
 def _check_parts(resources: Mapping[str, tuple[Instance, ...]], at: str) -> None:
-    """Refuse parts of nothing, parts of parts, and what would be counted twice."""
+    """Refuse parts of unknown instances, parts of parts, and capacity that would count twice."""
     known = {(kind, each.id): each for kind, rows in resources.items() for each in rows}
     for (kind, name), each in known.items():
         if each.part_of is None:
@@ -273,7 +273,7 @@ def _check_parts(resources: Mapping[str, tuple[Instance, ...]], at: str) -> None
 
 
 def _local(document: JsonValue) -> JsonValue:
-    """Return ctest's resources; its own files have a list of just one machine there."""
+    """Return ctest's resources; its files have a list with exactly one machine."""
     return document[0] if isinstance(document, list) and len(document) == 1 else document
 
 

@@ -1,4 +1,4 @@
-"""Views of a pool as dicts and lists that can be written back, and their YAML.
+"""Views of a pool as dicts and lists: assignments change the pool; they dump to YAML.
 
 `resources` is a copy of what is free; what is written into it is checked and takes effect on that
 of which it is a copy. What a write leaves alone is as it is there, not as it was when it was read.
@@ -25,7 +25,7 @@ _T = TypeVar("_T", bound=type)
 
 @dataclass(frozen=True, slots=True)
 class ResourceOwner:
-    """The owner of the resources in a view.
+    """The pool or node whose resources a view shows.
 
     Args:
         rows: Returns the instances of a type as they are now; none of an unknown one.
@@ -40,7 +40,7 @@ class ResourceOwner:
 
 
 def in_yaml(kind: _T) -> _T:
-    """Make YAML write a kind of dict or list as a plain one."""
+    """Make YAML write a subclass of dict or list as a plain one."""
     for name in ("SafeDumper", "Dumper", "CSafeDumper", "CDumper"):
         dumper = getattr(yaml, name, None)  # The last two need a library that may not be there.
         if dumper is not None and issubclass(kind, dict):
@@ -51,7 +51,7 @@ def in_yaml(kind: _T) -> _T:
 
 
 def _writes(name: str, kind: type) -> Callable[..., Any]:
-    """Return a method that changes a view as the one of dict or list of this name would."""
+    """Return a method that changes a view like the method of dict or list with this name."""
     method = getattr(kind, name)
 
     def write(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -62,7 +62,7 @@ def _writes(name: str, kind: type) -> Callable[..., Any]:
 
 
 class _Written:
-    """The way in which a dict of an owner is changed."""
+    """Applies changes of a view to its owner."""
 
     __setitem__, __delitem__ = _writes("__setitem__", dict), _writes("__delitem__", dict)
     clear, pop, popitem = _writes("clear", dict), _writes("pop", dict), _writes("popitem", dict)
@@ -75,7 +75,7 @@ class _Written:
 
 @in_yaml
 class _Row(_Written, JsonObject):
-    """One instance."""
+    """A view of one instance."""
 
     def __init__(self, document: JsonObject, rows: "_Rows") -> None:
         dict.__init__(self, document)
@@ -106,7 +106,7 @@ class _Row(_Written, JsonObject):
 
 @in_yaml
 class _Rows(list[Any]):
-    """The instances of one type."""
+    """A view of the instances of one type."""
 
     __setitem__, __delitem__ = _writes("__setitem__", list), _writes("__delitem__", list)
     append, extend, insert = (_writes(name, list) for name in ("append", "extend", "insert"))
@@ -144,7 +144,7 @@ class _Rows(list[Any]):
 
 @in_yaml
 class FreeResources(_Written, JsonObject):
-    """The free slots, by type: `{type: [{"id", "slots"}]}`.
+    """A view of the free slots by type: `{type: [{"id", "slots"}]}`.
 
     Args:
         listed: The instances by type.
@@ -177,13 +177,13 @@ class FreeResources(_Written, JsonObject):
 
 
 def refuse_totals(*_: Any, **__: Any) -> NoReturn:
-    """Refuse to write totals, in a sentence that says what to write."""
+    """Refuse an assignment to totals; the message names the attribute to assign instead."""
     raise TypeError(_TOTALS)
 
 
 @in_yaml
 class Totals(Counter[str]):
-    """A counter that cannot be written. A copy of it is a plain one.
+    """A read-only counter. A copy of it is a plain counter.
 
     Args:
         totals: What it counts.
@@ -197,7 +197,7 @@ class Totals(Counter[str]):
     clear = pop = popitem = setdefault = update = subtract = refuse_totals
 
     def copy(self) -> Counter[str]:  # type: ignore[override]  # A copy may be written.
-        """Return one that can be written."""
+        """Return a plain, writable copy."""
         return Counter(dict(self))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Endpoints of publishing: aliases and what they mean, canaries, and calls of `management`."""
+"""Endpoints of publishing: aliases, canaries, shadows, logs, and calls of `management`."""
 
 from functools import partial
 from typing import Final
@@ -47,12 +47,12 @@ def alias_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
 def _looking(router: HttpRouter, services: WebServices) -> None:
     @router.get("/policy-alias", summary="List aliases", **operation(list[AliasDocument]))
     async def list_aliases() -> Response:
-        """Answer every alias with the version it means, who activated it and when."""
+        """Return every alias with its active version, who activated it and when."""
         return succeeded(services.aliases.list())
 
     @router.get("/policy-alias/{alias}", summary="Read an alias", **_ALIAS)
     async def show_alias(alias: str) -> Response:
-        """Answer the alias with its history. A bare policy name means its `stable`."""
+        """Return the alias with its history. A bare policy name means its alias `stable`."""
         return succeeded(services.aliases.show(alias))
 
     @router.get(
@@ -61,7 +61,7 @@ def _looking(router: HttpRouter, services: WebServices) -> None:
         **operation(CanaryOutcomes),
     )
     async def canary_report(alias: str, request: Request) -> Response:
-        """Answer the outcomes of the active version and of the canary, since it was started."""
+        """Return the outcomes of the active version and of the canary, since the canary's start."""
         return succeeded(services.aliases.canary_report(alias, who_of(request)))
 
     @router.get(
@@ -70,7 +70,7 @@ def _looking(router: HttpRouter, services: WebServices) -> None:
         **operation(ShadowComparison),
     )
     async def shadow_report(alias: str, request: Request) -> Response:
-        """Answer what the shadow would have done, compared with what the active version did.
+        """Return the comparison of the shadow with the active version.
 
         All of it goes to the alias's owner; of others' requests, everybody else gets figures.
         """
@@ -78,7 +78,7 @@ def _looking(router: HttpRouter, services: WebServices) -> None:
 
     @router.get("/policy/{uri}/logs", summary="What did it print?", **operation(PolicyOutput))
     async def logs(uri: str, request: Request) -> Response:
-        """Answer what a version printed and logged lately, at requests of the caller's tenant."""
+        """Return a version's recent output and log lines for requests of the caller's tenant."""
         return succeeded(await services.publications.logs(uri, who_of(request)))
 
 
@@ -91,7 +91,7 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
         **operation(AliasDocument, Activation),
     )
     async def activate(alias: str, request: Request) -> Response:
-        """Let the alias mean this version from now on; requests under way are not disturbed.
+        """Make the alias point at this version; open requests finish with the old version.
 
         One that fails as the alias's shadow is refused, but by `force`.
         """
@@ -112,7 +112,7 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
         **operation(AliasDocument, CanaryStart),
     )
     async def start_canary(alias: str, request: Request) -> Response:
-        """Send a share of the requests to a candidate; the same request always goes one way."""
+        """Send a share of the requests to a candidate; equal keys always get the same version."""
         start = read_as(await read_document(request, bodies), CanaryStart)
         who, before = await owner(request, alias)
         after = await services.aliases.start_canary(alias, start, who)
@@ -143,7 +143,7 @@ def _changing_beside(router: HttpRouter, services: WebServices, bodies: BodyRead
 
     @router.delete("/policy-alias/{alias}", summary="Remove an alias", **_ALIAS)
     async def delete_alias(alias: str, request: Request) -> Response:
-        """Answer the alias that was removed, by its owner; the versions stay."""
+        """Delete an alias and return it; its versions stay. Only for its owner."""
         caller = caller_of(request)
         foreign = caller.may(Right.POLICY_ALL)
         removed = await services.aliases.delete(alias, caller.tenant, foreign=foreign)
@@ -156,7 +156,7 @@ def _changing_beside(router: HttpRouter, services: WebServices, bodies: BodyRead
         **operation(JsonValue, ManagementCall),
     )
     async def manage(uri: str, request: Request) -> Response:
-        """Call the policy's `management(action, data)` and answer what it returned."""
+        """Call the policy's `management(action, data)` and return its result."""
         call = read_as(await read_document(request, bodies), ManagementCall)
         who, data = who_of(request), call.data or {}
         return succeeded(await services.publications.manage(uri, who, call.action, data))

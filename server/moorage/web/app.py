@@ -57,7 +57,7 @@ def create_app(services: WebServices | StandbyServices) -> Starlette:
     router = _few(services) if isinstance(services, StandbyServices) else _endpoints(services)
 
     async def refuse(request: Request, error: Exception) -> Response:
-        """Answer every failure, the framework's own included, in the documented form."""
+        """Return every failure, also the framework's own, in the documented form."""
         if standby is not None and isinstance(error, HTTPException):  # Another server has the path.
             error = standby.refusal()
         if isinstance(error, HTTPException) and error.status_code == _WRONG_METHOD:
@@ -98,7 +98,7 @@ def _endpoints(services: WebServices) -> HttpRouter:
 
 
 def _few(services: StandbyServices) -> HttpRouter:
-    """Return the endpoints of a server that stands by."""
+    """Return the endpoints of a standby server."""
     router = HttpRouter()
     router.include(_health_routes(services))
     router.include(_about_routes(services), _authentication(services))
@@ -151,14 +151,14 @@ def _health_routes(services: WebServices | StandbyServices) -> HttpRouter:
 
     @router.get("/healthz", summary="Is the process alive?", **operation(HealthAnswer, bare=True))
     async def health() -> Response:
-        """Answer 200 as long as the event loop turns."""
+        """Answer 200 as long as the event loop runs."""
         return json_response({"status": "ok"})
 
     ready_or_not = operation(ReadinessAnswer, statuses=(200, 503), bare=True)
 
     @router.get("/readyz", summary="Can requests be served?", **ready_or_not)
     async def readiness() -> Response:
-        """Answer 200 or 503, and what says so by component."""
+        """Answer 200 or 503, with the state of each component."""
         ready, details = services.readiness()
         return json_response({"ready": ready, "details": details}, 200 if ready else 503)
 
@@ -170,7 +170,7 @@ def _about_routes(services: WebServices | StandbyServices) -> HttpRouter:
 
     @router.get("/metrics", summary="The server's own metrics", **text_operation("text/plain"))
     async def metrics(request: Request) -> Response:
-        """Answer in the Prometheus text format."""
+        """Return the metrics in the Prometheus text format."""
         async with getattr(request.app.state, ENCODING):
             text = services.metrics_text()
             await asyncio.sleep(0)  # Many are made one by one.
@@ -180,7 +180,7 @@ def _about_routes(services: WebServices | StandbyServices) -> HttpRouter:
 
 
 def _wrong_method(router: HttpRouter, request: Request) -> Response:
-    """Return the answer to a method that a path does not know: it says which the path does know.
+    """Return the refusal of a method that a path does not have, with the methods that it has.
 
     The framework's own answer names those of one route only, and every method is a route here.
     """

@@ -1,4 +1,4 @@
-"""The endpoints of block documents and of block metrics, which `matchType` `block` searches.
+"""The endpoints of block documents and block metrics, for searches with `matchType` `block`.
 
 `web.routes` mounts them. The metrics' paths are those of
 docs/reference/allocation-server.md, "Services", with `block` in the place of `cluster`; blocks
@@ -39,7 +39,7 @@ __all__ = ["block_document_routes"]
 
 
 def block_document_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
-    """Return the router of both.
+    """Return the router of the endpoints of block documents and block metrics.
 
     Args:
         services: What answers them.
@@ -71,17 +71,17 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
         "/blocks/query", summary="Find blocks", **operation(list[BlockDocument], MongoQuery)
     )
     async def query(request: Request) -> Response:
-        """Answer the list of matching documents; `{}` matches all."""
+        """Return the list of matching documents; `{}` matches all."""
         return succeeded(await find(request, bodies, partial(blocks.query, "block")))
 
     @router.get("/blocks", summary="List blocks", **operation(list[BlockDocument]))
     async def all_blocks() -> Response:
-        """Answer all block documents, by id."""
+        """Return all block documents, by id."""
         return succeeded(await blocks.query("block", None))
 
     @router.get("/blocks/{block_id}", summary="Read a block", **one)
     async def get(block_id: str) -> Response:
-        """Answer the document."""
+        """Return the block document."""
         return succeeded(await blocks.get("block", block_id))
 
     @router.put(
@@ -116,14 +116,14 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(list[JsonObject], (MetricsPipeline, list[JsonObject])),
     )
     async def aggregate(request: Request) -> Response:
-        """Answer what the stages make of all metrics of blocks, one after the other."""
+        """Run the stages over all metrics of blocks, and return the result."""
         stages = pipeline_of(await bodies.read_json(request))
         async with bodies.searches.turn(who_of(request)):
             return succeeded(await blocks.aggregate_metrics(stages))
 
     @router.get("/block/health/{block_id}", summary="Is a block alive?", **operation(BlockHealth))
     async def health(block_id: str) -> Response:
-        """Answer whether any instance of a block reports metrics, and how many do."""
+        """Return whether instances of a block report metrics, and their number."""
         instances = len((await blocks.get("block_metrics", block_id)).get("instances") or ())
         return succeeded({"blockId": block_id, "healthy": instances > 0, "instances": instances})
 
@@ -151,7 +151,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(list[BlockMetricsDocument], MongoQuery),
     )
     async def query(request: Request) -> Response:
-        """Answer the list of matching documents; `{}` matches all."""
+        """Return the list of matching documents; `{}` matches all."""
         return succeeded(await find(request, bodies, partial(blocks.query, "block_metrics")))
 
     @router.get(
@@ -160,7 +160,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(list[BlockMetricsDocument]),
     )
     async def query_by_parameters(request: Request) -> Response:
-        """Every URL parameter is a field and its value; one given twice matches either."""
+        """Return metrics by URL parameters: field and value; a repeated field matches either."""
         async with bodies.searches.turn(who_of(request)):
             return succeeded(await blocks.query("block_metrics", query_in_url(request)))
 
@@ -168,7 +168,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.get("/block/{block_id}", summary="Read block metrics", **one)
     async def get(block_id: str) -> Response:
-        """Answer the metrics of a block."""
+        """Return the metrics of a block."""
         return succeeded(await blocks.get("block_metrics", block_id))
 
     @router.put(
@@ -177,7 +177,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(BlockMetricsDocument, DocumentChange, statuses=(200, 201)),
     )
     async def change(block_id: str, request: Request) -> Response:
-        """Answer the new document: 201 for the first, which may be a part of one."""
+        """Change metrics and return the new document; 201 for new ones, which may be partial."""
         given = await read_document(request, bodies)
         services.ownership.check_block(caller_of(request), block_id)
         document, created = await blocks.update("block_metrics", block_id, given)

@@ -1,4 +1,4 @@
-"""Request bodies in, JSON bodies out; every endpoint of `web.app` and `web.routes` uses it.
+"""Read request bodies and write JSON bodies, for all endpoints.
 
 A body is read up to a cap and within a time, and all bodies being read share one budget, so that
 no number of slow or large uploads can take the server's memory.
@@ -91,7 +91,7 @@ BODY_SECONDS_MAX: Final = 60.0
 
 
 class BodyReader:
-    """Reads bodies within the budget that all requests of one server share.
+    """Reads bodies within the memory budget that all requests of one server share.
 
     A body counts by the memory of its decoded values, until its request is answered.
 
@@ -107,7 +107,7 @@ class BodyReader:
         self._decoding = FairSemaphore()
 
     async def read(self, request: Request, most: int = BODY_BYTES_MAX) -> bytes:
-        """Return the body.
+        """Read and return the body.
 
         Args:
             request: Whose.
@@ -164,7 +164,7 @@ class BodyReader:
         return self._held[tenant] <= TENANT_BYTES_MAX and self._held.total() <= BODIES_BYTES_MAX
 
     async def read_json(self, request: Request) -> JsonValue:
-        """Return the JSON value of the body; large ones are decoded in a thread, one by one.
+        """Return the JSON value of the body; a thread decodes large bodies, one at a time.
 
         Raises:
             ServiceError: As `read`; `bad_json` (400), saying where it stops being JSON.
@@ -188,7 +188,7 @@ def _values_max(body: bytes) -> int:
 
 
 def _check(body: bytes) -> JsonValue:
-    """Decode a large body, unless it would become much larger, or take very long."""
+    """Decode a large body, unless it would need too much memory or time."""
     if is_deeper(body, LEVELS_MAX):
         reason = f"the body is no JSON: more than {LEVELS_MAX} arrays and objects within another"
         raise ServiceError(Code.BAD_JSON, reason, expected="one JSON value in UTF-8")
@@ -232,7 +232,7 @@ def _decode(body: bytes, decode: Callable[[bytes], JsonValue]) -> JsonValue:
 
 
 class CountedBodies:
-    """Counts the bodies of a request no longer once it is answered.
+    """Releases the budget of a request's body when the request is answered.
 
     Args:
         app: The application.
@@ -252,7 +252,7 @@ class CountedBodies:
 
 
 class _InParts(Response):
-    """A JSON answer that is encoded as its client reads it, one part of all such at a time.
+    """A JSON answer that is encoded in parts, at the speed at which its client reads.
 
     So no number of large answers holds up the others, nor takes memory while they are not read.
     """
@@ -265,7 +265,7 @@ class _InParts(Response):
         self._parts = encode_in_parts(content)
 
     async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the answer."""
         start = {"type": "http.response.start", "status": self.status_code}
         await send({**start, "headers": self.raw_headers})
         more = True
@@ -307,7 +307,7 @@ async def read_document(request: Request, bodies: BodyReader) -> JsonObject:
 
 
 def query_in_url(request: Request) -> JsonObject:
-    """Return the filter that the URL's parameters say: a field each, and its value or values.
+    """Return the filter in the URL's parameters: each is a field with its value or values.
 
     Raises:
         ServiceError: A value is an operator. HTTP libraries write `{"$in": [...]}` as `$in`.
@@ -330,7 +330,7 @@ def pipeline_of(body: JsonValue) -> JsonValue:
 
 
 def query_of(body: JsonObject) -> JsonObject:
-    """Return the filter, which documents show bare and the implementation wraps."""
+    """Return the filter of a body, bare or under `query`."""
     if "query" in body and body.keys() <= {"query", "options"}:
         query: JsonObject = body["query"]
         return query
@@ -342,7 +342,7 @@ async def find(
     bodies: BodyReader,
     query: Callable[[JsonObject], Awaitable[list[JsonObject]]],
 ) -> list[JsonObject]:
-    """Return the documents that a filter finds, sorted and cut by the `options` beside it.
+    """Return the documents that match a filter, sorted and limited by its `options`.
 
     Raises:
         ServiceError: As `read_document`; what `query` raises; the options are malformed or unknown.
@@ -380,7 +380,7 @@ def who_of(request: Request) -> Tenant:
 
 
 def read_as(body: JsonObject, kind: type[T]) -> T:
-    """Return a body as its type; an error says a field's own description.
+    """Decode a body as a type; an error has the description of the wrong field.
 
     Raises:
         ServiceError: `bad_message` naming the field that is wrong.
@@ -399,12 +399,12 @@ def read_as(body: JsonObject, kind: type[T]) -> T:
 
 
 def is_of_clusters(path: str) -> bool:
-    """Return whether a path is the cluster database's, whose failures have a form of their own."""
+    """Return whether a path belongs to the cluster database, whose failures have another form."""
     return path == "/clusters" or path.startswith("/clusters/")
 
 
 def failure(fault: ServiceError, path: str) -> Response:
-    """Return the answer that says no.
+    """Return the response for a failure.
 
     Args:
         fault: Why.

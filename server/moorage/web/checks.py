@@ -1,4 +1,4 @@
-"""Checks of a request before any endpoint: from a program or our pages, and not too much.
+"""Checks of a request before any endpoint: its origin, its size, and its tenant's share.
 
 `web.server` puts it around the application.
 """
@@ -28,7 +28,7 @@ _LENGTHS: Final = frozenset({"content-length", "transfer-encoding"})
 
 
 class RequestChecks:
-    """Answers the requests that no endpoint may see.
+    """Refuses requests that must not reach an endpoint.
 
     Args:
         app: The application behind it.
@@ -56,7 +56,7 @@ class RequestChecks:
         self._shares = LoopShares()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer it; `nosniff` keeps browsers from guessing its type."""
+        """Pass the request on, or refuse it; set `nosniff` so that browsers do not guess types."""
 
         async def plainly(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -98,7 +98,7 @@ class RequestChecks:
             await self._app(scope, receive, send)
 
     def _payer(self, scope: Scope, headers: Sequence[tuple[str, str]]) -> Tenant:
-        """Return whose share a request is of: its tenant's, or its address's, which has no token.
+        """Return the owner of a request's share: its tenant, or its address if it has no token.
 
         Questions after the server's health have a share of their own.
         """
@@ -110,14 +110,14 @@ class RequestChecks:
         return Tenant(f"{what} {scope['client'][0]}")  # No tenant's name has a space.
 
     def _elsewhere(self) -> ServiceError:
-        """Say where a WebSocket is spoken."""
+        """Return the refusal of a WebSocket handshake, with the address of the WebSocket port."""
         at = f"port {self.websocket_port}" if self.websocket_port else "another port"
         reason = f"this port speaks HTTP; connect the WebSocket to {at}"
         return ServiceError(Code.UNSUPPORTED, reason, field="upgrade", expected=at)
 
 
 class HeadAsGet:
-    """Answers HEAD wherever GET is answered, as some load balancers and monitors look.
+    """Answers HEAD for every path with GET, for load balancers and monitors.
 
     Args:
         app: The application behind it.
@@ -128,7 +128,7 @@ class HeadAsGet:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and of its answer the head."""
+        """Pass the request on as GET, and return only the head of its answer."""
 
         async def head(message: Message) -> None:
             await send({**message, "body": b""} if "body" in message else message)
@@ -140,7 +140,7 @@ class HeadAsGet:
 
 
 def _last(fault: ServiceError, path: str, status: int = 0) -> Response:
-    """Return a failure after which the connection is closed."""
+    """Return a failure that also closes the connection."""
     answer = failure(fault, path)
     answer.status_code = status or answer.status_code
     answer.headers["connection"] = "close"

@@ -1,4 +1,4 @@
-"""The connections of the HTTP port: how many, of whom, and how long each may take.
+"""The connections of the HTTP port: limits of their number, per address, and of their time.
 
 uvicorn makes a `HttpConnection` of each; `web.checks` asks `Connections` whether a request is one
 too many. Without this, connections that say nothing lock everybody out, and so does a head that
@@ -67,12 +67,12 @@ class Connections:
             connection.transport.close()
 
     def forget(self, connection: "HttpConnection") -> None:
-        """Note that a connection is gone."""
+        """Remove a closed connection."""
         self._idle.remove(connection)
         self._busy.remove(connection)
 
     def crowded(self, address: str) -> bool:
-        """Return whether a request of an address, which is counted already, is one too many."""
+        """Return whether an address has too many requests, including this one."""
         ours = self._busy.count(address)
         many, too_many = len(self._busy), self._most - self._reserved
         return many > too_many or ours > self._most_of_one - self._reserved
@@ -102,13 +102,13 @@ class HttpConnection(H11Protocol):
         self._changed()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave."""
+        """Remove this connection from the count."""
         super().connection_lost(exc)
         self._connections.forget(self)
         self._unwatch()
 
     def data_received(self, data: bytes) -> None:
-        """Read on, but not for ever."""
+        """Process received data, within the time limit."""
         super().data_received(data)
         self._changed()
 
@@ -119,16 +119,16 @@ class HttpConnection(H11Protocol):
         self._changed()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: the answer says where a WebSocket is spoken, and it is the client's."""
+        """Log nothing: the refusal of the upgrade names the WebSocket port for the client."""
 
     def pause_writing(self) -> None:
-        """Wait for the client to read, but not for ever."""
+        """Wait until the client reads, within the time limit."""
         super().pause_writing()
         if self._unread is None:
             self._unread = self.loop.call_later(UNREAD_SECONDS_MAX, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on: the client has read."""
+        """Continue writing: the client has read."""
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
@@ -152,7 +152,7 @@ class HttpConnection(H11Protocol):
 
     @property
     def _has_begun(self) -> bool:
-        """Whether something of a request that is not complete has come."""
+        """Whether a part of an incomplete request has arrived."""
         return bool(self.conn.trailing_data[0])
 
     def _too_slow(self) -> None:

@@ -1,4 +1,4 @@
-"""The web console: its files, and who has logged in to it. `web.app` mounts it.
+"""The endpoints of the web console: its files, logins and playground.
 
 Anybody may read the files, as anybody may read the wheel. The script hash of the import map is all
 that the policy allows beside files of this server.
@@ -113,13 +113,13 @@ def console_routes(console: Console, bodies: BodyReader) -> HttpRouter:
     hashes = "".join(f" 'sha256-{_digest(each)}'" for each in maps)
 
     async def static(name: str, request: Request) -> Response:
-        """Answer a file."""
+        """Return a file of the console."""
         if name not in known:
             raise ServiceError(Code.NOT_FOUND, f"the console has no file {name!r}")
         return _answer(request, known[name])
 
     async def page(request: Request) -> Response:
-        """Answer the page, with the view that its address names."""
+        """Return the console's page, with the view in its address."""
         if index is None:
             raise ServiceError(Code.NOT_FOUND, "this build has no console")
         response = _answer(request, index)
@@ -138,7 +138,7 @@ def console_routes(console: Console, bodies: BodyReader) -> HttpRouter:
 
 
 def playground_routes(console: Console, bodies: BodyReader) -> HttpRouter:
-    """Return the endpoints that run policies, for those who are known.
+    """Return the endpoints of the playground, which need a login or a token.
 
     Args:
         console: What they need of the daemon.
@@ -153,7 +153,7 @@ def playground_routes(console: Console, bodies: BodyReader) -> HttpRouter:
         **operation(PlaygroundOutcome, PlaygroundRun),
     )
     async def run(request: Request) -> Response:
-        """Try a policy in the jail, in a program of its own; nothing here changes."""
+        """Run a policy in the jail, in a separate process; the server's state does not change."""
         body = await read_document(request, bodies)
         body.pop("trace", None)
         return succeeded(await console.try_policy(body, caller_of(request)))
@@ -164,7 +164,7 @@ def playground_routes(console: Console, bodies: BodyReader) -> HttpRouter:
         **operation(PlaygroundOutcome, PlaygroundBacktest),
     )
     async def backtest(request: Request) -> Response:
-        """Backtest a policy on a table of requests, likewise."""
+        """Backtest a policy on a table of requests, in a separate process."""
         body = await read_document(request, bodies)
         if not body.get("trace"):
             raise ServiceError.wrong_field("trace", "a table (CSV) as text")
@@ -178,7 +178,7 @@ def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
 
     @router.get("/console/session", summary="Who is logged in?", **operation(ConsoleSession))
     async def session(request: Request) -> Response:
-        """Answer whose page asks, and where its WebSocket is; 401 where it has to log in."""
+        """Return the page's tenant and role, and the WebSocket's address; 401 without a login."""
         login = login_of(console, request)
         if login is None and console.needs_login():
             raise ServiceError(
@@ -222,7 +222,7 @@ def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
 
 
 def give_cookie(request: Request, response: Response, cookie: str, *, secure: bool) -> None:
-    """Log a browser in."""
+    """Log a browser in by a cookie."""
     name = _cookie_name(request)
     response.set_cookie(name, cookie, path="/", secure=secure, httponly=True, samesite="strict")
 
@@ -230,7 +230,7 @@ def give_cookie(request: Request, response: Response, cookie: str, *, secure: bo
 async def _enter(
     console: Console, token: str, address: str, failing: Counter[str]
 ) -> tuple[str, Login]:
-    """Exchange a token for a cookie; one that is wrong is answered late.
+    """Exchange a token for a cookie; delay the refusal of a wrong token.
 
     Args:
         console: Has the logins.
@@ -279,7 +279,7 @@ def _cookie_name(request: Request) -> str:
 
 
 def _host(request: Request) -> str:
-    """Return the name by which the page knows this server, without a port."""
+    """Return the host name in the page's address, without a port."""
     return re.sub(r":\d*$", "", request.headers.get("host", "localhost"))
 
 
@@ -298,7 +298,7 @@ def _digest(content: bytes) -> str:
 
 
 def _answer(request: Request, file: _File) -> Response:
-    """Answer a file; a browser keeps it, and asks each time whether it is still the one."""
+    """Return a file; browsers cache it, but check each time whether it has changed."""
     headers = {
         "cache-control": "no-cache",
         "content-security-policy": "default-src 'none'; frame-ancestors 'none'",

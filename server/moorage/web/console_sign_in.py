@@ -1,4 +1,4 @@
-"""The way of a browser to the issuer of OpenID Connect and back, with a cookie of the console."""
+"""Sign a browser in to the console at an OpenID Connect issuer."""
 
 from typing import Final
 
@@ -25,7 +25,7 @@ _PAGE: Final = (
 
 
 def console_sign_in_routes(console: Console) -> HttpRouter:
-    """Return the endpoints, for all; without an issuer there are none.
+    """Return the endpoints, which need no token; none without an issuer.
 
     Args:
         console: What they need of the daemon.
@@ -36,7 +36,7 @@ def console_sign_in_routes(console: Console) -> HttpRouter:
         return router
 
     async def begin(request: Request) -> Response:
-        """Send the browser to the issuer."""
+        """Redirect the browser to the issuer."""
         begun = await flow.begin(_address(request) + CALLBACK)
         if begun is None:
             raise ServiceError(
@@ -75,13 +75,13 @@ def console_sign_in_routes(console: Console) -> HttpRouter:
 
 
 def url_is_secure(request: Request) -> bool:
-    """Return whether the browser speaks TLS, to us or to the proxy before us."""
+    """Return whether the browser uses TLS, to this server or to a proxy in front of it."""
     # Who forges the header deceives only itself: the issuer knows the addresses that it sends to.
     return request.headers.get("x-forwarded-proto", request.url.scheme) == "https"
 
 
 def _address(request: Request) -> str:
-    """Return the server's address as the browser knows it."""
+    """Return the server's address that the browser uses."""
     scheme = "https" if url_is_secure(request) else "http"
     return f"{scheme}://{request.headers.get('host', 'localhost')}"
 

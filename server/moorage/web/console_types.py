@@ -1,4 +1,4 @@
-"""What the web console gets and sends over HTTP, as types: see `schemas`."""
+"""The types of the web console's requests and answers over HTTP: see `schemas`."""
 
 from typing import Annotated
 
@@ -24,7 +24,7 @@ class ConsoleLogin(WebType, forbid_unknown_fields=True):
 
 
 class ConsoleSession(WebType):
-    """Whose page asks.
+    """The session of a page: its tenant, its role and the server.
 
     `rights`: what its role may do, by the names that the table of rights has.
     `login`: the daemon has tokens. `csrf`: what changing requests carry as `X-Console-Token`.
@@ -42,7 +42,7 @@ class ConsoleSession(WebType):
 
 
 class LoggedOut(WebType):
-    """Nothing is left of a login."""
+    """The answer to a logout."""
 
 
 class PlaygroundRun(WebType, rename=None):
@@ -70,4 +70,4 @@ class PlaygroundBacktest(WebType, rename=None):
 
 
 class PlaygroundOutcome(WebType):
-    """What came of it: of a run `results`, `prints`, `lines`; of a backtest `curve`, `granted`."""
+    """The outcome: of a run `results`, `prints`, `lines`; of a backtest `curve`, `granted`."""

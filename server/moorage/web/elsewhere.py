@@ -1,4 +1,4 @@
-"""Endpoints of the services around the allocator that have no meaning here.
+"""Endpoints of other services around the allocator, which this server refuses.
 
 Existing programs may call them, so they are refused with a sentence that says who does that, and
 not with a 404 that looks like a wrong address. `web.routes` mounts them last.

@@ -1,4 +1,4 @@
-"""Endpoints of the executor service: their documents, and the execution of a policy."""
+"""Endpoints of the executor service: executor documents, and the execution of a policy."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -32,7 +32,7 @@ def executor_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(JsonValue, ExecutionRequest),
     )
     async def execute(executor: str, request: Request) -> Response:
-        """Evaluate a policy of this server on the input given; answer what it returned."""
+        """Evaluate a policy of this server on the given input, and return the result."""
         body = await read_document(request, bodies)
         return succeeded(await services.execute(executor, body, who_of(request)))
 
@@ -43,7 +43,7 @@ def executor_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
         "/executor/{executor}/remove-infra", summary="Not needed here", **operation(JsonObject)
     )
     async def infrastructure(executor: str) -> Response:
-        """Refuse: executors of this server run in its own sandbox."""
+        """Refuse the request: executors of this server run in its own sandbox."""
         reason = f"the executor {executor[:100]} runs in this server's own sandbox and needs none"
         raise ServiceError(Code.UNSUPPORTED, reason)
 
@@ -70,12 +70,12 @@ def _documents(router: HttpRouter, services: WebServices, bodies: BodyReader) ->
         **operation(list[ExecutorDocument], MongoQuery),
     )
     async def query(request: Request) -> Response:
-        """Answer the list of matching documents; `{}` matches all."""
+        """Return the list of matching documents; `{}` matches all."""
         return succeeded(await find(request, bodies, services.executors.query))
 
     @router.get("/executor/{executor}", summary="Read an executor", **one)
     async def read(executor: str) -> Response:
-        """Answer the document."""
+        """Return the executor document."""
         return succeeded(await services.executors.get(executor))
 
     @router.put(

@@ -1,4 +1,4 @@
-"""`GET /history`: the last day of the server in numbers. `web.app` mounts it."""
+"""`GET /history`: the figures of the server's last day."""
 
 from typing import Final
 
@@ -24,7 +24,7 @@ def history_routes(services: WebServices) -> HttpRouter:
 
     @router.get("/history", summary="The last day in numbers", **operation(History))
     async def history(request: Request, minutes: int = MINUTES_MAX, step: int = 5) -> Response:
-        """Answer how it stands, and the last minutes in points of `step` minutes each.
+        """Return the current figures, and those of the last minutes in points of `step` minutes.
 
         It is at most a day long, and goes on over a restart of the server.
         """

@@ -1,4 +1,4 @@
-"""One line of the log for every request over HTTP that changes something: caller and change.
+"""Log one line for every HTTP request that changes something, with its caller.
 
 `web.app` puts it around the application. Every request is taken to change something unless its
 method or `READS` says otherwise, so that no new endpoint goes without its line.
@@ -56,7 +56,7 @@ log = structlog.get_logger("moored")
 
 
 class Noted:
-    """Writes the line before the answer leaves.
+    """Writes the log line of a change before the answer is sent.
 
     Args:
         app: The application.
@@ -109,6 +109,6 @@ class Noted:
 
 
 def remote_of(scope: Scope) -> str:
-    """Return the address and port that a request comes from; empty if that is unknown."""
+    """Return the address and port of a request's client; empty if unknown."""
     client = scope.get("client")
     return f"{client[0]}:{client[1]}" if client else ""

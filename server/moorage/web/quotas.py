@@ -37,7 +37,7 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     async def list_quotas(
         request: Request, tenant: str | None = None, after: str = "", limit: int = 100
     ) -> Response:
-        """Answer one page of quotas, and their use; for operators, those of all."""
+        """Return one page of quotas and their use: the caller's own; operators get all."""
         filters = {"tenant": tenant} if tenant is not None else {}
         return await done(request, "quotas", filters=filters, after=after, limit=limit)
 

@@ -1,4 +1,4 @@
-"""Which right each request over HTTP needs. `web.app` asks once it knows the caller."""
+"""The right that each HTTP request needs."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -26,7 +26,7 @@ _OPERATIONS: Final = "/quotas"
 
 
 def right_of(method: str, path: str) -> Right:
-    """Return the right that a request needs; a path in no table changes the fleet.
+    """Return the right that a request needs; for an unlisted path, the right to change the fleet.
 
     Args:
         method: Of the request.

@@ -50,7 +50,7 @@ class HttpEndpoint:
     guard: Guard | None = None
 
     def matches(self, path: str) -> bool:
-        """Return whether the path of a request is this endpoint's."""
+        """Return whether a request's path belongs to this endpoint."""
         return compile_path(self.path)[0].match(path) is not None
 
     def route(self) -> Route:
@@ -93,7 +93,7 @@ class HttpEndpoint:
 
 
 class HttpRouter:
-    """Endpoints in the order in which requests look for theirs.
+    """A list of endpoints; a request gets the first one that matches.
 
     Args:
         tag: What they belong to in the description.
@@ -132,7 +132,7 @@ class HttpRouter:
         return self._adding("DELETE", path, summary, described)
 
     def add(self, path: str, handler: Handler, methods: Sequence[str]) -> None:
-        """Add an endpoint that is not described."""
+        """Add an endpoint without a description."""
         self.endpoints.append(
             HttpEndpoint(path=path, methods=tuple(methods), handler=handler, described={})
         )
@@ -178,7 +178,7 @@ def _is_query(parameter: inspect.Parameter) -> bool:
 
 
 def _describe(parameter: inspect.Parameter) -> JsonObject:
-    """Return the Parameter Object of OpenAPI."""
+    """Return the OpenAPI description of a parameter."""
     query, default = _is_query(parameter), parameter.default
     schema = {
         **msgspec.json.schema(parameter.annotation),
@@ -190,7 +190,7 @@ def _describe(parameter: inspect.Parameter) -> JsonObject:
 
 
 def _number(name: str, text: str) -> int:
-    """Return an integer of the URL; one with nothing but zeros behind its point will do."""
+    """Return an integer from the URL; decimals are allowed if they are zeros."""
     try:
         return int(re.sub(r"\.0*$", "", text.strip()))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The documented service endpoints: cluster database, cluster metrics, policies, allocator twin.
+"""The documented service endpoints: clusters, metrics, policies, searches and allocation.
 
 `web.app` mounts them behind authentication. Paths, statuses and envelopes are those of
 docs/reference/allocation-server.md, "Services" and "Decisions".
@@ -102,7 +102,7 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(ClusterDocument, ClusterDocument, statuses=(201,), bare=True),
     )
     async def create_cluster(request: Request) -> Response:
-        """Store a document, which is the caller's; answers it with the aggregates it omitted."""
+        """Register a cluster for the caller; return the document with added totals."""
         document = await _document(request, bodies)
         services.ownership.check_new_cluster(caller_of(request), str(document.get("id", "")))
         created = await services.clusters.create(document, who_of(request))
@@ -114,12 +114,12 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(list[ClusterDocument], MongoQuery, bare=True),
     )
     async def query_clusters(request: Request) -> Response:
-        """Answer the list of matching documents; `{}` matches all."""
+        """Return the list of matching documents; `{}` matches all."""
         return json_response(await find(request, bodies, services.clusters.query))
 
     @router.get("/clusters/{cluster_id}", summary="Read a cluster", **one)
     async def get_cluster(cluster_id: str) -> Response:
-        """Answer the bare document."""
+        """Return the cluster document, without an envelope."""
         return json_response(await services.clusters.get(cluster_id))
 
     return router
@@ -134,7 +134,7 @@ def _cluster_changes(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(ClusterDocument, DocumentChange, bare=True),
     )
     async def update_cluster(cluster_id: str, request: Request) -> Response:
-        """Answer the new document. Its owner changes it; operators where others have leases."""
+        """Change a cluster and return it. Only its owner may; operators if others have leases."""
         change = await _document(request, bodies)
         services.ownership.check_cluster(caller_of(request), cluster_id)
         before = await find_former(services.clusters.get(cluster_id))
@@ -147,7 +147,7 @@ def _cluster_changes(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(ClusterDocument, JoiningNodes, statuses=(200, 201), bare=True),
     )
     async def add_nodes(cluster_id: str, request: Request) -> Response:
-        """Put the nodes of a document into a cluster; answers the whole document.
+        """Add the nodes of a document to a cluster; return the cluster's document.
 
         A node that the cluster has becomes as it is here; all others stay, and so does every other
         field. So machines may join at one time. 201: there was no such cluster, and it is the
@@ -163,7 +163,7 @@ def _cluster_changes(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.delete("/clusters/{cluster_id}", summary="Remove a cluster", **one)
     async def delete_cluster(cluster_id: str, request: Request) -> Response:
-        """Answer the document that was removed. Leases on the cluster stand until they end.
+        """Delete a cluster and return its document. Leases on it stay until they end.
 
         Its owner removes it, and only operators where other tenants have leases on it.
         """
@@ -197,7 +197,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(list[MetricsDocument], MongoQuery),
     )
     async def query_metrics(request: Request) -> Response:
-        """Answer the list of matching documents; `{}` matches all."""
+        """Return the list of matching documents; `{}` matches all."""
         return _success(await find(request, bodies, services.metrics.query))
 
     @router.get(
@@ -206,13 +206,13 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(list[MetricsDocument]),
     )
     async def query_metrics_by_parameters(request: Request) -> Response:
-        """Every URL parameter is a field and its value; one given twice matches either."""
+        """Return metrics by URL parameters: field and value; a repeated field matches either."""
         async with bodies.searches.turn(who_of(request)):
             return _success(await services.metrics.query(query_in_url(request)))
 
     @router.get("/cluster/{cluster_id}", summary="Read metrics", **one)
     async def get_metrics(cluster_id: str) -> Response:
-        """Answer the metrics of a cluster."""
+        """Return the metrics of a cluster."""
         return _success(await services.metrics.get(cluster_id))
 
     @router.put(
@@ -221,7 +221,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(MetricsDocument, DocumentChange, statuses=(200, 201)),
     )
     async def change_metrics(cluster_id: str, request: Request) -> Response:
-        """Answer the new document: 201 for the first, which may be a part of one."""
+        """Change metrics and return the new document; 201 for new ones, which may be partial."""
         change = await _document(request, bodies)
         services.ownership.check_metrics(caller_of(request), cluster_id)
         document, created = await services.metrics.update(cluster_id, change)
@@ -245,7 +245,7 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(list[JsonObject], (MetricsPipeline, list[JsonObject])),
     )
     async def aggregate_metrics(request: Request) -> Response:
-        """Answer what the stages make of all metrics documents, one after the other."""
+        """Run the stages over all metrics documents, and return the result."""
         stages = pipeline_of(await bodies.read_json(request))
         async with bodies.searches.turn(who_of(request)):
             return _success(await services.metrics.aggregate(stages))
@@ -256,7 +256,7 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(MetricsDocument),
     )
     async def gateway_metrics(cluster_id: str) -> Response:
-        """Answer the metrics of a cluster."""
+        """Return the metrics of a cluster."""
         return _success(await services.metrics.get(cluster_id))
 
     @router.get(
@@ -265,7 +265,7 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(JsonObject),
     )
     async def node_metrics(cluster_id: str, node_id: str) -> Response:
-        """Answer the part of a cluster's metrics that is about one node."""
+        """Return the metrics of one node of a cluster."""
         document = await services.metrics.get(cluster_id)
         for node in document.get("nodes", []):
             if node.get("id", node.get("nodeId")) == node_id:
@@ -293,11 +293,11 @@ def _search(services: WebServices, bodies: BodyReader) -> HttpRouter:
         return json_response(answer | {"warnings": warnings} if warnings else answer)
 
     async def filtered(request: Request) -> Response:
-        """Answer the cluster documents that match, by id; bare bodies and enveloped ones."""
+        """Return matching cluster documents, by id; bodies may be bare or enveloped."""
         return await found("filter", request)
 
     async def ranked(request: Request) -> Response:
-        """Answer the documents that the filter rule finds, ranked, the best first."""
+        """Return the documents that match the filter rule, ranked, the best first."""
         return await found("search", request)
 
     filters = operation(list[JsonObject], (FilterQuery, QueryEnvelope))
@@ -321,7 +321,7 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
         "/policy", summary="Publish a policy", **operation(PublishedPolicy, PolicyDocument)
     )
     async def publish_policy(request: Request) -> Response:
-        """Check the policy in the jail, try it on its own examples, and register it.
+        """Check a policy in the jail, test it with its own examples, and register it.
 
         Publishing it again changes nothing. What is not as its author may think is in `warnings`.
         """
@@ -333,7 +333,7 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.get("/policy", summary="List policies", **operation(list[PolicyDocument]))
     async def list_policies() -> Response:
-        """Answer all PolicyRule documents, by URI."""
+        """Return all PolicyRule documents, by URI."""
         return _success(await services.policies.query())
 
     @router.post(
@@ -342,7 +342,7 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(list[PolicyDocument], MongoQuery),
     )
     async def query_policies(request: Request) -> Response:
-        """Answer the list of matching PolicyRule documents; `{}` matches all."""
+        """Return the list of matching PolicyRule documents; `{}` matches all."""
         return _success(await find(request, bodies, services.policies.query))
 
     return router
@@ -353,7 +353,7 @@ def _published(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.get("/policy/{uri}", summary="Read a policy", **operation(PolicyDocument))
     async def get_policy(uri: str) -> Response:
-        """Answer the PolicyRule document, with the digest of its content."""
+        """Return the PolicyRule document, with the digest of its content."""
         return _success(await services.policies.get(uri))
 
     @router.put(
@@ -362,7 +362,7 @@ def _published(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(PolicyDocument, DocumentChange),
     )
     async def update_policy(uri: str, request: Request) -> Response:
-        """Change descriptive fields; another code, default or schema needs a new version."""
+        """Change descriptive fields; changed code, defaults or schemas need a new version."""
         await services.ownership.check_policy(caller_of(request), uri)
         change, who = await _document(request, bodies), who_of(request)
         before = await find_former(services.policies.get(uri))
@@ -371,7 +371,7 @@ def _published(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.delete("/policy/{uri}", summary="Remove a policy", **operation(PolicyDocument))
     async def delete_policy(uri: str, request: Request, force: str = "") -> Response:
-        """Answer the PolicyRule document that was removed. Leases it proposed stand.
+        """Delete a policy and return its document. Leases that it proposed stay.
 
         A version that an alias means is not removed; one that it would fall back to only with
         `?force=true`.
@@ -389,7 +389,7 @@ def _published(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(list[PolicyHistoryEntry]),
     )
     async def policy_history(uri: str) -> Response:
-        """Answer its changes, the first one first: `at`, `who`, `what`, `digest`, `fields`."""
+        """Return a policy's changes, oldest first: `at`, `who`, `what`, `digest`, `fields`."""
         return _success(await services.policies.history(uri))
 
     return router
@@ -406,7 +406,7 @@ def _allocator(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(AllocationAnswer, AllocationRequest, bare=True, refusals=True),
     )
     async def allocate(request: Request) -> Response:
-        """Answer as the WebSocket would; the status says what `error.code` says.
+        """Answer like the WebSocket; the HTTP status corresponds to `error.code`.
 
         4xx: the request is refused; 500: the policy or the server failed.
         """
@@ -427,7 +427,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(SelectedClusters, BlockPlacementRequest, bare=True),
     )
     async def select_clusters(request: Request) -> Response:
-        """Answer what the clusterAllocator selects, bare: `{"clusters": [documents]}`."""
+        """Return the clusters that the clusterAllocator selects: `{"clusters": [documents]}`."""
         body, tenant = await _document(request, bodies), who_of(request)
         return json_response(await services.block_actions.select_clusters(body, tenant))
 
@@ -437,7 +437,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(JsonObject, BlockPlacementRequest),
     )
     async def dry_run(request: Request) -> Response:
-        """Answer the cluster chosen, with its score and node. Nothing is reserved."""
+        """Return the chosen cluster with its score and node, without reserving it."""
         body, tenant = await _document(request, bodies), who_of(request)
         result, warnings = await services.block_actions.dry_run(body, tenant)
         answer = {"success": True, "data": result}
@@ -449,13 +449,13 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(TaskReference, BlockPlacementRequest, bare=True),
     )
     async def allocate(request: Request) -> Response:
-        """Answer `{"task_id"}` at once; the task makes the dry run. Nothing is reserved."""
+        """Start a dry run as a task and return `{"task_id"}` at once. Nothing is reserved."""
         body, tenant = await _document(request, bodies), who_of(request)
         return json_response({"task_id": await services.block_actions.allocate(body, tenant)})
 
     @router.get("/api/tasks/{task_id}", summary="Read a task", **operation(TaskReport))
     async def task(task_id: str, request: Request) -> Response:
-        """Answer `status`: `pending`, `completed` with `result`, or `failed` with `error`."""
+        """Return a task: `pending`, `completed` with `result`, or `failed` with `error`."""
         return _success(await services.block_actions.task(task_id, who_of(request)))
 
     return router

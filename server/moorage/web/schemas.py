@@ -1,4 +1,4 @@
-"""What goes in and out over HTTP, as types: `/openapi.json` is made of them.
+"""The types of HTTP bodies, from which `/openapi.json` is made.
 
 `operation` puts them beside an endpoint. Bodies that only this server defines are read as their
 type (`bodies.read_as`); documents may have fields of their own, and their keeper checks them,
@@ -35,7 +35,7 @@ _REFERENCE: Final = "#/components/schemas/{name}"
 
 
 class WebType(Struct, rename="camel"):
-    """What all types here are: objects that may have more fields."""
+    """The base of all types: objects that may have additional fields."""
 
 
 # Documents --------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class NodesDocument(WebType):
 
 
 class ClusterDocument(WebType):
-    """A cluster; the server adds the totals over its nodes where they are left out."""
+    """A cluster; the server adds missing totals over its nodes."""
 
     id: str
     status: str | None = None
@@ -99,14 +99,14 @@ class ClusterDocument(WebType):
 
 
 class JoiningNodes(WebType):
-    """A cluster document of the nodes to add; `id` may be left out, as the path says it."""
+    """A cluster document with the nodes to add; `id` may be omitted, since the path has it."""
 
     id: str | UnsetType = UNSET
     nodes: NodesDocument | UnsetType = UNSET
 
 
 class MetricsDocument(WebType):
-    """Metrics of a cluster; the server adds `cluster`, the totals, where it is left out."""
+    """Metrics of a cluster; the server adds missing totals in `cluster`."""
 
     cluster_id: str
     nodes: list[JsonObject] | None = None
@@ -114,7 +114,7 @@ class MetricsDocument(WebType):
 
 
 class BlockDocument(WebType):
-    """A block; `cluster.id` says where it runs."""
+    """A block; `cluster.id` is the cluster on which it runs."""
 
     id: str
     cluster: JsonObject | None = None
@@ -134,7 +134,7 @@ class BlockMetricsDocument(WebType):
 
 
 class ExecutorDocument(WebType, rename=None):
-    """An executor; all but its id is yours."""
+    """An executor; all fields except the id are free."""
 
     executor_id: str
 
@@ -172,7 +172,7 @@ class PolicyDocument(WebType, rename=None):
 
 
 class DocumentChange(WebType):
-    """Fields and their new values, by name or dotted path; what is not named stays."""
+    """Fields with new values, by name or dotted path; other fields stay unchanged."""
 
     set: JsonObject | UnsetType = field(default=UNSET, name="$set")
     unset: JsonValue = field(default=UNSET, name="$unset")
@@ -200,7 +200,7 @@ class MetricsPipeline(WebType):
 
 
 class FilterQuery(WebType):
-    """A filter: `matchType`, such as `cluster`, and `filter`, queries by what they are of.
+    """A filter: `matchType`, such as `cluster`, and `filter` with the queries.
 
     A query is a condition `{"variable", "operator", "value"}`, conditions under
     `{"logicalOperator", "conditions"}`, or a Mongo-style filter.
@@ -253,14 +253,14 @@ class VersionChoice(WebType, rename=None):
 
 
 class ManagementCall(WebType, rename=None):
-    """What is passed to `management`."""
+    """The arguments of `management`."""
 
     action: Annotated[str, Meta(min_length=1, description="a text")]
     data: Annotated[JsonObject | None, Meta(description="an object")] = None
 
 
 class ExecutionRequest(WebType, rename=None):
-    """A policy of this server, and what it is evaluated on."""
+    """A policy of this server, and its input."""
 
     policy_rule_uri: str
     input_data: JsonValue
@@ -272,7 +272,7 @@ class ExecutionRequest(WebType, rename=None):
 
 
 class FailureError(WebType):
-    """What went wrong: the field and what was expected there, where it is about one."""
+    """The error; if it is about a field, the field and the expected value."""
 
     code: Code
     reason: str
@@ -281,7 +281,7 @@ class FailureError(WebType):
 
 
 class Failure(WebType):
-    """Every failure."""
+    """The body of a failure."""
 
     success: No
     message: str
@@ -289,7 +289,7 @@ class Failure(WebType):
 
 
 class ClusterFailure(WebType):
-    """Every failure under `/clusters`: the text stands in `error`, the rest in `details`."""
+    """The body of a failure under `/clusters`: `error` has the text, `details` the rest."""
 
     success: No
     message: str
@@ -304,14 +304,14 @@ class HealthAnswer(WebType):
 
 
 class ReadinessAnswer(WebType):
-    """Whether requests can be served, and what says so, by component."""
+    """Whether requests can be served, with the state of each component."""
 
     ready: bool
     details: JsonObject
 
 
 class BlockHealth(WebType):
-    """Whether any instance of a block reports metrics; existing services ask."""
+    """Whether instances of a block report metrics, for existing services."""
 
     block_id: str
     healthy: bool
@@ -319,13 +319,13 @@ class BlockHealth(WebType):
 
 
 class PublishedPolicy(WebType, rename=None):
-    """The URI that it is registered under."""
+    """The URI of a registered policy."""
 
     policy_rule_uri: str
 
 
 class AllocationAnswer(WebType, rename=None):
-    """What the WebSocket answers."""
+    """The same answer as over the WebSocket."""
 
     success: Yes
     data: JsonValue
@@ -371,7 +371,7 @@ def operation(
     bare: bool = False,
     refusals: bool = False,
 ) -> JsonObject:
-    """Return the parts of an endpoint's description that say what goes in and out.
+    """Return the parts of an endpoint's description for its body and answers.
 
     Args:
         answer: The type of what it answers.
@@ -403,7 +403,7 @@ def operation(
 
 
 def text_operation(media_type: str) -> JsonObject:
-    """Return the same for an endpoint that takes nothing and answers a text."""
+    """Return the description for an endpoint without a body that answers a text."""
     content = {media_type: {"schema": {"type": "string"}}}
     return {"responses": {"200": {"description": "Successful Response", "content": content}}}
 
@@ -415,7 +415,7 @@ def failures(path: str) -> JsonObject:
 
 
 def _refusals() -> dict[str, JsonObject]:
-    """Return a description of each status that says one code or more."""
+    """Return the description of each HTTP status with its codes."""
     codes: dict[int, list[str]] = {}
     for code in Code:
         codes.setdefault(status_of(code), []).append(f"`{code}`")

@@ -113,15 +113,15 @@ class WebServer:
             await serving
 
     def change(self, services: WebServices | StandbyServices) -> None:
-        """Route requests that come from now on to other services."""
+        """Route later requests to other services."""
         self._app.app = create_app(services)
 
     def name_websocket_port(self, port: int) -> None:
-        """Answer those who speak WebSocket here."""
+        """Set the WebSocket port, for refusals of WebSocket handshakes."""
         self._checks.websocket_port = port
 
     async def close(self) -> None:
-        """Take no more requests, let those under way finish, and stop. Bounded; idempotent."""
+        """Accept no more requests, finish open ones within a time limit, and stop. Idempotent."""
         if self._serving is None:
             return
         self._server.should_exit = True
@@ -132,7 +132,7 @@ class WebServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn as a guest: it says when it is ready, and leaves the signals alone."""
+    """uvicorn inside another event loop: it reports when it is ready, and handles no signals."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -179,7 +179,7 @@ class _OnlyFor:
 
 
 class _Drained:
-    """Answers requests that are cut off at the end of the drain, instead of tracebacks.
+    """Answers requests that are cancelled at the end of the drain, instead of logging tracebacks.
 
     So it does in place of all answers that may not leave.
     """

@@ -1,4 +1,4 @@
-"""The services behind the HTTP endpoints: the daemon puts them together, `web.app` serves them.
+"""The interfaces of the services behind the HTTP endpoints; the daemon implements them.
 
 Documents come straight from the catalog, under the Protocols of `protocol.registry`; what the
 daemon does with policies, aliases and blocks has a Protocol here. Every refusal is a
@@ -39,22 +39,22 @@ __all__ = [
 
 
 class Publications(Protocol):
-    """Policies as their authors publish them, for a tenant."""
+    """Publish policies for a tenant."""
 
     async def publish(self, document: Document, who: str) -> tuple[str, Sequence[str]]:
-        """Check and register a PolicyRule document; return its URI, and warnings."""
+        """Check and register a PolicyRule document; return its URI and warnings."""
 
     async def update(self, uri: str, change: Document, who: str) -> Document:
         """Change descriptive fields of a PolicyRule document and return the new one."""
 
     async def delete(self, uri: str, who: str, *, force: bool) -> Document:
-        """Delete a policy and return its document; by force, also what an alias falls back to."""
+        """Delete a policy and return its document; with force, also a fallback of an alias."""
 
     async def manage(self, uri: str, tenant: Tenant, action: str, data: Document) -> JsonValue:
-        """Return what a policy's `management` returned; a version, an alias or a name."""
+        """Call `management` of a policy, by version, alias or name; return its result."""
 
     async def logs(self, uri: str, tenant: Tenant) -> Document:
-        """Return what a version printed and logged lately, at requests of this tenant."""
+        """Return a version's recent output and log lines for requests of this tenant."""
 
 
 class AliasChanges(Protocol):
@@ -64,10 +64,10 @@ class AliasChanges(Protocol):
         """Return all aliases without their histories."""
 
     def show(self, given: str) -> Document:
-        """Return an alias: what it means, its canary and shadow, who changed it and when."""
+        """Return an alias: its version, canary, shadow and history."""
 
     async def activate(self, given: str, uri: str, who: str, *, force: bool = False) -> Document:
-        """Make a version the one that an alias means; by force, also one whose shadow fails."""
+        """Make an alias point at a version; with force, also at one that fails as shadow."""
 
     async def roll_back(self, given: str, who: str) -> Document:
         """Activate the version that was active before."""
@@ -79,55 +79,55 @@ class AliasChanges(Protocol):
         """Send all requests to the active version again."""
 
     def canary_report(self, given: str, who: str) -> Document:
-        """Return how the active version and the candidate do."""
+        """Return the results of the active version and of the candidate."""
 
     async def start_shadow(self, given: str, uri: str, who: str) -> Document:
-        """Run a candidate beside the active version."""
+        """Evaluate a candidate on the active version's requests."""
 
     async def stop_shadow(self, given: str, who: str) -> Document:
-        """Ask the candidate no more."""
+        """Stop evaluating the candidate."""
 
     def shadow_report(self, given: str, who: str) -> ShadowComparison:
-        """Return how the candidate differs from the active version, as far as `who` may see it."""
+        """Return the part of the comparison of candidate and active version that `who` may see."""
 
     async def delete(self, given: str, who: str, *, foreign: bool) -> Document:
-        """Delete an alias of `who`, or where `foreign` of any tenant; return it as it was."""
+        """Delete an alias of `who`, or with `foreign` of any tenant; return its last state."""
 
 
 class BlockActions(Protocol):
-    """Where blocks would run; a body is a block document, bare or as `{"input": document}`."""
+    """Find places for blocks; a body is a block document, bare or as `{"input": document}`."""
 
     async def select_clusters(self, body: Document, tenant: str) -> JsonValue:
-        """Return the clusters that a block's clusterAllocator selects, as it returned them."""
+        """Return the result of a block's clusterAllocator: the selected clusters."""
 
     async def dry_run(self, body: Document, tenant: str) -> tuple[JsonValue, list[str]]:
-        """Return where a block would run, and warnings."""
+        """Return the place where a block would run, and warnings."""
 
     async def allocate(self, body: Document, tenant: str) -> str:
-        """Return the id of a task that finds where a block would run."""
+        """Start a task that finds a place for a block; return the task's id."""
 
     async def task(self, task_id: str, tenant: str) -> Document:
         """Return `task_id`, `status` (`pending`, `completed`, `failed`), `result` or `error`."""
 
 
 class AuditNotes(Protocol):
-    """The audit log, as endpoints use it."""
+    """The methods of the audit log that endpoints use."""
 
     def note(self, entry: AuditEntry, /) -> None:
-        """Take an entry."""
+        """Add an entry."""
 
     def note_refusal(self, caller: Caller, remote: str, what: str, reason: str, /) -> None:
-        """Note a refusal for lack of a right."""
+        """Add an entry for a refusal because of a missing right."""
 
     def note_failed_login(self, remote: str, door: str) -> None:
         """Note a token that was wrong or missing."""
 
     async def written(self) -> None:
-        """Return once all that was noted is written."""
+        """Wait until all entries are written."""
 
 
 class OwnershipChecks(Protocol):
-    """Checks whether a caller may change what another tenant has; raises `unauthorized` (403)."""
+    """Checks whether a caller may change another tenant's objects; raises `unauthorized` (403)."""
 
     def check_cluster(self, caller: Caller, cluster_id: str, /) -> None:
         """Check that a caller may change or delete a cluster."""
@@ -152,18 +152,18 @@ class OwnershipChecks(Protocol):
 
 
 class SignInFlow(Protocol):
-    """Signing in with a browser at an issuer."""
+    """The sign-in of a browser at an issuer."""
 
     async def begin(self, redirect_uri: str) -> tuple[str, str] | None:
-        """Return the issuer's URL to go to, and a cookie's proof; None: it does not answer."""
+        """Return the issuer's URL, and the proof for a cookie; None: the issuer does not answer."""
 
     async def finish(self, proof: str, state: str, code: str, redirect_uri: str) -> list[str]:
-        """Return the tokens that the issuer gives for a code; none if anything is wrong."""
+        """Return the issuer's tokens for a code; none after any error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Console:
-    """The services of the web console beside the other endpoints.
+    """The additional services of the web console.
 
     Args:
         logins: Who has logged in.
@@ -218,7 +218,7 @@ class StandbyServices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandbyReads:
-    """What a server says with its answers that reads, and leaves all else to the one that leads.
+    """The age of a standby's answers, and the refusal that names the leader.
 
     Args:
         refusal: See `StandbyServices`.

@@ -1,4 +1,4 @@
-"""Signing in with OpenID Connect, as far as both ports' callers need the server for it."""
+"""The server's part of signing in with OpenID Connect, for HTTP and the WebSocket."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -20,7 +20,7 @@ CALLBACK: Final = "/console/sign-in/callback"
 
 
 class SignIn(WebType):
-    """Where a client signs in with OpenID Connect: it asks for a token of this audience there.
+    """The issuer at which a client signs in, and the audience of the token to request.
 
     `client_id` is empty if the operator offers no sign-in.
     """
@@ -32,7 +32,7 @@ class SignIn(WebType):
 
 
 def sign_in_routes(sign_in: Document) -> HttpRouter:
-    """Return the endpoint, for all.
+    """Return the endpoint, which needs no token.
 
     Args:
         sign_in: What it answers.
@@ -42,7 +42,7 @@ def sign_in_routes(sign_in: Document) -> HttpRouter:
 
     @router.get("/sign-in", summary="How to sign in", **operation(SignIn))
     async def show() -> Response:
-        """Answer the issuer and what to tell it; `moorage login` does the rest."""
+        """Return the issuer and the parameters for a sign-in, for `moorage login`."""
         return succeeded(sign_in)
 
     return router

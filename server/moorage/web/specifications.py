@@ -1,4 +1,4 @@
-"""What this server says of itself: OpenAPI, AsyncAPI, JSON Schemas, and a page that leads to them.
+"""The server's specifications: OpenAPI, AsyncAPI, JSON Schemas, and a page with links to them.
 
 The page is plain HTML without scripts, and loads nothing from anywhere.
 """
@@ -68,12 +68,12 @@ def specification_routes(whole: HttpRouter) -> HttpRouter:
 
     @router.get("/openapi.json", summary="This interface, described", **document)
     async def openapi() -> Response:
-        """Answer the OpenAPI document."""
+        """Return the OpenAPI document."""
         return Response(described(), media_type="application/json")
 
     @router.get("/asyncapi.json", summary="The WebSocket, described", **document)
     async def asyncapi() -> Response:
-        """Answer the AsyncAPI document."""
+        """Return the AsyncAPI document."""
         return Response(socket(), media_type="application/json")
 
     @router.get(
@@ -82,13 +82,13 @@ def specification_routes(whole: HttpRouter) -> HttpRouter:
         **operation(dict[str, str], bare=True),
     )
     async def schemas() -> Response:
-        """Answer the path of each schema, by its name."""
+        """Return the path of each schema, by its name."""
         paths = {name: f"/schemas/{name}.json" for name in specification.documents()}
         return Response(msgspec.json.encode(paths), media_type="application/json")
 
     @router.get("/schemas/{name}.json", summary="The schema of a message", **document)
     async def schema(name: str) -> Response:
-        """Answer the JSON Schema of a message, or of a part of one."""
+        """Return the JSON Schema of a message, or of a part of one."""
         found = specification.documents().get(name)
         if found is None:
             raise ServiceError(
@@ -98,12 +98,12 @@ def specification_routes(whole: HttpRouter) -> HttpRouter:
 
     @router.get("/", summary="Where to begin", **text_operation("text/html"))
     async def start() -> Response:
-        """Answer a page for browsers that leads to all descriptions."""
+        """Return a page for browsers with links to all specifications."""
         return HTMLResponse(page(), headers=_HEADERS)
 
     @router.get("/docs", summary="This interface, for people", **text_operation("text/html"))
     async def docs() -> Response:
-        """Answer a page for browsers with all paths and messages."""
+        """Return a page for browsers with all paths and messages."""
         return HTMLResponse(page(), headers=_HEADERS)
 
     return router
@@ -127,7 +127,7 @@ def _openapi(whole: HttpRouter) -> JsonObject:
 
 
 def _page(described: JsonObject) -> Iterator[str]:
-    """Yield the page in parts."""
+    """Yield the page with all paths and messages, in parts."""
     yield '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Moorage</title>'
     yield f"<style>{_STYLE}</style></head><body><h1>Moorage {escape(version('moorage'))}</h1><ul>"
     for path, about in _LINKS.items():

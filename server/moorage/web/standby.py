@@ -1,4 +1,4 @@
-"""What a server answers over HTTP that stands by: reads, each with its age. `web.app` uses it."""
+"""HTTP answers of a standby: reads with their age, and refusals of all other requests."""
 
 from typing import Final
 
@@ -23,7 +23,7 @@ _OF_THE_WRITER: Final = frozenset(
 
 
 def is_read(method: str, path: str) -> bool:
-    """Return whether a request is answered from what a standby knows.
+    """Return whether a standby can answer a request, which only reads.
 
     Args:
         method: Of the request.
@@ -34,7 +34,7 @@ def is_read(method: str, path: str) -> bool:
 
 
 class Dated:
-    """Adds the age to each answer.
+    """Adds the age headers to each answer.
 
     Args:
         app: The application.

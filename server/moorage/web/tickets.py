@@ -1,4 +1,4 @@
-"""Tickets for the WebSocket, for pages: see `protocol.credentials`. `web.app` mounts it."""
+"""Tickets with which pages open a WebSocket: see `protocol.credentials`."""
 
 from msgspec import field
 from starlette.requests import Request
@@ -27,7 +27,7 @@ class SocketTicket(WebType):
 
 
 def ticket_routes(tickets: Tickets, console: Console | None) -> HttpRouter:
-    """Return the endpoint, for those who are known.
+    """Return the endpoint, which needs a token.
 
     Args:
         tickets: Issues them.
@@ -40,7 +40,7 @@ def ticket_routes(tickets: Tickets, console: Console | None) -> HttpRouter:
         "/websocket-ticket", summary="Let a page open a WebSocket", **operation(SocketTicket)
     )
     async def issue(request: Request) -> Response:
-        """Answer a ticket for a browser's page: it opens one WebSocket within ten seconds."""
+        """Return a ticket with which a page can open one WebSocket within ten seconds."""
         token, _ = token_of(request.headers.getlist("authorization"))
         if token is None and (login := login_of(console, request)) is not None:
             token = login.token

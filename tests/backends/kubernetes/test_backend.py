@@ -130,7 +130,7 @@ async def test_a_pod_gets_the_devices_of_its_lease_in_their_order(world):
     assert world.plane.all("ResourceClaim") == []
 
 
-async def test_where_devices_are_only_counted_a_pod_gets_as_many_on_its_node(world):
+async def test_with_counted_devices_a_pod_requests_their_number(world):
     world.plane.create(node("n1", gpus=4), node("n2", gpus=4))
     await world.backend.start(on(simulated(), share("n2", "0", "2")))
     (made,) = world.pods()
@@ -140,7 +140,7 @@ async def test_where_devices_are_only_counted_a_pod_gets_as_many_on_its_node(wor
     assert world.plane.all("ResourceClaim") == []
 
 
-async def test_a_gang_starts_whole_and_ends_whole(world):
+async def test_all_pods_of_a_gang_start_and_end_together(world):
     world.plane.create(*dra_node("n1"), *dra_node("n2"))
     gang = (share("n1", "GPU-n1-0"), share("n2", "GPU-n2-0"))
     await world.backend.start(on(simulated(), *gang))
@@ -153,7 +153,7 @@ async def test_a_gang_starts_whole_and_ends_whole(world):
     assert world.pods() == []
 
 
-def test_each_pod_of_a_gang_names_its_group_where_there_are_such():
+def test_pods_of_a_gang_name_their_pod_group_if_supported():
     order = on(simulated(), share("n1"), share("n2"))
     wanted = pod_order(order.spec)
     made = start_objects(order, wanted, "server", "default", {}, "scheduling.k8s.io/v1beta1")
@@ -181,14 +181,14 @@ def waiting(index: int, why: str) -> PodState:
     "other",
     ["", "pod group is unschedulable, minCount (2) cannot be satisfied: 0 scheduled, 1 remaining"],
 )
-def test_of_a_gang_that_waits_the_report_names_the_pod_that_lacks_something(other):
+def test_the_report_of_a_waiting_gang_names_the_blocked_pod(other):
     lacks = "0/2 nodes are available: 1 cannot allocate all claims"
     seen = view("a", [waiting(0, other), waiting(1, lacks)], {}, listed=True)
     assert seen.report.detail.startswith(f"the scheduler cannot place pod default/a-1: {lacks}")
     assert "another claim has its devices" in seen.report.detail
 
 
-async def test_of_a_gang_that_cannot_start_whole_nothing_is_left(world):
+async def test_a_gang_that_cannot_start_completely_leaves_no_pods(world):
     world.plane.create(*dra_node("n1"), *dra_node("n2"))
     world.plane.create(claim("theirs", ["GPU-n2-0"]), pod("theirs", claim_name="theirs"))
     world.plane.until(
@@ -217,7 +217,7 @@ async def test_a_service_leads_to_its_pod(world):
     assert [x["metadata"]["name"] for x in world.plane.all("Service")] == ["kubernetes"]
 
 
-async def test_a_service_that_a_crash_left_out_is_made(world):
+async def test_a_service_missing_after_a_crash_is_created(world):
     """The daemon was killed when the pod had been made."""
     world.plane.create(*dra_node("n1"))
     order = on(PodServiceResourceSpec(image=IMAGE, port=8080), share("n1", "GPU-n1-0"))
@@ -230,7 +230,7 @@ async def test_a_service_that_a_crash_left_out_is_made(world):
     assert [each["metadata"]["uid"] for each in world.pods()] == [before["metadata"]["uid"]]
 
 
-async def test_a_job_is_made_and_ends_as_its_pod_does(world):
+async def test_a_job_is_created_and_ends_with_its_pod(world):
     world.plane.create(*dra_node("n1"))
     spec = JobResourceSpec(image=IMAGE, environment={"SIM_RUN": "500ms"})
     await world.backend.start(on(spec, share("n1", "GPU-n1-0")))
@@ -271,9 +271,7 @@ async def test_specs_of_the_local_backend_become_pods(world, spec, said):
         }
 
 
-async def test_each_tenant_has_its_namespace_and_one_that_is_missing_is_named(
-    fresh_plane, tmp_path
-):
+async def test_each_tenant_has_a_namespace_and_a_missing_one_is_named(fresh_plane, tmp_path):
     world = World(fresh_plane, tmp_path, "gpu-{tenant}")
     fresh_plane.create(node("n1"))
     order = on(simulated(), share("n1"))
@@ -315,7 +313,7 @@ async def test_the_report_says_how_a_pod_ended(world, variables, phase, said, co
     assert (stored.text, stored.over, stored.exit_code) == ("started\n", True, code)
 
 
-async def test_the_first_to_read_an_output_gets_what_is_there(world):
+async def test_the_first_reader_of_an_output_gets_the_existing_part(world):
     world.plane.create(node("n1"))
     await world.backend.start(on(simulated(), share("n1")))
     read = await world.backend.logs("a")
@@ -392,7 +390,7 @@ async def test_a_pod_of_a_lost_node_starts_again_and_a_gang_fails(world):
     await until(lambda: "is not ready" in last("a"))
 
 
-async def test_a_gang_whose_pods_all_went_while_the_server_was_away_is_not_made_once_more(world):
+async def test_a_gang_lost_during_a_server_stop_is_not_created_again(world):
     world.plane.create(node("n1"), node("n2"))
     order = on(simulated(), share("n1"), share("n2"))
     await world.backend.start(order)
@@ -405,7 +403,7 @@ async def test_a_gang_whose_pods_all_went_while_the_server_was_away_is_not_made_
     assert world.pods() == []
 
 
-async def test_a_claim_that_a_crash_left_alone_is_found(world):
+async def test_a_claim_left_by_a_crash_is_found(world):
     """Its pod was never made: the daemon was killed in between."""
     world.plane.create(*dra_node("n1"))
     await world.backend.start(on(simulated(), share("n1", "GPU-n1-0")))
@@ -434,7 +432,7 @@ async def test_a_pod_that_another_client_labels_as_ours_hides_no_other(world):
     assert sorted(each.id for each in await world.backend.discover()) == ["a", "b"]
 
 
-async def test_a_start_that_takes_too_long_tells_what_was_last_heard(world):
+async def test_a_start_that_takes_too_long_reports_the_last_status(world):
     world.plane.create(node("n1"))
     await world.backend.discover()
     world.plane.pause("kube-scheduler")

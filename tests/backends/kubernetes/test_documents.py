@@ -105,7 +105,7 @@ def test_mig_instances_are_taken_whole_and_name_their_parent() -> None:
     assert (found["profile"], found["parentUuid"]) == ("1g.10gb", "GPU-parent-0")
 
 
-def test_devices_that_cannot_be_given_are_left_out() -> None:
+def test_devices_that_cannot_be_allocated_are_skipped() -> None:
     cut = mig(0, 0, "MIG-1") | {"consumesCounters": [{"counterSet": "gpu-0"}]}
     sick = gpu(1, "GPU-sick") | {"taints": [{"key": "ecc", "effect": "NoExecute"}]}
     card = {"name": "nic-0", "attributes": {"rdma": {"bool": True}}}
@@ -135,7 +135,7 @@ def test_a_pool_may_have_devices_of_several_nodes() -> None:
     }
 
 
-def test_what_others_hold_is_used_and_what_is_ours_is_not() -> None:
+def test_devices_of_other_pods_are_taken_and_our_own_are_not() -> None:
     devices = published(resource_slice("n1", [gpu(n, f"GPU-{n}") for n in range(4)]))
     claims = allocated(claim("theirs"), "gpu-0") | allocated(claim("c", labels=OURS), "gpu-1")
     claims |= allocated(claim("monitor"), "gpu-2", adminAccess=True)
@@ -151,14 +151,14 @@ def test_what_others_hold_is_used_and_what_is_ours_is_not() -> None:
     assert (offered["vcpus"]["count"], offered["memory"]) == (6.5, 13 * GIB)
 
 
-def test_counts_of_others_stand_for_devices_that_no_lease_of_ours_has() -> None:
+def test_counted_use_of_other_pods_takes_unleased_devices() -> None:
     own = pod("own", gpus=1, labels=OURS)
     own["metadata"]["annotations"] = {GPUS_ANNOTATION: "3"}
     pods = [bound(own), bound(pod("theirs", gpus=2))]
     assert machine(node("n1", gpus=4), pods=pods)["used"]["gpus"] == ["1", "2"]
 
 
-def test_counts_of_mig_instances_and_of_turns_stay_distinct() -> None:
+def test_counts_of_mig_instances_and_time_slices_are_separate() -> None:
     sliced = node("n1", gpus=8, labels={"nvidia.com/gpu.replicas": "4"})
     assert machine(sliced, pods=[bound(pod("theirs", gpus=5))])["used"]["gpus"] == ["0", "1"]
     parts = node("n1", gpus=1, resources={"nvidia.com/mig-1g.10gb": 2})
@@ -170,11 +170,11 @@ def test_counts_of_mig_instances_and_of_turns_stay_distinct() -> None:
 
 
 @pytest.mark.parametrize(("node_name", "phase"), [("", "Pending"), ("n1", "Failed")])
-def test_a_pod_that_takes_nothing_has_no_record(node_name: str, phase: str) -> None:
+def test_a_pod_without_resources_has_no_record(node_name: str, phase: str) -> None:
     assert bound(pod("p1"), node_name, phase) is None
 
 
-def test_a_pod_takes_what_its_hungriest_phase_needs() -> None:
+def test_a_pod_counts_with_its_largest_phase() -> None:
     made = pod("p1", cpu="1", memory="1Gi")
 
     def starting(cpu: str, **more: str) -> dict[str, Any]:
@@ -195,9 +195,7 @@ def test_a_pod_takes_what_its_hungriest_phase_needs() -> None:
         ({"spec": {"taints": [{"key": "mine", "effect": "NoExecute"}]}}, "tainted mine"),
     ],
 )
-def test_a_node_that_takes_no_pods_stays_in_the_document_and_says_so(
-    change: dict[str, Any], why: str
-) -> None:
+def test_an_unschedulable_node_is_listed_with_its_reason(change: dict[str, Any], why: str) -> None:
     made = node("n1", gpus=1)
     for part, value in change.items():
         made[part] |= value
@@ -207,7 +205,7 @@ def test_a_node_that_takes_no_pods_stays_in_the_document_and_says_so(
     assert (offered["unavailable"], offered["gpus"]["count"]) == (why, 1)
 
 
-def test_taints_that_gpu_pods_tolerate_keep_none_away() -> None:
+def test_taints_of_gpu_nodes_do_not_exclude_leases() -> None:
     taints = [
         {"key": "nvidia.com/gpu", "effect": "NoSchedule"},
         {"key": "soft", "effect": "PreferNoSchedule"},
@@ -215,9 +213,7 @@ def test_taints_that_gpu_pods_tolerate_keep_none_away() -> None:
     assert "unavailable" not in machine(node("n1", gpus=1, taints=taints))
 
 
-def test_what_others_take_of_counted_devices_is_never_what_leases_hold_while_there_is_more() -> (
-    None
-):
+def test_counted_use_of_others_avoids_leased_devices_if_possible() -> None:
     def used(theirs: int, leased: tuple[str, ...]) -> list[str]:
         pods = [bound(pod("p", gpus=theirs))]
         made = machine_document(node_record(node("n1", gpus=4)), (), pods, {}, "ours", leased)
@@ -229,7 +225,7 @@ def test_what_others_take_of_counted_devices_is_never_what_leases_hold_while_the
     assert sorted(used(3, ("3", "2"))) == ["0", "1", "3"]  # More than there is: that is drift.
 
 
-def test_the_catalog_takes_the_document() -> None:
+def test_the_catalog_accepts_the_document() -> None:
     taint = {"key": "gpu", "value": "only", "effect": "NoSchedule"}
     labels = {"topology.kubernetes.io/region": "eu-west-1"}
     nodes = [

@@ -50,7 +50,7 @@ def machine(gpus: tuple[str, ...] = ("a", "b"), **more: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_each_difference_is_found(machines: dict[str, Any], kinds: list[str]) -> None:
+def test_each_kind_of_drift_is_found(machines: dict[str, Any], kinds: list[str]) -> None:
     found = drifts([lease(), lease("elsewhere")], "c1", machines)
     assert [each.kind for each in found] == kinds
     assert {(each.lease, each.tenant, each.node) for each in found} <= {("l1", "ann", "n1")}

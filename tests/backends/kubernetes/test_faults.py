@@ -246,7 +246,7 @@ async def under_load(
     return load
 
 
-async def test_cut_watches_lose_nothing(fresh_plane, gate, tmp_path):
+async def test_broken_watches_lose_no_pod(fresh_plane, gate, tmp_path):
     async def faults(load: Load) -> None:
         for _ in range(FAULTS):
             await load.more(2)
@@ -256,7 +256,7 @@ async def test_cut_watches_lose_nothing(fresh_plane, gate, tmp_path):
     print(f"{FAULTS} cuts, {load.started} workloads, none lost or twice")
 
 
-async def test_refusals_and_lost_answers_lose_nothing(fresh_plane, gate, tmp_path):
+async def test_refusals_and_lost_answers_lose_no_pod(fresh_plane, gate, tmp_path):
     async def faults(load: Load) -> None:
         gate.refuses, gate.loses = 0.15, 0.1
         await load.more(3 * WORKERS)
@@ -267,7 +267,7 @@ async def test_refusals_and_lost_answers_lose_nothing(fresh_plane, gate, tmp_pat
     print(f"{dict(gate.faults)}, {load.started} workloads, none lost or twice")
 
 
-async def test_restarts_of_the_api_server_lose_nothing(fresh_plane, gate, tmp_path):
+async def test_restarts_of_the_api_server_lose_no_pod(fresh_plane, gate, tmp_path):
     """One that has just started remembers nothing: it answers watches of before with 410.
 
     Its controllers lose their leases with it and start again, as they do in a real plane. Those
@@ -290,7 +290,7 @@ async def test_restarts_of_the_api_server_lose_nothing(fresh_plane, gate, tmp_pa
 
 
 @pytest.mark.parametrize("way", ["tokenFile", "exec"])
-async def test_logins_that_expire_lose_nothing(fresh_plane, gate, tmp_path, way):
+async def test_expired_credentials_lose_no_pod(fresh_plane, gate, tmp_path, way):
     """What gives out the next one takes a while, too."""
     version = "client.authentication.k8s.io/v1"
     if way == "exec":
@@ -319,7 +319,7 @@ async def test_logins_that_expire_lose_nothing(fresh_plane, gate, tmp_path, way)
     print(f"3 logins, {gate.faults['401']} refusals, {load.started} workloads, none lost or twice")
 
 
-async def test_a_slow_etcd_loses_nothing(fresh_plane, gate, tmp_path):
+async def test_a_slow_etcd_loses_no_pod(fresh_plane, gate, tmp_path):
     async def faults(load: Load) -> None:
         for _ in range(3):
             await load.more(2)
@@ -331,7 +331,7 @@ async def test_a_slow_etcd_loses_nothing(fresh_plane, gate, tmp_path):
     print(f"3 pauses of etcd, {load.started} workloads, none lost or twice")
 
 
-async def test_a_partition_loses_nothing_and_is_caught_up_with(nodes, tmp_path, monkeypatch):
+async def test_after_a_partition_all_changes_are_applied(nodes, tmp_path, monkeypatch):
     """The network forgets all connections without a word to either end."""
     monkeypatch.setattr(watching, "WATCH_SECONDS", 4)
     monkeypatch.setattr(watching, "WATCH_SILENCE_SECONDS_MAX", 10.0)

@@ -59,7 +59,7 @@ def used(nodes: dict[str, Any], name: str) -> dict[str, Any]:
     return nodes[name].get("used", {})
 
 
-async def test_what_was_there_is_listed(fresh_plane: Plane) -> None:
+async def test_existing_nodes_are_listed(fresh_plane: Plane) -> None:
     plane = fresh_plane
     plane.create(*dra_node("n1", 2), node("n2", gpus=4), node("n3"))
     plane.create(pod("theirs", gpus=3, node_name="n2", cpu="2"))
@@ -96,7 +96,7 @@ async def test_every_change_is_followed(fresh_plane: Plane) -> None:
         await seen(inventory, lambda nodes: not nodes)
 
 
-async def test_what_others_take_is_followed_and_what_is_ours_is_not(fresh_plane: Plane) -> None:
+async def test_use_by_other_pods_is_followed_and_by_our_own_is_not(fresh_plane: Plane) -> None:
     plane = fresh_plane
     plane.create(*dra_node("n1", 3))
     ours = {SERVER_LABEL: "ours"}
@@ -109,7 +109,7 @@ async def test_what_others_take_is_followed_and_what_is_ours_is_not(fresh_plane:
         assert plane.get("ResourceClaim", "own")["status"]["allocation"]
 
 
-async def test_pods_of_ours_have_no_document_made_again(fresh_plane: Plane) -> None:
+async def test_our_own_pods_do_not_change_the_document(fresh_plane: Plane) -> None:
     fresh_plane.create(*dra_node("n1", 3))
     async with following(fresh_plane.kubeconfig()) as inventory:
         await seen(inventory, lambda nodes: "unavailable" not in nodes["n1"])
@@ -120,7 +120,7 @@ async def test_pods_of_ours_have_no_document_made_again(fresh_plane: Plane) -> N
         assert inventory.remade == made
 
 
-async def test_a_device_that_vanishes_vanishes(fresh_plane: Plane) -> None:
+async def test_a_removed_device_leaves_the_document(fresh_plane: Plane) -> None:
     plane = fresh_plane
     plane.create(*dra_node("n1", 2))
     async with following(plane.kubeconfig()) as inventory:
@@ -132,7 +132,9 @@ async def test_a_device_that_vanishes_vanishes(fresh_plane: Plane) -> None:
         await seen(inventory, lambda nodes: nodes["n1"]["gpus"]["count"] == 0)
 
 
-async def test_a_cut_watch_goes_on_where_it_was(fresh_plane: Plane, tmp_path: Path) -> None:
+async def test_a_broken_watch_continues_at_its_last_version(
+    fresh_plane: Plane, tmp_path: Path
+) -> None:
     plane, wire = fresh_plane, Wire(fresh_plane, tmp_path)
     await wire.mend()
     plane.create(node("n1"), node("n2"))
@@ -147,7 +149,7 @@ async def test_a_cut_watch_goes_on_where_it_was(fresh_plane: Plane, tmp_path: Pa
     await wire.cut()
 
 
-async def test_what_the_api_server_no_longer_remembers_is_listed_again(
+async def test_an_expired_watch_version_causes_a_new_list(
     fresh_plane: Plane, tmp_path: Path
 ) -> None:
     plane, wire = fresh_plane, Wire(fresh_plane, tmp_path)
@@ -206,7 +208,7 @@ async def test_an_object_that_cannot_be_read_ends_no_watch(fresh_plane: Plane) -
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_burst_of_pods_ends_in_the_truth(fresh_plane: Plane) -> None:
+async def test_after_a_burst_of_pods_the_document_is_correct(fresh_plane: Plane) -> None:
     plane = fresh_plane
     plane.create(node("n1", cpu=1000, memory="2Ti"), node("n2", cpu=1000, memory="2Ti"))
     async with following(plane.kubeconfig()) as inventory:
@@ -242,7 +244,7 @@ def role(*resources: str) -> list[dict[str, Any]]:
     ]
 
 
-async def test_the_error_says_what_an_account_lacks_that_may_not_read(fresh_plane: Plane) -> None:
+async def test_the_error_names_missing_permissions_of_the_account(fresh_plane: Plane) -> None:
     plane = fresh_plane
     async with await ClusterConnection.open(plane.kubeconfig("moorage")) as connection:
         with pytest.raises(RefusedError, match='cannot list resource "pods"') as refused:
@@ -273,7 +275,7 @@ async def test_an_expired_token_is_read_again(fresh_plane: Plane, tmp_path: Path
         assert await connection.call("GET", "/api/v1/nodes")
 
 
-async def test_what_cannot_be_read_or_reached_is_named(tmp_path: Path) -> None:
+async def test_unreadable_or_unreachable_clusters_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="nowhere"):
         await ClusterConnection.open(tmp_path / "nowhere")
     file = tmp_path / "kubeconfig"

@@ -40,7 +40,7 @@ from moorage.model import ClusterId, NodeId, Share
         ({"spec": 3}, "manifest.spec"),
     ],
 )
-def test_what_a_pod_cannot_have_is_refused_by_its_field(manifest: dict, field: str) -> None:
+def test_forbidden_fields_of_a_pod_are_refused_by_name(manifest: dict, field: str) -> None:
     with pytest.raises(UnsupportedSpecError, match=field):
         pod_order(PodResourceSpec(image="a", manifest=manifest))
 
@@ -62,7 +62,7 @@ def test_the_environment_cannot_claim_all_devices(vendor: str) -> None:
         {"spec": {"containers": [{"name": "main", "resources": None, "image": None}]}},
     ],
 )
-def test_a_null_is_as_good_as_nothing(manifest: dict) -> None:
+def test_a_null_field_counts_as_missing(manifest: dict) -> None:
     place = Share(ClusterId("c1"), NodeId("n1"), ("0",), 1000)
     made = [
         start_objects(
@@ -74,7 +74,7 @@ def test_a_null_is_as_good_as_nothing(manifest: dict) -> None:
 
 
 @pytest.mark.parametrize("spec", [PodResourceSpec, JobResourceSpec])
-def test_no_manifest_asks_for_more_than_the_operator_lets_a_stop_take(
+def test_a_manifest_cannot_exceed_the_limit_of_the_grace_period(
     spec: type[PodResourceSpec],
 ) -> None:
     probe = {"exec": {"command": ["true"]}, "terminationGracePeriodSeconds": 3600}
@@ -184,7 +184,7 @@ def test_a_device_that_the_lease_does_not_hold_is_refused(kind: str, where: str,
         },
     ],
 )
-def test_no_other_way_leads_to_devices(manifest: dict[str, Any]) -> None:
+def test_no_other_field_gives_access_to_devices(manifest: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedSpecError, match="expected no devices"):
         pod_order(PodResourceSpec(image="a", manifest=manifest))
 
@@ -193,7 +193,7 @@ def test_no_other_way_leads_to_devices(manifest: dict[str, Any]) -> None:
     ("resource", "fits"),
     [("nvidia.com/gpu", True), ("amd.com/gpu", True), ("google.com/tpu", False), ("cpu", False)],
 )
-def test_a_free_choice_of_the_resource_is_one_of_gpus(resource: str, *, fits: bool) -> None:
+def test_gpu_resource_must_be_a_resource_of_gpus(resource: str, *, fits: bool) -> None:
     spec = PodResourceSpec(image="a", gpu_resource=resource)
     if fits:
         assert container(pod_of(spec))["resources"]["limits"][resource] == "1"
@@ -228,14 +228,14 @@ def test_a_pod_has_no_more_than_its_lease(spec: Any) -> None:
         pod_of(spec)
 
 
-def test_a_lease_of_gpus_alone_takes_no_cpu_that_others_count_on() -> None:
+def test_a_lease_without_cpu_requests_no_cpu() -> None:
     share = Share(ClusterId("c1"), NodeId("n1"), ("0",), 1000)
     with pytest.raises(UnsupportedSpecError, match="cpu_milli in `resources`"):
         pod_of(PodResourceSpec(image="a", cpu_count=1), share)
     assert "cpu" not in container(pod_of(PodResourceSpec(image="a"), share))["resources"]["limits"]
 
 
-def test_the_main_container_has_what_the_others_leave() -> None:
+def test_the_main_container_gets_the_remaining_resources() -> None:
     spec = beside(limited("log", 0.5), initContainers=[{"name": "in", "image": "b"}])
     made = pod_of(spec)
     assert container(made)["resources"]["limits"] == {
@@ -278,7 +278,7 @@ def test_reserved_names_are_refused(spec: dict[str, Any], field: str) -> None:
         pod_order(PodResourceSpec(image="a", **spec))
 
 
-def test_the_pods_of_a_gang_are_made_alike_and_the_spec_stays_as_it_was() -> None:
+def test_pods_of_a_gang_are_equal_and_the_spec_is_unchanged() -> None:
     spec = beside(limited("log"), initContainers=[{"name": "in", "image": "b"}])
     before = repr(spec)
     order = Order("a", spec, (HELD, replace(HELD, node_id=NodeId("n2"))), {}, 30)

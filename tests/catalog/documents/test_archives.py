@@ -85,7 +85,7 @@ def test_the_only_python_file_is_the_entry(folder):
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "examples.json"])
-def test_what_is_not_read_where_it_lies_is_refused(name):
+def test_a_python_file_outside_of_known_folders_is_refused(name):
     members = [("code/function.py", POLICY), (name, b"[]")]
     with pytest.raises(ServiceError) as refused:
         read_archive(PACKERS["zip"](members))
@@ -95,7 +95,7 @@ def test_what_is_not_read_where_it_lies_is_refused(name):
 
 
 @pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
-def test_an_entry_at_the_top_and_litter(pack):
+def test_an_entry_at_the_top_is_found_and_litter_ignored(pack):
     packed = pack(
         [
             ("./function.py", POLICY),
@@ -114,12 +114,12 @@ def test_an_entry_at_the_top_and_litter(pack):
     "name",
     ["../evil.py", "code/../../evil.py", "/etc/evil.py", "C:/evil.py", "a//b.py"],
 )
-def test_paths_that_lead_elsewhere_are_refused(pack, name):
+def test_paths_out_of_the_archive_are_refused(pack, name):
     reason = refusal(pack([("code/function.py", POLICY), (name, b"x")]))
     assert repr(name) in reason
 
 
-def test_separators_of_windows_are_read_in_a_zip_alone():
+def test_backslashes_separate_paths_only_in_zip_files():
     members = [("code\\", b""), ("code\\function.py", POLICY), ("code\\a\\b.py", b"x")]
     assert read_archive(zipped(members)) == {"function.py": POLICY, "a/b.py": b"x"}
     for name in ("code\\..\\..\\evil.py", "\\etc\\evil.py", "C:\\evil.py", "\\\\host\\evil.py"):
@@ -130,7 +130,7 @@ def test_separators_of_windows_are_read_in_a_zip_alone():
 
 
 @pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
-def test_one_folder_may_hold_all(pack):
+def test_all_files_may_be_in_one_top_folder(pack):
     for root in ("policy-main/", "policy-main/code/", "code/code/"):
         packed = pack([(f"{root}function.py", POLICY), (f"{root}a/b.py", b"x")])
         assert read_archive(packed) == {"function.py": POLICY, "a/b.py": b"x"}, root
@@ -143,7 +143,7 @@ def test_one_folder_may_hold_all(pack):
     assert "lies outside of code/" in refusal(pack(lost))
 
 
-def test_a_folder_that_leads_elsewhere_is_refused():
+def test_a_folder_path_out_of_the_archive_is_refused():
     folder = special("../outside", tarfile.DIRTYPE)
     assert "outside" in refusal(tar([("code/function.py", POLICY), (folder, b"")]))
     assert "outside" in refusal(zipped([("code/function.py", POLICY), ("../outside/", b"")]))
@@ -160,7 +160,7 @@ def test_links_and_devices_in_a_tar_are_refused(kind, mode):
     assert "'code/data.txt' is a link, a device" in reason
 
 
-def test_a_link_in_the_place_of_the_entry_is_refused():
+def test_a_link_as_the_entry_file_is_refused():
     assert "code/function.py" in refusal(
         tar([(special("code/function.py", tarfile.SYMTYPE, "/etc/passwd"), b"")])
     )
@@ -196,7 +196,7 @@ def test_two_members_of_one_name_are_refused():
 
 
 @pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
-def test_bombs_are_refused(pack):
+def test_decompression_bombs_are_refused(pack):
     bomb = pack([("code/function.py", POLICY), ("code/zeros", bytes(FILES_BYTES_MAX + 1))])
     reason = refusal(bomb)
     assert "as bombs do" in reason or f"more than {FILES_BYTES_MAX} bytes together" in reason
@@ -214,7 +214,7 @@ def test_a_gzip_bomb_is_given_up_long_before_it_is_unpacked():
     assert f"more than {FILES_BYTES_MAX} bytes together" in refusal(packed)
 
 
-def test_what_is_left_out_of_a_zip_counts_as_unpacked():
+def test_skipped_members_of_a_zip_count_for_the_size_limit():
     large = os.urandom(200_000) + bytes(12 * 1024 * 1024)  # No bomb by its ratio.
     litter = [(f"__MACOSX/{number}", large) for number in range(3)]
     packed = zipped([("code/function.py", POLICY), *litter])

@@ -65,7 +65,7 @@ def test_model_reads_the_optional_fields_of_devices_and_nodes():
         ({"count": "2", "memory": "48"}, ("", 24)),
     ],
 )
-def test_devices_that_are_only_counted(group, expected):
+def test_counted_devices_get_ids(group, expected):
     (found,) = cluster_model(document(node("n", group))).nodes
     assert [(gpu.id, gpu.model, gpu.memory_mib) for gpu in found.gpus] == [
         ("0", *expected),
@@ -79,7 +79,7 @@ def test_counted_devices_of_several_models_keep_their_own():
     assert [gpu.model for gpu in found.gpus] == ["L4", "T4"]
 
 
-def test_a_cluster_without_nodes_is_empty_not_wrong():
+def test_a_cluster_without_nodes_is_valid():
     assert cluster_model({"id": "c"}).nodes == ()
     assert read_cluster_document({"id": "c", "regionId": "eu"}).document == {
         "id": "c",
@@ -134,7 +134,7 @@ def test_wrong_fields_of_a_node_are_named_with_its_place(change, path):
     assert caught.value.field == f"nodes.nodeData[1].{path}"
 
 
-def test_the_complaint_says_what_was_expected():
+def test_an_error_names_the_expected_value():
     nodes = [node(f"node-{number}") for number in range(3)]
     with pytest.raises(ServiceError) as caught:
         cluster_model(document(*nodes, node("node-3", {"count": "two"})))
@@ -157,7 +157,7 @@ def test_aggregates_are_filled_in_where_the_document_omits_them():
 
 
 @pytest.mark.parametrize("status", [None, "live", "LIVE", "Active", "ready", "online"])
-def test_live_statuses(status):
+def test_clusters_with_a_live_status_are_candidates(status):
     assert is_live({"status": status})
     assert is_live({})
 
@@ -181,7 +181,7 @@ def test_other_statuses_are_no_candidates(status):
         *("gpus.gpus[0].modelName", "gpus.gpus[0].uuid"),
     ],
 )
-def test_names_that_no_machine_has_are_refused(text: str, field: str) -> None:
+def test_names_with_unsafe_characters_are_refused(text: str, field: str) -> None:
     gpu = {field.rpartition(".")[2]: text} if "gpus" in field else {"modelName": "A100"}
     node = {"id": "n", "gpus": {"count": 1, "gpus": [gpu]}, "labels": {"x": "y"}}
     if field == "labels.x":
@@ -196,7 +196,7 @@ def test_names_that_no_machine_has_are_refused(text: str, field: str) -> None:
     assert "control characters" in refused.value.reason
 
 
-def test_names_with_dots_and_slashes_are_names() -> None:
+def test_names_with_dots_and_slashes_are_accepted() -> None:
     node = {"id": "rack1/n..1", "rack": "a.b", "labels": {"example.com/x": "v1...", "é": "ü"}}
     check_names(read_cluster_document({"id": "c", "nodes": {"nodeData": [node]}}).cluster)
     node = {"id": "n", "labels": {"a/../b": "x"}}

@@ -18,12 +18,12 @@ def read(*examples, file=None):
     return read_examples({**DOCUMENT, "metadata": metadata}, files)
 
 
-def test_there_may_be_none():
+def test_a_policy_may_have_no_examples():
     assert read_examples(DOCUMENT, {}) == ()
     assert read_examples({**DOCUMENT, "metadata": {"examples": None}}, {}) == ()
 
 
-def test_document_and_archive_may_both_have_some():
+def test_document_and_archive_may_both_have_examples():
     inside = json.dumps([{"input_data": [1], "parameters": {"p": 1}}]).encode()
     first, second = read({"name": "one", "request": {"resources": {"gpus": 2}}}, file=inside)
     assert (first.title, second.title) == ("metadata.examples[0] “one”", "examples.json[0]")
@@ -34,7 +34,7 @@ def test_document_and_archive_may_both_have_some():
     assert (second.request, second.input_data, second.parameters) == (None, [1], {"p": 1})
 
 
-def test_an_example_may_bring_its_fleet_and_metrics():
+def test_an_example_may_have_its_own_fleet_and_metrics():
     fleet = [{"id": "x", "nodes": {"nodeData": [NODE]}}]
     (example,) = read({"request": {}, "fleet": fleet, "metrics": [{"clusterId": "x"}]})
     assert [each.id for each in example.fleet] == ["x"]
@@ -71,12 +71,12 @@ def test_a_malformed_example_is_refused_with_its_place(example, field):
 
 
 @pytest.mark.parametrize("file", [b"[", b"\xff", b"{}", b"[" * 100_000])
-def test_a_file_that_is_no_list_is_refused(file):
+def test_an_examples_file_that_is_not_a_list_is_refused(file):
     with pytest.raises(ServiceError, match=r"^examples\.json: expected a list of examples"):
         read(file=file)
 
 
-def test_their_number_and_size_are_bounded():
+def test_number_and_size_of_examples_are_limited():
     with pytest.raises(ServiceError, match=r"metadata.examples\[20\]: expected at most 20"):
         read(*[{"request": {}}] * 21)
     with pytest.raises(ServiceError, match="expected at most 4194304 bytes"):
@@ -98,5 +98,5 @@ def test_their_number_and_size_are_bounded():
         ([[1], [2]], [[1], [3]], "expected output[1][0] to be 2; it is 3"),
     ],
 )
-def test_an_answer_must_have_what_the_example_names(expected, answer, different):
+def test_an_answer_must_contain_the_expected_output(expected, answer, different):
     assert unlike(expected, answer) == different

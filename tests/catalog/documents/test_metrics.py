@@ -30,7 +30,7 @@ NODES = [
 ]
 
 
-def test_totals_of_node_trees():
+def test_totals_are_computed_from_nodes():
     totals = aggregate(NODES)
     assert totals["memory"] == {"freeMem": 400, "usedMem": 20, "averageUtil": 50}
     assert totals["vcpu"] == {"load1m": 2.0, "load5m": 2.0, "runningThreads": 6}
@@ -52,7 +52,7 @@ def test_nodes_without_devices_do_not_lower_the_averages_of_devices():
 
 
 @pytest.mark.parametrize("name", ["node", "nodes"])
-def test_both_names_of_the_node_list(name):
+def test_both_spellings_of_the_node_list_are_accepted(name):
     cluster_id, document = read_metrics_document({"clusterId": "c", name: NODES})
     assert cluster_id == "c"
     assert document["node"] is document["nodes"]
@@ -60,7 +60,7 @@ def test_both_names_of_the_node_list(name):
 
 
 @pytest.mark.parametrize("spelling", ["load5m", "load_5m"])
-def test_both_spellings_of_load_at_both_levels(spelling):
+def test_both_spellings_of_load_are_served(spelling):
     given = {
         "clusterId": "c",
         "cluster": {"vcpu": {spelling: 4}},
@@ -72,7 +72,7 @@ def test_both_spellings_of_load_at_both_levels(spelling):
     assert given["cluster"]["vcpu"] == {spelling: 4}
 
 
-def test_totals_are_added_up_only_where_none_are_given():
+def test_totals_are_computed_only_if_missing():
     _, added = read_metrics_document({"clusterId": "c", "nodes": NODES})
     assert added["cluster"]["memory"]["freeMem"] == 400
     assert added["cluster"]["vcpu"]["load_1m"] == 2.0

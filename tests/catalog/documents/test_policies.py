@@ -36,7 +36,7 @@ GIVEN = {"policy_rule_uri": "policies.first:v0.0.1-beta", "code": "class AIOSv1P
         ),
     ],
 )
-def test_identity(identity, uri, parts):
+def test_a_policy_is_identified_by_its_uri_or_its_parts(identity, uri, parts):
     document = complete_policy_document({"code": "x\n", **identity})
     assert document["policy_rule_uri"] == uri
     assert (document["name"], document["version"], document["release_tag"]) == parts
@@ -58,7 +58,7 @@ def test_a_policy_has_the_file_name_that_its_author_gave_it(given, files, named)
 
 
 @pytest.mark.parametrize("name", ["a/b.py", 'a".py', "a.txt", "x" * 100 + ".py"])
-def test_what_cannot_be_a_file_name_is_refused(name):
+def test_an_invalid_file_name_is_refused(name):
     with pytest.raises(ServiceError, match="code_file: expected what its author calls the file"):
         complete_policy_document({**GIVEN, "code_file": name})
 
@@ -70,7 +70,7 @@ def test_policies_are_written_in_python(kind):
 
 
 @pytest.mark.parametrize("login", ["user:pw@", "user@", "a%40b:c@d@", ":@", ""])
-def test_a_url_loses_its_credentials(login):
+def test_stored_urls_have_no_credentials(login):
     given = {**GIVEN, "code": f"HTTPS://{login}code.example:1/a@b?c=@"}
     assert complete_policy_document(given)["code"] == "HTTPS://code.example:1/a@b?c=@"
 
@@ -125,7 +125,7 @@ def test_the_digest_covers_files_and_defaults_and_nothing_else():
     assert len({digest, *(record.ref.digest for record in others)}) == 5
 
 
-def test_differences_are_named():
+def test_differing_fields_are_named():
     old = prepare(description="one", policy_settings={"s": 1}).document
     described = prepare(description="two", policy_settings={"s": 1}).document
     assert differing_fields(old, old, policy_only=False) == []
@@ -164,7 +164,7 @@ def test_many_requirements_are_counted():
     assert warnings[-2] == "requirements.txt: 980 more are not available"
 
 
-def test_all_objections_come_at_once():
+def test_all_faults_are_reported_at_once():
     with pytest.raises(ServiceError) as caught:
         complete_policy_document({"name": "a", "type": "wasm", "tags": 7, "parameters": {}})
     error = caught.value
@@ -185,7 +185,7 @@ def test_all_objections_come_at_once():
         ("management_command_schema", "management_commands_schema"),
     ],
 )
-def test_a_misspelt_field_is_no_field_of_ones_own(field, meant):
+def test_a_misspelt_field_is_refused(field, meant):
     given = {"policy_rule_uri": "a:1-b", "code": "x", field: {}}
     with pytest.raises(ServiceError) as caught:
         complete_policy_document(given)
@@ -193,7 +193,7 @@ def test_a_misspelt_field_is_no_field_of_ones_own(field, meant):
     assert meant in caught.value.expected
 
 
-def test_other_fields_stay():
+def test_unknown_fields_are_stored():
     own = {"_id": "5", "owner": "me", "policy_input": 1, "inputs": {}, "created_at": 1, "types": []}
     given = {"policy_rule_uri": "a:1-b", "code": "x", **own}
     assert complete_policy_document(given).items() >= own.items()

@@ -12,12 +12,12 @@ def wanted(text: str | bytes, **files: bytes) -> list[Unmet]:
     return list(unmet({"function.py": b"", "requirements.txt": content, **files}))
 
 
-def test_a_policy_without_requirements_wants_nothing():
+def test_a_policy_without_requirements_has_no_warnings():
     assert not list(unmet({"function.py": b""}))
 
 
 @pytest.mark.parametrize("name", sorted({module.partition(".")[0] for module in IMPORTABLE}))
-def test_all_that_is_importable_may_be_named(name):
+def test_importable_packages_are_met_requirements(name):
     assert not wanted(f"{name.upper()} >= 0 ; python_version > '3'  # why")
 
 
@@ -34,7 +34,7 @@ def test_all_that_is_importable_may_be_named(name):
         "numpy >= 99; python_version < '3'",
     ],
 )
-def test_what_is_installed_and_what_is_not_meant_for_this_python_is_met(line):
+def test_installed_or_inapplicable_requirements_are_met(line):
     assert not wanted(line)
 
 
@@ -57,7 +57,7 @@ def test_each_fault_of_a_line_has_its_own_message(line, why):
 @pytest.mark.parametrize(
     "line", ["socket", "asyncio", "subprocess", "numpy @ https://x/numpy.whl", "numpy-financial"]
 )
-def test_what_a_policy_cannot_import_is_unmet(line):
+def test_packages_that_policies_cannot_import_are_unmet(line):
     assert wanted(f"json\r\n{line}  # !\r\n") == [Unmet(2, line)]
 
 
@@ -71,5 +71,5 @@ def test_a_byte_order_mark_is_no_part_of_a_name():
     assert not wanted(b"\xef\xbb\xbfnumpy\n")
 
 
-def test_only_so_many_lines_are_read():
+def test_the_number_of_read_lines_is_limited():
     assert not wanted("numpy\n" * LINES_MAX + "torch")

@@ -89,7 +89,7 @@ def test_another_schema_is_another_policy():
         ),
     ],
 )
-def test_malformed_parts_stay_and_are_warned_of_with_their_place(more, field):
+def test_malformed_parts_are_stored_with_a_warning(more, field):
     """Existing servers read no schema, so existing documents have all kinds of them."""
     found = prepared(**more)
     (warning,) = found.warnings
@@ -98,7 +98,7 @@ def test_malformed_parts_stay_and_are_warned_of_with_their_place(more, field):
     assert found.record.parameters == (more.get("policy_parameters") or {})
 
 
-def test_what_is_warned_of_is_not_enforced_and_the_rest_is():
+def test_only_readable_parts_of_a_schema_are_enforced():
     found = prepared(
         policy_input_schema={"type": "object", "properties": {"n": {"type": "integer"}}, "not": {}},
         policy_output_schema=[],
@@ -126,7 +126,7 @@ def test_inputs_are_checked_and_completed():
     assert (error.code, error.field, error.expected) == (Code.BAD_MESSAGE, "inputs.zone", "a text")
 
 
-def test_a_caller_overrides_defaults_and_must_give_what_has_none():
+def test_a_caller_must_give_values_without_a_default():
     found = schemas(
         policy_parameters_schema={"size": SIZE, "zone": ZONE},
         policy_settings_schema={"zone": ZONE},
@@ -141,7 +141,7 @@ def test_a_caller_overrides_defaults_and_must_give_what_has_none():
     assert refused(found.overrides, {"zone": "a"}, {"zone": 1}).field == "settings.zone"
 
 
-def test_answers_are_judged():
+def test_answers_are_checked_against_the_output_schema():
     found = schemas(policy_output_schema={"cluster_id": ZONE, "gpus": {"type": "array"}})
     placed = {"cluster_id": "a", "gpus": [0], "score": 1}
     found.judge(placed)
@@ -162,7 +162,7 @@ def test_answers_are_judged():
         assert "a:1-b does not keep to its policy_output_schema" in error.reason
 
 
-def test_commands_are_those_that_are_declared():
+def test_undeclared_commands_are_refused():
     found = schemas(
         management_commands_schema=[{"name": "reset"}, {"name": "set", "schema": {"size": SIZE}}]
     )

@@ -77,7 +77,7 @@ def test_damaged_code_is_refused(code):
     assert refused(CodeSources().files, code, None).code is Code.BAD_POLICY
 
 
-def test_a_path_is_refused_where_no_folder_is_configured():
+def test_a_path_is_refused_if_no_folder_is_configured():
     fault = refused(CodeSources().files, "/etc/passwd", None)
     assert "has no `policy_code_root`" in fault.reason
 
@@ -88,12 +88,12 @@ def test_text_of_one_line_is_source_text_whatever_is_wrong_with_it(text):
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/rule.py", "s3://bucket/rule.py"])
-def test_other_urls_are_named(url):
+def test_urls_of_other_schemes_are_refused(url):
     fault = refused(CodeSources().files, url, None)
     assert f"{url.partition(':')[0]}:// is nothing that code is read from" in fault.reason
 
 
-def test_paths_under_the_configured_folder(tmp_path):
+def test_files_under_the_configured_folder_are_read(tmp_path):
     root = tmp_path / "rules"
     (root / "rule" / "code").mkdir(parents=True)
     (root / "rule" / "code" / "function.py").write_text(POLICY)
@@ -195,7 +195,7 @@ async def fetch_refused(code, **options):
     return caught.value
 
 
-async def test_code_behind_a_url(host):
+async def test_code_is_downloaded_from_a_url(host):
     fetcher = CodeSources(hosts=HERE)
     for path in ("/rule.tar.gz", "/to/rule.tar.gz", "/to/to/to/rule.tar.gz"):
         fetched = await fetcher.fetch(host + path)
@@ -203,7 +203,7 @@ async def test_code_behind_a_url(host):
     assert await fetcher.fetch(POLICY) is None
 
 
-async def test_host_of_the_policy_store_is_trusted_wherever_it_is(host):
+async def test_code_may_always_come_from_the_policy_stores_host(host):
     code = host + "/rule.tar.gz"
     assert (await fetch_refused(code)).code is Code.BAD_POLICY
     for hosts in (None, frozenset({"code.example"})):
@@ -304,7 +304,7 @@ class Resolver:
         return [(*kind, (address, port)) for address in self.answers.pop(0)]
 
 
-async def test_a_name_is_looked_up_once_and_connected_to_where_it_was_found(server, monkeypatch):
+async def test_a_host_is_resolved_once_and_only_that_address_is_used(server, monkeypatch):
     resolver = Resolver(["127.0.0.2", "127.0.0.1"], ["169.254.169.254"])
     monkeypatch.setattr(socket, "getaddrinfo", resolver)
     fetcher = CodeSources(hosts=frozenset({"code.example"}))
@@ -330,7 +330,7 @@ async def test_no_proxy_of_the_environment_is_used(server, host, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["/secret", "/secret.zip", "/secret.bin"])
-async def test_nothing_is_said_of_what_was_fetched_and_is_no_policy(host, path):
+async def test_downloaded_content_that_is_no_policy_is_not_quoted(host, path):
     fetcher = CodeSources(hosts=HERE)
     code = host.replace("://", "://user:word@") + path
     fault = refused(fetcher.files, code, await fetcher.fetch(code))
@@ -338,7 +338,7 @@ async def test_nothing_is_said_of_what_was_fetched_and_is_no_policy(host, path):
     assert "wJalr" not in repr((fault.reason, fault.expected, fault.details))
 
 
-async def test_what_speaks_no_http_is_not_quoted():
+async def test_an_answer_that_is_not_http_is_not_quoted():
     async def greet(reader, writer):
         writer.write(b"220 wJalrXUtnFEMI\r\n")
         writer.close()
@@ -391,7 +391,7 @@ async def test_a_certificate_is_checked_by_name(tls):
         assert server.requests == [("/rule.tar.gz", at)]
 
 
-def test_the_largest_code_is_the_stated_one():
+def test_code_up_to_the_size_limit_is_accepted():
     padding = "#" * (CODE_BYTES_MAX - len(POLICY))
     assert CodeSources().files(POLICY + padding, None)["function.py"]
     assert refused(CodeSources().files, POLICY + padding + "#", None).code is Code.TOO_LARGE

@@ -30,7 +30,7 @@ OLD = {"id": "c", "a": {"b": {"c": 1}, "list": [{"x": 1}, {"x": 2}]}, "tags": ["
         ({"$set": {"n": 1}, "$unset": {"a": 1, "tags": 1}}, {"id": "c", "n": 1}),
     ],
 )
-def test_changes(change, expected):
+def test_changes_are_applied_to_a_copy(change, expected):
     before = copy.deepcopy(OLD)
     assert apply_change(OLD, change) == expected
     assert before == OLD

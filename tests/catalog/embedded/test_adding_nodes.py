@@ -27,7 +27,7 @@ async def clusters(tmp_path):
     await catalog.close()
 
 
-async def test_machines_that_join_at_one_time_are_all_there(clusters):
+async def test_machines_that_join_at_the_same_time_are_all_registered(clusters):
     names = [f"m{number}" for number in range(16)]
     done = await asyncio.gather(*(clusters.add_nodes("farm", farm(machine(n))) for n in names))
     assert sum(new for _, new in done) == 1
@@ -60,13 +60,13 @@ class Noting(dict):
         return super().get(*words)
 
 
-async def test_however_many_join_the_loop_reads_none_of_them(clusters):
+async def test_joining_nodes_are_parsed_outside_of_the_event_loop(clusters):
     await clusters.add_nodes("farm", farm(Noting(machine("a"))))
     assert Noting.threads
     assert threading.get_ident() not in Noting.threads
 
 
-async def test_what_else_a_cluster_says_stays_and_a_node_becomes_what_is_said_of_it(clusters):
+async def test_adding_nodes_replaces_nodes_and_leaves_other_fields(clusters):
     await clusters.create(farm(machine("a"), machine("b"), region="eu", status="live"))
     given = {"nodes": {"nodeData": [machine("b", 16)]}, "region": "us", "status": "down"}
     document, new = await clusters.add_nodes("farm", given)
@@ -92,7 +92,7 @@ async def test_what_else_a_cluster_says_stays_and_a_node_becomes_what_is_said_of
         (farm(machine("../x")), "nodes.nodeData[0].id"),
     ],
 )
-async def test_what_is_no_node_is_refused_by_its_name(clusters, given, field):
+async def test_an_invalid_node_is_refused_with_its_name(clusters, given, field):
     await clusters.create(farm(machine("there")))
     with pytest.raises(ServiceError) as refused:
         await clusters.add_nodes("farm", given)
@@ -100,7 +100,7 @@ async def test_what_is_no_node_is_refused_by_its_name(clusters, given, field):
     assert len((await clusters.get("farm"))["nodes"]["nodeData"]) == 1
 
 
-async def test_a_machine_that_is_another_node_is_refused(clusters):
+async def test_a_machine_registered_as_another_node_is_refused(clusters):
     await clusters.create({"id": "old", "nodes": {"nodeData": [machine("a", machineId="x")]}})
     with pytest.raises(ServiceError) as refused:
         await clusters.add_nodes("farm", farm(machine("b", machineId="x")))

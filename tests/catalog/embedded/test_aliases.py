@@ -37,13 +37,13 @@ def test_a_bare_name_means_its_stable(given: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "r:1-x", "r:", ":x", "-r", "r x", "r" * 300, "r:a:b"])
-def test_what_could_be_a_version_or_nothing_is_no_alias(given: str) -> None:
+def test_an_alias_cannot_look_like_a_version_or_be_empty(given: str) -> None:
     with pytest.raises(ServiceError) as refused:
         alias_name(given)
     assert (refused.value.code, refused.value.field) == (Code.BAD_MESSAGE, "alias")
 
 
-def test_fallbacks_are_the_good_ones_latest_first_then_the_untried_never_the_failing() -> None:
+def test_fallbacks_are_good_versions_then_untried_never_failing_ones() -> None:
     alias = Alias("r:stable", "r:1-x")
     for version, standing in (
         ("r:2-x", "good"),
@@ -63,7 +63,7 @@ def test_fallbacks_are_the_good_ones_latest_first_then_the_untried_never_the_fai
     assert ways(untried)[0] == "r:6-x", "its last answer was good"
 
 
-def test_a_version_did_well_with_the_content_that_it_had_then() -> None:
+def test_a_version_with_changed_content_is_no_good_fallback() -> None:
     """A version whose content changed and that has had no request counts as untried."""
     alias = swapped(Alias("r:stable", "r:1-x"), "r:2-x", "good", "old")
     assert (alias.former, alias.former_digest) == ("r:1-x", "old")
@@ -111,7 +111,7 @@ async def test_a_change_is_durable_before_it_is_reported(tmp_path) -> None:
     await again.close()
 
 
-async def test_there_are_at_most_so_many(tmp_path) -> None:
+async def test_the_number_of_aliases_is_limited(tmp_path) -> None:
     store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
     aliases = Aliases(store)
     await store.run(

@@ -98,7 +98,7 @@ async def test_a_cluster_from_creation_to_deletion(opened):
     assert seen == [(ClusterPut, True, 2), (ClusterPut, True, 8), (ClusterPut, False, 1)]
 
 
-async def test_unknown_clusters_are_not_found_by_any_request(catalog):
+async def test_every_request_for_an_unknown_cluster_is_not_found(catalog):
     for name in ("c1", "../../admin", "", None, [], {"$ne": 1}):
         with refused(Code.NOT_FOUND):
             await catalog.clusters.get(name)
@@ -108,7 +108,7 @@ async def test_unknown_clusters_are_not_found_by_any_request(catalog):
         await catalog.clusters.update("c1", cluster("c1"))
 
 
-async def test_what_is_not_found_is_answered_with_the_nearest(catalog):
+async def test_a_not_found_error_suggests_the_nearest_name(catalog):
     await catalog.clusters.create(cluster("berlin"))
     document = {"policy_rule_uri": "packing:1-stable", "code": "x = 1\n"}
     await catalog.policies.register(await catalog.policies.prepare(document))
@@ -144,7 +144,7 @@ async def test_refused_changes_change_nothing(opened):
     assert reopened.memory.live_ids() == ("c1",)
 
 
-async def test_a_cluster_stays_its_owners_until_it_is_deleted(opened):
+async def test_a_cluster_has_the_same_owner_until_it_is_deleted(opened):
     clusters = opened.catalog.clusters
     document = await clusters.create(cluster("c1"), "ann")
     await clusters.add_nodes("c2", cluster("c2"), "bob")
@@ -163,7 +163,7 @@ async def test_a_cluster_stays_its_owners_until_it_is_deleted(opened):
     assert again.memory.owner("c1") == "bob"
 
 
-async def test_one_of_two_tenants_gets_a_new_cluster(catalog):
+async def test_if_two_tenants_register_one_cluster_one_of_them_fails(catalog):
     """Both were allowed to, since there was none when they began."""
     done = await asyncio.gather(
         *(catalog.clusters.add_nodes("c1", cluster("c1"), who) for who in ("ann", "ann", "bob")),
@@ -174,14 +174,14 @@ async def test_one_of_two_tenants_gets_a_new_cluster(catalog):
     assert catalog.memory.owner("c1") == "ann"
 
 
-async def test_what_the_caller_keeps_does_not_reach_into_the_catalog(catalog):
+async def test_changing_a_passed_document_does_not_change_the_catalog(catalog):
     document = cluster("c1", tags=["a"])
     await catalog.clusters.create(document)
     document["tags"].append("b")
     assert (await catalog.clusters.get("c1"))["tags"] == ["a"]
 
 
-async def test_queries(catalog):
+async def test_queries_return_matching_documents(catalog):
     for name, gpus in (("c2", 2), ("c1", 1), ("c3", 3)):
         await catalog.clusters.create(cluster(name, gpus))
     found = await catalog.clusters.query({"gpus.count": {"$gte": "2"}})
@@ -210,7 +210,7 @@ async def test_a_change_is_reported_once_it_is_durable(tmp_path):
     await catalog.close()
 
 
-async def test_a_client_that_hangs_up_does_not_part_memory_from_disk(opened):
+async def test_a_cancelled_change_leaves_memory_and_disk_equal(opened):
     creating = asyncio.create_task(opened.catalog.clusters.create(cluster("c1")))
     await asyncio.sleep(0)  # It has submitted its job.
     creating.cancel()
@@ -294,7 +294,7 @@ async def test_another_content_under_a_registered_uri_is_refused(catalog):
 # The hot path ------------------------------------------------------------------------------
 
 
-async def test_live_and_known_clusters(catalog):
+async def test_only_live_clusters_may_be_candidates(catalog):
     assert (catalog.memory.live_ids(), list(catalog.memory.models())) == ((), [])
     await catalog.clusters.create(cluster("b"))
     await catalog.clusters.create(cluster("a"))
@@ -335,7 +335,7 @@ async def test_document_blobs_carry_documents_metrics_and_versions(catalog):
     assert (later > version, content["cluster_metrics"]) == (True, None)
 
 
-async def test_packed_documents_are_what_their_readers_answer(catalog):
+async def test_packed_documents_equal_the_documents_of_get(catalog):
     assert catalog.memory.packed("cluster", ["c1"]) == {}
     await catalog.clusters.create(cluster("c1"))
     await catalog.metrics.put(metrics("c1"))
@@ -350,7 +350,7 @@ async def test_packed_documents_are_what_their_readers_answer(catalog):
     assert catalog.memory.packed("metrics", ["c1"]) == {}
 
 
-async def test_a_cluster_that_comes_back_has_a_new_version(catalog):
+async def test_a_cluster_registered_again_has_a_new_version(catalog):
     await catalog.clusters.create(cluster("c1"))
     ((_, before, _),) = catalog.memory.blobs(["c1"])
     await catalog.clusters.delete("c1")
@@ -363,7 +363,7 @@ async def test_a_cluster_that_comes_back_has_a_new_version(catalog):
 # Restarts and limits -----------------------------------------------------------------------
 
 
-async def test_everything_is_there_after_a_restart(opened):
+async def test_all_documents_are_there_after_a_restart(opened):
     catalog = opened.catalog
     document = await catalog.clusters.create(cluster("c1"))
     await catalog.clusters.create(cluster("c2", status="down"))
@@ -389,7 +389,7 @@ async def test_a_damaged_record_is_named_at_start(opened):
     assert "was set aside" in warning
 
 
-async def test_limits_hold(catalog):
+async def test_the_limits_of_the_catalog_are_enforced(catalog):
     with refused(Code.TOO_LARGE):
         await catalog.clusters.create(cluster("c1", blob="x" * (16 * 1024 * 1024)))
     with refused(Code.TOO_LARGE, "nodes.nodeData"):

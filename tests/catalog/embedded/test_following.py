@@ -39,7 +39,7 @@ async def everything(memory: Memory, aliases: Aliases, blocks: Any) -> list[Any]
     return [*found, *lives, *[await blocks.query(kind, {}) for kind in ("block", "block_metrics")]]
 
 
-async def test_each_change_is_taken_over(written: Catalog) -> None:
+async def test_a_follower_applies_each_change(written: Catalog) -> None:
     store = written.executors._store  # Another process would read the same.
     aliases, blocks = Aliases(store), EmbeddedBlocks(store)
     memory = Memory(aliases)

@@ -28,7 +28,7 @@ async def publish(catalog, who="ann", **more):
     return await catalog.policies.register(await catalog.policies.prepare(document), who)
 
 
-async def test_every_change_is_noted_with_who_and_when(catalog):
+async def test_the_history_has_author_and_time_of_every_change(catalog):
     record = await publish(catalog)
     await publish(catalog, "bob")
     change = {"$set": {"description": "x", "tags": "y"}}
@@ -48,7 +48,7 @@ async def test_every_change_is_noted_with_who_and_when(catalog):
     assert times == sorted(times)
 
 
-async def test_what_is_refused_is_not_noted(catalog):
+async def test_a_refused_change_is_not_in_the_history(catalog):
     await publish(catalog)
     with pytest.raises(ServiceError):
         await publish(catalog, "bob", policy_parameters={"p": 1})
@@ -57,13 +57,13 @@ async def test_what_is_refused_is_not_noted(catalog):
     assert len(await catalog.policies.history(URI)) == 1
 
 
-async def test_a_policy_that_never_was_has_none(catalog):
+async def test_an_unknown_policy_has_no_history(catalog):
     with pytest.raises(ServiceError) as caught:
         await catalog.policies.history("none:1-x")
     assert caught.value.code is Code.UNKNOWN_POLICY
 
 
-async def test_it_survives_a_restart(catalog, tmp_path):
+async def test_the_history_survives_a_restart(catalog, tmp_path):
     await publish(catalog)
     await catalog.policies.delete(URI, "dan")
     await catalog.close()

@@ -19,7 +19,7 @@ async def store(place):
     await store.close()
 
 
-async def test_records_outlive_the_store(place):
+async def test_records_survive_closing_the_store(place):
     first = await DocumentStore.open(place.records())
     await first.run(lambda db: db.put("policy", StoredRow("p", b"{}", b"files")))
     await first.close()
@@ -42,7 +42,7 @@ async def test_usage_follows_every_change(store):
     assert (found["cluster"], found["policy"]) == ((1, 1), (1, 3))
 
 
-async def test_a_job_that_raises_leaves_nothing(store):
+async def test_a_job_that_raises_changes_nothing(store):
     def broken(db):
         db.put("cluster", StoredRow("a", b"1"))
         raise KeyError("no")

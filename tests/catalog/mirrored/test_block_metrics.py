@@ -62,7 +62,7 @@ async def slow_blocks(blocks):
     return await blocks.matching(request), warnings
 
 
-async def test_a_filter_asks_once_for_all_and_again_when_it_is_too_old(faulty, opened):
+async def test_metrics_are_read_once_and_again_when_too_old(faulty, opened):
     blocks = await opened()
     assert await slow_blocks(blocks) == (["busy"], [])
     faulty.behave = answer([IDLE])
@@ -96,7 +96,7 @@ async def test_a_service_that_fails_leaves_no_metrics_and_says_so(faulty, opened
     assert "null" in warning
 
 
-async def test_one_bad_document_costs_only_itself(faulty, opened):
+async def test_one_invalid_document_does_not_affect_the_others(faulty, opened):
     nested = 1
     for _ in range(70):
         nested = [nested]
@@ -117,7 +117,7 @@ async def test_one_bad_document_costs_only_itself(faulty, opened):
     assert await blocks.query("block_metrics", {}) == [IDLE]
 
 
-async def test_get_where_there_is_no_post(faulty, opened):
+async def test_metrics_are_read_by_get_if_there_is_no_post(faulty, opened):
     async def behave(request, writer):
         reply = answer({}, 405) if request.method == "POST" else answer([BUSY])
         await reply(request, writer)

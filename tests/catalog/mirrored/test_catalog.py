@@ -186,7 +186,7 @@ async def have(catalog, names=None, uri=URI):
 # An ask and its requests -------------------------------------------------------------------------
 
 
-async def test_an_ask_costs_two_requests_whatever_the_candidates_and_then_none(site, opened):
+async def test_a_request_causes_two_queries_and_the_next_one_none(site, opened):
     names = [f"c{number:04}" for number in range(300)]
     site.clusters = {name: cluster(name) for name in names}
     site.metrics = {name: metrics(name) for name in names}
@@ -216,7 +216,7 @@ async def test_clusters_that_are_not_known_yet_are_looked_up_in_bulk(site, opene
     assert {each.cluster.id for each in opened.changes if isinstance(each, ClusterPut)} == {*late}
 
 
-async def test_asks_that_come_together_share_their_requests(site, opened):
+async def test_simultaneous_requests_share_their_queries(site, opened):
     catalog = await opened.open(site)
     site.requests.clear()
     async with asyncio.timeout(20):
@@ -226,7 +226,7 @@ async def test_asks_that_come_together_share_their_requests(site, opened):
     assert site.count("/cluster/query") <= 2
 
 
-async def test_a_caller_that_gives_up_takes_nothing_from_the_others(site, opened):
+async def test_a_cancelled_caller_does_not_disturb_the_others(site, opened):
     catalog = await opened.open(site, "metrics clusters")
     first = asyncio.create_task(catalog.freshness.fetch(URI, None, Allowance()))
     second = asyncio.create_task(catalog.freshness.fetch(URI, None, Allowance()))
@@ -292,7 +292,7 @@ async def test_mirrored_parts_refuse_every_write(site, opened):
             await writing
 
 
-async def test_what_was_embedded_before_is_hidden_by_the_external_service(site, opened, tmp_path):
+async def test_an_external_service_hides_embedded_documents(site, opened, tmp_path):
     catalog = await opened.open(site, "search")
     await catalog.clusters.create(cluster("old"))
     await catalog.close()
@@ -321,7 +321,7 @@ async def test_changes_of_the_registry_are_followed(site, opened):
     assert {each.id for each in catalog.memory.models()} == {"a", "c"}
 
 
-async def test_a_registry_that_goes_away_is_served_for_a_while_with_a_warning(site, opened):
+async def test_a_lost_registry_is_replaced_by_memory_with_a_warning(site, opened):
     catalog = await opened.open(
         site, "clusters", cluster_refresh_seconds=0.05, stale_seconds_max=3600.0
     )
@@ -338,7 +338,7 @@ async def test_a_registry_that_goes_away_is_served_for_a_while_with_a_warning(si
     await until(lambda: catalog.freshness.at_hand(URI, None) == [])
 
 
-async def test_beyond_that_asks_are_refused_and_name_the_service(site, opened):
+async def test_requests_are_refused_when_the_registry_is_away_too_long(site, opened):
     catalog = await opened.open(site, "clusters", follow=False, stale_seconds_max=0.0)
     site.by_path["/clusters/query"] = hang_up
     async with refused(Code.UNAVAILABLE) as caught:
@@ -350,7 +350,7 @@ async def test_beyond_that_asks_are_refused_and_name_the_service(site, opened):
         await catalog.clusters.query({})
 
 
-async def test_a_start_without_the_registry_and_its_coming(site, opened):
+async def test_a_server_starts_without_its_registry_and_finds_it_later(site, opened):
     port = int(site.url.rpartition(":")[2])
     await site.stop()
     catalog = await opened.open(site)
@@ -379,7 +379,7 @@ async def test_unusable_documents_are_reported_and_leave_the_good_one(site, open
 # Metrics -----------------------------------------------------------------------------------------
 
 
-async def test_metrics_older_than_stated_are_read_again(site, opened):
+async def test_metrics_older_than_the_limit_are_read_again(site, opened):
     catalog = await opened.open(site, "clusters metrics", metrics_fresh_seconds=0.0)
     await have(catalog)
     version, _ = read(catalog, "a")
@@ -471,7 +471,7 @@ async def test_metrics_of_unknown_clusters_are_not_remembered(site, opened):
 # Policies ----------------------------------------------------------------------------------------
 
 
-async def test_policies_are_read_again_and_changed_ones_taken_over(site, opened):
+async def test_policies_are_read_again_and_changes_applied(site, opened):
     catalog = await opened.open(site, "policies", policy_fresh_seconds=0.0)
     assert await have(catalog, ()) == []
     first = catalog.memory.policy(URI)
@@ -489,7 +489,7 @@ async def test_policies_are_read_again_and_changed_ones_taken_over(site, opened)
     assert [type(each) for each in opened.changes] == [PolicyPut, PolicyPut, PolicyDeleted]
 
 
-async def test_examples_of_a_new_policy_are_run_and_doubts_reported(site, opened):
+async def test_examples_of_a_new_policy_run_and_failures_are_reported(site, opened):
     opened.says, opened.cells = "its first example fails", asyncio.Semaphore(0)
     catalog = await opened.open(site, "policies", policy_fresh_seconds=0.0)
     assert await have(catalog, ()) == [], "no request waits for them"
@@ -517,7 +517,7 @@ async def test_examples_of_a_new_policy_are_run_and_doubts_reported(site, opened
     assert "now it is known" in (await reply(catalog))[0]
 
 
-async def test_a_known_policy_outlives_its_store_for_a_while(site, opened):
+async def test_a_known_policy_is_used_while_its_store_is_away(site, opened):
     catalog = await opened.open(site, "policies", policy_fresh_seconds=0.0)
     await have(catalog, ())
     site.behave = hang_up
@@ -555,7 +555,7 @@ async def test_policies_that_cannot_be_used_are_refused_as_uploads_are(
     assert catalog.memory.policy(URI) is None
 
 
-async def test_a_store_cannot_say_as_before_of_what_was_never_read(site, opened):
+async def test_not_modified_for_an_unread_policy_is_an_error(site, opened):
     catalog = await opened.open(site, "policies")
     site.behave = answer("", 304)
     async with refused(Code.UNAVAILABLE):
@@ -563,7 +563,7 @@ async def test_a_store_cannot_say_as_before_of_what_was_never_read(site, opened)
 
 
 @pytest.mark.parametrize("uri", ["nothing", "../x:1-y", "a:1-b/../../c", "a:1-b?x", ""])
-async def test_what_is_no_uri_never_becomes_a_request(site, opened, uri):
+async def test_an_invalid_uri_causes_no_request(site, opened, uri):
     catalog = await opened.open(site, "policies")
     assert await have(catalog, (), uri) == []
     async with refused(Code.UNKNOWN_POLICY):
@@ -574,7 +574,7 @@ async def test_what_is_no_uri_never_becomes_a_request(site, opened, uri):
 # The end -----------------------------------------------------------------------------------------
 
 
-async def test_closing_gives_up_what_is_under_way(site, opened):
+async def test_closing_cancels_running_requests(site, opened):
     catalog = await opened.open(site, timeout_seconds=60.0)
     site.behave = silence
     waiting = asyncio.create_task(catalog.freshness.fetch(URI, None, Allowance()))

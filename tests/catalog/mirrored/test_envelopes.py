@@ -21,7 +21,7 @@ from moorage.catalog.mirrored.http import ServiceReply, WrongAnswer
     "body",
     ['[{"id":"a"}]', '{"id":"a"}', '{"success":true,"data":[{"id":"a"}]}', ' [{"id":"a"}] '],
 )
-def test_documents_come_bare_alone_or_in_an_envelope(body):
+def test_documents_may_be_bare_single_or_enveloped(body):
     assert [bytes(raw) for raw in documents_of(ServiceReply(200, body.encode()))] == [b'{"id":"a"}']
 
 
@@ -29,7 +29,7 @@ def test_documents_come_bare_alone_or_in_an_envelope(body):
     ("status", "body"),
     [(200, "null"), (200, "[]"), (404, '{"error":"none"}'), (400, '{"success":false}')],
 )
-def test_none_is_said_in_many_ways(status, body):
+def test_every_form_of_an_empty_answer_is_understood(status, body):
     assert documents_of(ServiceReply(status, body.encode())) == []
 
 
@@ -52,7 +52,7 @@ def test_a_failure_has_the_words_of_the_service():
         (200, "[1", "no JSON of the expected form"),
     ],
 )
-def test_what_makes_no_sense_is_no_answer(status, body, what):
+def test_an_answer_in_an_unknown_form_is_an_error(status, body, what):
     with pytest.raises(WrongAnswer, match=what):
         documents_of(ServiceReply(status, body.encode()))
 
@@ -73,7 +73,7 @@ def test_documents_are_objects_of_bounded_size_and_depth():
         object_of(b"[]", "a block")
 
 
-def test_what_is_left_out_is_named_by_its_id_or_its_number():
+def test_skipped_documents_are_named_by_id_or_number():
     left_out = {}
     leave_out(left_out, {"id": "x" * 300}, "id", 0, "y" * 400)
     leave_out(left_out, None, "id", 3, "it is no object")

@@ -108,7 +108,7 @@ def device(gpu="0", node="a", site="lab"):
     return {"gpu": gpu, "Hostname": node, "cluster": site}
 
 
-async def test_a_round_is_a_fixed_number_of_questions_and_fills_the_catalog(small, catalog):
+async def test_a_round_sends_a_fixed_number_of_queries(small, catalog):
     names = [f"n{number}" for number in range(50)]
     await catalog.clusters.create(cluster("large", *names))
     rows = [(device(gpu, node, "large"), "7") for node in names for gpu in "01"]
@@ -175,7 +175,7 @@ async def test_a_bad_answer_is_reported_once_and_the_last_values_stay(small, cat
         assert tree["stale"] is False
 
 
-async def test_a_restart_marks_what_the_last_run_left(small, catalog):
+async def test_a_restart_marks_old_metrics_as_stale(small, catalog):
     small.vectors["DCGM_FI_DEV_FB_USED"] = vector((device(), "7"))
     async with polling(catalog, small.url) as (poller, _):
         await poller.poll()
@@ -185,7 +185,7 @@ async def test_a_restart_marks_what_the_last_run_left(small, catalog):
     assert (await catalog.metrics.get("lab"))["stale"] is True
 
 
-async def test_metrics_of_others_are_not_touched(small, catalog):
+async def test_metrics_that_clients_posted_are_not_changed(small, catalog):
     posted, _ = await catalog.metrics.put({"clusterId": "lab", "nodes": [{"id": "a"}]})
     async with polling(catalog, small.url) as (poller, outcome):
         await poller.poll()

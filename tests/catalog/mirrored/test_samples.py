@@ -151,7 +151,7 @@ def test_a_node_is_the_first_label_that_names_one(labels, node):
     assert only(round_of([sample]))["nodes"][0]["id"] == node
 
 
-def test_labels_are_a_setting():
+def test_the_labels_of_nodes_can_be_configured():
     series = {"gpu": "0", "site": "lab", "machine": "b", "node": "a"}
     sample = [("DCGM_FI_DEV_FB_USED", MetricSample(series, 1.0))]
     labels = Labels(cluster_label="site", node_labels=("machine",))
@@ -165,7 +165,7 @@ def test_a_cluster_that_lists_no_nodes_takes_the_first_label():
     assert only(round_of(dcgm("0", host="x"), nodes={"lab": ()}))["nodes"][0]["id"] == "x"
 
 
-def test_samples_of_no_cluster_are_reported():
+def test_samples_without_a_cluster_are_reported():
     composed = round_of(
         dcgm("0", host="stranger"),
         dcgm("0", cluster="elsewhere"),
@@ -217,7 +217,7 @@ def test_a_node_that_vanished_keeps_its_values_and_gets_old():
     assert round_of(known=store(late), now=NOW + 500).documents == []
 
 
-def test_the_half_that_is_no_longer_measured_makes_a_node_stale():
+def test_a_node_without_one_exporters_values_is_stale():
     known = store(only(round_of(dcgm("0"), host("a:9100", **MEMORY))))
     later = NOW + 300
     fresh = measured("host", later)
@@ -234,7 +234,7 @@ def test_a_node_that_left_its_cluster_is_forgotten():
     assert [tree["id"] for tree in document["nodes"]] == ["b"]
 
 
-def test_documents_are_what_the_catalog_takes():
+def test_the_catalog_accepts_the_documents():
     document = only(round_of(dcgm("0"), host("a:9100", **MEMORY)))
     _, stored = read_metrics_document(document)
     assert stored["nodes"][0]["vcpu"]["load_5m"] == 2

@@ -121,7 +121,7 @@ async def test_every_failure_is_one_bounded_refusal(faulty, service, behave, wha
     assert len(faulty.requests) == requests == service.requests
 
 
-async def test_a_reader_that_meets_what_it_cannot_decode_fails_as_any_wrong_answer(faulty, service):
+async def test_an_answer_that_cannot_be_decoded_is_a_wrong_answer(faulty, service):
     faulty.behave = answer('{"e":"\udce9"}')
     request = ServiceRequest("GET", "/")
     for _ in range(2):
@@ -129,14 +129,14 @@ async def test_a_reader_that_meets_what_it_cannot_decode_fails_as_any_wrong_answ
         assert "answered 200 with what cannot be read" in reason
 
 
-async def test_a_flood_is_not_read_to_its_end(faulty):
+async def test_an_endless_answer_is_not_read_to_its_end(faulty):
     faulty.behave = flood
     patient = Service("cluster registry", faulty.url, 60)
     assert "answered with more than" in await unavailable(ClusterRegistry(patient).named(["a"]))
     await patient.close()
 
 
-async def test_no_service_there(faulty):
+async def test_a_missing_service_is_unavailable(faulty):
     await faulty.stop()
     patient = Service(
         "cluster registry", faulty.url, 60
@@ -145,7 +145,7 @@ async def test_no_service_there(faulty):
     await patient.close()
 
 
-async def test_a_failure_that_passes_is_not_noticed(faulty, service):
+async def test_a_temporary_failure_is_retried(faulty, service):
     behaviours = [hang_up, answer("", 503), answer([cluster("a")])]
 
     async def worse_first(request, writer):
@@ -217,7 +217,7 @@ async def test_a_list_that_stalls_once_is_requested_again_soon(faulty, stall):
 # The breaker -------------------------------------------------------------------------------------
 
 
-async def test_a_service_that_keeps_failing_is_left_alone_and_then_probed(faulty, service):
+async def test_a_failing_service_gets_no_requests_and_then_a_probe(faulty, service):
     faulty.behave = answer("", 500)
     registry = ClusterRegistry(service)
     await unavailable(registry.named(["a"]))
@@ -239,7 +239,7 @@ async def test_a_service_that_keeps_failing_is_left_alone_and_then_probed(faulty
     assert len(faulty.requests) == before + 1
 
 
-def test_the_breaker_by_its_clock():
+def test_the_breaker_opens_and_closes_with_time():
     breaker = Breaker()
     for _ in range(FAILURES_MAX):
         assert breaker.wait_seconds(0) == 0
@@ -281,7 +281,7 @@ async def test_the_registry_is_read_in_bulk(faulty, service):
     ],
     ids=["list", "one document", "envelope", "with strangers and twins"],
 )
-async def test_every_form_of_success(faulty, service, found):
+async def test_every_form_of_a_successful_answer_is_read(faulty, service, found):
     faulty.behave = answer(found)
     assert list((await ClusterRegistry(service).named(["a"])).found) == ["a"]
 
@@ -297,13 +297,13 @@ async def test_every_form_of_success(faulty, service, found):
         answer({"success": True, "data": None}),
     ],
 )
-async def test_every_form_of_nothing(faulty, service, behave):
+async def test_every_form_of_an_unknown_document_is_read(faulty, service, behave):
     faulty.behave = behave
     assert (await ClusterRegistry(service).named(["a"])).found == {}
 
 
 @pytest.mark.parametrize("status", [400, 404])
-async def test_a_registry_that_knows_no_list_is_not_an_empty_one(faulty, service, status):
+async def test_a_registry_without_a_list_is_not_an_empty_registry(faulty, service, status):
     faulty.behave = answer({"error": "Not Found"}, status)
     reason = await unavailable(ClusterRegistry(service).everything({}, ""))
     assert f"answered {status} to the list of all" in reason
@@ -319,7 +319,7 @@ def nested(depth):
     return value
 
 
-async def test_one_bad_document_costs_only_itself(faulty, service):
+async def test_one_invalid_document_does_not_affect_the_others(faulty, service):
     bad = {
         "shape": {**cluster("shape"), "nodes": 7},
         "../x": cluster("../x"),
@@ -340,7 +340,7 @@ async def test_json_too_deep_to_be_read_is_no_answer(faulty, service):
     assert "no JSON" in await unavailable(ClusterRegistry(service).everything({}, ""))
 
 
-async def test_only_what_changed_is_read_again(faulty, service):
+async def test_only_changed_documents_are_decoded(faulty, service):
     registry = ClusterRegistry(service)
     faulty.behave = answer([cluster("a"), cluster("b")], etag='"1"')
     first = await registry.everything({}, "")
@@ -392,7 +392,7 @@ URI = "first:1.0-a+b"
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
-async def test_a_policy_and_its_name_for_the_next_time(faulty, service, wrapped):
+async def test_a_policy_is_read_with_its_tag(faulty, service, wrapped):
     document = {"policy_rule_uri": URI, "code": "x"}
     faulty.behave = answer({"success": True, "data": document} if wrapped else document, etag='"7"')
     store = PolicyStore(service)
@@ -403,7 +403,7 @@ async def test_a_policy_and_its_name_for_the_next_time(faulty, service, wrapped)
 
 
 @pytest.mark.parametrize("status", [200, 400, 404])
-async def test_a_policy_that_is_not_there_whatever_the_status(faulty, service, status):
+async def test_a_missing_policy_is_not_found_with_any_status(faulty, service, status):
     faulty.behave = answer({"success": False, "error": "Policy not found"}, status)
     assert await PolicyStore(service).get(URI, "") == Denied(status, "Policy not found")
 
@@ -432,7 +432,7 @@ async def test_an_answer_about_one_policy_is_a_short_one(faulty, service):
         ("search", {"matchType": "cluster"}, "/api/no-ir/similarity-search"),
     ],
 )
-async def test_what_is_described_goes_where_its_form_belongs(faulty, service, action, body, path):
+async def test_a_search_goes_to_the_route_of_its_form(faulty, service, action, body, path):
     faulty.behave = answer({"success": True, "data": [{"id": "b"}, {"id": "a"}, {"id": "b"}]})
     assert await SearchService(service).find(action, body) == ["b", "a"]
     assert (faulty.requests[0].path, faulty.requests[0].body) == (path, body)
@@ -461,7 +461,7 @@ async def test_what_the_search_service_says_of_a_query_is_passed_on(faulty, serv
 
 
 @pytest.mark.parametrize("data", [[{"id": "../../admin"}], [7], {"id": None}])
-async def test_a_search_that_finds_what_is_no_cluster_lies(faulty, service, data):
+async def test_a_search_answer_with_invalid_ids_is_an_error(faulty, service, data):
     faulty.behave = answer({"success": True, "data": data})
     assert "found what is no cluster" in await unavailable(
         SearchService(service).find("search", {})

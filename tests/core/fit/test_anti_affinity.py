@@ -49,7 +49,7 @@ def shut(turn):
     ("topology", "nodes"),
     [("node", {"n0"}), ("rack", {"n0", "n1"}), ("zone", {"n0", "n1"})],
 )
-def test_a_policy_sees_what_is_too_near_as_full(topology, nodes) -> None:
+def test_a_policy_sees_excluded_nodes_as_full(topology, nodes) -> None:
     hand = fleet()
     hand.grant(apart("first"), place("n0", "0"))
     assert shut(hand.ask(apart("second", topology=topology))) == nodes
@@ -57,19 +57,19 @@ def test_a_policy_sees_what_is_too_near_as_full(topology, nodes) -> None:
     assert shut(hand.ask(apart("else", topology=topology, tenant=Tenant("bob")))) == set()
 
 
-def test_the_first_one_keeps_its_zone_free_of_later_ones() -> None:
+def test_the_first_lease_excludes_later_ones_from_its_zone() -> None:
     hand = fleet()
     hand.grant(apart("first", topology="zone"), place("n0", "0"))
     assert shut(hand.ask(apart("second"))) == {"n0", "n1"}
 
 
-def test_who_has_no_zone_shares_it_with_none() -> None:
+def test_a_node_without_a_zone_shares_none() -> None:
     hand = fleet()
     hand.grant(apart("first", topology="zone"), place("n3", "0"))
     assert shut(hand.ask(apart("second", topology="zone"))) == {"n3"}
 
 
-def test_a_proposal_of_two_at_once_is_not_granted_twice() -> None:
+def test_one_proposal_for_two_of_a_group_is_granted_once() -> None:
     hand = fleet()
     one, two = hand.ask(apart("one")), hand.ask(apart("two"))
     hand.propose(one, place("n0", "0"))
@@ -100,7 +100,7 @@ def test_a_waiter_is_woken_on_another_node_of_the_zone() -> None:
     assert share.node_id == "n1"
 
 
-def test_another_group_is_woken_behind_many_of_one_that_has_no_place() -> None:
+def test_a_waiter_is_woken_behind_many_of_a_blocked_group() -> None:
     hand = fleet()
     for n in range(4):
         hand.grant(apart(f"web{n}"), place(f"n{n}", "0"))

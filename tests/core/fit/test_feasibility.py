@@ -72,7 +72,7 @@ def lease(rng: Random, state: State, number: int) -> Lease | None:
 
 
 @given(st.integers(0, 2**32))
-def test_the_cache_agrees_with_a_judge_without_memory(seed: int) -> None:
+def test_cached_results_equal_uncached_ones(seed: int) -> None:
     rng, state = Random(seed), State()
     remembering = Feasibility(state)
     for number in range(40):
@@ -98,7 +98,7 @@ def test_the_cache_agrees_with_a_judge_without_memory(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32))
-def test_a_no_names_nodes_that_add_up_and_never_means_never(seed: int) -> None:
+def test_a_refusals_counts_add_up_and_never_is_final(seed: int) -> None:
     rng, state = Random(seed), State()
     for name in ("c0", "c1"):
         apply(state, ClusterSet(cluster(rng, name)))
@@ -134,7 +134,7 @@ def test_nodes_that_fit_now_are_reserved_before_emptier_ones() -> None:
     assert feasibility.reservation(Demand(gpus=9), None) == ()
 
 
-def test_a_gang_of_one_rack_keeps_one_rack() -> None:
+def test_a_waiting_rack_gang_reserves_one_rack() -> None:
     state = State()
     racks = ["r1", "r2", "r1", "r2", ""]
     sizes = [4, 3, 1, 3, 4]
@@ -200,7 +200,7 @@ def test_the_binding_constraint_is_named(demand: Demand, binding: str) -> None:
     assert refusal.details["binding"] == binding
 
 
-def test_a_refusal_says_the_same_however_often_it_was_said_before() -> None:
+def test_a_repeated_refusal_is_the_same() -> None:
     """Nodes are counted again where they changed alone; the counts are those of all of them."""
     draw, state = Random(3), State()
     apply(state, ClusterSet(nodes(40, 4)))

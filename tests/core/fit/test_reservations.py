@@ -46,7 +46,7 @@ def at(hand: Hand, now: float) -> None:
     hand.step(Tick())
 
 
-def test_it_takes_what_is_free_of_others_when_it_begins(hand: Hand) -> None:
+def test_a_reservation_takes_nodes_that_are_free_at_its_start(hand: Hand) -> None:
     hand.grant(ask("long", ONE), place("n000", "0"))
     reply = reserve(hand, 50.0, 100.0)
     assert where(reply) == [("c", "n001")]
@@ -56,14 +56,14 @@ def test_it_takes_what_is_free_of_others_when_it_begins(hand: Hand) -> None:
     assert where(reserve(hand, 100.0, 120.0)) == [("c", "n000")]
 
 
-def test_the_smallest_nodes_that_will_do_are_reserved(hand: Hand) -> None:
+def test_the_smallest_sufficient_nodes_are_reserved(hand: Hand) -> None:
     hand.see(nodes(1, 8, "a"))
     assert where(reserve(hand, 50.0, 100.0)) == [("c", "n000")]
     reply = reserve(hand, 50.0, 100.0, candidates=(ClusterId("a"),))
     assert where(reply) == [("a", "n000")]
 
 
-def test_a_lease_that_would_run_into_it_goes_elsewhere_or_is_shortened(hand: Hand) -> None:
+def test_a_lease_overlapping_a_reservation_goes_elsewhere_or_is_shortened(hand: Hand) -> None:
     reserve(hand, 50.0, 100.0)
     turn = hand.ask(ask("long", ONE))
     assert turn.effects[0].reserved == (("c", "n000"),)  # type: ignore[union-attr]  # A consultation.
@@ -77,7 +77,7 @@ def test_a_lease_that_would_run_into_it_goes_elsewhere_or_is_shortened(hand: Han
     assert refusal.details["ttl_max_seconds"] == 10.0
 
 
-def test_a_shorter_lease_is_granted_where_the_request_agrees(hand: Hand) -> None:
+def test_a_shorter_lease_is_granted_if_the_request_allows_it(hand: Hand) -> None:
     reserve(hand, 50.0, 100.0, Demand(gpus=1, nodes=2))
     shorter = {"ttl_seconds_min": 20.0}
     turn = hand.grant(ask("brief", ONE, terms=shorter), place("n000", "0"))
@@ -91,7 +91,7 @@ def test_a_shorter_lease_is_granted_where_the_request_agrees(hand: Hand) -> None
     assert refusal.details["ttl_max_seconds"] == 19.0
 
 
-def test_a_whole_lease_elsewhere_goes_before_a_shorter_one(hand: Hand) -> None:
+def test_a_full_lease_elsewhere_is_preferred_to_a_shorter_one(hand: Hand) -> None:
     reserve(hand, 50.0, 100.0)
     turn = hand.ask(ask("long", ONE, terms={"ttl_seconds_min": 20.0}))
     assert turn.effects[0].reserved == (("c", "n000"),)  # type: ignore[union-attr]  # A consultation.
@@ -103,7 +103,7 @@ def test_a_whole_lease_elsewhere_goes_before_a_shorter_one(hand: Hand) -> None:
     assert news.lease.expires_at == 50.0
 
 
-def test_a_dry_run_says_where_it_would_be_or_what_is_in_the_way(hand: Hand) -> None:
+def test_a_dry_run_names_nodes_or_obstacles(hand: Hand) -> None:
     reply = reserve(hand, 50.0, 100.0, dry_run=True)
     assert where(reply) == [("c", "n000")]
     assert not hand.allocator.state.reserved
@@ -114,7 +114,7 @@ def test_a_dry_run_says_where_it_would_be_or_what_is_in_the_way(hand: Hand) -> N
     assert refusal.details["reservations"] == [{"reservation": name, "until": 100.0}]
 
 
-def test_nodes_reserved_for_the_head_take_no_whole_lease(hand: Hand) -> None:
+def test_nodes_reserved_for_the_head_get_no_full_lease(hand: Hand) -> None:
     hand.see(nodes(3, 1))
     reserve(hand, 50.0, 100.0)  # Node n000.
     hand.grant(ask("there", ONE), place("n002", "0"))
@@ -125,14 +125,14 @@ def test_nodes_reserved_for_the_head_take_no_whole_lease(hand: Hand) -> None:
     assert (news.lease.expires_at, news.ttl_max_seconds) == (50.0, 50.0)
 
 
-def test_a_policy_that_proposes_it_all_the_same_gets_nothing(hand: Hand) -> None:
+def test_a_proposal_of_reserved_nodes_is_rejected(hand: Hand) -> None:
     reserve(hand, 50.0, 100.0)
     (refusal,) = answers(hand.propose(hand.ask(ask("long", ONE)), place("n000", "0")))
     assert refusal.code is Code.POLICY_UNSOUND  # It saw that it is taken.
     assert not hand.allocator.state.leases
 
 
-def test_a_renewal_ends_where_it_begins(hand: Hand) -> None:
+def test_a_renewal_ends_at_the_start_of_a_reservation(hand: Hand) -> None:
     short = {"ttl_seconds": 40.0}
     hand.grant(ask("short", ONE, terms=short), place("n000", "0"))
     hand.grant(ask("other", ONE), place("n001", "0"))
@@ -147,7 +147,7 @@ def test_a_renewal_ends_where_it_begins(hand: Hand) -> None:
     assert list(hand.allocator.state.leases) == ["other"]
 
 
-def test_from_its_start_on_only_its_tenant_gets_the_nodes_until_it_ends(hand: Hand) -> None:
+def test_during_a_reservation_only_its_tenant_gets_the_nodes(hand: Hand) -> None:
     reserve(hand, 50.0, 100.0, Demand(gpus=1, nodes=2))
     at(hand, 50.0)
     brief = {"ttl_seconds": 1.0}
@@ -163,7 +163,7 @@ def test_from_its_start_on_only_its_tenant_gets_the_nodes_until_it_ends(hand: Ha
     assert "bob" in hand.allocator.state.leases, "its leases go on"
 
 
-def test_unused_it_lapses_and_used_it_stays(hand: Hand) -> None:
+def test_an_unused_reservation_lapses_and_a_used_one_stays(hand: Hand) -> None:
     reserve(hand, 50.0, 100.0, lapse_seconds=10.0)
     at(hand, 60.0)
     assert [f.reason for f in hand.facts if isinstance(f, Unreserved)] == ["unused for 10 s"]
@@ -180,7 +180,7 @@ def test_unused_it_lapses_and_used_it_stays(hand: Hand) -> None:
     assert hand.allocator.next_deadline() == 120.0  # Of "before": nothing of them is left.
 
 
-def test_an_operator_ends_it_and_who_waits_is_served(hand: Hand) -> None:
+def test_ending_a_reservation_serves_waiters(hand: Hand) -> None:
     reply = reserve(hand, 10.0, 100.0, Demand(gpus=1, nodes=2))
     assert consults(hand.ask(ask("waits", ONE, wait=60.0))) == []
     name = RequestId(reply["reservation"])
@@ -189,7 +189,7 @@ def test_an_operator_ends_it_and_who_waits_is_served(hand: Hand) -> None:
     assert (refusal.code, refusal.field) == (Code.NOT_FOUND, "reservation")
 
 
-def test_what_can_never_be_or_is_over_is_refused(hand: Hand) -> None:
+def test_an_impossible_or_past_reservation_is_refused(hand: Hand) -> None:
     assert reserve(hand, 10.0, 20.0, Demand(gpus=2)).code is Code.NEVER_FITS
     assert reserve(hand, 10.0, 20.0, Demand(gpus=1, nodes=1_001)).code is Code.BUSY
     hand.now = 30.0
@@ -198,7 +198,7 @@ def test_what_can_never_be_or_is_over_is_refused(hand: Hand) -> None:
     assert reserve(hand, 10.0, 40.0)["starts_at"] == 30.0
 
 
-def test_each_tenant_sees_its_own(hand: Hand) -> None:
+def test_each_tenant_sees_its_own_reservations(hand: Hand) -> None:
     first, second = (reserve(hand, start, 100.0) for start in (60.0, 50.0))
     listed = hand.inquire("reservations", "bob")
     assert listed == {"reservations": [second, first], "next": None}
@@ -206,7 +206,7 @@ def test_each_tenant_sees_its_own(hand: Hand) -> None:
     assert hand.inquire("reservations", "op", sees_all=True, limit=1)["reservations"] == [second]
 
 
-def test_it_is_in_checkpoints(hand: Hand) -> None:
+def test_reservations_are_in_checkpoints(hand: Hand) -> None:
     reserve(hand, 0.0, 100.0, lapse_seconds=10.0)
     hand.grant(ask("bob", ONE, tenant=BOB), place("n000", "0"))
     again = Allocator()
@@ -248,7 +248,7 @@ def test_devices_are_reserved_with_their_part_of_the_node(one: Hand) -> None:
     assert (len(node["gpus"]), node["cpu_milli"], node["memory_mib"]) == (8, 64_000, 65_536)
 
 
-def test_others_get_what_is_not_reserved(one: Hand) -> None:
+def test_other_tenants_get_unreserved_parts(one: Hand) -> None:
     reserve(one, 50.0, 100.0, TWO)
     turn = one.ask(ask("six", Demand(gpus=6)))
     (share, devices) = turn.effects[0].excluded_parts  # type: ignore[union-attr]  # A consultation.
@@ -271,7 +271,7 @@ def test_cores_are_reserved_with_devices(one: Hand) -> None:
     one.grant(ask("bob", Demand(gpus=2, cpu_milli=16_000), tenant=BOB), place("n000", "0", "1"))
 
 
-def test_who_ends_in_time_leaves_room_for_who_stays(one: Hand) -> None:
+def test_leases_ending_in_time_do_not_block_a_reservation(one: Hand) -> None:
     one.grant(
         ask("brief", Demand(gpus=2, cpu_milli=60_000), terms={"ttl_seconds": 40.0}),
         place("n000", "0", "1"),
@@ -287,7 +287,7 @@ def test_who_ends_in_time_leaves_room_for_who_stays(one: Hand) -> None:
     assert (news.lease.expires_at, news.ttl_max_seconds) == (90.0, None)
 
 
-def test_a_tenant_that_holds_what_it_reserved_leaves_the_rest_to_others(one: Hand) -> None:
+def test_unneeded_parts_of_a_used_reservation_are_open_to_others(one: Hand) -> None:
     reserve(one, 0.0, 100.0, Demand(gpus=4))
     at(one, 1.0)
     one.grant(ask("bob", Demand(gpus=4, cpu_milli=32_000), tenant=BOB), place("n000", *"0123"))
@@ -337,7 +337,7 @@ def test_a_request_offered_only_its_reserved_part_is_consulted_again(one: Hand) 
     assert consults(turn) == ["bob"]
 
 
-def test_what_was_used_before_it_had_begun_is_open_to_its_tenant(one: Hand) -> None:
+def test_waiters_wake_at_the_start_despite_an_earlier_use(one: Hand) -> None:
     """Waiters learn of the start, also where a lease came between it and the tick."""
     reserve(one, 5.0, 100.0, Demand(gpus=2, cpu_milli=2_000))
     one.grant(ask("ann", ONE), place("n000", "7"))
@@ -348,7 +348,7 @@ def test_what_was_used_before_it_had_begun_is_open_to_its_tenant(one: Hand) -> N
     assert consults(one.step(Tick())) == ["waits"]
 
 
-def test_one_that_ends_before_it_is_served_beside_its_like(hand: Hand) -> None:
+def test_a_short_request_is_served_before_an_equal_longer_one(hand: Hand) -> None:
     hand.see(nodes(3, 1))
     hand.grant(ask("ann", ONE), place("n000", "0"))
     reserve(hand, 50.0, 100.0)
@@ -359,7 +359,7 @@ def test_one_that_ends_before_it_is_served_beside_its_like(hand: Hand) -> None:
     assert consults(turn) == ["brief"]
 
 
-def test_who_has_what_it_reserved_gives_way_to_no_other(one: Hand) -> None:
+def test_a_tenants_lease_in_its_reservation_is_not_preempted(one: Hand) -> None:
     reserve(one, 0.0, 1_000.0, TWO)
     gives = {"preemptible": True, "ttl_seconds": 900.0}
     one.grant(ask("bob", TWO, tenant=BOB, terms=gives), place("n000", "0", "1"))
@@ -368,7 +368,7 @@ def test_who_has_what_it_reserved_gives_way_to_no_other(one: Hand) -> None:
     assert [name for name in ("bob", "ann") if name in one.allocator.state.leases] == ["bob"]
 
 
-def test_a_no_counts_candidates_alone(one: Hand) -> None:
+def test_a_refusal_counts_only_candidates(one: Hand) -> None:
     for name in ("a", "b"):
         one.see(nodes(1, 8, name))
         assert "nodes" in reserve(one, 0.0, 100.0, Demand(gpus=8), candidates=(ClusterId(name),))
@@ -391,9 +391,7 @@ def test_without_devices_nodes_are_reserved_whole(one: Hand) -> None:
 
 
 @pytest.mark.parametrize(("less", "more"), [(ONE, TWO), (Demand(cpu_milli=1),) * 2])
-def test_a_device_that_another_lease_has_lost_is_its_own_until_that_ends(
-    less: Demand, more: Demand
-) -> None:
+def test_a_lost_device_stays_with_its_lease_until_that_ends(less: Demand, more: Demand) -> None:
     hand = Hand()
     hand.see(lab("aaa", "ccc", cluster="left"))
     hand.grant(ask("lost", ONE), place("n1", "0", cluster_id="left"))

@@ -56,7 +56,7 @@ def test_never_names_the_smallest_change(demand: Demand, field: str, fits: objec
     json.dumps(no.details)
 
 
-def test_where_no_single_change_helps_it_says_what_there_is() -> None:
+def test_without_a_single_helpful_change_the_largest_amounts_are_named() -> None:
     no = refused(fleet(), Demand(gpus=9, cpu_milli=70_000))
     assert no.details["fits_if"] == []
     assert (no.details["largest"]["gpus"], no.details["largest"]["cpu_milli"]) == (8, 64_000)
@@ -79,7 +79,7 @@ def test_other_clusters_are_named_as_a_change() -> None:
     assert [each["field"] for each in no.details["fits_if"]] == ["resources.models", "clusters"]
 
 
-def test_what_is_taken_is_a_not_now_and_what_a_quota_keeps_is_a_not_you() -> None:
+def test_taken_gpus_are_not_now_and_a_quota_is_not_you() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     hand.grant(ask("one", Demand(gpus=2)), place("n000", "0", "1"))
@@ -88,7 +88,7 @@ def test_what_is_taken_is_a_not_now_and_what_a_quota_keeps_is_a_not_you() -> Non
     assert hand.inquire("why", subject="late")["verdict"] == "not_now"
 
 
-def test_why_tells_each_node_the_nearest_misses_first() -> None:
+def test_why_lists_the_nearest_misses_first() -> None:
     hand = Hand()
     hand.see(nodes(4, 8))
     hand.grant(ask("a", Demand(gpus=2)), place("n001", "0", "1"))
@@ -118,7 +118,7 @@ def test_why_tells_each_node_the_nearest_misses_first() -> None:
     assert "node_verdicts" not in hand.inquire("why", subject="late")
 
 
-def test_a_page_that_starts_nowhere_is_refused() -> None:
+def test_a_page_after_an_unknown_node_is_refused() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.grant(ask("a", Demand(gpus=1)), place("n000", "0"))
@@ -146,9 +146,7 @@ NODES = st.tuples(st.lists(GPUS, max_size=4), st.integers(1, 4), st.sampled_from
 
 
 @given(st.lists(NODES, min_size=1, max_size=5), DEMANDS)
-def test_each_change_that_is_named_fits_an_empty_fleet_and_no_larger_amount_does(
-    rows, demand
-) -> None:
+def test_each_suggested_change_is_the_largest_that_fits(rows, demand) -> None:
     made = tuple(
         Node(
             NodeId(f"n{at}"),
@@ -181,7 +179,7 @@ def test_each_change_that_is_named_fits_an_empty_fleet_and_no_larger_amount_does
     assert len(fleet) == len(made)
 
 
-def test_a_kind_of_node_is_looked_at_once_and_again_after_the_fleet_changes() -> None:
+def test_a_kind_of_node_is_judged_once_until_the_fleet_changes() -> None:
     big = Fleet()
     big.install([nodes(500, 8), nodes(2, 4, name="z")])
     kinds = NodeKinds(big)

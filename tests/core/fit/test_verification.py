@@ -32,12 +32,12 @@ def hand() -> Hand:
         ({"cluster_id": "cc", "node_id": "n000", "gpus": []}, "“cc” is none; there are c, d."),
     ],
 )
-def test_it_says_which_there_are(hand, value, said):
+def test_a_refused_proposal_names_the_existing_choices(hand, value, said):
     assert said in refusal(hand, value, Demand(gpus=1))
 
 
 @pytest.mark.parametrize("demand", [None, Demand(gpus=2)])
-def test_gpus_without_a_node_are_those_of_one_node(hand, demand):
+def test_gpus_proposed_without_a_node_are_on_one_node(hand, demand):
     value = {"cluster_id": "c", "gpus": ["0", "7"]}
     assert "“7” is none; there are 0, 1." in refusal(hand, value, demand)
     ours = (Gpu("own", "A100", 81_920), Gpu("0", "A100", 81_920))
@@ -55,12 +55,12 @@ def test_a_chosen_node_has_the_named_gpus_free(hand):
     assert [(share.node_id, share.gpus) for share in lease.lease.placement] == [("n001", ("0",))]
 
 
-def test_of_candidates_it_names_those(hand):
+def test_a_refused_cluster_names_the_candidates(hand):
     only = (ClusterId("d"),)
     assert "“c” is none; there is d." in refusal(hand, place("n000"), None, candidates=only)
 
 
-def test_of_many_nodes_it_names_the_nearest_and_a_few(hand):
+def test_of_many_nodes_the_refusal_names_a_few_near_names(hand):
     hand.see(nodes(500, 1))
     said = refusal(hand, place("n0007", "0"), Demand(gpus=1))
     assert "there are n007, " in said
@@ -68,7 +68,7 @@ def test_of_many_nodes_it_names_the_nearest_and_a_few(hand):
     assert len(said) < 250
 
 
-def test_one_is_counted_as_one():
+def test_a_count_of_one_is_in_the_singular():
     hand = Hand()
     device = (Gpu("0", "", 0),)  # A site that does not say its model.
     hand.see(Cluster(ClusterId("c"), (Node(NodeId("n"), 1_000, 1_000, device),)))

@@ -39,25 +39,25 @@ def hand() -> Hand:
     return hand
 
 
-def test_it_is_granted_where_the_labels_are(hand: Hand) -> None:
+def test_a_request_is_granted_on_a_node_with_the_labels(hand: Hand) -> None:
     (news,) = answers(hand.grant(ask("r", BLUE), place("n1", "0")))
     assert isinstance(news, LeaseNews)
     assert [share.node_id for share in news.lease.placement] == ["n1"]
 
 
-def test_a_proposal_elsewhere_is_refused(hand: Hand) -> None:
+def test_a_proposal_of_a_node_without_the_labels_is_refused(hand: Hand) -> None:
     (no,) = answers(hand.grant(ask("r", BLUE), place("n0", "0")))
     assert isinstance(no, Refusal)
     assert "labels that `resources.where` asks for" in no.reason
     assert not hand.allocator.state.leases
 
 
-def test_a_node_that_is_left_to_the_allocator_has_the_labels(hand: Hand) -> None:
+def test_the_allocator_chooses_a_node_with_the_labels(hand: Hand) -> None:
     (news,) = answers(hand.grant(ask("r", BLUE), {"cluster_id": "c"}))
     assert [share.node_id for share in news.lease.placement] == ["n1"]
 
 
-def test_it_waits_while_only_others_are_free(hand: Hand) -> None:
+def test_a_request_waits_while_only_unlabelled_nodes_are_free(hand: Hand) -> None:
     hand.grant(ask("first", BLUE), place("n1", "0"))
     (no,) = answers(hand.ask(ask("at once", BLUE)))
     assert (no.code, no.details["misfits"]) == (Code.NO_CAPACITY, {"labels": 1, "gpus_busy": 1})
@@ -66,7 +66,7 @@ def test_it_waits_while_only_others_are_free(hand: Hand) -> None:
     assert consults(hand.see(zones("red", "blue", "blue"))) == ["waits"]
 
 
-def test_labels_that_no_node_has_are_never_met(hand: Hand) -> None:
+def test_labels_without_any_node_never_fit(hand: Hand) -> None:
     green = Demand(gpus=1, where=(Requirement("zone", "In", ("green",)),))
     (no,) = answers(hand.ask(ask("r", green, 60.0)))
     assert (no.code, no.details["misfits"]) == (Code.NEVER_FITS, {"labels": 2})
@@ -90,14 +90,14 @@ def test_labels_that_no_node_has_are_never_met(hand: Hand) -> None:
         (Requirement("zone", "DoesNotExist"), "`where` asks for. It would fit without `where`."),
     ],
 )
-def test_a_label_that_no_node_has_is_compared_with_those_there_are(
+def test_an_unknown_label_suggests_the_nearest_existing_one(
     hand: Hand, requirement: Requirement, said: str
 ) -> None:
     (no,) = answers(hand.ask(ask("r", Demand(gpus=1, where=(requirement,)), 60.0)))
     assert said in no.reason
 
 
-def test_a_smaller_demand_is_named_where_the_labels_are(hand: Hand) -> None:
+def test_a_smaller_demand_on_labelled_nodes_is_suggested(hand: Hand) -> None:
     two = Demand(gpus=2, where=BLUE.where)
     (no,) = answers(hand.ask(ask("r", two)))
     assert no.code is Code.NEVER_FITS
@@ -105,7 +105,7 @@ def test_a_smaller_demand_is_named_where_the_labels_are(hand: Hand) -> None:
     assert no.details["largest"]["nodes"] == 1
 
 
-def test_a_warm_workload_of_an_earlier_release_is_still_like_its_request() -> None:
+def test_a_warm_lease_of_an_earlier_release_is_still_reused() -> None:
     plain = ask("r", Demand(gpus=1), provision=Provision("local", keep_warm_seconds=9.0))
     before = "72f70cd7562ea6b2b5db3801d9f4a94f"
     assert likeness(plain) == before

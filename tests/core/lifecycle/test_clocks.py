@@ -94,7 +94,7 @@ def keep_warm(hand: Hand, name: str, seconds: float) -> None:
     assert left(hand, name) == seconds
 
 
-def test_what_ran_out_while_the_daemon_stood_still_has_the_grace_of_a_restart(hand: Hand) -> None:
+def test_leases_that_ran_out_during_a_stall_get_the_restart_grace(hand: Hand) -> None:
     hand.grant(ask("lease", ONE, terms={"ttl_seconds": 6.0}), place("n000", "0"))
     warm_spec = Provision("memory", keep_warm_seconds=5.0)
     hand.grant(ask("warm", ONE, provision=warm_spec), place("n001", "0"))
@@ -115,7 +115,7 @@ def test_what_ran_out_while_the_daemon_stood_still_has_the_grace_of_a_restart(ha
     assert sorted(over(hand)) == [reservation, "waiter", "warm"]
 
 
-def test_a_restart_gives_waiters_and_what_is_warm_the_same(hand: Hand) -> None:
+def test_waiters_and_warm_leases_get_the_restart_grace(hand: Hand) -> None:
     warm_spec = Provision("memory", keep_warm_seconds=5.0)
     hand.grant(ask("warm", ONE, provision=warm_spec), place("n001", "0"))
     keep_warm(hand, "warm", 5.0)
@@ -138,7 +138,7 @@ def test_a_restart_gives_waiters_and_what_is_warm_the_same(hand: Hand) -> None:
 
 @pytest.mark.parametrize("ttl", [3.0, 6.0, 7.9])
 @pytest.mark.parametrize("wait", [8.0, 8.1, 9.0, 12.0, 500.0])
-def test_who_waits_outlasts_the_leases_that_it_would_have(
+def test_a_waiter_waits_longer_than_the_leases_before_it(
     hand: Hand, ttl: float, wait: float
 ) -> None:
     """The lease ran out while the daemon stood still, the waiter then or later."""
@@ -158,14 +158,14 @@ def test_who_waits_outlasts_the_leases_that_it_would_have(
     assert consultation.ask.id == "waiter"
 
 
-def test_who_waits_less_long_than_a_lease_lasts_does_so_after_a_stall(hand: Hand) -> None:
+def test_a_waiter_with_a_shorter_limit_gets_only_the_grace(hand: Hand) -> None:
     hand.grant(ask("lease", ONE, terms={"ttl_seconds": 7.0}), place("n000", "0"))
     hand.ask(ask("waiter", Demand(gpus=1, nodes=3), wait=6.0))
     stand_still(hand, 8.0)
     assert hand.allocator.state.waiting[RequestId("waiter")].deadline == hand.now + GRACE
 
 
-def test_a_waiter_outlasts_a_lease_that_a_restart_prolongs(hand: Hand) -> None:
+def test_a_waiter_waits_longer_than_a_lease_prolonged_by_a_restart(hand: Hand) -> None:
     hand.grant(ask("lease", ONE, terms={"ttl_seconds": 6.0}), place("n000", "0"))
     hand.ask(ask("waiter", Demand(gpus=1, nodes=3), wait=8.0))
     again = Hand(Allocator(), hand.now + HOURS)
@@ -175,7 +175,7 @@ def test_a_waiter_outlasts_a_lease_that_a_restart_prolongs(hand: Hand) -> None:
     assert waiter.deadline == again.now + GRACE + 2.0
 
 
-def test_who_did_not_run_out_has_as_long_as_the_daemon_stood_still(hand: Hand) -> None:
+def test_unexpired_leases_are_prolonged_by_the_stall(hand: Hand) -> None:
     hand.grant(ask("short", ONE, terms={"ttl_seconds": 9.0}), place("n000", "0"))
     hand.grant(ask("long", ONE, terms={"ttl_seconds": 60.0}), place("n001", "0"))
     stand_still(hand, 8.0)
@@ -187,7 +187,7 @@ def test_who_did_not_run_out_has_as_long_as_the_daemon_stood_still(hand: Hand) -
     assert over(hand) == ["short"]
 
 
-def test_a_lease_that_stood_still_leaves_when_it_must(hand: Hand) -> None:
+def test_a_stall_does_not_prolong_a_lease_beyond_a_drain(hand: Hand) -> None:
     hand.grant(ask("lease", ONE, terms={"ttl_seconds": 6.0}), place("n000", "0"))
     cordon = CordonAsked(hand.to(), BOB, "c", NodeId("n000"), "drain", "", 5.0)  # type: ignore[arg-type]  # Plain strings in tests.
     hand.step(cordon)
@@ -196,7 +196,7 @@ def test_a_lease_that_stood_still_leaves_when_it_must(hand: Hand) -> None:
 
 
 @pytest.mark.parametrize("seconds", [HOURS, -HOURS, 2.5, -2.5])
-def test_a_clock_that_is_set_changes_no_remaining_time(hand: Hand, seconds: float) -> None:
+def test_setting_the_clock_changes_no_remaining_time(hand: Hand, seconds: float) -> None:
     hand.step(HalfLifeConfigured(600.0))
     hand.grant(ask("lease", ONE), place("n000", "0"))
     warm_spec = Provision("memory", keep_warm_seconds=50.0)
@@ -228,7 +228,7 @@ def test_a_clock_that_is_set_changes_no_remaining_time(hand: Hand, seconds: floa
     check(hand.allocator.state)
 
 
-def test_a_request_that_is_being_decided_waits_as_long_as_it_said(hand: Hand) -> None:
+def test_an_undecided_request_keeps_its_wait_limit(hand: Hand) -> None:
     turn = hand.ask(ask("asked", ONE, wait=50.0))
     hand.grant(ask("other", Demand(gpus=1)), place("n000", "0"))
     set_clock(hand, -HOURS)
@@ -236,7 +236,7 @@ def test_a_request_that_is_being_decided_waits_as_long_as_it_said(hand: Hand) ->
     assert hand.allocator.state.leases[RequestId("asked")].asked_at == hand.now
 
 
-def test_reservations_keep_their_hour_when_the_clock_was_slow(hand: Hand) -> None:
+def test_reservations_keep_their_calendar_time_after_a_clock_change(hand: Hand) -> None:
     reservation = reserve(hand, HOURS + 100.0, 1_000.0, lapse=60.0)
     (place_of,) = hand.allocator.state.reserved.by_id[reservation].nodes
     set_clock(hand, HOURS)
@@ -249,7 +249,7 @@ def test_reservations_keep_their_hour_when_the_clock_was_slow(hand: Hand) -> Non
     assert hand.ask(ask("other", ONE)).effects[0].reserved == (place_of,)  # type: ignore[union-attr]  # A consultation.
 
 
-def test_what_began_in_the_hours_that_were_skipped_begins_now(hand: Hand) -> None:
+def test_a_reservation_in_skipped_hours_begins_now(hand: Hand) -> None:
     skipped = reserve(hand, 60.0, HOURS + 600.0, lapse=90.0)
     gone = reserve(hand, 60.0, 600.0)
     begun = reserve(hand, 0.0, 2 * HOURS, lapse=50.0)
@@ -263,7 +263,7 @@ def test_what_began_in_the_hours_that_were_skipped_begins_now(hand: Hand) -> Non
     assert known[skipped].begun
 
 
-def test_what_began_too_early_begins_again_at_its_hour(hand: Hand) -> None:
+def test_a_reservation_begun_too_early_begins_again_at_its_time(hand: Hand) -> None:
     reservation = reserve(hand, 100.0, 1_000.0, lapse=60.0)
     hour = hand.now + 100.0
     hand.now += 110.0
@@ -277,7 +277,7 @@ def test_what_began_too_early_begins_again_at_its_hour(hand: Hand) -> None:
     assert hand.allocator.state.reserved.by_id[reservation].begun
 
 
-def test_a_lease_that_now_runs_into_a_reservation_keeps_its_time_and_no_more(hand: Hand) -> None:
+def test_a_lease_overlapping_a_reservation_cannot_be_prolonged(hand: Hand) -> None:
     hand.see(nodes(1, 1))
     hand.grant(ask("there", ONE), place("n000", "0"))
     reserve(hand, HOURS, 1_000.0)
@@ -295,7 +295,7 @@ def test_a_lease_that_now_runs_into_a_reservation_keeps_its_time_and_no_more(han
     assert refusal.code is Code.NO_CAPACITY
 
 
-def test_a_late_waiter_learns_that_it_may_wait_on(hand: Hand) -> None:
+def test_an_expired_waiter_learns_of_its_grace(hand: Hand) -> None:
     hand.ask(ask("waiter", Demand(gpus=1, nodes=4), wait=3.0))
     hand.see(nodes(4, 1))
     hand.grant(ask("lease", ONE), place("n000", "0"))

@@ -48,7 +48,7 @@ def offered(hand: Hand) -> list[str]:
     return [row["node_id"] for row in rows if not row.get("unavailable")]
 
 
-def test_nothing_new_comes_to_a_node_until_it_is_put_back(hand: Hand) -> None:
+def test_a_cordoned_node_gets_no_leases_until_uncordoned(hand: Hand) -> None:
     turn = cordon(hand, "cordon", "n000", reason="new fans")
     assert reply(turn) == {
         "cluster_id": "c",
@@ -67,7 +67,7 @@ def test_nothing_new_comes_to_a_node_until_it_is_put_back(hand: Hand) -> None:
     assert offered(hand) == ["n000", "n001"]
 
 
-def test_a_whole_cluster_takes_in_nodes_that_come_later(hand: Hand) -> None:
+def test_a_cordon_of_a_cluster_holds_for_later_nodes(hand: Hand) -> None:
     cordon(hand, "cordon")
     hand.see(nodes(3, 1))
     assert offered(hand) == []
@@ -79,7 +79,7 @@ def test_a_whole_cluster_takes_in_nodes_that_come_later(hand: Hand) -> None:
     assert reply(cordon(hand, "uncordon", "n002"))["unavailable"] is None, "twice is no error"
 
 
-def test_a_drain_moves_what_may_start_again_and_asks_the_rest_to_leave(hand: Hand) -> None:
+def test_a_drain_moves_requeueable_leases_and_notifies_the_others(hand: Hand) -> None:
     hand.grant(ask("moves", ONE, provision=AGAIN), place("n000", "0"))
     lease = hand.allocator.state.leases[RequestId("moves")]
     hand.step(WorkloadStarted(lease.id, lease.fencing))
@@ -137,7 +137,7 @@ def test_without_a_time_a_lease_stays_until_it_is_released(hand: Hand) -> None:
     assert offered(hand) == ["n001"]
 
 
-def test_what_is_not_there_is_named(hand: Hand) -> None:
+def test_an_unknown_node_or_cluster_is_named(hand: Hand) -> None:
     (refusal,) = answers(cordon(hand, "cordon", "n009"))
     assert (refusal.code, refusal.field) == (Code.NOT_FOUND, "node")
     assert "did you mean n00" in refusal.reason
@@ -151,7 +151,7 @@ def test_what_is_not_there_is_named(hand: Hand) -> None:
     assert (refusal.code, refusal.field) == (Code.UNKNOWN_CLUSTERS, "cluster")
 
 
-def test_it_is_in_checkpoints_and_goes_with_its_cluster(hand: Hand) -> None:
+def test_a_cordon_is_in_checkpoints_and_ends_with_its_cluster(hand: Hand) -> None:
     cordon(hand, "cordon", "n000")
     again = Allocator()
     again.replay(condense(hand.allocator.state))

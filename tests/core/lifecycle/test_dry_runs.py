@@ -28,7 +28,7 @@ def freed(hand: Hand, lease: str, **more: Any) -> Any:
     return plain(answer.reasons)
 
 
-def test_those_that_are_served_then_are_named_in_their_order(hand: Hand) -> None:
+def test_a_dry_run_of_release_lists_requests_served_next(hand: Hand) -> None:
     for name in ("one", "more", "late"):
         hand.now += 1
         hand.ask(ask(name, Demand(gpus=1), wait=500))
@@ -40,14 +40,14 @@ def test_those_that_are_served_then_are_named_in_their_order(hand: Hand) -> None
     }
 
 
-def test_a_gang_is_served_where_several_leases_end(hand: Hand) -> None:
+def test_a_gang_is_served_when_several_leases_end(hand: Hand) -> None:
     hand.ask(ask("gang", Demand(gpus=2, nodes=2), wait=500))
     assert freed(hand, "on n000")["then_fit"] == []
     both = freed(hand, "on n000", beside=(RequestId("on n001"), RequestId("nothing")))
     assert both["then_fit"] == ["gang"]
 
 
-def test_requests_of_others_are_counted(hand: Hand) -> None:
+def test_requests_of_other_tenants_are_only_counted(hand: Hand) -> None:
     hand.ask(ask("theirs", Demand(gpus=1), wait=500, tenant=Tenant("bob")))
     reply = freed(hand, "on n000")
     assert (reply["then_fit"], reply["then_fit_others"]) == ([], 1)

@@ -54,7 +54,7 @@ def crowded(*names: str) -> Hand:
     return hand
 
 
-def test_among_leases_that_failed_in_the_same_place_the_oldest_goes_first() -> None:
+def test_of_leases_that_failed_on_one_node_the_oldest_is_first() -> None:
     hand = crowded("old", "young")
     waiter = ask("waiter", Demand(gpus=2), wait=60.0, terms={"priority": 9})
     hand.ask(waiter)
@@ -70,7 +70,7 @@ def test_among_leases_that_failed_in_the_same_place_the_oldest_goes_first() -> N
     check(hand.allocator.state)
 
 
-def test_what_a_lease_in_the_queue_brought_along_counts_until_it_leaves() -> None:
+def test_the_size_of_a_queued_leases_request_counts_until_it_leaves() -> None:
     hand = at_once()
     hand.see(nodes(1, 1))
     hand.grant(ask("r", ONE, provision=AGAIN, size=1_000), place("n000", "0"))
@@ -129,7 +129,7 @@ def test_a_key_finds_its_lease_in_the_queue_and_after_it() -> None:
         release(hand, "r")
 
 
-def test_pages_of_leases_go_on_where_one_of_them_waits() -> None:
+def test_pages_of_leases_continue_after_a_waiting_lease() -> None:
     hand = crowded("a", "b", "c")
     hand.propose(fail(hand, "a"), {"declined": "not today"})
     assert [type(fact) for fact in hand.facts].count(Requeued) == 1
@@ -143,7 +143,7 @@ def test_pages_of_leases_go_on_where_one_of_them_waits() -> None:
     assert (reply["state"], reply["reason"]) == ("queued", "attempt 1 of 3 failed: no image")
 
 
-def test_what_started_says_where_it_is_reached_as_long_as_it_runs() -> None:
+def test_a_running_workload_has_an_endpoint() -> None:
     hand = crowded("a")
     lease = hand.allocator.state.leases[RequestId("a")]
     hand.step(WorkloadStarted(lease.id, lease.fencing, "http://10.0.0.1:80"))
@@ -176,7 +176,7 @@ def test_each_pause_is_twice_as_long_as_the_one_before_up_to_a_bound() -> None:
     check(hand.allocator.state)
 
 
-def test_who_pauses_is_not_tried_whatever_becomes_free_and_says_until_when() -> None:
+def test_a_paused_lease_is_not_tried_before_its_retry_time() -> None:
     hand = pausing()
     fail(hand, "r")
     assert consults(hand.see(nodes(2, 4))) == []
@@ -191,7 +191,7 @@ def test_who_pauses_is_not_tried_whatever_becomes_free_and_says_until_when() -> 
     assert "retry_at" not in row["lease"]
 
 
-def test_others_get_the_place_of_one_who_pauses() -> None:
+def test_other_requests_get_the_place_of_a_paused_lease() -> None:
     hand = pausing()
     fail(hand, "r")
     hand.grant(ask("other", ONE), place("n000", "0"))
@@ -200,7 +200,7 @@ def test_others_get_the_place_of_one_who_pauses() -> None:
     assert consults(release(hand, "other")) == ["r"]
 
 
-def test_a_pause_survives_a_restart_and_no_longer_than_it_was_to_be() -> None:
+def test_a_pause_survives_a_restart_with_the_same_end() -> None:
     hand = pausing()
     fail(hand, "r")
     for facts in (hand.facts, list(condense(hand.allocator.state))):
@@ -255,7 +255,7 @@ def unanswered(hand: Hand, turn: Turn, code: Code = Code.POLICY_TIMEOUT) -> Turn
 
 
 @pytest.mark.parametrize("code", sorted(PASSING))
-def test_a_fault_of_the_sandbox_ends_no_lease(code: Code) -> None:
+def test_a_sandbox_failure_ends_no_lease(code: Code) -> None:
     hand = at_once()
     hand.see(nodes(1, 1))
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
@@ -291,7 +291,7 @@ def test_a_policy_that_never_answers_ends_a_lease_after_a_while_also_over_restar
     assert ended.reason == "attempt 1 of 3 failed: no image; then: its cell was stopped"
 
 
-def test_faults_count_again_for_each_start() -> None:
+def test_policy_failures_are_counted_separately_for_each_start() -> None:
     hand = at_once()
     hand.see(nodes(1, 1))
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
@@ -322,7 +322,7 @@ def test_others_are_served_while_a_lease_pauses_whose_policy_did_not_answer() ->
     ],
     ids=["command", "spec", "parameters", "resources", "tenant"],
 )
-def test_a_request_that_differs_in_anything_takes_no_warm_workload_over(change: dict) -> None:
+def test_a_different_request_does_not_reuse_a_warm_workload(change: dict) -> None:
     same = {"demand": ONE, "provision": Provision("memory", {"command": ["one"]})}
     assert likeness(ask("a", **same)) == likeness(ask("b", wait=9.0, **same))
     assert likeness(ask("a", **same)) != likeness(ask("b", **same | change))

@@ -61,7 +61,7 @@ def notified(hand: Hand) -> list[str]:
     return [fact.lease for fact in hand.facts if isinstance(fact, Preempted)]
 
 
-def test_the_fewest_and_youngest_give_way_and_no_other(hand: Hand) -> None:
+def test_the_fewest_and_youngest_leases_are_preempted(hand: Hand) -> None:
     hold(hand, "old", "n000", "0", "1")
     hold(hand, "young", "n000", "2", "3")
     hold(hand, "a", "n001", "0")
@@ -75,7 +75,7 @@ def test_the_fewest_and_youngest_give_way_and_no_other(hand: Hand) -> None:
     check(state)
 
 
-def test_none_leaves_for_what_would_not_fit_even_so(hand: Hand) -> None:
+def test_no_lease_is_preempted_if_the_request_would_still_not_fit(hand: Hand) -> None:
     hold(hand, "a", "n000", "0", "1")
     hold(hand, "b", "n000", "2", "3", preemptible=False)
     hold(hand, "c", "n001", "0", "1", "2", "3", preemptible=False)
@@ -84,14 +84,14 @@ def test_none_leaves_for_what_would_not_fit_even_so(hand: Hand) -> None:
 
 
 @pytest.mark.parametrize("priority", [0, -1])
-def test_none_leaves_for_what_is_not_of_higher_priority(hand: Hand, priority: int) -> None:
+def test_only_a_higher_priority_preempts(hand: Hand, priority: int) -> None:
     for node in ("n000", "n001"):
         hold(hand, node, node, "0", "1", "2", "3")
     need(hand, 4, priority)
     assert notified(hand) == []
 
 
-def test_a_workload_ends_first_and_starts_elsewhere_if_its_request_said_so(hand: Hand) -> None:
+def test_a_preempted_workload_ends_and_may_be_requeued(hand: Hand) -> None:
     lease = hold(hand, "a", "n000", "0", "1", "2", "3", provision=AGAIN)
     hand.step(WorkloadStarted(lease.id, lease.fencing))
     hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
@@ -138,7 +138,7 @@ def test_a_victim_is_spared_when_the_request_is_gone(hand: Hand) -> None:
     assert hand.allocator.next_deadline() == lease.expires_at
 
 
-def test_a_victim_is_spared_when_it_would_leave_in_vain(hand: Hand) -> None:
+def test_a_victim_is_spared_if_the_request_would_not_fit_anyway(hand: Hand) -> None:
     hold(hand, "a", "n000", "0", "1", "2", "3", notice_seconds=5.0)
     hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
     need(hand, 4)
@@ -154,14 +154,14 @@ def test_a_victim_is_spared_when_it_would_leave_in_vain(hand: Hand) -> None:
     assert consults(hand.step(Tick())) == ["needs"]
 
 
-def test_none_gives_way_after_the_request_has_given_up(hand: Hand) -> None:
+def test_no_lease_is_preempted_after_the_request_gave_up(hand: Hand) -> None:
     for node in ("n000", "n001"):
         hold(hand, node, node, "0", "1", "2", "3", notice_seconds=100.0)
     need(hand, 4, wait=60.0)
     assert notified(hand) == []
 
 
-def test_a_gang_gives_way_as_a_whole_and_is_given_way_to_as_a_whole(hand: Hand) -> None:
+def test_a_gang_is_preempted_and_served_as_a_whole(hand: Hand) -> None:
     gang = Demand(gpus=4, nodes=2)
     wanted = [place(node, "0", "1", "2", "3") for node in ("n000", "n001")]
     hand.grant(ask("gang", gang, terms={"preemptible": True}), wanted)
@@ -173,7 +173,7 @@ def test_a_gang_gives_way_as_a_whole_and_is_given_way_to_as_a_whole(hand: Hand) 
     assert notified(hand) == ["gang"], "the other node is held by one that does not give way"
 
 
-def test_what_was_lent_is_taken_back_with_notice(hand: Hand) -> None:
+def test_lent_quota_is_reclaimed_with_notice(hand: Hand) -> None:
     def allow(tenant: str, gpus: int, borrow: int, notice: float = 0.0) -> None:
         amounts = Amounts(gpus * 1000), Amounts(borrow * 1000)
         quota = Quota(1.0, *amounts, notice_seconds=notice)
@@ -192,7 +192,7 @@ def test_what_was_lent_is_taken_back_with_notice(hand: Hand) -> None:
     assert "wants back what its quota says" in reason
 
 
-def test_none_leaves_for_a_device_that_another_would_still_withhold() -> None:
+def test_no_lease_is_preempted_for_a_device_that_stays_taken() -> None:
     hand = Hand()
     hand.see(lab("aaa/x", "aaa/y", node="n000"))
     hold(hand, "a", "n000", "0")
@@ -203,7 +203,7 @@ def test_none_leaves_for_a_device_that_another_would_still_withhold() -> None:
 
 
 @pytest.mark.parametrize("milli", [500, 1000])
-def test_who_has_lost_a_device_leaves_it_whole(milli: int) -> None:
+def test_preempting_a_lease_with_a_lost_device_frees_it_completely(milli: int) -> None:
     hand = Hand()
     hand.see(lab("aaa", "bbb", node="n000"))
     terms = {"preemptible": True, "ttl_seconds": 1e6}
@@ -218,7 +218,7 @@ def test_who_has_lost_a_device_leaves_it_whole(milli: int) -> None:
     check(hand.allocator.state)
 
 
-def test_who_has_lost_a_device_leaves_it_where_it_is_now() -> None:
+def test_a_preempted_leases_lost_device_is_freed_at_its_new_node() -> None:
     hand = Hand()
     hand.see(both(lab("aaa", node="n000"), lab("bbb", node="n001")))
     hold(hand, "a", "n000", "0")
@@ -232,7 +232,7 @@ def test_who_has_lost_a_device_leaves_it_where_it_is_now() -> None:
 
 
 @pytest.mark.parametrize(("starts", "victims"), [(70.0, []), (72.0, ["a"])])
-def test_none_leaves_for_a_lease_that_would_run_into_a_reservation_by_then(
+def test_no_preemption_for_a_lease_that_would_overlap_a_reservation(
     starts: float, victims: list[str]
 ) -> None:
     hand = Hand()

@@ -20,7 +20,7 @@ def there(*gpus: str) -> dict[str, object]:
     return place("n000", *gpus) | {"cluster_id": "d"}
 
 
-def test_a_gang_with_a_part_on_reserved_nodes_gives_way() -> None:
+def test_a_warm_gang_partly_on_reserved_nodes_is_evicted() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     hand.see(nodes(1, 2, "d"))
@@ -63,7 +63,7 @@ def test_warm_leases_end_one_by_one_until_the_policy_has_enough() -> None:
     assert list(hand.allocator.state.leases) == ["pair"]
 
 
-def test_a_warm_lease_is_taken_over_by_the_first_in_line_though_it_would_not_wait() -> None:
+def test_the_first_equal_request_takes_over_a_warm_lease() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     warm_spec = Provision("memory", keep_warm_seconds=60.0)
@@ -76,7 +76,7 @@ def test_a_warm_lease_is_taken_over_by_the_first_in_line_though_it_would_not_wai
     assert list(hand.allocator.state.leases) == ["urgent"]
 
 
-def test_who_waits_where_a_lost_device_is_now_has_its_lease_end() -> None:
+def test_a_warm_lease_with_a_lost_device_is_evicted_at_its_new_node() -> None:
     hand = Hand()
     hand.see(lab("aaa", "bbb"))
     warm_spec = Provision("memory", keep_warm_seconds=60.0)
@@ -91,7 +91,7 @@ def test_who_waits_where_a_lost_device_is_now_has_its_lease_end() -> None:
     assert [each.reason for each in turn.facts if isinstance(each, Ending)][1:] == [EVICTED]
 
 
-def test_what_is_warm_gives_way_to_who_comes_to_wait_for_its_quota() -> None:
+def test_warm_leases_end_for_a_request_waiting_for_quota() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.see(nodes(1, 1, "d"))

@@ -38,7 +38,7 @@ def lease(turn):
     return news.lease
 
 
-def test_the_first_that_fits_is_decided_about(hand):
+def test_the_policy_gets_the_first_fitting_alternative(hand):
     assert asked_about(hand.ask(elastic("a", *SIZES))) == EIGHT
     hand.grant(ask("b", TWO), place("n000", "0", "1"))
     turn = hand.ask(elastic("c", *SIZES))
@@ -56,7 +56,7 @@ def test_a_request_waits_for_whichever_fits_first(hand):
     assert asked_about(turn) == EIGHT, "the largest first"
 
 
-def test_what_is_smaller_than_all_that_waits_is_not_overlooked(hand):
+def test_a_small_alternative_is_not_overlooked_in_the_queue(hand):
     for number in range(4):
         gpus = [str(2 * number), str(2 * number + 1)]
         hand.grant(ask(f"l{number}", TWO), place("n000", *gpus))
@@ -68,7 +68,7 @@ def test_what_is_smaller_than_all_that_waits_is_not_overlooked(hand):
     assert granted.choice == 1
 
 
-def test_what_a_policy_declines_goes_on_to_the_next(hand):
+def test_after_a_decline_the_next_alternative_is_tried(hand):
     turn = hand.ask(elastic("a", *SIZES))
     turn = hand.propose(turn, None)
     assert asked_about(turn) == FOUR
@@ -78,7 +78,7 @@ def test_what_a_policy_declines_goes_on_to_the_next(hand):
     assert refusal.code is Code.POLICY_DECLINED
 
 
-def test_never_is_said_where_none_could_ever_fit(hand):
+def test_the_verdict_is_never_if_no_alternative_can_fit(hand):
     (refusal,) = answers(hand.ask(elastic("a", Demand(gpus=16), Demand(gpus=9), wait=50)))
     assert refusal.code is Code.NEVER_FITS
     hand.grant(ask("big", EIGHT), place("n000", *"01234567"))
@@ -88,7 +88,7 @@ def test_never_is_said_where_none_could_ever_fit(hand):
     assert asked_about(turn) == EIGHT
 
 
-def test_a_quota_leads_to_a_smaller_one(hand):
+def test_a_small_quota_leads_to_a_smaller_alternative(hand):
     quota = Quota(nominal=Amounts(gpu_milli=4000))
     hand.step(QuotaAsked(hand.to(), "root", "ann", None, quota))
     turn = hand.ask(elastic("a", *SIZES))
@@ -109,7 +109,7 @@ def test_the_same_request_again_gets_the_same_lease(hand):
     assert refusal.code is Code.IDEMPOTENCY_MISMATCH
 
 
-def test_models_in_order_of_preference(hand):
+def test_models_are_tried_in_order_of_preference(hand):
     old = tuple(Gpu(str(n), "V100") for n in range(2))
     cluster = nodes(1, 1)
     (node,) = cluster.nodes
@@ -142,7 +142,7 @@ def drawn(draw: Random) -> Demand:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_the_loosest_fits_wherever_one_does(seed):
+def test_the_least_demanding_alternative_fits_wherever_another_does(seed):
     draw = Random(seed)
     hand = Hand()
     for name in "cde":
@@ -197,7 +197,7 @@ def crowded(waiters: int) -> Hand:
     return hand
 
 
-def test_a_grant_and_a_release_do_not_look_at_all_who_wait_with_alternatives() -> None:
+def test_a_grant_and_a_release_examine_few_waiters_with_alternatives() -> None:
     def bystander(hand: Hand) -> None:
         request = ask("bystander", Demand(gpus=1), terms={"priority": 9})
         hand.grant(request, {"cluster_id": "d", "node_id": "n000", "gpus": ["0"]})
@@ -207,7 +207,7 @@ def test_a_grant_and_a_release_do_not_look_at_all_who_wait_with_alternatives() -
     assert calls_of(lambda: bystander(many)) < 2 * calls_of(lambda: bystander(few))
 
 
-def test_who_waits_with_alternatives_is_served_where_any_of_them_fits() -> None:
+def test_a_waiter_is_served_if_any_alternative_fits() -> None:
     chance = Random(7)
     for _ in range(20):
         hand = crowded(12)

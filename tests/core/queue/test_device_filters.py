@@ -43,7 +43,7 @@ def shape(draw: Random) -> Shape:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_node_is_asked_once_and_gives_the_answers_of_the_fleet(seed: int) -> None:
+def test_a_nodes_filter_results_are_computed_once(seed: int) -> None:
     draw, state, used = Random(seed), State(), list[Shape]()
     filters = DeviceFilters(state)
     for name in "cd":
@@ -68,7 +68,7 @@ def test_a_node_is_asked_once_and_gives_the_answers_of_the_fleet(seed: int) -> N
             assert (accepted[number] == (eligible if here else np.zeros_like(eligible))).all()
 
 
-def test_of_many_filters_that_came_and_went_little_is_remembered() -> None:
+def test_unused_device_filters_are_forgotten() -> None:
     state = State()
     filters = DeviceFilters(state)
     apply(state, ClusterSet(cluster("c", Random(0))))
@@ -81,7 +81,7 @@ def test_of_many_filters_that_came_and_went_little_is_remembered() -> None:
     assert len(filters.accepted(0)[0]) == 16
 
 
-def test_of_a_fleet_without_devices_none_is_accepted() -> None:
+def test_a_fleet_without_devices_accepts_no_device_filter() -> None:
     state = State()
     apply(state, ClusterSet(Cluster(ClusterId("c"), (Node(NodeId("n"), 8_000, 8_192),))))
     filters = DeviceFilters(state)

@@ -38,7 +38,7 @@ def hand(request: pytest.FixtureRequest) -> Hand:
     return hand
 
 
-def test_positions_are_those_in_the_lines(hand: Hand) -> None:
+def test_positions_match_the_order_of_the_queue(hand: Hand) -> None:
     queue, expected = hand.allocator.requests.queue, list(counted(hand))
     assert len(queue.lines()) > COUNTED_MAX // 2
     positions = {request: at for at, request in enumerate(expected, 1)}
@@ -48,7 +48,7 @@ def test_positions_are_those_in_the_lines(hand: Hand) -> None:
     assert queue.positions([RequestId("unknown")]) == {}
 
 
-def test_the_first_in_turn_are_those_of_all(hand: Hand) -> None:
+def test_the_first_waiters_are_the_first_of_the_whole_order(hand: Hand) -> None:
     queue = hand.allocator.requests.queue
     every = [each.ask.id for each in queue.in_turn(1000)]
     assert sorted(every) == sorted(counted(hand))

@@ -52,7 +52,7 @@ def overtaken(hand: Hand) -> dict[str, int]:
     return {row["request"]: row["overtaken"] for row in rows}
 
 
-def test_who_holds_less_goes_first_a_few_times_only(hand: Hand) -> None:
+def test_smaller_shares_overtake_only_a_limited_number_of_times(hand: Hand) -> None:
     for number in range(TIMES):
         assert overtaken(hand)["ann-2"] == number
         assert come(hand, number) == [f"r{number}"]
@@ -68,7 +68,7 @@ def test_higher_priority_overtakes_none(hand: Hand) -> None:
     assert overtaken(hand) == {"ann-2": 0}
 
 
-def test_what_never_could_be_there_is_not_overtaken(hand: Hand) -> None:
+def test_a_request_that_could_not_use_the_place_is_not_overtaken(hand: Hand) -> None:
     hand.see(nodes(1, 2, "d"))
     hand.now += 1.0
     turn = hand.ask(ask("eve-1", Demand(gpus=0, cpu_milli=1), tenant="eve", candidates=("d",)))
@@ -80,7 +80,7 @@ def test_what_never_could_be_there_is_not_overtaken(hand: Hand) -> None:
     assert granted.overtakes is None
 
 
-def test_who_came_before_overtakes_none(hand: Hand) -> None:
+def test_an_older_request_does_not_overtake(hand: Hand) -> None:
     ((_, reserved),) = hand.allocator.requests.queue.reservation
     hand.now += 1.0
     hand.ask(ask("cay-1", WHOLE, wait=1000.0, tenant="cay"))
@@ -92,7 +92,7 @@ def test_who_came_before_overtakes_none(hand: Hand) -> None:
     assert overtaken(hand) == {"ann-2": 0}
 
 
-def test_who_is_beyond_its_quota_is_not_overtaken(hand: Hand) -> None:
+def test_a_request_beyond_its_quota_is_not_overtaken(hand: Hand) -> None:
     quota = Quota(nominal=Amounts(gpu_milli=4000))
     hand.step(QuotaAsked(hand.to(), Tenant("ops"), Tenant("ann"), None, quota))
     assert come(hand, 1) == ["r1"]
@@ -110,7 +110,7 @@ def test_the_count_survives_restarts_and_checkpoints(hand: Hand) -> None:
         assert again.requests.queue.lines()[0].of.overdue
 
 
-def test_who_is_overtaken_too_often_by_a_take_over_stands_in_line() -> None:
+def test_warm_reuse_counts_as_overtaking() -> None:
     """It is put into a class of its own while the wake that serves the other one goes on."""
     hand = Hand(Allocator(overtaken_max=1))
     hand.see(nodes(2, 4))

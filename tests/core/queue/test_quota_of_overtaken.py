@@ -68,20 +68,20 @@ def test_quota_is_reserved_for_a_request_that_was_overtaken_too_often(hand: Hand
     assert [leave(hand, f"again-{number}") for number in range(TIMES)] == [[], [], ["large"]]
 
 
-def test_capacity_beyond_the_reserved_may_be_had(hand: Hand) -> None:
+def test_unreserved_quota_can_still_be_used(hand: Hand) -> None:
     pass_by(hand, TIMES)
     allow(hand, "ann", 9)
     assert consults(hand.ask(ask("one", ONE))) == ["one"]
     assert consults(hand.ask(ask("two", Demand(gpus=2)))) == []
 
 
-def test_higher_priority_passes(hand: Hand) -> None:
+def test_a_higher_priority_ignores_reserved_quota(hand: Hand) -> None:
     pass_by(hand, TIMES)
     leave(hand, "a3")
     assert come(hand, "urgent", "3", terms={"priority": 1}) == [None]
 
 
-def test_other_tenants_pass(hand: Hand) -> None:
+def test_other_tenants_ignore_reserved_quota(hand: Hand) -> None:
     pass_by(hand, TIMES)
     assert come(hand, "bob", "7", tenant="bob") == [None]
 
@@ -126,7 +126,7 @@ def test_the_quota_of_a_project_is_reserved_for_it(hand: Hand) -> None:
     assert come(hand, "day", "7", terms={"project": "day"}) == [None]
 
 
-def test_of_two_the_first_is_served_first(hand: Hand) -> None:
+def test_of_two_overtaken_requests_the_first_is_served_first(hand: Hand) -> None:
     hand.now += 1.0
     hand.ask(ask("second", Demand(gpus=3), wait=1000.0))
     pass_by(hand, TIMES)

@@ -76,7 +76,7 @@ def test_a_refusal_says_used_quota_and_borrowed(hand: Hand) -> None:
     assert consults(hand.ask(of("bob", "d", Demand(gpus=8)))) == ["d"], "others have no limit"
 
 
-def test_who_is_over_quota_keeps_no_nodes_and_is_served_when_there_is_room(hand: Hand) -> None:
+def test_a_request_over_quota_reserves_no_nodes_and_is_served_later(hand: Hand) -> None:
     allow(hand, "ann", gpus(1))
     hold(hand, "ann", "a", "0")
     assert consults(hand.ask(of("ann", "waits", wait=60.0))) == []
@@ -85,7 +85,7 @@ def test_who_is_over_quota_keeps_no_nodes_and_is_served_when_there_is_room(hand:
     assert consults(release(hand, "a")) == ["waits"]
 
 
-def test_room_counts_wherever_capacity_is(hand: Hand) -> None:
+def test_room_in_a_quota_wakes_a_waiter_for_another_node(hand: Hand) -> None:
     """What is released is on another node than what the waiter can use."""
     allow(hand, "ann", gpus(8))
     hand.grant(of("ann", "one", ONE), place("n000", "0"))
@@ -115,7 +115,7 @@ def test_a_request_is_consulted_again_after_its_quota_filled_meanwhile(hand: Han
     assert consults(release(hand, "a")) == ["waits"]
 
 
-def test_a_changed_quota_wakes_who_waited_for_it(hand: Hand) -> None:
+def test_a_changed_quota_wakes_its_waiters(hand: Hand) -> None:
     allow(hand, "ann", gpus(1))
     hold(hand, "ann", "a", "0")
     hand.ask(of("ann", "waits", wait=60.0))
@@ -135,7 +135,7 @@ def test_others_borrow_what_is_unused_and_lent(hand: Hand) -> None:
     assert refused(hand.ask(of("ann", "a2")))[0] is Code.QUOTA_EXCEEDED
 
 
-def test_projects_share_what_their_tenant_has(hand: Hand) -> None:
+def test_projects_share_the_quota_of_their_tenant(hand: Hand) -> None:
     allow(hand, "ann", gpus(3))
     allow(hand, "ann", gpus(1), project="one")
     hold(hand, "ann", "a", "0", project="one")
@@ -144,7 +144,7 @@ def test_projects_share_what_their_tenant_has(hand: Hand) -> None:
     assert refused(hand.ask(of("ann", "d", project="two")))[1]["project"] is None
 
 
-def test_everyone_has_the_quota_of_all_but_for_those_with_their_own(hand: Hand) -> None:
+def test_the_quota_of_all_holds_for_tenants_without_their_own(hand: Hand) -> None:
     allow(hand, "*", gpus(1))
     allow(hand, "ann", gpus(2))
     hold(hand, "ann", "a", "0", "1")
@@ -154,7 +154,7 @@ def test_everyone_has_the_quota_of_all_but_for_those_with_their_own(hand: Hand) 
     assert consults(hand.ask(of("bob", "b3"))) == ["b3"]
 
 
-def test_a_policy_that_takes_more_than_the_demand_is_held_to_the_quota(hand: Hand) -> None:
+def test_a_proposal_larger_than_the_demand_must_fit_the_quota(hand: Hand) -> None:
     quota = Quota(nominal=Amounts(cpu_milli=1_000))
     allow(hand, "ann", quota)
     turn = hand.grant(of("ann", "a"), place("n000", "0", cpu_milli=2_000))
@@ -179,7 +179,7 @@ def test_the_dominant_share_decides_whose_turn_it_is() -> None:
     check(hand.allocator.state)
 
 
-def test_who_held_much_yesterday_waits_today() -> None:
+def test_past_use_of_a_tenant_lowers_its_turn() -> None:
     hand = Hand()
     hand.see(nodes(1, 8))
     hand.step(HalfLifeConfigured(100.0))
@@ -199,7 +199,7 @@ def test_who_held_much_yesterday_waits_today() -> None:
     assert share == pytest.approx(0.375)
 
 
-def test_shares_are_the_same_bit_by_bit_however_they_are_read() -> None:
+def test_shares_are_bitwise_equal_however_they_are_computed() -> None:
     hand = Hand()
     hand.see(nodes(1, 8))
     hand.step(HalfLifeConfigured(7.0))
@@ -222,7 +222,7 @@ def test_shares_are_the_same_bit_by_bit_however_they_are_read() -> None:
     assert [again.share(each) for each in names] == [accounts.share(each) for each in names]
 
 
-def test_a_quota_said_twice_is_one_fact(hand: Hand) -> None:
+def test_setting_the_same_quota_twice_writes_one_fact(hand: Hand) -> None:
     row = allow(hand, "ann", gpus(2))
     assert row["resources"]["gpu_milli"]["room"] == 2000
     allow(hand, "ann", gpus(2))
@@ -262,7 +262,7 @@ def stopped(hand: Hand, name: str) -> Any:
     return hand.step(WorkloadStopped(RequestId(name), fencing))
 
 
-def test_what_is_warm_counts_for_its_tenant(hand: Hand) -> None:
+def test_warm_leases_count_for_their_tenants_quota(hand: Hand) -> None:
     """Four workloads of one GPU, each of its own kind, under a quota of two: two GPUs at most."""
     allow(hand, "ann", gpus(2), project="night")
     allow(hand, "ann", gpus(3))
@@ -281,7 +281,7 @@ def test_what_is_warm_counts_for_its_tenant(hand: Hand) -> None:
     check(hand.allocator.state)
 
 
-def test_as_few_end_as_a_quota_needs_and_none_where_all_are_too_few(hand: Hand) -> None:
+def test_as_few_warm_leases_end_as_a_quota_needs(hand: Hand) -> None:
     allow(hand, "ann", gpus(4))
     hold(hand, "ann", "held", "0", "1")
     keep_warm(hand, "ann", "a", "2")
@@ -295,7 +295,7 @@ def test_as_few_end_as_a_quota_needs_and_none_where_all_are_too_few(hand: Hand) 
     assert consults(stopped(hand, "a")) + consults(stopped(hand, "b")) == ["d", "e"]
 
 
-def test_a_like_request_takes_over_what_is_warm_within_the_quota(hand: Hand) -> None:
+def test_an_equal_request_reuses_a_warm_lease_within_the_quota(hand: Hand) -> None:
     allow(hand, "ann", gpus(1))
     keep_warm(hand, "ann", "a", "0", spec="same")
     again = replace(of("ann", "b"), provision=replace(KEPT, spec={"name": "same"}))
@@ -305,7 +305,7 @@ def test_a_like_request_takes_over_what_is_warm_within_the_quota(hand: Hand) -> 
     check(hand.allocator.state)
 
 
-def test_no_request_takes_over_what_a_lowered_quota_has_no_room_for(hand: Hand) -> None:
+def test_a_lowered_quota_prevents_warm_reuse(hand: Hand) -> None:
     allow(hand, "ann", gpus(2))
     keep_warm(hand, "ann", "a", "0", spec="same")
     hand.grant(of("ann", "other"), place("n000", "1"))
@@ -317,7 +317,7 @@ def test_no_request_takes_over_what_a_lowered_quota_has_no_room_for(hand: Hand) 
     check(hand.allocator.state)
 
 
-def test_nothing_stays_warm_while_its_tenant_waits_for_the_quota(hand: Hand) -> None:
+def test_no_workload_stays_warm_while_its_tenant_waits_for_quota(hand: Hand) -> None:
     allow(hand, "ann", gpus(1))
     provision = replace(KEPT, spec={"name": "x"})
     hand.grant(replace(of("ann", "a"), provision=provision), place("n000", "0"))
@@ -329,7 +329,7 @@ def test_nothing_stays_warm_while_its_tenant_waits_for_the_quota(hand: Hand) -> 
     assert consults(stopped(hand, "a")) == ["waits"]
 
 
-def test_what_is_warm_and_borrowed_gives_way_to_another_borrower(hand: Hand) -> None:
+def test_warm_borrowed_leases_end_for_another_borrower(hand: Hand) -> None:
     allow(hand, "bob", gpus(2, lend=2))
     for tenant in ("ann", "eve"):
         allow(hand, tenant, gpus(0, borrow=2))
@@ -338,7 +338,7 @@ def test_what_is_warm_and_borrowed_gives_way_to_another_borrower(hand: Hand) -> 
     assert consults(stopped(hand, "a")) == ["e"]
 
 
-def test_a_checkpoint_and_a_replay_count_what_is_warm(hand: Hand) -> None:
+def test_a_checkpoint_and_a_replay_count_warm_leases(hand: Hand) -> None:
     allow(hand, "ann", gpus(2))
     keep_warm(hand, "ann", "a", "0")
     for facts in (hand.facts, list(condense(hand.allocator.state))):

@@ -52,7 +52,7 @@ def test_the_fleet_is_the_sum_of_its_nodes_cluster_by_cluster() -> None:
     assert clusters[1]["gpu_milli_free"] == 6_000 - 800
 
 
-def test_the_pages_of_a_cluster_are_its_nodes_each_once() -> None:
+def test_pages_of_a_cluster_list_each_node_once() -> None:
     hand = Hand()
     hand.see(nodes(7, 1))
     found, after = [], ""
@@ -154,7 +154,7 @@ def test_pages_of_the_queue_skip_no_waiter_that_moves_up_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("after", ["2", "harbour", "[1]", "{}", '["a", 0, "r"]', "[0, 1", "null"])
-def test_a_cursor_that_no_page_gave_is_refused(after: str) -> None:
+def test_an_invalid_cursor_is_refused(after: str) -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.grant(ask("held", ONE), place("n000", "0"))

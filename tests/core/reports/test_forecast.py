@@ -28,7 +28,7 @@ def hand() -> Hand:
     return hand
 
 
-def test_each_waits_for_the_first_end_behind_those_before_it(hand: Hand) -> None:
+def test_each_waiter_is_estimated_after_those_before_it(hand: Hand) -> None:
     for name, gpus in (("first", 1), ("whole", 2), ("last", 1), ("fourth", 1)):
         hand.now += 1
         hand.ask(ask(name, Demand(gpus=gpus), wait=500))
@@ -39,20 +39,20 @@ def test_each_waits_for_the_first_end_behind_those_before_it(hand: Hand) -> None
     assert "first" not in turns(hand)
 
 
-def test_what_is_not_known_is_null(hand: Hand) -> None:
+def test_an_unknown_estimate_is_null(hand: Hand) -> None:
     hand.ask(ask("impatient", Demand(gpus=1), wait=30))
     hand.ask(ask("unsized", None, wait=500))
     assert turns(hand) == {"impatient": None}  # The other one is being decided.
 
 
-def test_a_gang_waits_for_all_its_nodes_and_others_behind_it_for_its_end(hand: Hand) -> None:
+def test_a_gang_is_estimated_when_all_its_nodes_are_free(hand: Hand) -> None:
     hand.ask(ask("gang", Demand(gpus=2, nodes=2), wait=500))
     hand.now = 1.0
     hand.ask(ask("one", Demand(gpus=1), wait=500))
     assert turns(hand) == {"gang": 100, "one": 160}
 
 
-def test_leases_end_as_like_ones_did(hand: Hand) -> None:
+def test_leases_are_estimated_to_last_like_similar_ones(hand: Hand) -> None:
     """Eight of one GPU were given back after ten seconds, eight of two GPUs renewed to 500."""
     hand.see(nodes(1, 4, "d"))
     placement = {"cluster_id": "d", "node_id": "n000"}
@@ -89,7 +89,7 @@ def hand_of(facts: list[Fact]) -> Allocator:
     return allocator
 
 
-def test_who_would_run_into_a_reservation_of_others_waits_for_its_end(hand: Hand) -> None:
+def test_a_waiter_blocked_by_a_reservation_is_estimated_after_it(hand: Hand) -> None:
     bob = Tenant("bob")
     request = ReserveAsked(hand.to(), RequestId("r"), bob, Demand(gpus=1), 60.0, 90.0)
     hand.step(request)
@@ -112,7 +112,7 @@ def test_who_would_run_into_a_reservation_of_others_waits_for_its_end(hand: Hand
     )
 
 
-def test_nothing_of_the_fleet_changes_and_the_work_is_bounded(hand: Hand) -> None:
+def test_a_forecast_changes_nothing_and_its_work_is_limited(hand: Hand) -> None:
     hand.ask(ask("one", Demand(gpus=1), wait=500))
     state, feasibility = hand.allocator.state, hand.allocator.feasibility
     before = state.fleet.gpu_free.copy()
@@ -126,7 +126,7 @@ def test_nothing_of_the_fleet_changes_and_the_work_is_bounded(hand: Hand) -> Non
     assert (state.fleet.gpu_free == before).all()
 
 
-def test_why_names_the_leases_that_are_waited_for(hand: Hand) -> None:
+def test_why_names_the_leases_to_wait_for(hand: Hand) -> None:
     hand.now = 1.0
     hand.ask(ask("own", Demand(gpus=1), wait=500))
     hand.ask(ask("other", Demand(gpus=1), tenant="bob", wait=500))

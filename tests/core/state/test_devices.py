@@ -67,7 +67,7 @@ def test_a_card_that_falls_off_the_bus_moves_those_behind_it():
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["aaa", "bbb", "ccc"])))
-def test_another_order_moves_all_that_is_held(order):
+def test_reordered_devices_move_in_all_leases(order):
     hand = Hand()
     before = ["aaa", "bbb", "ccc"]
     hand.see(lab(*before))
@@ -80,7 +80,7 @@ def test_another_order_moves_all_that_is_held(order):
     assert free(hand) == {str(index): left[uuid] for index, uuid in enumerate(order)}
 
 
-def test_a_lost_device_is_free_for_no_other_lease_and_its_holder_learns_it():
+def test_a_lost_device_stays_with_its_lease_which_is_notified():
     hand = Hand()
     hand.see(lab("aaa", "bbb", "ccc"))
     hold(hand, "holder", "1")
@@ -102,7 +102,7 @@ def test_a_lost_device_is_free_for_no_other_lease_and_its_holder_learns_it():
     assert free(hand) == {"0": 1000, "1": 1000, "2": 1000}
 
 
-def test_what_comes_under_the_name_of_a_lost_device_is_its_own_holders():
+def test_a_new_device_at_a_lost_index_stays_with_the_lease():
     hand = Hand()
     hand.see(lab("aaa", "bbb", "ccc"))
     hold(hand, "lost", "1")
@@ -117,7 +117,7 @@ def test_what_comes_under_the_name_of_a_lost_device_is_its_own_holders():
     check(hand.allocator.state)
 
 
-def test_a_card_in_another_machine_is_free_for_no_lease_there():
+def test_a_leased_card_moved_to_another_machine_is_not_free():
     hand = Hand()
     hand.see(both(lab("aaa", "bbb"), lab("ddd", node="n2")))
     hold(hand, "holder", "1")
@@ -130,7 +130,7 @@ def test_a_card_in_another_machine_is_free_for_no_lease_there():
     hold(hand, "other", "1", node="n2")
 
 
-def test_instances_and_the_gpu_they_are_of_are_one_device():
+def test_mig_instances_and_their_gpu_exclude_each_other():
     hand = Hand()
     hand.see(lab("x/a", "x/b", "yyy"))
     hold(hand, "a", "0")
@@ -147,7 +147,7 @@ def test_instances_and_the_gpu_they_are_of_are_one_device():
     assert free(hand) == {"0": 1000, "1": 1000, "2": 1000}
 
 
-def test_a_card_that_is_swapped_is_not_its_holders():
+def test_a_replaced_card_does_not_belong_to_the_lease():
     hand = Hand()
     hand.see(lab("aaa", "bbb"))
     hold(hand, "holder", "0", "1")
@@ -156,7 +156,7 @@ def test_a_card_that_is_swapped_is_not_its_holders():
     assert free(hand) == {"0": 0, "1": 0}
 
 
-def test_a_node_that_comes_back_otherwise_has_what_was_held_of_it():
+def test_a_node_that_returns_changed_still_has_its_leases():
     hand = Hand()
     hand.see(lab("aaa", "bbb", "ccc"))
     hold(hand, "holder", "0")
@@ -168,7 +168,7 @@ def test_a_node_that_comes_back_otherwise_has_what_was_held_of_it():
     assert free(hand) == {"0": 1000, "1": 1000, "2": 0}
 
 
-def test_gangs_move_on_each_of_their_nodes():
+def test_devices_of_a_gang_move_on_each_node():
     hand = Hand()
     hand.see(both(lab("a1", "a2"), lab("b1", "b2", node="n2")))
     value = [place("n1", "0"), place("n2", "1")]
@@ -201,7 +201,7 @@ def test_reserved_devices_move_too():
     check(hand.allocator.state)
 
 
-def test_without_uuids_a_name_is_all_there_is():
+def test_without_uuids_devices_are_identified_by_index():
     hand = Hand()
     hand.see(nodes(1, 3))
     hold(hand, "holder", "2", node="n000")
@@ -211,7 +211,7 @@ def test_without_uuids_a_name_is_all_there_is():
     assert hand.allocator.state.leases[RequestId("holder")].devices == ()
 
 
-def test_uuids_that_become_known_are_of_the_names_that_were_held():
+def test_uuids_found_later_belong_to_the_held_indices():
     hand = Hand()
     hand.see(lab("", "", ""))
     hold(hand, "holder", "1")
@@ -225,7 +225,7 @@ def test_uuids_that_become_known_are_of_the_names_that_were_held():
     assert held(hand, "holder") == ("0",)
 
 
-def test_the_facts_say_it_all_after_a_restart():
+def test_devices_are_the_same_after_a_replay():
     hand = Hand()
     hand.see(both(lab("aaa", "bbb", "ccc"), lab("ddd", node="n2")))
     hold(hand, "lost", "1")
@@ -260,7 +260,7 @@ def test_no_device_is_promised_twice_however_documents_change(seed):
         check(hand.allocator.state)
 
 
-def test_a_ledger_without_devices_has_those_that_it_names():
+def test_a_ledger_without_uuids_uses_device_indices():
     """As the first release wrote it: UUIDs were in the identity of a node alone."""
     before = replace(lab("aaa", "bbb", "ccc"), nodes=lab("aaa", "bbb", "ccc").nodes)
     body = FACTS.encode(ClusterSet(before))[1]

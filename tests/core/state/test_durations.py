@@ -24,12 +24,12 @@ def learned(lease: Lease, seconds: float, times: int = ENOUGH) -> Durations:
     return found
 
 
-def test_fewer_than_enough_tell_nothing(lease: Lease) -> None:
+def test_too_few_durations_give_no_estimate(lease: Lease) -> None:
     assert learned(lease, 100.0, ENOUGH - 1).of_lease(lease, 0.0) is None
     assert learned(lease, 100.0).of_lease(lease, 0.0) == pytest.approx(100.0, rel=0.2)
 
 
-def test_one_that_has_lasted_longer_is_like_those_that_did(lease: Lease) -> None:
+def test_a_long_lease_is_compared_with_leases_that_lasted_as_long(lease: Lease) -> None:
     found = learned(lease, 10.0, 10 * ENOUGH)
     for _ in range(ENOUGH):
         found.add(lease, lease.granted_at + 1000.0)
@@ -37,7 +37,7 @@ def test_one_that_has_lasted_longer_is_like_those_that_did(lease: Lease) -> None
     assert found.of_lease(lease, 100.0) == pytest.approx(1000.0, rel=0.2)
 
 
-def test_a_tenant_sees_its_own_and_a_new_one_sees_all(lease: Lease) -> None:
+def test_estimates_use_a_tenants_own_durations_or_else_all(lease: Lease) -> None:
     found = learned(lease, 10.0)
     other, third = (replace(lease, tenant=Tenant(name)) for name in ("other", "third"))
     for _ in range(3 * ENOUGH):
@@ -46,7 +46,7 @@ def test_a_tenant_sees_its_own_and_a_new_one_sees_all(lease: Lease) -> None:
     assert found.of_lease(third, 0.0) == pytest.approx(1000.0, rel=0.2)
 
 
-def test_old_durations_fade(lease: Lease) -> None:
+def test_old_durations_lose_weight(lease: Lease) -> None:
     found = learned(lease, 10.0, COUNT_MAX)
     for _ in range(COUNT_MAX):
         found.add(lease, lease.granted_at + 1000.0)
@@ -54,7 +54,7 @@ def test_old_durations_fade(lease: Lease) -> None:
     assert found.of_lease(lease, 0.0) == pytest.approx(1000.0, rel=0.2)
 
 
-def test_likenesses_are_bounded_and_the_one_seen_least_recently_is_forgotten(lease: Lease) -> None:
+def test_the_least_recently_used_durations_are_forgotten(lease: Lease) -> None:
     found = learned(lease, 10.0)
     for number in range(LIKENESSES_MAX):
         found.add(replace(lease, tenant=Tenant(f"t{number}")), lease.granted_at + 10.0)

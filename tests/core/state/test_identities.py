@@ -34,7 +34,7 @@ def gpus(hand: Hand) -> int:
     return int(hand.allocator.state.fleet.gpu_total.sum()) // 1000
 
 
-def test_the_second_of_two_clusters_with_one_machine_counts_for_nothing() -> None:
+def test_the_second_node_of_one_machine_has_no_capacity() -> None:
     hand = Hand()
     hand.see(machines("b", ("device GPU-1",)))
     hand.see(machines("a", ("device GPU-1",), ("device GPU-2",)))
@@ -47,13 +47,13 @@ def test_the_second_of_two_clusters_with_one_machine_counts_for_nothing() -> Non
     check(hand.allocator.state)
 
 
-def test_two_names_in_one_cluster_are_one_machine() -> None:
+def test_two_nodes_of_a_cluster_with_one_machine_count_once() -> None:
     hand = Hand()
     hand.see(machines("a", ("machine m",), ("machine m",), ("machine n",)))
     assert twins(hand) == {"a/n001": "a/n000"}
 
 
-def test_what_says_nothing_of_itself_is_no_duplicate() -> None:
+def test_a_node_without_identity_is_no_duplicate() -> None:
     hand = Hand()
     hand.see(machines("a", (), ()))
     hand.see(machines("b", (), ()))
@@ -61,7 +61,7 @@ def test_what_says_nothing_of_itself_is_no_duplicate() -> None:
     assert gpus(hand) == 4
 
 
-def test_seeing_the_same_again_changes_nothing() -> None:
+def test_registering_the_same_document_again_changes_nothing() -> None:
     hand = Hand()
     for cluster in ("a", "b"):
         hand.see(machines(cluster, ("machine m",)))
@@ -95,7 +95,7 @@ def test_a_machine_that_is_moved_counts_once_its_leases_have_ended() -> None:
     assert gpus(hand) == 1
 
 
-def test_a_node_that_is_renamed_makes_room_for_its_new_name() -> None:
+def test_a_renamed_node_counts_under_its_new_name() -> None:
     hand = Hand()
     hand.see(machines("c", ("machine m",)))
     old = machines("c", ("machine m",))
@@ -109,7 +109,7 @@ def test_a_node_that_is_renamed_makes_room_for_its_new_name() -> None:
     assert twins(hand) == {}
 
 
-def test_what_counts_goes_on_counting_wherever_it_stands_in_the_list() -> None:
+def test_the_counted_node_stays_the_same_when_reordered() -> None:
     hand = Hand()
     old = machines("c", ("machine m",))
     hand.see(old)
@@ -118,7 +118,7 @@ def test_what_counts_goes_on_counting_wherever_it_stands_in_the_list() -> None:
     assert twins(hand) == {"c/a-first": "c/n000"}
 
 
-def test_the_facts_say_it_all_after_a_restart() -> None:
+def test_duplicates_are_the_same_after_a_replay() -> None:
     hand = Hand()
     for cluster in ("a", "b"):
         hand.see(machines(cluster, ("machine m", "device GPU-1")))
@@ -132,7 +132,7 @@ def test_the_facts_say_it_all_after_a_restart() -> None:
     assert twins(later) == {}
 
 
-def test_copies_of_one_disk_with_gpus_of_their_own_are_two_machines() -> None:
+def test_one_machine_id_with_different_gpus_is_two_machines() -> None:
     assert is_same_machine(("machine m",), ("machine m", "device GPU-1"))
     assert not is_same_machine(("machine m", "device GPU-2"), ("machine m", "device GPU-1"))
     assert is_same_machine(("machine m", "device GPU-1"), ("machine n", "device GPU-1"))
@@ -142,7 +142,7 @@ def test_copies_of_one_disk_with_gpus_of_their_own_are_two_machines() -> None:
     assert not is_same_machine((), ())
 
 
-def test_one_alone_is_refused_as_nothing_fits() -> None:
+def test_a_request_for_a_duplicate_alone_does_not_fit() -> None:
     hand = Hand()
     hand.see(machines("a", ("machine m",)))
     hand.see(machines("b", ("machine m",)))

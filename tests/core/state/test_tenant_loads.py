@@ -16,7 +16,7 @@ def let_in(loads: TenantLoads, tenant: str, size: int) -> int:
     return many
 
 
-def test_a_tenant_alone_has_all_of_it_and_others_some_all_the_same() -> None:
+def test_a_single_tenant_may_use_all_and_others_still_get_a_part() -> None:
     loads = TenantLoads()
     assert let_in(loads, "mallory", 0) == MANY
     assert let_in(loads, "bob", 0) == let_in(loads, "cay", 0) == MANY // TENANT_SHARE
@@ -24,14 +24,14 @@ def test_a_tenant_alone_has_all_of_it_and_others_some_all_the_same() -> None:
     assert loads.count == MANY + MANY // OVERFLOW_SHARE
 
 
-def test_so_it_is_with_bytes() -> None:
+def test_bytes_are_shared_among_tenants_like_counts() -> None:
     loads = TenantLoads()
     assert let_in(loads, "mallory", 200) == BYTES // 200
     assert let_in(loads, "bob", 50) == BYTES // TENANT_SHARE // 50
     assert not loads.has_room(ask("r", None, tenant="bob", size=1), MANY, BYTES)
 
 
-def test_who_leaves_makes_room_and_is_forgotten() -> None:
+def test_a_tenant_without_load_is_forgotten() -> None:
     loads = TenantLoads()
     let_in(loads, "mallory", 100)
     for _ in range(MANY):

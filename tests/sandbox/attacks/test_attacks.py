@@ -82,7 +82,7 @@ def _parent(pid: int) -> int:
 
 
 @pytest.mark.parametrize("payload", PAYLOADS, ids=[f"{p.number:02}-{p.name}" for p in PAYLOADS])
-async def test_the_attack_gets_nowhere(arena, payload):
+async def test_the_attack_fails(arena, payload):
     code = PolicyCode(
         PolicyRef(f"attack.{payload.name}:1-x", f"{payload.number} {payload.name}"),
         {"function.py": payload.source},
@@ -152,7 +152,7 @@ def receive():
 """For policies that speak on the channel themselves."""
 
 
-async def test_documents_are_sent_once_however_often_they_are_wanted(arena):
+async def test_a_document_is_sent_to_a_cell_only_once(arena):
     code = arena.policy(
         SPEAK + "send(frames.Want(nonce, ('c0',) * 500 + tuple(f'no{n}' for n in range(500))))\n"
         "return list(receive().items)",
@@ -166,7 +166,7 @@ async def test_documents_are_sent_once_however_often_they_are_wanted(arena):
     assert cell._sync._cached == {"documents": {"c0"}}
 
 
-async def test_what_is_wanted_beside_a_fleet_brings_nothing_along(arena):
+async def test_a_document_outside_of_the_fleet_is_sent_alone(arena):
     wants = "send(frames.Want(nonce, ('c0',)))\nreturn list(receive().items)"
     code = arena.policy(SPEAK + wants, "beside")
     arena.registry.fetched.clear()
@@ -175,7 +175,7 @@ async def test_what_is_wanted_beside_a_fleet_brings_nothing_along(arena):
     assert arena.registry.fetched == ["c0"]
 
 
-async def test_more_wants_than_there_are_documents_are_a_breach(arena):
+async def test_requesting_more_documents_than_exist_is_a_breach(arena):
     wants = "send(frames.Want(nonce, tuple(f'no{n}' for n in range(5000))))\ntime.sleep(60)"
     refusal = await arena.refusal(arena.policy(SPEAK + wants, "flood"))
     assert refusal.code == "policy_crashed"
@@ -246,7 +246,7 @@ async def test_code_that_attacks_while_it_is_loaded_is_refused(arena, source):
     assert (await arena.value(arena.bystander))["cluster_id"] == "c0"
 
 
-async def test_forged_findings_are_cut(arena):
+async def test_forged_findings_are_truncated(arena):
     source = (
         "import os\nfrom moorage.sandbox import frames\n"
         "fault = frames.Fault('m' * 3000, 'f' * 3000, 1, 1, 't' * 3000)\n"

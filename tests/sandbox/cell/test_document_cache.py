@@ -70,13 +70,13 @@ def make_site(make_bench):
     return make
 
 
-async def test_what_follows_is_sent_along_and_costs_no_call(make_site):
+async def test_following_documents_are_sent_ahead_without_a_call(make_site):
     site = await make_site()
     assert await site.read(site.ids) == ([1] * 40, 2)  # One, 16 behind it, and then twice as many.
     assert await site.read(reversed(site.ids)) == ([1] * 40, 0)
 
 
-async def test_in_whatever_order_a_policy_reads_it_soon_has_everything(make_site):
+async def test_all_documents_are_sent_soon_in_any_reading_order(make_site):
     site = await make_site()
     assert await site.read([site.ids[20]]) == ([1], 1)
     assert await site.read([site.ids[36], site.ids[21], site.ids[30]]) == ([1] * 3, 0)
@@ -109,7 +109,7 @@ async def test_an_unknown_cluster_is_fetched_each_time_until_it_is_there(make_si
     assert await site.read(["later", "later"]) == ([7, 7], 1)
 
 
-async def test_nothing_is_older_than_the_last_answer_from_the_host(make_site):
+async def test_cached_documents_are_as_new_as_the_hosts_last_answer(make_site):
     site = await make_site(3)
     first, second, third = site.ids
     code = site.bench.policy(f"""
@@ -136,7 +136,7 @@ return out
     assert (await in_pipe).value == [3, 3, 2, gone]
 
 
-async def test_many_changes_make_a_cell_forget_all(make_site):
+async def test_many_changes_clear_the_cells_cache(make_site):
     site = await make_site(STALE_MAX + 10)
     await site.read(site.ids)
     for name in site.ids:
@@ -149,7 +149,7 @@ async def test_many_changes_make_a_cell_forget_all(make_site):
     assert await site.read(site.ids[:NEWS_MAX]) == ([3] * NEWS_MAX, 0)
 
 
-async def test_tenants_of_one_cell_share_what_it_keeps_and_others_share_nothing(make_site):
+async def test_only_tenants_of_one_cell_share_cached_documents(make_site):
     site = await make_site()
     await site.read(site.ids[:1], tenant=Tenant("a"))
     site.change(site.ids[1], 2)
@@ -178,7 +178,7 @@ async def test_large_documents_are_not_sent_ahead(make_site):
     assert await site.read(site.ids) == ([2, 1, 1, 1], 1)
 
 
-async def test_a_loop_over_cluster_data_asks_seldom_too(make_site):
+async def test_a_loop_over_cluster_data_makes_few_calls(make_site):
     site = await make_site()
     code = site.bench.policy(LOOP)
     assert await site.bench.value(code) == [1] * 40
@@ -192,7 +192,7 @@ async def test_a_loop_over_cluster_data_asks_seldom_too(make_site):
     assert await site.bench.value(code, candidates=three) == [1] * 3
 
 
-async def test_what_is_no_consultation_is_sent_nothing_ahead(make_site):
+async def test_documents_are_sent_ahead_only_for_consultations(make_site):
     limits = Limits(calls_max=2, calls_per_candidate_max=0, evaluation_seconds=20.0)
     site = await make_site(limits=limits)
     given = {"inputs": {"read": site.ids[:3]}}
@@ -224,7 +224,7 @@ def test_cache_is_bounded_by_bytes_and_makes_room_when_it_forgets():
     assert len(small.keep("get_cluster", {str(number): b"" for number in range(16)})) == 6
 
 
-def test_what_finds_no_room_is_there_for_one_read():
+def test_a_document_too_large_for_the_cache_can_be_read_once():
     cache = DocumentCache(0)
     ids = tuple(f"c{number:02}" for number in range(100))
     cache.begin(lambda: ids)
@@ -243,7 +243,7 @@ def test_what_finds_no_room_is_there_for_one_read():
     assert cache.ahead("documents", ids[98]) == (ids[99], *ids[:15])
 
 
-def test_nothing_is_requested_ahead_where_nothing_came():
+def test_documents_are_requested_ahead_in_growing_batches():
     cache = DocumentCache()
     ids = tuple(f"c{number:03}" for number in range(1000))
     cache.begin(lambda: ids)
@@ -257,7 +257,7 @@ def test_nothing_is_requested_ahead_where_nothing_came():
     assert len(cache.ahead("get_cluster", ids[0])) == 16
 
 
-def test_what_is_stale_goes_before_what_is_new_comes():
+def test_stale_documents_are_dropped_before_new_ones_are_stored():
     cache = DocumentCache()
     cache.keep("read_cluster", {"a": b"1", "b": b"1"})
     cache.keep("documents", {"a": b"1"})

@@ -127,7 +127,7 @@ async def test_refusal_of_a_policy_that_holds_too_much_names_the_setting_to_rais
 
 
 @IN_ONE_LOOP
-async def test_what_a_policy_changes_or_holds_stays_as_it_is(large):
+async def test_documents_that_a_policy_changes_or_holds_stay_in_memory(large):
     value = await large.value(
         large.policy(
             """

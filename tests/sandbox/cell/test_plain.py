@@ -58,13 +58,13 @@ VALUES = st.recursive(
 @example({"x": math.nan})
 @example({"x": "\ud800"})
 @example({"x": 1.0, "y": -0.0, "z": 10**300})
-def test_the_quick_way_says_what_the_careful_one_says(value):
+def test_the_fast_check_agrees_with_the_full_check(value):
     quick, slow = outcome(plain_and_packed, value), outcome(careful, value)
     assert quick == slow
     assert repr(quick) == repr(slow)  # 1, 1.0 and True are equal, and not the same answer.
 
 
-def test_depth_is_bounded_either_way():
+def test_both_checks_limit_the_depth():
     value = {}
     for _ in range(DEPTH_MAX + 2):
         value = {"x": value}

@@ -68,7 +68,7 @@ NEVER = {
 """What a cell goes without, by what it is about."""
 
 
-def test_what_modules_import_when_they_are_first_used_is_there():
+def test_modules_imported_at_first_use_are_preloaded():
     path = [each for each in sys.path if each.endswith("site-packages")]
     path.insert(0, str(Path(moorage.__file__).parents[1]))
     command = [sys.executable, *ISOLATED, "-c", PROGRAM, json.dumps(path)]

@@ -72,7 +72,7 @@ def proposal(rng: random.Random, fleet: Fleet) -> tuple[dict, Share] | None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_view_is_the_truth_minus_what_is_outstanding(seed):
+def test_a_cells_view_is_the_fleet_minus_outstanding_proposals(seed):
     rng = random.Random(seed)
     truth = fleet_of(rng, 3)
     link = Link(truth)
@@ -175,7 +175,7 @@ def check(link: Link, outstanding: dict[str, Share]) -> None:
     assert seen.gpu_free.tolist() == expected.gpu_free.tolist()
 
 
-def test_a_grant_of_what_was_proposed_marks_no_row_as_changed():
+def test_a_granted_proposal_marks_no_row_as_changed():
     truth = fleet_of(random.Random(1), 2)
     link = Link(truth)
     link.frame()

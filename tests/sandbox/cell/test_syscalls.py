@@ -40,7 +40,7 @@ def instructions(audit: int) -> list[tuple[int, int, int, int]]:
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
-def test_every_call_gets_its_verdict(machine):
+def test_every_system_call_is_allowed_refused_or_fatal_as_listed(machine):
     special = {*machine.on_channel.values(), machine.mapping, machine.protecting}
     for number in range(600):
         if number in special:
@@ -57,7 +57,7 @@ def test_every_call_gets_its_verdict(machine):
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
-def test_arguments_are_looked_at_where_they_matter(machine):
+def test_arguments_of_system_calls_are_checked(machine):
     for number in machine.on_channel.values():
         assert [verdict(machine, number, fd) for fd in (0, 3, 4, 99)] == [ALLOW] * 2 + [EPERM] * 2
         assert verdict(machine, number, 0xFFFFFFFF) == EPERM
@@ -76,7 +76,7 @@ def test_arguments_are_looked_at_where_they_matter(machine):
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
-def test_another_abi_is_death(machine):
+def test_a_call_of_another_abi_kills_the_process(machine):
     for audit in (0, 0x40000003, 0xC000003E, 0xC00000B7):
         if audit != machine.audit:
             assert verdict(machine, 0, audit=audit) == KILL
@@ -86,7 +86,7 @@ def test_another_abi_is_death(machine):
         assert verdict(machine, 0xFFFFFFFF) == KILL
 
 
-def test_both_tables_know_the_same_dangers():
+def test_both_architectures_forbid_the_same_calls():
     x86, arm = MACHINES["x86_64"], MACHINES["aarch64"]
     only_x86 = {"modify_ldt", "arch_prctl", "set_thread_area", "ioperm", "iopl"}
     assert set(x86.deadly) - set(arm.deadly) == only_x86

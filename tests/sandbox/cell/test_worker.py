@@ -42,7 +42,7 @@ return [input_data, parameters, self.settings["a"], self.settings["b"], read[0]]
 
 
 @IN_ONE_LOOP
-async def test_documents_are_answered_as_their_ids_where_only_those_are_wanted(shared):
+async def test_returned_documents_are_sent_as_ids_if_only_ids_are_needed(shared):
     code = shared.policy("return input_data['give']")
     long = "x" * 100_000
     many = [{"id": f"c{number}", "pad": long} for number in range(50)]
@@ -63,7 +63,7 @@ async def test_context_is_that_of_the_consultations_of_the_tenant(shared):
     assert await shared.sandbox.evaluate(code, Tenant("u"), None, parameters={}, settings={}) == 1
 
 
-async def test_it_sees_no_fleet_and_leaves_the_next_consultation_true(bench):
+async def test_a_plain_evaluation_has_no_fleet_and_changes_no_view(bench):
     rank = bench.policy("return sorted(input_data)", "rank")
     assert await evaluate(bench, rank, {"b": 1, "a": 2}) == ["a", "b"]
     code = bench.policy(
@@ -90,7 +90,9 @@ async def test_it_sees_no_fleet_and_leaves_the_next_consultation_true(bench):
         ("return bytearray(1 << 30)", Code.POLICY_MEMORY),
     ],
 )
-async def test_what_a_policy_does_wrong_is_refused_as_in_a_consultation(shared_hasty, body, code):
+async def test_faults_in_a_plain_evaluation_are_refused_as_in_a_consultation(
+    shared_hasty, body, code
+):
     bench = shared_hasty
     refusal = await refused(bench, bench.policy(body))
     assert refusal.code is code
@@ -125,7 +127,7 @@ async def test_input_that_fills_the_cell_costs_only_that_evaluation(make_bench):
 
 
 @pytest.mark.parametrize("isolation", ["per_tenant", "per_eval"])
-async def test_isolation_holds_for_it_too(make_bench, isolation):
+async def test_isolation_holds_for_plain_evaluations(make_bench, isolation):
     bench = await make_bench(isolation=isolation)
     code = bench.policy(
         "import function\nfunction.n = getattr(function, 'n', 0) + 1\nreturn function.n"
@@ -134,7 +136,7 @@ async def test_isolation_holds_for_it_too(make_bench, isolation):
     assert values == ([1, 1] if isolation == "per_eval" else [1, 2])
 
 
-async def test_one_that_is_given_up_leaves_the_others_alone(bench):
+async def test_a_cancelled_evaluation_does_not_disturb_others(bench):
     slow = bench.policy("while True: pass")
     given_up = asyncio.ensure_future(evaluate(bench, slow))
     await asyncio.sleep(0)
@@ -161,7 +163,7 @@ async def test_one_that_is_given_up_leaves_the_others_alone(bench):
         ("raise NameError", "the policy raised NameError"),
     ],
 )
-async def test_what_python_suggests_for_a_misspelt_name_is_passed_on(shared, body, said):
+async def test_pythons_suggestion_for_a_misspelt_name_is_passed_on(shared, body, said):
     refusal = await refused(shared, shared.policy(body, "misspelt"))
     assert refusal.code is Code.POLICY_ERROR
     assert "/python" not in refusal.reason, "where libraries lie is private"
@@ -169,7 +171,7 @@ async def test_what_python_suggests_for_a_misspelt_name_is_passed_on(shared, bod
 
 
 @IN_ONE_LOOP
-async def test_a_misspelt_name_of_moorage_is_answered_with_the_one_that_is_meant(shared):
+async def test_a_misspelt_name_of_moorage_gets_a_suggestion(shared):
     missing = {
         "from moorage.policy import palce": "Did you mean: 'place'?",
         "import moorage.policy.chioce": "did you mean 'moorage.policy.choice'?",
@@ -187,7 +189,7 @@ async def test_a_misspelt_name_of_moorage_is_answered_with_the_one_that_is_meant
 
 
 @IN_ONE_LOOP
-async def test_a_key_that_input_data_lacks_is_answered_with_those_there_are(shared):
+async def test_a_missing_key_of_input_data_lists_the_existing_keys(shared):
     missing = {
         "return input_data['clustr_data']": "'clustr_data'. Did you mean: 'cluster_data'?",
         "return input_data['fleeet']": "'fleeet'. Did you mean: 'fleet'?",
@@ -201,7 +203,7 @@ async def test_a_key_that_input_data_lacks_is_answered_with_those_there_are(shar
 
 
 @IN_ONE_LOOP
-async def test_what_a_cell_does_not_have_is_said_where_a_policy_reaches_for_it(shared):
+async def test_using_a_feature_that_cells_lack_is_explained(shared):
     files, others = "A cell has no files: put what", "A cell has no network, no threads and no"
     reaching = {
         "return open('/etc/passwd').read()": f"'/etc/passwd'. {files}",

@@ -39,7 +39,7 @@ def circuits(begun, counters):
     return CircuitBreaker(Limits(circuit_overruns=LIMIT), counters, begun.append)
 
 
-def test_it_rests_after_so_many_overruns_in_a_row_and_longer_each_time(circuits, begun, counters):
+def test_the_breaker_opens_after_repeated_overruns_for_longer_each_time(circuits, begun, counters):
     now = 100.0
     for _ in range(LIMIT - 1):
         assert not circuits.overran(work(), now)
@@ -82,7 +82,7 @@ def test_other_tenants_policies_and_versions_are_served_as_before(circuits):
     assert circuits.open_now(5.0) == 1
 
 
-def test_who_stands_for_many_is_served_whatever_some_of_them_ask(circuits):
+def test_a_caller_for_many_tenants_is_never_stopped(circuits):
     many = work()
     many.proxied = True
     assert not any(circuits.overran(many, 5.0) for _ in range(2 * LIMIT))
@@ -94,7 +94,7 @@ def test_who_stands_for_many_is_served_whatever_some_of_them_ask(circuits):
 
 @pytest.mark.parametrize("apart", [0.0, 1.0, 20.0])
 @pytest.mark.parametrize("answers", [1, 2, 10])
-def test_what_hangs_at_every_other_request_rests_too(circuits, apart, answers):
+def test_hanging_at_every_second_request_opens_the_breaker(circuits, apart, answers):
     now = 5.0
     overruns = 1
     while not circuits.overran(work(), now) and overruns < 2 * LIMIT:
@@ -107,28 +107,28 @@ def test_what_hangs_at_every_other_request_rests_too(circuits, apart, answers):
     assert circuits.current(work().code.ref, "a", now).overruns == overruns
 
 
-def test_a_rare_hang_never_makes_it_rest_however_fast_requests_come(circuits):
+def test_rare_hangs_at_a_high_rate_never_open_the_breaker(circuits):
     for _ in range(100):
         assert not circuits.overran(work(), 5.0)
         for _ in range(ANSWERS_PER_OVERRUN):
             circuits.note_answer(work())
 
 
-def test_a_hang_now_and_then_never_makes_it_rest_however_seldom_requests_come(circuits):
+def test_rare_hangs_at_a_low_rate_never_open_the_breaker(circuits):
     now = 5.0
     for _ in range(100):
         assert not circuits.overran(work(), now)
         now += FORGIVEN_SECONDS / LIMIT + 1.0  # It hung for a second, which forgives nothing.
 
 
-def test_the_time_that_it_hangs_forgives_nothing():
+def test_the_time_of_a_hang_does_not_cancel_overruns():
     limits = Limits(circuit_overruns=LIMIT, evaluation_seconds=FORGIVEN_SECONDS)
     circuits = CircuitBreaker(limits, Counter(), lambda _circuit: None)
     stopped = [circuits.overran(work(), times * FORGIVEN_SECONDS) for times in range(1, LIMIT + 1)]
     assert stopped == [False] * (LIMIT - 1) + [True]
 
 
-def test_an_answer_ends_no_rest_and_forgives_one_tenant_only(circuits):
+def test_an_answer_cancels_overruns_of_its_tenant_only(circuits):
     for tenant in ("a", "b"):
         for _ in range(LIMIT - 1):
             circuits.overran(work(tenant), 5.0)
@@ -140,7 +140,7 @@ def test_an_answer_ends_no_rest_and_forgives_one_tenant_only(circuits):
     assert circuits.refusal(work("b"), 5.0) is not None
 
 
-def test_what_was_forgiven_counts_no_more(circuits):
+def test_cancelled_overruns_no_longer_count(circuits):
     for _ in range(LIMIT - 1):
         circuits.overran(work(), 5.0)
     now = 7.0 + FORGIVEN_SECONDS
@@ -150,7 +150,7 @@ def test_what_was_forgiven_counts_no_more(circuits):
     assert circuits.current(work().code.ref, "a", now).overruns == LIMIT
 
 
-def test_activating_it_ends_the_rest_for_everybody(circuits):
+def test_activating_a_version_closes_its_breaker_for_all_tenants(circuits):
     for tenant in ("a", "b"):
         for _ in range(LIMIT):
             circuits.overran(work(tenant), 5.0)
@@ -159,7 +159,7 @@ def test_activating_it_ends_the_rest_for_everybody(circuits):
     assert not circuits.overran(work(), 5.0), "and the count starts afresh"
 
 
-def test_what_is_remembered_is_bounded(circuits):
+def test_the_number_of_remembered_overruns_is_limited(circuits):
     for number in range(RUNS_MAX + 1):
         for _ in range(LIMIT):
             circuits.overran(work(f"t{number}"), 5.0)
@@ -167,7 +167,7 @@ def test_what_is_remembered_is_bounded(circuits):
     assert circuits.open_now(5.0) == RUNS_MAX
 
 
-def test_it_never_rests_where_that_is_switched_off(begun, counters):
+def test_a_disabled_breaker_never_opens(begun, counters):
     circuits = CircuitBreaker(Limits(circuit_overruns=0), counters, begun.append)
     assert not any(circuits.overran(work(), 5.0) for _ in range(100))
     assert circuits.refusal(work(), 5.0) is None

@@ -32,7 +32,7 @@ def test_evaluations_in_one_pipe_build_on_each_other():
     assert contexts.packed(KEY) == b"two"
 
 
-def test_of_two_cells_one_wins_whole_and_the_other_gets_it_again():
+def test_of_two_concurrent_changes_one_wins_completely():
     contexts = Contexts()
     one, two = (SentContexts(contexts, "digest", 8) for _ in range(2))
     mine, other, behind = one.tell("t")[2], two.tell("t")[2], two.tell("t")[2]
@@ -45,7 +45,7 @@ def test_of_two_cells_one_wins_whole_and_the_other_gets_it_again():
     assert two.accept("t", chain, b"one and two")
 
 
-def test_a_cell_that_remembers_too_many_forgets_all_and_loses_no_change_in_the_pipe():
+def test_clearing_a_cells_contexts_loses_no_pending_change():
     contexts = Contexts()
     sync = SentContexts(contexts, "digest", 2)
     chains = {name: sync.tell(name) for name in "abc"}
@@ -60,7 +60,7 @@ def call(method: str, *arguments: object) -> frames.Call:
     return frames.Call(7, "context_client", method, msgspec.msgpack.encode(arguments))
 
 
-def test_a_client_reads_and_swaps_and_hears_of_a_conflict():
+def test_a_client_reads_and_swaps_and_gets_conflicts():
     contexts = Contexts()
     sync = SentContexts(contexts, "digest", 8)
     chain = sync.tell("t")[2]
@@ -84,12 +84,12 @@ def test_a_swap_by_management_reaches_the_cell_with_its_next_evaluation():
 
 
 @pytest.mark.parametrize("said", [call("drop"), call("swap", 1), call("swap", "x", b"")])
-def test_what_no_honest_cell_says_of_contexts_is_a_breach(said):
+def test_an_impossible_context_message_is_a_breach(said):
     with pytest.raises((ValueError, msgspec.MsgspecError)):
         SentContexts(Contexts(), "digest", 8).answer("t", None, said)
 
 
-def test_what_changed_is_offered_once_in_order_and_within_bytes():
+def test_changed_contexts_are_saved_once_in_order_within_limits():
     contexts = Contexts()
     keys = [("uri:1-x digest", name) for name in "abc"]
     for key in keys:
@@ -104,7 +104,7 @@ def test_what_changed_is_offered_once_in_order_and_within_bytes():
     assert contexts.take_changed(100) == []
 
 
-def test_versions_go_on_where_an_earlier_process_left_them_or_further():
+def test_context_versions_never_decrease_over_restarts():
     before = Contexts()
     version = 0
     for _ in range(5):

@@ -125,7 +125,7 @@ class AIOSv1PolicyRule:
 
 
 @IN_ONE_LOOP
-async def test_a_missing_library_is_inert_and_says_why_when_it_is_used(shared):
+async def test_using_a_missing_library_explains_that_it_is_missing(shared):
     result = await checked(shared, USES)
     assert result.ok, result.findings
     libraries = [each.split("'")[1] for each in result.warnings]
@@ -173,7 +173,7 @@ class AIOSv1PolicyRule:
 
 
 @IN_ONE_LOOP
-async def test_what_a_library_imports_when_it_is_used_is_real_or_missing(shared):
+async def test_late_imports_of_a_library_are_real_or_missing(shared):
     """An inert module would keep it from taking its alternative."""
     assert await shared.value(policy(shared, LATE)) == [
         *(random.Random("seed").randrange(1000), "741e", "e400"),
@@ -216,7 +216,7 @@ class AIOSv1PolicyRule:
 
 
 @IN_ONE_LOOP
-async def test_an_import_that_has_an_alternative_fails_so_that_it_is_taken(shared):
+async def test_an_import_in_try_except_importerror_fails(shared):
     result = await checked(shared, GUARDED)
     assert result.ok
     assert [each.rpartition("; ")[2][:15] for each in result.warnings] == [
@@ -242,13 +242,13 @@ async def test_an_import_that_has_an_alternative_fails_so_that_it_is_taken(share
         ("import rules\nclass AIOSv1PolicyRule(rules.Rule): pass", {}, "AIOSv1PolicyRule has no"),
     ],
 )
-async def test_what_cannot_be_a_library_is_still_a_fault(shared, text, files, said):
+async def test_importing_an_impossible_name_is_a_fault(shared, text, files, said):
     result = await checked(shared, text, **files)
     assert said in result.findings[0].message
 
 
 @IN_ONE_LOOP
-async def test_what_the_requirements_name_is_a_library_whatever_it_is_like(shared):
+async def test_a_name_in_requirements_counts_as_a_library(shared):
     text = "import helpers\n" + HEAD + EVAL
     assert not (await checked(shared, text, helper__py="")).ok
     wanted = {"helper__py": "", "requirements__txt": "numpy\nHelpers>=2  # why\n"}
@@ -269,7 +269,7 @@ async def test_what_the_requirements_name_is_a_library_whatever_it_is_like(share
         ('parameters["given"]["inner"]', "parameters.given.inner"),
     ],
 )
-async def test_a_constructor_may_need_what_only_a_request_supplies(shared, line, named):
+async def test_a_constructor_may_need_values_of_a_request(shared, line, named):
     code = shared.policy("return self.x", parameters={"given": {"a": 1}})
     text = HEAD + f"        self.x = {line}\n" + EVAL.replace("return 1", "return self.x")
     code = replace(policy(shared, text), parameters=code.parameters)

@@ -38,7 +38,7 @@ def taken(backlog: Backlog) -> str:
     return " ".join(said)
 
 
-def test_tenants_take_turns_and_each_one_keeps_its_order() -> None:
+def test_tenants_take_turns_and_each_has_its_own_order() -> None:
     backlog = Backlog()
     for work in works("b", "b", "b", "b", "a", "a", "c"):
         backlog.append(work)
@@ -46,7 +46,7 @@ def test_tenants_take_turns_and_each_one_keeps_its_order() -> None:
     assert taken(backlog) == "b0 a4 c6 b1 a5 b2 b3"
 
 
-def test_a_tenant_that_asks_for_much_keeps_no_other_one_out() -> None:
+def test_a_busy_tenant_does_not_block_others() -> None:
     backlog, most = Backlog(), 4
     for work in works("b", "b", "b"):
         assert not backlog.is_full("b", most)
@@ -62,7 +62,7 @@ def test_a_tenant_that_asks_for_much_keeps_no_other_one_out() -> None:
     assert not backlog.is_full("c", most)
 
 
-def test_what_had_its_turn_goes_first_again() -> None:
+def test_a_request_returned_to_the_queue_is_first_again() -> None:
     backlog = Backlog()
     waiting, again = works("b", "b"), works("a", "b", "b", "a")
     for work in waiting:
@@ -73,7 +73,7 @@ def test_what_had_its_turn_goes_first_again() -> None:
     assert not backlog
 
 
-def test_what_is_withdrawn_is_gone_with_its_lane() -> None:
+def test_withdrawing_the_last_request_removes_its_tenants_lane() -> None:
     backlog = Backlog()
     first, second = works("a", "b")
     backlog.append(first)
@@ -86,7 +86,7 @@ def test_what_is_withdrawn_is_gone_with_its_lane() -> None:
     assert not backlog
 
 
-async def test_what_hangs_at_one_tenant_s_requests_does_not_keep_another_waiting(make_bench):
+async def test_a_policy_that_hangs_for_one_tenant_delays_no_other(make_bench):
     limits = Limits(evaluation_seconds=1.0, circuit_overruns=0, cells_per_policy_max=2)
     bench = await make_bench(limits=limits)
     code = bench.policy(HANGS)
@@ -104,7 +104,7 @@ async def test_what_hangs_at_one_tenant_s_requests_does_not_keep_another_waiting
 
 
 @pytest.mark.heavy
-async def test_where_one_tenant_alone_asks_it_has_all_cells(make_bench):
+async def test_a_single_tenant_may_use_all_cells(make_bench):
     limits = Limits(evaluation_seconds=1.0, circuit_overruns=0, cells_per_policy_max=2)
     bench = await make_bench(limits=limits)
     code = bench.policy(HANGS)
@@ -118,7 +118,7 @@ async def test_where_one_tenant_alone_asks_it_has_all_cells(make_bench):
     assert codes == {Code.POLICY_TIMEOUT}
 
 
-async def test_who_took_long_once_has_its_turn_beside_one_who_never_stops_asking(make_bench):
+async def test_a_formerly_slow_tenant_gets_turns_beside_a_busy_one(make_bench):
     limits = Limits(cells_per_policy_max=2, pipeline_max=8)
     bench = await make_bench(limits=limits)
     code = bench.policy(HANGS)
@@ -165,7 +165,7 @@ async def test_a_burst_of_one_tenant_spreads_over_cells(make_bench):
     assert "timeouts" not in bench.sandbox.report().counters
 
 
-async def test_who_is_quick_again_shares_a_pipe_again(make_bench):
+async def test_a_tenant_that_is_fast_again_shares_a_cell_again(make_bench):
     bench = await make_bench()
     code = bench.policy(HANGS)
     assert await bench.value(code, {"seconds": 0.2, "n": 1}) == 1
@@ -180,7 +180,7 @@ async def test_who_is_quick_again_shares_a_pipe_again(make_bench):
 
 
 @pytest.mark.heavy
-async def test_leases_that_want_one_place_are_decided_by_few_cells_at_a_time(make_bench):
+async def test_requests_for_one_place_use_few_cells_at_a_time(make_bench):
     bench = await make_bench()
     code = bench.policy(HANGS)
     slow = {"seconds": 0.15}
@@ -237,7 +237,7 @@ async def test_no_tenant_has_all_cells_and_the_reason_says_whose_share_is_used_u
     assert "all 4 cells of this server are busy" in refusal.reason
 
 
-async def test_a_cell_that_others_use_makes_no_room_for_one_that_has_many(make_bench):
+async def test_a_cell_in_use_is_not_ended_for_a_tenant_with_many(make_bench):
     limits = Limits(evaluation_seconds=60.0, cells_max=8, spares=0, circuit_overruns=0)
     bench = await make_bench(limits=limits)
     theirs = [bench.policy(HANGS_OR_ANSWERS, f"their-{number}") for number in range(5)]

@@ -24,7 +24,7 @@ TERMS = LeaseTerms(ttl_seconds=60)
 IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_a_timeout_costs_the_head_only_and_nothing_is_lost_or_doubled(hasty):
+async def test_a_timeout_fails_only_the_running_request(hasty):
     bench = hasty
     code = bench.policy("""
 if input_data["inputs"].get("loop"):
@@ -66,7 +66,7 @@ async def test_a_deadline_is_named_by_the_request_the_policy_or_the_server(make_
         assert refusal.details["seconds"] == seconds
 
 
-async def test_a_crash_costs_the_head_only(bench):
+async def test_a_crash_fails_only_the_running_request(bench):
     code = bench.policy("""
 import os
 if input_data["inputs"]["n"] % 10 == 3: os._exit(7)
@@ -91,7 +91,7 @@ async def test_an_idle_cell_begins_at_once_and_a_busy_one_gets_the_rest_together
 
 
 @pytest.mark.heavy
-async def test_a_policy_that_only_burns_starts_demoted_until_it_answers(make_bench):
+async def test_a_policy_that_overran_starts_with_low_priority(make_bench):
     limits = Limits(evaluation_seconds=1.0, demote_seconds=0.01, circuit_overruns=0)
     bench = await make_bench(limits=limits)
     code = bench.policy("while input_data['inputs']['stuck']:\n    pass\nreturn 1")
@@ -111,7 +111,7 @@ async def test_a_policy_that_only_burns_starts_demoted_until_it_answers(make_ben
     assert counters().counters["demotions"] == demoted
 
 
-async def test_what_always_overruns_rests_for_its_tenant_and_serves_the_others(make_bench):
+async def test_a_policy_that_overruns_is_paused_for_its_tenant_only(make_bench):
     begun = []
     limits = Limits(evaluation_seconds=0.1, circuit_overruns=2, cells_per_policy_max=1)
     bench = await make_bench(limits=limits, circuits=begun.append)
@@ -163,7 +163,7 @@ return time.process_time() - begun
 """
 
 
-async def test_what_evaluations_burn_is_counted_for_their_tenant(make_bench):
+async def test_cpu_time_of_evaluations_is_counted_for_their_tenant(make_bench):
     meter = CountingMeter()
     bench = await make_bench(meter=meter)
     code, (ann, bob, eve) = bench.policy(BURNS), map(Tenant, ("ann", "bob", "eve"))
@@ -182,7 +182,7 @@ async def test_what_evaluations_burn_is_counted_for_their_tenant(make_bench):
     assert meter.seconds[eve] >= 0.1, "a crash is no way around it"
 
 
-async def test_an_evaluation_that_is_stopped_is_counted(make_bench):
+async def test_the_cpu_time_of_a_stopped_evaluation_is_counted(make_bench):
     meter = CountingMeter()
     bench = await make_bench(meter=meter, limits=Limits(evaluation_seconds=0.3))
     refusal = await bench.refusal(bench.policy(BURNS), {"burn": 60}, tenant=Tenant("ann"))
@@ -190,7 +190,7 @@ async def test_an_evaluation_that_is_stopped_is_counted(make_bench):
     assert meter.seconds["ann"] > 0
 
 
-async def test_nothing_new_is_evaluated_for_whom_the_meter_refuses(make_bench):
+async def test_a_tenant_beyond_its_cpu_budget_gets_no_evaluations(make_bench):
     meter = CountingMeter()
     bench = await make_bench(meter=meter)
     code, ann = bench.policy("return 1"), Tenant("ann")
@@ -205,7 +205,7 @@ async def test_nothing_new_is_evaluated_for_whom_the_meter_refuses(make_bench):
 
 
 @pytest.mark.parametrize("isolation", ["per_tenant", "per_eval"])
-async def test_it_rests_with_any_isolation(make_bench, isolation):
+async def test_the_circuit_breaker_works_with_any_isolation(make_bench, isolation):
     limits = Limits(evaluation_seconds=0.05, circuit_overruns=2)
     bench = await make_bench(limits=limits, isolation=isolation)
     code = bench.policy("while True: pass")
@@ -218,7 +218,7 @@ async def test_it_rests_with_any_isolation(make_bench, isolation):
 
 
 @IN_ONE_LOOP
-async def test_cells_share_the_session_of_the_server_so_that_they_can_give_way_to_it(shared):
+async def test_cells_are_in_the_servers_session_for_fair_scheduling(shared):
     await shared.value(shared.policy("return 1"))
     for pid in shared.sandbox._pool.spawner.living:
         assert os.getsid(pid) == os.getsid(0)
@@ -244,7 +244,7 @@ return "quick"
 
 
 @pytest.mark.parametrize("count", [2, 40])
-async def test_who_burnt_once_is_as_before_though_more_waits_for_it(make_bench, count):
+async def test_a_tenant_recovers_from_an_overrun_with_a_full_queue(make_bench, count):
     """At idle priority it would never be done with what comes in meanwhile, and stay there."""
     limits = Limits(evaluation_seconds=30.0, demote_seconds=0.01, cells_per_policy_max=1)
     bench = await make_bench(limits=limits)
@@ -264,7 +264,7 @@ return n
     assert [(await each).value for each in others] == [*range(1, count)]
 
 
-async def test_what_is_forgotten_is_not_delivered(bench):
+async def test_the_answer_of_a_cancelled_request_is_not_delivered(bench):
     code = bench.first_fit()
     bench.ask(code, demand=Demand(gpus=1), terms=TERMS, request="gone")
     bench.sandbox.forget("gone", 1)
@@ -300,7 +300,7 @@ return list(seen)
 """
 
 
-async def test_no_request_waits_for_ever_behind_a_slow_policy(make_bench):
+async def test_no_request_waits_forever_behind_a_slow_policy(make_bench):
     limits = Limits(
         evaluation_seconds=5.0, queue_seconds=0.2, cells_per_policy_max=1, pipeline_max=1
     )
@@ -313,7 +313,7 @@ async def test_no_request_waits_for_ever_behind_a_slow_policy(make_bench):
     assert "too slow for so many requests" in refused[0].refusal.reason
 
 
-async def test_what_waits_behind_a_slow_evaluation_is_begun_once_that_has_answered(make_bench):
+async def test_a_request_behind_a_slow_evaluation_starts_after_its_answer(make_bench):
     limits = Limits(
         evaluation_seconds=20.0, demote_seconds=0.01, cells_per_policy_max=1, pipeline_max=1
     )
@@ -351,7 +351,7 @@ async def test_cells_make_room_for_each_other(make_bench):
     assert sum(bench.sandbox.report().cells.values()) <= 3
 
 
-async def test_a_cell_is_replaced_after_so_many_evaluations(make_bench):
+async def test_a_cell_is_replaced_after_a_number_of_evaluations(make_bench):
     bench = await make_bench(limits=Limits(evaluations_per_cell_max=10))
     code = bench.policy(STATEFUL)
     lengths = [len(await bench.value(code, {"n": n})) for n in range(30)]
@@ -385,7 +385,7 @@ async def test_the_report_names_the_layers_and_every_attack(shared):
     assert report.probes["ptrace"].startswith("killed: SIGSYS")
 
 
-async def test_closing_refuses_what_still_waits(make_bench):
+async def test_closing_refuses_waiting_requests(make_bench):
     bench = await make_bench(limits=Limits(evaluation_seconds=30.0))
     code = bench.policy("while True: pass")
     futures = [bench.ask(code) for _ in range(5)]
@@ -397,7 +397,7 @@ async def test_closing_refuses_what_still_waits(make_bench):
     assert (await late).refusal.code == Code.SHUTTING_DOWN
 
 
-async def test_a_dead_zygote_is_replaced_and_nothing_waits_for_ever(bench):
+async def test_a_dead_zygote_is_replaced_and_no_request_hangs(bench):
     code = bench.policy("return 1")
     assert await bench.value(code) == 1
     os.kill(bench.sandbox._pool.spawner._zygote.pid, signal.SIGKILL)
@@ -444,7 +444,7 @@ async def test_no_process_outlives_a_killed_server(tmp_path):  # Class 25.
         os.close(fd)
 
 
-async def test_no_cell_is_handed_out_before_its_wall_stands(bench):  # Must-have 12.
+async def test_no_cell_is_used_before_its_jail_is_complete(bench):  # Must-have 12.
     for _ in range(10):
         cell = await bench.sandbox._pool.spawner.blank()
         status = Path(f"/proc/{cell.pid}/status").read_text()  # noqa: ASYNC240  # procfs.
@@ -469,7 +469,7 @@ async def test_no_policy_is_blamed_for_the_death_of_its_zygote(make_bench):
         assert result.ok
 
 
-async def test_what_is_being_forked_when_its_zygote_dies_is_forked_by_the_next(bench):
+async def test_the_next_zygote_forks_cells_that_a_dead_one_did_not(bench):
     at_work = bench.policy("return 1")
     assert await bench.value(at_work) == 1
     zygote = bench.sandbox._pool.spawner._zygote.pid
@@ -481,7 +481,7 @@ async def test_what_is_being_forked_when_its_zygote_dies_is_forked_by_the_next(b
     assert bench.sandbox.report().counters["zygote_restarts"] == 1
 
 
-async def test_few_policies_are_checked_at_a_time_and_few_may_wait(make_bench):
+async def test_the_number_of_checked_and_of_waiting_uploads_is_limited(make_bench):
     bench = await make_bench(limits=Limits(load_seconds=0.2))
     loop = bench.policy("return 1", "loop")
     loop = type(loop)(loop.ref, {"function.py": b"import time\ntime.sleep(60)\n"})
@@ -503,7 +503,7 @@ async def test_few_policies_are_checked_at_a_time_and_few_may_wait(make_bench):
     assert all("did not load" in each.findings[0].message for each in stopped)
 
 
-async def test_a_registered_policy_does_not_wait_behind_uploads_to_be_checked_again(make_bench):
+async def test_rechecks_of_registered_policies_precede_uploads(make_bench):
     bench = await make_bench(limits=Limits(load_seconds=5))
     good = bench.policy("return 1")
     loop = type(good)(good.ref, {"function.py": b"while True: pass\n"})

@@ -55,7 +55,7 @@ async def outcomes(bench, code, *samples):
     return checked.outcomes
 
 
-async def test_a_sample_sees_its_own_world_and_leaves_no_trace(bench):
+async def test_an_example_has_its_own_fleet_and_leaves_no_state(bench):
     code = bench.policy(
         "context['n'] = context.get('n', 0) + 1\n"
         "seen = [each['data'] for each in input_data['cluster_data'].values()]\n"
@@ -71,14 +71,14 @@ async def test_a_sample_sees_its_own_world_and_leaves_no_trace(bench):
 
 
 @IN_ONE_LOOP
-async def test_plain_input_is_tried_too(shared):
+async def test_examples_may_have_plain_input(shared):
     code = shared.policy("return [input_data, parameters]", parameters={"p": 1})
     (found,) = await outcomes(shared, code, plain(code, [1, "x"]))
     assert found.value == [[1, "x"], {"p": 1}]
 
 
 @IN_ONE_LOOP
-async def test_a_policy_that_raises_spoils_only_its_own_sample(shared):
+async def test_an_error_in_one_example_does_not_affect_the_others(shared):
     code = shared.policy("return 1 / input_data['inputs']['by']")
     samples = [sample(code, number, {"by": by}) for number, by in enumerate((1, 0, 2))]
     first, second, third = await outcomes(shared, code, *samples)
@@ -95,7 +95,7 @@ async def test_a_policy_that_raises_spoils_only_its_own_sample(shared):
         ("import os; os.write(3, b'x' * 100)", Code.POLICY_CRASHED),
     ],
 )
-async def test_after_the_death_of_the_cell_the_others_have_its_refusal(shared_hasty, body, code):
+async def test_examples_after_a_crash_are_refused_with_its_reason(shared_hasty, body, code):
     bench = shared_hasty
     policy = bench.policy(body)
     found = await outcomes(bench, policy, *(sample(policy, number) for number in range(3)))
@@ -103,7 +103,7 @@ async def test_after_the_death_of_the_cell_the_others_have_its_refusal(shared_ha
     assert await bench.value(bench.policy("return 1", "another")) == 1
 
 
-async def test_samples_end_with_the_sandbox(make_bench):
+async def test_examples_are_cancelled_when_the_sandbox_closes(make_bench):
     bench = await make_bench(limits=Limits(evaluation_seconds=30))
     code = bench.policy("self.settings['cluster_client'].read_cluster('c0')\nwhile True: pass")
     tried = sample(code)
@@ -140,7 +140,7 @@ def guarded(policy):
     return PolicyCode(policy.ref, policy.files, guard=Strict())
 
 
-async def test_what_eval_returns_is_judged_by_the_host(bench):
+async def test_the_host_checks_the_return_value_of_eval(bench):
     code = guarded(bench.policy("return input_data['inputs'].get('say')"))
     assert await bench.value(code, {"say": "right"}) == "right"
     refusal = await bench.refusal(code, {"say": "wrong"})
@@ -149,7 +149,7 @@ async def test_what_eval_returns_is_judged_by_the_host(bench):
 
 
 @IN_ONE_LOOP
-async def test_plain_calls_and_commands_are_guarded(shared):
+async def test_plain_evaluations_and_commands_are_checked(shared):
     policy = shared.policy("return input_data or parameters")
     more = b"    def management(self, action, data): return [action, data]\n"
     files = {"function.py": policy.files["function.py"] + more}

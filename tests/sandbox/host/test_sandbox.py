@@ -19,7 +19,7 @@ IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
 
 
 @IN_ONE_LOOP
-async def test_a_policy_finds_what_is_documented(shared):
+async def test_a_policy_gets_the_documented_input(shared):
     code = shared.policy(
         """
 data = input_data["cluster_data"]
@@ -165,7 +165,7 @@ return {"allowed": True, "input_data": input_data, "metrics": input_data["cluste
 
 
 @IN_ONE_LOOP
-async def test_input_data_is_plain_and_what_is_added_is_reached_by_key(shared):
+async def test_input_data_is_plain_and_added_values_are_read_by_key(shared):
     """Existing policies log, copy and return it, whole or in part."""
     value = await shared.value(shared.policy(PLAIN), {"n": [1]}, seed=5)
     assert value["input_data"].keys() == {"cluster_data", "inputs"}
@@ -238,7 +238,7 @@ return found
     ]
 
 
-async def test_what_is_at_hand_is_answered_without_asking_the_service(make_bench):
+async def test_documents_in_memory_are_returned_without_a_request(make_bench):
     bench = await make_bench(limits=Limits(calls_max=4, calls_per_candidate_max=0))
     code = bench.policy("""
 client = self.settings["cluster_client"]
@@ -261,7 +261,7 @@ return [client.read_cluster(each) for each in ("c0", "../c0", "c1", "c" * 300, "
     assert "ask for less" in (await bench.value(code))[0][1]
 
 
-async def test_policy_catches_the_errors_of_calls_beyond_the_bound(make_bench):
+async def test_a_policy_can_catch_errors_of_too_many_calls(make_bench):
     bench = await make_bench(limits=Limits(calls_max=10, calls_per_candidate_max=0))
     code = bench.policy("""
 clusters, metrics = self.settings["cluster_client"], self.settings["cluster_metrics_client"]
@@ -289,7 +289,7 @@ return [found[9], found[10], *found[-3:]]
     assert "protocol_breaches" not in bench.sandbox.report().counters
 
 
-async def test_a_cell_keeps_what_was_at_hand_until_that_changes(make_bench):
+async def test_a_cell_caches_documents_until_they_change(make_bench):
     limits = Limits(calls_max=1, calls_per_candidate_max=0, evaluation_seconds=5.0)
     bench = await make_bench(limits=limits)
     code = bench.policy(
@@ -313,7 +313,7 @@ async def test_a_cell_keeps_what_was_at_hand_until_that_changes(make_bench):
     assert await bench.value(code) == [[True, {"version": 3}]] * 2
 
 
-async def test_the_order_of_sets_is_repeatable_where_that_is_wanted(make_bench):
+async def test_the_order_of_sets_is_repeatable_on_request(make_bench):
     hashes = []
     for seed in (1, 1, 2):
         bench = await make_bench(limits=Limits(hash_seed=seed))
@@ -321,7 +321,7 @@ async def test_the_order_of_sets_is_repeatable_where_that_is_wanted(make_bench):
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-async def test_a_slow_service_stops_the_clock_but_not_for_ever(make_bench):
+async def test_waiting_for_a_service_pauses_the_deadline_for_a_limited_time(make_bench):
     bench = await make_bench(limits=Limits(evaluation_seconds=1.0, calls_seconds=1.5))
     code = bench.policy("return list(self.settings['cluster_client'].read_cluster('c0'))")
     bench.registry.hold = asyncio.Event()
@@ -371,7 +371,7 @@ return context["count"]
         ("x = bytearray(1 << 33)", Code.POLICY_MEMORY, "MemoryError"),
     ],
 )  # fmt: skip
-async def test_a_failure_says_what_and_where(shared, body, code, reason):
+async def test_a_failure_has_the_error_and_its_line(shared, body, code, reason):
     refusal = await shared.refusal(shared.policy(body))
     assert refusal.code == code
     assert reason in refusal.reason
@@ -389,7 +389,7 @@ return {"gpus": (np.int64(1), 2), "free": fleet.gpu_free.sum(1), "x": np.float64
     assert value == {"gpus": [1, 2], "free": [4000] * 4, "x": 0.5, "3": True}
 
 
-async def test_asks_in_the_pipe_do_not_propose_the_same_gpu(bench):
+async def test_pipelined_requests_do_not_propose_the_same_gpu(bench):
     code = bench.first_fit()
     demand = Demand(gpus=1)
     futures = [bench.ask(code, demand=demand, terms=TERMS) for _ in range(17)]
@@ -407,7 +407,7 @@ async def test_asks_in_the_pipe_do_not_propose_the_same_gpu(bench):
         assert first == await bench.value(code, demand=demand, **fields)
 
 
-async def test_the_view_of_a_real_cell_is_the_truth_minus_what_is_outstanding(bench):
+async def test_a_real_cells_view_is_the_fleet_minus_outstanding_proposals(bench):
     """The randomised law of test_replica, through frames, pipes and a real cell."""
     code = bench.policy("""
 import random
@@ -511,7 +511,7 @@ async def test_sibling_files_can_be_imported(shared):
 
 
 @IN_ONE_LOOP
-async def test_management_answers_or_says_clearly_why_not(shared):
+async def test_management_answers_or_names_its_error(shared):
     policy = shared.policy(
         "return 1\n\ndef management(self, action, data):\n    return [action, data]"
     )
@@ -527,7 +527,7 @@ async def test_management_answers_or_says_clearly_why_not(shared):
 
 
 @IN_ONE_LOOP
-async def test_output_is_stored_up_to_a_cap(shared):
+async def test_output_is_stored_up_to_a_limit(shared):
     code = shared.policy("""
 import logging
 print("printed"); logging.getLogger("mine").info("logged"); print("x" * input_data["inputs"]["n"])
@@ -547,7 +547,7 @@ return 1
 @pytest.mark.parametrize(
     ("held_mib", "code"), [(10, Code.POLICY_CRASHED), (200, Code.POLICY_MEMORY)]
 )
-def test_process_that_ends_full_of_memory_is_said_to_need_more(held_mib, code):
+def test_a_cell_that_dies_at_its_memory_limit_is_reported_so(held_mib, code):
     death = Death("killed by SIGSEGV", held_mib=held_mib)
     refusal = ended(death, PolicyRef("rule:1-x", "digest"), Limits())
     assert refusal.code is code

@@ -22,7 +22,7 @@ class Reader(asyncio.Protocol):
         self.heard.append(None)
 
 
-async def test_what_a_cell_says_with_the_news_of_its_birth_is_read() -> None:
+async def test_messages_sent_together_with_the_start_message_are_read() -> None:
     sent: list[Any] = []
     up = relay.WorkerUp("1/n", "n", 1, {}, {})
     worker = RemoteWorker(up, Limits(), "jail", lambda *_: None, Counter(), sent.append)

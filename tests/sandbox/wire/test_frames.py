@@ -9,7 +9,7 @@ from moorage.sandbox.wire import frames
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_stream_is_cut_into_the_same_frames_whatever_its_pieces(seed):
+def test_a_stream_in_any_pieces_gives_the_same_frames(seed):
     rng = random.Random(seed)
     sent = [rng.randbytes(rng.choice([1, 3, 10, 1000, 70_000])) for _ in range(30)]
     stream = b"".join(frames.HEADER.pack(len(body)) + body for body in sent)
@@ -26,7 +26,7 @@ def test_a_stream_is_cut_into_the_same_frames_whatever_its_pieces(seed):
 
 
 @pytest.mark.parametrize("header", [b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x65\0\0\0"])
-def test_what_came_before_a_bad_header_stays_and_nothing_after_it(header):
+def test_frames_before_a_bad_header_are_read_and_none_after(header):
     reader = frames.FrameReader(100)
     assert reader.feed(frames.HEADER.pack(1) + b"a" + header + b"bcd") == [b"a"]
     assert reader.error
@@ -56,7 +56,7 @@ def test_a_cell_cannot_send_anything_but_its_own_frames(body):
         frames.decode_from_cell(body)
 
 
-def test_frames_survive_the_trip():
+def test_frames_are_the_same_after_encoding_and_decoding():
     sent = frames.Result((1 << 64) - 1, b"{}", b"\x80", "text")
     body = frames.pack(sent)[frames.HEADER.size :]
     assert frames.decode_from_cell(body) == sent

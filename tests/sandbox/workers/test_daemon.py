@@ -72,7 +72,7 @@ def held(replies: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(share["node_id"], gpu) for share in shares for gpu in share["gpus"]]
 
 
-def test_leases_outlive_a_raylet_and_the_bridge(world, tmp_path) -> None:
+def test_leases_survive_the_death_of_a_raylet_and_of_the_bridge(world, tmp_path) -> None:
     world.have(2)
     with served(world, tmp_path, 2) as server, ThreadPoolExecutor(40) as threads:
         asks = [threads.submit(lease, server, n=n, seconds=0.2) for n in range(40)]
@@ -89,7 +89,7 @@ def test_leases_outlive_a_raylet_and_the_bridge(world, tmp_path) -> None:
         until(lambda: figure(server, "moorage_policy_workers") == 1, 90)
 
 
-def test_a_placement_that_a_worker_made_up_is_not_granted(world, tmp_path) -> None:
+def test_a_placement_invented_by_a_worker_is_not_granted(world, tmp_path) -> None:
     made_up = f"data = data.replace(b'\"east-', b'\"west-')\n        {SENT}"
     world.have(0, world.changed("sandbox/workers/agent.py", SENT, made_up))
     with served(world, tmp_path, 1) as server:

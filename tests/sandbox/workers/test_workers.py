@@ -74,7 +74,7 @@ def all_answered(outcomes: list[Any]) -> bool:
     return answers == list(range(len(outcomes)))
 
 
-async def test_placements_are_those_of_this_machine(make_bench, serving) -> None:
+async def test_workers_propose_the_same_placements_as_this_machine(make_bench, serving) -> None:
     here, there = await make_bench(), await serving(1)
     first_fit, asks = here.first_fit(), {"demand": Demand(gpus=2), "terms": LeaseTerms(60.0)}
     placed = []
@@ -95,7 +95,7 @@ async def test_placements_are_those_of_this_machine(make_bench, serving) -> None
     assert "" not in places(there)
 
 
-async def test_a_worker_calls_services_and_keeps_contexts_as_here(serving) -> None:
+async def test_a_worker_calls_services_and_stores_contexts_like_local_cells(serving) -> None:
     bench = await serving(1)
     policy = bench.policy(
         "context['n'] = context.get('n', 0) + 1\n"
@@ -111,7 +111,7 @@ async def test_a_worker_calls_services_and_keeps_contexts_as_here(serving) -> No
     assert "" not in places(bench)
 
 
-async def test_failures_of_policies_read_as_here(make_bench, serving) -> None:
+async def test_failures_of_policies_on_workers_have_the_same_messages(make_bench, serving) -> None:
     limits = Limits(evaluation_seconds=1.0)
     here, there = await make_bench(limits=limits), await serving(1, limits=limits)
     for body, code in [
@@ -149,7 +149,7 @@ def side_by_side(outcomes: list[Any]) -> int:
     return max(sum(began <= at < ended for began, ended in spans) for at, _ in spans)
 
 
-async def test_cells_of_two_raylets_work_at_one_time(world, serving) -> None:
+async def test_cells_of_two_raylets_work_in_parallel(world, serving) -> None:
     bench = await serving(2, cells=1)
     await results(bench, 4)
     running = asyncio.ensure_future(results(bench, 40, SAYS_WHEN))
@@ -160,7 +160,7 @@ async def test_cells_of_two_raylets_work_at_one_time(world, serving) -> None:
     assert side_by_side(outcomes) == 2, "one cell on each raylet"
 
 
-async def test_a_client_server_of_ray_will_do(world, make_bench) -> None:
+async def test_workers_can_connect_by_rays_client_server(world, make_bench) -> None:
     world.have(1)
     with client_server(world) as address:
         bench = await make_bench(workers=replace(world.workers(CELLS), address=address))
@@ -185,7 +185,7 @@ def client_server(world: Any) -> Iterator[str]:
         server.wait(30)
 
 
-async def test_all_workers_lost_is_as_without_ray(world, serving) -> None:
+async def test_without_live_workers_this_machine_evaluates(world, serving) -> None:
     bench = await serving(1)
     running = asyncio.ensure_future(results(bench, 16))
     await at_work(world, bench)
@@ -200,7 +200,7 @@ async def test_all_workers_lost_is_as_without_ray(world, serving) -> None:
     assert "" not in places(bench)
 
 
-async def test_a_hanging_worker_costs_one_retry(world, serving) -> None:
+async def test_a_hanging_worker_causes_one_retry(world, serving) -> None:
     bench = await serving(1)
     await results(bench, 1)
     (agent,) = await world.until(lambda: world.agents(0))
@@ -214,7 +214,7 @@ async def test_a_hanging_worker_costs_one_retry(world, serving) -> None:
     assert [each for each in world.said if "silent" in each[1]]
 
 
-async def test_a_cell_that_hangs_on_a_worker_costs_one_retry(world, serving) -> None:
+async def test_a_hanging_cell_on_a_worker_causes_one_retry(world, serving) -> None:
     bench = await serving(1, limits=Limits(evaluation_seconds=2.0))
     await results(bench, 1)
     (agent,) = await world.until(lambda: world.agents(0))
@@ -248,7 +248,7 @@ def lie(said: str) -> str:
         pytest.param(SENT + "\n        self._agent._outgoing.append(b'\\xc1')", id="its-messages"),
     ],
 )
-async def test_a_worker_that_lies_is_refused(world, serving, new: str) -> None:
+async def test_wrong_answers_of_a_worker_are_refused(world, serving, new: str) -> None:
     bench = await serving(0, world.changed(AGENT, SENT, new))
     assert all_answered(await results(bench, 4))
     assert places(bench) == {""}
@@ -258,7 +258,7 @@ async def test_a_worker_that_lies_is_refused(world, serving, new: str) -> None:
         assert doubts == counted(bench, "protocol_breaches")
 
 
-async def test_a_node_without_the_wall_gets_no_policy(world, make_bench) -> None:
+async def test_a_node_whose_jail_fails_gets_no_policy(world, make_bench) -> None:
     sets = '    layers["seccomp"] = '
     source = world.changed("sandbox/cell/jail.py", f"{sets}_seccomp()\n", f'{sets}"none"\n')
     world.have(0, source)

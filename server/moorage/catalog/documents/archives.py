@@ -1,4 +1,4 @@
-"""Policy archives: their files, read member by member in memory under strict checks.
+"""Read the files of policy archives in memory, with strict checks of each member.
 
 `catalog.documents.policies` calls `read_archive` with the bytes of an upload, which are hostile
 until proven otherwise. Nothing is written to disk, and nothing of the content is parsed, compiled
@@ -66,13 +66,13 @@ _LITTER: Final = frozenset({"__MACOSX", "__pycache__", ".git", ".DS_Store"})
 
 
 def bad_code(reason: str, expected: str) -> ServiceError:
-    """Return the refusal of a policy's code, with the fault and the expectation."""
+    """Return the refusal of a policy's code, with the fault and the expected form."""
     text = f"code: {reason}; expected {expected}"
     return ServiceError(Code.BAD_POLICY, text, field="code", expected=expected)
 
 
 def is_archive(content: bytes) -> bool:
-    """Return whether the bytes begin as an accepted archive does."""
+    """Return whether the bytes begin like an accepted kind of archive."""
     return content.startswith(tuple(_SUFFIXES))
 
 
@@ -100,7 +100,7 @@ def read_archive(content: bytes) -> dict[str, bytes]:
 
 
 def collect(members: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
-    """Return the members by clean path, or refuse the names, the number or the size of them."""
+    """Return the members by clean path, or refuse their names, their number or their size."""
     files: dict[str, bytes] = {}
     size = 0
     for name, content in members:
@@ -123,7 +123,7 @@ def collect(members: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
 
 
 def policy_files(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Return the files next to the entry, by their path from there."""
+    """Return the files beside the entry file, by their path relative to it."""
     files = _with_entry(_without_folder(files))
     for root in ("code/", ""):
         if root + ENTRY in files:
@@ -153,7 +153,7 @@ def _without_folder(files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _with_entry(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Call the only Python file, if there is one, as the entry is called."""
+    """If there is only one Python file, give it the name of the entry file."""
     sources = [path for path in files if path.endswith(".py")]
     if len(sources) != 1 or sources[0].rpartition("/")[0] not in {"", "code"}:
         return files
@@ -187,7 +187,7 @@ def _too_dense() -> ServiceError:
 
 
 def _clean(name: str) -> str | None:
-    """Return the path of a member, None for litter, or refuse it."""
+    """Return the path of a member; None for files to ignore; refuse a bad path."""
     parts = [part for part in name.split("/") if part != "."]
     if (
         not parts
@@ -244,7 +244,7 @@ class _Readable(Protocol):
 
 
 def _at_most(member: _Readable) -> bytes:
-    """Read a member to its end; the sizes in the headers are only claims."""
+    """Read a member up to a limit, since the size in its header may be wrong."""
     content = member.read(FILES_BYTES_MAX + 1)
     if len(content) > FILES_BYTES_MAX:
         raise _too_large()
@@ -281,7 +281,7 @@ def _tar_members(content: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _unpack(content: bytes) -> bytes:
-    """Return the plain tar, giving up as soon as it grows beyond the caps."""
+    """Return the uncompressed tar; stop as soon as it exceeds the limits."""
     dense = max(RATIO_FREE_BYTES, RATIO_MAX * len(content))
     plain = bytearray()
     for chunk in _gunzip(content) if content.startswith(_GZIP) else _unxz(content):

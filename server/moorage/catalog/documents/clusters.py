@@ -49,7 +49,7 @@ _SAFE: Final = "a text without control characters, and without `..` as a part of
 
 @dataclass(frozen=True, slots=True)
 class CheckedCluster:
-    """A checked document, complete, with the part that placement depends on."""
+    """A checked and completed cluster document, with the part that placement uses."""
 
     id: ClusterId
     document: Document
@@ -76,7 +76,7 @@ def read_cluster_document(given: JsonValue) -> CheckedCluster:
 
 
 def check_names(cluster: Cluster) -> None:
-    """Refuse names that no machine has: they would be shown, logged and joined to paths.
+    """Refuse names with unsafe characters, since names are shown, logged and joined to paths.
 
     Stored documents are exempt.
 
@@ -106,7 +106,7 @@ def check_names(cluster: Cluster) -> None:
 
 
 def _named(node: Node) -> dict[str, str]:
-    """Return the names of the machine that a node is, by field."""
+    """Return the values that identify a node's machine, by field."""
     said = (each.partition(" ") for each in node.identity)
     return {_NAMES[what]: name for what, _, name in said if what in _NAMES}
 
@@ -118,7 +118,7 @@ def is_live(document: JsonMapping) -> bool:
 
 
 def cluster_model(document: JsonValue) -> Cluster:
-    """Return the part of a cluster document that placement depends on.
+    """Return the part of a cluster document that placement uses.
 
     Memory is read in MB as the documents have it and taken for MiB, never converted.
 
@@ -189,7 +189,7 @@ def _node(entry: JsonValue, why_not: str) -> Node:
 def _split_ids(
     group: JsonMapping,
 ) -> tuple[JsonMapping, tuple[DeviceId, ...]]:
-    """Return the devices of a node as those of its kind are, and what tells them from these."""
+    """Split a node's devices into the part equal to its kind, and their own ids."""
     devices = group.get("gpus")
     listed = devices if isinstance(devices, list) else ()
     if not any(isinstance(each, dict) and not _UUIDS.isdisjoint(each) for each in listed):
@@ -223,7 +223,7 @@ def _keys(devices: Sequence[DeviceId]) -> dict[str, None]:
 
 
 def _gpus(group: JsonMapping) -> tuple[Gpu, ...]:
-    """Return the devices of a node; nodes of one kind share theirs."""
+    """Return the devices of a node; nodes of one kind share one list."""
     if not group:
         return ()
     try:
@@ -262,7 +262,7 @@ def _read_gpus(group: JsonMapping) -> tuple[Gpu, ...]:
 
 
 def _counted_gpus(group: JsonMapping, count: int) -> tuple[Gpu, ...]:
-    """Return the devices of a node that only counts them: `memory` is that of all together."""
+    """Return the devices of a node that only has their count; `memory` is their sum."""
     names = group.get("modelNames") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise WrongField("gpus.modelNames", "a list of texts")
@@ -311,7 +311,7 @@ def _object(holder: JsonMapping, key: str) -> JsonMapping:
 
 
 def _number(value: JsonValue) -> float | int | None:
-    """Return a number within bounds, also one given as text (their database casts it); or None."""
+    """Return a number within bounds, also from a text, which existing databases accept; or None."""
     if type(value) is int:  # Nearly all of millions that a large fleet has.
         return value if 0 <= value <= AMOUNT_MAX else None
     if isinstance(value, str):
@@ -354,7 +354,7 @@ def _text(holder: JsonMapping, key: str) -> str:
 
 
 def _name(value: JsonValue, path: str) -> str:
-    """Return an id or group name; whole numbers are names too (GPU ids are indices)."""
+    """Return an id or group name; a whole number is also a name, since GPU ids are indices."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, str) and 0 < len(value) <= NAME_CHARS_MAX:
@@ -374,7 +374,7 @@ def _label(value: JsonValue, path: str) -> str:
 
 
 def _with_aggregates(given: Document) -> Document:
-    """Return a copy with the totals over `nodes.nodeData` where the document has none."""
+    """Return a copy; add missing totals over `nodes.nodeData`."""
     nodes = _object(given, "nodes")
     entries: Sequence[JsonMapping] = nodes.get("nodeData") or ()
     if not entries:

@@ -1,4 +1,4 @@
-"""JSON documents as such: their bytes and their ids; used by all of `catalog`."""
+"""Encode and decode JSON documents, and check their ids, for all of `catalog`."""
 
 import re
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ _packer = msgspec.msgpack.Encoder()
 
 
 class WrongField(Exception):  # noqa: N818  # It names what it is about, and stays in this package.
-    """A value deep in a document is wrong; a caller that knows the place adds it with `under`."""
+    """A value deep in a document is wrong; callers add its place with `under`."""
 
     def __init__(self, path: str, expected: str) -> None:
         super().__init__(f"{path}: expected {expected}")
@@ -51,12 +51,12 @@ class WrongField(Exception):  # noqa: N818  # It names what it is about, and sta
         self.expected = expected
 
     def under(self, prefix: str) -> "WrongField":
-        """Return the same complaint seen from further out."""
+        """Return the same error with the place of the surrounding value added."""
         joint = "" if not self.path or self.path.startswith("[") else "."
         return WrongField(prefix + joint + self.path, self.expected)
 
     def fault(self) -> ServiceError:
-        """Return it as the refusal that leaves the room."""
+        """Return the error as a refusal for the client."""
         return ServiceError.wrong_field(self.path, self.expected)
 
 
@@ -73,7 +73,7 @@ def cluster_id_of(value: JsonValue, field: str) -> ClusterId:
 
 
 def encode(document: JsonValue) -> bytes:
-    """Return a document as JSON, or refuse what JSON or the limits cannot hold."""
+    """Return a document as JSON, or refuse values that JSON or the limits do not allow."""
     try:
         encoded = _encoder.encode(document)
     except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError.
@@ -89,7 +89,7 @@ def encode(document: JsonValue) -> bytes:
 
 
 def is_packable(value: JsonValue) -> bool:
-    """Return whether a cell can be sent a JSON value; whole numbers of JSON may be too large."""
+    """Return whether a value can be sent to a cell; integers of JSON may be too large."""
     try:
         _packer.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -98,7 +98,7 @@ def is_packable(value: JsonValue) -> bool:
 
 
 def pack(document: JsonValue) -> bytes:
-    """Return a document as msgpack, or refuse values that msgpack cannot hold."""
+    """Return a document as msgpack, or refuse values that msgpack does not allow."""
     try:
         return _packer.encode(document)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -106,7 +106,7 @@ def pack(document: JsonValue) -> bytes:
 
 
 def snapshot(given: JsonValue) -> tuple[bytes, Document]:
-    """Return a document as JSON, and as a restart will read it from there.
+    """Return a document as JSON, and the value that a restart will read from it.
 
     The memory holds this copy: no caller holds a reference to it, and it is what the
     disk has.
@@ -121,7 +121,7 @@ def snapshot(given: JsonValue) -> tuple[bytes, Document]:
 
 
 def decode(encoded: bytes) -> Document:
-    """Return the document that `encode` wrote; the store's thread spares the loop with large ones.
+    """Return the document that `encode` wrote; the store's thread decodes large ones.
 
     Raises:
         msgspec.MsgspecError: It is damaged.
@@ -141,7 +141,7 @@ def _not_json(error: Exception) -> ServiceError:
 
 
 def index_of(part: str, items: Sequence[JsonValue]) -> int | None:
-    """Return the index in a list that one part of a path means, or None if it means none."""
+    """Return the list index that one part of a path denotes; None if it is no index."""
     # Other scripts have digits that `int` does not read, and it refuses thousands of them.
     digits = part.isascii() and part.isdigit() and len(part) <= INDEX_DIGITS_MAX
     return int(part) if digits and int(part) < len(items) else None

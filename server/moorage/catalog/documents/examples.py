@@ -1,4 +1,4 @@
-"""A policy's own examples: read from its document and its archive, and compared with answers.
+"""A policy's own examples: read them from its document and archive, and check answers.
 
 `daemon.publishing.vetting` reads them, and has a cell run them before the policy is registered.
 They lie in `metadata.examples` of the document, or in an `examples.json` beside `function.py`: a
@@ -87,7 +87,7 @@ class Example:
 
     @property
     def title(self) -> str:
-        """Its place and its name, for sentences."""
+        """The number and the name of the example, for messages."""
         return f"{self.place} “{self.name}”" if self.name else self.place
 
 
@@ -214,7 +214,7 @@ def _metrics(given: JsonValue, place: str) -> JsonMapping:
 
 
 def unlike(expected: JsonValue, answer: JsonValue, path: str = "output") -> str:
-    """Return the difference of an answer from an example's expectation, in words; empty for none.
+    """Return in words how an answer differs from an example's expectation; empty if it does not.
 
     An object must have what the expected one names, and may have more; a list must be the same
     throughout. Ids of GPUs are the same as numbers and as texts.
@@ -251,5 +251,5 @@ def _wrong(place: str, expected: str, found: str) -> ServiceError:
 
 
 def _inside(place: str, reason: str, field: str, expected: str) -> ServiceError:
-    """Return the refusal of a part, with the part's own reason."""
+    """Return the refusal of an example, with the reason for one of its parts."""
     return ServiceError(Code.BAD_POLICY, f"{place}: {reason}", field=field, expected=expected)

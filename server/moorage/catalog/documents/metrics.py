@@ -1,4 +1,4 @@
-"""Metrics documents: both spellings of their fields, and totals over the nodes.
+"""Metrics documents: accept both spellings of fields, and compute totals over nodes.
 
 The embedded catalog calls `read_metrics_document` for every document that it stores. The format is
 that of docs/reference/allocation-server.md, "Metrics documents"; totals are made as its
@@ -27,7 +27,7 @@ _NOT_ADDED: Final = frozenset({"id", "nodeId", "gpu_id", "timestamp"})
 
 
 def read_metrics_document(given: JsonValue) -> tuple[ClusterId, Document]:
-    """Check a metrics document and complete it.
+    """Check a metrics document, and add missing fields.
 
     Args:
         given: As it was posted; it is not written to.
@@ -66,7 +66,7 @@ def read_metrics_document(given: JsonValue) -> tuple[ClusterId, Document]:
 
 
 def aggregate(trees: Sequence[JsonMapping]) -> Document:
-    """Return the cluster's groups, added up over its nodes and nested as theirs are.
+    """Return the cluster's metrics, aggregated over its nodes, with the same structure.
 
     Sums; averages for `averageUtil`, `avg…` and `load…`; the largest `maxDisk`, the smallest
     `minDisk`. A node without devices has no part in the averages of `gpu`.

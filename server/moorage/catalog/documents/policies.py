@@ -1,4 +1,4 @@
-"""PolicyRule documents: identity, checks on paper, and the digest of what makes the policy.
+"""PolicyRule documents: their identity, their checks without running code, and their digest.
 
 The embedded catalog calls `complete_policy_document` and `prepared_policy` to prepare one. Nothing
 of the code is parsed, compiled or run here: that is for the jail.
@@ -99,7 +99,7 @@ _DIGESTED: Final = tuple(field for field in _POLICY_FIELDS if field.endswith("_s
 
 
 def complete_policy_document(given: JsonValue) -> Document:
-    """Return a checked copy of a PolicyRule document with its identity filled in.
+    """Return a checked copy of a PolicyRule document, with all fields of its identity.
 
     A URL in `code` loses its credentials: readers of documents would read them, too.
 
@@ -146,7 +146,7 @@ def _objections(given: Document) -> Iterator[ServiceError]:
 
 
 def _all_of(objections: Sequence[ServiceError]) -> ServiceError:
-    """Return one refusal that says all of them: no user should have to try once for each."""
+    """Return one refusal that names all faults, so that a user need not fix them one by one."""
     first = objections[0]
     if len(objections) == 1:
         return first
@@ -164,7 +164,7 @@ def _all_of(objections: Sequence[ServiceError]) -> ServiceError:
 
 
 def _meant(field: str, given: Document) -> str:
-    """Return the field that a misspelt one was meant to be; a schema so written protects nothing.
+    """Return the known field for a misspelt one; a misspelt schema would have no effect.
 
     Documents may have fields of their own, so only what is nearly one of ours counts.
     """
@@ -175,7 +175,7 @@ def _meant(field: str, given: Document) -> str:
 
 
 def is_policy_uri(uri: str) -> bool:
-    """Return whether a policy can have this URI; no other text may enter a store's URL."""
+    """Return whether a text is a valid policy URI; only such a text may enter a store's URL."""
     return len(uri) <= URI_CHARS_MAX and _URI.fullmatch(uri) is not None
 
 
@@ -252,7 +252,7 @@ def _read(
 
 
 def entry_name(document: Document, files: Mapping[str, bytes]) -> str:
-    """Return the author's name for the entry of a policy, for messages and tracebacks.
+    """Return the author's name for the policy's entry file, for messages and tracebacks.
 
     Where there are several of Python, it is `function.py` for the author, too.
     """
@@ -300,7 +300,7 @@ def differing_fields(old: Document, new: Document, *, policy_only: bool) -> list
 
 
 def _requirement_warnings(files: Mapping[str, bytes]) -> Iterator[str]:
-    """Yield warnings about requirements that policies do not have; nothing is ever installed."""
+    """Yield warnings about requirements that are not available; the server installs none."""
     wanted = list(unmet(files))
     for first in wanted[:REQUIREMENTS_SHOWN_MAX]:
         yield f"{REQUIREMENTS} line {first.line}: {first.text[:80]!r} {first.why}"
@@ -311,7 +311,7 @@ def _requirement_warnings(files: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def pack_files(files: Mapping[str, bytes]) -> bytes:
-    """Return a policy's files as the store keeps them."""
+    """Return a policy's files in the format of the store."""
     return msgspec.msgpack.encode(files)
 
 

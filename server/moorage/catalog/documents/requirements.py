@@ -1,4 +1,4 @@
-"""Unmet requirements of a policy's `requirements.txt`: `policies` warns of them.
+"""Find unmet requirements in a policy's `requirements.txt`, for warnings.
 
 The file is read as pip reads it (PEP 508), and held against what is installed here, which is what
 the cells import. Options of pip's are not followed: nothing is ever fetched.
@@ -28,7 +28,7 @@ _MISSING: Final = "is not available to policies, and nothing is installed for th
 
 @dataclass(frozen=True, slots=True)
 class Unmet:
-    """A requirement that names something a policy does not get.
+    """A requirement for a package or version that policies cannot use.
 
     Args:
         line: Where it begins, from 1.
@@ -43,7 +43,7 @@ class Unmet:
 
 
 def unmet(files: Mapping[str, bytes]) -> Iterator[Unmet]:
-    """Yield the requirements of a policy, if it has any, that are not met.
+    """Yield the unmet requirements of a policy.
 
     Lines beyond `LINES_MAX` are not read.
 
@@ -60,7 +60,7 @@ def unmet(files: Mapping[str, bytes]) -> Iterator[Unmet]:
 
 
 def _wanted(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """Yield requirements with the numbers of their first lines: a backslash continues one."""
+    """Yield requirements with the numbers of their first lines; a backslash continues a line."""
     begun, joined = 0, ""
     for number, line in enumerate(lines, 1):
         text = "" if line.lstrip().startswith("#") else line.partition(" #")[0].rstrip()
@@ -75,7 +75,7 @@ def _wanted(lines: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _why_not(text: str, own: Collection[str]) -> str:
-    """Return why a requirement is not met; empty if it is, or is not meant for this Python."""
+    """Return why a requirement is unmet; empty if it is met, or is for another Python."""
     if text.startswith(("-", ".", "/")) or "://" in text or len(text) > LINE_CHARS_MAX:
         return _MISSING
     try:

@@ -34,7 +34,7 @@ _COMMANDS_FIELD: Final = "management_commands_schema"
 
 @dataclass(frozen=True, slots=True)
 class PolicySchemas:
-    """The schemas of one policy; None if it has no such schema.
+    """The schemas of one policy; each is None if the policy has no such schema.
 
     Args:
         uri: The policy, for refusals.
@@ -59,11 +59,11 @@ class PolicySchemas:
     parameters_completed: JsonMapping = field(default_factory=JsonObject)
 
     def given(self, inputs: JsonValue) -> JsonValue:
-        """Return the inputs of a request with their defaults, or raise `bad_message`."""
+        """Return a request's inputs with the schema's defaults, or raise `bad_message`."""
         return self._check(self.inputs, inputs, "inputs")
 
     def completed_input(self, input_data: JsonValue) -> JsonValue:
-        """Return the argument of `eval`, with the defaults, for calls that are no requests here.
+        """Return the `input_data` of a call that is no request, with the schema's defaults.
 
         What another server has executed brings the `inputs` of its request. What a block or a
         ranking brings is held against the schema itself; a ranking's list, each of its elements.
@@ -82,7 +82,7 @@ class PolicySchemas:
         return self._check(self.inputs, input_data, "input_data")
 
     def completed_parts(self, values: Sequence[JsonValue]) -> Iterator[Sequence[JsonValue]]:
-        """Do the same for a list, some elements at a time: each part is a check of its own."""
+        """As `completed_input`, for a list: check and complete some elements at a time."""
         for first in range(0, len(values), PART_MAX):
             part = values[first : first + PART_MAX]
             if self.inputs is not None:
@@ -93,14 +93,14 @@ class PolicySchemas:
     def overrides(
         self, parameters: JsonMapping, settings: JsonMapping
     ) -> tuple[JsonMapping, JsonMapping]:
-        """Return a caller's overrides of the defaults, or raise `bad_message`."""
+        """Check a caller's values that override the defaults, or raise `bad_message`."""
         return (
             self._check(self.parameters, parameters, "parameters", self.parameters_completed),
             self._check(self.settings, settings, "settings", self.settings_completed),
         )
 
     def completed(self, ask: Ask) -> Ask:
-        """Return a request that was not admitted for this policy as it would have been.
+        """Return a request for this policy as admission would have completed it.
 
         Raises:
             ServiceError: `bad_message`.
@@ -134,7 +134,7 @@ class PolicySchemas:
             ) from error
 
     def command(self, action: str, data: JsonValue) -> JsonValue:
-        """Return the data of a management command with its defaults.
+        """Return the data of a management command with the schema's defaults.
 
         Raises:
             ServiceError: `bad_message`: the policy has no such command, or the data are wrong.
@@ -166,7 +166,7 @@ class PolicySchemas:
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
-        """Say whose schema it is that a value does not keep to."""
+        """Turn schema errors in this block into refusals that name the policy."""
         try:
             yield
         except SchemaError as error:
@@ -211,7 +211,7 @@ def read_schemas(document: JsonMapping) -> tuple[PolicySchemas | None, tuple[str
 def _complete(
     schema: Schema | None, document: JsonMapping, field: str, warnings: list[str]
 ) -> JsonMapping:
-    """Return a document's defaults with those of the schema; required values may come later."""
+    """Return a document's defaults with those of the schema; a request may add required values."""
     given: JsonMapping = document.get(field) or {}
     try:
         return given if schema is None else schema.check(given, field, known=schema.required)
@@ -235,7 +235,7 @@ def _pattern(text: str, path: str) -> SchemaPattern:
 
 
 def _commands(given: JsonValue, notes: list[SchemaError]) -> Mapping[str, Schema | None] | None:
-    """Return the commands; None, and a note, if they cannot be understood."""
+    """Return the management commands; None and a warning if their schema cannot be read."""
     if not given:
         return None
     if not isinstance(given, list) or len(given) > COMMANDS_MAX:

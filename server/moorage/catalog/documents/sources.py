@@ -1,4 +1,4 @@
-"""Where a policy's `code` comes from: the text itself, an archive in it, a path or a URL.
+"""The sources of a policy's `code`: the text itself, an archive in it, a path or a URL.
 
 The embedded catalog calls `CodeSources.fetch` and `CodeSources.files`. A path is read only below
 the folder that the operator configured, a URL from public addresses or from hosts that the operator
@@ -60,7 +60,7 @@ _EXPECTED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class CodeSources:
-    """The sources that `code` may name.
+    """The sources that `code` may name, and the limits for them.
 
     Args:
         root: Folder below which local paths are read; None refuses every path.
@@ -75,7 +75,7 @@ class CodeSources:
     store: str = ""
 
     async def fetch(self, code: str) -> bytes | None:
-        """Download `code` if it is an http(s) URL; None if it is something else.
+        """Download `code` if it is an http(s) URL; None if it is not.
 
         Raises:
             ServiceError: `bad_policy`, `too_large`, or `unavailable` where the host fails.
@@ -126,7 +126,7 @@ class CodeSources:
         raise bad_code(f"{shown} redirects again and again", f"at most {REDIRECTS_MAX} redirects")
 
     async def _get(self, client: httpx.AsyncClient, given: str) -> httpx.Response:
-        """Ask the host of a URL; connect to the addresses that were looked at, and no others."""
+        """Send a request to the host of a URL; connect only to addresses that were checked."""
         url = httpx.URL(given)
         if url.scheme not in {"http", "https"} or not url.host:
             raise bad_code(
@@ -149,7 +149,7 @@ class CodeSources:
         raise OSError("its name has no address")
 
     async def _addresses(self, url: httpx.URL) -> list[str]:
-        """Look the host of a URL up, once; refuse it where it is not allowed."""
+        """Resolve the host of a URL once; refuse addresses that are not allowed."""
         trusted = url.host == self.store
         if self.hosts is not None and url.host not in self.hosts and not trusted:
             raise bad_code(
@@ -171,7 +171,7 @@ class CodeSources:
         return addresses
 
     def files(self, code: str, fetched: bytes | None) -> Files:
-        """Return the files that `code` stands for. Blocking; for the catalog's own thread.
+        """Return the files of `code`. Blocking: call it in the catalog's thread.
 
         Args:
             code: As in the document.
@@ -224,19 +224,19 @@ def without_credentials(code: str) -> str:
 
 
 def is_url(code: str) -> bool:
-    """Return whether code is fetched from elsewhere: nothing of it may be quoted."""
+    """Return whether `code` is a URL, whose content must not be quoted in messages."""
     return code.lower().startswith(("http://", "https://"))
 
 
 def _cause(error: Exception) -> str:
-    """Return why nothing was fetched. What does not speak HTTP is not quoted."""
+    """Return the reason for a failed download, without a quote of answers that are not HTTP."""
     if isinstance(error, OSError | httpx.ConnectError | httpx.InvalidURL):
         return str(error) or type(error).__name__
     return type(error).__name__
 
 
 def _decode(content: bytes, shown: str) -> Files:
-    """Return the files of fetched content, or refuse it without a word of the content.
+    """Return the files of downloaded content, or refuse it without quoting it.
 
     A user who names a URL need not be one who may read what this server can read there.
     """

@@ -1,4 +1,4 @@
-"""Changes of stored documents by PUT, a Mongo update document.
+"""Changes of stored documents by PUT, whose body is a Mongo update document.
 
 The embedded catalog calls `apply_change` for all its documents; what comes out is checked as a new
 document is.
@@ -22,7 +22,7 @@ _OPERATORS: Final = frozenset({"$set", "$unset", "$inc", "$push"})
 
 
 def apply_change(document: Document, change: JsonValue) -> Document:
-    """Return a changed copy of a document, as the servers that existing clients know change theirs.
+    """Return a changed copy of a document, with the semantics that existing clients expect.
 
     Args:
         document: As it is; it is not written to.
@@ -118,7 +118,7 @@ def _parts(path: JsonValue, operator: str) -> list[str]:
 
 
 def _place(node: JsonValue, parts: Sequence[str], value: JsonValue, field: str) -> JsonValue:
-    """Return a copy of `node` with `value` at `parts`; objects on the way are made as needed."""
+    """Return a copy of `node` with `value` at `parts`; create missing objects on the way."""
     if not parts:
         return value
     head, rest = parts[0], parts[1:]
@@ -133,7 +133,7 @@ def _place(node: JsonValue, parts: Sequence[str], value: JsonValue, field: str) 
 
 
 def _without(node: JsonValue, parts: Sequence[str]) -> JsonValue:
-    """Return a copy of `node` with nothing at `parts`; where nothing is there, `node` itself."""
+    """Return a copy of `node` without the value at `parts`; `node` itself if there is none."""
     head, rest = parts[0], parts[1:]
     if isinstance(node, dict) and head in node:
         if not rest:

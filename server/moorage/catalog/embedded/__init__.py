@@ -1,1 +1,1 @@
-"""The catalog in a database of the server, used if no external service is configured."""
+"""The catalog in the server's own database, for parts without an external service."""

@@ -1,4 +1,4 @@
-"""Aliases of policies: a name that stays, such as `name:stable`, for a version that may change.
+"""Aliases of policies: names such as `name:stable` that point at a version.
 
 An alias is one record of the catalog's file, so that a change of it is durable as a whole or not
 at all. `catalog.embedded.memory` resolves with it, `daemon.publishing.aliases` changes it.
@@ -81,18 +81,18 @@ class AliasChange(Struct, frozen=True, omit_defaults=True):
 
 
 class Former(NamedTuple):
-    """A version that was active once, and the digest of its content then (empty: not noted)."""
+    """A version that was active once, and the digest of its content at that time, if known."""
 
     version: str
     digest: str
 
     def is_still(self, digest: str) -> bool:
-        """Return whether the policy that is registered under its URI now has this digest."""
+        """Return whether the policy that is now registered under the URI has this digest."""
         return not self.digest or self.digest == digest
 
 
 class Canary(Struct, frozen=True):
-    """A share of the requests goes to another version.
+    """A canary: the version that gets a share of the requests, and the share.
 
     Args:
         version: The candidate.
@@ -109,7 +109,7 @@ class Canary(Struct, frozen=True):
 
 
 class Alias(Struct, frozen=True, omit_defaults=True):
-    """One alias as it is stored.
+    """A stored alias.
 
     Args:
         name: `name:word`.
@@ -129,7 +129,7 @@ class Alias(Struct, frozen=True, omit_defaults=True):
     owner: str = ""
 
     def owned_by(self, who: str) -> bool:
-        """Return whether a tenant made it, and so may see all of its requests."""
+        """Return whether a tenant made the alias, and so may see all its requests."""
         return self.owner == who
 
     @property
@@ -139,7 +139,7 @@ class Alias(Struct, frozen=True, omit_defaults=True):
 
     @property
     def former_digest(self) -> str:
-        """The digest of what `former` named when it was active."""
+        """The digest of `former` when it was active."""
         return self._former.digest
 
     @property
@@ -149,12 +149,12 @@ class Alias(Struct, frozen=True, omit_defaults=True):
 
     @property
     def versions(self) -> frozenset[str]:
-        """All versions that it sends requests to."""
+        """All versions to which the alias sends requests."""
         named = (self.version, self.canary.version if self.canary else "", self.shadow)
         return frozenset(each for each in named if each)
 
     def fallbacks(self) -> list["Former"]:
-        """Return versions that were active before, the best to fall back to first.
+        """Return earlier active versions, the best one for a fallback first.
 
         Those that last answered well come before those without requests, and the later ones
         before the earlier; what was failing when it was left is not among them.
@@ -178,11 +178,11 @@ class Alias(Struct, frozen=True, omit_defaults=True):
         ]
 
     def changed(self, change: AliasChange, **fields: object) -> "Alias":
-        """Return it with some fields changed, and that in its history."""
+        """Return the alias with changed fields, and with this change in its history."""
         return replace(self, **fields, history=(*self.history, change)[-HISTORY_MAX:])
 
     def document(self) -> JsonObject:
-        """Return it for readers."""
+        """Return the alias as a document for clients."""
         latest = next((c for c in reversed(self.history) if c.version == self.version), None)
         return {
             "alias": self.name,
@@ -198,7 +198,7 @@ class Alias(Struct, frozen=True, omit_defaults=True):
 
 
 def alias_name(given: str) -> str:
-    """Return the full name of an alias: a bare policy name means its `stable`.
+    """Return the full name of an alias; a bare policy name means its alias `stable`.
 
     Raises:
         ServiceError: `bad_message`: it cannot be one.
@@ -232,18 +232,18 @@ class Aliases:
         return len(self._by_name)
 
     def __contains__(self, given: str) -> bool:
-        """Tell whether `given` is an alias, or a bare name that means one. The hot path."""
+        """Return whether `given` is an alias, or a bare name of one. Called for each request."""
         return given in self._meanings
 
     def take_over(self, aliases: list[Alias], gone: Iterable[str] = ()) -> None:
-        """Learn what the file holds, and holds no more."""
+        """Apply added, changed and removed records of the file."""
         for name in gone:
             self._drop(self._by_name[name])
         for alias in aliases:
             self._keep(alias)
 
     def meaning(self, given: str) -> str:
-        """Return the version that an alias or a bare name means, and any other text as it is."""
+        """Return the version of an alias or a bare name; return any other text unchanged."""
         return self._meanings.get(given, given)
 
     def find(self, given: str) -> Alias | None:
@@ -259,7 +259,7 @@ class Aliases:
         return [alias.name for alias in self.all() if uri in alias.versions]
 
     async def change(self, name: str, change: Callable[[Alias | None], Alias]) -> Alias:
-        """Change an alias; return it once the change is durable and in force.
+        """Change an alias; return it when the change is durable and in effect.
 
         Args:
             name: As `alias_name` returned it.
@@ -280,7 +280,7 @@ class Aliases:
         return await self._store.run(work, self._keep)
 
     async def delete(self, name: str) -> Alias:
-        """Forget an alias; return it as it was, or raise `not_found`."""
+        """Delete an alias; return its last state, or raise `not_found`."""
 
         def work(database: Database) -> Alias:
             row = database.get("alias", name)
@@ -303,7 +303,7 @@ class Aliases:
 
 
 def _readings(alias: Alias) -> Mapping[str, None]:
-    """Return all that a request may write to mean it."""
+    """Return all names that a request may use for an alias."""
     name, _, tag = alias.name.partition(":")
     return dict.fromkeys([alias.name, name] if tag == DEFAULT_NAME else [alias.name])
 
@@ -314,7 +314,7 @@ def read_alias(row: StoredRow) -> Alias:
 
 
 def unknown_alias(name: str, known: Iterable[str]) -> ServiceError:
-    """Return the refusal of an alias that there is not, with the nearest of those there are."""
+    """Return the refusal of an unknown alias, with the nearest existing names."""
     return ServiceError(
         Code.NOT_FOUND,
         f"alias: there is no {name}{nearest_or_known(name, known)};"

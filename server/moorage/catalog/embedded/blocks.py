@@ -56,7 +56,7 @@ class EmbeddedBlocks:
     def take_over(
         self, kind: BlockKind, entries: Sequence[DocumentEntry], gone: Sequence[str] = ()
     ) -> None:
-        """Keep what the store holds, and nothing of what it holds no more."""
+        """Apply added, changed and removed records of the store."""
         for name in gone:
             del self._entries[kind][name]
         self._entries[kind].update((entry.id, entry) for entry in entries)
@@ -64,7 +64,7 @@ class EmbeddedBlocks:
             self._search.changed(name)
 
     def keep_metrics(self, found: dict[str, DocumentEntry]) -> None:
-        """Put the metrics of all blocks in, in the place of those before."""
+        """Replace the metrics of all blocks."""
         metrics = self._entries["block_metrics"]
         changed = metrics.keys() | found.keys()
         metrics.clear()
@@ -73,7 +73,7 @@ class EmbeddedBlocks:
             self._search.changed(block_id)
 
     def close(self) -> None:
-        """Finish jobs that were begun."""
+        """Wait for the end of running jobs."""
         self._search.close()
 
     async def fetch(self, allowance: Allowance) -> list[str]:
@@ -188,7 +188,7 @@ class EmbeddedBlocks:
 
 
 def checked_block(kind: BlockKind, given: Document) -> ClusterId:
-    """Return the id of the block that a document is about, or refuse it."""
+    """Return the id of the block in a document, or refuse the document."""
     block_id = cluster_id_of(given.get(ID_FIELDS[kind]), ID_FIELDS[kind])
     if kind == "block":
         cluster = given.get("cluster")

@@ -1,4 +1,4 @@
-"""Cluster documents in the catalog's file: what `catalog.opening` takes where no registry is named.
+"""Cluster documents in the catalog's file, used if no external registry is configured.
 
 Documents are checked, completed and written in the store's thread. The file holds them as they were
 given; what the server fills in is worked out again when they are loaded, so it never goes stale.

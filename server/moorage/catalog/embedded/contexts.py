@@ -1,4 +1,4 @@
-"""The `context` of policies on the disk: packed bytes per version and tenant, never read here.
+"""The `context` of policies on the disk: packed bytes per version and tenant.
 
 `daemon.policies.context_keeper` writes what changed from time to time; a policy's work is no
 transaction, so the last second may be lost with the process.
@@ -55,7 +55,7 @@ class KeptContexts:
         return await self._store.run(work)
 
     async def save(self, changes: Iterable[ContextEntry], *, durable: bool = False) -> None:
-        """Keep contexts as they now are; empty bytes: forget that one.
+        """Store contexts; delete a context whose bytes are empty.
 
         Raises:
             ServiceError: `unavailable`, `busy`; then none of it was stored.

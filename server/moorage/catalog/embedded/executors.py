@@ -60,7 +60,7 @@ class Executors:
         return await self._store.run(work)
 
     async def get(self, name: str) -> Document:
-        """Return one, or raise `not_found`."""
+        """Return an executor document, or raise `not_found`."""
         return await self._store.run(lambda database: _find(database, name))
 
     async def owner(self, name: str) -> str:
@@ -68,7 +68,7 @@ class Executors:
         return await self._store.run(lambda database: _owner(database, name))
 
     async def update(self, name: str, change: Document) -> Document:
-        """Change one, as `DocumentCollection.update` says; return the new one."""
+        """Change an executor document as `DocumentCollection.update`; return the new one."""
 
         def work(database: Database) -> Document:
             changed = apply_change(_find(database, name), change)
@@ -81,7 +81,7 @@ class Executors:
         return await self._store.run(work)
 
     async def delete(self, name: str) -> Document:
-        """Delete one and return it, or raise `not_found`."""
+        """Delete an executor document and return it, or raise `not_found`."""
 
         def work(database: Database) -> Document:
             removed = _find(database, name)
@@ -93,7 +93,7 @@ class Executors:
         return await self._store.run(work)
 
     async def query(self, query: Document | None = None) -> list[Document]:
-        """Return those that match a Mongo-style filter, by id; None: all."""
+        """Return the executor documents that match a Mongo-style filter, by id; None: all."""
         matches = compile_filter(query or {})
 
         def work(database: Database) -> list[Document]:

@@ -1,4 +1,4 @@
-"""A catalog that another process writes: what changed is taken over, record by record."""
+"""Follow a catalog that another process writes: load each changed record."""
 
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
@@ -21,7 +21,7 @@ _PARTS: Final[dict[Kind, str]] = {
 
 
 class Marks(NamedTuple):
-    """What was there at one moment: a mark of each kind, and the checksums of its records."""
+    """The state of a catalog at one moment: for each kind a mark and the records' checksums."""
 
     kinds: dict[str, object]
     checksums: dict[Kind, dict[str, int]]
@@ -34,13 +34,13 @@ class _Change(NamedTuple):
 
 
 def marks_of(database: Database, elsewhere: AbstractSet[str] = frozenset()) -> Marks:
-    """Return what is there now, but for the parts of a catalog that mirror a service."""
+    """Return the current marks, without the parts that mirror an external service."""
     followed = [kind for kind in READERS if _PARTS.get(kind) not in elsewhere]
     return Marks(database.marks(), {kind: database.checksums(kind) for kind in followed})
 
 
 class FollowedRecords:
-    """Takes over what changed.
+    """Loads the records that changed in a followed catalog.
 
     Args:
         store: Reads it.
@@ -71,7 +71,7 @@ class FollowedRecords:
         return self._marks.checksums.keys() == READERS.keys()
 
     async def refresh(self) -> None:
-        """Take over what changed since.
+        """Load the records that changed since the last call.
 
         Raises:
             ServiceError: `unavailable`: it cannot be read now.

@@ -1,4 +1,4 @@
-"""Who changed a policy, and when: the changes of each URI, in the catalog's file.
+"""The history of each policy URI in the catalog's file: who changed it, and when.
 
 The catalog notes a change in the transaction that makes it, so there is no change
 without its note. What is noted outlives the policy: its removal is in its history too.

@@ -1,4 +1,4 @@
-"""Is a record of the catalog as it was written? `store` asks when it reads, `verification` of all.
+"""Check that a record of the catalog is as it was written, by its checksum.
 
 Each record has a checksum; each kind has the number of its records and the sum of their checksums.
 """
@@ -19,7 +19,7 @@ def checksum(kind: str, record_id: str, document: bytes, files: bytes) -> int:
 
 
 def is_intact(kind: str, row: RecordRow) -> bool:
-    """Return whether a record is as it was written; a damaged page may hold values of any type."""
+    """Return whether a record matches its checksum; a damaged page may have values of any type."""
     try:
         return bool(checksum(kind, row.id, row.document, row.files) == row.checksum)
     except (TypeError, ValueError):
@@ -27,7 +27,7 @@ def is_intact(kind: str, row: RecordRow) -> bool:
 
 
 def check_tallies(records: RecordTable, place: str, kinds: frozenset[str]) -> list[str]:
-    """Return the kinds with a record whose checksum is another one now.
+    """Return the kinds with a wrong sum of checksums; refuse a wrong number of records.
 
     Raises:
         ServiceError: `unavailable`: records of some kind are missing, or there are too many.
@@ -42,7 +42,7 @@ def check_tallies(records: RecordTable, place: str, kinds: frozenset[str]) -> li
 
 
 def damaged(place: str, finding: str) -> ServiceError:
-    """Return the error for a catalog that is not whole."""
+    """Return the error for a damaged catalog."""
     return unavailable(StorageCorrupt(place, finding))
 
 

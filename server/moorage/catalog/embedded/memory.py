@@ -1,4 +1,4 @@
-"""The memory of a catalog, from any source: all that the event loop reads.
+"""The documents of a catalog in memory, from any source, for the event loop.
 
 The embedded parts put in what is durable, the mirrored ones what a service said. The hot path reads
 it with plain functions, so that no request waits for a disk or a service. Every change goes to
@@ -34,7 +34,7 @@ __all__ = ["Memory"]
 
 
 class Memory:
-    """Clusters, metrics and policies as readers find them.
+    """Clusters, metrics and policies in memory.
 
     Args:
         aliases: Names that mean a version of a policy.
@@ -61,7 +61,7 @@ class Memory:
         self._blobs: dict[str, tuple[int, bytes]] = {}
 
     def take_over(self, loaded: StoredRecords) -> None:
-        """Load the records of the store when it was opened."""
+        """Load all records of a store that was just opened."""
         if "clusters" not in self._elsewhere:
             for entry, live, cluster in loaded.clusters:
                 self._put_cluster(entry, live=live)
@@ -74,17 +74,17 @@ class Memory:
     # Changes -------------------------------------------------------------------------------
 
     def report(self, change: CatalogChange) -> None:
-        """Inform the listeners."""
+        """Report a change to the listeners."""
         for listener in self.listeners:
             listener(change)
 
     def keep_cluster(self, entry: DocumentEntry, cluster: Cluster, *, live: bool) -> None:
-        """Put a cluster document in, in the place of the one before."""
+        """Add or replace a cluster document."""
         self._put_cluster(entry, live=live)
         self.report(ClusterPut(cluster, live))
 
     def drop_cluster(self, cluster_id: str) -> None:
-        """Take a cluster document out, if it is there."""
+        """Remove a cluster document, if there is one."""
         entry = self.clusters.pop(cluster_id, None)
         if entry is not None:
             self._live.discard(entry.id)
@@ -94,25 +94,25 @@ class Memory:
             self.report(ClusterDeleted(entry.id))
 
     def keep_metrics(self, entry: DocumentEntry) -> None:
-        """Put the metrics of a cluster in, in the place of those before."""
+        """Add or replace the metrics of a cluster."""
         self.metrics[entry.id] = entry
         self._touch(entry.id)
         self.report(MetricsPut(entry.id))
 
     def drop_metrics(self, cluster_id: str) -> None:
-        """Take the metrics of a cluster out, if they are there."""
+        """Remove the metrics of a cluster, if there are any."""
         entry = self.metrics.pop(cluster_id, None)
         if entry is not None:
             self._touch(cluster_id)
             self.report(MetricsDeleted(entry.id))
 
     def keep_policy(self, entry: PolicyEntry) -> None:
-        """Put a policy in, in the place of the one before."""
+        """Add or replace a policy."""
         self.policies[entry.id] = entry
         self.report(PolicyPut(entry.id))
 
     def drop_policy(self, uri: str) -> None:
-        """Take a policy out, if it is there."""
+        """Remove a policy, if there is one."""
         if self.policies.pop(uri, None) is not None:
             self.report(PolicyDeleted(uri))
 
@@ -140,21 +140,21 @@ class Memory:
     # The hot path --------------------------------------------------------------------------
 
     def live_ids(self) -> tuple[ClusterId, ...]:
-        """Return the ids of the clusters that may be candidates, sorted."""
+        """Return the ids of live clusters, which may be candidates, sorted."""
         if self._live_ids is None:
             self._live_ids = tuple(sorted(self._live))
         return self._live_ids
 
     def is_live(self, cluster_id: str) -> bool:
-        """Return whether there is such a cluster and it may be a candidate."""
+        """Return whether the cluster exists and is live, so that it may be a candidate."""
         return cluster_id in self._live
 
     def known(self, cluster_id: str) -> bool:
-        """Return whether there is such a cluster, live or not."""
+        """Return whether the cluster exists, live or not."""
         return cluster_id in self.clusters
 
     def owner(self, cluster_id: str) -> str:
-        """Return the tenant that registered a cluster; empty if that is not known."""
+        """Return the tenant that registered a cluster; empty if unknown."""
         entry = self.clusters.get(cluster_id)
         return "" if entry is None else entry.owner
 
@@ -174,22 +174,22 @@ class Memory:
         )
 
     def measured(self, cluster_ids: Sequence[str]) -> list[Document]:
-        """Return them as `documents` does, each with its `metrics`: `{}` where it has none."""
+        """Return documents as `documents`, each with its `metrics`; `{}` if it has none."""
         found = [self.clusters[name] for name in cluster_ids if name in self.clusters]
         return measured(found, self.metrics)
 
     def measured_bytes(self, cluster_ids: Sequence[str]) -> int:
-        """Return about how long the result of `measured` is as JSON."""
+        """Return the approximate length of `measured`'s result as JSON."""
         parts = (part.get(name) for name in cluster_ids for part in (self.clusters, self.metrics))
         return sum(entry.size for entry in parts if entry is not None)
 
     def models(self) -> Sequence[Cluster]:
-        """Return the placement part of every live cluster, by id."""
+        """Return the part of every live cluster that placement uses, by id."""
         loaded, self._loaded = self._loaded, {}  # What the start read is not read again.
         return [loaded.get(n) or cluster_model(self.clusters[n].document) for n in self.live_ids()]
 
     def packed(self, kind: DocumentKind, cluster_ids: Iterable[str]) -> dict[str, bytes]:
-        """Return the results of a part's `get`, as msgpack, for clusters that are in memory.
+        """Return the documents or metrics of clusters as msgpack.
 
         What is left out may not exist, or it is not known whether it is current.
         """

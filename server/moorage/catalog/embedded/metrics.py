@@ -1,4 +1,4 @@
-"""Metrics documents in the catalog's file: what `catalog.opening` takes where no service is named.
+"""Metrics documents in the catalog's file, used if no external service is configured.
 
 They are observations: the next ones replace them, so they need not outlive a power cut.
 """

@@ -1,4 +1,4 @@
-"""Policies in the catalog's file: what `catalog.opening` takes where no policy store is named."""
+"""Policies in the catalog's file, used if no external policy store is configured."""
 
 import asyncio
 

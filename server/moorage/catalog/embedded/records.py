@@ -1,4 +1,4 @@
-"""The records of the embedded catalog in memory, and the jobs on them that its thread does.
+"""The records of the embedded catalog in memory, and the jobs of its thread on them.
 
 The embedded parts call everything here: entries lie in `catalog.embedded.memory`, the functions run
 in the store's thread within a transaction and raise to undo it.
@@ -47,19 +47,19 @@ __all__ = [
 
 
 class CatalogEntry(Protocol):
-    """The fields in memory of any kind of record."""
+    """The fields that every kind of record has in memory."""
 
     @property
     def id(self) -> str:
-        """Unique within its kind."""
+        """The id of the record, unique within its kind."""
 
     @property
     def document(self) -> Document:
-        """Complete, for readers."""
+        """The complete document, for readers."""
 
     @property
     def size(self) -> int:
-        """Bytes of the document as JSON."""
+        """The size of the document as JSON, in bytes."""
 
 
 T = TypeVar("T", bound=CatalogEntry)
@@ -101,7 +101,7 @@ class PolicyEntry:
 
     @property
     def id(self) -> str:
-        """The URI."""
+        """The URI of the policy."""
         return self.record.ref.uri
 
     @property
@@ -112,7 +112,7 @@ class PolicyEntry:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecords:
-    """All that the store held when it was opened; clusters with whether they are live."""
+    """All records of the store at its opening; clusters also say whether they are live."""
 
     clusters: list[tuple[DocumentEntry, bool, Cluster]]
     metrics: list[DocumentEntry]
@@ -122,7 +122,7 @@ class StoredRecords:
 
 
 def load(database: Database) -> StoredRecords:
-    """Return everything that the store holds; what cannot be read is set aside."""
+    """Return all records of the store; set unreadable ones aside."""
     return StoredRecords(
         clusters=_read(database, "cluster", _cluster),
         metrics=_read(database, "metrics", _metrics),
@@ -180,7 +180,7 @@ READERS: Final[dict[Kind, Callable[[StoredRow], object]]] = {
 
 
 def stored_files(row: StoredRow, document: Document) -> dict[str, bytes]:
-    """Return the files of a stored policy, once they are those that its digest is of.
+    """Return the files of a stored policy, after a check of its digest.
 
     Raises:
         ServiceError: `unavailable`: they are not.
@@ -201,7 +201,7 @@ def write(
     document: Document,
     owner: str = "",
 ) -> DocumentEntry:
-    """Store a document as given; return it complete."""
+    """Store a document unchanged; return it with all defaults."""
     database.put(kind, StoredRow(record_id, encoded, owner.encode()))
     return DocumentEntry(record_id, document, pack(document), len(encoded), owner)
 
@@ -214,7 +214,7 @@ def write_policy(database: Database, record: PolicyRecord) -> PolicyEntry:
 
 
 class ChangedRow(NamedTuple):
-    """A stored document with a change, encoded and as a whole, and whose it is."""
+    """A changed document as JSON and as a value, and its owner."""
 
     encoded: bytes
     document: Document
@@ -230,7 +230,7 @@ def changed(
     *,
     upsert: bool = False,
 ) -> ChangedRow:
-    """Return a stored document, as it was given, with a change; its id cannot change.
+    """Return a stored document with a change applied; its id cannot change.
 
     With `upsert`, a document that is not there is changed from nothing.
     """
@@ -256,7 +256,7 @@ async def remove(
     drop: Callable[[str], None],
     also: Callable[[Database], None] = lambda _: None,
 ) -> Document:
-    """Delete a record and return its document, or refuse an id that nothing has.
+    """Delete a record and return its document, or refuse an unknown id.
 
     Args:
         store: Has it.
@@ -284,7 +284,7 @@ async def remove(
 
 
 def entry_of(entries: Mapping[str, T], record_id: object, kind: Kind) -> T:
-    """Return the entry with that id, which may be anything that a policy passed, or refuse."""
+    """Return the entry with this id, which a policy may have passed as any type, or refuse it."""
     entry = entries.get(record_id) if isinstance(record_id, str) else None
     if entry is None:
         raise not_found(kind, record_id, entries)
@@ -292,7 +292,7 @@ def entry_of(entries: Mapping[str, T], record_id: object, kind: Kind) -> T:
 
 
 def not_found(kind: Kind, record_id: object, known: Iterable[str]) -> ServiceError:
-    """Return the refusal of an id that nothing has, with the nearest of those that are known."""
+    """Return the refusal of an unknown id, with the nearest known ids."""
     name = record_id if isinstance(record_id, str) else ""
     shown = repr(record_id)[:300]
     if kind == "policy":
@@ -309,7 +309,7 @@ def not_found(kind: Kind, record_id: object, known: Iterable[str]) -> ServiceErr
 
 
 def refuse_differences(uri: str, fields: Sequence[str]) -> None:
-    """Refuse another content under a registered URI, if there are fields that differ."""
+    """Refuse a document that differs from the one registered under its URI."""
     if fields:
         raise ServiceError(
             Code.ALREADY_EXISTS,
@@ -322,7 +322,7 @@ def refuse_differences(uri: str, fields: Sequence[str]) -> None:
 
 
 def aggregated(stages: JsonValue, documents: Sequence[Document]) -> list[Document]:
-    """Return the result of a pipeline over documents, or refuse an answer of that size.
+    """Return the result of a pipeline over documents, or refuse a result that is too large.
 
     Raises:
         QueryError: The pipeline is wrong, or makes too much.
@@ -338,7 +338,7 @@ def aggregated(stages: JsonValue, documents: Sequence[Document]) -> list[Documen
 def measured(
     found: Sequence[CatalogEntry], metrics: Mapping[str, "DocumentEntry"]
 ) -> list[Document]:
-    """Return documents with the `metrics` of each, or refuse to make an answer of that size."""
+    """Return documents with their `metrics`, or refuse an answer that would be too large."""
     answer_documents([*found, *(metrics[entry.id] for entry in found if entry.id in metrics)])
     return [
         # Never null: existing policies read it with `.get`.
@@ -348,7 +348,7 @@ def measured(
 
 
 def answer_documents(found: Sequence[CatalogEntry]) -> list[Document]:
-    """Return the documents of a query's answer, or refuse to make one of that size."""
+    """Return the documents of a query's answer, or refuse an answer that would be too large."""
     if sum(entry.size for entry in found) > RESULT_BYTES_MAX:
         raise ServiceError(
             Code.TOO_LARGE,

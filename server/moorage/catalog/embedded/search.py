@@ -1,4 +1,4 @@
-"""Search and freshness of a catalog that has everything itself."""
+"""Search and freshness of a catalog without external services."""
 
 from collections.abc import Mapping, Sequence
 
@@ -42,7 +42,7 @@ class EmbeddedSearch:
 
 
 class AlwaysFresh:
-    """`catalog.ports.Freshness` where nothing is mirrored."""
+    """`catalog.ports.Freshness` of a catalog that mirrors no service."""
 
     registry_known = True
 

@@ -1,4 +1,4 @@
-"""The records of the embedded catalog, and the only thread that touches them.
+"""The stored records of the embedded catalog, and the only thread that uses them.
 
 Jobs run one after another, each in a transaction of its own: those of one tenant in the order they
 were submitted, and tenants take turns. When a job's transaction is durable, its `publish` runs on
@@ -127,7 +127,7 @@ class Database:
         return self._records.remove(kind, record_id)
 
     def rows(self, kind: Kind) -> list[StoredRow]:
-        """Return all records of a kind, by id; those that are damaged are set aside."""
+        """Return all records of a kind, by id; set damaged ones aside."""
         good: list[StoredRow] = []
         for number, row in self._records.rows(kind):
             if is_intact(kind, row):
@@ -144,7 +144,7 @@ class Database:
             self.rows(cast("Kind", kind))
 
     def set_aside(self, kind: Kind, record_id: str, why: str) -> None:
-        """Keep a record that cannot be read where it is in no other record's way, and say so."""
+        """Move an unreadable record out of the way, and log that."""
         self._set_aside(kind, self._records.number_of(kind, record_id), record_id, why)
         self._owners.remove(kind, record_id)
 
@@ -156,7 +156,7 @@ class Database:
         )
 
     def tally(self) -> None:
-        """Compare the number of records of each kind with the number noted.
+        """Compare the number of records of each kind with the stored number.
 
         What is not read at every start all the same is read here.
 
@@ -184,7 +184,7 @@ class _Job(Generic[T]):
 
 
 class DocumentStore:
-    """The thread and its queue. Make one with `await DocumentStore.open(records)`.
+    """A store of records with its own thread. Make one with `await DocumentStore.open(records)`.
 
     Args:
         records: Not open yet.
@@ -268,7 +268,7 @@ class DocumentStore:
         self._jobs.put(_Job(Database.count_owners, None, durable=False, tenant="", future=future))
 
     async def close(self) -> None:
-        """Finish the accepted jobs, checkpoint and close the file. Idempotent.
+        """Finish the accepted jobs, write a checkpoint, and close the file. Idempotent.
 
         Raises:
             TimeoutError: The jobs did not end within `CLOSE_SECONDS_MAX`.
@@ -314,7 +314,7 @@ class DocumentStore:
         return job.work(Database(records, place, self.warnings, owners, job.tenant))
 
     def _next(self) -> _Job[Any] | None:
-        """Wait for a job; meanwhile do the upkeep that is due."""
+        """Wait for a job; meanwhile do maintenance that is due."""
         while True:
             wait_seconds = None
             with contextlib.suppress(StorageError):  # The next job says so.

@@ -1,4 +1,4 @@
-"""Damage in a catalog's file, and the same file without it: `verify` and `repair`."""
+"""Find damage in a catalog's file, and rebuild the file without it: `verify` and `repair`."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ FINDINGS_MAX: Final = 100
 
 @dataclass(slots=True)
 class CatalogWalk:
-    """The contents of a catalog.
+    """The contents and the damage of a catalog.
 
     Attributes:
         findings: What is wrong, each a sentence that says where.
@@ -43,13 +43,13 @@ class CatalogWalk:
     stored: dict[str, int] = field(default_factory=dict[str, int])
 
     def say(self, finding: str) -> None:
-        """Note something that is wrong."""
+        """Record a fault."""
         if len(self.findings) < FINDINGS_MAX:
             self.findings.append(finding)
 
 
 def walk(path: Path) -> CatalogWalk:
-    """Look at all of a catalog, which may be in use. Changes nothing.
+    """Check all records of a catalog, which may be in use. Changes nothing.
 
     Raises:
         ServiceError: `unavailable`: it is of a format that this release does not read.
@@ -138,7 +138,7 @@ def _rows(tables: RecordTables, path: Path, found: CatalogWalk) -> Iterator[SqlR
 
 
 def loss(found: CatalogWalk) -> list[str]:
-    """Return one sentence for each kind: how many are lost."""
+    """Return one sentence for each kind of record: the number that is lost."""
     if not found.findings:
         return []
     left, sentences = Counter(row[0] for row in found.rows), list[str]()
@@ -157,13 +157,13 @@ def loss(found: CatalogWalk) -> list[str]:
 
 
 def remaining(found: CatalogWalk) -> list[str]:
-    """Return the number of records of each kind, each as a sentence."""
+    """Return one sentence for each kind of record: the number that remains."""
     left = Counter(row[0] for row in found.rows)
     return [f"in the catalog: {count} of kind {kind}." for kind, count in sorted(left.items())]
 
 
 def rebuild(path: Path, found: CatalogWalk) -> None:
-    """Replace a damaged catalog with one of the records that are left. Keep a copy of that first.
+    """Replace a damaged catalog by its intact records. Make a copy of the damaged one first.
 
     Raises:
         StorageError: A file cannot be written.

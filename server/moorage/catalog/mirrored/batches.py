@@ -1,4 +1,4 @@
-"""One bulk question at a time: many callers' wishes become few questions to an external service.
+"""Combine the requests of many callers into few bulk requests to an external service.
 
 `catalog.mirrored.clusters` and `catalog.mirrored.policies` ask through it.
 """
@@ -20,7 +20,7 @@ class _Batch:
 
 
 class Batches:
-    """Turns many callers' wishes into few questions, one under way at a time.
+    """Combines keys of many callers into bulk requests, one at a time.
 
     Args:
         ask: Puts one question for all these keys.
@@ -34,11 +34,11 @@ class Batches:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way or wanted."""
+        """Whether no request is running or waiting."""
         return self._current is None and self._next is None
 
     async def join(self, keys: Iterable[str]) -> None:
-        """Wait for the question that covers these keys; raise its error.
+        """Wait for the bulk request with these keys; raise its error.
 
         Raises:
             ServiceError: What the question ended with, or `shutting_down`.
@@ -75,7 +75,7 @@ class Batches:
                 self._current = None
 
     async def close(self) -> None:
-        """Cancel questions under way."""
+        """Cancel running requests."""
         batches = (self._next, self._current)
         tasks = [batch.task for batch in batches if batch is not None and batch.task is not None]
         for task in tasks:

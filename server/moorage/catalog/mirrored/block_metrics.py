@@ -33,7 +33,7 @@ _NEVER: Final = float("-inf")
 
 
 class BlockMetricsMirror:
-    """The metrics of all blocks, as an external service has them.
+    """A copy of the metrics of all blocks of an external service.
 
     Args:
         service: Where they are read.
@@ -60,12 +60,12 @@ class BlockMetricsMirror:
         self._left_out: dict[str, str] = {}
 
     async def close(self) -> None:
-        """Cancel requests under way and close the connections."""
+        """Cancel running requests and close the connections."""
         await self._reading.close()
         await self.service.close()
 
     async def fetch(self, allowance: Allowance) -> list[str]:
-        """Make sure that the metrics are fresh; where they cannot be, there are none.
+        """Read the metrics if they are not fresh; if that fails, have none.
 
         Returns:
             Warnings: why there are none, or which documents are missing.
@@ -87,7 +87,7 @@ class BlockMetricsMirror:
         ]
 
     async def require(self) -> None:
-        """Make sure that the metrics are fresh, or raise `unavailable`."""
+        """Read the metrics if they are not fresh, or raise `unavailable`."""
         if not self._fresh():
             await self._reading.join(())
 

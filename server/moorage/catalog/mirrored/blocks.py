@@ -1,4 +1,4 @@
-"""Blocks of a site with a block metrics service of its own: `catalog.opening` makes them.
+"""Blocks of a site with an external service for block metrics.
 
 The block documents lie here all the same; only their metrics are read from the service.
 """

@@ -1,4 +1,4 @@
-"""Copies of clusters and metrics of external services, and their greatest age.
+"""Copies of clusters and metrics of external services, with a maximal age.
 
 `catalog.opening` makes one of each kind that is configured. A mirror knows
 when it was last read and what is missing; the documents lie in the catalog's memory, where
@@ -45,7 +45,7 @@ def _now() -> float:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return ids for a warning: the first few, and how many more."""
+    """Return ids for a warning: the first few, and the number of the others."""
     more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
     return ", ".join(names[:NAMED_MAX]) + more
 
@@ -54,19 +54,19 @@ def listed(names: Sequence[str]) -> str:
 
 
 class ClusterMemory(Protocol):
-    """Where the documents lie."""
+    """The memory in which a mirror stores cluster documents."""
 
     def keep_cluster(self, entry: DocumentEntry, cluster: Cluster, *, live: bool) -> None:
-        """Put a document in, in the place of the one before."""
+        """Add or replace a cluster document."""
 
     def drop_cluster(self, cluster_id: ClusterId) -> None:
-        """Take a document out, if it is there."""
+        """Remove a cluster document, if there is one."""
 
     def known(self, cluster_id: str) -> bool:
-        """Return whether there is one, live or not."""
+        """Return whether the cluster exists, live or not."""
 
     def cluster_ids(self) -> frozenset[ClusterId]:
-        """Return the ids of all."""
+        """Return the ids of all clusters."""
 
 
 class ClusterMirror:
@@ -108,7 +108,7 @@ class ClusterMirror:
         """When the whole list was last read; None: never."""
 
     async def run(self) -> None:
-        """Read the registry again and again, until cancelled."""
+        """Read the registry periodically, until cancelled."""
         failures = 0
         pause = self._refresh_seconds if self.read_at is not None else RETRY_SECONDS
         while True:
@@ -122,11 +122,11 @@ class ClusterMirror:
                 failures += 1
 
     async def read_all(self) -> None:
-        """Read the whole list now; raise `unavailable` where that fails."""
+        """Read the whole registry now; raise `unavailable` if that fails."""
         await self._listing.join(())
 
     async def read_soon(self) -> None:
-        """Read it, but do not wait for long: a large list goes on arriving meanwhile."""
+        """Start to read the registry, and wait only a short time; reading continues afterwards."""
         try:
             async with asyncio.timeout(FIRST_SECONDS_MAX):
                 await self.read_all()
@@ -142,13 +142,13 @@ class ClusterMirror:
         )
 
     async def close(self) -> None:
-        """Cancel requests under way and close the connections."""
+        """Cancel running requests and close the connections."""
         await self._listing.close()
         await self._naming.close()
         await self._registry.service.close()
 
     def at_hand(self, ids: Sequence[str] | None) -> list[str] | None:
-        """Return warnings where all that can be known of these clusters is, else None."""
+        """Return warnings if all these clusters are known or cannot be known, else None."""
         if not self._served():
             return None
         if ids is not None and any(name not in self._left_out for name in self._unknown(ids)):
@@ -156,7 +156,7 @@ class ClusterMirror:
         return self._warnings(ids)
 
     async def fetch(self, ids: Sequence[str] | None, allowance: Allowance) -> list[str]:
-        """Look up what `at_hand` missed; raise `unavailable` where nothing can be answered."""
+        """Look up clusters that `at_hand` missed; raise `unavailable` if none can be read."""
         if not self._served():
             if not allowance.spend():
                 raise self._not_read()
@@ -177,7 +177,7 @@ class ClusterMirror:
         return self._warnings(ids)
 
     def _unknown(self, ids: Sequence[str]) -> list[str]:
-        """Return ids that may be clusters added since the list was read."""
+        """Return unknown ids, which may be clusters added since the last reading."""
         known = self._memory.known
         return [name for name in ids if not known(name) and _is_cluster_id(name)]
 
@@ -260,13 +260,13 @@ def _is_cluster_id(name: str) -> bool:
 
 
 class MetricsMemory(Protocol):
-    """Where the documents lie."""
+    """The memory in which a mirror stores metrics documents."""
 
     def keep_metrics(self, entry: DocumentEntry) -> None:
-        """Put a document in, in the place of the one before."""
+        """Add or replace a metrics document."""
 
     def drop_metrics(self, cluster_id: ClusterId) -> None:
-        """Take a document out, if it is there."""
+        """Remove a metrics document, if there is one."""
 
 
 class MetricsMirror:
@@ -299,7 +299,7 @@ class MetricsMirror:
         self._probe_at = _NEVER
 
     async def close(self) -> None:
-        """Cancel requests under way and close the connections."""
+        """Cancel running requests and close the connections."""
         if self._probe is not None:
             self._probe.cancel()
             await asyncio.gather(self._probe, return_exceptions=True)
@@ -307,7 +307,7 @@ class MetricsMirror:
         await self.service.service.close()
 
     def at_hand(self, ids: Sequence[str]) -> list[str] | None:
-        """Return warnings where the metrics of these clusters are fresh, else None."""
+        """Return warnings if the metrics of these clusters are fresh, else None."""
         oldest = _now() - self._fresh_seconds
         # Asks that name nothing all mean the same clusters: those are judged once, not one by one.
         everything, read_at = self._all
@@ -320,7 +320,7 @@ class MetricsMirror:
         return self._warnings(ids)
 
     async def fetch(self, ids: Sequence[str], allowance: Allowance) -> list[str]:
-        """Ask for those that are not fresh; what cannot be read is null, and said in a warning."""
+        """Read metrics that are not fresh; unreadable ones become null, with a warning."""
         oldest = _now() - self._fresh_seconds
         missing = [name for name in ids if self._read_at.get(name, _NEVER) < oldest]
         if not missing:
@@ -337,12 +337,12 @@ class MetricsMirror:
         return self._without(ids, missing)
 
     async def require(self, cluster_id: str) -> None:
-        """Make sure that the metrics of a known cluster are fresh, or raise `unavailable`."""
+        """Read the metrics of a known cluster if they are not fresh, or raise `unavailable`."""
         if self._read_at.get(cluster_id, _NEVER) < _now() - self._fresh_seconds:
             await self._asking.join([cluster_id])
 
     def _without(self, ids: Sequence[str], missing: Sequence[str]) -> list[str]:
-        """Go on without the metrics that are missing, and see whether the service is back."""
+        """Continue without the missing metrics, and check whether the service is back."""
         assert self._failure is not None
         if self._probe is None and _now() >= self._probe_at:
             self._probe = asyncio.create_task(self._ask_again(missing))

@@ -1,4 +1,4 @@
-"""Answers of external services, out of their envelopes and checked; whichever service it is.
+"""Unwrap and check the answers of external services.
 
 `catalog.mirrored.services` and `catalog.mirrored.block_metrics` read with it. Nothing is believed
 unchecked, and one bad document never costs the others.
@@ -39,14 +39,14 @@ _UNAUTHORIZED: Final = frozenset({401, 403})
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The service says no in its own words: nothing there under that name, or a bad question."""
+    """The service refused the request in its own words: an unknown name, or a bad query."""
 
     status: int
     message: str
 
 
 def payload_of(reply: ServiceReply) -> msgspec.Raw | Denied:
-    """Take an answer out of its envelope, whichever it is.
+    """Return the content of an answer without its envelope.
 
     Success is a bare document or list, or `{"success": true, "data"}`; failure is
     `{"success": false, "message" | "error"}`, `{"error": text}`, or, from the original search
@@ -88,7 +88,7 @@ def _unwrap(envelope: Mapping[str, msgspec.Raw], status: int) -> msgspec.Raw | D
 
 
 def documents_of(reply: ServiceReply) -> list[msgspec.Raw]:
-    """Return the documents of a query's answer: of a list, or of one document, or none."""
+    """Return the documents of a query's answer, which is a list, one document, or empty."""
     payload = payload_of(reply)
     if isinstance(payload, Denied):
         if payload.status in UNKNOWN:
@@ -118,7 +118,7 @@ def decoded(raw: bytes, kind: object) -> JsonValue:
 
 
 def object_of(raw: msgspec.Raw | bytes, expected: str) -> Document:
-    """Return the one object of an answer; raise `WrongAnswer` with the difference."""
+    """Return the only object of an answer; raise `WrongAnswer` if it is not one object."""
     document = decoded(bytes(raw), JsonValue)
     if not isinstance(document, dict):
         raise WrongAnswer(f"answered what is not {expected}")
@@ -127,7 +127,7 @@ def object_of(raw: msgspec.Raw | bytes, expected: str) -> Document:
 
 
 def check_depth(document: JsonValue) -> None:
-    """Refuse nesting that later readers, some of them recursive, should never meet."""
+    """Refuse nesting that is too deep for later, recursive readers."""
     level = [document]
     for _ in range(DEPTH_MAX):
         level = [
@@ -154,7 +154,7 @@ def document_of(content: bytes) -> Document:
 def leave_out(
     left_out: dict[str, str], document: JsonValue, id_field: str, number: int, what: str
 ) -> None:
-    """Note the fault of document `number` of a list, under its own id, if it has one."""
+    """Record the fault of document `number` of a list, under its id if it has one."""
     name = document.get(id_field) if isinstance(document, dict) else None
     if len(left_out) < CLUSTERS_MAX:
         left_out[name[:253] if isinstance(name, str) and name else f"document {number}"] = what[

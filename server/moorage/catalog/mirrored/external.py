@@ -1,4 +1,4 @@
-"""Which services are external: `catalog.opening` mirrors those, and embeds the others."""
+"""The configured external services, which the catalog mirrors."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +18,7 @@ EXTERNAL_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class External:
-    """The external services, and the greatest age of their answers.
+    """The external services, and the maximal age of their answers.
 
     Args:
         clusters: Base URL of the cluster registry; empty: the embedded one.

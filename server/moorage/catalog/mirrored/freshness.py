@@ -1,4 +1,4 @@
-"""Decides whether a request reads mirrored parts from memory or from their service."""
+"""Decide whether a request reads mirrored parts from memory or from their service."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ __all__ = ["MirroredFreshness"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirroredFreshness:
-    """`catalog.ports.Freshness` over the mirrors that there are.
+    """`catalog.ports.Freshness` over all configured mirrors.
 
     Args:
         memory: Holds what they read.
@@ -101,7 +101,7 @@ class MirroredFreshness:
         return warnings
 
     def _measured_ids(self, cluster_ids: Sequence[str] | None) -> Sequence[str]:
-        """Return the clusters whose metrics an ask needs: those that can be its candidates."""
+        """Return the possible candidates of a request, whose metrics it needs."""
         if cluster_ids is None:
             return self.memory.live_ids()
         return [name for name in cluster_ids if self.memory.is_live(name)]

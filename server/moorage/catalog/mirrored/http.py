@@ -1,4 +1,4 @@
-"""One external service over HTTP: a pool of connections, one deadline, repetitions, a breaker.
+"""One external service over HTTP: connections, a deadline, retries and a circuit breaker.
 
 `catalog.mirrored.services` asks through it. Whatever the other side does (refuse, reset, stall,
 drip, lie, send too much), a question ends within its time: with what the reader made of the answer,
@@ -67,7 +67,7 @@ T = TypeVar("T")
 
 
 class WrongAnswer(Exception):  # noqa: N818  # It names what it is about, and stays in this package.
-    """The service's answer is not of the documented form.
+    """The service's answer does not have the documented form.
 
     Args:
         what: What it did, to be read after the service's name.
@@ -83,7 +83,7 @@ class WrongAnswer(Exception):  # noqa: N818  # It names what it is about, and st
 
 @dataclass(frozen=True, slots=True)
 class ServiceRequest:
-    """A request that changes nothing on the other side, so that it may be repeated.
+    """A request that changes nothing at the service, so that it may be repeated.
 
     Args:
         method: GET, or POST for queries whose filter is a body.
@@ -112,7 +112,7 @@ class ServiceReply:
 
 @dataclass(slots=True)
 class Breaker:
-    """Whether to send a service anything at all.
+    """The circuit breaker of a service: whether requests may be sent.
 
     Closed until `FAILURES_MAX` failures in a row; then open for a while; then one question probes,
     and its outcome closes or opens it again. Times are those of one monotonic clock.
@@ -137,7 +137,7 @@ class Breaker:
         self.probing = False
 
     def failed(self, now: float, chance: float) -> None:
-        """Note that it did not.
+        """Note that the service did not answer.
 
         Args:
             now: The time.
@@ -151,7 +151,7 @@ class Breaker:
             self.open_until = now + min(doubled, OPEN_SECONDS_MAX) * (0.5 + chance / 2)
 
     def abandoned(self) -> None:
-        """Note that the question was given up without an outcome."""
+        """Note that the request was cancelled without an outcome."""
         self.probing = False
 
 
@@ -196,7 +196,7 @@ class Service:
         )
 
     async def close(self) -> None:
-        """Close all connections. Questions under way fail; later ones are refused."""
+        """Close all connections. Running requests fail; later ones are refused."""
         self._closed = True
         await self._client.aclose()
 
@@ -206,7 +206,7 @@ class Service:
         read: Callable[[ServiceReply], T],
         seconds: float | None = None,
     ) -> T:
-        """Put a question and return what `read` made of the answer.
+        """Send a request and return the result of `read` for the answer.
 
         Args:
             request: What to send.
@@ -316,7 +316,7 @@ class Service:
 
 
 def without_credentials(url: str) -> str:
-    """Return a base URL as it may be shown: no user, no password, no slash at its end."""
+    """Return a base URL for messages, without user, password and final slash."""
     return str(httpx.URL(url).copy_with(userinfo=b"")).rstrip("/")
 
 
@@ -345,6 +345,6 @@ async def _body(response: httpx.Response, bytes_max: int) -> bytes:
 
 
 def body_shown(body: bytes) -> str:
-    """Return the beginning of an answer, quoted, to be appended to a sentence about it."""
+    """Return the quoted beginning of an answer, for a message."""
     text = body[: 4 * SHOWN_CHARS_MAX].decode("utf-8", "replace")[:SHOWN_CHARS_MAX].strip()
     return f": {text!r}" if text else ""

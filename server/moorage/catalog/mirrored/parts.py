@@ -1,4 +1,4 @@
-"""Clusters, metrics, policies and search of a site that has services of its own for them.
+"""Clusters, metrics, policies and search of a site with external services for them.
 
 `catalog.opening` puts one in the place of each embedded part whose service is named. Mirrored
 documents lie in the same memory as embedded ones, and everything that reads them is the same code;
@@ -87,7 +87,7 @@ class MirroredMetrics:
         return read.found[name][0].document
 
     async def query(self, query: Document | None = None) -> list[Document]:
-        """See `Metrics.query`; what names one cluster, as policies ask in loops, is as `get`."""
+        """See `Metrics.query`; a query that names one cluster works like `get`."""
         condition = parse_filter(query)  # Nothing that it refuses is passed on.
         name = text_at(condition, "clusterId")
         if name and self._memory.known(name):
@@ -143,7 +143,7 @@ class MirroredPolicies:
 
 
 class MirroredSearch:
-    """`catalog.ports.ClusterSearch` whose requests an external service answers.
+    """`catalog.ports.ClusterSearch` that sends searches to an external service.
 
     Args:
         index: Over the documents in memory.

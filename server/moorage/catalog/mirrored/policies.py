@@ -1,4 +1,4 @@
-"""Policies of an external policy store: which are known, how old they may be, which are let go.
+"""Copies of policies of an external policy store, with a maximal age.
 
 `catalog.opening` makes one where `POLICY_DB_URL` names such a store. A policy that comes from there
 is prepared as an upload is: read on paper here, compiled and run in a jail only.
@@ -100,13 +100,13 @@ class PolicyMirror:
         self._asking: dict[str, Batches] = {}
 
     async def close(self) -> None:
-        """Cancel requests under way and close the connections."""
+        """Cancel running requests and close the connections."""
         for asking in tuple(self._asking.values()):
             await asking.close()
         await self.store.service.close()
 
     async def run(self) -> None:
-        """Ask again for the policies that are in use, before they are too old, until cancelled."""
+        """Read the policies in use again before they are too old, until cancelled."""
         while self._fresh_seconds:  # 0: each use of a policy asks.
             await asyncio.sleep(max(self._fresh_seconds / ROUNDS, ROUND_SECONDS_MIN))
             due = _now() - self._fresh_seconds * (1 - 2 / ROUNDS)
@@ -117,7 +117,7 @@ class PolicyMirror:
                     await self._read(uri)
 
     async def examine(self, examine: Examine) -> None:
-        """Run the examples of policies that are new here, one after the other, until cancelled."""
+        """Run the examples of new policies, one after the other, until cancelled."""
         while True:
             await self._new.wait()
             uri = next(iter(self._unexamined))
@@ -139,7 +139,7 @@ class PolicyMirror:
                 entry.doubt = f"{self._place} has “{uri}”, which fails its own examples: {doubt}"
 
     def at_hand(self, uri: str) -> list[str] | None:
-        """Return warnings where the policy is known and fresh, else None."""
+        """Return warnings if the policy is known and fresh, else None."""
         entry = self._records.get(uri)
         if entry is None or _now() - entry.requested_at > self._fresh_seconds:
             return None
@@ -147,7 +147,7 @@ class PolicyMirror:
         return _warnings(entry)
 
     async def fetch(self, uri: str, allowance: Allowance, reserved: int) -> list[str]:
-        """Ask for a policy that is not at hand, once for all who want it now.
+        """Read a policy that is not fresh; callers at the same time share one request.
 
         Args:
             uri: Which.
@@ -227,7 +227,7 @@ class PolicyMirror:
             self._let_go(next(iter(self._records)))
 
     async def _take(self, uri: str, document: Document) -> tuple[PolicyRecord, int]:
-        """Prepare a policy and keep it; return it, and how much memory it needs, in bytes."""
+        """Prepare a policy and store it; return it and the bytes of memory that it needs."""
         try:
             record = await self._prepare({**document, "policy_rule_uri": uri})
         except ServiceError as error:

@@ -1,4 +1,4 @@
-"""Metrics of the fleet from a Prometheus server, round after round, into the catalog.
+"""Read metrics of the fleet from a Prometheus server periodically, into the catalog.
 
 The daemon starts it where `prometheus_url` is set. A round is a fixed number of instant queries,
 each for the whole fleet, whatever its size. Documents are written as if a client had posted them,
@@ -49,7 +49,7 @@ _UNREACHABLE: Final = "unreachable"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrometheusSource:
-    """Which Prometheus server is read, and how its series are understood.
+    """The settings of a Prometheus server: its URL, and the labels of its series.
 
     Args:
         url: Its base URL; credentials as those of `catalog.mirrored.http.Service`.
@@ -66,7 +66,7 @@ class PrometheusSource:
 
 
 class PrometheusPoller:
-    """Keeps the metrics documents of live clusters as a Prometheus server has them.
+    """Updates the metrics documents of live clusters from a Prometheus server.
 
     Args:
         catalog: Whose metrics documents; it must embed them.
@@ -89,7 +89,7 @@ class PrometheusPoller:
         """What the last round came to."""
 
     async def run(self) -> None:
-        """Go round until cancelled."""
+        """Poll periodically until cancelled."""
         while True:
             await self.poll()
             await asyncio.sleep(self._source.interval_seconds)
@@ -99,7 +99,7 @@ class PrometheusPoller:
         await self._service.close()
 
     async def poll(self) -> Composed:
-        """Ask everything once, and write what has changed. What is wrong is in its findings."""
+        """Send all queries once, and store changed metrics. Faults are in the returned findings."""
         wrong: dict[str, str] = {}
         answers: dict[str, list[MetricSample]] = {}
         now = time.time()
@@ -139,7 +139,7 @@ class PrometheusPoller:
             self._tell(f"no longer {kind}: {before.findings[kind]}")
 
     async def _clusters(self) -> dict[str, tuple[frozenset[str], Document | None]]:
-        """Return the nodes of each live cluster, and its metrics where they came from here."""
+        """Return the nodes of each live cluster, and its metrics if this poller wrote them."""
         found: dict[str, tuple[frozenset[str], Document | None]] = {}
         for cluster_id in self._catalog.memory.live_ids():
             try:
@@ -176,7 +176,7 @@ class _Vector(msgspec.Struct, tag_field="resultType", tag="vector"):
 
 
 class _Answer(msgspec.Struct):
-    """An answer of Prometheus's HTTP API, as far as it is read."""
+    """The fields that are read of an answer of Prometheus's HTTP API."""
 
     status: str
     data: _Vector | None = None
@@ -184,7 +184,7 @@ class _Answer(msgspec.Struct):
 
 
 def _samples(reply: ServiceReply) -> list[MetricSample]:
-    """Read an instant vector; values that measure nothing are left out."""
+    """Read an instant vector; skip NaN and infinite values."""
     try:
         answer = msgspec.json.decode(reply.body, type=_Answer)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -201,7 +201,7 @@ def _samples(reply: ServiceReply) -> list[MetricSample]:
 
 
 def _instant(reply: ServiceReply) -> float:
-    """Read what time it is there, in seconds since the epoch."""
+    """Read the time of the Prometheus server, in seconds since the epoch."""
     samples = _samples(reply)
     if len(samples) != 1:
         raise WrongAnswer("does not tell what time it is")

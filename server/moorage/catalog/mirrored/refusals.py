@@ -1,4 +1,4 @@
-"""Refusals of changes to a mirrored part: changes belong to the service with the documents."""
+"""Refuse changes of a mirrored part, which only its external service can change."""
 
 from collections.abc import Callable, Coroutine
 from typing import NoReturn
@@ -14,7 +14,7 @@ Refused = Callable[..., Coroutine[object, object, NoReturn]]
 
 
 def changed_at(service: Service, part: str) -> Refused:
-    """Return a method that refuses: the documents of a part are changed at a service."""
+    """Return a method that refuses a change and names the service where to make it."""
 
     async def refuse(*_: object, **__: object) -> NoReturn:
         raise ServiceError(

@@ -1,4 +1,4 @@
-"""From the samples of a Prometheus server to metrics documents; `prometheus` calls it.
+"""Make metrics documents from the samples of a Prometheus server.
 
 Metrics are named as NVIDIA's DCGM exporter and Prometheus's node exporter name them; documents are
 those of docs/reference/allocation-server.md, "Metrics documents". Bytes become MiB, which stand
@@ -97,7 +97,7 @@ class Labels:
 
 @dataclass(slots=True)
 class Composed:
-    """The result of one round of questions.
+    """The metrics documents and findings of one round of queries.
 
     Args:
         documents: Those that differ from what the catalog has.
@@ -115,14 +115,14 @@ class Composed:
 
 @dataclass(slots=True)
 class _Machine:
-    """All that was sampled of one node."""
+    """All samples of one node."""
 
     host: dict[str, float] = field(default_factory=dict)
     devices: dict[int, dict[str, dict[str, float]]] = field(default_factory=dict)
     sampled: dict[str, float] = field(default_factory=dict)
 
     def take(self, query: str, sample: MetricSample) -> bool:
-        """Note a sample; False: it is about no device that is known."""
+        """Add a sample; False if its device is unknown."""
         if half := _SAMPLED.get(query):
             # Every series of a node is measured at once; the newest says when.
             self.sampled[half] = max(sample.value, self.sampled.get(half, 0.0))
@@ -148,7 +148,7 @@ def compose(
     now: float,
     stale_seconds: float,
 ) -> Composed:
-    """Return the metrics documents that a round of answers makes of those of the last round.
+    """Return new metrics documents from the answers of a round and the last documents.
 
     A node that is no longer measured keeps its last values; once they are older than
     `stale_seconds`, it says `stale: true`. Totals of a cluster are those of its fresh nodes, or of
@@ -190,7 +190,7 @@ def compose(
 
 
 def _marks(trees: Iterable[JsonMapping]) -> list[tuple[JsonValue, ...]]:
-    """Return a mark that tells two rounds apart: values change only with the time of measuring."""
+    """Return the times of measurement, by which two rounds of samples can be compared."""
     return [(tree.get("id"), tree.get("timestamp"), tree.get("stale")) for tree in trees]
 
 
@@ -203,7 +203,7 @@ def _machines(
     labels: Labels,
     findings: dict[str, str],
 ) -> dict[str, dict[str, _Machine]]:
-    """Return samples by cluster and node; those of no node go to `findings`."""
+    """Return samples by cluster and node; add samples without a node to `findings`."""
     names = {
         sample.labels.get("instance", ""): sample.labels.get("nodename", "")
         for sample in answers.get(_HOST_NAMES, ())
@@ -237,7 +237,7 @@ def _node_id(
     names: Sequence[str],
     host_names: Mapping[str, str],
 ) -> str:
-    """Return the node that a series is about; empty: none that is known."""
+    """Return the node of a series; empty if no known node matches."""
     for candidate in _candidates(labels, names, host_names):
         if candidate in known or not known:
             return candidate
@@ -265,7 +265,7 @@ def _trees(
     known: Collection[str],
     now: float,
 ) -> list[Document]:
-    """Return the node trees of a cluster: the measured ones, and those that were once."""
+    """Return the metrics of a cluster's nodes, also of nodes that are no longer measured."""
     before = {str(tree.get("id")): tree for tree in old}
     trees = [
         _tree(node_id, machine, before.pop(node_id, {}), now)
@@ -277,7 +277,7 @@ def _trees(
 
 
 def _tree(node_id: str, machine: _Machine, old: JsonMapping, now: float) -> Document:
-    """Return the tree of one node; the half that is no longer measured stays as it was."""
+    """Return the metrics of one node; values of a silent exporter stay unchanged."""
     halves: dict[str, Document] = {}
     if machine.devices:
         halves["gpu"] = _device_groups(machine.devices)
@@ -320,7 +320,7 @@ def _device_groups(devices: Mapping[int, Mapping[str, Mapping[str, float]]]) -> 
 
 
 def _device(number: int, instances: Mapping[str, Mapping[str, float]]) -> Document:
-    """Return one device: memory added up over its MIG instances, the rest as it is for all."""
+    """Return the metrics of one GPU; its memory is the sum over its MIG instances."""
     row: Document = {"gpu_id": number}
     for name in _DEVICE_FIELDS.values():
         values = [each[name] for each in instances.values() if name in each]

@@ -93,7 +93,7 @@ class ClustersRead:
 
 @dataclass(slots=True)
 class MetricsRead:
-    """The content of an answer of the metrics service; as `ClustersRead`."""
+    """The content of an answer of the metrics service, as `ClustersRead`."""
 
     found: dict[ClusterId, tuple[DocumentEntry, Digest]] = field(
         default_factory=dict[ClusterId, tuple[DocumentEntry, Digest]]
@@ -109,7 +109,7 @@ class ClusterRegistry:
         self.service = service
 
     async def everything(self, seen: Mapping[Digest, ClusterId], etag: str) -> ClustersRead | None:
-        """Return all clusters; None if the service says that nothing changed since `etag`.
+        """Return all clusters; None if nothing changed since `etag`.
 
         Args:
             seen: Digests of the documents that are known.
@@ -133,7 +133,7 @@ class ClusterRegistry:
         return await self.service.ask(request, read, LISTING_SECONDS_MAX)
 
     async def named(self, ids: Collection[str]) -> ClustersRead:
-        """Return those of the named clusters that the registry has. Ids must be valid ones."""
+        """Return the named clusters that the registry has. Ids must be valid."""
         query = {"query": {"id": {"$in": sorted(ids)}}}
         request = ServiceRequest("POST", "/clusters/query", _json(query))
         wanted = frozenset(ids)
@@ -150,7 +150,7 @@ class MetricsService:
         self._posts = True
 
     async def named(self, ids: Collection[str], seen: Mapping[Digest, ClusterId]) -> MetricsRead:
-        """Return those of the named clusters' metrics that the service has. Ids must be valid."""
+        """Return the metrics of named clusters, if the service has them. Ids must be valid."""
         wanted = frozenset(ids)
         if self._posts:
             body = _json({"clusterId": {"$in": sorted(ids)}})
@@ -162,7 +162,7 @@ class MetricsService:
     async def _everything(
         self, seen: Mapping[Digest, ClusterId], wanted: frozenset[str] | None
     ) -> MetricsRead:
-        """Read all metrics by GET, as documented, and take the wanted ones.
+        """Read all metrics by GET, as documented, and select the requested ones.
 
         What several ids in a URL mean is written nowhere, and the length of a URL is bounded.
         """
@@ -209,7 +209,7 @@ class PolicyStore:
         self.service = service
 
     async def get(self, uri: str, etag: str) -> tuple[Document, str] | Denied | None:
-        """Return a PolicyRule document and its name for the next time, or None: as before.
+        """Return a PolicyRule document and its tag; None if it is unchanged since the given tag.
 
         Args:
             uri: A valid URI.
@@ -242,13 +242,13 @@ class PolicyStore:
 
 
 class SearchService:
-    """The search service (8.2): enveloped bodies and bare ones have routes of their own."""
+    """The search service (8.2), with different routes for enveloped and for bare bodies."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
 
     async def find(self, action: SearchAction, body: Document) -> list[ClusterId]:
-        """Return the ids of the clusters found, each once, in the service's order.
+        """Return the ids of the found clusters, each once, in the service's order.
 
         Raises:
             ServiceError: `bad_message` with what the service said of the body; `unavailable`.
@@ -280,7 +280,7 @@ def _json(value: JsonValue) -> bytes:
 
 
 def _in_url(name: str) -> str:
-    """Return a validated id or URI; its characters need no escaping in a path."""
+    """Return a validated id or URI, which needs no escaping in a path."""
     assert name
     assert not set(name) & set("/?#%\\ ")
     return name.replace("+", "%2B")  # Some servers read a plus as a space.
@@ -295,7 +295,7 @@ def _unseen(
     seen: Mapping[Digest, ClusterId],
     read: "ClustersRead | MetricsRead",
 ) -> Iterator[tuple[int, bytes, Digest]]:
-    """Yield number, content and digest of the documents that changed; note the others as same."""
+    """Yield number, content and digest of changed documents; mark the others as unchanged."""
     for number, raw in enumerate(raws):
         content = bytes(raw)
         digest = _digest(content)

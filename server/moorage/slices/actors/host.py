@@ -1,4 +1,4 @@
-"""The actor of one host: it runs one task at a time there, and tells how the host is."""
+"""The actor of one host: it runs one task at a time, and reports the health of the host."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ logger: Final = logging.getLogger("ray")
 
 @dataclass(frozen=True)
 class HostPlacement:
-    """The place of a host's tasks and their resources: a bundle of a placement group."""
+    """The bundle of a placement group in which a host's tasks run, with their resources."""
 
     group: RayValue
     bundle: int
@@ -83,7 +83,7 @@ class DeviceHost:
         return not self._failed and not await self.is_being_preempted()
 
     async def is_being_preempted(self) -> bool:
-        """Return whether the cloud, or Ray, takes this host back; no answer in a second is no."""
+        """Return whether the cloud or Ray reclaims this host; False after a second of silence."""
         if self._metadata is None or self._metadata.done():
             self._metadata = asyncio.create_task(asyncio.to_thread(self._taken_back))
         done, _ = await asyncio.wait([self._metadata], timeout=2 * METADATA_SECONDS_MAX)
@@ -101,7 +101,7 @@ class DeviceHost:
         )
 
     async def cancel_current(self) -> None:
-        """Cancel the running task, if there is one, and those that are about to start.
+        """Cancel the running task, if there is one, and tasks that are about to start.
 
         Returns when it has ended.
 
@@ -114,7 +114,7 @@ class DeviceHost:
             await self._end(self._task)
 
     async def _end(self, task: RayValue) -> None:
-        """Cancel a task until it has ended.
+        """Cancel a task, and repeat that until it has ended.
 
         Ray forgets to kill a task that it was already to interrupt, so this repeats it.
         """
@@ -134,7 +134,7 @@ class DeviceHost:
             self._task = None
 
     async def shutdown(self) -> None:
-        """Cancel the running task, and take no other."""
+        """Cancel the running task, and refuse further tasks."""
         self._failed = True
         await self.cancel_current()
 
@@ -151,7 +151,7 @@ class DeviceHost:
         extra_resources: Mapping[str, float] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # It bounds a task of Ray, not this call.
     ) -> RayValue:
-        """Run a function here in a process of its own, and return its result.
+        """Run a function on this host in a new process, and return its result.
 
         What ran here before is cancelled first: a host has one task. Cancelling this call cancels
         the task.
@@ -199,7 +199,7 @@ class DeviceHost:
         return await self._finish(task, timeout)
 
     async def _finish(self, task: RayValue, seconds: float | None) -> RayValue:
-        """Return the result of a task; cancel it when time is up, or when its caller is gone."""
+        """Return the result of a task; cancel it at its time limit, or if its caller is gone."""
         ended = asyncio.wrap_future(task.future())
         try:
             done, _ = await asyncio.wait([ended], timeout=seconds)
@@ -271,7 +271,7 @@ def _task_options(resources: Mapping[str, float], strategy: RayValue) -> dict[st
 
 
 def _run(function: UserFunction, /, *args: RayValue, **kwargs: RayValue) -> RayValue:
-    """Call a function in the process of a task, and leave the cluster of JAX if it joined one."""
+    """Call a function in a task's process; if it joined a JAX cluster, leave that afterwards."""
     try:
         return reporting(function)(*args, **kwargs)
     finally:

@@ -1,4 +1,4 @@
-"""A pool of actors: `SlicePoolManager` has slices in it, a slice has its hosts."""
+"""A pool of actors: the slices of `SlicePoolManager`, or the hosts of a slice."""
 
 import logging
 from typing import Final, Generic
@@ -39,11 +39,11 @@ class ResourcePoolManager(Generic[ActorInfoT]):
         )
 
     def get_all_actors_in_pool(self) -> list[RayValue]:
-        """Return the handles of all members, as a list of its own."""
+        """Return the handles of all members, as a new list."""
         return [member.actor for member in self._actor_pool]
 
     def get_all_pool_members(self) -> list[ActorPoolMember[ActorInfoT]]:
-        """Return all members, as a list of its own."""
+        """Return all members, as a new list."""
         return list(self._actor_pool)
 
     def get_actor_pool_name(self) -> str:
@@ -55,12 +55,12 @@ class ResourcePoolManager(Generic[ActorInfoT]):
         return str(actor_info)
 
     def drain_actor_pool(self) -> None:
-        """Shut all actors down, kill those that are left, and empty the pool; do that once."""
+        """Shut down all actors, kill those that remain, and empty the pool. Idempotent."""
         members, self._actor_pool = self._actor_pool, []
         self._dismiss(members)
 
     def _scale_actor_pool(self, desired_num_actors: int) -> None:
-        """Drop unhealthy members, then add or remove until the number is right."""
+        """Remove unhealthy members, then add or remove members until the pool has this size."""
         self._remove_unhealthy_members_from_actor_pool()
         if len(self._actor_pool) < desired_num_actors:
             self._add_members_to_actor_pool(desired_num_actors)
@@ -68,7 +68,7 @@ class ResourcePoolManager(Generic[ActorInfoT]):
             self._remove_members_from_actor_pool(desired_num_actors)
 
     def _remove_unhealthy_members_from_actor_pool(self) -> list[ActorPoolMember[ActorInfoT]]:
-        """Kill the members that are unhealthy or do not say otherwise, and return them."""
+        """Kill and return the members that do not report that they are healthy."""
         checks = [member.actor.healthy.remote() for member in self._actor_pool]
         answers = outcomes(checks, self._settings.health_check_seconds_max)
         unhealthy = []
@@ -99,13 +99,13 @@ class ResourcePoolManager(Generic[ActorInfoT]):
                 self._actor_pool.append(ActorPoolMember(actor, answer))
 
     def _remove_members_from_actor_pool(self, desired_num_actors: int) -> None:
-        """Dismiss the last members, beyond a number."""
+        """Shut down the last members, until the pool has this size."""
         surplus = self._actor_pool[desired_num_actors:]
         del self._actor_pool[desired_num_actors:]
         self._dismiss(surplus)
 
     def _dismiss(self, members: list[ActorPoolMember[ActorInfoT]]) -> None:
-        """Shut actors down, within `drain_seconds_max` for all of them, and kill them."""
+        """Shut down actors within `drain_seconds_max` in total, and kill them."""
         answers = [member.actor.shutdown.remote() for member in members]
         outcomes(answers, self._settings.drain_seconds_max)
         for member in members:

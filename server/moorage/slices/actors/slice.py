@@ -1,4 +1,4 @@
-"""The actor of one slice: it knows the hosts, reserves them, and keeps an actor on each."""
+"""The actor of one slice: it finds the hosts, reserves them, and runs an actor on each."""
 
 import contextlib
 import logging
@@ -75,7 +75,7 @@ class Slice(ResourcePoolManager[HostInfo]):
             self._failed = True
 
     def healthy(self) -> bool:
-        """Return whether all hosts are there, and none of them failed or is being preempted.
+        """Return whether all hosts exist, and none of them failed or is being preempted.
 
         An actor that died on a live node does not count: it is replaced before the next task.
         """
@@ -87,7 +87,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         return False not in answers
 
     def _is_whole(self, alive: Mapping[str, RayNode]) -> bool:
-        """Return whether all nodes of the slice are among those that are alive."""
+        """Return whether all nodes of the slice are alive."""
         if self._hosts:
             return all(node.node_id in alive for node, _ in self._hosts)
         if isinstance(self._shape, GpuSlices):  # Its hosts are reserved from the start.
@@ -98,7 +98,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         return there >= info.num_hosts or not there
 
     def is_being_preempted(self) -> bool:
-        """Return whether the cloud takes a host of this slice back."""
+        """Return whether the cloud reclaims a host of this slice."""
         members = self.get_all_pool_members()
         checks = [member.actor.is_being_preempted.remote() for member in members]
         return True in outcomes(checks, self._settings.health_check_seconds_max / 2)
@@ -126,7 +126,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         return f"{actor_info.slice_name}-host-{actor_info.host_id}"
 
     def prepare_hosts(self, seconds: float | None = None) -> SliceInfo:
-        """Reserve all hosts of this slice, each on a node of its own, and return the slice's info.
+        """Reserve all hosts of this slice, each on a different node, and return the slice's info.
 
         Args:
             seconds: How long that may take; without, `slice_start_seconds_max`.
@@ -179,7 +179,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         ]
 
     def shutdown(self) -> None:
-        """Shut all hosts down, free their reservation, and take no task any more."""
+        """Shut down all hosts, free their reservation, and refuse further tasks."""
         self._failed = True
         self.drain_actor_pool()
         if self._host_placement_group is not None:
@@ -187,7 +187,7 @@ class Slice(ResourcePoolManager[HostInfo]):
             self._host_placement_group = None
 
     def create_actor(self) -> RayValue:
-        """Start an actor on the first host that has none, and return its handle."""
+        """Start an actor on the first host without one, and return its handle."""
         self.prepare_hosts()
         return self._start_host(self._unmanned(len(self._hosts))[0])
 
@@ -208,7 +208,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         return options.remote(host_id, name, devices, placement=place, settings=self._settings)
 
     def _add_members_to_actor_pool(self, desired_num_actors: int) -> None:
-        """Start an actor on each host that has none, until all of them are healthy."""
+        """Start an actor on each host without one, and wait until all are healthy."""
         deadline = Deadline(self._settings.host_health_seconds_max)
         missing = self._unmanned(desired_num_actors)
         why: object = "did not start"
@@ -234,7 +234,7 @@ class Slice(ResourcePoolManager[HostInfo]):
                 )
 
     def _find(self) -> SliceInfo:
-        """Return the info of the slice that is known before its hosts are reserved."""
+        """Return the info of the slice before its hosts are reserved."""
         here = alive_nodes()[ray.get_runtime_context().get_node_id()]
         if isinstance(self._shape, GpuSlices):
             name = here.labels.get(self._shape.label, "") or f"gpu-{here.node_id[:8]}"

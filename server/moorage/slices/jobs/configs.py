@@ -43,7 +43,7 @@ class ComputeResourceConfig:
         )
 
     def hardware_identifier(self) -> str | None:
-        """Return which accelerator it is, such as `A100`; None: none, or any."""
+        """Return the accelerator, such as `A100`; None if there is none, or any will do."""
         return None
 
     def to_ray_resources(self) -> RayResources:
@@ -63,14 +63,14 @@ class ComputeResourceConfig:
     def with_environment_variables(
         self, env_vars: Mapping[str, str] | None = None, /, **more: str
     ) -> Self:
-        """Return the same with more environment variables."""
+        """Return a copy of this configuration with more environment variables."""
         variables = {**self.execution_env.get("env_vars", {}), **(env_vars or {}), **more}
         return replace(self, execution_env={**self.execution_env, "env_vars": variables})
 
 
 @dataclass(frozen=True)
 class CpuAcceleratorConfig(ComputeResourceConfig):
-    """CPUs.
+    """The resources of a job on CPUs.
 
     Args:
         core_count: CPUs of each task; without, those of this machine.
@@ -90,7 +90,7 @@ class CpuAcceleratorConfig(ComputeResourceConfig):
 
 @dataclass(frozen=True)
 class GpuAcceleratorConfig(ComputeResourceConfig):
-    """GPUs.
+    """The resources of a job on GPUs.
 
     Args:
         device_count: GPUs of each task.
@@ -119,7 +119,7 @@ class GpuAcceleratorConfig(ComputeResourceConfig):
         return {"CPU": self.cpu_count, "GPU": self.device_count, **model}
 
     def hardware_identifier(self) -> str | None:
-        """Return the model; None: any."""
+        """Return the model of the GPUs; None if any model will do."""
         return self.gpu_model
 
     def slices(self) -> GpuSlices:
@@ -136,7 +136,7 @@ class GpuAcceleratorConfig(ComputeResourceConfig):
 
 @dataclass(frozen=True)
 class TpuAcceleratorConfig(ComputeResourceConfig):
-    """TPUs.
+    """The resources of a job on TPUs.
 
     Args:
         tpu_version: Such as `v4-8`.
@@ -161,7 +161,7 @@ class TpuAcceleratorConfig(ComputeResourceConfig):
         return {"CPU": self.cpu_count, "TPU": self.chips_per_host or 0}
 
     def hardware_identifier(self) -> str:
-        """Return the type, such as `v4-8`."""
+        """Return the type of the TPUs, such as `v4-8`."""
         return self.tpu_version
 
     def slices(self) -> TpuSlices:

@@ -52,7 +52,7 @@ logger: Final = logging.getLogger("ray")
 
 
 class RayExecutor:
-    """Runs jobs. Arguments of the job are keywords, or `_fn_args`; bounds are `SliceSettings`."""
+    """Runs jobs. Arguments of a job are keywords, or `_fn_args`; `SliceSettings` has the limits."""
 
     @staticmethod
     def execute(
@@ -208,28 +208,28 @@ class RayExecutor:
 
 
 def execute(accelerator_config: AcceleratorConfigType) -> Callable[[RayValue], UserFunction]:
-    """Make calls of a function run it as a job; see `RayExecutor.execute`."""
+    """Decorate a function so that a call runs it as a job; see `RayExecutor.execute`."""
     return _decorator(RayExecutor.execute, accelerator_config)
 
 
 def execute_resumable(
     accelerator_config: AcceleratorConfigType,
 ) -> Callable[[RayValue], UserFunction]:
-    """Make calls of a function run it until it succeeds; see `RayExecutor.execute_resumable`."""
+    """Decorate a function: a call runs it until success; see `RayExecutor.execute_resumable`."""
     return _decorator(RayExecutor.execute_resumable, accelerator_config)
 
 
 def execute_multislice(
     accelerator_config: AcceleratorConfigType,
 ) -> Callable[[RayValue], UserFunction]:
-    """Make calls of a function run it on slices; see `RayExecutor.execute_multislice`."""
+    """Decorate a function: a call runs it on slices; see `RayExecutor.execute_multislice`."""
     return _decorator(RayExecutor.execute_multislice, accelerator_config)
 
 
 def execute_multislice_resumable(
     accelerator_config: AcceleratorConfigType,
 ) -> Callable[[RayValue], UserFunction]:
-    """As above, until it succeeds; see `RayExecutor.execute_multislice_resumable`."""
+    """As above, but until success; see `RayExecutor.execute_multislice_resumable`."""
     return _decorator(RayExecutor.execute_multislice_resumable, accelerator_config)
 
 
@@ -253,7 +253,7 @@ def _decorator(
 def _run_tasks(
     call: SliceCall, config: CpuAcceleratorConfig | GpuAcceleratorConfig, settings: SliceSettings
 ) -> JobStatus:
-    """Run `worker_count` tasks at once: all of them have room, or none starts."""
+    """Run `worker_count` tasks at the same time; if not all of them fit, start none."""
     info = JobInfo(config.runtime_name, "running", config.resource_name)
     bundle = config.resources()
     group = ray.util.placement_group([bundle] * config.worker_count, strategy="PACK")
@@ -286,7 +286,7 @@ def _until_success(
     failures_max: int,
     settings: SliceSettings,
 ) -> RayValue:
-    """Run attempts until one succeeds, or one of the two budgets is used up."""
+    """Run attempts until one succeeds, or the limit of failures or preemptions is reached."""
     preemptions = failures = crashes = 0
     trouble: Exception | None = None
     while preemptions < preemptions_max and failures < failures_max:

@@ -1,4 +1,4 @@
-"""Resources of a task in Ray's words, and Ray's names of accelerators."""
+"""The resources of a task in Ray's terms, and Ray's names of accelerators."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ _MODEL_AMOUNT: Final = 0.001
 
 
 def available_cpu_cores() -> int:
-    """Return the number of CPUs of this machine; within a job of Slurm, those of the job here."""
+    """Return the number of CPUs of this machine; inside a Slurm job, of the job on this machine."""
     within_slurm = os.environ.get("SLURM_CPUS_ON_NODE", "")
     return int(within_slurm) if within_slurm.isdigit() else os.cpu_count() or 1
 
@@ -41,7 +41,7 @@ class RayResources:
     accelerator_type: str | None = None
 
     def to_kwargs(self) -> dict[str, RayValue]:
-        """Return it as options of `ray.remote`."""
+        """Return the resources as options of `ray.remote`."""
         options: dict[str, RayValue] = {
             "num_cpus": self.num_cpus,
             "num_gpus": self.num_gpus,
@@ -53,7 +53,7 @@ class RayResources:
         return options
 
     def to_resource_dict(self) -> dict[str, float]:
-        """Return it as resources of a node or a bundle."""
+        """Return the resources in the form of a node or a bundle."""
         found = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
         if self.accelerator_type is not None:
             found[_MODEL + self.accelerator_type] = _MODEL_AMOUNT
@@ -74,7 +74,7 @@ class RayResources:
 
     @staticmethod
     def cancel_all_futures(futures: Iterable[RayValue]) -> None:
-        """Cancel tasks by their references; those that have ended are left as they are."""
+        """Cancel tasks by their references; finished tasks stay as they are."""
         for each in futures:
             ray.cancel(each)
 

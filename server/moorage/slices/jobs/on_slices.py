@@ -1,4 +1,4 @@
-"""A job on all hosts of some slices: run once, again, or call by call on slices that stay."""
+"""A job on all hosts of slices: run once, repeatedly, or as calls on slices that stay."""
 
 import os
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class SliceCall:
 
 
 class SliceJob:
-    """A job on slices, and the pool that it has them in."""
+    """A job on slices, and the pool that holds its slices."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class SliceJob:
             self.pool.drain_actor_pool()
 
     def attempt(self, call: SliceCall, *, flatten: bool) -> JobStatus:
-        """Run the job on the slices that there are by now."""
+        """Run the job on the slices that are available now."""
         calls: list[list[HostCall]] = []
         try:
             self._scale()
@@ -117,7 +117,7 @@ class SliceJob:
         )
 
     def _scale(self) -> None:
-        """Scale to the slices; those in the pool are enough, unless it is time for more."""
+        """Scale to the job's slices; use the pool's slices, unless it is time to try for more."""
         sizes = self._sizes
         held = len(self.pool.get_all_pool_members())
         more = self.pool.should_scale_up_multislice(sizes)
@@ -129,7 +129,7 @@ class SliceJob:
             )
 
     def _judged(self, error: HostTaskError, calls: list[list[HostCall]]) -> JobStatus:
-        """Return the status for a failure: when a host is lost, others often fail first."""
+        """Return the status for a failure: preempted if any host of the job is unhealthy."""
         status = status_of(self._info, error)
         if isinstance(status, JobError):
             hosts = [call.host for calls_of_slice in calls for call in calls_of_slice]
@@ -140,7 +140,7 @@ class SliceJob:
         return status
 
     def _cancel(self, calls: list[list[HostCall]]) -> None:
-        """End what runs, since it is not awaited any more."""
+        """Cancel running tasks for which no caller waits any more."""
         every = [call for calls_of_slice in calls for call in calls_of_slice]
         cancel(every, self._settings.drain_seconds_max)
 

@@ -21,7 +21,7 @@ __all__ = [
 
 @dataclass
 class JobInfo:
-    """The name of a job, and the place where it runs."""
+    """The name of a job, and its host."""
 
     name: str
     state: str
@@ -51,12 +51,12 @@ class JobUnsuccessful(JobStatus):
 
 @dataclass
 class JobPreempted(JobUnsuccessful):
-    """A node, a host or a process was lost: to run the job again may help."""
+    """A node, a host or a process was lost: running the job again may help."""
 
 
 @dataclass
 class JobFailed(JobUnsuccessful):
-    """The job could not be run: something else than Ray raised an error."""
+    """The job could not be run: code outside of Ray raised an error."""
 
 
 @dataclass

@@ -15,7 +15,7 @@ __all__ = ["device_remote"]
 def device_remote(
     *, accelerator_config: AcceleratorConfigType, flatten: bool = True
 ) -> Callable[[RayValue], RayValue]:
-    """Make calls of a function, or of a class's methods, run on all hosts of `pod_count` slices.
+    """Decorate a function or class so that its calls run on all hosts of `pod_count` slices.
 
     The first call takes the slices, and they stay for the next ones until `close()`; one that was
     lost is replaced. A call returns the results of all hosts, its `remote` returns references. A
@@ -48,7 +48,7 @@ def device_remote(
 
 
 class _Warm:
-    """The slices of what one decorator made."""
+    """The slices of one decorated function or class."""
 
     def __init__(self, config: AcceleratorConfigType, flatten: bool) -> None:
         self._config = config
@@ -89,7 +89,7 @@ class _WarmFunction:
         return self._warm.run(self._call(args, kwargs))
 
     def remote(self, *args: RayValue, **kwargs: RayValue) -> list[RayValue]:
-        """Start it on all hosts, and return references."""
+        """Start the function on all hosts, and return references."""
         return self._warm.start(self._call(args, kwargs))
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class _WarmFunction:
 
 
 class _WarmObject:
-    """An object of which each host makes one to call a method of it."""
+    """A stand-in for an object: for a call of a method, each host creates the object."""
 
     def __init__(
         self, warm: _Warm, of: type, args: tuple[RayValue, ...], kwargs: dict[str, RayValue]
