@@ -51,6 +51,7 @@ class OwnMachine:
     """
 
     reachable = True
+    lost = False
 
     def __init__(self, place: tuple[ClusterId, NodeId], backend: Backend) -> None:
         self.place = place

@@ -141,7 +141,7 @@ class Database:
         """Read again which tenant each record is of."""
         self._owners.forget()
         for kind in ("history", *RECORDS_MAX):  # The history says whose a policy is.
-            self.rows(cast("Kind", kind))
+            self.rows(kind)
 
     def set_aside(self, kind: Kind, record_id: str, why: str) -> None:
         """Move an unreadable record out of the way, and log that."""
