@@ -448,13 +448,13 @@ async def test_a_closed_ledger_says_so_and_may_be_opened_again(place: Place):
     await ledger.close()
     await ledger.close()
     for call in (
-        ledger.append([], NOW),
-        ledger.checkpoint(0, []),
-        ledger.read(),
-        ledger.history(""),
+        lambda: ledger.append([], NOW),
+        lambda: ledger.checkpoint(0, []),
+        ledger.read,
+        lambda: ledger.history(""),
     ):
         with pytest.raises(LedgerError, match="not open"):
-            await call
+            await call()
     recovery = await ledger.open()
     assert list(recovery.facts) == numbered(1, 1)
     await ledger.close()
