@@ -648,6 +648,9 @@ class Witness:
         late = [to for to in self.unanswered if not self._waits(to)]
         if not self.world.turns and not self.world.writing:
             law(not late, "every message is answered", late)
+        due = allocator.next_deadline()
+        if due is not None and due <= self.world.now:
+            return  # The step that follows may serve them.
         if not self.world.honest or not allocator.requests.queue:
             return
         self._overdue_first()
