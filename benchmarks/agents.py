@@ -3,9 +3,9 @@
 Each agent reaches the server through a proxy of its own, which stops passing bytes on while it is
 partitioned. Clients ask for leases whose commands write numbered lines and end by themselves. In
 the end every command must have started once and ended well, its output must be whole, and nothing
-may be left. Workloads note down their own starts in one file.
+may be left. Workloads note down their own starts in one file, and hold a folder for their GPU.
 
-All agents are on this machine. They declare its CPUs, and no GPUs.
+All agents are on this machine. Each declares eight GPUs, of a stand-in for NVML.
 """
 
 import asyncio
@@ -53,6 +53,39 @@ LOOKS: Final = 20
 """Timed starts on an agent, and as many without one."""
 MOORED: Final = [sys.executable, "-P", "-m", "moorage"]
 
+GPUS: Final = 8
+"""Of each agent."""
+NVML: Final = """
+import os
+from types import SimpleNamespace as Record
+class NVMLError(Exception): pass
+class NVMLError_NotSupported(NVMLError): pass
+class NVMLError_NotFound(NVMLError): pass
+NVML_DEVICE_MIG_ENABLE = NVML_P2P_STATUS_OK = NVML_TEMPERATURE_GPU = 0
+NVML_P2P_CAPS_INDEX_NVLINK = 0
+def _lacks(*arguments): raise NVMLError_NotSupported
+nvmlInit = nvmlShutdown = lambda: None
+nvmlSystemGetDriverVersion = lambda: "1"
+nvmlDeviceGetCount = lambda: GPUS
+nvmlDeviceGetHandleByIndex = lambda index: index
+nvmlDeviceGetUUID = lambda handle: f"GPU-{os.environ['DECLARED_MACHINE']}-{handle}"
+nvmlDeviceGetName = lambda handle: "Stand-in"
+nvmlDeviceGetPciInfo = lambda handle: Record(busId=f"00000000:0{handle}:00.0")
+nvmlDeviceGetMemoryInfo = lambda handle: Record(total=1000 << 20, used=0, free=1000 << 20)
+nvmlDeviceGetMaxMigDeviceCount = nvmlDeviceGetMigMode = nvmlDeviceGetP2PStatus = _lacks
+nvmlDeviceGetUtilizationRates = lambda handle: Record(gpu=0)
+nvmlDeviceGetPowerUsage = lambda handle: 70_000
+nvmlDeviceGetTemperature = lambda handle, kind: 40
+nvmlDeviceGetComputeRunningProcesses = lambda handle: []
+""".replace("GPUS", str(GPUS))
+"""The bindings that agents import in the place of NVIDIA's."""
+WITH_GPU: Final = (
+    "g={folder}/held/$MOORAGE_NODE_ID-$CUDA_VISIBLE_DEVICES; "
+    'if mkdir "$g" 2>&-; then echo $$ >"$g/pid"; elif [ -d "/proc/$(cat "$g/pid")" ]; '
+    'then echo "$g $MOORAGE_LEASE_ID" >>{folder}/shared; fi; {command}; rm -r "$g"; exit'
+)
+"""Runs a command that holds the folder of its GPU, and notes another that lives and holds it."""
+
 Figures = dict[str, Any]
 Message = dict[str, Any]
 
@@ -69,6 +102,9 @@ class FaultWorld:
     def __init__(self, folder: Path, agents: int) -> None:
         self.folder = folder
         self.starts = folder / "starts"
+        (folder / "held").mkdir()
+        (folder / "nvml").mkdir()
+        (folder / "nvml" / "pynvml.py").write_text(NVML)
         self.names = [f"box-{number}" for number in range(agents)]
         self.proxies: dict[str, Proxy] = {}
         self.running: dict[str, tuple[ExitStack, subprocess.Popen[str]]] = {}
@@ -105,7 +141,8 @@ class FaultWorld:
         url = f"ws://127.0.0.1:{self.proxies[name].port}"
         place = ["--server", url, "--data", str(self.folder / name), "--name", name]
         began = time.monotonic()
-        self._run(name, [*MOORED, "agent", *place, "--no-machine-id", *shown])
+        gpus = {"PYTHONPATH": str(self.folder / "nvml"), "DECLARED_MACHINE": name}
+        self._run(name, [*MOORED, "agent", *place, "--no-machine-id", *shown], **gpus)
         if shown:
             self.joining.append(time.monotonic() - began)
 
@@ -133,15 +170,17 @@ class FaultWorld:
             except (OSError, WebSocketException, TimeoutError):
                 await asyncio.sleep(AGAIN_SECONDS)
 
-    def request(self, key: str, command: str, cluster: str = "lab") -> Message:
+    def request(self, key: str, command: str, cluster: str = "lab", gpus: int = 0) -> Message:
         """Return a request for a command."""
+        if gpus:
+            command = WITH_GPU.format(folder=self.folder, command=command)
         spec = {"category": "process", "command": ["sh", "-c", command]}
         return {
             "adhoc": True,
             "policy_rule_uri": "first_fit:1.0-stable",
             "inputs": {},
             "clusters": [cluster],
-            "resources": {"cpu_milli": 100},
+            "resources": {"cpu_milli": 10, "gpus": gpus},
             "lease": {"ttl_seconds": 3600, "idempotency_key": key},
             "provision": {"backend": "local", "spec": spec},
         }
@@ -157,7 +196,7 @@ class FaultWorld:
                 f"echo $MOORAGE_LEASE_ID >>{self.starts}; i=0; "
                 f"while [ $i -lt {lines} ]; do echo $i; i=$((i+1)); sleep 0.1; done; echo whole"
             )
-            answer = await self.say(self.request(f"{client}-{number}", command))
+            answer = await self.say(self.request(f"{client}-{number}", command, gpus=1))
             if answer["success"]:
                 reading = asyncio.create_task(self.output(answer["lease"]))
                 self.leases[answer["lease"]["id"]] = lines, reading
@@ -258,6 +297,7 @@ async def measure(folder: Path, counts: tuple[int, int, int, int]) -> Figures:
     found["left_behind"] = _marked(folder)
     return {
         "agents": agents,
+        "gpus": GPUS * agents,
         "kills_of_agents": agent_kills,
         "kills_of_server": server_kills,
         "partitions": partitions,
@@ -298,7 +338,9 @@ async def _examined(world: FaultWorld) -> Figures:
     end = time.monotonic() + SETTLE_SECONDS_MAX
     while (running := _running(world)) and time.monotonic() < end:  # noqa: ASYNC110  # No event.
         await asyncio.sleep(AGAIN_SECONDS)  # What has ended is being stopped.
+    shared = world.folder / "shared"
     return {
+        "gpus_held_twice": shared.read_text().splitlines() if shared.exists() else [],
         "double": [name for name, times in starts.items() if times > 1],
         "ended_unstarted_on_a_lost_machine": len(not_reached),
         "started_all_the_same": [name for name in not_reached if name in starts],
