@@ -99,8 +99,8 @@ class AdvanceReservations:
         """Postpone the lapse of unused reservations."""
         for each in list(self._state.reserved.by_id.values()):
             due = each.lapses_at
-            if due is None or each.starts_at > grace.now:
-                continue
+            if due is None or (each.starts_at > grace.now and not each.begun):
+                continue  # A clock that was set back may show a beginning ahead.
             until = min(grace.until(due), each.ends_at)
             if due < until:
                 self._turn.record(Reserved(replace(each, lapse_seconds=until - each.starts_at)))
