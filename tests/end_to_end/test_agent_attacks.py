@@ -162,6 +162,7 @@ def test_an_agent_on_a_full_disk_stays_and_says_what_is_wrong(fleet, tmp_path, d
         until(lambda: full.state(lease) == "active")
         fill(disk / "filler")
         agent.terminate()
+        agent.wait(60)
         until(lambda: not full.listed()["box"]["connected"])
         full.agent("box", None, "--data", data)
         assert full.state(lease) == "active"

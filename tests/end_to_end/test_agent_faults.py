@@ -126,6 +126,7 @@ async def test_an_agent_waits_for_a_server_of_its_own_release(tmp_path: Path) ->
 def test_agents_follow_a_server_that_was_restored_once_an_operator_says_so(fleet: Fleet) -> None:
     agent = fleet.agent("box", fleet.token())
     agent.terminate()
+    agent.wait(60)
     until(lambda: not fleet.listed()["box"]["connected"])
     file = fleet.folder / "box" / "agent.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "epoch": 9}))  # Of another server.
