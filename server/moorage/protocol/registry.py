@@ -204,6 +204,9 @@ class BlockDocuments(Protocol):
     async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
         """Return the documents that match a filter, by id; None: all."""
 
+    def metrics_owner(self, block_id: str) -> str:
+        """Return the owner of a block, else the tenant that stored its metrics; empty: neither."""
+
     def owner(self, block_id: str) -> str | None:
         """Return the owner of a block; empty: that was not noted; None: there is no such block."""
 

@@ -23,7 +23,8 @@ MAY = {
 
 
 def ownership(catalog: Catalog) -> Ownership:
-    owners = Owners(catalog.memory.owner, catalog.blocks.owner, catalog.executors.owner)
+    memory, blocks = catalog.memory, catalog.blocks.metrics_owner
+    owners = Owners(memory.owner, memory.metrics_owner, blocks, catalog.executors.owner)
     uris = catalog.memory.policy_uris
     return Ownership(State(), catalog.policies, catalog.aliases.find, owners, uris)
 

@@ -169,6 +169,11 @@ class EmbeddedBlocks:
         """See `Blocks.alike`."""
         return [str(name) for name in await self._search.alike(like, weights)]
 
+    def metrics_owner(self, block_id: str) -> str:
+        """See `BlockDocuments.metrics_owner`."""
+        entry = self._entries["block"].get(block_id) or self._entries["block_metrics"].get(block_id)
+        return "" if entry is None else entry.owner
+
     def owner(self, block_id: str) -> str | None:
         """See `BlockDocuments.owner`."""
         entry = self._entries["block"].get(block_id)

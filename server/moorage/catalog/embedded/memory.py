@@ -158,6 +158,11 @@ class Memory:
         entry = self.clusters.get(cluster_id)
         return "" if entry is None else entry.owner
 
+    def metrics_owner(self, cluster_id: str) -> str:
+        """Return whose metrics these are: the cluster's owner, else the tenant that stored them."""
+        entry = self.clusters.get(cluster_id) or self.metrics.get(cluster_id)
+        return "" if entry is None else entry.owner
+
     def cluster_ids(self) -> frozenset[ClusterId]:
         """Return the ids of all clusters, live or not."""
         return frozenset(entry.id for entry in self.clusters.values())

@@ -71,7 +71,7 @@ BLOCK_KINDS: Final[tuple[BlockKind, ...]] = ("block", "block_metrics")
 class DocumentEntry:
     """A cluster or metrics document: complete, packed for the cells, and its size as JSON.
 
-    A cluster or block has an owner, too; empty if that was not noted.
+    It has an owner, too; empty if that was not noted.
     """
 
     id: ClusterId
@@ -151,7 +151,7 @@ def _cluster(row: StoredRow) -> tuple[DocumentEntry, bool, Cluster]:
 
 def _metrics(row: StoredRow) -> DocumentEntry:
     cluster_id, document = read_metrics_document(decode(row.document))
-    return DocumentEntry(cluster_id, document, pack(document), len(row.document))
+    return DocumentEntry(cluster_id, document, pack(document), len(row.document), owner_of(row))
 
 
 def _block(row: StoredRow) -> DocumentEntry:
@@ -202,7 +202,7 @@ def write(
     owner: str = "",
 ) -> DocumentEntry:
     """Store a document unchanged; return it with all defaults."""
-    database.put(kind, StoredRow(record_id, encoded, owner.encode()))
+    owner = database.put(kind, StoredRow(record_id, encoded, owner.encode()))
     return DocumentEntry(record_id, document, pack(document), len(encoded), owner)
 
 

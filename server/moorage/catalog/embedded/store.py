@@ -100,8 +100,8 @@ class Database:
             raise damaged(self._place, f"the {kind} {record_id} does not match its checksum")
         return StoredRow(row.id, row.document, row.files)
 
-    def put(self, kind: Kind, row: StoredRow) -> None:
-        """Store a record, in the place of the one with its id if there is one.
+    def put(self, kind: Kind, row: StoredRow) -> str:
+        """Store a record, in the place of the one with its id if there is one; return its owner.
 
         Raises:
             ServiceError: `too_large`: the catalog, or the tenant's part of it, is full.
@@ -113,6 +113,7 @@ class Database:
         self._records.put(kind, RecordRow(*values, checksum(kind, *values)))
         record = OwnedRecord(owner, len(row.document) + len(files))
         self._owners.put(kind, row.id, record, self.usage)
+        return owner
 
     def _owner(self, kind: Kind, row: StoredRow) -> str:
         """Return the tenant that a record will be of."""

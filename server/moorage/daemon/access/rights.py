@@ -72,10 +72,11 @@ def refusal(caller: Caller, message: Request) -> Refusal | None:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Who owns a document; empty or None: not noted, or there is none, and it belongs to all."""
+    """Who owns a document; empty: not noted, or there is none, and it belongs to all."""
 
     cluster: Callable[[str], str]
-    block: Callable[[str], str | None]
+    metrics: Callable[[str], str]
+    block: Callable[[str], str]
     executor: Callable[[str], Awaitable[str]]
 
 
@@ -84,7 +85,7 @@ class Ownership:
     """Decides who may change which cluster, block, executor, policy and alias.
 
     A cluster, block, executor or policy belongs to the tenant that registered it, an alias to the
-    one that made it; metrics are those of the owner of their cluster or block.
+    one that made it; metrics to the owner of their cluster or block, else to who stored them.
     What was made before owners were noted belongs to all. Any alias may have a shadow started: it
     changes no answer, and shows a tenant its own requests alone.
 
@@ -127,7 +128,7 @@ class Ownership:
 
         """
         does = f"report or remove metrics of the cluster “{cluster_id}”"
-        _check_owner(caller, self.owners.cluster(cluster_id), does)
+        _check_owner(caller, self.owners.metrics(cluster_id), does)
 
     def check_block(self, caller: Caller, block_id: str) -> None:
         """Refuse to change or delete a block of another tenant, or its metrics.
@@ -231,7 +232,7 @@ class Ownership:
         )
 
 
-def _check_owner(caller: Caller, owner: str | None, does: str) -> None:
+def _check_owner(caller: Caller, owner: str, does: str) -> None:
     if not owner or owner == caller.tenant or caller.may(Right.CLUSTER_ALL):
         return
     whose = "which the server maintains" if owner == SERVER_ITSELF else None
