@@ -900,8 +900,8 @@ def _trail(stores: Stores[LedgerHistory], replies: Replies) -> AuditTrail:
 def _ownership(stores: Stores[LedgerHistory]) -> Ownership:
     catalog, state = stores.catalog, stores.allocator.state
     memory = catalog.memory
-    blocks, executors = catalog.blocks.metrics_owner, catalog.executors.owner
-    owners = Owners(memory.owner, memory.metrics_owner, blocks, executors)
+    blocks = partial(catalog.blocks.owner, "block_metrics")
+    owners = Owners(memory.owner, memory.metrics_owner, blocks, catalog.executors.owner)
     return Ownership(state, catalog.policies, catalog.aliases.find, owners, memory.policy_uris)
 
 

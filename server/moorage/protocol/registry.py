@@ -204,11 +204,11 @@ class BlockDocuments(Protocol):
     async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
         """Return the documents that match a filter, by id; None: all."""
 
-    def metrics_owner(self, block_id: str) -> str:
-        """Return the owner of a block, else the tenant that stored its metrics; empty: neither."""
+    def owner(self, kind: BlockKind, block_id: str) -> str | None:
+        """Return the owner of a document: of metrics, that of their block if there is one.
 
-    def owner(self, block_id: str) -> str | None:
-        """Return the owner of a block; empty: that was not noted; None: there is no such block."""
+        Empty: it was not noted. None: there is no such document.
+        """
 
     async def aggregate_metrics(self, stages: JsonValue) -> list[Document]:
         """Return the result of a pipeline over all metrics of blocks; see `Metrics.aggregate`."""

@@ -1,6 +1,7 @@
 """Who may change a cluster, block or executor, by its owner and the caller's role."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 
@@ -23,7 +24,7 @@ MAY = {
 
 
 def ownership(catalog: Catalog) -> Ownership:
-    memory, blocks = catalog.memory, catalog.blocks.metrics_owner
+    memory, blocks = catalog.memory, partial(catalog.blocks.owner, "block_metrics")
     owners = Owners(memory.owner, memory.metrics_owner, blocks, catalog.executors.owner)
     uris = catalog.memory.policy_uris
     return Ownership(State(), catalog.policies, catalog.aliases.find, owners, uris)

@@ -169,14 +169,10 @@ class EmbeddedBlocks:
         """See `Blocks.alike`."""
         return [str(name) for name in await self._search.alike(like, weights)]
 
-    def metrics_owner(self, block_id: str) -> str:
-        """See `BlockDocuments.metrics_owner`."""
-        entry = self._entries["block"].get(block_id) or self._entries["block_metrics"].get(block_id)
-        return "" if entry is None else entry.owner
-
-    def owner(self, block_id: str) -> str | None:
+    def owner(self, kind: BlockKind, block_id: str) -> str | None:
         """See `BlockDocuments.owner`."""
-        entry = self._entries["block"].get(block_id)
+        entries = self._entries
+        entry = entries["block"].get(block_id) or entries[kind].get(block_id)
         return None if entry is None else entry.owner
 
     def documents(self, block_ids: Sequence[str]) -> list[Document]:

@@ -32,7 +32,6 @@ class MirroredBlocks:
         self.matching = embedded.matching
         self.alike = embedded.alike
         self.owner = embedded.owner
-        self.metrics_owner = embedded.metrics_owner
         self.documents = embedded.documents
 
     async def get(self, kind: BlockKind, block_id: str) -> Document:

@@ -72,11 +72,11 @@ def refusal(caller: Caller, message: Request) -> Refusal | None:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Who owns a document; empty: not noted, or there is none, and it belongs to all."""
+    """Who owns a document; empty or None: not noted, or there is none, and it belongs to all."""
 
     cluster: Callable[[str], str]
     metrics: Callable[[str], str]
-    block: Callable[[str], str]
+    block: Callable[[str], str | None]
     executor: Callable[[str], Awaitable[str]]
 
 
@@ -232,7 +232,7 @@ class Ownership:
         )
 
 
-def _check_owner(caller: Caller, owner: str, does: str) -> None:
+def _check_owner(caller: Caller, owner: str | None, does: str) -> None:
     if not owner or owner == caller.tenant or caller.may(Right.CLUSTER_ALL):
         return
     whose = "which the server maintains" if owner == SERVER_ITSELF else None

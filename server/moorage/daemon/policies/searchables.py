@@ -115,7 +115,7 @@ class SearchedBlocks:
 
     def known(self, name: str) -> bool:
         """See `Searched.known`."""
-        return self._blocks.owner(name) is not None
+        return self._blocks.owner("block", name) is not None
 
     def ranked_bytes(self, names: Sequence[str]) -> int:
         """See `Searched.ranked_bytes`."""
