@@ -1,6 +1,7 @@
 """When facts go to the ledger, and what leaves before and after they are durable."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,9 +11,16 @@ import pytest
 
 from moorage.config.settings import Config
 from moorage.core.allocator import Allocator
-from moorage.core.state.facts import Fact
+from moorage.core.state.facts import Fact, Renewed
 from moorage.core.turns.effects import Address, Consult, Effect, Respond
-from moorage.core.turns.events import Asked, ClusterSeen, Inquired, Proposed, ReleaseAsked
+from moorage.core.turns.events import (
+    Asked,
+    ClusterSeen,
+    Inquired,
+    Proposed,
+    ReleaseAsked,
+    RenewAsked,
+)
 from moorage.daemon.commit_loop import CommitLoop
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.tasks import Tasks
@@ -34,6 +42,8 @@ from moorage.model import (
 
 POLICY = PolicyRef("rule", "digest")
 TENANT = Tenant("ann")
+SECONDS = 2.5
+"""Of a stall, and a little less than a stall is noticed after beside a loop that beats."""
 NODE = Node(NodeId("n"), 64_000, 65_536, (Gpu("0", "A100", 81_920), Gpu("1", "A100", 81_920)))
 
 
@@ -76,6 +86,7 @@ class Log:
 
     def durable(self, facts: Sequence[Fact]) -> None:
         self._ledger.log += [f"durable {type(fact).__name__}" for fact in facts]
+        self.changed.set()
 
     def carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Consult):
@@ -95,11 +106,16 @@ class Log:
 class Played:
     """A commit loop over a node of two GPUs; `a` and `b` have one each."""
 
-    def __init__(self, loop: CommitLoop, ledger: SlowLedger, inbox: Inbox, effects: Log) -> None:
-        self.loop, self.ledger, self.inbox, self.effects = loop, ledger, inbox, effects
+    def __init__(self, folder: Path, ttl_seconds: float) -> None:
+        self.ledger, self.inbox, self.allocator = SlowLedger(), Inbox(), Allocator()
+        self.effects, self.tasks = Log(self.ledger, self.inbox), Tasks()
+        config = Config(data_dir=folder, restart_grace_seconds=30.0)
+        parts = self.allocator, self.ledger, self.inbox, self.effects, self.tasks, config
+        self.loop = CommitLoop(*parts)
+        self._ttl_seconds = ttl_seconds
 
     def ask(self, name: str, number: int, wait_seconds: float = 0.0) -> None:
-        terms = LeaseTerms(ttl_seconds=60.0, wait_seconds=wait_seconds)
+        terms = LeaseTerms(ttl_seconds=self._ttl_seconds, wait_seconds=wait_seconds)
         ask = Ask(RequestId(name), TENANT, POLICY, demand=Demand(gpus=1), terms=terms, inputs={})
         self.inbox.post(Asked(Address(SessionId("s"), number), ask), TENANT)
 
@@ -114,6 +130,10 @@ class Played:
                 self.effects.changed.clear()
                 await self.effects.changed.wait()
 
+    def left(self) -> list[float]:
+        """Return the seconds that each lease has left."""
+        return [x.expires_at - time.time() for x in self.allocator.state.leases.values()]
+
     async def rest(self) -> None:
         """Wait until there is nothing more to do, but for the disk."""
         for _ in range(20):
@@ -121,27 +141,23 @@ class Played:
 
 
 @asynccontextmanager
-async def played() -> AsyncIterator[Played]:
-    ledger, inbox, allocator, tasks = SlowLedger(), Inbox(), Allocator(), Tasks()
-    await ledger.open()
-    effects = Log(ledger, inbox)
-    config = Config(data_dir=Path())  # The ledger is in memory.
-    loop = CommitLoop(allocator, ledger, inbox, effects, tasks, config)
-    playing = Played(loop, ledger, inbox, effects)
-    tasks.spawn(loop.commit_forever())
-    tasks.spawn(loop.step_forever())
-    inbox.post(ClusterSeen(Cluster(ClusterId("c"), (NODE,))))
+async def played(folder: Path = Path(), ttl_seconds: float = 60.0) -> AsyncIterator[Played]:
+    it = Played(folder, ttl_seconds)
+    await it.ledger.open()
+    it.tasks.spawn(it.loop.commit_forever())
+    it.tasks.spawn(it.loop.step_forever())
+    it.inbox.post(ClusterSeen(Cluster(ClusterId("c"), (NODE,))))
     for number, name in enumerate("ab"):
-        playing.ask(name, number)
-        await playing.until(f"consult {name}")
-        effects.propose(str(number))
-        await playing.until(f"answer {number}")
-    await loop.settled()
-    ledger.log.clear()
-    ledger.is_fast = False
-    yield playing
-    assert not tasks.broken.done()
-    await tasks.close()
+        it.ask(name, number)
+        await it.until(f"consult {name}")
+        it.effects.propose(str(number))
+        await it.until(f"answer {number}")
+    await it.loop.settled()
+    it.ledger.log.clear()
+    it.ledger.is_fast = False
+    yield it
+    assert not it.tasks.broken.done()
+    await it.tasks.close()
 
 
 async def test_facts_of_a_release_reach_the_disk_before_the_waiter_reaches_its_policy() -> None:
@@ -226,3 +242,31 @@ async def test_checkpoint_beside_commits_is_written_once_it_returns(waits: bool)
         await written
         assert it.ledger.checkpoint_seq >= it.ledger.last_seq - 2
         await it.loop.settled()
+
+
+async def test_leases_have_a_grace_after_a_stall_of_the_disk() -> None:
+    """A renewal is stepped while the disk stalls, and its reply comes when its time is up."""
+    async with played(ttl_seconds=2.0) as it:
+        it.tasks.spawn(it.loop.watch_clocks())
+        it.inbox.post(RenewAsked(Address(SessionId("s"), 2), RequestId("a"), "", None))
+        await asyncio.sleep(SECONDS)  # The disk stalls, which reports nothing.
+        it.ledger.is_fast = True
+        it.ledger.sync()
+        await it.until("answer 2")
+        async with asyncio.timeout(10):
+            while min(it.left()) < 25.0:  # The grace of a restart is 30 s.
+                it.effects.changed.clear()
+                await it.effects.changed.wait()
+        assert "durable Ended" not in it.ledger.log
+
+
+async def test_a_calendar_that_was_set_before_the_start_is_followed_first(tmp_path: Path) -> None:
+    """The last fact is of a day after this one, as under a clock that was wrong."""
+    async with played(tmp_path, 100_000.0) as it:
+        it.ledger.is_fast = True
+        lease = it.allocator.state.leases[RequestId("a")]
+        fact = Renewed(lease.id, lease.expires_at)
+        await it.ledger.append([fact], lease.granted_at + 86_400.0)
+        await it.loop.follow_calendar()
+        await it.loop.settled()
+        assert max(it.left()) < 14_000.0
