@@ -223,12 +223,7 @@ class _Shown:
             each.cancel()
 
     async def all(self, ready: Callable[[], None]) -> None:
-        """Show the view until `stop`.
-
-        Args:
-            ready: Called when all are connected.
-
-        """
+        """Show the view until `stop`; call `ready` when all are connected."""
         async with contextlib.AsyncExitStack() as stack:
             http = await stack.enter_async_context(
                 httpx.AsyncClient(base_url=self._running.http, timeout=60, trust_env=False)

@@ -236,12 +236,7 @@ class _Run:
         self._start_seconds = 1.0
 
     async def play(self, times: int) -> Figures:
-        """Kill several daemons, stop the last one, and count what remains.
-
-        Raises:
-            CommandError: There are findings.
-
-        """
+        """Kill several daemons, stop the last one, and count what remains."""
         self._fill()
         found = self._findings
         for number in range(1, times + 1):
@@ -283,12 +278,7 @@ class _Run:
             http.post("/policy", json=shipped.document("first_fit")).raise_for_status()
 
     async def _kill_one(self) -> None:
-        """Run a daemon under load until a moment drawn by lot; then kill it.
-
-        Raises:
-            CommandError: It ended before.
-
-        """
+        """Run a daemon under load until a moment drawn by lot; then kill it."""
         started = time.monotonic()
         with self._log.open("a") as errors:
             process = await asyncio.create_subprocess_exec(
@@ -326,12 +316,7 @@ class _Run:
 
 
 async def _until(url: str, settled: Callable[[dict[str, str]], bool]) -> dict[str, str]:
-    """Wait until the leases are as they must be; return the state of each.
-
-    Raises:
-        CommandError: They are not, after `SETTLE_SECONDS_MAX`.
-
-    """
+    """Wait until the leases are as they must be; return the state of each."""
     give_up_at = time.monotonic() + SETTLE_SECONDS_MAX
     while not settled(there := await leases(url)):
         if time.monotonic() > give_up_at:

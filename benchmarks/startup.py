@@ -70,12 +70,7 @@ def _copy(source: Path, target: Path) -> Path:
 
 
 async def _write_history(path: Path) -> int:
-    """Write the history of a busy server: leases come and go, a thousand at a time are held.
-
-    Returns:
-        Facts after the last checkpoint.
-
-    """
+    """Write the history of a busy server; return the number of facts after the last checkpoint."""
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     state, life = State(), _life()

@@ -78,12 +78,7 @@ def _this_machine() -> dict[str, Any]:
 def _lease(
     socket: ClientConnection, spec: dict[str, Any], *, warm: bool, keep_seconds: float = 0
 ) -> float:
-    """Hold a lease until its workload is ready, and release it; return how long that took.
-
-    Raises:
-        CommandError: Its workload was started although one was warm, or the other way round.
-
-    """
+    """Hold a lease until its workload is ready, and release it; return how long that took."""
     provision = {"backend": "local", "spec": spec, "keep_warm_seconds": keep_seconds}
     request = {
         "adhoc": True,

@@ -320,12 +320,7 @@ class Connection:
         return failed(self._url, f"the server closed the socket: {frame.code} {reason}")
 
     def _hear(self, text: str | bytes) -> None:
-        """Pass a received message to its waiter.
-
-        Raises:
-            ProtocolViolated: The message is not one of the protocol.
-
-        """
+        """Pass a received message to its waiter."""
         try:
             reply = decode_reply(text)
         except BadReply as error:
@@ -370,14 +365,7 @@ def _of_standby(reply: Reply) -> Reply:
 
 
 def _not_opened(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) -> MoorageError:
-    """Return our error for a socket that `connect` could not open.
-
-    Args:
-        endpoint: Where to.
-        error: What `connect` raised; an ImportError: the package that SOCKS needs is missing.
-        seconds_max: The time limit that a TimeoutError exceeded.
-
-    """
+    """Return our error for a socket that `connect` could not open."""
     url = endpoint.shown
     match error:
         case InvalidURI():

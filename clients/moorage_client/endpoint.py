@@ -256,13 +256,7 @@ def split_addresses(urls: str) -> list[str]:
 def _read_urls(
     given: str | None, parameter: str, variable: str, default: str, schemes: tuple[str, ...]
 ) -> list[str]:
-    """Return the URLs to use.
-
-    Raises:
-        SettingRefused: There are too many, one is blank, or one of the variable's has another
-            scheme; connecting says so of one that is given.
-
-    """
+    """Return the URLs to use."""
     found = split_addresses(setting(given, variable, default=default))
     named = parameter if setting(given) else variable
     begins = f"begins with {' or '.join(schemes)}"

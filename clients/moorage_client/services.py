@@ -468,12 +468,7 @@ class Services:
         return self._sessions[at]
 
     def _send(self, at: Endpoint, method: str, path: str, body: JsonMapping | None) -> JsonValue:
-        """Send a request to one address; return the answer.
-
-        Raises:
-            MoorageError: As the methods of this class.
-
-        """
+        """Send a request to one address; return the answer."""
         session, shown = self._session(at), at.shown
         connect = (
             min(self._timeout, CONNECT_SECONDS_MAX) if self._addresses.several else self._timeout

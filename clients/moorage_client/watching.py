@@ -79,16 +79,7 @@ class Watch:
             await self._dialer.settle()
 
     async def _subscribed(self, *, is_new: bool) -> Connection:
-        """Return a socket to a server that sends its news.
-
-        Args:
-            is_new: A server that is missing is an error at once.
-
-        Raises:
-            RequestRefused: It does not tell these.
-            ConnectionFailed: None does, or none that could be reached.
-
-        """
+        """Return a socket to a server that sends its news."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._reconnect_seconds
         is_led = False

@@ -302,12 +302,7 @@ def ask(
 
 
 async def _active(client: "Client", lease: Lease, *, quiet: bool) -> Lease:
-    """Wait until the workload of a lease is ready; return the lease as it is then.
-
-    Raises:
-        LeaseLost: It ended before.
-
-    """
+    """Wait until the workload of a lease is ready; return the lease as it is then."""
     last = ""
     while True:
         now = read_lease({**await client.status(lease.id), "token": lease.token})

@@ -194,15 +194,7 @@ def _in_options(refused: RequestRefused) -> RequestRefused:
 
 
 def _another(choice: _Choice, refused: RequestRefused, policy: str, backend: str) -> _Choice | None:
-    """Return another choice that this server has; None if the user made the choice.
-
-    Args:
-        choice: What was tried.
-        refused: What the server said.
-        policy: As given; empty: by default.
-        backend: The same.
-
-    """
+    """Return another choice that this server has; None if the user made the choice."""
     known = read_as(_Known, refused.details)
     there = [*known.nearest, *known.registered]
     if refused.code == Code.UNKNOWN_POLICY and not policy and there:
@@ -219,12 +211,7 @@ def _another(choice: _Choice, refused: RequestRefused, policy: str, backend: str
 
 
 def _place(backend: str, image: str | None, folder: str) -> JsonObject:
-    """Return the place of a command: a container, or a folder of this machine.
-
-    Raises:
-        typer.BadParameter: The backend runs nothing but containers, and no image is named.
-
-    """
+    """Return the place of a command: a container, or a folder of this machine."""
     if image is not None:
         return {"category": "container", "image": image}
     if backend in CONTAINERS_ONLY:
@@ -240,19 +227,7 @@ async def _hold(
     request: JsonObject,
     out: Path | None,
 ) -> tuple[str, int]:
-    """Hold a lease until its workload ends; return the lease's id, and the exit code.
-
-    Args:
-        client: Connected.
-        write: Takes the output.
-        policy: The policy that decides.
-        request: Of the lease.
-        out: Where its files go; None: they stay where they are.
-
-    Raises:
-        LeaseLost: It was never started, or its end was not seen.
-
-    """
+    """Hold a lease until its workload ends; return the lease's id, and the exit code."""
     received = _stop_on_signals()
     code: int | None = None
     name = ""
@@ -418,12 +393,7 @@ class _Reader:
         self.attempt, self.offset = part.attempt, part.offset
 
     async def read(self, only: int) -> None:
-        """Print the output of one start, or, if `only` is 0, of this start and all later ones.
-
-        Raises:
-            NotFound: There is no output.
-
-        """
+        """Print the output of one start, or, if `only` is 0, of this start and all later ones."""
         while True:
             part = await self._next(0.0, skip=not only)
             if part.over or not (part.base64 or part.attempt > self.attempt):
@@ -433,12 +403,7 @@ class _Reader:
             self._go_on(part)
 
     async def follow(self) -> int:
-        """Print the output until the workload ends; return the workload's exit code.
-
-        Raises:
-            LeaseLost: It was never started, or its end was not seen; the reason says what is known.
-
-        """
+        """Print the output until the workload ends; return the workload's exit code."""
         while True:
             try:
                 part = await self._next(FOLLOW_SECONDS, skip=True)
@@ -451,13 +416,7 @@ class _Reader:
             self._go_on(part)
 
     async def _next(self, wait_seconds: float, *, skip: bool) -> OutputPart:
-        """Print the next piece of output; return its reply.
-
-        Args:
-            wait_seconds: How long to wait for it.
-            skip: Go on with a later start, and say so, where this one has no output.
-
-        """
+        """Print the next piece of output; return its reply."""
         while True:
             where = {"offset": self.offset, "attempt": self.attempt, "wait_seconds": wait_seconds}
             try:
@@ -474,12 +433,7 @@ class _Reader:
                 return part
 
     def _go_on(self, part: OutputPart) -> None:
-        """Note the offset of the next piece.
-
-        Raises:
-            UnreadableError: Where it was already: there would be no end of it.
-
-        """
+        """Note the offset of the next piece."""
         if (part.attempt, part.offset) <= (self.attempt, self.offset) and part.base64:
             raise UnreadableError("the output does not go on: two pieces have the same offset")
         if self.attempt and part.attempt > self.attempt:
@@ -514,15 +468,11 @@ def _variables(given: list[str]) -> dict[str, str]:
 
 
 def _stop_on_signals() -> list[signal.Signals]:
-    """Cancel this command at signals that would end it, so that its lease is released.
+    """Cancel this command at signals that would end it, so that its lease is released; return them.
 
     Only the first does: Ctrl-C comes twice, and a session that closes sends SIGHUP and SIGTERM. The
     next one must not cut off the release that the first began. A Ctrl-C some seconds later leaves
     at once: the server may be gone, and the lease then ends with its time.
-
-    Returns:
-        Those that came.
-
     """
     task = asyncio.current_task()
     assert task is not None

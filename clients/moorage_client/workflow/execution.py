@@ -230,15 +230,7 @@ class Execution:
         result: NodeResult,
         skipped: list[int],
     ) -> NodeResult:
-        """Apply a node's changes of the graph; return its result, a failure if they are invalid.
-
-        Args:
-            node: Which.
-            growth: What its expander returned.
-            result: What came of it.
-            skipped: Takes what is skipped.
-
-        """
+        """Apply a node's changes of the graph; return its result, a failure if they are invalid."""
         first = len(self._names)
         added = {spec.name: number for number, spec in enumerate(growth.add_nodes, first)}
         numbers = ChainMap(added, self._numbers)
@@ -271,12 +263,7 @@ class Execution:
         return result
 
     def _check(self, growth: DynamicModification) -> None:
-        """Refuse an invalid change of the graph.
-
-        Raises:
-            ValueError: It says why.
-
-        """
+        """Refuse an invalid change of the graph."""
         added = Counter(spec.name for spec in growth.add_nodes)
         gone = self._removed.union(growth.remove_nodes)
         for name in growth.remove_nodes:

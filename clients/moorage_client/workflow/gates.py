@@ -289,13 +289,7 @@ def _awaiting(task: Task, name: str, gate: ApprovalGate, watch: _Watch) -> Task:
 
 
 def _pass(name: str, gate: ApprovalGate, node: RunningNode, watch: _Watch) -> None:
-    """Wait for the approval of a gate, and report it.
-
-    Raises:
-        GateRejected: It was rejected.
-        GateTimeout: It was not resolved in time.
-
-    """
+    """Wait for the approval of a gate, and report it."""
     node.check()
     watch.resolve(str(gate.status))
     gate.check(f"gate {name!r}")

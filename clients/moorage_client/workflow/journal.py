@@ -204,12 +204,7 @@ class RunJournal:
             ]
 
     def _tell(self, **line: Any) -> Future[None]:
-        """Add a line; the future ends when it is durable.
-
-        Raises:
-            JournalError: The journal is closed, or could not be written before.
-
-        """
+        """Add a line; the future ends when it is durable."""
         durable: Future[None] = Future()
         with self._lock:
             if not self._open:

@@ -88,15 +88,7 @@ def _place(node: NodeResult) -> str:
 
 
 def _lanes(bars: list[NodeResult]) -> dict[str, tuple[int, str]]:
-    """Assign each bar to the first free lane of its place.
-
-    Args:
-        bars: By their start.
-
-    Returns:
-        The lane, from 0, and the place of each node, by its name.
-
-    """
+    """Assign each bar to the first free lane of its place; return lane and place by node."""
     lanes: dict[str, tuple[int, str]] = {}
     first = 0
     for place in dict.fromkeys(map(_place, bars)):

@@ -96,12 +96,7 @@ def read_trace(
 def _both(
     url: str, pid: int, single: Sequence[str], many: Sequence[str]
 ) -> tuple[LoadResult, LoadResult, ProcessorTime]:
-    """Run the same messages one by one, then the others over several connections.
-
-    Returns:
-        Both results, and the processor time that the program took for the others.
-
-    """
+    """Run messages one by one, then others over several connections; measure their CPU time."""
 
     async def play() -> tuple[LoadResult, LoadResult, ProcessorTime]:
         one, before = await drive(url, single), spent(pid)

@@ -65,12 +65,7 @@ def _tls(config: Config) -> list[DoctorFinding]:
 
 
 def _peer(tls: ServerTls, certificate: Path) -> dict[str, str]:
-    """Return what a client sees of the certificate, which it trusts as it is.
-
-    Raises:
-        OSError: It does not take it: it is over, say.
-
-    """
+    """Return what a client sees of the certificate, which it trusts as it is."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN

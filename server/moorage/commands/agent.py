@@ -199,12 +199,7 @@ def agent_reclaim(data: DataOption = None, config: FileOption = None) -> None:
 
 @contextlib.contextmanager
 def _store(data: Path | None, config: Path | None) -> "Iterator[tuple[AgentStore, Config]]":
-    """Open the store of agents in the server's data folder; report a fault in one line.
-
-    Yields:
-        The store, and the server's settings.
-
-    """
+    """Open the store of agents in the server's data folder; report a fault in one line."""
     loopback = {"host": "127.0.0.1", "http_host": "127.0.0.1"}
     settings = load_config({"data_dir": data, **loopback}, config)
     from moorage.daemon.agents.agent_store import (  # noqa: PLC0415  # As in serve.

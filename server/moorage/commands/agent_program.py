@@ -198,12 +198,7 @@ class _Agent:
             await host.close()
 
     async def _round(self, host: AgentHost) -> bool:
-        """Try each address until one connection worked; return whether one did.
-
-        Raises:
-            _Refused: None lets it in, nor would later.
-
-        """
+        """Try each address until one connection worked; return whether one did."""
         final: list[_Refused] = []
         left = self._addresses.order()
         led = False
@@ -231,13 +226,7 @@ class _Agent:
         return False
 
     async def _connect(self, host: AgentHost, at: Endpoint) -> None:
-        """Serve one connection until it is lost.
-
-        Raises:
-            _Refused: The server lets it not in.
-            _Standby: It is not the one that writes.
-
-        """
+        """Serve one connection until it is lost."""
         shown = [each for each in (self._known.get("key"), self._options.token) if each]
         if not shown:
             reason = "this machine has not joined: give it a --token of `moored agent token`"

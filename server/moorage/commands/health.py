@@ -48,12 +48,7 @@ def _address(settings: Config) -> str:
 
 
 def _ask(settings: Config, host: str) -> str:
-    """Return the answer of `/healthz`.
-
-    Raises:
-        OSError: There is no server, or it answers with an error.
-
-    """
+    """Return the answer of `/healthz`."""
     if settings.tls_client_ca is not None:
         socket.create_connection((host, settings.http_port), _SECONDS).close()
         return "The port is open."

@@ -68,13 +68,6 @@ def _node_before(
     """Return the registered node of this machine; None if there is none.
 
     The folder's own note goes before the machine id, which copies of one disk share.
-
-    Args:
-        services: Of the server.
-        name: Of the machine today, and of its cluster if it is new.
-        node: As it would be registered.
-        noted: As which node it was registered from this folder.
-
     """
     clusters = services.clusters()
     nodes = {

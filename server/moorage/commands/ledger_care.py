@@ -69,12 +69,7 @@ def verify(data: Path) -> LedgerFindings:
 
 
 def _refuse_misplaced(data: Path) -> None:
-    """Refuse if the ledger's file was renamed, since a repair would make an empty ledger.
-
-    Raises:
-        LedgerError: It has.
-
-    """
+    """Refuse if the ledger's file was renamed, since a repair would make an empty ledger."""
     for file in sorted(data.iterdir()):
         if file.name != LEDGER and file.suffix != ".new" and is_ledger(file):
             raise LedgerError(

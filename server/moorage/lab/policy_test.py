@@ -426,14 +426,7 @@ def _differing(report: PolicyTestReport, again: Sequence[Tried]) -> list[tuple[i
 
 
 def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool) -> None:
-    """Compare the first and the last run, and record faults.
-
-    Args:
-        report: Of the first run.
-        again: The last.
-        builtin: The requests were not chosen for this policy.
-
-    """
+    """Compare the first and the last run, and record faults."""
     report.outcomes = dict(Counter(tried.outcome for tried in report.requests).most_common())
     faults: dict[str, list[int]] = {}
     for number, tried in enumerate(report.requests):

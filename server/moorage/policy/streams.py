@@ -147,12 +147,7 @@ class RequestStreams:
         return mean
 
     def _take_several(self, several: Ints, free: npt.NDArray[Any], takes: Ints, left: Ints) -> Ints:
-        """Take whole GPUs where a stream's request wants several; none if they do not suffice.
-
-        Returns:
-            What each took, in the units of `free`.
-
-        """
+        """Take whole GPUs where a stream's request wants several; none if they do not suffice."""
         lanes = np.flatnonzero(several)
         these, whole = free[:, lanes], GPU_MILLI * self._width
         rank = (these >= whole).cumsum(0)

@@ -155,12 +155,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _remove_left(path: Path) -> None:
-    """Remove the socket that a killed server left: the lock is ours, and no server answers there.
-
-    Raises:
-        OSError: It is no socket, or another program's.
-
-    """
+    """Remove the socket of a killed server: the lock is ours, and no server answers there."""
     try:
         seen = path.lstat()
     except FileNotFoundError:

@@ -87,13 +87,7 @@ def _has_more(encoded: bytes, characters: bytes, most: int) -> bool:
 
 
 def _outside_texts(encoded: bytes, wanted: bytes) -> Iterator[bytes]:
-    """Yield those of some characters that lie outside texts, in order.
-
-    Args:
-        encoded: JSON, or not.
-        wanted: The characters. Texts that have none of them are cheap.
-
-    """
+    """Yield those of some characters that lie outside texts, in order."""
     dropped = bytes(set(range(256)).difference(b'"' + wanted))
     at, quote = 0, b""
     while at < len(encoded):

@@ -300,13 +300,7 @@ class LocalRunner(ModelRunner):
 
 
 def _environment(spec: LocalEnvResourceSpec) -> Any:
-    """Create the object of a spec.
-
-    Raises:
-        UnsupportedSpecError: The spec names no class.
-        BackendError: There is no such class, or it could not be made.
-
-    """
+    """Create the object of a spec."""
     module, _, name = spec.env_cls_path.rpartition(".")
     if not module or not name:
         raise UnsupportedSpecError(

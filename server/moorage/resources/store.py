@@ -330,12 +330,7 @@ class ResourceStore:
             await self._quiet(claim)
 
     def _disown(self, claim: ResourceClaim, error: BackendError) -> bool:
-        """Note that a claim needs no more of its resources. Under the lock.
-
-        Returns:
-            Whether its resource is being made.
-
-        """
+        """Note that a claim needs no more; return whether its resource is being made."""
         stage = claim.stage
         if stage in {ClaimStage.HELD, ClaimStage.OVER}:
             return False

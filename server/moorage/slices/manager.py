@@ -446,12 +446,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return [{info.slice_name: 1} for info in infos for _ in range(info.num_hosts)]
 
     def _answers(self, calls: list[RayValue], seconds: float) -> list[RayValue]:
-        """Return the answers of the slices.
-
-        Raises:
-            SlicesError: What one of them raised, with its number and name.
-
-        """
+        """Return the answers of the slices."""
         answers = outcomes(calls, seconds)
         for slot, answer in enumerate(answers):
             if not isinstance(answer, Exception):

@@ -68,12 +68,7 @@ class _Node:
         return not self.closed and not (request.exclusive and self.users)
 
     def resize(self, change: Callable[[dict[str, list[JsonObject]]], None], at: str) -> None:
-        """Change the slots of the node; used ones stay used.
-
-        Raises:
-            InvalidSpecification: It cannot be so, or less would be left than is in use.
-
-        """
+        """Change the slots of the node; used ones stay used."""
         resources = self.idle.listed()
         change(resources)
         has = parse_resources(resources, at)

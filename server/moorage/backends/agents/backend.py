@@ -228,16 +228,7 @@ class AgentMachine:
             raise
 
     async def _linked(self, *, unless_lost: bool = False, end: float | None = None) -> AgentLink:
-        """Wait for a connection.
-
-        Args:
-            unless_lost: Whether not to wait for a machine that is lost.
-            end: When not to wait any longer, on the monotonic clock; None: as long as it takes.
-
-        Raises:
-            BackendError: There is none.
-
-        """
+        """Wait for a connection until `end`, monotonic; `unless_lost`: not for a lost machine."""
         while (link := self._link) is None:
             left = None if end is None else end - time.monotonic()
             in_vain = self.gone or self.idle or (unless_lost and self.lost)
@@ -481,12 +472,7 @@ class FleetBackend:
         return joined({node: known[node] for node in nodes})
 
     async def _meetings(self, machines: Sequence[Member]) -> list[wire.Meeting]:
-        """Return where members find each other, in the order of the machines.
-
-        Raises:
-            BackendError: They would not.
-
-        """
+        """Return where members find each other, in the order of the machines."""
         agents = [each for each in machines if isinstance(each, AgentMachine)]
         said = await asyncio.gather(*(each.meet() for each in agents))
         meetings = dict(zip(agents, said, strict=True))

@@ -220,16 +220,7 @@ class AwsBackend:
         seen: list[Ec2Instance],
         trouble: list[str],
     ) -> WorkloadReport:
-        """Launch or find the instance, and wait until it is ready.
-
-        Args:
-            order: What shall run.
-            spec: Its spec.
-            node: Of the lease.
-            seen: Gets the instance, each time it is looked at.
-            trouble: Gets what AWS says while it does not answer.
-
-        """
+        """Launch or find the instance, and wait until it is ready."""
 
         def begin(given_up: threading.Event) -> Ec2Instance:
             region = orders.region_of(spec, node, self._calls.region)
@@ -300,14 +291,10 @@ class AwsBackend:
         return replace(instance, ready=True)
 
     async def _undone(self, workload: str, seen: list[Ec2Instance]) -> tuple[str, ...]:
-        """Terminate the instances of a start; wait where AWS does not answer.
+        """Terminate the instances of a start; return the last lines of its console.
 
         That AWS ends it is certain once it has said so, and is not waited for here: large machines
         take minutes.
-
-        Returns:
-            The last lines of its console.
-
         """
         lines: tuple[str, ...] = ()
         try:

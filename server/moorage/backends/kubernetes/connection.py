@@ -214,12 +214,7 @@ class ClusterConnection:
             raise ConfigurationError(f"{self._configuration.host}: {error}") from error
 
     async def _log_in_again(self, logins: int) -> None:
-        """Log in again, once for all calls that were refused since the same login.
-
-        Raises:
-            ConfigurationError: What says how cannot be read.
-
-        """
+        """Log in again, once for all calls that were refused since the same login."""
         async with self._logging_in:
             if self._logins != logins:
                 return  # Another call has done so meanwhile.

@@ -313,12 +313,7 @@ class Containers(LocalWorkloads):
     # Looking -----------------------------------------------------------------------------------
 
     def _look(self, workload: str) -> WorkloadReport:
-        """Return the state of a container.
-
-        Raises:
-            UnknownWorkloadError: There is none.
-
-        """
+        """Return the state of a container."""
         folder = self._store.folder(workload)
         if not self.has(workload):
             raise UnknownWorkloadError(workload)

@@ -180,12 +180,7 @@ class Devices:
             self._check_in(self._held.pop(workload, {}))
 
     def _refuse_twice(self, wanted: Sequence[JsonMapping]) -> None:
-        """Refuse devices of which other workloads leave too little.
-
-        Raises:
-            BackendError: Naming the device, who has it, and what to do.
-
-        """
+        """Refuse devices of which other workloads leave too little."""
         for row in wanted:
             left = 1.0
             for workload, rows in self._held.items():
@@ -275,12 +270,7 @@ def _whole(rows: Rows) -> list[JsonObject]:
 
 
 def _leased(order: Order, share: Share | None) -> list[JsonObject]:
-    """Return the GPUs of this machine that a lease holds, under their present ids.
-
-    Raises:
-        BackendError: This machine has not got one of them.
-
-    """
+    """Return the GPUs of this machine that a lease holds, under their present ids."""
     if share is None:
         return []
     of, slots = f"{share.cluster_id}/{share.node_id}", share.gpu_milli / _WHOLE_MILLI

@@ -414,12 +414,7 @@ class Processes(LocalWorkloads):
 
 
 def _bound_all(pids: Collection[int], memory_bytes: int) -> None:
-    """Bound the memory of processes, all or none.
-
-    Raises:
-        BackendError: The system refuses it, and why.
-
-    """
+    """Bound the memory of processes, all or none."""
     before: dict[int, tuple[int, int]] = {}
     try:
         for pid in pids:

@@ -208,12 +208,7 @@ class LocalWorkloads(abc.ABC):
         """Change the limits that are not None; return the values to note. Blocks."""
 
     def _stored_log(self, workload: str, offset: int, attempt: int) -> Log:
-        """Read output that has a file here. Blocks.
-
-        Raises:
-            UnknownWorkloadError: There is none.
-
-        """
+        """Read output that has a file here. Blocks."""
         log = self._store.log(workload, offset, attempt)
         if log is None:
             attempts = self._store.attempts(workload)
@@ -225,24 +220,14 @@ class LocalWorkloads(abc.ABC):
         return log
 
     def _order(self, workload: str) -> JsonObject:
-        """Return the order of a workload.
-
-        Raises:
-            UnknownWorkloadError: Nothing was.
-
-        """
+        """Return the order of a workload."""
         order = self._store.order(workload)
         if order is None:
             raise UnknownWorkloadError(workload)
         return order
 
     def _not_again(self, order: Order, fencing: str) -> None:
-        """Refuse a start that has failed already, and was ordered again after a crash. Blocks.
-
-        Raises:
-            BackendError: It says what was said then.
-
-        """
+        """Refuse a start that has failed already, and was ordered again after a crash. Blocks."""
         failed = self._store.failure(order.id, order.attempt, fencing)
         if failed is not None:
             self._tell(failed)

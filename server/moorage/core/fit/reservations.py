@@ -202,14 +202,7 @@ def _nodes(shares: Iterable[Share]) -> set[Place]:
 
 
 def _part(fleet: Fleet, row: int, demand: Demand) -> Share:
-    """Return the reserved part of a node: devices, and as large a part of the rest, if free.
-
-    Args:
-        fleet: As it is when the reservation begins.
-        row: The node.
-        demand: What it needs at least.
-
-    """
+    """Return the reserved part of a node: devices, and as large a part of the rest, if free."""
     part = fleet.share(row, demand, fleet.pick_gpus(row, demand))
     devices, every = demand.gpus * demand.gpu_milli, int(fleet.gpu_total[row].sum())
     cpu, memory = (

@@ -226,12 +226,7 @@ def verify(folder: Path, noted: ChainEnd | None = None) -> tuple[int, ChainEnd]:
 
 
 def _is_being_written(line: bytes, path: Path, files: Sequence[Path], count: int) -> bool:
-    """Return whether a line has no end yet.
-
-    Raises:
-        ChainError: It never gets one, since a file follows.
-
-    """
+    """Return whether a line has no end yet."""
     if line.endswith(b"\n"):
         return False
     if path != files[-1]:

@@ -245,15 +245,7 @@ class BlockRun:
     async def _evaluate(
         self, spec: PolicySpec, given: JsonMapping, size: int, *, returned_max: int = 0
     ) -> JsonValue:
-        """Run a named policy.
-
-        Args:
-            spec: Which one.
-            given: Its input.
-            size: Bytes of the documents in it, packed.
-            returned_max: Those that it may give back.
-
-        """
+        """Run a named policy."""
         if size > INPUT_BYTES_MAX:  # Before they are copied, which `evaluate` does first.
             raise _too_large(spec.at)
         record = self._records[spec.role]

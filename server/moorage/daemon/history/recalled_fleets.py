@@ -115,12 +115,7 @@ class RecalledFleets:
 
     @asynccontextmanager
     async def _turn(self, tenant: Tenant) -> AsyncIterator[None]:
-        """Make one fleet at a time, for tenants in turn.
-
-        Raises:
-            ServiceError: `busy`.
-
-        """
+        """Make one fleet at a time, for tenants in turn."""
         count, everyone = self._recalling[tenant], self._recalling.total()
         if count >= RECALLS_OF_TENANT_MAX or everyone >= RECALLS_MAX:
             holder = "of your tenant wait" if count >= RECALLS_OF_TENANT_MAX else "wait here"

@@ -65,13 +65,7 @@ class Management:
         return value
 
     async def _keep(self, record: PolicyRecord, tenant: Tenant, new: dict[str, JsonObject]) -> None:
-        """Keep what `management` changed, for the evaluations of this version and tenant to come.
-
-        Raises:
-            ServiceError: The policy's schemas do not allow it, or it cannot be stored: then nothing
-                of it is in force.
-
-        """
+        """Store what `management` changed, for later evaluations of this version and tenant."""
         old = self._sandbox.managed.of(record.ref, tenant)
         changes = {name: {**old.get(name, {}), **new.get(name, {})} for name in {*old, *new}}
         if record.schemas is not None:

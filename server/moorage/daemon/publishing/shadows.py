@@ -428,14 +428,7 @@ def _gist(side: Side) -> JsonValue:
 
 
 def _broken_nodes(placement: Placement, held: Placement, state: State) -> tuple[int, int]:
-    """Return the number of whole, free GPUs and of idle nodes that a placement starts to use.
-
-    Args:
-        placement: Where it would go.
-        held: What the active version was granted for the same request, and holds by now.
-        state: As it is now.
-
-    """
+    """Return the number of whole, free GPUs and of idle nodes that a placement starts to use."""
     gpus = nodes = 0
     for share in placement:
         row = state.fleet.row(share.cluster_id, share.node_id)

@@ -242,12 +242,7 @@ class AllocationServices:
         return message, wire.ignored_fields(body, message)
 
     def _refuse_operation(self, body: bytes) -> None:
-        """Refuse a message of the socket, and say where it belongs.
-
-        Raises:
-            BadMessage: It names `op`.
-
-        """
+        """Refuse a message of the socket, and say where it belongs."""
         if not (name := wire.operation_of(body)):
             return
         expected = f"no `op`; operations go over the WebSocket, {self._websocket()}"

@@ -364,13 +364,7 @@ class Cell(asyncio.Protocol):
             raise _out_of_turn(frame)
 
     def _head(self, frame: _AboutTheHead, *, closes: bool = False) -> Work:
-        """Return the work that a frame answers: the head, else the cell breaks the protocol.
-
-        Args:
-            frame: What it said.
-            closes: This ends the head, which no load ends with.
-
-        """
+        """Return the work that a frame answers: the head, else the cell breaks the protocol."""
         if not self.sent:
             raise _out_of_turn(frame)
         head = self.sent[0]

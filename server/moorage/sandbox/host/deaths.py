@@ -106,12 +106,7 @@ class CellsAndDeaths(ABC):
         self._resend(group, works)
 
     def _done_here(self, cell: Cell) -> bool:
-        """End a cell that failed as a worker may, and have its head done on this machine.
-
-        Returns:
-            False if it is none of a worker, or the head may not be done again: nothing was done.
-
-        """
+        """End a cell that failed as a worker may, and do its head here; False: nothing was done."""
         group, works = self._group_of.get(cell), list(cell.sent)
         if not cell.worker or not works or not self._again_here(cell, group, works):
             return False

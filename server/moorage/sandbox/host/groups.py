@@ -226,15 +226,7 @@ class Group:
         return None
 
     def _choose(self, work: Work, cells_max: int, now: float, reserved: Cell | None) -> Cell | None:
-        """Return a quick cell with room, preferably the first and one that was not demoted.
-
-        Args:
-            work: What is to go there.
-            cells_max: How many cells there may be.
-            now: Monotonic seconds.
-            reserved: The cell that is being emptied for another whose turn it was.
-
-        """
+        """Return a quick cell with room, preferably the first and one that was not demoted."""
         heavy = self.heavy(work, now)
         if heavy and self._sated(work, cells_max, now):
             return None

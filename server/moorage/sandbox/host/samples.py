@@ -65,21 +65,7 @@ async def looked_at(pool: CellPool, code: PolicyCode, samples: Sequence[Sample])
 async def _try(
     cell: Cell, code: PolicyCode, samples: Sequence[Sample], watch_soon: Callable[[], None]
 ) -> Sequence[SampleOutcome]:
-    """Run samples in a loaded cell, one after the other.
-
-    Args:
-        cell: Holds the policy and no other work.
-        code: The policy.
-        samples: What to try.
-        watch_soon: Has the clock of the cell looked at.
-
-    Returns:
-        What became of each; after one that the cell did not outlive, the others have its refusal.
-
-    Raises:
-        PolicyFault: The cell was killed from outside (UNAVAILABLE).
-
-    """
+    """Run samples in a loaded cell, one after the other, until the cell does not outlive one."""
     outcomes: list[SampleOutcome] = []
     for sample in samples:
         if not cell.alive:

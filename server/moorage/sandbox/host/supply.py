@@ -144,12 +144,7 @@ class CellSupply:
         return self._spawner if self._end_idle(local, work, held, now) else None
 
     def _end_idle(self, cells: Iterable[Cell], work: Work, held: int, now: float) -> bool:
-        """End the first of these cells that may make room for work of a tenant with `held` cells.
-
-        Returns:
-            Whether there was one.
-
-        """
+        """End the first cell that makes room for work of a tenant with `held`; say if one did."""
         has_few = held < self._limits.cells_max // 4
         for cell in cells:
             group = self._group_of.get(cell)

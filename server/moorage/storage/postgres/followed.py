@@ -35,12 +35,7 @@ class _Reader:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
-        """Give the connection, alone.
-
-        Raises:
-            StorageError: The database cannot be read, or a newer release made its tables.
-
-        """
+        """Give the connection, alone."""
         with self._guard, translated(self.place):
             if self._connection is None or self._connection.closed:
                 self._connection = self._open()

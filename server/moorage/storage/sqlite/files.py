@@ -78,12 +78,7 @@ def _check_regular(mode: int, path: Path) -> None:
 
 
 def _check_files(database: Path) -> None:
-    """Refuse a database with a file that SQLite would open and wait for, such as a pipe.
-
-    Raises:
-        OSError: It has one.
-
-    """
+    """Refuse a database with a file that SQLite would open and wait for, such as a pipe."""
     for end in _BESIDE:
         path = database.with_name(database.name + end)
         with contextlib.suppress(FileNotFoundError):
