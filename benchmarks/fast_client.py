@@ -14,8 +14,6 @@ from websockets.uri import parse_uri
 
 from moorage.lab.errors import CommandError
 
-__all__ = ["FastClient", "FastReply", "connect", "ignore", "pack"]
-
 SHORT_HEAD: Final = 2
 TWO_BYTES_MORE, EIGHT_BYTES_MORE = 126, 127
 _LENGTH_BYTES: Final = {TWO_BYTES_MORE: 2, EIGHT_BYTES_MORE: 8}

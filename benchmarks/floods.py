@@ -32,8 +32,6 @@ from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import Running, daemon
 from moorage_policies import catalog
 
-__all__ = ["floods", "table"]
-
 ASK_SECONDS: Final = 0.2
 """Between two requests of the bystander."""
 PING_SECONDS: Final = 0.02

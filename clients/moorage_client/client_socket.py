@@ -2,8 +2,6 @@
 
 from websockets.asyncio.client import ClientConnection
 
-__all__ = ["ClientSocket"]
-
 
 class ClientSocket(ClientConnection):
     """A WebSocket that also counts the bytes of an incomplete message."""

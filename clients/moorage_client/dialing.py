@@ -8,8 +8,6 @@ from moorage_client.connection import Connection
 from moorage_client.endpoint import Endpoint
 from moorage_client.errors import ConnectionFailed, MoorageError, RequestRefused
 
-__all__ = ["Dialer"]
-
 OPEN_SECONDS_MAX: Final = 10.0
 """How long one attempt to connect may take."""
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from moorage_client.errors import MoorageError
 
-__all__ = ["HomeMissing", "check_completion", "home"]
-
 
 class HomeMissing(MoorageError):  # noqa: N818  # As the rest of the tree.
     """A path defaults to the home folder, and this user has none."""

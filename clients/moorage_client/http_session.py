@@ -15,9 +15,6 @@ from requests.adapters import HTTPAdapter
 from moorage_client.endpoint import Endpoint, socks_advice
 from moorage_client.errors import CertificateRefused, ConnectionFailed, ProxyFailed
 
-__all__ = ["HttpSession"]
-
-
 _UNSENT: Final = (
     urllib3.exceptions.NewConnectionError,
     urllib3.exceptions.ConnectTimeoutError,

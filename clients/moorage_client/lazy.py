@@ -7,8 +7,6 @@ seldom use it. Type checkers see the real modules. Python 3.15 has a keyword for
 from importlib import import_module
 from typing import Any
 
-__all__ = ["LazyModule"]
-
 
 class LazyModule:
     """A stand-in for a module that imports it at the first use, and caches used attributes.

@@ -3,8 +3,6 @@
 from importlib.util import find_spec
 from typing import Final
 
-__all__ = ["MODULES", "missing"]
-
 MODULES: Final = (
     "httpx",
     "numpy",

@@ -19,16 +19,6 @@ from moorage_client.errors import ConnectionFailed, MoorageError
 from moorage_client.home import HomeMissing
 from moorage_client.state_file import Entries, StateFile, StateUnusable, state_folder
 
-__all__ = [
-    "SignInFailed",
-    "ask_issuer",
-    "asks_issuer",
-    "bearer_of",
-    "entry_of",
-    "logins",
-    "origin_of",
-]
-
 REFRESH_BEFORE_SECONDS: Final = 30.0
 """A token that ends sooner is refreshed before it is shown."""
 ISSUER_SECONDS_MAX: Final = 10.0

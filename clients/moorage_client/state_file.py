@@ -13,8 +13,6 @@ from moorage.records.json_values import JsonObject
 from moorage_client.errors import MoorageError
 from moorage_client.home import home
 
-__all__ = ["Entries", "StateFile", "StateUnusable", "state_folder"]
-
 LOCK_SECONDS_MAX: Final = 15.0
 """How long to wait for other commands that write; one may ask an issuer for a token meanwhile."""
 

@@ -11,8 +11,6 @@ import unicodedata
 from pathlib import Path
 from typing import Final
 
-__all__ = ["decode_source", "decode_text", "plain_name", "read_text"]
-
 _UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CODING: Final = re.compile(r"^(\s*#.*?coding[:=]\s*)[-\w.]+", re.ASCII)
 

@@ -2,8 +2,6 @@
 
 from moorage.launch import run_program
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command line."""

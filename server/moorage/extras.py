@@ -3,8 +3,6 @@
 import json
 from importlib.metadata import PackageNotFoundError, distribution
 
-__all__ = ["install_command"]
-
 
 def install_command(extra: str, of: str = "moorage") -> str:
     """Return the command that installs an extra from where its distribution is from.

@@ -15,8 +15,6 @@ from moorage_client.errors import MoorageError
 if TYPE_CHECKING:
     from moorage_client.client import Client
 
-__all__ = ["check_folder", "fetch"]
-
 FETCHED_BYTES_MAX: Final = 1 << 30
 """Of all files of a run together."""
 _SHOWN_MAX: Final = 10

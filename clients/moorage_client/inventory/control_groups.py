@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-__all__ = ["GroupLimit", "cpu_limit", "memory_limit"]
-
 _SELF: Final = Path("/proc/self")
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 

@@ -18,8 +18,6 @@ from moorage_client.answers import UnreadableError, read_as
 from moorage_client.errors import ConnectionFailed, ProtocolViolated, Timeout, refusal
 from moorage_client.pool.addresses import Tcp, Uds, address_here, parse_address
 
-__all__ = ["SECONDS_MAX", "Checkout", "ResourcePoolAdapter"]
-
 SECONDS_MAX: Final = 30.0
 """How long an answer may take."""
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024

@@ -11,8 +11,6 @@ from typing import Final
 
 from moorage.protocol.origins import is_loopback
 
-__all__ = ["ENVIRONMENT", "Tcp", "Uds", "address_here", "parse_address"]
-
 ENVIRONMENT: Final = ("MOORAGE_POOL_ADDRESS", "CANARY_RESOURCE_POOL_ADDR")
 """Variables that name the address; the first that is set. The second is the documented one."""
 

@@ -28,18 +28,6 @@ if TYPE_CHECKING:
     from moorage.core.state.state import State
     from moorage.protocol.registry import ClusterDocuments
 
-__all__ = [
-    "BackendKind",
-    "BrokenKind",
-    "Examination",
-    "Inventory",
-    "NoSettings",
-    "Surroundings",
-    "kinds",
-    "open_backend",
-    "specs",
-]
-
 ENTRY_POINTS: Final = "moorage.backends"
 """The group of entry points that bring kinds."""
 

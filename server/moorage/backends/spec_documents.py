@@ -18,8 +18,6 @@ from moorage.backends.specs import (
 )
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
-__all__ = ["SPECS", "document_from_spec", "pool_key", "spec_from_document"]
-
 _ALL: Final[list[type[BaseResourceSpec]]] = [*registry.specs(), LocalEnvResourceSpec]
 SPECS: Final[Mapping[str, type[BaseResourceSpec]]] = {
     each.category: each

@@ -8,8 +8,6 @@ IPv4 one.
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final
 
-__all__ = ["is_public"]
-
 _NOT_PUBLIC_4: Final = tuple(
     map(
         IPv4Network,

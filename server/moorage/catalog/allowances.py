@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["REQUESTS_MAX", "SPENT", "Allowance"]
-
 REQUESTS_MAX: Final = 2
 """Requests that one ask may cause at external services, whatever its candidates."""
 SPENT: Final = (

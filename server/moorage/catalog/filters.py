@@ -5,8 +5,6 @@ from moorage.protocol.faults import ServiceError
 from moorage.query import Condition, Predicate, QueryError, parse_mongo, predicate
 from moorage.records.json_values import JsonValue
 
-__all__ = ["compile_filter", "parse_filter"]
-
 
 def parse_filter(query: JsonValue) -> Condition:
     """Return the condition of a Mongo filter; an empty filter, or None, matches all documents.

@@ -20,8 +20,6 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonValue
 from moorage.records.rights import SERVER_ITSELF
 
-__all__ = ["Machines"]
-
 _SPARE: Final = 1000
 """Clusters that are gone and remembered, beyond as many as there are, before a sweep."""
 

@@ -24,14 +24,6 @@ from moorage.query import Filter
 from moorage.records.json_values import JsonMapping
 from moorage.storage.base import RecordStore
 
-__all__ = [
-    "Blocks",
-    "Catalog",
-    "ClusterSearch",
-    "Freshness",
-    "Policies",
-]
-
 
 class Blocks(BlockDocuments, Protocol):
     """Documents of blocks and of their metrics, and searches of them."""

@@ -27,8 +27,6 @@ from moorage.query import (
 )
 from moorage.records.json_values import JsonMapping
 
-__all__ = ["DocumentSearch", "refusal_of"]
-
 T = TypeVar("T")
 
 WAITING_MAX: Final = 1024

@@ -17,8 +17,6 @@ from moorage.records.findings import DoctorFinding
 from moorage.storage.base import StorageError
 from moorage.storage.opening import open_storage
 
-__all__ = ["examine_access", "serves_certificate"]
-
 SOON_SECONDS: Final = 14 * 86_400.0
 """What ends sooner is named."""
 DISK_BYTES_MIN: Final = 64 << 20

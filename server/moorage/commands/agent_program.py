@@ -44,8 +44,6 @@ from moorage_client.inventory import InventoryError
 from moorage_client.inventory.documents import nodes_of
 from moorage_client.inventory.this_machine import machine_inventory
 
-__all__ = ["AgentOptions", "run"]
-
 EXIT_CANNOT_START: Final = 3
 """As that of the daemon: mend something first."""
 PAUSE_SECONDS: Final = (0.2, 30.0)

@@ -9,8 +9,6 @@ from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject
 from moorage.records.rights import Role
 
-__all__ = ["note"]
-
 
 def note(settings: Config, what: str, about: JsonObject, after: JsonObject | None = None) -> None:
     """Record a change in the audit log, if there is one."""

@@ -4,8 +4,6 @@ import textwrap
 
 from moorage.config.settings import settings
 
-__all__ = ["settings_help", "settings_markdown"]
-
 
 def settings_markdown() -> str:
     """Return the settings table of the docs."""

@@ -15,24 +15,6 @@ from moorage.records.fields import CPU_MILLI_MAX, WAIT_SECONDS_MAX
 from moorage.records.rights import Role
 from moorage.setting_kinds import SettingKind, read_list, whole
 
-__all__ = [
-    "HOST",
-    "HOSTS",
-    "ISSUER",
-    "LABEL",
-    "LABELS",
-    "ORIGINS",
-    "PORT",
-    "QUOTAS",
-    "RAY",
-    "ROLES",
-    "STORAGE",
-    "TOKENS",
-    "URL",
-    "WEBSOCKET_URL",
-    "QuotaSetting",
-]
-
 URL_CHARS_MAX: Final = 2_048
 """Length of a URL of an external service."""
 _QUOTES: Final = ("'", '"')

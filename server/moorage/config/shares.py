@@ -7,8 +7,6 @@ from moorage.config.kinds import QUOTAS, QuotaSetting
 from moorage.model import OVERTAKEN_MAX
 from moorage.setting_kinds import NAMES, Setting, seconds, whole
 
-__all__ = ["ShareSettings"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareSettings:

@@ -10,8 +10,6 @@ from moorage.protocol.origins import is_loopback
 from moorage.setting_kinds import PREFIX
 from moorage.storage.sqlite import TOKENS_FILE
 
-__all__ = ["check_together", "has_tenants"]
-
 
 def has_tenants(chosen: Mapping[str, Any]) -> bool:
     """Return whether callers may be strangers to one another and to this machine."""

@@ -7,8 +7,6 @@ of the tenant that come in are read no further until others are complete, or gon
 from collections import Counter
 from typing import Final, Protocol
 
-__all__ = ["RECEIVED_BYTES_MAX", "Received"]
-
 RECEIVED_BYTES_MAX: Final = 128 * 1024 * 1024
 """What is held of messages that are not complete, three quarters of it of one tenant. Beyond it,
 those that have begun are read no further until there is room."""

@@ -7,8 +7,6 @@ from typing import TypeVar
 
 import uvloop
 
-__all__ = ["run_until_sigterm"]
-
 T = TypeVar("T")
 
 

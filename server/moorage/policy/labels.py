@@ -18,8 +18,6 @@ from typing import Any, Final, TypeVar
 from moorage.policy.view import FleetView
 from moorage.records.json_values import JsonMapping
 
-__all__ = ["NodeLabels", "capacity_type"]
-
 T = TypeVar("T")
 
 COLUMNS_MAX: Final = 64

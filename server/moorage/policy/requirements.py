@@ -6,8 +6,6 @@ refuses a policy that wants more.
 
 from typing import Final
 
-__all__ = ["IMPORTABLE", "REQUIREMENTS"]
-
 REQUIREMENTS: Final = "requirements.txt"
 
 IMPORTABLE: Final = (

@@ -30,8 +30,6 @@ from moorage.policy.schema import (
 )
 from moorage.records.json_values import JsonMapping, JsonValue
 
-__all__ = ["read_schema"]
-
 DEPTH_MAX: Final = 16
 """Objects and arrays within each other that a schema may describe."""
 ENTRIES_MAX: Final = 500

@@ -14,8 +14,6 @@ from moorage.policy.fleet import Fleet, Misfit
 from moorage.policy.inventory import Bools, Ints
 from moorage.records.json_values import JsonObject
 
-__all__ = ["FleetView"]
-
 _CHANGING: Final = frozenset(
     {
         "give",

@@ -28,8 +28,6 @@ from moorage.protocol.origins import Origins
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.slots import EmptyResourcePoolError, InvalidRequest, ResourceUnavailable, SlotsError
 
-__all__ = ["BODY_BYTES_MAX", "create_app"]
-
 BODY_BYTES_MAX: Final = 1_048_576
 """Size of the body of a request, in bytes."""
 

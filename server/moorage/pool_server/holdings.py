@@ -17,8 +17,6 @@ from typing import Final
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.slots import Allocation, InvalidCheckin, InvalidRequest, ResourcePool
 
-__all__ = ["HOLDINGS_MAX", "TTL_SECONDS_MAX", "Busy", "Holdings", "PoolHolding"]
-
 HOLDINGS_MAX: Final = 100_000
 """Checkouts of one pool at a time; one more is refused."""
 TTL_SECONDS_MAX: Final = 30 * 86_400.0

@@ -23,8 +23,6 @@ from moorage.pool_server.holdings import Holdings, Note
 from moorage.slots import ResourcePool
 from moorage_client.pool.addresses import Tcp, Uds
 
-__all__ = ["TTL_SECONDS", "serve"]
-
 TTL_SECONDS: Final = 86_400.0
 """How long a checkout lasts that names neither a process nor a time."""
 DRAIN_SECONDS: Final = 5

@@ -6,8 +6,6 @@ from typing import Final
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed
 
-__all__ = ["AGENT_PATH", "AgentSocket"]
-
 AGENT_PATH: Final = "/agent"
 """Where agents connect, on the port of the WebSocket."""
 FRAME_BYTES_MAX: Final = 8 << 20

@@ -2,8 +2,6 @@
 
 from moorage.records.json_values import JsonValue
 
-__all__ = ["bare_block"]
-
 
 def bare_block(document: JsonValue) -> JsonValue:
     """Return what lies in `{"body": {"spec": {"values": …}}}`, or the document itself."""

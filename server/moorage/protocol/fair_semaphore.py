@@ -15,8 +15,6 @@ from contextlib import asynccontextmanager
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["FairSemaphore"]
-
 _Place = asyncio.Future[None]
 
 

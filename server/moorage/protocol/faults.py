@@ -11,8 +11,6 @@ from typing import Final
 from moorage.model import Code
 from moorage.records.json_values import JsonMapping
 
-__all__ = ["STATUS_BY_CODE", "ServiceError", "status_of"]
-
 STATUS_BY_CODE: Final[Mapping[Code, int]] = {
     Code.BAD_JSON: 400,
     Code.BAD_MESSAGE: 400,

@@ -10,16 +10,6 @@ from collections.abc import Iterator
 from itertools import accumulate, chain, islice
 from typing import Final
 
-__all__ = [
-    "PARTS_MAX",
-    "SLOW_NUMBERS_MAX",
-    "VALUES_MAX",
-    "has_more_parts",
-    "has_more_values",
-    "has_slow_numbers",
-    "is_deeper",
-]
-
 LARGE_BYTES: Final = 32 * 1024
 """What is larger is read in a turn of a `FairSemaphore`: it may hold the loop for a while."""
 PARTS_MAX: Final = 32_768

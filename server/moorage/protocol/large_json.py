@@ -13,8 +13,6 @@ import msgspec
 
 from moorage.records.json_values import JsonObject, JsonValue
 
-__all__ = ["PART_BYTES_MAX", "decode_in_parts", "encode_in_parts", "is_large"]
-
 PART_BYTES_MAX: Final = 64 * 1024
 """What is decoded in one go, some two milliseconds; larger values are taken apart."""
 LEVELS_MAX: Final = 8

@@ -9,8 +9,6 @@ from typing import Protocol
 
 from moorage.records.rights import Caller
 
-__all__ = ["IssuedTicket", "Login", "Logins", "Tickets"]
-
 
 @dataclass(frozen=True, slots=True)
 class Login:

@@ -9,8 +9,6 @@ from typing import Final
 
 from moorage.model import Tenant
 
-__all__ = ["READ_SECONDS_MAX", "LoopShares"]
-
 READ_SECONDS_MAX: Final = 0.002
 """An answer takes some ten turns of the event loop; each of them waits for what clients send."""
 

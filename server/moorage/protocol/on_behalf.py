@@ -6,6 +6,4 @@ Empty: the server does it for itself.
 from contextvars import ContextVar
 from typing import Final
 
-__all__ = ["ON_BEHALF_OF"]
-
 ON_BEHALF_OF: Final = ContextVar("on_behalf_of", default="")

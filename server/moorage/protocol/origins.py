@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-__all__ = ["Foreign", "Origins", "WebOrigin", "is_loopback", "read_origin"]
-
 _PORTS: Final = {"http": 80, "https": 443}
 _AUTHORITY: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{0,5}))?", re.IGNORECASE)
 _OWN_SITES: Final = frozenset({"same-origin", "none"})

@@ -9,8 +9,6 @@ from collections import defaultdict
 from functools import lru_cache
 from typing import Generic, TypeVar
 
-__all__ = ["Peers", "most_of_one"]
-
 T = TypeVar("T")
 
 

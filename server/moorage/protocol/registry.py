@@ -11,19 +11,6 @@ from msgspec import Meta, Struct
 
 from moorage.records.json_values import JsonObject, JsonValue
 
-__all__ = [
-    "Activation",
-    "BlockDocuments",
-    "BlockKind",
-    "CanaryStart",
-    "ClusterDocuments",
-    "Document",
-    "DocumentCollection",
-    "ExecutorDocuments",
-    "Metrics",
-    "PolicyDocuments",
-]
-
 Document = JsonObject
 """A JSON object. What a catalog returns belongs to the catalog: read it, never write to it."""
 

@@ -20,8 +20,6 @@ from moorage.records.fields import Sparse
 from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.leases import Lease as LeaseAnswer
 
-__all__ = ["MESSAGES", "asyncapi", "documents", "explain", "schemas"]
-
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 MESSAGES: Final[dict[str, type[messages.Message]]] = {
     "allocate": AllocationRequest,

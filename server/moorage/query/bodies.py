@@ -17,16 +17,6 @@ from moorage.query.shapes import an_object, known, one_of
 from moorage.query.values import number_in
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
-__all__ = [
-    "COMPANIONS",
-    "SEARCHED",
-    "Filter",
-    "MatchType",
-    "Search",
-    "parse_filter",
-    "parse_search",
-]
-
 MatchType = Literal[
     "cluster", "block", "vdag", "component", "policy", "policyFunction", "policyGraph"
 ]

@@ -26,8 +26,6 @@ from moorage.query.patterns import Expression
 from moorage.query.values import Mark, is_number, keys_of, number_in
 from moorage.records.json_values import JsonValue
 
-__all__ = ["Cells", "Column", "Mask", "Rows"]
-
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
 

@@ -7,8 +7,6 @@ from moorage.query.limits import DEPTH_MAX, PATH_CHARS_MAX
 from moorage.query.values import number_in
 from moorage.records.json_values import JsonValue
 
-__all__ = ["QueryError", "missing", "too_deep", "too_long", "too_many", "under", "wrong"]
-
 SHOWN_CHARS_MAX: Final = 40
 """Characters of a wrong value that an error repeats."""
 

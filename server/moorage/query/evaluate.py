@@ -24,8 +24,6 @@ from moorage.query.paths import reader
 from moorage.query.values import Mark, is_number, key_of, keys_of, number_in, same
 from moorage.records.json_values import JsonValue
 
-__all__ = ["ORDERS", "Predicate", "evaluate", "predicate", "spread"]
-
 Predicate = Callable[[JsonValue], bool]
 _Test = Callable[[Sequence[JsonValue]], bool]
 

@@ -19,8 +19,6 @@ from moorage.query.errors import QueryError
 from moorage.query.limits import EXPRESSION_NODES_MAX, EXPRESSION_WORK_MAX
 from moorage.query.patterns import ACCEPTED, REJECTED, Expression, TransitionRow
 
-__all__ = ["expression"]
-
 GROUPS_DEPTH_MAX: Final = 16
 REPEATS_MAX: Final = 100
 """The largest number within `{}`."""

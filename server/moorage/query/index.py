@@ -30,8 +30,6 @@ from moorage.query.limits import CELLS_MAX, COLUMNS_MAX
 from moorage.query.paths import Reader, reader
 from moorage.records.json_values import JsonMapping
 
-__all__ = ["DocumentIndex"]
-
 ROWS_AT_FIRST: Final = 64
 SCAN_MAX: Final = 32
 """So few documents are looked at one by one, rather than making a column for them."""

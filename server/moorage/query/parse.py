@@ -36,8 +36,6 @@ from moorage.query.shapes import a_list, a_number, a_text, an_object, one_of, on
 from moorage.query.values import number_in
 from moorage.records.json_values import JsonMapping, JsonValue
 
-__all__ = ["Parser", "parse_condition", "parse_mongo"]
-
 OPERATORS: Final = ("==", "!=", "IN", ">", ">=", "<", "<=", "LIKE")
 FOLDS: Final[tuple[FoldName, ...]] = get_args(FoldName)
 _SIMPLE: Final = ("variable", "operator", "value")

@@ -17,8 +17,6 @@ from moorage.query.conditions import Fold, FoldName, Path, Source
 from moorage.query.values import is_number
 from moorage.records.json_values import JsonObject, JsonValue
 
-__all__ = ["Reader", "reader"]
-
 Reader = Callable[[JsonValue], list[JsonValue]]
 
 _LOAD: Final = re.compile(r"load_?([0-9]{1,4}m)")

@@ -13,8 +13,6 @@ from typing import Final
 
 from moorage.query.limits import EXPRESSION_TEXT_CHARS_MAX
 
-__all__ = ["Expression", "Like"]
-
 ACCEPTED: Final = -1
 """Stands for a state of a table: there is a match, whatever follows."""
 REJECTED: Final = -2

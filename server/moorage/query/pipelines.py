@@ -19,8 +19,6 @@ from moorage.query.shapes import a_list, an_object, known, one_of
 from moorage.query.values import is_number, number_in
 from moorage.records.json_values import JsonMapping, JsonValue
 
-__all__ = ["Pipeline", "parse_page", "parse_pipeline"]
-
 Stage = Callable[[list[JsonMapping]], list[JsonMapping]]
 _Expression = Callable[[JsonMapping], JsonValue]
 

@@ -18,8 +18,6 @@ from moorage.query.index import DocumentIndex
 from moorage.query.paths import reader
 from moorage.records.json_values import JsonMapping
 
-__all__ = ["DEFAULT_WEIGHTS", "nearest"]
-
 _Floats = npt.NDArray[np.float64]
 
 DEFAULT_WEIGHTS: Final[Mapping[str, float]] = {

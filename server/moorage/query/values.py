@@ -13,8 +13,6 @@ from typing import Final
 
 from moorage.records.json_values import JsonValue
 
-__all__ = ["Mark", "is_number", "key_of", "keys_of", "number_in", "same"]
-
 # Python's own float() also reads "nan", "1_000" and digits of other scripts.
 _NUMBER: Final = re.compile(
     r" *[+-]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})(e[+-]?[0-9]{1,3})? *", re.IGNORECASE

@@ -4,8 +4,6 @@ import msgspec
 
 from moorage.records.json_values import JsonObject, JsonValue
 
-__all__ = ["AuditEntry"]
-
 
 class AuditEntry(msgspec.Struct, gc=False, omit_defaults=True):
     """One entry; the log gives it a number and the hash of the chain.

@@ -8,8 +8,6 @@ from typing import Final
 
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
-__all__ = ["differences"]
-
 PATHS_MAX: Final = 32
 """Fields of one change that are named; of more, only that there are."""
 CHARS_MAX: Final = 8_192

@@ -6,20 +6,6 @@ from moorage.records.fields import Seconds
 from moorage.records.json_values import JsonValue
 from moorage.records.requests import Resources
 
-__all__ = [
-    "AbsentAgent",
-    "AgentsNow",
-    "ClusterOut",
-    "EndingSoon",
-    "GpuHistory",
-    "GpuUse",
-    "History",
-    "HistoryNow",
-    "NewsEvent",
-    "OldestWaiter",
-    "Quantiles",
-]
-
 
 class GpuUse(Struct):
     """GPU milli of one model: all there is, what is held, and what is idle but out of service.

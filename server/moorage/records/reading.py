@@ -14,8 +14,6 @@ from msgspec import inspect
 from moorage.records.fields import ESSENTIAL
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
-__all__ = ["read_record"]
-
 T = TypeVar("T")
 
 _EMPTY: Final[Mapping[type[inspect.Type], object]] = {

@@ -11,8 +11,6 @@ import msgspec
 
 from moorage.model import Tenant
 
-__all__ = ["SERVER_ITSELF", "Caller", "Right", "Role"]
-
 
 class Role(StrEnum):
     """What a token is for. Each of the first five may do what those before it may."""

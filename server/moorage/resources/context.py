@@ -14,8 +14,6 @@ from moorage.records.json_values import JsonMapping
 from moorage.resources.resource_engine import ResourceEngine
 from moorage.resources.resources import BaseResource
 
-__all__ = ["Context", "ContextConfig", "Scope"]
-
 Scope = Literal["rollout", "global"]
 
 

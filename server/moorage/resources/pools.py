@@ -19,8 +19,6 @@ from typing import Any
 from moorage.backends.specs import BaseResourceSpec
 from moorage.resources.resources import BaseResource, Runner
 
-__all__ = ["ClaimStage", "ResourceClaim", "SpecPool"]
-
 
 class ClaimStage(Enum):
     """The stage of a claim."""

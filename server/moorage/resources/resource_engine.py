@@ -22,8 +22,6 @@ from moorage.resources.resources import BaseResource, ResourceStatus, Runner, is
 from moorage.resources.runners import LazyRunner, default_runners
 from moorage.resources.store import ResourceStore
 
-__all__ = ["ResourceEngine"]
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 

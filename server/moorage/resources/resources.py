@@ -36,18 +36,6 @@ from moorage.backends.specs import (
     ServiceResourceSpec,
 )
 
-__all__ = [
-    "BackendResource",
-    "BackendRunner",
-    "BaseResource",
-    "BaseRunner",
-    "CommandOutput",
-    "ContainerResource",
-    "ResourceStatus",
-    "Runner",
-    "is_environment",
-]
-
 SETTLE_LOOKS: Final = 10
 """A process that ends within this number of looks (half a second) has failed to start."""
 SETTLE_SECONDS_MAX: Final = 30.0

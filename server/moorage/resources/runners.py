@@ -50,19 +50,6 @@ from moorage.resources.resources import (
     Runner,
 )
 
-__all__ = [
-    "APIModelResource",
-    "CloudRunner",
-    "K8sRunner",
-    "LazyRunner",
-    "LocalEnvResource",
-    "LocalRunner",
-    "RayContainerResource",
-    "RayRunner",
-    "VLLMModelResource",
-    "default_runners",
-]
-
 API_PROBE_SECONDS: Final = 0.5
 """Between two looks at whether a model's service answers."""
 API_SECONDS_MAX: Final = 2.0

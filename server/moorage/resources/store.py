@@ -18,8 +18,6 @@ from moorage.backends.specs import BaseResourceSpec
 from moorage.resources.pools import ClaimStage, ResourceClaim, SpecPool
 from moorage.resources.resources import BaseResource, ResourceStatus, Runner
 
-__all__ = ["ResourceStore"]
-
 _T = TypeVar("_T")
 
 

@@ -9,19 +9,6 @@ from typing import Final
 from moorage.slices.lazy_ray import ray
 from moorage.slices.ray_values import RayValue
 
-__all__ = [
-    "NODE_ID_LABEL",
-    "SLICE_LABEL",
-    "RayNode",
-    "addresses",
-    "alive_nodes",
-    "draining",
-    "hosts_group_name",
-    "largest_resources",
-    "remove_groups",
-    "request_bundles",
-]
-
 NODE_ID_LABEL: Final = "ray.io/node-id"
 SLICE_LABEL: Final = "ray.io/tpu-slice-name"
 _AUTOSCALER_REPORT: Final = b"__autoscaling_status"

@@ -5,17 +5,6 @@ from collections.abc import Sequence
 from moorage.extras import install_command
 from moorage.slices.records import DegradedSlice
 
-__all__ = [
-    "HostTaskError",
-    "HostUnhealthyError",
-    "InsufficientSlicesError",
-    "RayMissingError",
-    "RetriesExhaustedError",
-    "SliceDegraded",
-    "SliceTimeoutError",
-    "SlicesError",
-]
-
 
 class SlicesError(RuntimeError):
     """Root of every error that this package raises on purpose. A `RuntimeError`, as documented."""

@@ -15,8 +15,6 @@ from moorage.slices.lazy_ray import ray
 from moorage.slices.ray_values import RayValue
 from moorage.slices.shapes import GpuSlices, Shape
 
-__all__ = ["LeaseClient", "LeasedHosts", "SliceLease"]
-
 GROUP_PREFIX: Final = "moorage-lease/"
 """Names of placement groups begin with it, and end with the lease: the server knows them by it."""
 NODE_ID_LABEL: Final = "ray.io/node-id"

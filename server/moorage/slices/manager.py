@@ -30,8 +30,6 @@ from moorage.slices.shapes import (
 )
 from moorage.slices.waiting import Deadline, kill, outcomes
 
-__all__ = ["SlicePoolManager"]
-
 SCALE_UP_SECONDS_MIN: Final = 60
 """How long after a scaling another one is worth while."""
 ANSWER_SECONDS: Final = 10

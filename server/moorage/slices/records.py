@@ -5,8 +5,6 @@ from typing import Generic, TypeVar
 
 from moorage.slices.ray_values import RayValue
 
-__all__ = ["ActorPoolMember", "DegradedSlice", "HostInfo", "MultisliceInfo", "SliceInfo"]
-
 ActorInfoT = TypeVar("ActorInfoT")
 
 

@@ -16,8 +16,6 @@ from moorage.slices.settings import SliceSettings
 from moorage.slices.shapes import GpuSlices, Shape, degraded_slices
 from moorage.slices.waiting import Deadline, kill, outcomes
 
-__all__ = ["Reservation", "Reservations"]
-
 _PAUSE_SECONDS: Final = 1.0
 
 logger: Final = logging.getLogger("ray")

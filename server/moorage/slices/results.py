@@ -8,8 +8,6 @@ from moorage.slices.lazy_ray import ray
 from moorage.slices.ray_values import RayValue
 from moorage.slices.waiting import Deadline, outcomes
 
-__all__ = ["HostCall", "cancel", "collect"]
-
 
 @dataclass(frozen=True, eq=False)
 class HostCall:

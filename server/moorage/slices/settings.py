@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-__all__ = ["HEALTH_CHECK_TIMEOUT_S", "NAMES", "SLICE_ACTOR_START_TIMEOUT_S", "SliceSettings"]
-
 HEALTH_CHECK_TIMEOUT_S: Final = 60
 """How long the members of a pool have to say that they are healthy, unless settings differ."""
 SLICE_ACTOR_START_TIMEOUT_S: Final = 4 * 60 * 60

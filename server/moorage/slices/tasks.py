@@ -2,8 +2,6 @@
 
 from moorage.slices.ray_values import RayValue, UserFunction
 
-__all__ = ["reporting"]
-
 
 def reporting(function: UserFunction) -> UserFunction:
     """Wrap a function so that it reports its result or error to the caller of the task.

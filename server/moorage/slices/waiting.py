@@ -9,8 +9,6 @@ from moorage.slices.errors import SliceTimeoutError
 from moorage.slices.lazy_ray import ray
 from moorage.slices.ray_values import RayValue
 
-__all__ = ["Deadline", "kill", "outcomes", "value"]
-
 _FETCH_SECONDS_MAX: Final = 30
 """How long what is ready may take to come here."""
 

@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any, Final, NewType
 
-__all__ = ["DECIMALS_MAX", "NONE", "ONE", "SLOTS_MAX", "Amount", "Slots", "exact", "plain", "total"]
-
 Slots = int | float
 """A number of slots as users write it."""
 Amount = NewType("Amount", int)

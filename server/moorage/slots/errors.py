@@ -1,17 +1,6 @@
 """All errors of a pool, as one tree of classes; the package docstring shows the tree."""
 # ruff: noqa: N818  # The documented names say what happened; that they are errors, the root says.
 
-__all__ = [
-    "EmptyResourcePoolError",
-    "InvalidCheckin",
-    "InvalidRequest",
-    "InvalidSpecification",
-    "ResourceUnavailable",
-    "SchemaMissingKeyError",
-    "SlotsError",
-    "UnknownResourceType",
-]
-
 
 class SlotsError(Exception):
     """Root of every error that this package raises on purpose."""

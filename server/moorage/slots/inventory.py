@@ -28,17 +28,6 @@ from moorage.slots.requests import Member
 from moorage.slots.specification import Instance, documents, parse_resources
 from moorage.slots.views import FreeResources, ResourceOwner
 
-__all__ = [
-    "AllocationTransaction",
-    "Allocator",
-    "Inventory",
-    "allocate",
-    "insufficient",
-    "merged",
-    "rewritten",
-    "written_slots",
-]
-
 
 class _Place:
     """An instance, with its free slots.

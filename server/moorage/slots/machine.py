@@ -13,8 +13,6 @@ from moorage.slots.errors import InvalidSpecification
 from moorage.slots.pool import ResourcePool, cpus_here
 from moorage.slots.specification import counted, documents, parse_specification
 
-__all__ = ["HOOKS", "Hook", "find_devices", "make_resource_pool", "replace", "resize"]
-
 Hook = Callable[[Any, JsonObject], None]
 """Changes `pool`, a description, by `config`."""
 

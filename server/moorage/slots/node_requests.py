@@ -10,8 +10,6 @@ from moorage.slots.errors import InvalidRequest
 from moorage.slots.requests import MEMBERS_MAX, parse_request
 from moorage.slots.specification import NODE_NAMES
 
-__all__ = ["NODES_MAX", "NodeRequest", "parse_node_requests"]
-
 NODES_MAX: Final = 100_000
 """Nodes of one request."""
 

@@ -1,7 +1,5 @@
 """The answer to "could this ever fit?"."""
 
-__all__ = ["Outcome"]
-
 
 class Outcome:
     """Whether something is possible, and if not, why. Its truth value is `ok`.

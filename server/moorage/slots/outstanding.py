@@ -15,15 +15,6 @@ from moorage.slots.amounts import Amount, exact, plain
 from moorage.slots.errors import InvalidCheckin
 from moorage.slots.views import in_yaml
 
-__all__ = [
-    "Allocation",
-    "Held",
-    "Outstanding",
-    "keep_number",
-    "next_number",
-    "parse_allocation",
-]
-
 _LAST: Final = {"number": 0}
 """Of all pools of this process, so that no pool takes an allocation of another for its own."""
 _LOCK: Final = threading.Lock()

@@ -9,8 +9,6 @@ from moorage.slots.amounts import DECIMALS_MAX, SLOTS_MAX, Amount, exact
 from moorage.slots.errors import InvalidRequest
 from moorage.slots.specification import MISSPELT
 
-__all__ = ["MEMBERS_MAX", "Member", "parse_request"]
-
 MEMBERS_MAX = 1_000_000
 """Members of one request."""
 _KEYS: Final = ("type", "slots")

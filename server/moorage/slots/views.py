@@ -14,8 +14,6 @@ import yaml
 from moorage.records.json_values import JsonMapping, JsonObject
 from moorage.slots.errors import InvalidSpecification
 
-__all__ = ["FreeResources", "ResourceOwner", "Totals", "in_yaml", "refuse_totals"]
-
 _TOTALS: Final = (
     "this is counted from what the pool has, and cannot be written; fill(), populate(), pop(), "
     "clear() and what is written into resources change the pool"

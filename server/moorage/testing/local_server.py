@@ -11,8 +11,6 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.testing.daemon_process import Running, ServerError, daemon
 from moorage_policies import catalog
 
-__all__ = ["Document", "Server", "fake_cluster", "server"]
-
 Document = JsonMapping
 HTTP_SECONDS_MAX: Final = 30.0
 """How long the server may take to register a cluster or a policy."""

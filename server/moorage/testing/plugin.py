@@ -10,8 +10,6 @@ import pytest
 
 from moorage.testing.local_server import Document, Server, fake_cluster, server
 
-__all__ = ["moorage_fleet", "moorage_server"]
-
 
 @pytest.fixture
 def moorage_fleet() -> Sequence[Document]:

@@ -29,8 +29,6 @@ from moorage.web.schemas import (
 )
 from moorage.web.services import WebServices
 
-__all__ = ["alias_routes"]
-
 _ALIAS: Final = operation(AliasDocument)
 _CHOICE: Final = operation(AliasDocument, VersionChoice)
 

@@ -41,8 +41,6 @@ from moorage.web.specifications import specification_routes
 from moorage.web.standby import Dated, is_read
 from moorage.web.tickets import ticket_routes
 
-__all__ = ["create_app"]
-
 _WRONG_METHOD: Final = 405
 
 

@@ -35,8 +35,6 @@ from moorage.web.schemas import (
 )
 from moorage.web.services import WebServices
 
-__all__ = ["block_document_routes"]
-
 
 def block_document_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     """Return the router of the endpoints of block documents and block metrics.

@@ -11,8 +11,6 @@ from moorage.protocol.large_json import is_large
 from moorage.protocol.registry import Document
 from moorage.records.differences import differences
 
-__all__ = ["AFTER", "BEFORE", "find_former", "note_change"]
-
 BEFORE: Final = "before"
 """Where the request's state has what held before a change."""
 AFTER: Final = "after"

@@ -20,8 +20,6 @@ from moorage.web.bodies import failure
 from moorage.web.connections import HEALTH, Connections
 from moorage.web.sign_in import CALLBACK
 
-__all__ = ["HeadAsGet", "RequestChecks"]
-
 REQUEST_SECONDS: Final = 0.001
 """What a request is taken to cost the event loop, which has a share for each tenant in a turn."""
 _LENGTHS: Final = frozenset({"content-length", "transfer-encoding"})

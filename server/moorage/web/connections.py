@@ -17,8 +17,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from moorage.protocol.peers import Peers, most_of_one
 
-__all__ = ["HEALTH", "Connections", "HttpConnection"]
-
 CONNECTIONS_MAX: Final = 2_048
 """Open connections; beyond it, or beyond three quarters of it for one address, one that is idle is
 closed. Less where the system lets this process open few files."""

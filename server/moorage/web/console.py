@@ -40,8 +40,6 @@ from moorage.web.schemas import operation
 from moorage.web.services import Console
 from moorage.web.sign_in import wait_for_issuer
 
-__all__ = ["console_routes", "give_cookie", "login_of", "playground_routes"]
-
 CSRF_HEADER: Final = "x-console-token"
 """Header of changing requests: a page of another site can neither read its value nor set it."""
 LOGIN_BYTES_MAX: Final = 8 * 1024

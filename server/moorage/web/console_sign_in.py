@@ -12,8 +12,6 @@ from moorage.web.router import HttpRouter
 from moorage.web.services import Console
 from moorage.web.sign_in import CALLBACK, wait_for_issuer
 
-__all__ = ["console_sign_in_routes"]
-
 _PATH: Final = "/console/sign-in"
 _SECONDS: Final = 600
 """How long a person may take at the issuer."""

@@ -7,15 +7,6 @@ from msgspec import UNSET, Meta, UnsetType, field
 from moorage.records.json_values import JsonObject
 from moorage.web.schemas import WebType
 
-__all__ = [
-    "ConsoleLogin",
-    "ConsoleSession",
-    "LoggedOut",
-    "PlaygroundBacktest",
-    "PlaygroundOutcome",
-    "PlaygroundRun",
-]
-
 
 class ConsoleLogin(WebType, forbid_unknown_fields=True):
     """A login to the console."""

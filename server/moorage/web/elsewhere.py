@@ -13,8 +13,6 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.web.router import HttpRouter
 
-__all__ = ["elsewhere_routes"]
-
 _JOBS: Final = "jobs are run by the policy service; ask for a lease with `provision`"
 _FUNCTIONS: Final = "stateful functions are run by the policy service; `context` keeps state here"
 _GRAPHS: Final = "policy graphs are run by the policy service; one policy decides a placement here"

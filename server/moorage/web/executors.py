@@ -18,8 +18,6 @@ from moorage.web.schemas import (
 )
 from moorage.web.services import WebServices
 
-__all__ = ["executor_routes"]
-
 
 def executor_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     """Return the router of these endpoints; arguments as `service_routes`."""

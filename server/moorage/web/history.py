@@ -12,8 +12,6 @@ from moorage.web.router import HttpRouter
 from moorage.web.schemas import operation
 from moorage.web.services import WebServices
 
-__all__ = ["history_routes"]
-
 MINUTES_MAX: Final = 24 * 60
 STEP_MAX: Final = 60
 

@@ -19,8 +19,6 @@ from moorage.web.changes import AFTER, BEFORE
 from moorage.web.router import ROUTE
 from moorage.web.services import AuditNotes
 
-__all__ = ["READS", "Noted", "remote_of"]
-
 READS: Final = frozenset(
     {
         "/allocate",  # What it changes is a lease, and in the ledger.

@@ -14,8 +14,6 @@ from moorage.web.router import HttpRouter
 from moorage.web.schemas import operation
 from moorage.web.services import WebServices
 
-__all__ = ["quota_routes"]
-
 _NO_CHANGE: Final[JsonMapping] = {}
 _OF_THE_PATH: Final = frozenset({"op", "id", "strict", "tenant", "project"})
 """Fields of `set_quota` that a body does not say."""

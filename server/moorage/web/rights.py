@@ -8,8 +8,6 @@ from moorage.protocol.faults import ServiceError, status_of
 from moorage.records.rights import Caller, Right
 from moorage.web.notes import READS
 
-__all__ = ["missing_right", "right_of"]
-
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _POSTED: Final[Mapping[str, Right]] = {
     "/allocate": Right.PLACE,

@@ -18,8 +18,6 @@ from starlette.routing import Route, compile_path
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
-__all__ = ["ROUTE", "HttpEndpoint", "HttpRouter"]
-
 ROUTE: Final = "moorage.route"
 """The path of the endpoint, with names for its parameters, in the scope of a request."""
 Handler = Callable[..., Awaitable[Response]]

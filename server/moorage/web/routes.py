@@ -55,8 +55,6 @@ from moorage.web.schemas import (
 )
 from moorage.web.services import WebServices
 
-__all__ = ["service_routes"]
-
 ALLOCATION_BYTES_MAX: Final = 1024 * 1024
 """The body of `POST /allocate`: as long as a message over the WebSocket."""
 SERVER_ERRORS: Final = 500

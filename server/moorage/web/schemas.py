@@ -24,8 +24,6 @@ from moorage.records.replies import QuotaPage, QuotaState
 from moorage.records.requests import QuotaChange
 from moorage.web.bodies import is_of_clusters
 
-__all__ = ["components", "failures", "operation", "text_operation"]
-
 Amount = float | str | None
 """A number; their database casts texts."""
 Name = str | int

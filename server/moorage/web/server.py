@@ -28,8 +28,6 @@ from moorage.web.checks import RequestChecks
 from moorage.web.connections import CONNECTIONS_MAX, Connections, HttpConnection
 from moorage.web.services import StandbyServices, WebServices
 
-__all__ = ["WebServer"]
-
 KEEP_ALIVE_SECONDS: Final = 65
 """How long an idle connection stays open: longer than clients keep theirs, so that none sends a
 request just when it is closed."""

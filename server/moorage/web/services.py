@@ -27,16 +27,6 @@ from moorage.records.json_values import JsonValue
 from moorage.records.policies import ShadowComparison
 from moorage.records.rights import Caller
 
-__all__ = [
-    "AliasChanges",
-    "BlockActions",
-    "Console",
-    "Publications",
-    "StandbyReads",
-    "StandbyServices",
-    "WebServices",
-]
-
 
 class Publications(Protocol):
     """Publish policies for a tenant."""

@@ -13,8 +13,6 @@ from moorage.web.bodies import succeeded
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import WebType, operation
 
-__all__ = ["CALLBACK", "sign_in_routes", "wait_for_issuer"]
-
 CALLBACK: Final = "/console/sign-in/callback"
 """Where the issuer sends browsers back to."""
 

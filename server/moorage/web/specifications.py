@@ -21,8 +21,6 @@ from moorage.records.json_values import JsonObject
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import components, failures, operation, text_operation
 
-__all__ = ["specification_routes"]
-
 _DESCRIPTION: Final = """\
 Moorage decides which cluster, node and GPUs run a workload, by policies its users write in Python.
 

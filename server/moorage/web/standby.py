@@ -6,8 +6,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moorage.web.services import StandbyReads
 
-__all__ = ["Dated", "is_read"]
-
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _POSTED: Final = ("/query", "/aggregate", "/websocket-ticket")
 """Ends of the paths that are posted to, and answered from documents alone."""

@@ -12,8 +12,6 @@ from moorage.web.router import HttpRouter
 from moorage.web.schemas import WebType, operation
 from moorage.web.services import Console
 
-__all__ = ["ticket_routes"]
-
 
 class SocketTicket(WebType):
     """A ticket, which opens one WebSocket until `expires_at`.

@@ -41,8 +41,6 @@ from moorage.backends.specs import BaseResourceSpec
 from moorage.model import ClusterId, Lease, NodeId
 from moorage.records.json_values import JsonMapping, JsonValue
 
-__all__ = ["AgentMachine", "FleetBackend", "Place"]
-
 CALL_WAIT_SECONDS: Final = 5.0
 """How long a look into a workload waits for a machine that is away."""
 RETRY_SECONDS: Final = 2.0

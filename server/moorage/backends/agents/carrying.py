@@ -6,8 +6,6 @@ from moorage.backends.agents import wire
 from moorage.backends.base import Backend, FileSource, UnsupportedSpecError
 from moorage.records.json_values import JsonValue
 
-__all__ = ["carry_out"]
-
 
 async def carry_out(backend: Backend, order: wire.BackendOrder | wire.FileOrder) -> JsonValue:
     """Carry an order out at the backend of this machine; return what its method does.

@@ -24,8 +24,6 @@ from moorage.backends.local.orders import free_port
 from moorage.protocol.agent_socket import AgentSocket
 from moorage.records.json_values import JsonValue
 
-__all__ = ["AgentHost"]
-
 FENCES_MAX: Final = 1_000
 """Workloads whose fencing number is remembered: the last ones."""
 BEATS_A_MEASUREMENT: Final = 2

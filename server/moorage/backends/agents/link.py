@@ -29,8 +29,6 @@ from moorage.backends.agents.wire import (
 from moorage.backends.base import WorkloadReport
 from moorage.protocol.agent_socket import AgentSocket
 
-__all__ = ["AgentLink", "LinkLost"]
-
 CANCEL_SECONDS_MAX: Final = 30.0
 """How long an agent may take to say that a call that was given up is over."""
 

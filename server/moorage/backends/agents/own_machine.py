@@ -22,8 +22,6 @@ from moorage.backends.local.measurements import Measurement
 from moorage.backends.local.orders import free_port
 from moorage.model import ClusterId, NodeId
 
-__all__ = ["OwnLook", "OwnMachine", "refuse_unreachable"]
-
 T = TypeVar("T")
 
 

@@ -41,8 +41,6 @@ from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
 from moorage.model import Node, Share
 from moorage.records.json_values import JsonMapping, JsonValue
 
-__all__ = ["AwsBackend"]
-
 THREADS_MAX: Final = 16
 """Calls of AWS at the same time; further ones wait for a thread."""
 POLL_SECONDS: Final = 5.0

@@ -24,8 +24,6 @@ from botocore.parsers import ResponseParserError
 from moorage.backends.base import BackendError
 from moorage.records.json_values import JsonObject, JsonValue
 
-__all__ = ["AwsCalls", "AwsError", "Meaning", "UnreachableError"]
-
 Client: TypeAlias = Any
 """A client of boto3, which makes the classes of its clients at run time."""
 CONNECT_SECONDS_MAX: Final = 5.0

@@ -18,8 +18,6 @@ from moorage.backends.aws.calls import AwsCalls
 from moorage.backends.base import BackendError
 from moorage.records.json_values import JsonMapping
 
-__all__ = ["Catalogue", "InstanceType", "load", "refresh"]
-
 _SHIPPED: Final = Path(__file__).with_name("catalogue.json")
 _REGION: Final = re.compile(r"[a-z0-9-]{1,40}")
 _PRICE_FILTERS: Final = {

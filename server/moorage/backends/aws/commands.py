@@ -12,8 +12,6 @@ from moorage.backends.aws.containers import NAME
 from moorage.backends.aws.instances import Ec2Instance
 from moorage.backends.base import BackendError, CommandExecution, UnsupportedSpecError
 
-__all__ = ["run", "script_of"]
-
 LOOK_SECONDS: Final = 0.5
 """Between two looks at a command."""
 RUN_SECONDS_MAX: Final = 172_800

@@ -10,8 +10,6 @@ from moorage.backends.local.container_plans import is_shell
 from moorage.backends.specs import ContainerResourceSpec, SpecError, memory_bytes
 from moorage.records.json_values import JsonObject
 
-__all__ = ["NAME", "instance_of"]
-
 NAME: Final = "moorage"
 """Of the container on its instance."""
 _OURS: Final = frozenset(

@@ -9,8 +9,6 @@ from typing import Final
 
 from moorage.backends.base import BackendError
 
-__all__ = ["Identity"]
-
 _FILE: Final = "server.json"
 
 

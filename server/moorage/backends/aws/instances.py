@@ -17,8 +17,6 @@ from moorage.backends.aws.calls import AwsCalls, AwsError
 from moorage.backends.base import LOG_TAIL_LINES, Phase, WorkloadReport
 from moorage.records.json_values import JsonObject
 
-__all__ = ["CONTAINER", "READY", "SERVER", "WORKLOAD", "Ec2Instance", "Instances"]
-
 SERVER: Final = "moorage:server"
 """Tag: the server that cares for the instance."""
 WORKLOAD: Final = "moorage:workload"

@@ -16,8 +16,6 @@ from moorage.backends.aws.specs import InstanceResourceSpec
 from moorage.backends.base import BackendError, Order
 from moorage.records.json_values import JsonObject
 
-__all__ = ["LaunchPlan", "launch"]
-
 PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Before a launch that AWS throttled or did not answer is tried again, with the same token."""
 ROUNDS_MAX: Final = 20

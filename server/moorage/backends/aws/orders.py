@@ -20,8 +20,6 @@ from moorage.model import Node, Share
 from moorage.policy import capacity_type
 from moorage.records.json_values import JsonObject
 
-__all__ = ["LABELS", "Offer", "check", "offers", "region_of", "request", "zones_of"]
-
 LABELS: Final = {
     "type": "node.kubernetes.io/instance-type",
     "region": "topology.kubernetes.io/region",

@@ -8,8 +8,6 @@ import pydantic
 from moorage.backends.spec_fields import Count, Cpus, Memory, Name, Port, StartSeconds
 from moorage.backends.specs import BaseResourceSpec
 
-__all__ = ["InstanceResourceSpec"]
-
 Price = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 
 

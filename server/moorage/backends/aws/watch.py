@@ -10,8 +10,6 @@ from typing import Final
 from moorage.backends.aws.instances import CONSISTENCY_SECONDS, Ec2Instance
 from moorage.backends.base import BackendError, Listener, Phase, WorkloadReport
 
-__all__ = ["InstanceWatch"]
-
 UNWANTED_SECONDS: Final = 3600.0
 """How long what a failed start may have left is looked for; then it is there or it is not."""
 

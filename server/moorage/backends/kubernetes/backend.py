@@ -33,8 +33,6 @@ from moorage.backends.kubernetes.workloads.translation import CATEGORIES, pod_or
 from moorage.backends.specs import BaseResourceSpec
 from moorage.records.json_values import JsonMapping, JsonValue
 
-__all__ = ["KubernetesBackend"]
-
 _T = TypeVar("_T")
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from moorage.backends.base import Backend
     from moorage.backends.specs import BaseResourceSpec
 
-__all__ = ["KIND"]
-
 _CLUSTER_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]*", re.ASCII)
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 

@@ -16,8 +16,6 @@ from moorage.backends.spec_fields import (
 from moorage.backends.specs import BaseResourceSpec, Readiness
 from moorage.records.json_values import JsonObject
 
-__all__ = ["JobResourceSpec", "PodResourceSpec", "PodServiceResourceSpec"]
-
 
 @dataclass(kw_only=True)
 class PodResourceSpec(BaseResourceSpec):

@@ -35,8 +35,6 @@ from moorage.backends.local.workloads import LIMITS, LocalWorkloads
 from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
 from moorage.records.json_values import JsonMapping, JsonValue
 
-__all__ = ["LocalBackend"]
-
 T = TypeVar("T")
 
 log = structlog.get_logger("moored")

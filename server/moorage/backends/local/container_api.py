@@ -22,8 +22,6 @@ from moorage.backends.base import LOG_BYTES_MAX, BackendError, Log, UnsupportedS
 from moorage.backends.local.container_plans import ContainerPlan, is_shell
 from moorage.records.json_values import JsonMapping, JsonObject
 
-__all__ = ["ContainerApi", "Events", "Seen"]
-
 ANSWER_SECONDS_MAX: Final = 60.0
 """How long the engine may take to answer, a pull and a stop aside."""
 REMOVE_SECONDS_MAX: Final = 20.0

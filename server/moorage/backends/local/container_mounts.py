@@ -4,8 +4,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["shows"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Mount:

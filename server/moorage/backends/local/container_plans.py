@@ -9,8 +9,6 @@ from moorage.backends.base import Order, UnsupportedSpecError
 from moorage.backends.local.devices import DEVICE_ORDER, DeviceBinding
 from moorage.backends.specs import ContainerResourceSpec, memory_bytes
 
-__all__ = ["ContainerPlan", "is_shell", "mounts", "plan", "probe_port", "reachable_host"]
-
 LOOPBACK: Final = "127.0.0.1"
 MOUNT_OPTIONS: Final = frozenset({"ro", "rw", "bind", "rbind"})
 """Behind the path in the container; mounts are `rbind` anyway."""

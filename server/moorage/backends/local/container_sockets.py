@@ -9,8 +9,6 @@ from typing import Final
 from moorage.backends.base import UnsupportedSpecError
 from moorage.extras import install_command
 
-__all__ = ["find_socket"]
-
 CONNECT_SECONDS_MAX: Final = 0.5
 """How long a socket that is there may take to be connected to."""
 

@@ -61,8 +61,6 @@ from moorage.backends.local.workloads import LocalWorkloads
 from moorage.backends.specs import ContainerResourceSpec, Readiness
 from moorage.records.json_values import JsonMapping, JsonObject
 
-__all__ = ["CATEGORIES", "Containers"]
-
 CATEGORIES: Final = frozenset({"container"})
 COMMANDS_MAX: Final = 64
 """Commands in containers at a time; further ones wait."""

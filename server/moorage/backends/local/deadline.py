@@ -12,8 +12,6 @@ from typing import Final
 
 from moorage.backends.local import workload_store
 
-__all__ = ["HEARD", "HeardFile", "now"]
-
 HEARD: Final = "heard.json"
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 

@@ -25,8 +25,6 @@ from moorage.model import DeviceId, Share
 from moorage.records.json_values import JsonMapping, JsonObject
 from moorage.slots import ResourceUnavailable, SlotsError, make_resource_pool
 
-__all__ = ["DEVICE_ORDER", "DeviceBinding", "Devices", "Rows"]
-
 _WHOLE_MILLI: Final = 1000
 _ROUNDING: Final = 1e-6
 

@@ -13,8 +13,6 @@ from moorage.backends.local.container_sockets import find_socket
 from moorage.backends.registry import Examination
 from moorage.records.findings import DoctorFinding
 
-__all__ = ["examine"]
-
 
 def examine(examination: Examination) -> Iterator[DoctorFinding]:
     """Yield findings about containers, control groups and confinement on this machine."""

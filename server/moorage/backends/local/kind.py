@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from moorage.backends.base import Backend
     from moorage.backends.specs import BaseResourceSpec
 
-__all__ = ["KIND"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSettings:

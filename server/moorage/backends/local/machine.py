@@ -15,8 +15,6 @@ from moorage.model import Cluster, ClusterId
 from moorage.protocol.cluster_documents import machine_key
 from moorage.records.json_values import JsonObject
 
-__all__ = ["RegisteredNode", "names_of", "note_registered", "place_of", "registered", "this_node"]
-
 NAMES_MAX: Final = 16
 """Names that are remembered: the first one, and the last ones."""
 _MACHINE_ID: Final = Path("/etc/machine-id")

@@ -19,8 +19,6 @@ from moorage.backends.specs import (
 )
 from moorage.records.json_values import JsonObject
 
-__all__ = ["document", "free_port", "process"]
-
 OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of a workload's log; beyond it the older half is dropped."""
 _INHERITED: Final = frozenset(

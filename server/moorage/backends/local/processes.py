@@ -48,8 +48,6 @@ from moorage.backends.local.workloads import LocalWorkloads
 from moorage.backends.specs import ProcessResourceSpec, Readiness, ServiceResourceSpec
 from moorage.records.json_values import JsonMapping
 
-__all__ = ["CATEGORIES", "Processes"]
-
 CATEGORIES: Final = frozenset({"process", "service", "vllm"})
 RESET_SECONDS_MAX: Final = 60.0
 """How long a reset command may take; a workload that it does not reset is ended."""

@@ -10,8 +10,6 @@ from typing import Final
 from moorage.backends.base import BackendError
 from moorage.backends.local import marks, workload_store
 
-__all__ = ["begin"]
-
 SUPERVISOR_SECONDS_MAX: Final = 30.0
 """How long a supervisor may take to say that the command runs."""
 _SUPERVISOR: Final = Path(__file__).with_name("supervisor.py")

@@ -31,8 +31,6 @@ from moorage.backends.spec_fields import memory_bytes
 from moorage.backends.specs import Readiness
 from moorage.records.json_values import JsonMapping, JsonObject
 
-__all__ = ["LIMITS", "LocalWorkloads"]
-
 LIMITS: Final = frozenset({"cpu_count", "mem_limit"})
 """What `control` changes."""
 _LINES_SHOWN: Final = 3

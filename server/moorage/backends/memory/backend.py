@@ -27,8 +27,6 @@ from moorage.backends.spec_documents import SPECS
 from moorage.backends.specs import BaseResourceSpec, MemoryResourceSpec
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
-__all__ = ["MemoryBackend"]
-
 _LIMITS: Final = frozenset({"cpu_count", "mem_limit"})
 
 

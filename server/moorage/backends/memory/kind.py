@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from moorage.backends.base import Backend
     from moorage.backends.specs import BaseResourceSpec
 
-__all__ = ["KIND"]
-
 
 class MemoryKind(BackendKind[NoSettings]):
     """Starts nothing, and needs nothing."""

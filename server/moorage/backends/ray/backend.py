@@ -36,8 +36,6 @@ from moorage.backends.ray.specs import RayJobResourceSpec
 from moorage.backends.specs import BaseResourceSpec
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
-__all__ = ["RayBackend"]
-
 ANSWER_SECONDS_MAX: Final = 30.0
 """How long Ray may take to say something."""
 STOPPING_SECONDS: Final = 0.02

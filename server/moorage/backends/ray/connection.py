@@ -18,8 +18,6 @@ from moorage.backends.base import BackendError, UnknownWorkloadError
 from moorage.launch import command
 from moorage.records.json_values import JsonMapping, JsonValue
 
-__all__ = ["RayConnection", "RayUnreachableError", "WorkloadFailedError"]
-
 CONNECT_SECONDS_MAX: Final = 60.0
 """How long the process may take to find the cluster."""
 SILENCE_SECONDS_MAX: Final = 15.0

@@ -14,8 +14,6 @@ from moorage.protocol.cluster_documents import MIB, cluster_document, device, no
 from moorage.protocol.registry import Document
 from moorage.records.json_values import JsonMapping
 
-__all__ = ["UNREACHABLE", "bundles", "document"]
-
 UNREACHABLE: Final = "unreachable"
 """Value of `status` of a cluster that does not answer: it is no candidate."""
 RACK_LABEL: Final = "rack"

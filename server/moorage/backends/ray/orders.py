@@ -21,8 +21,6 @@ from moorage.backends.specs import (
 from moorage.model import GPU_MILLI, Share
 from moorage.records.json_values import JsonMapping, JsonObject
 
-__all__ = ["CATEGORIES", "NAMESPACE", "Plan", "check", "plans"]
-
 NAMESPACE: Final = "moorage"
 """Of Ray, that all actors are in."""
 CATEGORIES: Final = frozenset({"process", "service", "vllm", "ray_actor", "job", "container"})

@@ -16,8 +16,6 @@ from typing import Final
 from moorage.backends.base import BackendError
 from moorage.records.json_values import JsonMapping, JsonObject
 
-__all__ = ["Records"]
-
 OUTPUTS_MAX: Final = 200
 """Stopped workloads with stored output, a MiB of each."""
 _SERVER: Final = "server.json"

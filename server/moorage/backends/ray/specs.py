@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from moorage.backends.specs import BaseResourceSpec, ProcessResourceSpec
 from moorage.records.json_values import JsonObject, JsonValue
 
-__all__ = ["RayActorResourceSpec", "RayJobResourceSpec"]
-
 
 @dataclass(kw_only=True)
 class RayActorResourceSpec(BaseResourceSpec):

@@ -20,17 +20,6 @@ from typing import Final, Protocol
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
-__all__ = [
-    "ENTRY",
-    "FILES_BYTES_MAX",
-    "FILES_MAX",
-    "bad_code",
-    "collect",
-    "is_archive",
-    "policy_files",
-    "read_archive",
-]
-
 ENTRY: Final = "function.py"
 _BESIDE_ENTRY: Final = ("requirements.txt", "examples.json")
 """Read where they lie beside the entry; elsewhere their author would believe that they are."""

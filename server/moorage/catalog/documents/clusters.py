@@ -25,8 +25,6 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.fields import UNSHOWN
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
-__all__ = ["CheckedCluster", "check_names", "cluster_model", "is_live", "read_cluster_document"]
-
 LIVE_STATUSES: Final = frozenset({"live", "active", "ready", "online"})
 """Values of `status`, in any case, that make a cluster a candidate; so does none at all."""
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"

@@ -13,18 +13,6 @@ from moorage.protocol.faults import ServiceError
 from moorage.protocol.large_json import PART_BYTES_MAX, decode_in_parts
 from moorage.records.json_values import JsonValue
 
-__all__ = [
-    "PACKABLE",
-    "WrongField",
-    "cluster_id_of",
-    "decode",
-    "encode",
-    "index_of",
-    "is_packable",
-    "pack",
-    "snapshot",
-]
-
 INDEX_DIGITS_MAX: Final = 9
 """Digits of an index into a list; a longer one lies beyond every list."""
 PACKABLE: Final = "JSON with whole numbers of at most 64 bits, not nested too deeply"

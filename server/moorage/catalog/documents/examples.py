@@ -31,8 +31,6 @@ from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest, decode_allocation
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
-__all__ = ["EXAMPLES_FILE", "NO_OUTPUT", "Example", "read_examples", "unlike"]
-
 EXAMPLES_FILE: Final = "examples.json"
 EXAMPLES_MAX: Final = 20
 """Examples of one policy; each may take as long as an evaluation may."""

@@ -16,8 +16,6 @@ from moorage.model import ClusterId
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonMapping, JsonValue
 
-__all__ = ["aggregate", "read_metrics_document"]
-
 TREE_DEPTH_MAX: Final = 16
 """Levels of groups in a node's metrics; deeper ones are not added up."""
 

@@ -15,8 +15,6 @@ from packaging.utils import canonicalize_name
 
 from moorage.policy.requirements import IMPORTABLE, REQUIREMENTS
 
-__all__ = ["LINES_MAX", "Unmet", "unmet"]
-
 LINES_MAX: Final = 1000
 """Lines of `requirements.txt` that are read."""
 LINE_CHARS_MAX: Final = 1000

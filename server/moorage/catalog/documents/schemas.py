@@ -19,8 +19,6 @@ from moorage.protocol.faults import ServiceError
 from moorage.query import QueryError, expression
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
-__all__ = ["PolicySchemas", "read_schemas"]
-
 COMMANDS_MAX: Final = 100
 """Management commands of one policy."""
 PART_MAX: Final = 256

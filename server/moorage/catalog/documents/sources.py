@@ -33,8 +33,6 @@ from moorage.catalog.documents.archives import (
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["CODE_BYTES_MAX", "CodeSources", "Files", "is_url", "without_credentials"]
-
 CODE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Source text or archive, as uploaded or fetched."""
 FETCH_SECONDS_MAX: Final = 30.0

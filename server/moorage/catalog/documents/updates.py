@@ -12,8 +12,6 @@ from moorage.catalog.values import Document
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonMapping, JsonValue
 
-__all__ = ["apply_change"]
-
 PATH_PARTS_MAX: Final = 32
 """Parts of a dotted path."""
 STEPS_MAX: Final = 1000

@@ -18,21 +18,6 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject
 
-__all__ = [
-    "DEFAULT_NAME",
-    "Alias",
-    "AliasChange",
-    "Aliases",
-    "Canary",
-    "Former",
-    "Standing",
-    "What",
-    "alias_name",
-    "name_of",
-    "read_alias",
-    "unknown_alias",
-]
-
 HISTORY_MAX: Final = 1000
 """Changes of one alias that are remembered; the oldest is forgotten first."""
 DEFAULT_NAME: Final = "stable"

@@ -30,8 +30,6 @@ from moorage.protocol.faults import ServiceError
 from moorage.query import Filter
 from moorage.records.json_values import JsonMapping, JsonValue
 
-__all__ = ["EmbeddedBlocks", "checked_block"]
-
 ID_FIELDS: Final[Mapping[BlockKind, str]] = {"block": "id", "block_metrics": "blockId"}
 """Where a document of each kind says which block it is about."""
 

@@ -27,8 +27,6 @@ from moorage.model import Code
 from moorage.protocol.cluster_documents import merged, without
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["EmbeddedClusters"]
-
 
 class EmbeddedClusters:
     """`protocol.registry.ClusterDocuments` over the catalog's file.

@@ -15,8 +15,6 @@ from moorage.core.state.tenant_loads import fits
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["ContextKey", "KeptContexts"]
-
 CONTEXTS_MAX: Final = 8192
 """Contexts in the file; no more are stored beyond it, but for tenants with few, which only restarts
 notice."""

@@ -19,8 +19,6 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject
 
-__all__ = ["DEFAULT_EXECUTOR", "Executors"]
-
 DEFAULT_EXECUTOR: Final = "moorage"
 """The executor that every server has by itself."""
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")

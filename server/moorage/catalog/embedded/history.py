@@ -15,8 +15,6 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject
 
-__all__ = ["PolicyChange", "history_of", "note"]
-
 CHANGES_MAX: Final = 1000
 """Changes of one URI that are remembered; of more, the second oldest is forgotten first."""
 HISTORIES_MAX: Final = 20_000

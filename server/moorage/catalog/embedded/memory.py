@@ -30,8 +30,6 @@ from moorage.catalog.search import DocumentSearch
 from moorage.catalog.values import Document, DocumentKind, PolicyRecord
 from moorage.model import Cluster, ClusterId
 
-__all__ = ["Memory"]
-
 
 class Memory:
     """Clusters, metrics and policies in memory.

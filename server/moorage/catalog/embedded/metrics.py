@@ -20,8 +20,6 @@ from moorage.catalog.filters import parse_filter
 from moorage.catalog.values import Document
 from moorage.records.json_values import JsonValue
 
-__all__ = ["EmbeddedMetrics"]
-
 
 class EmbeddedMetrics:
     """`protocol.registry.Metrics` over the catalog's file.

@@ -29,8 +29,6 @@ from moorage.catalog.filters import compile_filter
 from moorage.catalog.values import Document, PolicyRecord, PreparedPolicy
 from moorage.model import PolicyRef
 
-__all__ = ["EmbeddedPolicies", "prepare_policy"]
-
 
 async def prepare_policy(sources: CodeSources, document: Document) -> PreparedPolicy:
     """Read a PolicyRule document and fetch its code; see `Policies.prepare`."""

@@ -23,8 +23,6 @@ from moorage.core.state.tenant_loads import TENANT_SHARE, fits
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["BOUNDED_ELSEWHERE", "RECORDS_MAX", "Kind", "OwnedRecord", "RecordOwners", "StoredRow"]
-
 Kind = Literal[
     "cluster",
     "metrics",

@@ -25,26 +25,6 @@ from moorage.protocol.faults import ServiceError
 from moorage.query import QueryError, parse_pipeline
 from moorage.records.json_values import JsonValue
 
-__all__ = [
-    "READERS",
-    "CatalogEntry",
-    "DocumentEntry",
-    "PolicyEntry",
-    "StoredRecords",
-    "aggregated",
-    "answer_documents",
-    "changed",
-    "entry_of",
-    "load",
-    "not_found",
-    "owner_of",
-    "refuse_differences",
-    "remove",
-    "stored_files",
-    "write",
-    "write_policy",
-]
-
 
 class CatalogEntry(Protocol):
     """The fields that every kind of record has in memory."""

@@ -9,8 +9,6 @@ from moorage.model import ClusterId
 from moorage.query import Filter
 from moorage.records.json_values import JsonMapping
 
-__all__ = ["AlwaysFresh", "EmbeddedSearch"]
-
 
 class EmbeddedSearch:
     """`catalog.ports.ClusterSearch` over the documents in memory, and no external service.

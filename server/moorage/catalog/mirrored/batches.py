@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["Batches"]
-
 
 @dataclass(slots=True)
 class _Batch:

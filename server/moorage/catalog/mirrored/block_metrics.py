@@ -26,8 +26,6 @@ from moorage.model import ClusterId, Code
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonValue
 
-__all__ = ["BlockMetricsMirror"]
-
 _NO_POST: Final = frozenset({405, 501})
 _NEVER: Final = float("-inf")
 

@@ -10,8 +10,6 @@ from moorage.catalog.mirrored.refusals import Refused, changed_at
 from moorage.catalog.values import BlockKind, Document
 from moorage.records.json_values import JsonValue
 
-__all__ = ["MirroredBlocks"]
-
 
 class MirroredBlocks:
     """`catalog.ports.Blocks` with metrics of an external service.

@@ -27,8 +27,6 @@ from moorage.catalog.mirrored.services import (
 from moorage.model import Cluster, ClusterId, Code
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["ClusterMemory", "ClusterMirror", "MetricsMemory", "MetricsMirror"]
-
 NAMED_MAX: Final = 20
 """Ids named one by one in a warning; the rest are counted."""
 RETRY_SECONDS: Final = 1.0

@@ -5,8 +5,6 @@ from typing import Final
 
 from moorage.catalog.mirrored.http import Service
 
-__all__ = ["External"]
-
 EXTERNAL_NAMES: Final = {
     "clusters": "cluster registry",
     "metrics": "cluster metrics service",

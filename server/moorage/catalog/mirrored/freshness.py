@@ -12,8 +12,6 @@ from moorage.catalog.mirrored.clusters import ClusterMirror, MetricsMirror
 from moorage.catalog.mirrored.policies import PolicyMirror
 from moorage.catalog.values import Examine
 
-__all__ = ["MirroredFreshness"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirroredFreshness:

@@ -27,8 +27,6 @@ from moorage.model import ClusterId
 from moorage.query import Filter, text_at
 from moorage.records.json_values import JsonMapping, JsonValue
 
-__all__ = ["MirroredClusters", "MirroredMetrics", "MirroredPolicies", "MirroredSearch"]
-
 
 class MirroredClusters:
     """`protocol.registry.ClusterDocuments` of an external registry.

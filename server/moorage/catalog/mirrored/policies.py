@@ -25,8 +25,6 @@ from moorage.catalog.values import Document, Examine, PolicyRecord
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["PolicyMirror"]
-
 POLICIES_KEPT_MAX: Final = 1_000
 """Policies in memory; beyond it the least recently used one is dropped."""
 POLICIES_BYTES_MAX: Final = STORE_BYTES_MAX

@@ -35,8 +35,6 @@ from moorage.catalog.ports import Catalog
 from moorage.catalog.values import Document
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["PrometheusPoller", "PrometheusSource"]
-
 TIMEOUT_SECONDS: Final = 10.0
 """Time of one query, repetitions included."""
 VALUE_MAX: Final = 1e15

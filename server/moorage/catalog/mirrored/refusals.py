@@ -7,8 +7,6 @@ from moorage.catalog.mirrored.http import Service
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["Refused", "changed_at"]
-
 Refused = Callable[..., Coroutine[object, object, NoReturn]]
 """Stands for every method that would change something."""
 

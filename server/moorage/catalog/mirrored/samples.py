@@ -14,8 +14,6 @@ from moorage.catalog.documents.metrics import aggregate
 from moorage.catalog.values import Document
 from moorage.records.json_values import JsonMapping, JsonValue
 
-__all__ = ["QUERIES", "SOURCE", "Composed", "Labels", "MetricSample", "compose"]
-
 SOURCE: Final = "prometheus"
 """The field `source` of the documents made here; no other document of the catalog is touched."""
 

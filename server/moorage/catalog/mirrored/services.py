@@ -44,15 +44,6 @@ from moorage.model import Cluster, ClusterId, Code
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonValue
 
-__all__ = [
-    "ClusterRegistry",
-    "ClustersRead",
-    "MetricsRead",
-    "MetricsService",
-    "PolicyStore",
-    "SearchService",
-]
-
 LISTING_SECONDS_MAX: Final = 60.0
 """Time for the whole list of a registry, which may be large; asks rarely wait for it."""
 

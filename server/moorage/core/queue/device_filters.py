@@ -16,8 +16,6 @@ from moorage.core.state.waiters import Shape
 from moorage.model import ClusterId, Requirement
 from moorage.policy.inventory import Bools
 
-__all__ = ["DeviceFilter", "DeviceFilters", "device_filter"]
-
 NEWS_MAX: Final = 65_536
 """Filters that came since the oldest answers; beyond it all answers are forgotten."""
 

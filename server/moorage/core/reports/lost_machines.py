@@ -5,8 +5,6 @@ from collections.abc import Callable
 from moorage.core.state.state import State
 from moorage.model import LOST, ClusterId, Lease, NodeId
 
-__all__ = ["lost_machines"]
-
 
 def lost_machines(state: State) -> Callable[[Lease], str]:
     """Return a function that says which machine of a lease is lost; empty: none is."""

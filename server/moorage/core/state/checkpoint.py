@@ -20,8 +20,6 @@ from moorage.core.state.facts import (
 from moorage.core.state.state import State
 from moorage.model import Tenant
 
-__all__ = ["condense"]
-
 
 def condense(state: State) -> Iterator[Fact]:
     """Yield the fewest facts that make `state` from nothing: the body of a checkpoint."""

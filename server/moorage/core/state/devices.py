@@ -15,8 +15,6 @@ from moorage.core.state.reserved import NodeReservation, Place
 from moorage.core.state.state import State
 from moorage.model import Cluster, DeviceId, Lease, Node, NodeId, RequestId
 
-__all__ = ["follow"]
-
 _Names = Mapping[str, DeviceId]
 """The devices of a node, by their ids there."""
 _UNKNOWN: Final = DeviceId()

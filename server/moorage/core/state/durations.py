@@ -12,8 +12,6 @@ from typing import Final
 from moorage.core.state.accounts import demanded, placed
 from moorage.model import Ask, Lease
 
-__all__ = ["Durations", "Likeness"]
-
 Likeness = tuple[str, str, int]
 """Tenant, policy and GPU milli; "" and -1: of any."""
 STEPS: Final = 4

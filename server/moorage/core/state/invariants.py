@@ -8,8 +8,6 @@ from moorage.core.state.tenant_loads import TenantLoads
 from moorage.model import DEVICE, GPU_MILLI
 from moorage.policy import Fleet
 
-__all__ = ["check"]
-
 
 def check(state: State) -> None:
     """Assert what must hold between any two turns. Costs time in the size of the state.

@@ -7,8 +7,6 @@ import msgspec
 
 from moorage.model import Demand, DeviceId, Lease, Nodes, Placement, RequestId, Share, Tenant
 
-__all__ = ["NodeReservation", "Place", "ReservedNodes", "touches"]
-
 Place = tuple[str, str]
 """A node by name: its cluster, and its id there."""
 

@@ -7,8 +7,6 @@ from typing import Final
 
 from moorage.model import Ask, Tenant
 
-__all__ = ["OVERFLOW_SHARE", "TENANT_SHARE", "TenantLoads", "fits"]
-
 OVERFLOW_SHARE: Final = 4
 """A full bound has a fourth more, for tenants that hold little."""
 TENANT_SHARE: Final = 8

@@ -8,8 +8,6 @@ from typing import Generic, TypeVar
 
 from moorage.model import Tenant
 
-__all__ = ["TenantMemory"]
-
 T = TypeVar("T")
 
 

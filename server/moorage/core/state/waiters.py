@@ -20,18 +20,6 @@ from moorage.model import (
     Tenant,
 )
 
-__all__ = [
-    "UNJUDGED",
-    "ClassLines",
-    "LineKey",
-    "Seniority",
-    "Shape",
-    "Waiter",
-    "WaiterClass",
-    "WaiterLine",
-    "seniority",
-]
-
 UNJUDGED: Final = -1
 """In the place of the count of changes at which a demand was found not to fit."""
 

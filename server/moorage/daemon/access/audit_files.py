@@ -26,8 +26,6 @@ from moorage.daemon.access.audit_chain import (
 from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject
 
-__all__ = ["AuditFiles", "read_end", "read_lines", "verify"]
-
 FOLDER: Final = "audit"
 """In the data folder."""
 FILE_BYTES_MAX: Final = 16 << 20

@@ -18,8 +18,6 @@ from moorage.records.audit import AuditEntry
 from moorage.records.rights import Caller
 from moorage.storage.base import AuditRows, StorageError
 
-__all__ = ["AuditLog", "open_lines"]
-
 PENDING_MAX: Final = 100_000
 """Entries that wait for the disk; further ones are dropped, and the log says how many."""
 GATHER_SECONDS: Final = 0.02

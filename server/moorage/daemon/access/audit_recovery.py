@@ -11,8 +11,6 @@ from moorage.ledger.base import Ledger, LedgerError
 from moorage.records.audit import AuditEntry
 from moorage.storage.base import StorageError
 
-__all__ = ["recover"]
-
 log = structlog.get_logger("moored")
 
 

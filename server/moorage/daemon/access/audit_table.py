@@ -15,8 +15,6 @@ from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject
 from moorage.storage.base import AuditEnd, AuditRows
 
-__all__ = ["AuditTable", "read_rows", "verify_rows"]
-
 
 class AuditTable:
     """Appends to the log of a database; several servers and commands may do so in turn.

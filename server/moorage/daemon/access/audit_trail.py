@@ -32,8 +32,6 @@ from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.rights import Caller
 
-__all__ = ["AuditTrail"]
-
 Origin = tuple[Caller | None, str]
 """Who caused a fact, and from which address."""
 _UNKNOWN: Origin = (None, "")

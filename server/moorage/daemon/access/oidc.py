@@ -18,8 +18,6 @@ from moorage.model import Tenant
 from moorage.records.json_values import JsonMapping, JsonValue
 from moorage.records.rights import Caller, Role
 
-__all__ = ["ClaimSettings", "OidcTokens"]
-
 SKEW_SECONDS: Final = 60.0
 """How far the issuer's clock may be from ours."""
 VERIFIED_MAX: Final = 20_000

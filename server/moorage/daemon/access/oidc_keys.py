@@ -19,8 +19,6 @@ import structlog
 from moorage.protocol.origins import is_loopback
 from moorage.records.json_values import JsonMapping, JsonObject
 
-__all__ = ["IssuerKeys", "KeysUnavailableError"]
-
 REFRESH_SECONDS: Final = 300.0
 """How old keys may become while no token names an unknown one."""
 REFRESH_PAUSE_SECONDS: Final = 2.0

@@ -15,8 +15,6 @@ import httpx
 from moorage.daemon.access.oidc_keys import IssuerKeys, KeysUnavailableError
 from moorage.records.json_values import JsonObject
 
-__all__ = ["BrowserSignIn"]
-
 
 class BrowserSignIn:
     """Sends browsers to the issuer, and exchanges the codes that they bring back.

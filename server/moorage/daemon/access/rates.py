@@ -8,8 +8,6 @@ from moorage.core.state.facts import Refusal
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["EvaluationRate", "TenantRates"]
-
 TENANTS_MAX: Final = 10_000
 """Token buckets in memory, one a tenant; beyond it the one that was full longest ago goes."""
 MINUTE_SECONDS: Final = 60.0

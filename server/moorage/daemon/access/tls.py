@@ -13,8 +13,6 @@ from weakref import WeakSet
 
 import structlog
 
-__all__ = ["LOOK_SECONDS", "ServerTls"]
-
 LOOK_SECONDS: Final = 2.0
 """Between two looks at the files; they are read once they are the same at two of them, since a
 renewal writes one after the other."""

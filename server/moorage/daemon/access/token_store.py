@@ -14,8 +14,6 @@ from moorage.daemon.access.lease_tokens import digest
 from moorage.records.rights import Role
 from moorage.storage.base import StorageError, TokenRow, TokenRows
 
-__all__ = ["NamedToken", "TokenStore", "TokenStoreError"]
-
 TOKEN_PREFIX: Final = "moor_"  # noqa: S105  # By it, scanners for leaked secrets know a token.
 _TOKEN_BYTES: Final = 24
 

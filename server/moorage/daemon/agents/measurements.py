@@ -18,8 +18,6 @@ from moorage.protocol.faults import ServiceError
 from moorage.protocol.registry import Metrics
 from moorage.records.json_values import JsonMapping, JsonObject
 
-__all__ = ["AgentMeasurements", "with_busy", "without_busy"]
-
 PUBLISH_SECONDS: Final = 2.0
 """Shortest time between two versions of a cluster's document."""
 PUBLISH_SECONDS_A_MACHINE: Final = 0.01

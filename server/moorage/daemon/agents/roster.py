@@ -37,8 +37,6 @@ from moorage.records.history import AbsentAgent, AgentsNow
 from moorage.records.json_values import JsonObject
 from moorage.records.rights import SERVER_ITSELF, Caller
 
-__all__ = ["AgentRoster"]
-
 HELLO_SECONDS_MAX: Final = 10.0
 """How long an agent may take to say who it is."""
 ANSWER_SECONDS_MAX: Final = 3.0

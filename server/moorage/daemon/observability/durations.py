@@ -19,8 +19,6 @@ from moorage.core.turns.events import CONSULTED, Event
 from moorage.core.turns.turn import Turn
 from moorage.model import Lease, RequestId
 
-__all__ = ["DurationMetrics", "quantile"]
-
 LABELS_MAX: Final = 50
 """Policies or backends with a series of their own; what comes later counts as `other`."""
 OTHER: Final = "other"

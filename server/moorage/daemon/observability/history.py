@@ -40,8 +40,6 @@ from moorage.records.history import (
 from moorage.records.requests import Resources, resources_of
 from moorage.records.rights import Caller, Right
 
-__all__ = ["HistoryRing"]
-
 log = structlog.get_logger("moored")
 
 SAMPLE_SECONDS: Final = 60.0

@@ -6,8 +6,6 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-__all__ = ["HistoryFile"]
-
 MODE: Final = 0o600
 Sample = TypeVar("Sample")
 

@@ -12,8 +12,6 @@ from moorage.daemon.observability.standard_streams import StandardStream
 from moorage.protocol.origins import is_loopback
 from moorage.records.json_values import JsonValue
 
-__all__ = ["configure_log"]
-
 
 def configure_log(config: Config, log: StandardStream) -> None:
     """Send structlog and the libraries' logging to stderr, in one format."""

@@ -17,8 +17,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["BACKLOG_BYTES_MAX", "FLUSH_SECONDS_MAX", "StandardStream"]
-
 BACKLOG_BYTES_MAX: Final = 4 << 20
 """What may wait for a slow reader, some 20,000 lines of a log; beyond it new lines are dropped."""
 FLUSH_SECONDS_MAX: Final = 2.0

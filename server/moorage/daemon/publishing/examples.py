@@ -25,8 +25,6 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonValue
 from moorage.sandbox.host import contract
 
-__all__ = ["ExampleRehearsal"]
-
 _NOW: Final = 0.0
 _TO: Final = Address(SessionId("example"), 0)
 

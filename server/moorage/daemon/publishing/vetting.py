@@ -26,8 +26,6 @@ from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import CheckResult, PolicyFault, Sandbox
 
-__all__ = ["examine", "vet", "vet_change"]
-
 NO_TENANT: Final = ""
 """In whose name what another store has published is looked at."""
 

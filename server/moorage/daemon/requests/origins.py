@@ -3,8 +3,6 @@
 from moorage.config.settings import Config
 from moorage.protocol.origins import Origins
 
-__all__ = ["names"]
-
 
 def names(config: Config) -> Origins:
     """Return the names under which the ports answer."""

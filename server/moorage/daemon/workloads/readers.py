@@ -14,8 +14,6 @@ from typing import Final
 from moorage.core.state.facts import Refusal
 from moorage.model import Code, Lease, SessionId, Tenant
 
-__all__ = ["LOOK_SECONDS", "LogView", "Readers"]
-
 LOOK_SECONDS: Final = 0.1
 """Between two looks for new output."""
 READERS_MAX: Final = 64

@@ -18,8 +18,6 @@ from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import Any, Final, NoReturn
 
-__all__ = ["WHY", "InertLoader", "MissingLibraryError", "errors_of", "is_inert", "loading"]
-
 WHY: Final = (
     "is not available to policies: nothing is installed for them, and a cell has no network and no"
     " file system"

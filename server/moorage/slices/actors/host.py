@@ -23,8 +23,6 @@ from moorage.slices.settings import SliceSettings
 from moorage.slices.tasks import reporting
 from moorage.slices.waiting import Deadline
 
-__all__ = ["CALLS_MAX", "DeviceHost", "DeviceHostActor", "HostPlacement"]
-
 CALLS_MAX: Final = 100
 """How many calls of a host may wait at once."""
 _CANCEL_SECONDS: Final = 1.0

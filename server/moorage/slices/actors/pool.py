@@ -8,8 +8,6 @@ from moorage.slices.records import ActorInfoT, ActorPoolMember
 from moorage.slices.settings import SliceSettings
 from moorage.slices.waiting import kill, outcomes
 
-__all__ = ["ResourcePoolManager"]
-
 logger: Final = logging.getLogger("ray")
 
 

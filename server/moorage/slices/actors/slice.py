@@ -26,8 +26,6 @@ from moorage.slices.settings import SliceSettings
 from moorage.slices.shapes import CHIPS_ASSUMED, GpuSlices, Shape, TpuSlices
 from moorage.slices.waiting import Deadline, kill, outcomes
 
-__all__ = ["CALLS_MAX", "Slice", "SliceActor"]
-
 CALLS_MAX: Final = 16
 """How many calls of a slice may run at once: it says how it is while it waits for hosts."""
 WORKER_LABEL: Final = "ray.io/tpu-worker-id"

@@ -10,14 +10,6 @@ from moorage.slices.lazy_ray import ray
 from moorage.slices.ray_values import RayValue
 from moorage.slices.shapes import GpuSlices, TpuSlices
 
-__all__ = [
-    "AcceleratorConfigType",
-    "ComputeResourceConfig",
-    "CpuAcceleratorConfig",
-    "GpuAcceleratorConfig",
-    "TpuAcceleratorConfig",
-]
-
 
 def _name() -> str:
     return str(uuid4())

@@ -30,16 +30,6 @@ from moorage.slices.settings import SliceSettings
 from moorage.slices.tasks import reporting
 from moorage.slices.waiting import outcomes
 
-__all__ = [
-    "RayExecutor",
-    "autoscale_execute",
-    "autoscale_execute_resumable",
-    "execute",
-    "execute_multislice",
-    "execute_multislice_resumable",
-    "execute_resumable",
-]
-
 PREEMPTIONS_MAX: Final = 1_000_000
 FAILURES_MAX: Final = 10
 CRASHES_MAX: Final = 2

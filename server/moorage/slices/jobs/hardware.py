@@ -8,8 +8,6 @@ from typing import Final, Self
 from moorage.slices.lazy_ray import ray
 from moorage.slices.ray_values import RayValue
 
-__all__ = ["HardwareType", "RayResources", "available_cpu_cores"]
-
 _MODEL: Final = "accelerator_type:"
 _MODEL_AMOUNT: Final = 0.001
 """What Ray counts for a node that has to have a model."""

@@ -24,8 +24,6 @@ from moorage.slices.results import HostCall, cancel, collect
 from moorage.slices.settings import SliceSettings
 from moorage.slices.waiting import outcomes
 
-__all__ = ["SliceCall", "SliceJob"]
-
 _UNKNOWN: Final = "EMPTY"
 
 

@@ -6,18 +6,6 @@ from moorage.slices.errors import HostTaskError, HostUnhealthyError
 from moorage.slices.lazy_ray import ray
 from moorage.slices.ray_values import RayValue
 
-__all__ = [
-    "JobError",
-    "JobFailed",
-    "JobInfo",
-    "JobPreempted",
-    "JobStatus",
-    "JobSucceeded",
-    "JobUnsuccessful",
-    "handle_ray_error",
-    "status_of",
-]
-
 
 @dataclass
 class JobInfo:

@@ -9,8 +9,6 @@ from moorage.slices.jobs.on_slices import SliceCall, SliceJob
 from moorage.slices.ray_values import RayValue, UserFunction
 from moorage.slices.settings import SliceSettings
 
-__all__ = ["device_remote"]
-
 
 def device_remote(
     *, accelerator_config: AcceleratorConfigType, flatten: bool = True

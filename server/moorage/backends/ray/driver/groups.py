@@ -17,8 +17,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from moorage.ray_devices import DeviceHolder, Holders, RayHandle
 from moorage.records.json_values import JsonMapping
 
-__all__ = ["GroupError", "JobGroups"]
-
 MAKE_SECONDS_MAX: Final = 60.0
 """How long Ray may take to make a group; its nodes may have less free than the inventory says."""
 REMOVE_SECONDS_MAX: Final = 10.0

@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from moorage.records.json_values import JsonObject
 
-__all__ = ["observe", "request"]
-
 
 def observe(server: str) -> JsonObject:
     """Return the nodes alive, their free resources, and the share of each worker.

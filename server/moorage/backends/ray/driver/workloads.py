@@ -19,8 +19,6 @@ from moorage.backends.ray.node.host import WorkloadHost
 from moorage.ray_devices import DeviceError, Holders, RayHandle
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
-__all__ = ["NotDoneError", "UnknownActorError", "Workloads"]
-
 SCHEDULE_SECONDS_MAX: Final = 60.0
 """How long Ray may take to start an actor; its node may have less free than the inventory says."""
 ENVIRONMENT_SECONDS_MAX: Final = 900.0
