@@ -18,8 +18,9 @@ from moorage_client.cli import completing
 from moorage_client.cli.exits import TokenMissing
 from moorage_client.cli.output import ends_in, fields, note, print_json, say, to_line, where
 from moorage_client.cli.session import CommandSession
-from moorage_client.cli.tokens import StateUnusable, TokenFile, state_path
+from moorage_client.cli.tokens import TokenFile, state_path
 from moorage_client.errors import LeaseLost
+from moorage_client.state_file import StateUnusable
 from moorage_client.text_files import read_text
 
 if TYPE_CHECKING:

@@ -9,8 +9,6 @@ from moorage_client.endpoint import setting
 from moorage_client.home import HomeMissing
 from moorage_client.state_file import Entries, StateFile, StateUnusable, state_folder
 
-__all__ = ["StateUnusable", "TokenFile", "state_path"]
-
 LEASES_MAX: Final = 10_000
 """Leases in the file; beyond it those that ended first are forgotten."""
 

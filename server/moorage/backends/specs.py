@@ -35,26 +35,8 @@ from moorage.backends.spec_fields import (
     StartSeconds,
     StopSeconds,
     Text,
-    memory_bytes,
 )
 from moorage.records.json_values import JsonObject
-
-__all__ = [
-    "BUILT_IN",
-    "ENVIRONMENTS",
-    "APIModelResourceSpec",
-    "BaseResourceSpec",
-    "ContainerCategory",
-    "ContainerResourceSpec",
-    "LocalEnvResourceSpec",
-    "MemoryResourceSpec",
-    "ProcessResourceSpec",
-    "Readiness",
-    "ServiceResourceSpec",
-    "SpecError",
-    "VLLMModelResourceSpec",
-    "memory_bytes",
-]
 
 WORDS_SHOWN_MAX: Final = 64
 """Characters of a command that a message shows as a list."""

@@ -21,9 +21,9 @@ from moorage.gateway.handshake import Doorman
 from moorage.gateway.received import Received
 from moorage.gateway.session import Counts, Session
 from moorage.gateway.settings import GatewaySettings
-from moorage.model import SessionId
+from moorage.model import Code, SessionId
 from moorage.protocol.agent_socket import AgentSocket
-from moorage.protocol.codes import Close, Code
+from moorage.protocol.codes import Close
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.logins import Logins, Tickets
 from moorage.protocol.loop_shares import LoopShares
@@ -31,8 +31,6 @@ from moorage.protocol.messages import Resume
 from moorage.protocol.peers import Peers, most_of_one
 from moorage.protocol.replies import failure
 from moorage.records.rights import Caller
-
-__all__ = ["Gateway", "GatewaySettings", "GatewayStats"]
 
 _LOGIN_LOOK_SECONDS: Final = 60.0
 """Between two looks whether a page's login lasts: one may be over before its time."""

@@ -7,8 +7,6 @@ from typing import Final
 
 from moorage.model import Code
 
-__all__ = ["CLOSE_CODES", "CODES", "SESSION_HEADER", "WORTH_RETRYING", "Close", "Code"]
-
 CODES: Final[dict[Code, str]] = {
     Code.BAD_JSON: "The message is not JSON; the reason gives the byte where it stops being so.",
     Code.BAD_MESSAGE: "A field has the wrong type or value; `field` and `expected` say which.",

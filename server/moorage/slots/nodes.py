@@ -45,8 +45,6 @@ from moorage.slots.specification import (
     written,
 )
 
-__all__ = ["NodeAllocation", "NodeRequest", "NodeResourcePool"]
-
 NodeAllocation = JsonObject
 """`{"metadata": {"allocation", "nodes", "exclusive"}, "resources": {type: [{node, id, slots}]}}`"""
 

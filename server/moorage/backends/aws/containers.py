@@ -7,7 +7,8 @@ from typing import Final
 from moorage.backends.aws.specs import InstanceResourceSpec
 from moorage.backends.base import UnsupportedSpecError
 from moorage.backends.local.container_plans import is_shell
-from moorage.backends.specs import ContainerResourceSpec, SpecError, memory_bytes
+from moorage.backends.spec_fields import memory_bytes
+from moorage.backends.specs import ContainerResourceSpec, SpecError
 from moorage.records.json_values import JsonObject
 
 NAME: Final = "moorage"

@@ -15,7 +15,8 @@ from moorage.backends.aws.catalogue import Catalogue, InstanceType
 from moorage.backends.aws.instances import CONTAINER, SERVER, WORKLOAD
 from moorage.backends.aws.specs import InstanceResourceSpec
 from moorage.backends.base import BackendError, BackendUnavailableError, Order, UnsupportedSpecError
-from moorage.backends.specs import ContainerResourceSpec, memory_bytes
+from moorage.backends.spec_fields import memory_bytes
+from moorage.backends.specs import ContainerResourceSpec
 from moorage.model import Node, Share
 from moorage.policy import capacity_type
 from moorage.records.json_values import JsonObject

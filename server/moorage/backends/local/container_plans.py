@@ -7,7 +7,8 @@ from typing import Final
 
 from moorage.backends.base import Order, UnsupportedSpecError
 from moorage.backends.local.devices import DEVICE_ORDER, DeviceBinding
-from moorage.backends.specs import ContainerResourceSpec, memory_bytes
+from moorage.backends.spec_fields import memory_bytes
+from moorage.backends.specs import ContainerResourceSpec
 
 LOOPBACK: Final = "127.0.0.1"
 MOUNT_OPTIONS: Final = frozenset({"ro", "rw", "bind", "rbind"})

@@ -22,8 +22,6 @@ from prometheus_client.metrics_core import Metric
 
 from moorage.daemon.observability.counters import counter
 
-__all__ = ["Span", "Spans"]
-
 QUEUE_MAX: Final = 2_048
 """Spans that wait for the receiver, where `OTEL_BSP_MAX_QUEUE_SIZE` does not say otherwise."""
 ANSWER_BYTES_MAX: Final = 1 << 16

@@ -29,7 +29,9 @@ from moorage.model import Lease, RequestId, Tenant
 from moorage.protocol.messages import AllocationRequest
 
 if TYPE_CHECKING:
-    from moorage.daemon.observability.otlp import Span, Spans
+    from opentelemetry.trace import Span
+
+    from moorage.daemon.observability.otlp import Spans
 
 _NONE: Final = RequestId("")
 FOLLOWED_MAX: Final = 10_000

@@ -18,7 +18,8 @@ from moorage.backends.base import BackendError, Order
 from moorage.backends.kubernetes.records import GPUS_ANNOTATION, SERVER_LABEL
 from moorage.backends.kubernetes.workloads.bounds import hide_devices, keep_within
 from moorage.backends.kubernetes.workloads.translation import DOMAIN, PodOrder
-from moorage.backends.specs import Readiness, memory_bytes
+from moorage.backends.spec_fields import memory_bytes
+from moorage.backends.specs import Readiness
 from moorage.model import GPU_MILLI, Share
 from moorage.protocol.registry import Document
 from moorage.records.json_values import JsonValue
