@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from moorage.backends.base import Backend
     from moorage.backends.specs import BaseResourceSpec
 
-__all__ = ["KIND"]
-
 
 class ${Name}Kind(BackendKind[NoSettings]):
     """Starts workloads at $name."""
@@ -67,8 +65,6 @@ from dataclasses import dataclass
 from moorage.backends.spec_fields import Name
 from moorage.backends.specs import BaseResourceSpec
 
-__all__ = ["${Name}ResourceSpec"]
-
 
 @dataclass(kw_only=True)
 class ${Name}ResourceSpec(BaseResourceSpec):
@@ -101,8 +97,6 @@ from moorage.backends.base import (
     WorkloadReport,
 )
 from moorage.backends.specs import BaseResourceSpec
-
-__all__ = ["${Name}Backend"]
 
 CATEGORIES: Final = frozenset({"$name"})
 

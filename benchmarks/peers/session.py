@@ -40,19 +40,15 @@ class PeerSession(Protocol):
     @property
     def pids(self) -> Sequence[int]:
         """Return its servers, whose processor time counts."""
-        ...
 
     async def place(self) -> Booking | None:
         """Return a GPU that is decided and stored; none where all are taken."""
-        ...
 
     async def release(self, booking: Booking) -> None:
         """Give a GPU back."""
-        ...
 
     async def wait(self, parked: asyncio.Event) -> Booking:
         """Return the next GPU that gets free; set `parked` as soon as this waits for one."""
-        ...
 
 
 Nodes = Sequence[TraceNode]

@@ -176,7 +176,6 @@ class LedgerHistory(Protocol):
     @property
     def last_seq(self) -> int:
         """The last fact that is durable, and known here; 0 where there is none."""
-        ...
 
     async def history(
         self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
@@ -196,11 +195,9 @@ class LedgerHistory(Protocol):
             LedgerError: The ledger is not open.
 
         """
-        ...
 
     async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[LedgerEntry]:
         """Return the facts after a seq, oldest first; parameters and errors as `history`."""
-        ...
 
     async def history_start(self) -> float | None:
         """Return when the oldest fact was appended that is still there; None: none was pruned.
@@ -210,7 +207,6 @@ class LedgerHistory(Protocol):
             LedgerError: The ledger is not open.
 
         """
-        ...
 
 
 class Ledger(LedgerHistory, Protocol):
@@ -219,12 +215,10 @@ class Ledger(LedgerHistory, Protocol):
     @property
     def checkpoint_seq(self) -> int:
         """The fact as of which the newest checkpoint is; 0 where there is none."""
-        ...
 
     @property
     def is_full(self) -> bool:
         """Whether the disk is full: nothing new may be promised, what is promised can end."""
-        ...
 
     def check(self) -> None:
         """Refuse to go on after a failure, also where nothing is being written.
@@ -233,7 +227,6 @@ class Ledger(LedgerHistory, Protocol):
             LedgerFailed: Writing failed, or another server writes.
 
         """
-        ...
 
     async def open(self) -> Recovery:
         """Take the single-writer lock, verify, and return the contents.
@@ -248,7 +241,6 @@ class Ledger(LedgerHistory, Protocol):
             LedgerError: It cannot be opened, or is open already.
 
         """
-        ...
 
     def append(self, facts: Sequence[Fact], at: float) -> Coroutine[Any, Any, int]:
         """Store facts; they are durable when this is awaited to its end.
@@ -270,7 +262,6 @@ class Ledger(LedgerHistory, Protocol):
             LedgerError: The ledger is not open.
 
         """
-        ...
 
     async def checkpoint(self, seq: int, facts: Sequence[Fact]) -> None:
         """Store facts that rebuild the state as of `seq`; durable when this returns.
@@ -288,7 +279,6 @@ class Ledger(LedgerHistory, Protocol):
             LedgerError: `seq` is out of range, or the ledger is not open.
 
         """
-        ...
 
     async def prune(self, before: float, bytes_max: int) -> bool:
         """Delete some of the oldest facts, between two commits; no start needs them.
@@ -308,7 +298,6 @@ class Ledger(LedgerHistory, Protocol):
             LedgerError: The ledger is not open.
 
         """
-        ...
 
     async def close(self) -> None:
         """Wait until all appended facts are durable, and close. A second call does nothing.
@@ -317,7 +306,6 @@ class Ledger(LedgerHistory, Protocol):
             LedgerFailed: The disk refused.
 
         """
-        ...
 
 
 @contextmanager

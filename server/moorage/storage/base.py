@@ -129,22 +129,18 @@ class Election(Protocol):
             StorageError: The database cannot be used, now or at all.
 
         """
-        ...
 
     @property
     def leader(self) -> Leader | None:
         """The server that led when this one last stood; None: none did, or it was to leave soon."""
-        ...
 
     @property
     def standbys(self) -> bool:
         """Whether another server stood by at the last beat."""
-        ...
 
     @property
     def epoch(self) -> int:
         """Of this server since it leads; grows with each change of the leader."""
-        ...
 
     def beat(self) -> bool:
         """Renew the leader's heartbeat; return whether an operator wants it to resign.
@@ -154,20 +150,16 @@ class Election(Protocol):
             StorageFailed: The database failed.
 
         """
-        ...
 
     @property
     def is_deposed(self) -> bool:
         """Whether another server was found to lead since this one did."""
-        ...
 
     def announce(self) -> None:
         """Tell those that stand by that this server is about to resign."""
-        ...
 
     def resign(self) -> None:
         """Let another server lead, at once; where this one never led, stand by no longer."""
-        ...
 
 
 class FactRow(NamedTuple):
@@ -216,23 +208,18 @@ class Facts(Protocol):
 
     def last_seq(self) -> int:
         """Return the seq of the last fact, 0 if there is none."""
-        ...
 
     def pruned_seq(self) -> int:
         """Return the last fact that was deleted for its age or for room; 0 if none was."""
-        ...
 
     def oldest_at(self) -> float:
         """Return when the oldest fact was appended. Only where there is one."""
-        ...
 
     def chain_of(self, seq: int) -> int | None:
         """Return the chain of a fact; 0 before the first one, None if the fact is not there."""
-        ...
 
     def lost(self) -> list[tuple[int, int]]:
         """Return the first and the last of each run of facts whose loss was accepted, in order."""
-        ...
 
     def page(
         self, after: int, limit: int, bytes_max: int, subject: str | None = None
@@ -241,7 +228,6 @@ class Facts(Protocol):
 
         With a subject, only facts about this lease, request or cluster.
         """
-        ...
 
     def prune(self, limit: int, before: float, bytes_max: int) -> bool:
         """Delete some of the oldest facts. Return whether there are more to delete.
@@ -252,38 +238,30 @@ class Facts(Protocol):
             bytes_max: As long as more than this is used, others go, too.
 
         """
-        ...
 
     def checkpoints(self) -> list[Checkpoint]:
         """Return the finished checkpoints, newest first."""
-        ...
 
     def checkpoint_parts(self, finished: Checkpoint) -> list[bytes] | None:
         """Return the parts of a checkpoint, or None if they are not as they were written."""
-        ...
 
     def last_checkpoint_number(self) -> int:
         """Return the highest number of a checkpoint, finished or not; 0 if there is none."""
-        ...
 
     def insert_part(self, checkpoint: int, number: int, body: bytes) -> None:
         """Add one part of a checkpoint that is not finished yet."""
-        ...
 
     def finish_checkpoint(self, finished: Checkpoint, keep: int) -> None:
         """Make a checkpoint count, and all but the newest `keep` not count any more."""
-        ...
 
     def drop_checkpoint(self, finished: Checkpoint) -> None:
         """Make a checkpoint not count any more; its parts go with the next sweeps."""
-        ...
 
     def sweep(self) -> bool:
         """Delete some parts of checkpoints that do not count. Return whether there were any.
 
         Only to be called while no checkpoint is being written.
         """
-        ...
 
 
 class OpenedFacts(NamedTuple):
@@ -305,7 +283,6 @@ class FactReading(Protocol):
     @property
     def place(self) -> str:
         """Its name in messages."""
-        ...
 
     def reading(self) -> AbstractContextManager[Facts]:
         """Read in one moment of the facts, whatever is written meanwhile. In any thread.
@@ -314,11 +291,9 @@ class FactReading(Protocol):
             StorageError: It is not open, damaged, or cannot be read.
 
         """
-        ...
 
     def close(self) -> None:
         """Close all connections, and release the lock."""
-        ...
 
 
 class FollowedFacts(FactReading, Protocol):
@@ -331,7 +306,6 @@ class FollowedFacts(FactReading, Protocol):
             StorageError: It cannot be read.
 
         """
-        ...
 
 
 class FactStore(FactReading, Protocol):
@@ -340,7 +314,6 @@ class FactStore(FactReading, Protocol):
     @property
     def is_full(self) -> bool:
         """Whether the disk is full: no new grants are possible, granted leases can end."""
-        ...
 
     def open(self) -> OpenedFacts:
         """Take the single-writer lock, verify, and make the tables where there are none.
@@ -351,7 +324,6 @@ class FactStore(FactReading, Protocol):
             StorageError: It cannot be opened.
 
         """
-        ...
 
     def commit(
         self, rows: Sequence[FactRow], fencing: int, works: Sequence[Callable[[Facts], object]]
@@ -371,7 +343,6 @@ class FactStore(FactReading, Protocol):
             StorageError: Likewise.
 
         """
-        ...
 
     def upkeep(self) -> float | None:
         """Do due upkeep; return the seconds until more is due, None: never.
@@ -382,11 +353,9 @@ class FactStore(FactReading, Protocol):
             StorageFailed: Nothing more may be committed.
 
         """
-        ...
 
     def end_writing(self, *, clean: bool) -> None:
         """Close what only the writing thread uses. `clean`: every commit succeeded."""
-        ...
 
 
 class RecordRow(NamedTuple):
@@ -412,63 +381,48 @@ class RecordTable(Protocol):
 
     def get(self, kind: str, record_id: str) -> RecordRow | None:
         """Return a record, or None."""
-        ...
 
     def has(self, kind: str, record_id: str) -> bool:
         """Return whether there is such a record."""
-        ...
 
     def ids(self, kind: str) -> list[str]:
         """Return the ids of all records of a kind."""
-        ...
 
     def rows(self, kind: str) -> list[tuple[int, RecordRow]]:
         """Return all records of a kind, by id, with the number of each."""
-        ...
 
     def put(self, kind: str, row: RecordRow) -> None:
         """Store a record, in the place of the one with its id if there is one."""
-        ...
 
     def remove(self, kind: str, record_id: str) -> bool:
         """Delete a record; return whether there was one."""
-        ...
 
     def remove_oldest_without(self, kind: str, other: str) -> None:
         """Delete the oldest record of a kind whose id no record of another kind has."""
-        ...
 
     def number_of(self, kind: str, record_id: str) -> int:
         """Return the number of a record that is there."""
-        ...
 
     def set_aside(self, number: int, why: str) -> None:
         """Move a record to where it is in no other record's way."""
-        ...
 
     def count(self, kind: str) -> int:
         """Return the number of records of a kind, by counting them."""
-        ...
 
     def usage(self) -> dict[str, tuple[int, int]]:
         """Return by kind how many records there are, and their bytes, without counting them."""
-        ...
 
     def marks(self) -> dict[str, object]:
         """Return by kind a value that differs after each change, without reading the records."""
-        ...
 
     def checksums(self, kind: str) -> dict[str, int]:
         """Return the checksums of all records of a kind, by id."""
-        ...
 
     def tallies(self) -> dict[str, RecordTally]:
         """Return by kind the noted and the counted number."""
-        ...
 
     def take_tally(self, kind: str) -> None:
         """Note the counted number of a kind."""
-        ...
 
 
 class RecordStore(Protocol):
@@ -477,7 +431,6 @@ class RecordStore(Protocol):
     @property
     def place(self) -> str:
         """Its name in messages."""
-        ...
 
     def open(self) -> list[str]:
         """Verify, and make the tables where there are none.
@@ -489,7 +442,6 @@ class RecordStore(Protocol):
             StorageError: It cannot be opened, or is not whole.
 
         """
-        ...
 
     def transact(self, work: Callable[[RecordTable], T], *, durable: bool) -> T:
         """Run `work` in a transaction and return its result; all of it is undone if it raises.
@@ -502,15 +454,12 @@ class RecordStore(Protocol):
             StorageError: The database refused.
 
         """
-        ...
 
     def upkeep(self) -> float | None:
         """Do due upkeep; return the seconds until more is due, None: never."""
-        ...
 
     def close(self) -> None:
         """Close it. A second call does nothing."""
-        ...
 
 
 class TokenRow(NamedTuple):
@@ -531,27 +480,21 @@ class TokenRows(Protocol):
     @property
     def place(self) -> str:
         """Its name in messages."""
-        ...
 
     def version(self) -> object:
         """Return a value that differs after each change; None: there are no tokens yet."""
-        ...
 
     def rows(self) -> list[TokenRow]:
         """Return all of them, by name."""
-        ...
 
     def insert(self, row: TokenRow) -> bool:
         """Store a new one; False: another one has its name."""
-        ...
 
     def revoke(self, name: str, at: float) -> bool | None:
         """Revoke one; False: it was revoked before, None: no token has this name."""
-        ...
 
     def close(self) -> None:
         """Close it."""
-        ...
 
 
 class AgentRows(Protocol):
@@ -560,23 +503,18 @@ class AgentRows(Protocol):
     @property
     def place(self) -> str:
         """Its name in messages."""
-        ...
 
     def version(self) -> object:
         """Return a value that differs after each change; None: there are none yet."""
-        ...
 
     def rows(self) -> dict[str, bytes]:
         """Return all documents by key."""
-        ...
 
     def change(self) -> AbstractContextManager[dict[str, bytes]]:
         """Give all documents in a transaction; what differs at its end is stored."""
-        ...
 
     def close(self) -> None:
         """Close it."""
-        ...
 
 
 class LoginRows(Protocol):
@@ -584,23 +522,18 @@ class LoginRows(Protocol):
 
     def version(self) -> object:
         """Return a value that differs after each change; None: there are none yet."""
-        ...
 
     def rows(self) -> dict[str, bytes]:
         """Return all documents by digest, the oldest first."""
-        ...
 
     def insert(self, digest: str, document: bytes, gone: Collection[str] = ()) -> None:
         """Store a new one, and delete others."""
-        ...
 
     def delete(self, digests: Collection[str]) -> None:
         """Delete those that are there."""
-        ...
 
     def close(self) -> None:
         """Let go of it."""
-        ...
 
 
 class AuditEnd(NamedTuple):
@@ -617,29 +550,23 @@ class AuditRows(Protocol):
     @property
     def place(self) -> str:
         """Its name in messages."""
-        ...
 
     def append(
         self, now: float, make: Callable[[AuditEnd], tuple[Sequence[bytes], AuditEnd]]
     ) -> None:
         """Store what `make` returns for the end that is there, while no other writes."""
-        ...
 
     def lines(self, after: int) -> Iterator[tuple[int, bytes]]:
         """Yield the lines after a number, with their numbers."""
-        ...
 
     def end(self) -> AuditEnd:
         """Return its end."""
-        ...
 
     def prune(self, before: float, bytes_max: int) -> None:
         """Delete lines stored before a time, then the oldest while there are more bytes."""
-        ...
 
     def close(self) -> None:
         """Close it."""
-        ...
 
 
 def changed_rows(
@@ -662,39 +589,30 @@ class Storage(Protocol):
 
     def facts(self) -> FactStore:
         """Return the ledger's part."""
-        ...
 
     def records(self) -> RecordStore:
         """Return the catalog's part."""
-        ...
 
     def tokens(self) -> TokenRows:
         """Return the named tokens."""
-        ...
 
     def agents(self) -> AgentRows:
         """Return the agents and their joining tokens."""
-        ...
 
     def logins(self) -> LoginRows:
         """Return the logins to the console."""
-        ...
 
     def audit(self) -> AuditRows | None:
         """Return the audit log; None: it is in files of the data folder."""
-        ...
 
     def election(self) -> Election | None:
         """Return the election of the server that writes; None if a second server is refused."""
-        ...
 
     def followed(self) -> Followed | None:
         """Return a reader beside the server that writes; None if there is only one server."""
-        ...
 
     def has_records(self) -> bool:
         """Return whether a catalog was ever made here."""
-        ...
 
     def secret(self) -> bytes:
         """Return the secret that the tokens of leases are made of; made where there is none.
@@ -703,7 +621,6 @@ class Storage(Protocol):
             StorageError: It cannot be read or made.
 
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
