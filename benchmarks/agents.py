@@ -96,7 +96,6 @@ class FaultWorld:
     Args:
         folder: Of all that they write.
         agents: How many.
-
     """
 
     def __init__(self, folder: Path, agents: int) -> None:
@@ -248,7 +247,6 @@ async def measure(folder: Path, counts: tuple[int, int, int, int]) -> Figures:
     Args:
         folder: An empty one.
         counts: Of agents, of their kills, of kills of the server, and of partitions.
-
     """
     agents, agent_kills, server_kills, partitions = counts
     world = FaultWorld(folder, agents)

@@ -40,7 +40,6 @@ def engines() -> Figures:
 
     Raises:
         CommandError: A process, a file descriptor or a slot was left behind.
-
     """
     command = ["sleep", "100000"]
     process = ProcessResourceSpec(command=command, cpu_count=1, reset_command=["true"])
@@ -70,7 +69,6 @@ def cycles(spec: BaseResourceSpec, times: int, starts: int = STARTS) -> Figures:
     Raises:
         BackendError: It cannot be started here.
         CommandError: A process, a file descriptor or a slot was left behind.
-
     """
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
         open_before = _open_files()

@@ -53,7 +53,6 @@ class ChurnJob:
         later: Another request file; requests are drawn from it in the second half of what is
             measured.
         plots: Files to draw to, `.png` or `.svg`.
-
     """
 
     rules: Sequence[str] = RULES
@@ -83,7 +82,6 @@ def churn(
     Raises:
         TraceError: A file cannot be read as a trace.
         CommandError: No node file is given, or there are no traces, or no such policy.
-
     """
     if nodes is None:
         raise CommandError("churn needs --nodes, the node file of a trace")
@@ -155,7 +153,6 @@ def run(
 
     Raises:
         ValueError: A request was refused for another reason than that there is no room.
-
     """
     shipped, described, more = _policy(rule)
     parameters = {**(typical_of(shipped, pods) if described else {}), **more}
@@ -245,7 +242,6 @@ class HeldMilli:
     Args:
         capacity_milli: Of the fleet.
         since: From when on they count, in seconds.
-
     """
 
     capacity_milli: int

@@ -23,7 +23,6 @@ class SizeCount(msgspec.Struct):
         requested, requested_milli: Measured requests, and the GPU milli that they asked for.
         refused, refused_milli: Those that were refused.
         waited_stays: What all of them waited, in mean stays.
-
     """
 
     requested: int = 0
@@ -43,7 +42,6 @@ class ChurnRun(msgspec.Struct, frozen=True):
         allocated_percent: GPU milli held, the mean over time, in percent of the fleet's.
         sizes: By size of request.
         microseconds: The mean time of a decision of the policy.
-
     """
 
     trace: str

@@ -46,7 +46,6 @@ def map_figures(
         path: Of the browser.
         request: A message that is granted one GPU.
         progress: Gets a line for each step.
-
     """
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS])

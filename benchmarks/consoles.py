@@ -56,7 +56,6 @@ def consoles(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]
 
     Args:
         progress: Gets a line for each step.
-
     """
     figures: dict[str, Any] = {"consoles": CONSOLES, "percent_max": PERCENT_MAX}
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder, ExitStack() as stack:
@@ -100,7 +99,6 @@ class _Server:
     Args:
         running: Where it is.
         request: A message that asks for one GPU.
-
     """
 
     running: Running
@@ -209,7 +207,6 @@ class _Shown:
     Args:
         running: The server.
         view: Its name.
-
     """
 
     def __init__(self, running: Running, view: str) -> None:
@@ -252,7 +249,6 @@ class _Page:
         http: For all pages.
         view: What it shows.
         phase: From 0 to 1: when it asks, within each interval.
-
     """
 
     socket: ClientConnection

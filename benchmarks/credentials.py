@@ -49,7 +49,6 @@ class Shown(NamedTuple):
         kind: `missing`, `bad`, `expired`, `forged`, `foreign`, `revoked` or `valid`.
         headers: What it brings along.
         query: Behind the `?` of its address.
-
     """
 
     kind: str
@@ -68,7 +67,6 @@ def credentials(
 
     Raises:
         CommandError: A valid credential is refused, so nothing can be said of the others.
-
     """
     with tempfile.TemporaryDirectory(prefix="moorage-") as name, _issuer() as issuer:
         folder = Path(name)
@@ -289,7 +287,6 @@ class Issuer:
         url: Its own address.
         key: Signs its tokens.
         public: The same key, as PEM.
-
     """
 
     url: str

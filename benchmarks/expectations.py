@@ -41,7 +41,6 @@ def calibrate(jobs: Sequence[Job], nodes: int, rule: str) -> dict[str, Any]:
         jobs: In the order of their submission.
         nodes: How many the fleet has.
         rule: The shipped policy that places them.
-
     """
     running = _Course(jobs, nodes, rule)
     every = max(1, len(jobs) // SAMPLES)

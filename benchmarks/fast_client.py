@@ -67,7 +67,6 @@ class FastClient(asyncio.Protocol):
         open: Done once the handshake is.
         lost: Set once the connection is gone.
         writable: Cleared while the socket takes no more.
-
     """
 
     def __init__(
@@ -163,7 +162,6 @@ async def connect(
 
     Raises:
         CommandError, OSError: It was refused.
-
     """
     address = parse_uri(url)
     loop = asyncio.get_running_loop()

@@ -77,7 +77,6 @@ def floods(
 
     Raises:
         CommandError: There is no such attack, or the server ended.
-
     """
     if unknown := [each for each in attacks if each not in ATTACKS]:
         known = ", ".join(ATTACKS)
@@ -113,7 +112,6 @@ class _Bystander:
 
     Args:
         running: The server.
-
     """
 
     def __init__(self, running: Running) -> None:

@@ -43,7 +43,6 @@ class IdleAgent:
         url: Of the server.
         token: With which it joins.
         number: Of its machine.
-
     """
 
     def __init__(self, url: str, token: str, number: int) -> None:
@@ -137,7 +136,6 @@ async def measure(running: Running, data: Path, counts: tuple[int, int], seconds
         data: Its folder.
         counts: Of agents, and of clusters that they are in.
         seconds: How long they are idle.
-
     """
     agents, clusters = counts
     store, now = AgentStore(open_storage("", data).agents()), time.time()

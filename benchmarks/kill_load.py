@@ -56,7 +56,6 @@ class Wanted:
         stage: How far it is.
         lease: Its id, once it was granted.
         token: Its token.
-
     """
 
     key: str
@@ -73,7 +72,6 @@ class KillLoad:
         draw: Decides what they do.
         resources: What every lease holds.
         spec: Makes the spec of a workload.
-
     """
 
     def __init__(
@@ -117,7 +115,6 @@ class KillLoad:
 
         Raises:
             CommandError: An answer was not what it must be.
-
         """
         await asyncio.gather(*(self._client(url, wanted) for wanted in self._clients))
 
@@ -126,7 +123,6 @@ class KillLoad:
 
         Raises:
             CommandError: An answer was not what it must be.
-
         """
         async with connect(url, compression=None, proxy=None) as socket:
             for wanted in self._clients:

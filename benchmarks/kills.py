@@ -70,7 +70,6 @@ class Findings:
         never_started: Workloads that should have run, and never did.
         orphans: Workloads that run for no lease.
         left_behind: What was there after everything was given back and the daemon had stopped.
-
     """
 
     double_starts: list[str] = field(default_factory=list[str])
@@ -101,7 +100,6 @@ def kills(
     Raises:
         CommandError: There were some, or it could not be played. The folder with the ledger, the
             log and the starts stays, and is named.
-
     """
     if category not in get_args(Category):
         raise CommandError(f"category: expected {' or '.join(get_args(Category))}, not {category}")
@@ -127,7 +125,6 @@ class _Machine:
     Args:
         folder: Of the command.
         image: Of their containers; None where they are processes.
-
     """
 
     def __init__(self, folder: Path, image: str | None) -> None:
@@ -222,7 +219,6 @@ class _Run:
         folder: Of the command.
         machine: What the workloads are.
         progress: Called with how far it is.
-
     """
 
     def __init__(self, folder: Path, machine: _Machine, progress: Callable[[str], None]) -> None:

@@ -56,7 +56,6 @@ def observation(
     Args:
         blocks: Of requests that each server takes.
         progress: Gets a line for each step.
-
     """
     with ExitStack() as stack:
         ours = stack.enter_context(_serving(_OURS))

@@ -45,7 +45,6 @@ class Packing:
         declined: Requests that were not, and were gone.
         decisions: Consultations of the policy; a request that fits nowhere needs none.
         seconds: Time inside `eval`, over all decisions.
-
     """
 
     allocated_percent: float = 0.0
@@ -67,7 +66,6 @@ class Site:
     Args:
         document: The cluster document.
         metrics: Its metrics document, for policies that look at live metrics.
-
     """
 
     def __init__(
@@ -97,7 +95,6 @@ class Consulting:
         answers: What was answered, by the number of the message; the caller takes them out.
         decisions: Consultations of the policy; a request that fits nowhere needs none.
         seconds: Time inside `eval`, over all decisions.
-
     """
 
     def __init__(
@@ -163,7 +160,6 @@ def pack(
     Raises:
         ValueError: A request was refused for another reason than that there is no room: the
             policy proposed what does not fit, or declined what does.
-
     """
     packing, state = Packing(), site.allocator.state
     consulting = Consulting(policy, site, parameters)
@@ -199,7 +195,6 @@ def request(number: int, pod: TracePod, seed: int, terms: LeaseTerms = FOR_EVER)
         pod: What it asks for.
         seed: From which its own seed comes.
         terms: Of its lease.
-
     """
     return Ask(
         id=RequestId(str(number)),

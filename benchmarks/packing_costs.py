@@ -27,7 +27,6 @@ def packing_costs(
         nodes: Node file of a trace; a made-up fleet of openb's shape where none is given.
         pods: Its request file, likewise.
         seeds: How many, from 42 on.
-
     """
     machines, wanted = read_trace(nodes, pods)
     runs = [(name, name, typical_of(name, wanted)) for name in catalog.shipped()]

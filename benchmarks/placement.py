@@ -60,7 +60,6 @@ class Comparison(msgspec.Struct, frozen=True):
         deviation: Its standard deviation, over `runs` seeds.
         reached_at_100: Our mean at 100 %.
         allowed: How far the means may be apart.
-
     """
 
     trace: str
@@ -107,7 +106,6 @@ def compare(
     Raises:
         TraceError: A file cannot be read as a trace.
         CommandError: A policy is none of these.
-
     """
     unknown = [policy for policy in rules if policy not in (*PUBLISHED_AS, *EXPECTED_FILL)]
     if unknown:
@@ -165,7 +163,6 @@ def placement(
 
     Raises:
         CommandError: No node file is given, or there are no traces beside it.
-
     """
     if nodes is None:
         raise CommandError("placement needs --nodes, the node file of a trace")

@@ -52,7 +52,6 @@ class Cost:
         seconds: From each consultation to its proposal.
         cpu_seconds: CPU time of the sandbox's processes, from the first request to the last.
         allocated_percent: GPU milli held at the end, in percent of the fleet's.
-
     """
 
     seconds: list[float] = field(default_factory=list[float])
@@ -77,7 +76,6 @@ def policies(nodes: Sequence[trace.TraceNode], pods: Sequence[trace.TracePod]) -
 
     Raises:
         CommandError: A policy failed.
-
     """
     order = trace.arrivals(pods, trace.capacity_milli(nodes), 1.3, SEED)
     costs: dict[str, Cost] = {}
@@ -153,7 +151,6 @@ class JailedSite:
         name: The policy.
         parameters: In the place of its defaults.
         site: Where requests are placed.
-
     """
 
     def __init__(self, name: str, parameters: Mapping[str, Any], site: Site) -> None:

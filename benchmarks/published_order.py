@@ -37,7 +37,6 @@ class GoRandom:
 
     Args:
         seed: As Go takes it: 64 bits, signed.
-
     """
 
     def __init__(self, seed: int) -> None:
@@ -106,7 +105,6 @@ def published_order(
         capacity_milli: GPU milli of all nodes together.
         arrive: GPU demand to reach, as a multiple of the capacity.
         seed: Of the run: 42 to 51 were published.
-
     """
     draws = GoRandom(seed)
     draws.int63()  # It logs the first.

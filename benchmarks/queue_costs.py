@@ -53,7 +53,6 @@ class _Queue:
     Args:
         nodes: How many, of `GPUS_EACH` GPUs.
         waiters: How many.
-
     """
 
     def __init__(self, nodes: int, waiters: int) -> None:

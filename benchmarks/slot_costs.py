@@ -29,7 +29,6 @@ def slots() -> dict[str, Any]:
 
     Raises:
         CommandError: The operations did not conserve every slot.
-
     """
     draw = random.Random(SEED)
     few, many = _half_full(INSTANCES_FEW, draw), _half_full(INSTANCES_MANY, draw)
@@ -79,7 +78,6 @@ def churn(operations: int, seed: int) -> int:
 
     Raises:
         CommandError: The pool is not what it was before.
-
     """
     draw = random.Random(seed)
     rows = [{"id": str(number), "slots": 1 + number % 4} for number in range(INSTANCES_FEW)]

@@ -77,7 +77,6 @@ class Played:
         contended: GPU seconds that each virtual cluster held while all of them waited.
         lost_gpu_hours: What jobs had done that had to give way.
         seconds: How long the run took.
-
     """
 
     waits: dict[int, float] = field(default_factory=dict[int, float])
@@ -105,7 +104,6 @@ def waiting(
 
     Raises:
         CommandError: The trace is missing or cannot be read, or it asks for no GPUs.
-
     """
     if pods is None:
         raise CommandError("waiting needs --pods, the jobs of a trace (timestamp,duration,…)")
@@ -143,7 +141,6 @@ def play(jobs: Sequence[Job], nodes: int, rule: str, order: str, way: Way = "bac
 
     Raises:
         ValueError: A job was refused.
-
     """
     running, started = _Running(jobs, nodes, rule, order, way), time.perf_counter()
     for number, job in enumerate(jobs):
@@ -282,7 +279,6 @@ class _Line:
 
     Args:
         running: Who puts them.
-
     """
 
     def __init__(self, running: _Running) -> None:

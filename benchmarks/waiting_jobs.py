@@ -28,7 +28,6 @@ class Job(NamedTuple):
         seconds: How long it ran.
         gpus: How many it had.
         cluster: Its virtual cluster.
-
     """
 
     at: float
@@ -42,7 +41,6 @@ def read_jobs(path: Path) -> list[Job]:
 
     Raises:
         CommandError: A row cannot be read, or there is none.
-
     """
     found: list[Job] = []
     try:

@@ -43,7 +43,6 @@ def warm_leases(starts: int = STARTS) -> Figures:
 
     Raises:
         CommandError: A warm lease was started again.
-
     """
     figures: Figures = {}
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder, daemon(Path(folder)) as running:

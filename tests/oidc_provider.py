@@ -31,7 +31,6 @@ class Provider:
 
     Args:
         process: It.
-
     """
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:

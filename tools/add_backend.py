@@ -72,7 +72,6 @@ class ${Name}ResourceSpec(BaseResourceSpec):
 
     Args:
         image: What it is made of.
-
     """
 
     category: str = "$name"

@@ -20,7 +20,6 @@ class Comparison:
     Args:
         old: As it was released.
         new: As it is now.
-
     """
 
     def __init__(self, old: dict[str, Any], new: dict[str, Any]) -> None:

@@ -137,7 +137,6 @@ class Subjects:
         released: Its release lets a request start that waits.
         tenant: Whose that lease is.
         refused: A request.
-
     """
 
     lease: str

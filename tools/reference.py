@@ -237,7 +237,6 @@ def relinked(text: str, name: str) -> str:
     Args:
         text: The page, as `expand` made it.
         name: Its path in `docs`.
-
     """
     here = next((source for source, there in pages().items() if there == name), f"docs/{name}")
 

@@ -53,7 +53,6 @@ class FaultRun:
 
     Args:
         load: The clients.
-
     """
 
     def __init__(self, load: Load) -> None:
@@ -101,7 +100,6 @@ async def play(folder: Path, counts: Mapping[str, int], clients: int, seed: int)
 
     Raises:
         CommandError: The servers do not come up again.
-
     """
     programs = find_programs()
     if programs is None:
@@ -150,7 +148,6 @@ async def play_elsewhere(
 
     Raises:
         CommandError: A command failed.
-
     """
     rounds = itertools.count()
     number = next(rounds)

@@ -46,7 +46,6 @@ class PostgresServer:
     Attributes:
         folder: As above.
         port: Of loopback.
-
     """
 
     def __init__(self, folder: Path, programs: Path) -> None:

@@ -24,7 +24,6 @@ class AcknowledgedGrant(NamedTuple):
         server: The process that answered; empty where that is not known.
         sent_at: When the request was first sent.
         answered_at: When its answer was there.
-
     """
 
     key: str
@@ -58,7 +57,6 @@ class FaultHistory:
         leases: What the last server has: the fencing number of each lease.
         waiting: Requests that wait there.
         committed: Fencing numbers of grants in the order in which they were committed.
-
     """
 
     sent: dict[str, float] = field(default_factory=dict)
@@ -92,7 +90,6 @@ def longest_pause(times: Sequence[float], begin: float, end: float) -> float:
         times: Of all answers, in order.
         begin: The first moment.
         end: The second one.
-
     """
     first = max(0, bisect_right(times, begin) - 1)
     among = times[first : bisect_left(times, end) + 1]

@@ -42,7 +42,6 @@ class Target:
         gpus: Of each lease.
         name_server: Returns the process that has an address at the moment.
         alone: There are no other clients.
-
     """
 
     urls: str
@@ -63,7 +62,6 @@ class Load:
 
     Attributes:
         history: What they saw.
-
     """
 
     def __init__(self, target: Target, clients: int, seed: int) -> None:
@@ -85,7 +83,6 @@ class Load:
 
         Raises:
             CommandError: A client was refused.
-
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -109,7 +106,6 @@ class Load:
 
         Raises:
             LoadStalled: They do not come.
-
         """
 
         def count() -> int:

@@ -18,7 +18,6 @@ class Proxy:
     Attributes:
         target: As above; may be changed.
         port: Where it listens.
-
     """
 
     def __init__(self, target: int) -> None:

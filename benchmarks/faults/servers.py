@@ -50,7 +50,6 @@ class ServerSeat:
         http: Where its HTTP services are.
         clients: The proxy in front of it.
         database: The proxy between it and the database.
-
     """
 
     def __init__(
@@ -134,7 +133,6 @@ class ServerSeat:
 
         Raises:
             CommandError: None comes, or the old one does not end.
-
         """
         async with self._is_ready:
             try:
@@ -162,7 +160,6 @@ class ServerPair:
 
     Attributes:
         seats: As above.
-
     """
 
     def __init__(self, folder: Path, postgres: PostgresServer, draw: random.Random) -> None:
@@ -222,7 +219,6 @@ class ServerPair:
 
         Raises:
             CommandError: That does not come about.
-
         """
         a, b = self.seats
         end = time.monotonic() + SETTLE_SECONDS_MAX
@@ -322,7 +318,6 @@ def read_committed(address: str) -> list[int]:
     Raises:
         LedgerCorrupt: The ledger is not whole.
         StorageError: It cannot be read.
-
     """
     from moorage.core.state.facts import Granted  # noqa: PLC0415  # With the extra.
     from moorage.ledger.codec import unseal  # noqa: PLC0415  # As above.

@@ -27,7 +27,6 @@ class ObjectSession(ABC):
     Args:
         pids: As in `PeerSession`.
         client: Of the API server.
-
     """
 
     path: str

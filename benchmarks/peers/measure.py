@@ -35,7 +35,6 @@ class Figures(msgspec.Struct, frozen=True):
         single_ms: Median of one request alone.
         wake_ms: Median from the sending of a release to the grant of what waits.
         cpu_ms: Processor time of the servers for one placement of the closed loop.
-
     """
 
     load: float
@@ -65,7 +64,6 @@ async def measure(peer: Peer, nodes: Nodes, extent: Extent) -> Figures:
 
     Raises:
         CommandError: It booked something twice, or did not fill the fleet.
-
     """
     load = os.getloadavg()[0]
     async with peer.run(nodes) as session:
@@ -94,7 +92,6 @@ def check(name: str, nodes: Nodes, held: Sequence[Booking]) -> None:
 
     Raises:
         CommandError: A device is held twice, or a node or the fleet by more or less than it has.
-
     """
     sizes = {node.name: node.gpus for node in nodes if node.gpus}
     if len(held) != sum(sizes.values()):

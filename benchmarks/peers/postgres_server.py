@@ -35,7 +35,6 @@ async def server() -> AsyncIterator[tuple[int, Any, Any]]:
 
     Yields:
         Its process, a pool of connections for requests, and a connection that listens.
-
     """
     import asyncpg  # noqa: PLC0415  # This peer's alone.
 

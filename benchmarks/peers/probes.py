@@ -14,7 +14,6 @@ class Probes:
 
     Args:
         count: How many there are.
-
     """
 
     def __init__(self, count: int) -> None:

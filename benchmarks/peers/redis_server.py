@@ -59,7 +59,6 @@ async def server() -> AsyncIterator[tuple[int, list[RedisConnection]]]:
 
     Yields:
         Its process, connections for requests, and a last one for who waits.
-
     """
     path, port = found("redis-server"), free_port()
     assert path is not None

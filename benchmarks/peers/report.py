@@ -35,7 +35,6 @@ class Row(msgspec.Struct):
         stores: What outlives a crash.
         runs: Its own.
         moorage: The neighbouring ones.
-
     """
 
     date: str

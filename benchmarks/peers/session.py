@@ -26,7 +26,6 @@ class Booking(NamedTuple):
         handle: What `release` needs.
         node: Where it is; empty where the peer only counts.
         device: Which of the node's; empty where the peer does not say.
-
     """
 
     handle: Any
@@ -67,7 +66,6 @@ class Peer:
         install: The command that installs what it needs.
         version: Returns the version, or nothing where something is missing.
         run: Runs it over a fleet until the block ends.
-
     """
 
     name: str

@@ -34,7 +34,6 @@ class Addresses:
 
     Args:
         named: By the user, in this order; one at least.
-
     """
 
     def __init__(self, named: Sequence[Endpoint]) -> None:
@@ -83,7 +82,6 @@ class Addresses:
             by: Where it is.
             refused: What it said.
             key: Under which its details name the writer.
-
         """
         self._leader = None
         self._pass_over(by)
@@ -138,7 +136,6 @@ class Addresses:
         Args:
             error: The last one's.
             tried: What the attempts of one round ended in, where all failed.
-
         """
         if len(self._said) <= 1 and not self.several:
             return error

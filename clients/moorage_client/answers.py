@@ -44,7 +44,6 @@ class Answer(Reply, frozen=True):
         reasons: Why this placement, if the request had `explain`.
         request: The server's id of the request, for `why`.
         policy_rule_uri: The version that answered, where the request named an alias.
-
     """
 
 
@@ -79,7 +78,6 @@ def read_lease(document: JsonValue) -> Lease:
 
     Raises:
         UnreadableError: The object is not what the protocol promises.
-
     """
     try:
         return read_record(Lease, document)
@@ -92,7 +90,6 @@ def read_as(kind: type[T], document: JsonValue) -> T:
 
     Raises:
         UnreadableError: It is something else; the error names the field.
-
     """
     try:
         return read_record(kind, document)
@@ -113,7 +110,6 @@ def read_object(value: JsonValue) -> JsonObject:
 
     Raises:
         UnreadableError: It is not one.
-
     """
     if not isinstance(value, dict):
         raise UnreadableError(f"expected an object, got {_start(value)}")
@@ -130,7 +126,6 @@ def read_from(url: str, read: Callable[[JsonValue], T], document: JsonValue) -> 
 
     Raises:
         ProtocolViolated: It cannot be understood.
-
     """
     try:
         return read(document)

@@ -27,7 +27,6 @@ class Request(TypedDict, total=False):
         deadline_seconds: What one evaluation of the policy may take; default: as the policy says.
         explain: Also give the reasons.
         dry_run: Decide, but hold nothing.
-
     """
 
     inputs: JsonValue
@@ -61,7 +60,6 @@ def request_message(
 
     Raises:
         TypeError: An argument that no request has.
-
     """
     if unknown := request.keys() - Request.__annotations__.keys():
         raise TypeError(f"a request has no {', '.join(sorted(unknown))}")

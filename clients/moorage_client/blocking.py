@@ -59,7 +59,6 @@ class BlockingClient:
         reconnect_seconds: How long to try to replace a broken socket.
         ca_file: PEM file of the authority that signed the server's certificate; default
             `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else those that this machine knows.
-
     """
 
     def __init__(

@@ -90,7 +90,6 @@ class Client:
             `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else those that this machine knows.
         renewals_on: Thread that renews leases; None starts one with the first `lease()`.
         on_lost: Called with the reason when the server does not answer and a call is repeated.
-
     """
 
     def __init__(
@@ -184,7 +183,6 @@ class Client:
             RequestRefused: The answer is no; `NoCapacity`, `NeverFits` and others say which no.
             ConnectionFailed: The server could not be reached, or not again.
             Timeout: No answer in time.
-
         """
         message = asking.request_message(
             policy_rule_uri,
@@ -249,7 +247,6 @@ class Client:
             ConnectionFailed: As `ask`; from the end of the block: it could not be released, and
                 holds its GPUs until it runs out.
             Timeout: As `ask`, or as `ConnectionFailed`.
-
         """
         given = (ttl_seconds, wait_seconds, priority, preemptible, idempotency_key)
         terms = model.LeaseTerms(*given, ttl_seconds_min=ttl_seconds_min)
@@ -273,7 +270,6 @@ class Client:
             RuleFailed: The policy answered, but named no place to hold.
             LeaseLost: The lease was granted and ended before its answer could be had.
             MoorageError: As `ask`.
-
         """
         answer, replayed = await self._request(message, seconds_max, on_progress)
         if answer.lease is None:
@@ -294,7 +290,6 @@ class Client:
         Raises:
             LeaseLost: It had ended already.
             MoorageError: As `release`.
-
         """
         try:
             await self.release(held.id, held.token)
@@ -322,7 +317,6 @@ class Client:
             LeaseEnded: It is over.
             Unauthorized: The token is not that of the lease.
             MoorageError: As `ask`.
-
         """
         return await self._renewals.renew(
             lease, token, ttl_seconds, seconds_max=self._timeout if timeout is None else timeout
@@ -334,7 +328,6 @@ class Client:
         Args:
             lease: Its id.
             token: That of the lease; not needed for a lease of your own tenant.
-
         """
         reply = await self._call({"op": "release", "lease": lease, "token": token})
         return answers.read_from(self.url, answers.read_lease, reply.lease or reply.data)
@@ -354,7 +347,6 @@ class Client:
         Raises:
             NotFound: The cluster has no such node.
             MoorageError: As `ask`.
-
         """
         message = {"op": "cordon", "cluster": cluster, "node": node, "reason": reason}
         return answers.read_from(self.url, answers.read_object, await self.call(message))
@@ -385,7 +377,6 @@ class Client:
         Raises:
             NotFound: No machine with an agent is called so.
             MoorageError: Its agent is connected; or as `ask`.
-
         """
         message = {"op": "forget", "cluster": cluster, "node": node}
         return answers.read_from(self.url, answers.read_object, await self.call(message))
@@ -395,7 +386,6 @@ class Client:
 
         Raises:
             NotFound: Neither has this id.
-
         """
         reply = await self._call({"op": "status", "request": subject})
         if reply.lease is not None:
@@ -407,7 +397,6 @@ class Client:
 
         Raises:
             NotFound: The server knows no such id, or has forgotten it.
-
         """
         message = {"op": "why", "request": subject} | ({"nodes": True} if nodes else {})
         return answers.read_from(self.url, answers.read_object, await self.call(message))
@@ -417,7 +406,6 @@ class Client:
 
         Raises:
             NotFound: Nothing with this id waits.
-
         """
         return answers.read_from(
             self.url, answers.read_object, await self.call({"op": "cancel", "request": request})
@@ -458,7 +446,6 @@ class Client:
             RequestRefused: There is no such topic.
             ConnectionFailed: The server cannot be reached, or went away. The next watch does not
                 repeat what happens until then.
-
         """
         return watching.watch(self._endpoints, topics, self._reconnect_seconds)
 
@@ -489,7 +476,6 @@ class Client:
 
         Raises:
             MoorageError: As `ask`.
-
         """
         return (await self._call(message, idempotent=idempotent)).data
 

@@ -86,7 +86,6 @@ class Connection:
         session: Its name, for `resume`; "" where the server gives none.
         unanswered: Ids of the messages that had no reply when it ended; none if it cannot be
             resumed.
-
     """
 
     def __init__(self, socket: "ClientSocket", endpoint: Endpoint, token: str | None) -> None:
@@ -123,7 +122,6 @@ class Connection:
             ProtocolViolated: Something answers, but not a WebSocket server.
             RequestRefused: The server refused the token.
             SettingRefused: The file of the authorities cannot be used.
-
         """
         from websockets.asyncio.client import connect  # noqa: PLC0415  # Slow to import.
 
@@ -164,7 +162,6 @@ class Connection:
 
         Raises:
             ConnectionFailed: The socket ended, or there was no reply in time.
-
         """
         self._issued = lost._issued  # noqa: SLF001  # It is of this class.
         self._coming = dict.fromkeys(lost.unanswered)
@@ -207,7 +204,6 @@ class Connection:
             RequestRefused: Too many requests wait already.
             TypeError: The message holds something that JSON cannot say.
             ValueError: The message holds a number that JSON cannot say.
-
         """
         if self._end is not None:
             raise self._end

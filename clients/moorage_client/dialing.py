@@ -24,7 +24,6 @@ class Dialer:
 
     Args:
         addresses: Where to.
-
     """
 
     def __init__(self, addresses: Addresses) -> None:
@@ -42,7 +41,6 @@ class Dialer:
         Raises:
             AddressesFailed: None of several addresses answers.
             ConnectionFailed: The only one does not; so do the other errors of `Connection.open`.
-
         """
         left = self._addresses.order()
         tried: list[Endpoint] = []

@@ -69,7 +69,6 @@ class Endpoint:
         token_file: File with the token, read for each connection and each request over HTTP.
         signs_in: Whether what `moorage login` stored is shown.
         named_by: URL of the address that led here, whose login is shown; empty: the user named it.
-
     """
 
     url: str
@@ -88,7 +87,6 @@ class Endpoint:
         Raises:
             SettingRefused: The environment's URL is of something else, a URL names a blank address
                 or too many, or the token cannot be sent.
-
         """
         found = _read_urls(url, "url", "MOORAGE_URL", URL_DEFAULT, ("ws://", "wss://"))
         return cls._each(found, token, ca_file)
@@ -141,7 +139,6 @@ class Endpoint:
 
         Raises:
             SettingRefused: The file of the authorities cannot be used.
-
         """
         if not self.url.lower().startswith(("wss:", "https:")):
             return None
@@ -221,7 +218,6 @@ class Endpoint:
 
         Raises:
             SettingRefused: It is the URL of something else.
-
         """
         return self._proxy[0] or None
 
@@ -263,7 +259,6 @@ def read_token(given: str | None) -> str | None:
 
     Raises:
         SettingRefused: No header can carry it.
-
     """
     named = "token" if setting(given) else "MOORAGE_TOKEN"
     return checked_token(setting(given, "MOORAGE_TOKEN"), named) or None
@@ -274,7 +269,6 @@ def read_token_file(path: str) -> str | None:
 
     Raises:
         SettingRefused: It cannot be read, or no header can carry what is in it.
-
     """
     try:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123  # pathlib is slow to import.
@@ -296,7 +290,6 @@ def checked_token(token: str, named: str) -> str:
 
     Raises:
         SettingRefused: No header can carry it.
-
     """
     try:
         sendable = token.encode("iso-8859-1").decode("iso-8859-1").isprintable()

@@ -24,7 +24,6 @@ class ConnectionFailed(MoorageError):
     Args:
         url: The URL that was tried.
         reason: What went wrong, for a person.
-
     """
 
     def __init__(self, url: str, reason: str) -> None:
@@ -40,7 +39,6 @@ class ProtocolViolated(ConnectionFailed):
         url: The URL that was tried.
         reason: What went wrong, for a person.
         other_port: It says what its port is for, and the reason has it.
-
     """
 
     def __init__(self, url: str, reason: str, *, other_port: bool = False) -> None:
@@ -62,7 +60,6 @@ class AddressesFailed(ConnectionFailed):
     Args:
         said: The outcome at each address, for a person.
         final: Another attempt would end likewise.
-
     """
 
     def __init__(self, said: Mapping[str, str], *, final: bool = False) -> None:
@@ -80,7 +77,6 @@ class SettingRefused(MoorageError):
     Args:
         setting: Its name: an argument's, or a variable's.
         expected: What is wrong, and what is expected.
-
     """
 
     def __init__(self, setting: str, expected: str) -> None:
@@ -99,7 +95,6 @@ class LeaseLost(MoorageError):
     Args:
         lease: Id of the lease.
         reason: Why it is lost, for a person.
-
     """
 
     def __init__(self, lease: str, reason: str) -> None:
@@ -118,7 +113,6 @@ class RequestRefused(MoorageError):
         expected: What was expected there, or empty.
         details: All other data of the refusal.
         request: The server's id of the request, for `moorage why`; empty when it gave none.
-
     """
 
     def __init__(

@@ -23,7 +23,6 @@ class LeaseGuard:
         keep: Starts to renew it; calls back on another thread when it is lost.
         release: Gives it back; raises `LeaseLost` if it had ended by itself.
         cancel_when_lost: Cancel the block when the lease is lost.
-
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class BlockingGuard:
         acquire: Asks for the lease.
         keep: Starts to renew it.
         release: Gives it back; raises `LeaseLost` if it had ended by itself.
-
     """
 
     def __init__(

@@ -65,7 +65,6 @@ class HeldLease:
         data: What the policy returned.
         warnings: Of the answer.
         replayed: It may have been granted long before its answer came.
-
     """
 
     def __init__(
@@ -119,7 +118,6 @@ class HeldLease:
 
         Raises:
             LeaseLost: It is over: stop using the GPUs.
-
         """
         if self.lost:
             raise LeaseLost(self.id, self._reason)
@@ -153,7 +151,6 @@ async def keep_renewed(renewer: Renewer, held: HeldLease, on_lost: Callable[[], 
         renewer: Renews.
         held: The lease.
         on_lost: Called once, on this loop, after `held` knows that it is lost.
-
     """
     period = held.lease.ttl_seconds / RENEWALS_PER_TTL
     # How long ago a replayed lease was granted is unknown; the first renewal tells.
@@ -203,7 +200,6 @@ class Keeper:
     Args:
         renewer: Makes its requests; used on the thread only.
         thread: Where it works; None starts one of its own at the first lease.
-
     """
 
     def __init__(self, renewer: Renewer, thread: LoopThread | None = None) -> None:
@@ -218,7 +214,6 @@ class Keeper:
         Args:
             held: The lease.
             on_lost: Called once, on the keeper's thread, when the lease is lost.
-
         """
         with self._starting:
             if self._thread is None:

@@ -21,7 +21,6 @@ def home(remedy: str) -> Path:
 
     Raises:
         HomeMissing: There is neither `HOME` nor an entry in the system's list of users.
-
     """
     try:
         return Path.home()
@@ -36,7 +35,6 @@ def check_completion(arguments: Sequence[str]) -> None:
 
     Raises:
         HomeMissing: There is none.
-
     """
     if "--install-completion" in arguments:
         home("set HOME, or take what --show-completion prints")

@@ -55,7 +55,6 @@ class HttpSession(requests.Session):
 
     Raises:
         SettingRefused: The file of the authorities cannot be used.
-
     """
 
     def __init__(

@@ -13,7 +13,6 @@ class LazyModule:
 
     Args:
         name: Of the module.
-
     """
 
     def __init__(self, name: str) -> None:

@@ -37,7 +37,6 @@ class _NotLeader(ConnectionFailed):
         url: Where it is.
         reason: What is known of it.
         names_another: It names one that is worth a try at once.
-
     """
 
     def __init__(self, url: str, reason: str, *, names_another: bool) -> None:
@@ -60,7 +59,6 @@ class _Call:
         problem: Why it has no reply yet.
         give_up_at: When that has lasted too long.
         was_led: A standby led it on already; the next time it pauses before it follows.
-
     """
 
     message: JsonMapping
@@ -80,7 +78,6 @@ class Link:
         endpoints: Where they are, and who we are.
         reconnect_seconds: After a socket broke, how long to try to open another and repeat.
         on_lost: Called with the reason where a call has to be repeated, once until it succeeds.
-
     """
 
     def __init__(
@@ -117,7 +114,6 @@ class Link:
         Raises:
             ConnectionFailed: Nothing answers.
             RequestRefused: The server refused the token.
-
         """
         await self._connected()
 
@@ -143,7 +139,6 @@ class Link:
             RequestRefused: The server said no.
             ConnectionFailed: The server could not be reached, or not again.
             Timeout: No reply within `seconds_max`.
-
         """
         number, goes_on = next(self._numbers), False
         if on_progress is not None:

@@ -22,7 +22,6 @@ class Listing(Generic[T]):
     Args:
         fetch: Returns the page that follows the given mark, and the mark after that page; None
             stands for the first page, and for the end.
-
     """
 
     def __init__(
@@ -73,7 +72,6 @@ def pages(
         names: Of the operation, and of its items in that data.
         read: Understands an item.
         fields: More of the message.
-
     """
     op, key = names
 

@@ -21,7 +21,6 @@ class LoopThread:
 
     Args:
         name: Name of the thread.
-
     """
 
     def __init__(self, name: str) -> None:
@@ -34,7 +33,6 @@ class LoopThread:
 
         Raises:
             RuntimeError: The loop has been stopped.
-
         """
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -89,7 +89,6 @@ class APIError(Exception):
     Args:
         error: What it said.
         status_code: HTTP status of its reply.
-
     """
 
     def __init__(self, error: str, status_code: int | None = None) -> None:
@@ -197,7 +196,6 @@ class Services:
         ca_file: PEM file of the authority that signed the server's certificate; default
             `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else those that this machine knows.
         reconnect_seconds: How long to look for the server that writes, where one is a standby.
-
     """
 
     def __init__(
@@ -295,7 +293,6 @@ class Services:
             alias: `name:word`, or a bare policy name for its `stable`; made where there is none.
             policy_rule_uri: A registered version of that policy.
             force: Also a version that fails as the alias's shadow.
-
         """
         body: JsonObject = {"policy_rule_uri": policy_rule_uri}
         body |= {"force": True} if force else {}  # Earlier servers do not know the field.
@@ -326,7 +323,6 @@ class Services:
             percent: Of the requests, above 0 and up to 100.
             by: What decides: the request (a repetition goes the same way), or its tenant.
             seed: Another seed is another draw.
-
         """
         body = {"policy_rule_uri": policy_rule_uri, "percent": percent, "by": by, "seed": seed}
         return self._enveloped("POST", _alias(alias, "/canary"), body, kind=JsonObject)

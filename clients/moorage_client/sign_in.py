@@ -34,7 +34,6 @@ def logins() -> StateFile:
 
     Raises:
         HomeMissing: This user has no home folder for it.
-
     """
     path = state_folder("set XDG_STATE_HOME to a folder for logins") / "logins.json"
     return StateFile(path, "logins", "logins", "move it away, and sign in again")
@@ -58,7 +57,6 @@ def bearer_of(endpoint: Endpoint) -> str | None:
 
     Raises:
         SettingRefused: The file that `MOORAGE_TOKEN_FILE` names has none that can be sent.
-
     """
     if endpoint.token is not None or not endpoint.signs_in:
         return endpoint.token
@@ -120,7 +118,6 @@ def ask_issuer(
     Raises:
         ConnectionFailed: It does not answer.
         SignInFailed: It answers something else than it should, or its answer could be forged.
-
     """
     from requests import RequestException  # noqa: PLC0415  # Slow to import.
 
@@ -150,7 +147,6 @@ def entry_of(answer: JsonMapping, audience: str) -> JsonObject:
 
     Raises:
         SignInFailed: None of its tokens is for the server.
-
     """
     for name in ("access_token", "id_token"):
         token = answer.get(name)

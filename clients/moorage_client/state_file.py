@@ -33,7 +33,6 @@ def state_folder(remedy: str) -> Path:
 
     Raises:
         HomeMissing: This user has none.
-
     """
     if state := os.environ.get("XDG_STATE_HOME"):
         return Path(state) / "moorage"
@@ -48,7 +47,6 @@ class StateFile:
         key: Under which they are in it.
         what: What they are, for errors.
         remedy: What to do about a file of something else.
-
     """
 
     def __init__(self, path: Path, key: str, what: str, remedy: str) -> None:
@@ -62,7 +60,6 @@ class StateFile:
 
         Raises:
             StateUnusable: The file is there, but cannot be read.
-
         """
         try:
             document = json.loads(self.path.read_bytes())
@@ -81,7 +78,6 @@ class StateFile:
 
         Raises:
             StateUnusable: The file cannot be changed.
-
         """
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

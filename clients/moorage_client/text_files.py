@@ -20,7 +20,6 @@ def decode_text(content: bytes) -> str:
 
     Raises:
         UnicodeDecodeError: It is neither.
-
     """
     return content.decode("utf-16" if content.startswith(_UTF_16) else "utf-8-sig")
 
@@ -33,7 +32,6 @@ def decode_source(content: bytes) -> str:
     Raises:
         UnicodeDecodeError: It is not in that encoding.
         SyntaxError: There is no such encoding.
-
     """
     if content.startswith(_UTF_16):
         return decode_text(content)
@@ -52,7 +50,6 @@ def read_text(path: Path) -> str:
     Raises:
         OSError: It cannot be read.
         UnicodeDecodeError: As `decode_text`.
-
     """
     return decode_text(path.read_bytes())
 

@@ -30,7 +30,6 @@ class Watch:
         addresses: Of the servers.
         topics: What it watches.
         reconnect_seconds: How long to look for another of several servers when one went away.
-
     """
 
     def __init__(
@@ -139,7 +138,6 @@ class Watch:
 
         Raises:
             ConnectionFailed: The server went away, and all its news were returned.
-
         """
         loop = asyncio.get_running_loop()
         until = None if seconds_max is None else loop.time() + seconds_max
@@ -197,7 +195,6 @@ class News:
         timeout: Seconds without news after which a loop ends; None: it never does. Another loop
             over it goes on.
         closed: Told when it is closed.
-
     """
 
     def __init__(
@@ -227,7 +224,6 @@ class News:
 
         Raises:
             ConnectionFailed: The server went away.
-
         """
         return self._thread.run(self._watch.next(timeout)) if self._open else None
 

@@ -158,7 +158,6 @@ def document(
 
     Raises:
         KeyError: No such policy is shipped.
-
     """
     if name not in _RULES:
         raise KeyError(f"no shipped policy {name!r}; there are {', '.join(_RULES)}")

@@ -99,7 +99,6 @@ def protections(kinds: Sequence[RequestKind], shares: Floats) -> Floats:
         kinds: All kinds of request.
         shares: For each kind, the share of the fleet's GPUs on nodes that it fits when they are
             empty.
-
     """
     return np.array(
         [
@@ -121,7 +120,6 @@ class Values:
         fleet: The nodes to be valued.
         seed: From which the streams are drawn.
         priced: Whether places have prices.
-
     """
 
     def __init__(
@@ -177,7 +175,6 @@ class Values:
             cpu: Free CPU milli: `[states]`.
             memory: Free MiB: `[states]`.
             gpus: Free milli of every GPU: `[states, devices]`.
-
         """
         # What V depends on, in whole numbers, is the name of a state. For a moment a replica may
         # count a grant twice, and show less than nothing as free.

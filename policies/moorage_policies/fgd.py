@@ -219,7 +219,6 @@ class Usable:
         Returns:
             `[rows, devices]` for one GPU: a column per GPU that could take it, nonsense where it
             could not. Else `[rows, 1]`.
-
         """
         steps, milli = self._steps, demand.gpu_milli
         before = self._steps_at(cpu)[:, None]

@@ -58,7 +58,6 @@ class AIOSv1PolicyRule:
 
         Raises:
             LookupError: There is no cluster with the id that `like` gives.
-
         """
         like, weights = parameters.get("like") or {}, parameters.get("weights") or WEIGHTS
         if isinstance(input_data, list):

@@ -22,7 +22,6 @@ class PolicyResources(TypedDict):
         memory_mib: Memory on each node, in MiB.
         nodes: Nodes; more than one is a gang.
         topology: `nvlink`, `numa`, `rack`, `zone`, or empty.
-
     """
 
     gpus: int
@@ -50,7 +49,6 @@ class PolicyCluster(TypedDict):
         data: Its document, as it was registered.
         cluster_metrics: Its latest metrics; None if there are none.
         capacity: What is free now, by node id; reached by its key alone.
-
     """
 
     data: dict[str, Any]
@@ -67,7 +65,6 @@ class PolicyInput(TypedDict):
         resources: What it asks for; None if it does not say.
         fleet: All nodes in numpy columns.
         seed: For every choice made at random.
-
     """
 
     cluster_data: Mapping[str, PolicyCluster]

@@ -12,7 +12,6 @@ def install_command(extra: str, of: str = "moorage") -> str:
         of: The distribution that has the extra.
 
     Source: PEP 610, which has pip note the folder or file that was installed.
-
     """
     try:
         noted = distribution(of).read_text("direct_url.json")

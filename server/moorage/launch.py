@@ -25,7 +25,6 @@ class _Results(io.FileIO):
 
     Args:
         program: Who says so.
-
     """
 
     def __init__(self, program: str) -> None:
@@ -51,7 +50,6 @@ def run_program(name: str, module: str) -> "NoReturn":
     Args:
         name: Of the program, for its last line.
         module: Its `run` does the work, and returns the exit code.
-
     """
     try:
         _open_standard_streams(name)

@@ -41,7 +41,6 @@ class Gpu(msgspec.Struct, frozen=True, gc=False):
         link_group: Devices of a node with the same name are joined by NVLink; empty: none.
         numa: NUMA domain, -1 when unknown.
         exclusive: The device can only be taken whole.
-
     """
 
     id: str
@@ -58,7 +57,6 @@ class DeviceId(NamedTuple):
     Args:
         uuid: Its UUID; empty if the inventory has none.
         parent: UUID of the GPU that it is a MIG instance of; empty for a whole GPU.
-
     """
 
     uuid: str = ""
@@ -91,7 +89,6 @@ class Node(msgspec.Struct, frozen=True, gc=False):
             what they hold there, and nothing of it is free.
         zone: What its rack is part of, and fails as a whole.
         devices: Which devices `gpus` are, in their order; empty if the inventory does not say.
-
     """
 
     id: NodeId
@@ -139,7 +136,6 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
         topology: `nvlink` and `numa`: the GPUs of a node share one link group or NUMA domain.
             `rack` and `zone`: the nodes of a gang share one, of one cluster.
         where: What the labels of each node must be, all of it.
-
     """
 
     gpus: int = 0
@@ -163,7 +159,6 @@ class Share(msgspec.Struct, frozen=True, gc=False):
         gpu_milli: Thousandths held of each of them.
         cpu_milli: CPU held.
         memory_mib: Memory held.
-
     """
 
     cluster_id: ClusterId
@@ -206,7 +201,6 @@ class Quota(msgspec.Struct, frozen=True, gc=False):
         borrow: How much more it may hold of what others leave unused; None: nothing.
         lend: How much of its own others may hold while it does not; None: all of it.
         notice_seconds: How long those who borrow may stay when it wants its own back.
-
     """
 
     weight: float = 1.0
@@ -237,7 +231,6 @@ class LeaseTerms(msgspec.Struct, frozen=True, gc=False):
         project: Which project of its tenant it counts for; empty: none.
         ttl_seconds_min: So short will do where others reserved its nodes; 0: nothing shorter.
         anti_affinity: It keeps apart from others of its group; None: from none.
-
     """
 
     ttl_seconds: float
@@ -269,7 +262,6 @@ class Provision(msgspec.Struct, frozen=True, gc=False):
             back what it holds and has it wait for another place.
         attempts_max: Starts in all, the first among them, where a failure requeues.
         keep_warm_seconds: How long the workload stays after its release, for a request like it.
-
     """
 
     backend: str
@@ -290,7 +282,6 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
         nodes: Where it ran: pairs of cluster and node.
         exit_code: Of a process; negative is a signal's number, None is not known.
         log_tail: The last lines it wrote, where it failed.
-
     """
 
     attempt: int
@@ -324,7 +315,6 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
         avoid: Nodes where its workload has failed; others are tried first.
         deadline_seconds: What one evaluation for it may take; 0: as its policy says.
         alternatives: Demands that would do, preferred first; `demand` is the one decided about.
-
     """
 
     id: RequestId
@@ -369,7 +359,6 @@ class Notice(msgspec.Struct, frozen=True, gc=False):
         by: The request that needs its place.
         until: When it leaves, in seconds since the epoch, if that request waits then.
         reason: One sentence for a person: who wants it, and why.
-
     """
 
     by: RequestId
@@ -414,7 +403,6 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
         devices: For each share of `placement`, which devices its `gpus` are, in their order; empty
             where the inventory does not say.
         lost: Those of them that its nodes have no more; no other lease gets them while it lasts.
-
     """
 
     id: RequestId

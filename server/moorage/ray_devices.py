@@ -57,7 +57,6 @@ class Holders:
     Args:
         ours: Returns Ray's ids of the actors that may have a device that is not their own, until
             they are started again.
-
     """
 
     def __init__(self, ours: Callable[[], Collection[str]] = tuple) -> None:
@@ -93,7 +92,6 @@ class Holders:
 
         Raises:
             DeviceError: A device is in use, or it was given up.
-
         """
         with self._lock:
             turn = self._nodes.setdefault(node, threading.Lock())

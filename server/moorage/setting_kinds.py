@@ -23,7 +23,6 @@ class SettingKind:
     Args:
         expected: In words, for errors and the table.
         read: Turns text, or a value of TOML, into the setting; ValueError refuses it.
-
     """
 
     expected: str
@@ -40,7 +39,6 @@ class Setting:
         flag: Its flag of `moored serve`; empty if it has none.
         default: Its default as an operator would write it.
         name: Its key in the TOML file, and the attribute that it becomes.
-
     """
 
     kind: SettingKind

@@ -105,7 +105,6 @@ class Server:
     Args:
         running: The daemon.
         token: What every request shows, unless it brings its own.
-
     """
 
     def __init__(self, running: Running, token: str = "") -> None:

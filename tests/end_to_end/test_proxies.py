@@ -79,7 +79,6 @@ class Site:
         ws: URL of the WebSocket through it.
         ca: The authority of its certificate and of clients.
         client: Files of a client's certificate and of its key.
-
     """
 
     http: str

@@ -47,7 +47,6 @@ class Authority:
         Args:
             client: Whose certificate.
             by: The authority that signs it, where it is another one.
-
         """
         context = ssl.create_default_context(cafile=self.file)
         if client:

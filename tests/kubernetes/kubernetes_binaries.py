@@ -65,7 +65,6 @@ def binaries(*names: str) -> dict[str, Path]:
 
     Raises:
         BinariesError: One is missing, and Go is, too; or Go could not build it.
-
     """
     found = {name: _given(name) or _built(name) for name in names or CONTROL_PLANE}
     missing = [name for name, path in found.items() if not path.exists()]

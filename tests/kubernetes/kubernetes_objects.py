@@ -36,7 +36,6 @@ def node(
         resources: Further extended resources.
         labels: Further labels.
         taints: Its taints.
-
     """
     sizes = {"cpu": str(cpu), "memory": memory, "pods": "110"}
     known = {"kubernetes.io/hostname": name, "kubelet": "up"}  # Plane.lose_node removes the last.
@@ -189,7 +188,6 @@ def pod(
         run: How long it runs, e.g. `2s`; empty: for ever.
         exit_code: What it then ends with; 137 means OOMKilled.
         fate: `imagepull`, `evicted`, or `hang`: bound to its node, and nothing more.
-
     """
     simulated = {"SIM_RUN": run, "SIM_EXIT": str(exit_code or ""), "SIM_FATE": fate}
     sizes = {"cpu": cpu, "memory": memory} | ({"nvidia.com/gpu": str(gpus)} if gpus else {})

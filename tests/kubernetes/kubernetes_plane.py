@@ -94,7 +94,6 @@ class Plane:
         logs: Folder with one `NAME.log` for each program.
         pod_log: What the log of every pod says; lines `RFC3339 stdout F text`.
         audit_log: What accounts of the namespace `moorage` called, one JSON object per line.
-
     """
 
     def __init__(self, folder: Path, grace_seconds: int = NODE_GRACE_SECONDS) -> None:
@@ -201,7 +200,6 @@ class Plane:
 
         Raises:
             PlaneError: It was refused; the message has the status and what the server said.
-
         """
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         answer = self._client(user).request(
@@ -272,7 +270,6 @@ class Plane:
 
         Raises:
             PlaneError: None came in time, or a program of the plane ended meanwhile.
-
         """
         deadline = time.monotonic() + seconds
         while not (answer := happened()):

@@ -17,7 +17,6 @@ class Wire:
 
     Attributes:
         kubeconfig: Leads through it, once it was mended for the first time.
-
     """
 
     def __init__(self, plane: Plane, folder: Path) -> None:

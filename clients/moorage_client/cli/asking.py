@@ -143,7 +143,6 @@ def requirement(text: str) -> JsonObject:
 
     Raises:
         typer.BadParameter: It is none.
-
     """
     key, equals, values = text.partition("=")
     negated = key.endswith("!") if equals else key.startswith("!")
@@ -161,7 +160,6 @@ def json_object(text: str | None, option: str) -> JsonValue:
 
     Raises:
         typer.BadParameter: It is not one.
-
     """
     if text is None:
         return None
@@ -519,7 +517,6 @@ def token_of(lease: str, given: str | None) -> str:
 
     Raises:
         TokenMissing: Neither has it.
-
     """
     if given:
         return given

@@ -25,7 +25,6 @@ def check_folder(folder: Path) -> Path:
 
     Raises:
         typer.BadParameter: It is no empty folder, or cannot be made.
-
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

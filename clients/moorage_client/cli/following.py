@@ -34,7 +34,6 @@ def follow(
         InventoryError: A source cannot be read at all.
         RequestRefused: The server does not take a document; or a cluster is registered, and
             `replace` does not say that it may become another.
-
     """
     names = {cluster_id_of(source, cluster_id): source for source in sources}
     lines: _Lines = queue.Queue(maxsize=len(sources))

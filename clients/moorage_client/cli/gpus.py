@@ -34,7 +34,6 @@ class _Model:
         part_milli: What is free of the others, in thousandths.
         fits: How many requests fit, by the whole GPUs of one node that they ask for (`SIZES`).
         clusters: Where they are.
-
     """
 
     total: int = 0

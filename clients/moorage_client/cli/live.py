@@ -67,7 +67,6 @@ def shown(
         empty: What to say where there are no rows.
         watch: Whether to go on.
         notes: Returns what is said below the table.
-
     """
     view = _View(columns, cells, notes, empty)
     if watch:

@@ -119,7 +119,6 @@ def print_json(document: JsonValue) -> None:
 
     Raises:
         UnreadableError: It is nested too deep.
-
     """
     if not as_yaml.get():
         sys.stdout.write(_json(document, indent=2) + "\n")
@@ -204,7 +203,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) 
             shown only where its cells differ.
         rows: Cells by row.
         empty: What to say instead of an empty table.
-
     """
     shown = made_table(columns, rows)
     if shown.rows:

@@ -182,7 +182,6 @@ def run(arguments: Sequence[str] = ()) -> int:
 
     Args:
         arguments: Without the program's name; default: those of the process.
-
     """
     # The command line words every failure itself; the library's log would say it twice.
     logging.getLogger("websockets").addHandler(logging.NullHandler())

@@ -34,7 +34,6 @@ def moment(text: str, option: str, now: float) -> float:
 
     Raises:
         typer.BadParameter: It is neither, or an hour that the time zone leaves out.
-
     """
     if later := _LATER.fullmatch(text):
         return now + float(later[1]) * _UNITS[later[2]]

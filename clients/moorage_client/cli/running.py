@@ -373,7 +373,6 @@ class _Reader:
         lease: Id of the lease.
         token: Its token; None: it is one of the caller's own tenant.
         write: Takes the output, as it was written.
-
     """
 
     def __init__(

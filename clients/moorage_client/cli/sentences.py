@@ -36,7 +36,6 @@ def sentence(name: str, value: JsonValue, words: Callable[[JsonValue], str]) -> 
         name: Its key on the wire.
         value: What the server says, in any form.
         words: Returns a value in words.
-
     """
     if name == "verdict":
         return _VERDICTS.get(str(value), f"Verdict: {words(value)}.")

@@ -40,7 +40,6 @@ def run(command: str, job: JsonObject) -> JsonObject:
     Raises:
         typer.BadParameter: The job cannot be done: a file is not what it should be, or there is no
             jail or no server here.
-
     """
     check_installed()
     try:

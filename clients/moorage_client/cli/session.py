@@ -40,7 +40,6 @@ class CommandSession:
         timeout: Seconds until an answer must be here, beyond `--wait`.
         output: How results are printed, where `json` does not say it.
         ca_file: Of the authority that signed the server's certificate.
-
     """
 
     url: str | None = None
@@ -79,7 +78,6 @@ class CommandSession:
 
         Raises:
             typer.BadParameter: Only the WebSocket is named: this would ask another server.
-
         """
         from moorage_client.services import SECONDS_MAX, Services  # noqa: PLC0415  # Slow to import.
 
@@ -200,7 +198,6 @@ def command(
 
     Returns:
         A decorator; the function's first parameter is the session.
-
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:

@@ -33,7 +33,6 @@ def tested(path: Path, job: JsonMapping) -> JsonObject:
     Args:
         path: Where the author has it.
         job: As `moorage.lab.policy_test.PolicyTestJob` has it.
-
     """
     report = run("test", {**job, "progress": sys.stderr.isatty()})
     for name in ("findings", "notes"):
@@ -71,7 +70,6 @@ def test_first(path: Path, document: JsonMapping, done: str, *, quiet: bool, for
 
     Raises:
         typer.Exit: It is not sound.
-
     """
     tell = (lambda _: None) if quiet else note
     if server_extra.missing():
@@ -114,7 +112,6 @@ def own_names(path: Path) -> Iterator[None]:
 
     Raises:
         RequestRefused: As it was raised in the block.
-
     """
     try:
         yield

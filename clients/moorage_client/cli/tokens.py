@@ -21,7 +21,6 @@ def state_path() -> Path:
 
     Raises:
         StateUnusable: It would lie in the home folder, and this user has none.
-
     """
     if given := setting(None, "MOORAGE_STATE"):
         return Path(given)
@@ -36,7 +35,6 @@ class TokenFile:
 
     Args:
         path: The file; missing is the same as empty.
-
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +47,6 @@ class TokenFile:
 
         Raises:
             StateUnusable: The file is there, but cannot be read.
-
         """
         token = self._file.read().get(lease, {}).get("token")
         return None if token is None else str(token)
@@ -59,7 +56,6 @@ class TokenFile:
 
         Raises:
             StateUnusable: The file cannot be changed.
-
         """
         entry = {"token": lease.token, "url": url, "expires_at": lease.expires_at}
 

@@ -43,7 +43,6 @@ def collect(sources: Sequence[str], cluster_id: str = "") -> Inventory:
     Raises:
         InventoryError: A source cannot be read, names no cluster where none was given, or lists
             a node that another one lists too.
-
     """
     documents: list[tuple[str, Document]] = []
     notes: list[str] = []
@@ -71,7 +70,6 @@ def read(source: str, cluster_id: str = "") -> Inventory:
 
     Raises:
         InventoryError: It cannot be read.
-
     """
     if source == MACHINE:
         return machine_inventory(source, cluster_id)

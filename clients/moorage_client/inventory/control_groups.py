@@ -25,7 +25,6 @@ class GroupLimit:
     Args:
         amount: Thousandths of a core, or bytes.
         file: Where it is set.
-
     """
 
     amount: int
@@ -37,7 +36,6 @@ def cpu_limit(process: Path = _SELF) -> GroupLimit | None:
 
     Args:
         process: The process's folder in /proc.
-
     """
     found = []
     for folder in _folders(process, "cpu"):

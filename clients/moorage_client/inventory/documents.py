@@ -40,7 +40,6 @@ class InventoryError(MoorageError, ValueError):
         source: The file, or the name of the source.
         place: Where in it, e.g. `items[3].status.capacity.cpu`; empty: all of it.
         expected: What was expected there, and what to do.
-
     """
 
     def __init__(self, source: str, place: str, expected: str) -> None:
@@ -57,7 +56,6 @@ class Inventory:
     Args:
         documents: One for each cluster; an empty `id` is still to be chosen.
         notes: What a person should know: nodes left out, devices that could not be read.
-
     """
 
     documents: tuple[Document, ...]
@@ -72,7 +70,6 @@ def combined(found: Iterable[tuple[str, Document]]) -> list[Document]:
 
     Raises:
         InventoryError: Two list the same node.
-
     """
     by_id: dict[str, Document] = {}
     for source, document in found:

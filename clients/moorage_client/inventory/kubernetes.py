@@ -36,7 +36,6 @@ def kubernetes_inventory(source: str, document: JsonMapping, cluster_id: str) ->
     Raises:
         InventoryError: It is a list of something else, or has no node to import, or a field is not
             what the API documents.
-
     """
     single = document.get("kind") == "Node"
     items = [document] if single else document.get("items")

@@ -37,7 +37,6 @@ def live_inventory(source: str, cluster_id: str) -> Inventory:
 
     Raises:
         InventoryError: It cannot be read.
-
     """
     with followed(source, cluster_id, watch=False) as lines:
         line = lines.readline()
@@ -54,7 +53,6 @@ def cluster_id_of(source: str, cluster_id: str) -> str:
 
     Raises:
         InventoryError: It has none yet: no kubeconfig names a current context.
-
     """
     found = cluster_id or source.partition(":")[2] or current_context()
     if not found:
@@ -85,7 +83,6 @@ def followed(source: str, cluster_id: str, *, watch: bool) -> Iterator[IO[bytes]
 
     Raises:
         InventoryError: What that needs is not installed, or the cluster has no id.
-
     """
     if any(find_spec(name) is None for name in ("aiohttp", "kubernetes")):
         raise InventoryError(source, "", f"the extra kubernetes: {install_command('kubernetes')}")

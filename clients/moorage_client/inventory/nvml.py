@@ -29,7 +29,6 @@ def devices_here(source: str) -> tuple[list[Document], str, str]:
     Raises:
         InventoryError: The driver is there, but its devices cannot be read: a document without
             them would say that the machine has none.
-
     """
     try:
         nvml = importlib.import_module("pynvml")

@@ -32,7 +32,6 @@ class TableError(InventoryError):
         line: Its line, from 1; 0 if the whole file is meant.
         column: The column's name; empty if the whole line is meant.
         expected: What was expected there.
-
     """
 
     def __init__(self, path: Path, line: int, column: str, expected: str) -> None:
@@ -86,7 +85,6 @@ def read_nodes(path: Path) -> list[TraceNode]:
     Raises:
         TableError: A column is missing, or a value is not what its column holds.
         OSError: The file cannot be opened.
-
     """
     with path.open(encoding="utf-8-sig", newline="") as file:
         return nodes_in(path, file)
@@ -156,7 +154,6 @@ def trace_document(
         nodes: Its machines.
         cluster_id: Its id.
         names: Node ids to use in place of the names.
-
     """
     rename: Callable[[str], str] = names.__getitem__ if names else str
     return cluster_document(

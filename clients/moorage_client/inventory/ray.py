@@ -57,7 +57,6 @@ def dashboard_inventory(source: str, url: str, cluster_id: str) -> Inventory:
     Raises:
         InventoryError: Nothing answers there, or something that is no Ray dashboard.
         SettingRefused: No header can carry the cluster's token.
-
     """
     url = (url or URL_DEFAULT).rstrip("/")
     answer = _get(source, f"{url}/api/v0/nodes?detail=1&limit={NODES_MAX}")
@@ -88,7 +87,6 @@ def ray_inventory(
 
     Raises:
         InventoryError: No node is alive, or a field is not what Ray documents.
-
     """
     measured = {
         str(each["raylet"].get("nodeId")): each

@@ -34,7 +34,6 @@ def machine_inventory(source: str, cluster_id: str) -> Inventory:
 
     Raises:
         InventoryError: There are NVIDIA GPUs, but they cannot be read.
-
     """
     host = platform.node() or "localhost"
     devices, driver, note = devices_here(source)

@@ -32,7 +32,6 @@ class Checkout(dict[str, list[JsonObject]]):
     Args:
         resources: What was handed out.
         transaction: Its id.
-
     """
 
     __slots__ = ("transaction",)
@@ -57,7 +56,6 @@ class ResourcePoolAdapter:
 
     Raises:
         ValueError: That is no address.
-
     """
 
     def __init__(self, address: str | None = None, timeout: float = SECONDS_MAX) -> None:
@@ -105,7 +103,6 @@ class ResourcePoolAdapter:
         Raises:
             SlotsError: As `ResourcePool.checkout`.
             RequestRefused: The server cannot watch over one more (code `busy`).
-
         """
         del kwds
         body = {
@@ -122,7 +119,6 @@ class ResourcePoolAdapter:
 
         Raises:
             InvalidCheckin: It is not held (any more).
-
         """
         if isinstance(resources, str):
             body: JsonValue = {"transaction": resources}
@@ -137,7 +133,6 @@ class ResourcePoolAdapter:
 
         Raises:
             InvalidCheckin: It is not held (any more).
-
         """
         transaction = checkout if isinstance(checkout, str) else checkout.transaction
         body = {"transaction": transaction, "ttl_seconds": ttl_seconds}

@@ -24,7 +24,6 @@ class Uds:
     Args:
         path: Its file.
         own: The default: it lies where this user's own socket is looked for.
-
     """
 
     path: Path
@@ -37,7 +36,6 @@ class Uds:
 
         Raises:
             OSError: It is one.
-
         """
         if not self.own:
             return
@@ -72,7 +70,6 @@ def parse_address(text: str) -> Uds | Tcp:
     Raises:
         ValueError: It is neither; or it is not of this machine, which cannot say who
             a user is.
-
     """
     kind, _, rest = text.partition(":")
     if kind == "uds" and rest:
@@ -90,7 +87,6 @@ def address_here(environment: Mapping[str, str]) -> Uds | Tcp:
 
     Raises:
         ValueError: What the environment names is no address.
-
     """
     for name in ENVIRONMENT:
         if text := environment.get(name, "").strip():

@@ -64,7 +64,6 @@ class AsyncResourceAwareExecutor(BaseExecutor):
             ResourceError: The pool can never satisfy a requirement; nothing was run (ValueError).
             GraphError: A task is for a node that does not exist; nothing was run (ValueError).
             JournalError: The journal is that of another graph.
-
         """
         return await self._execute(self._settings, tasks)
 
@@ -91,7 +90,6 @@ class AsyncDAGExecutor(AsyncResourceAwareExecutor):
         fail_fast: Skip what comes after a node that failed.
         enable_tracing: Record a trace.
         **more: `timeouts`, `retries`, `gates` and so on.
-
     """
 
     def __init__(
@@ -373,7 +371,6 @@ class _Crew:
         threads_max: Functions that run at a time.
         run: Calls the task of a node, on a thread.
         returned: Called with the outcome, on the thread.
-
     """
 
     def __init__(

@@ -80,7 +80,6 @@ class BaseExecutor:
         WorkflowError: A number is none, or out of its range; the message names it.
         ResourceError: A requirement is no `ResourceRequirements` (a ValueError).
         GraphError: `timeouts` or `retries` name a node that does not exist (a ValueError).
-
     """
 
     def __init__(
@@ -189,7 +188,6 @@ class Pools:
 
     Args:
         run_in: As of `BaseExecutor`.
-
     """
 
     def __init__(self, run_in: Executor | Callable[[], Executor] | None) -> None:
@@ -202,7 +200,6 @@ class Pools:
 
         Raises:
             PoolBroken: It can be called nowhere any more.
-
         """
         pool = self._current()
         if pool is None:

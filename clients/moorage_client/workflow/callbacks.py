@@ -29,7 +29,6 @@ class ExecutionCallbacks:
         on_dynamic_expand: `(name, modification)`: it changed the graph, see `DynamicExecutor`.
         on_resource_acquired: `(name, resources)`: it holds what it requires.
         on_resource_released: `(name, resources)`: it holds nothing any more.
-
     """
 
     on_start: Callable[[str], object] | None = None

@@ -80,7 +80,6 @@ class Settings:
 
         Raises:
             ResourceError: It cannot; the message names the node (a ValueError).
-
         """
         for name, needs in self.requirements.items():
             if not self.pool.can_satisfy(needs):
@@ -101,7 +100,6 @@ class Execution:
         kinds: Of each task, by name: nodes of different kinds are never admitted together.
         space: Whether a task of this kind can be started now, whatever the pool has.
         on_stop: Called, from any thread, with a node that gets a stop signal.
-
     """
 
     def __init__(
@@ -205,7 +203,6 @@ class Execution:
         Args:
             node: Which.
             result: What `close` returned; None makes it ready for another attempt.
-
         """
         skipped: list[int] = []
         if result is None and not self.cancelled:
@@ -516,7 +513,6 @@ class Execution:
 
         Returns:
             Its result, for `settle`; None if it is to be tried again.
-
         """
         if not node.finish():  # It was no longer awaited, and its result stands.
             if node.grant is not None:

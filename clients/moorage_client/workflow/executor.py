@@ -58,7 +58,6 @@ class ResourceAwareExecutor(BaseExecutor):
             ResourceError: The pool can never satisfy a requirement; nothing was run (ValueError).
             GraphError: A task is for a node that does not exist; nothing was run (ValueError).
             JournalError: The journal is that of another graph.
-
         """
         return self._execute(self._settings, tasks)
 
@@ -84,7 +83,6 @@ class DAGExecutor(ResourceAwareExecutor):
         fail_fast: Skip what comes after a node that failed.
         enable_tracing: Record a trace.
         **more: `timeouts`, `retries`, `gates` and so on.
-
     """
 
     def __init__(
@@ -124,7 +122,6 @@ class DAGExecutor(ResourceAwareExecutor):
             timeout: Seconds that an attempt at any node may take.
             cancel_event: Once it is set no node is started, and the rest is CANCELLED; what runs
                 goes on. `cancel()` stops that, too.
-
         """
         return self._execute(self._settings_of(timeout, cancel_event), tasks)
 
@@ -142,7 +139,6 @@ class DynamicExecutor(DAGExecutor):
         fail_fast: Skip what comes after a node that failed.
         enable_tracing: Record a trace.
         **more: `timeouts`, `retries`, `gates` and so on, but no `journal`.
-
     """
 
     def __init__(

@@ -43,7 +43,6 @@ class ApprovalGate:
 
     Raises:
         WorkflowError: The timeout is no number of seconds.
-
     """
 
     def __init__(self, timeout: float | None = None, auto_approve: bool = False) -> None:
@@ -80,7 +79,6 @@ class ApprovalGate:
         Raises:
             GateRejected: It was rejected.
             GateTimeout: It was not resolved in time.
-
         """
         woken = threading.Event()
         if self.enter(woken.set):
@@ -101,7 +99,6 @@ class ApprovalGate:
         Args:
             waits: Called before.
             stopped: Returns, after the wait, whether the node was stopped.
-
         """
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
@@ -124,7 +121,6 @@ class ApprovalGate:
         Raises:
             GateRejected: It was rejected.
             GateTimeout: It was not resolved in time.
-
         """
         if self._status is GateStatus.REJECTED:
             raise GateRejected(f"{what} was rejected" + (self.reason and f": {self.reason}"))
@@ -162,7 +158,6 @@ class GateController(dict[str, ApprovalGate]):
 
     Args:
         gates: By name; `add_gate` adds others.
-
     """
 
     def __init__(self, gates: Mapping[str, ApprovalGate] | None = None) -> None:
@@ -228,7 +223,6 @@ def gated(
         callbacks: What to call when a node waits, and when its gate is resolved.
         trace: Returns the trace of the run, which gets the same.
         is_async: Whether a task is an async function: then its gate is awaited.
-
     """
     wrapped = dict(tasks)
     for name, gate in gates.items():

@@ -24,7 +24,6 @@ class Grant:
         held: The pool's own record of it.
         on_lost: Set by the run; called by the pool, from any thread, when the grant is lost.
         lost: Set by the pool, before it calls `on_lost`: why the grant is lost.
-
     """
 
     requirements: ResourceRequirements
@@ -50,7 +49,6 @@ class Claim:
         grant: Set by the pool when it is granted.
         error: Set by the pool when it never will be.
         place: The pool's own record of it.
-
     """
 
     node_name: str
@@ -102,7 +100,6 @@ class Pool(Protocol):
 
         Returns:
             False if that was granted meanwhile, or a place cannot be exchanged.
-
         """
 
     def outsized(self, requirements: ResourceRequirements, than: ResourceRequirements) -> bool:
@@ -122,7 +119,6 @@ class Pool(Protocol):
 
         Returns:
             False if there were more releases than that: look again first.
-
         """
 
     def unwatch(self, wake: Callable[[], None]) -> None:

@@ -47,7 +47,6 @@ class Edge(NamedTuple):
     Args:
         weight: Any finite number.
         label: Any text, or None.
-
     """
 
     weight: float = 1.0
@@ -72,7 +71,6 @@ class Shape:
         numbers: By name.
         predecessor_counts: Of each node.
         order: Topological; it keeps the order of adding where the edges leave a choice.
-
     """
 
     names: tuple[str, ...]
@@ -90,7 +88,6 @@ class Shape:
 
         Raises:
             GraphError: There is a cycle; the message names its nodes.
-
         """
         numbers = {name: number for number, name in enumerate(successors)}
         following = tuple(tuple(numbers[name] for name in each) for each in successors.values())
@@ -110,7 +107,6 @@ class Shape:
 
         Raises:
             GraphError: A cost is not a finite number.
-
         """
         given = costs or {}
         levels = [0.0] * len(self.names)
@@ -131,7 +127,6 @@ class Shape:
 
         Raises:
             GraphError: One is no node; the message has the nearest one.
-
         """
         strangers = [name for name in names if name not in self.numbers]
         if not strangers:
@@ -156,7 +151,6 @@ class DAG:
 
     Raises:
         GraphError: There is a cycle; the message names its nodes.
-
     """
 
     def __init__(self, names: Sequence[str] = (), successors: Sequence[Sequence[int]] = ()) -> None:
@@ -181,7 +175,6 @@ class DAG:
 
         Raises:
             GraphError: There is a cycle; the message names its nodes.
-
         """
         dag = cls()
         dag._shape = Shape.of(successors)
@@ -252,7 +245,6 @@ class DAG:
 
         Raises:
             GraphError: There is no such edge.
-
         """
         if not self.has_edge(before, after):
             raise GraphError(f"there is no edge from {before!r} to {after!r}")
@@ -263,7 +255,6 @@ class DAG:
 
         Raises:
             GraphError: There is a cycle; the message names its nodes.
-
         """
         Shape.of(self._successors)
         return True
@@ -317,7 +308,6 @@ class DAG:
 
         Raises:
             GraphError: There is no such node.
-
         """
         return list(map(NodeId, self._successors[self._check_known(name)]))
 
@@ -407,7 +397,6 @@ class DAG:
 
         Raises:
             GraphError: A name is empty or taken, or one of them is no node; nothing changed.
-
         """
         given = _nodes_of(nodes)
         successors = dict(self._successors)
@@ -429,7 +418,6 @@ class DAG:
         Raises:
             GraphError: One of them was not added, they would wait for each other, or the weight is
                 no finite number; nothing changed.
-
         """
         following = self._successors[self._check_known(before)]
         edge = _edge(following.get(self._check_known(after)), weight, label)
@@ -446,7 +434,6 @@ class DAG:
 
         Raises:
             GraphError: As of `add_edge`; nothing changed.
-
         """
         successors = {name: dict(following) for name, following in self._successors.items()}
         for before, after, weight, label in _edges_of(edges):
@@ -460,7 +447,6 @@ class DAG:
 
         Raises:
             GraphError: There is no such node.
-
         """
         del self._successors[self._check_known(name)]
         for following in self._successors.values():
@@ -474,7 +460,6 @@ class DAG:
 
         Raises:
             GraphError: There is no such edge.
-
         """
         if after not in self._successors[self._check_known(before)]:
             raise GraphError(f"there is no edge from {before!r} to {after!r}")
@@ -516,7 +501,6 @@ class DAGBuilder:
 
         Raises:
             GraphError: The name is empty, or taken.
-
         """
         _add_node(self._successors, name)
         if payload is not None or metadata is not None:
@@ -528,7 +512,6 @@ class DAGBuilder:
 
         Raises:
             GraphError: There is no such node.
-
         """
         if name not in self._successors:
             raise GraphError(f"there is no node {name!r}")
@@ -557,7 +540,6 @@ class DAGBuilder:
 
         Raises:
             GraphError: One of them was not added, or the weight is no finite number.
-
         """
         for name in (before, after):
             if name not in self._successors:
@@ -577,7 +559,6 @@ class DAGBuilder:
 
         Raises:
             GraphError: There is a cycle; the message names its nodes.
-
         """
         return DAG.of(self._successors, self._given)
 

@@ -18,7 +18,6 @@ class DynamicNodeSpec:
         task: What it runs.
         dependencies: Nodes that it waits for.
         dependents: Nodes that wait for it; they have not started.
-
     """
 
     name: str
@@ -35,7 +34,6 @@ class DynamicModification:
         add_nodes: Nodes to add; they may depend on each other.
         remove_nodes: Nodes that are not to run, and have not started. What waited for them does
             not any more.
-
     """
 
     add_nodes: list[DynamicNodeSpec] = field(default_factory=list)

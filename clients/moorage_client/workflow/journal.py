@@ -102,7 +102,6 @@ class RunJournal:
 
     Raises:
         JournalError: It cannot be read or written, is no journal, or another program has it open.
-
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -148,7 +147,6 @@ class RunJournal:
 
         Raises:
             JournalError: It is the journal of another graph.
-
         """
         digest = hashlib.sha256(json.dumps([shape.names, shape.following]).encode()).hexdigest()
         with self._lock:

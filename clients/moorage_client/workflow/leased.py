@@ -96,7 +96,6 @@ class LeasedPool:
         claims_max: Nodes of one run that wait in the server's queue at a time.
         snapshots_max: Snapshots that its timeline stores; None: all.
         **request: More of what `Client.ask` takes: `clusters`, `filter`, `inputs` and so on.
-
     """
 
     def __init__(
@@ -138,7 +137,6 @@ class LeasedPool:
         Raises:
             ConnectionFailed: Nothing answers.
             RequestRefused: The server refused the token.
-
         """
         if self._thread is not None:
             raise WorkflowError("this pool is open already, or was closed; make a new one")
@@ -197,7 +195,6 @@ class LeasedPool:
 
         Raises:
             ResourceError: No server can grant it (a ValueError).
-
         """
         demand_of(requirements)
         counts = _counts(requirements)
@@ -453,7 +450,6 @@ def demand_of(requirements: ResourceRequirements) -> Demand:
     Raises:
         ResourceError: A resource that no server has, or a number of GPUs that is neither whole nor
             below 1 (a ValueError).
-
     """
     counts = _counts(requirements)
     if unknown := counts.keys() - _SHARES.values():

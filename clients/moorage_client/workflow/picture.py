@@ -40,7 +40,6 @@ def draw_timeline(result: ExecutionResult, path: str | Path) -> None:
 
     Raises:
         WorkflowError: matplotlib is not installed, cannot write such a file, or nothing ran.
-
     """
     figure_type = _matplotlib()
     bars = sorted(

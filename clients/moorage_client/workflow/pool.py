@@ -44,7 +44,6 @@ class ResourcePool:
     Raises:
         ResourceError: A capacity is negative, no finite number, or so small that it would count
             as nothing (a ValueError).
-
     """
 
     claims_max = 1  # A run stands in line for the best of its nodes that do not fit now.
@@ -114,7 +113,6 @@ class ResourcePool:
 
         Raises:
             ResourceError: It exceeds the capacity and no timeout ends the wait (a ValueError).
-
         """
         amounts = self._waitable(requirements, endless=timeout is None)
         if amounts is None:
@@ -168,7 +166,6 @@ class ResourcePool:
 
         Raises:
             ResourceError: Less than that is held; nothing changes (a ValueError).
-
         """
         amounts = self._amounts(requirements)
         if amounts is None or not self._free(amounts, node_name, None):
@@ -189,7 +186,6 @@ class ResourcePool:
         Raises:
             TimeoutError: From the start of the block: they did not become available in time.
             ResourceError: As `acquire`.
-
         """
         return Holding(self, requirements, timeout, node_name)
 
@@ -385,7 +381,6 @@ class Holding:
         requirements: What to hold.
         timeout: Seconds to wait at most; None: without end.
         node_name: For whom, as the timeline shows it.
-
     """
 
     def __init__(

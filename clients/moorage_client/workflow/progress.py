@@ -33,7 +33,6 @@ class ProgressBar:
         callbacks: Callbacks of the program's own, called first.
         console: Where to draw; default: stderr.
         done: Nodes that need not run, such as those of a journal.
-
     """
 
     def __init__(

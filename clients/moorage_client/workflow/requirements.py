@@ -35,7 +35,6 @@ def units(amount: float, what: str) -> int:
 
     Raises:
         ResourceError: It is not a finite number, or negative.
-
     """
     if finite(amount) is None:
         raise ResourceError(f"{what} is {amount!r}; expected a finite number")
@@ -49,7 +48,6 @@ def wanted(amount: float, what: str) -> int:
 
     Raises:
         ResourceError: It is more than nothing, and less than a unit: it would be had for nothing.
-
     """
     count = units(amount, what)
     if 0 < amount * UNITS < 1:
@@ -79,7 +77,6 @@ class ResourceRequirements:
     Raises:
         ResourceError: An amount is negative, NaN, infinite, no number, or so small that it would
             count as nothing (a ValueError).
-
     """
 
     resources: Mapping[str, float] = field(default_factory=dict)

@@ -39,7 +39,6 @@ class NodeResult:
         attempts: How often its task was started.
         started_at: When its last attempt started, in seconds since the epoch; 0.0: never.
         placement: Where it ran, where its pool says so: one share per node of the fleet.
-
     """
 
     name: str
@@ -60,7 +59,6 @@ class CallbackError:
         callback: Its name, such as `on_resource_released`; `release` is the pool itself.
         node_name: For which node it was called.
         error: What it raised.
-
     """
 
     callback: str
@@ -83,7 +81,6 @@ class ExecutionResult:
         trace: What happened when, if `enable_tracing` was set.
         resource_timeline: That of the pool, which other runs may have used too.
         callback_errors: What callbacks raised that fails no node.
-
     """
 
     node_results: dict[str, NodeResult] = field(repr=False)

@@ -23,7 +23,6 @@ class RunningNode:
         attempt: From 1.
         grant: What it holds; None for a node that requires nothing.
         on_stop: Called, with this, at its stop signal.
-
     """
 
     __slots__ = (
@@ -95,7 +94,6 @@ class RunningNode:
             TaskTimeout: Its time is over.
             LeaseLost: Its lease is lost; others may use its GPUs.
             TaskStopped: The run was cancelled.
-
         """
         if self.stopped_by is not None:
             raise self.stopped_by
@@ -153,7 +151,6 @@ def current_node() -> RunningNode:
 
     Raises:
         WorkflowError: It is called by no task of a workflow.
-
     """
     node = _current.get(None)
     if node is None:

@@ -35,7 +35,6 @@ class Schedule:
         groups: Of each node: what it needs, as a number from 0.
         runnable: Of each node: whether it has a task. Others are skipped, and hold up nothing.
         fail_fast: What comes after a node that failed is skipped; otherwise it runs all the same.
-
     """
 
     def __init__(
@@ -99,7 +98,6 @@ class Schedule:
 
         Args:
             admit: It sees a group that it refused again after `unblock` only.
-
         """
         heads = self._heads
         while heads:
@@ -143,7 +141,6 @@ class Schedule:
         Args:
             eligible: Whether a group may stand in line at all.
             outsized: Whether the first group is blocked because it needs more than the second.
-
         """
         waiting = list(filter(eligible, self._blocked))
         if not waiting:
@@ -238,7 +235,6 @@ class Schedule:
 
         Raises:
             ValueError: Nodes would wait for each other; nothing has changed.
-
         """
         first = len(self._states)
         following: dict[int, list[int]] = {}

@@ -31,7 +31,6 @@ class ResourceSnapshot:
         node_name: For whom; None for callers without a name.
         event: `acquire` or `release`.
         elapsed: Seconds since the first snapshot of its timeline.
-
     """
 
     timestamp: float
@@ -60,7 +59,6 @@ class ResourceTimeline:
 
     Attributes:
         dropped: How many were dropped.
-
     """
 
     def __init__(self, snapshots_max: int | None = SNAPSHOTS_MAX) -> None:
@@ -109,7 +107,6 @@ class ResourceTimeline:
             node_name: As in a snapshot.
             event: As in a snapshot; `acquired` and `released` are understood too.
             snapshot: A snapshot, in place of all others.
-
         """
         given = snapshot or allocated or {}
         if isinstance(given, ResourceSnapshot):
@@ -142,7 +139,6 @@ class ResourceTimeline:
             node_name: For whom.
             event: `acquire` or `release`.
             when: Seconds since the epoch; now where it is None.
-
         """
         if when is None:
             when = time.monotonic() + self._offset

@@ -64,7 +64,6 @@ class TraceEvent:
         error: What went wrong, as text.
         metadata: For resources: `{"resources": {name: amount}}`; for a resolved gate:
             `{"status": "approved"}`, or how else it was.
-
     """
 
     event_type: EventType

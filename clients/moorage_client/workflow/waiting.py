@@ -29,7 +29,6 @@ class Ticket:
         amounts: What is waited for.
         node_name: For whom, as a timeline shows it.
         wake: What the pool calls after it was served.
-
     """
 
     __slots__ = ("amounts", "granted", "node_name", "overtaken", "wake")
@@ -47,7 +46,6 @@ class Account:
 
     Args:
         capacities: Units of each resource.
-
     """
 
     def __init__(self, capacities: Sequence[int]) -> None:

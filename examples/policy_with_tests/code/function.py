@@ -14,7 +14,6 @@ def score(free: np.ndarray, total: np.ndarray) -> np.ndarray:
     Args:
         free: Free GPU of each node, in milli.
         total: All GPU of each node, in milli.
-
     """
     return -free - EMPTY * (free == total)
 

@@ -55,7 +55,6 @@ class UnknownAttemptError(UnknownWorkloadError):
     Args:
         workload: Its name.
         attempts: The starts of which something is, in order.
-
     """
 
     def __init__(self, workload: str, attempts: tuple[int, ...]) -> None:
@@ -129,7 +128,6 @@ class Order:
             None if that is not bounded.
         resumed: Whether it was ready before, under another daemon: then it is found, and what is
             missing of a gang was lost rather than never made.
-
     """
 
     id: str
@@ -156,7 +154,6 @@ class WorkloadReport:
         detail: One sentence for a person: what is going on, or why it failed.
         exit_code: Of a process that ended; negative is a signal's number, None is not known.
         log_tail: Its last lines, at most `LOG_TAIL_LINES`, where it failed.
-
     """
 
     id: str
@@ -174,7 +171,6 @@ class CommandExecution:
     Args:
         exit_code: Of the command; negative is a signal's number.
         output: Its standard output and error, in the order they were written.
-
     """
 
     exit_code: int
@@ -201,7 +197,6 @@ class Support:
         nodes: Names of the nodes that it starts on; empty if it starts on any.
         clusters: Ids of the clusters that it starts in; empty if it starts in any.
         kinds: What a category of spec means here, where it means something else elsewhere.
-
     """
 
     categories: frozenset[str]
@@ -228,7 +223,6 @@ class Log:
         over: The workload has ended, and nothing will follow.
         exit_code: Of a process that ended; negative is a signal's number, None is not known.
         data: The text as it was written, byte by byte.
-
     """
 
     text: str
@@ -246,7 +240,6 @@ class Log:
             start: Its offset.
             over: Nothing will follow.
             exit_code: See above.
-
         """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(data, final=over)
@@ -262,7 +255,6 @@ class RunFiles:
     Args:
         files: Path and size of each plain file.
         left_out: Path of what cannot be fetched, and why.
-
     """
 
     files: tuple[tuple[str, int], ...]
@@ -277,7 +269,6 @@ class FilePiece:
         data: What it is.
         offset: Where to go on.
         over: Nothing follows.
-
     """
 
     data: bytes
@@ -295,7 +286,6 @@ class FileSource(Protocol):
         Raises:
             UnsupportedSpecError: This workload has no folder of its own.
             UnknownWorkloadError: There is none of that name.
-
         """
 
     async def read_file(
@@ -306,7 +296,6 @@ class FileSource(Protocol):
         Raises:
             UnknownFileError: There is none, or the path would leave the folder.
             UnsupportedSpecError: As `files`; so does `UnknownWorkloadError`.
-
         """
 
 
@@ -337,7 +326,6 @@ class Backend(Protocol):
 
         Raises:
             UnsupportedSpecError: It could never be started as it says.
-
         """
 
     async def discover(self) -> Collection[WorkloadReport]:
@@ -356,7 +344,6 @@ class Backend(Protocol):
         Raises:
             BackendError: It did not get ready; nothing of it is left.
             TimeoutError: Nor did it in time; nothing of it is left.
-
         """
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
@@ -369,7 +356,6 @@ class Backend(Protocol):
 
         Raises:
             BackendError: It cannot be stopped; it may still be using what it holds.
-
         """
 
     async def status(self, workload: str) -> WorkloadReport:
@@ -377,7 +363,6 @@ class Backend(Protocol):
 
         Raises:
             UnknownWorkloadError: There is none of that name.
-
         """
 
     async def probe(self, workload: str) -> WorkloadReport:
@@ -387,7 +372,6 @@ class Backend(Protocol):
 
         Raises:
             UnknownWorkloadError: There is none of that name.
-
         """
 
     def glance(self, workload: str) -> WorkloadReport | None:
@@ -402,7 +386,6 @@ class Backend(Protocol):
         Raises:
             UnsupportedSpecError: One of them is not in `support.limits`, or its value is no good.
             UnknownWorkloadError: There is none of that name.
-
         """
 
     async def reset(self, workload: str) -> JsonValue:
@@ -411,7 +394,6 @@ class Backend(Protocol):
         Raises:
             UnsupportedSpecError: This kind of workload cannot be.
             BackendError: It could not be, and must not be used again.
-
         """
 
     async def execute(
@@ -430,7 +412,6 @@ class Backend(Protocol):
             UnsupportedSpecError: This kind of workload takes none.
             UnknownWorkloadError: There is none of that name.
             TimeoutError: It took too long, and was killed.
-
         """
 
     async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
@@ -442,7 +423,6 @@ class Backend(Protocol):
             UnsupportedSpecError: This backend keeps no output.
             UnknownWorkloadError: There is none of that name.
             UnknownAttemptError: There is, and nothing is known of that start any more.
-
         """
 
     async def close(self) -> None:

@@ -16,7 +16,6 @@ async def finished(work: Awaitable[_T]) -> _T:
 
     Raises:
         CancelledError: The caller was cancelled; caused by what the work raised, if it did.
-
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

@@ -48,7 +48,6 @@ class Surroundings:
         clusters: Returns the inventory as it is now.
         alone: Whether there are no tokens, so that every caller is the operator.
         lease: Returns the lease that has a workload of this name, or had it last.
-
     """
 
     data_dir: Path
@@ -70,7 +69,6 @@ class Inventory:
         spawn: Runs something as long as the daemon.
         watch: Has metrics read whenever all are.
         tell: Passes on news: topic, name, data, tenant.
-
     """
 
     data_dir: Path
@@ -91,7 +89,6 @@ class Examination:
         data_dir: The server's.
         wanted: Whether the setting `backends` has the kind.
         advice: Ends what is said of the data folder.
-
     """
 
     data_dir: Path
@@ -113,7 +110,6 @@ class BackendKind(ABC, Generic[S]):
         package: The distribution that this extra brings.
         distribution: Where the extra is declared.
         engine_names: What `ResourceEngine` calls it; none if `open_alone` is not there.
-
     """
 
     name: ClassVar[str]
@@ -134,7 +130,6 @@ class BackendKind(ABC, Generic[S]):
         Raises:
             BackendError: It cannot be opened.
             ModuleNotFoundError: Its extra is not installed.
-
         """
 
     def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
@@ -142,7 +137,6 @@ class BackendKind(ABC, Generic[S]):
 
         Raises:
             BackendError: It cannot be opened.
-
         """
         del folder, environment
         raise NotImplementedError(  # Not abstract: `engine_names` of such a kind is empty.
@@ -163,7 +157,6 @@ class BackendKind(ABC, Generic[S]):
 
         Raises:
             BackendError: What this needs is not installed, or cannot be read.
-
         """
 
     def examine(self, examination: Examination) -> Iterable[DoctorFinding]:
@@ -205,7 +198,6 @@ class BrokenKind(BackendKind[NoSettings]):
     Args:
         name: Of its entry point.
         reason: Why.
-
     """
 
     settings = NoSettings
@@ -278,7 +270,6 @@ def open_backend(kind: BackendKind[S], settings: S, surroundings: Surroundings) 
 
     Raises:
         BackendError: It cannot be opened, or its extra is not installed.
-
     """
     from moorage.backends.base import BackendError  # noqa: PLC0415  # As the module says.
 

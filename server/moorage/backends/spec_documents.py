@@ -40,7 +40,6 @@ def spec_from_document(
 
     Raises:
         SpecError: It names the field, and what was expected there.
-
     """
     fields = dict(document)
     category = fields.pop("category", category)

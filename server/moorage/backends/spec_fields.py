@@ -96,7 +96,6 @@ def memory_bytes(given: int | str) -> int:
 
     Raises:
         ValueError: It is neither, or more than any machine has.
-
     """
     if isinstance(given, int) and not isinstance(given, bool):
         size = float(min(given, 2 * MEMORY_BYTES_MAX))

@@ -59,7 +59,6 @@ class SpecError(ValueError):
     Args:
         path: Where in the spec, e.g. `spec.cpu_count`.
         expected: What was expected there.
-
     """
 
     def __init__(self, path: str, expected: str) -> None:
@@ -77,7 +76,6 @@ class BaseResourceSpec:
         max_global_num: Most resources of this spec and backend at a time, free ones and those
             being made included; None for no limit.
         extra: Anything else a backend or its runner understands.
-
     """
 
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
@@ -91,7 +89,6 @@ class BaseResourceSpec:
 
         Raises:
             SpecError: It names the field, and what was expected there.
-
         """
         for name, reader in _readers(type(self)).items():  # type: ignore[arg-type]  # A class has a hash.
             try:
@@ -134,7 +131,6 @@ class Readiness:
         command: Must exit with 0, run inside of the workload.
         every_seconds: Between two probes.
         timeout_seconds: Of one probe.
-
     """
 
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
@@ -160,7 +156,6 @@ class ProcessResourceSpec(BaseResourceSpec):
         reset_command: Run between two users of a warm process; must exit with 0.
         stop_seconds: Between SIGTERM and SIGKILL.
         start_timeout: Seconds until it must be ready.
-
     """
 
     category: str = "process"
@@ -190,7 +185,6 @@ class ServiceResourceSpec(ProcessResourceSpec):
             and into `PORT` of the environment.
         host: The address it listens on.
         readiness: How to see that it answers; a connection to `port` where not given.
-
     """
 
     category: str = "service"
@@ -216,7 +210,6 @@ class VLLMModelResourceSpec(BaseResourceSpec):
         tool_call_parser: As vLLM knows it.
         python: Interpreter that has vLLM; the one that runs this program where not given.
         start_timeout: Seconds until it must answer.
-
     """
 
     category: str = "vllm"
@@ -283,7 +276,6 @@ class ContainerResourceSpec(BaseResourceSpec):
         start_timeout: Seconds until it must be ready.
         stop_seconds: Between SIGTERM and SIGKILL.
         ray_actor_options: For the backend `ray`.
-
     """
 
     category: str = "container"
@@ -321,7 +313,6 @@ class APIModelResourceSpec(BaseResourceSpec):
         api_key: Sent as a bearer token; never written down.
         request_timeout: Seconds for one request.
         start_timeout: Seconds until the service must answer.
-
     """
 
     category: str = "api_model"
@@ -353,7 +344,6 @@ class LocalEnvResourceSpec(BaseResourceSpec):
     Args:
         env_cls_path: `package.module.Class`.
         init_kwargs: Its arguments.
-
     """
 
     category: str = "local_env"
@@ -382,7 +372,6 @@ class MemoryResourceSpec(BaseResourceSpec):
         lose_seconds: How long after the start the gang loses its last member.
         fail_reset: Fails every reset with this reason.
         resettable: Whether it can be reset at all.
-
     """
 
     category: str = "memory"

@@ -42,7 +42,6 @@ def grants(nodes: Path | None = None, pods: Path | None = None) -> Figures:
     Args:
         nodes: Node file of a trace; a made-up fleet of openb's shape where none is given.
         pods: Request file of a trace; made-up requests where none is given.
-
     """
     machines, wanted = read_trace(nodes, pods)
     order = trace.arrivals(wanted, trace.capacity_milli(machines), 1.0, 42)[:REQUESTS]

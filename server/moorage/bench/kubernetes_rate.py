@@ -36,7 +36,6 @@ def rates(machines: Sequence[trace.TraceNode]) -> JsonObject:
 
     Raises:
         CommandError: There is no Kubernetes to be run here, or too few GPUs.
-
     """
     count = min(PODS, sum(node.gpus for node in machines))
     if count < PODS_MIN:

@@ -25,7 +25,6 @@ class LoadResult:
         seconds: From the first message sent to the last reply.
         latencies: Seconds from a message to its reply, in the order of the messages.
         replies: The replies, in the same order.
-
     """
 
     seconds: float = 0.0
@@ -63,7 +62,6 @@ async def drive(
     Raises:
         OSError: Nothing answers at `url`, or not within `REPLY_SECONDS_MAX`.
         WebSocketException: A socket broke.
-
     """
     load = LoadResult(latencies=[0.0] * len(messages), replies=[b""] * len(messages))
     sockets = [

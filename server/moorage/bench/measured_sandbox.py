@@ -82,7 +82,6 @@ class MeasuredSandbox:
 
     Attributes:
         clusters: Of the fleet, in its order.
-
     """
 
     def __init__(

@@ -16,7 +16,6 @@ class ProcessorTime(NamedTuple):
     Args:
         own: For its own process.
         others: For the processes under it that live.
-
     """
 
     own: float

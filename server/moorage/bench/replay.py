@@ -85,7 +85,6 @@ def replay(options: Options, progress: Callable[[int], None] | None = None) -> l
     Raises:
         TraceError: A file cannot be read as a trace.
         CommandError: The daemon did not serve.
-
     """
     nodes, pods = _traces(options)
     return [
@@ -173,7 +172,6 @@ def ask(uri: str, pod: trace.TracePod, seed: str = "") -> str:
         uri: The policy.
         pod: The request.
         seed: Of what the policy draws at random for it, so that a replay can be repeated.
-
     """
     return json.dumps(
         {

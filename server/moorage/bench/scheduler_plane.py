@@ -53,7 +53,6 @@ def programs() -> dict[str, str]:
 
     Raises:
         CommandError: One is missing.
-
     """
     found: dict[str, str] = {}
     for name in PROGRAMS:
@@ -84,7 +83,6 @@ class SchedulerPlane:
     Args:
         folder: An empty one, for all that it writes.
         synced: Whether etcd syncs what it writes.
-
     """
 
     def __init__(self, folder: Path, *, synced: bool = False) -> None:
@@ -104,7 +102,6 @@ class SchedulerPlane:
 
         Raises:
             CommandError: A program is missing, or does not get ready.
-
         """
         plane = cls(folder, synced=synced)
         with ExitStack() as stack:
@@ -126,7 +123,6 @@ class SchedulerPlane:
 
         Raises:
             CommandError: One was refused.
-
         """
         client = self._client()
 

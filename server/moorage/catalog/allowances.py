@@ -21,7 +21,6 @@ class Allowance:
 
     Args:
         left: Requests.
-
     """
 
     left: int = REQUESTS_MAX

@@ -12,7 +12,6 @@ class ClusterPut:
     Args:
         cluster: What placement depends on.
         live: Whether its `status` lets it be a candidate; it has just stopped being one if not.
-
     """
 
     cluster: Cluster

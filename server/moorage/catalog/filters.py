@@ -11,7 +11,6 @@ def parse_filter(query: JsonValue) -> Condition:
 
     Raises:
         ServiceError: `bad_message`, `unsupported` or `too_large`, naming the place in the filter.
-
     """
     if query is not None and not isinstance(query, dict):
         raise ServiceError.wrong_field("query", "a filter (an object of fields and conditions)")

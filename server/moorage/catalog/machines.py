@@ -47,7 +47,6 @@ class Machines:
         Raises:
             ServiceError: As `read_cluster_document`; `conflict`: one of its nodes is a machine that
                 is registered as another node.
-
         """
         read = read_cluster_document(given)
         check_names(read.cluster)

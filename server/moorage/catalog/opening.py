@@ -71,7 +71,6 @@ async def open_catalog(
 
     Raises:
         ServiceError: `unavailable`: they are no catalog, are damaged, or are newer.
-
     """
     external, sources = external or External(), sources or CodeSources()
     elsewhere = external.parts()

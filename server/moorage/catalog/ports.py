@@ -47,7 +47,6 @@ class Blocks(BlockDocuments, Protocol):
 
         Raises:
             ServiceError: `too_large`.
-
         """
 
 
@@ -60,7 +59,6 @@ class Policies(PolicyDocuments, Protocol):
         Raises:
             ServiceError: `bad_message` naming the field, `bad_policy` about the code,
                 `too_large`, `unavailable` where a URL could not be fetched.
-
         """
 
     async def register(self, prepared: PreparedPolicy, who: str = "") -> PolicyRecord:
@@ -72,7 +70,6 @@ class Policies(PolicyDocuments, Protocol):
 
         Raises:
             ServiceError: `already_exists` where the URI has another content; `too_large`.
-
         """
 
     async def update(self, uri: str, change: Document, who: str = "") -> Document:
@@ -81,7 +78,6 @@ class Policies(PolicyDocuments, Protocol):
         Raises:
             ServiceError: `unknown_policy`; `already_exists` where the change would make another
                 policy of it (code, defaults, schemas): that needs a new version.
-
         """
 
     async def delete(self, uri: str, who: str = "") -> Document:
@@ -98,7 +94,6 @@ class ClusterSearch(Protocol):
 
         Raises:
             ServiceError: `too_large` where a `$regex` would read too much; `busy`.
-
         """
 
     async def alike(
@@ -109,7 +104,6 @@ class ClusterSearch(Protocol):
         Args:
             like: The id of a known cluster, or a part of a cluster document.
             weights: By path; None: those of `query.DEFAULT_WEIGHTS`.
-
         """
 
     async def ask(
@@ -124,7 +118,6 @@ class ClusterSearch(Protocol):
 
         Raises:
             ServiceError: `unavailable`, or `bad_message` with what the service said.
-
         """
 
 
@@ -136,7 +129,6 @@ class Freshness(Protocol):
 
         Args:
             examine: Runs the examples of a mirrored policy; returns why they fail, or "".
-
         """
 
     @property
@@ -149,7 +141,6 @@ class Freshness(Protocol):
         Args:
             uri: Its policy.
             cluster_ids: Clusters it names, known or not; None: every live one.
-
         """
 
     async def fetch(
@@ -174,7 +165,6 @@ class Freshness(Protocol):
 
         Raises:
             ServiceError: `unavailable` naming the service, or `unknown_policy`.
-
         """
 
 
@@ -196,7 +186,6 @@ class Catalog:
         warnings: What was damaged on the disk and is done without, each a sentence for the log.
         closing: Ends all of them.
         following: Takes over what another process writes; None: this one does.
-
     """
 
     clusters: ClusterDocuments
@@ -221,7 +210,6 @@ class Catalog:
 
         Raises:
             ServiceError: `unavailable`: they cannot be opened.
-
         """
         if self.following is None or not self.following.has_all:
             return None

@@ -49,7 +49,6 @@ class DocumentSearch:
         metrics: The metrics documents, by cluster id.
         companion: What a filter calls a condition on the metrics.
         key: Where the metrics say whose they are.
-
     """
 
     def __init__(
@@ -129,7 +128,6 @@ class DocumentSearch:
 
         Raises:
             ServiceError: `busy`, `shutting_down`; or what `QueryError` the work raised says.
-
         """
         if self._closed:
             raise ServiceError(Code.SHUTTING_DOWN, "the catalog is closed; ask again when it is up")

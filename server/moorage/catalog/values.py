@@ -35,7 +35,6 @@ class PolicyRecord:
         parameters: Defaults: `policy_parameters`, completed likewise.
         document: The PolicyRule document with its identity filled in, for readers.
         schemas: What its schemas say; None if it has none, as on most hot paths.
-
     """
 
     ref: PolicyRef
@@ -60,7 +59,6 @@ class PreparedPolicy:
     Args:
         record: What is registered.
         warnings: What is not as its author may think, and no reason to refuse it.
-
     """
 
     record: PolicyRecord

@@ -75,7 +75,6 @@ class AgentOptions:
         machine_id: Whether the machine says which one it is.
         unheard_seconds: How long what runs goes on unheard; 0: as long as it likes.
         address: Where other machines find it; empty: at that with which it reaches the server.
-
     """
 
     server: str | None

@@ -51,7 +51,6 @@ def demo(started: float, data: Path | None = None, options: tuple[str, ...] = ()
 
     Raises:
         CommandError: Something of it did not work.
-
     """
     with daemon(data, options=options) as running:
         uri = _prepare(running.http)

@@ -164,7 +164,6 @@ def bench(names: Sequence[str], nodes: Path | None, pods: Path | None, *, as_jso
         nodes: Node file of a trace.
         pods: Its request file.
         as_json: Print one JSON document.
-
     """
     from moorage.bench.grants import BENCHMARKS, ON_REQUEST  # noqa: PLC0415  # The others start in half the time.
 

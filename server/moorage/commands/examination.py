@@ -46,7 +46,6 @@ def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
     Args:
         config: Of the server.
         advice: Is added where the folder of its data matters.
-
     """
     findings = [
         DoctorFinding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),

@@ -17,7 +17,6 @@ class FolderCopy:
         records: How many.
         newest_at: When the last fact was appended; 0 if there is none.
         fencing: Fencing numbers go on above this one.
-
     """
 
     facts: int
@@ -33,7 +32,6 @@ def back_up(data: Path, target: Path) -> FolderCopy:
         StorageError: The target has something in it, or the data folder is damaged.
         LedgerError: Another release wrote it.
         OSError: A file cannot be read or written.
-
     """
     with staged(target) as new:
         fencing = copy_folder(data, new)
@@ -47,7 +45,6 @@ def restore_folder(backup: Path, data: Path) -> FolderCopy:
         StorageError: The data folder has something in it, or the backup is damaged.
         LedgerError: Another release wrote it.
         OSError: A file cannot be read or written.
-
     """
     with staged(data) as new:
         found = _whole(backup, backup)

@@ -29,7 +29,6 @@ def stock(config: Config, url: str, token: str) -> None:
         config: Has the data folder.
         url: Of the server's HTTP side.
         token: That of the server itself: others may have leases on this machine.
-
     """
     registered: list[str] = []
     published: list[str] = []

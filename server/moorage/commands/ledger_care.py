@@ -55,7 +55,6 @@ def verify(data: Path) -> LedgerFindings:
         LedgerError: There is no ledger, or it has another name, or a newer release wrote it or
             the catalog.
         OSError: A file cannot be read at all.
-
     """
     try:
         found = LedgerFindings(walk.walk(data / LEDGER), catalog.walk(data / CATALOG))
@@ -88,7 +87,6 @@ class RepairReport:
         lost: What is lost, each a sentence.
         stays: How much there still is, each a sentence.
         copy: Where the damaged files are; None: nothing was changed.
-
     """
 
     damage: list[str]
@@ -107,7 +105,6 @@ def repair(data: Path, *, accept_loss: bool) -> RepairReport:
     Raises:
         LedgerError: A daemon is running, or a newer release wrote what is there.
         OSError: A file cannot be written.
-
     """
     lock = WriterLock(data / LEDGER)
     with translated():

@@ -20,7 +20,6 @@ class CopyReport:
     Attributes:
         is_new: It was not there before.
         facts: How many there are, and so on.
-
     """
 
     is_new: bool = True
@@ -39,7 +38,6 @@ def copy(source: str, target: str) -> CopyReport:
     Raises:
         StorageError: A server uses one of them, the source is damaged, or the target has something.
         OSError: A file cannot be written.
-
     """
     if is_address(source) == is_address(target):
         raise StorageError(

@@ -616,7 +616,6 @@ class Config(ShareSettings):
         Raises:
             ConfigError: A setting is unknown, malformed, or contradicts another; an external
                 service is this daemon itself; or an address beyond loopback has no tokens.
-
         """
         file = settings_file(environ, file)
         known = settings()

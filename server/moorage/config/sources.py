@@ -93,7 +93,6 @@ class ConfigError(Exception):
         setting: Its name.
         source: Where it came from, e.g. `MOORAGE_PORT` or `port in /etc/moorage.toml`.
         expected: What is accepted there, and what to do.
-
     """
 
     def __init__(self, setting: str, source: str, expected: str) -> None:
@@ -117,7 +116,6 @@ def from_flags(known: Mapping[str, Setting], overrides: Mapping[str, Any]) -> Gi
 
     Raises:
         ConfigError: There is no such setting.
-
     """
     for name in overrides:
         if name not in known:
@@ -134,7 +132,6 @@ def from_environment(known: Mapping[str, Setting], environ: Mapping[str, str]) -
 
     Raises:
         ConfigError: There is no such setting.
-
     """
     # The names that existing users have come first: ours, where it is given too, wins.
     given: Given = {
@@ -173,7 +170,6 @@ def from_file(known: Mapping[str, Setting], file: Path) -> Given:
 
     Raises:
         ConfigError: It cannot be read, or there is no such setting.
-
     """
     try:
         with file.open("rb") as stream:
@@ -210,7 +206,6 @@ def read(setting: Setting, source: str, value: object) -> object:
 
     Raises:
         ConfigError: It is nothing that the setting accepts.
-
     """
     kind = setting.kind
     try:
@@ -228,7 +223,6 @@ def default_data_dir(environ: Mapping[str, str]) -> Path:
 
     Raises:
         ConfigError: It would lie in the home folder, and this user has none.
-
     """
     state = environ.get("XDG_STATE_HOME", "")
     if not Path(state).is_absolute():  # The XDG specification ignores relative paths.

@@ -35,7 +35,6 @@ def check_together(chosen: Mapping[str, Any], sources: Mapping[str, str]) -> Non
 
     Raises:
         ConfigError: Two of them do.
-
     """
 
     def refuse(setting: str, expected: str) -> NoReturn:

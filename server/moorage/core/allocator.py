@@ -81,7 +81,6 @@ class Allocator:
 
     Attributes:
         state: What the facts say. Read it; only `step` and `replay` change it.
-
     """
 
     def __init__(
@@ -136,7 +135,6 @@ class Allocator:
         Args:
             facts: What the ledger holds.
             fencing: Numbers up to this one may have been given out, whatever the facts say.
-
         """
         self.follow(facts)
         apply(self.state, Counted(max(self.state.fencing, fencing)))
@@ -155,7 +153,6 @@ class Allocator:
         Args:
             inquiry: The question.
             now: Seconds since the epoch.
-
         """
         if self._is_behind and inquiry.question in {"queue", "why"}:
             self._catch_up()
@@ -195,7 +192,6 @@ class Allocator:
         Returns:
             Facts that the caller makes durable, and effects that it carries out after that
             (those of `EARLY` may leave at once).
-
         """
         turn = self._turn.begin(now)
         self._decide(event)

@@ -41,7 +41,6 @@ def encode(
 
     Returns:
         JSON text.
-
     """
     shared: replies.Shared = {"id": message_id, "warnings": tuple(warnings)}
     if stamp:
@@ -87,7 +86,6 @@ def lease_answer(
         token: For its owner.
         ttl_max_seconds: See `LeaseNews`.
         lost: See `LeaseNews`.
-
     """
     answer = LeaseAnswer.of(lease, token=token, ttl_max_seconds=ttl_max_seconds, lost=lost)
     known = answer.workload

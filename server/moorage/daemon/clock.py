@@ -31,7 +31,6 @@ class Clock:
     Args:
         monotonic: Returns seconds; never set, but stops while the machine sleeps.
         calendar: Returns seconds since the epoch; an administrator or NTP may set it.
-
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class CalendarRecord:
             calendar is another one.
         calendar: As that of `Clock`.
         running: Returns the seconds since the machine started.
-
     """
 
     def __init__(
@@ -102,7 +100,6 @@ class CalendarRecord:
         Args:
             last_at: When that became durable. Without a record since the machine started, only a
                 calendar that is behind it shows.
-
         """
         now, moved = self._calendar(), 0.0
         with suppress(OSError, ValueError, KeyError, TypeError):  # It was never written whole.

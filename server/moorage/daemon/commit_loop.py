@@ -76,7 +76,6 @@ class _Group(NamedTuple):
         stored: Ends with the seq of the last one, once they are durable.
         began: When the ledger got them, by the monotonic clock.
         checkpoint: The state with these facts, and their last seq; None: no checkpoint is due.
-
     """
 
     turns: list[Turn]
@@ -97,7 +96,6 @@ class CommitLoop:
         tasks: Runs what goes on beside the loop.
         config: Gives the facts between checkpoints, and the grace after a stall, which is that of a
             restart.
-
     """
 
     def __init__(

@@ -37,7 +37,6 @@ class Daemon:
         tasks: Everything that runs.
         trust: Whether this server still leads, and is to.
         closing: Closes everything that is open, the doors first.
-
     """
 
     doors: Doors
@@ -60,7 +59,6 @@ class Daemon:
 
         Raises:
             BaseException: Whatever broke an invariant or the ledger; the process must end.
-
         """
         await self.tasks.broken
 

@@ -51,7 +51,6 @@ class Doors:
     Attributes:
         port: Of the WebSocket; 0 before it is open.
         http_port: Of HTTP.
-
     """
 
     def __init__(
@@ -82,7 +81,6 @@ class Doors:
 
         Raises:
             OSError: An address cannot be listened on.
-
         """
         if isinstance(services, StandbyServices):
             self._standby = services

@@ -42,7 +42,6 @@ class Observers:
         trail: Notes who caused what.
         durations: Notes how long it took.
         traces: Follows each request; None: nothing does.
-
     """
 
     watchers: Watchers
@@ -62,7 +61,6 @@ class EffectCarrier:
         workloads: Starts and stops them.
         observers: Learn of each step.
         check: Called before anything leaves; raises where this server does not lead any more.
-
     """
 
     def __init__(

@@ -52,7 +52,6 @@ class Applied:
         allocator: Has what was applied.
         catalog: Its documents.
         closing: Lets go of all of it.
-
     """
 
     ledger: FollowedLedger
@@ -73,7 +72,6 @@ class Follower:
     Attributes:
         as_of: What is known was all there was then, in seconds since the epoch.
         documents_as_of: The same of documents.
-
     """
 
     def __init__(
@@ -118,7 +116,6 @@ class Follower:
 
         Raises:
             LedgerError: What is stored is another history, or not to be read by this release.
-
         """
 
         def take(facts: Sequence[Fact]) -> None:
@@ -175,7 +172,6 @@ class Reads(Inbox):
         allocator: Knows the answers.
         ledger: Has what the allocator has forgotten.
         replies: Returns where answers go.
-
     """
 
     def __init__(

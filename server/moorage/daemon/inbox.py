@@ -81,7 +81,6 @@ class Inbox:
         Args:
             event: What happened.
             tenant: Whose client sent it; None: it is the server's own.
-
         """
         if isinstance(event, _AHEAD) or (
             isinstance(event, CancelAsked) and event.request not in self._requests

@@ -80,7 +80,6 @@ def serve(
         stock: Given the address of the HTTP side and the server's own token, fills the catalog
             before the ready line. It runs in a thread.
         links: Environment variables of service links, which are no settings.
-
     """
     configure_log(config, log)
     if links:

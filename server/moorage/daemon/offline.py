@@ -32,7 +32,6 @@ async def offline(command: str, job: bytes, seconds: float) -> JsonObject:
 
     Raises:
         ServiceError: What it refuses; `policy_timeout`, `too_large`, `unavailable`.
-
     """
     variables = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     program = ("nice", "-n", "10", *launch.command("moorage.lab.offline", command))

@@ -33,7 +33,6 @@ class RegistryChanges:
         state: The core's; read only.
         inbox: Where events go.
         watchers: Get news of policies that fail their own examples.
-
     """
 
     def __init__(

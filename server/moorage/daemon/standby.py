@@ -71,7 +71,6 @@ class Standby:
         reading: Answers what can be read; None: it does not know enough yet, or any more.
         followed: What it has applied, for itself to go on with where it leads; None: nothing is
             fit for that.
-
     """
 
     def __init__(self, election: Election, gateway: Gateway, tasks: Tasks) -> None:
@@ -97,7 +96,6 @@ class Standby:
         Raises:
             StorageError: It can never lead this database.
             BaseException: What broke one of its tasks.
-
         """
         while not stopping.is_set():
             if self._broken.done():

@@ -124,7 +124,6 @@ class Prepared:
         rates: What tenants may send and burn.
         circuits: Called when a policy's circuit opens; set later.
         standby: This server has stood by, and what it has followed; None: it never did.
-
     """
 
     allocator: Allocator
@@ -213,7 +212,6 @@ class Waiting:
         announce: Called with the doors, which are open, where another server leads.
         stopping: Set where it is to stop.
         announced: That was called.
-
     """
 
     announce: Callable[[Doors], None] = lambda _: None
@@ -235,7 +233,6 @@ async def start(config: Config, measures: Measures, waiting: Waiting | None = No
         JailError: Policies cannot be locked in here.
         BackendError: What a backend needs is not here.
         OSError: An address cannot be listened on.
-
     """
     tasks = Tasks()
     async with AsyncExitStack() as stack:

@@ -35,7 +35,6 @@ class Trust:
     Attributes:
         election: As above.
         wanted: An operator wants another server to lead.
-
     """
 
     def __init__(self, election: Election | None, fail: Callable[[BaseException], None]) -> None:
@@ -64,7 +63,6 @@ class Trust:
 
         Raises:
             LedgerFailed: It does not.
-
         """
         if not self.holds():
             raise LedgerFailed("this server does not lead any more, so that nothing leaves it")
@@ -74,7 +72,6 @@ class Trust:
 
         Raises:
             StorageError: The database failed, or another server leads.
-
         """
         election = self.election
         if election is None:

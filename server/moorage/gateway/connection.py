@@ -46,7 +46,6 @@ class GatewayConnection(ServerConnection):
         on_writable: Called with False when the client has stopped reading, True when it reads
             again.
         on_lost: Called once, when the connection is gone.
-
     """
 
     def __init__(

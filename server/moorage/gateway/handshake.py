@@ -44,7 +44,6 @@ class Doorman:
         on_stranger: Called with the address of each client that shows no valid token.
         pending: Given the bearer token, returns what to wait for before `authenticate` knows it,
             which tells whether it can be known now; None: nothing.
-
     """
 
     def __init__(

@@ -31,7 +31,6 @@ class Received:
 
     Args:
         most: As `RECEIVED_BYTES_MAX`.
-
     """
 
     def __init__(self, most: int = RECEIVED_BYTES_MAX) -> None:

@@ -55,7 +55,6 @@ class GatewayStats:
         refused_full_total: Handshakes refused because all sessions were taken.
         refused_unauthorized_total: Handshakes refused for want of a valid token.
         refused_foreign_total: Requests refused that other sites' pages made, or under other names.
-
     """
 
     connections: int
@@ -90,7 +89,6 @@ class Gateway:
     Attributes:
         port: The port that was bound; 0 before `start`.
         trusts: Returns whether answers may leave; else their sessions end.
-
     """
 
     def __init__(
@@ -150,7 +148,6 @@ class Gateway:
 
         Raises:
             OSError: The address cannot be bound.
-
         """
         self._deliver = deliver
         settings = self._settings
@@ -199,7 +196,6 @@ class Gateway:
             deliver: Where to.
             agents: Where agents of machines go.
             goes_on: Whether a session has nothing at the part before that it would miss.
-
         """
         while (lost := self._resumable.oldest()) is not None:
             self._end(lost)
@@ -258,7 +254,6 @@ class Gateway:
 
         Raises:
             AssertionError: The message has been answered, or there never was one.
-
         """
         session = self._sessions.get(to.session)
         if session is None:
@@ -288,7 +283,6 @@ class Gateway:
         Args:
             session: Which.
             frame: JSON text, as made by `protocol.replies.event`.
-
         """
         found = self._sessions.get(session)
         if found is not None and self.trusts():

@@ -105,7 +105,6 @@ class Session:
         deliver: As given; it may change.
         lasts: It can be resumed where its connection is lost.
         ends: Ends it, where it is not resumed before.
-
     """
 
     def __init__(
@@ -185,7 +184,6 @@ class Session:
 
         Returns:
             The session that is to go on over this connection, where the client resumes one.
-
         """
         connection = self.connection
         try:
@@ -367,7 +365,6 @@ class Session:
 
         Raises:
             AssertionError: The message has been answered, or there never was one.
-
         """
         if number not in self._unanswered:
             raise AssertionError(f"message {number} of session {self.id} has no open question")

@@ -52,7 +52,6 @@ class GatewaySettings:
         drain_seconds_max: How long `Gateway.close` waits for replies to be written.
         deflate: Whether permessage-deflate is offered. Costs 40 KiB per session.
         origins: Under which names, and for whose pages, the port answers. Any other: HTTP 403.
-
     """
 
     message_bytes_max: int = MESSAGE_BYTES_MAX

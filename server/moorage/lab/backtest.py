@@ -56,7 +56,6 @@ class BacktestJob:
         plots: Files to draw to, `.png` or `.svg`.
         mode: As `moored serve --sandbox`.
         progress: Say on stderr how far it is.
-
     """
 
     rules: list[JsonObject]
@@ -103,7 +102,6 @@ class BacktestRun:
         sizes: By size of request: asked, granted, and the mean wait of those granted.
         refusals: By code.
         samples: Allocation and fragmentation while the requests came.
-
     """
 
     name: str
@@ -126,7 +124,6 @@ async def backtest(job: BacktestJob) -> JsonObject:
     Raises:
         CommandError, TraceError, OSError: What is to be replayed, or a policy, cannot be read.
         JailError: No jail stands here.
-
     """
     paths = [Path(each) for each in job.plots]
     plots.check(paths)  # Before minutes of work.
@@ -277,7 +274,6 @@ def fragmented_milli(fleet: Fleet, typical: Sequence[JsonMapping]) -> float:
     Args:
         fleet: As it is now.
         typical: Classes of requests: `cpu_milli`, `gpus`, `gpu_milli`, `models`, `weight`.
-
     """
     free, weights, lost = int(fleet.gpu_free.sum()), 0, 0
     for kind in typical:

@@ -39,7 +39,6 @@ class Arrival(NamedTuple):
         at: When it comes, in seconds from the start.
         pod: What it asks for.
         stay: How long it holds what it gets, in seconds.
-
     """
 
     at: float
@@ -55,7 +54,6 @@ class Churn:
         load: GPU demand that would be held if all of it fitted, as a multiple of the capacity.
         stays: How long they stay.
         length: Mean stays that are measured, after the warm-up.
-
     """
 
     load: float
@@ -92,7 +90,6 @@ def arrivals(
 
     Raises:
         CommandError: No request of the trace asks for GPUs.
-
     """
     chance = np.random.default_rng(seed)
     change = (churn.measured_from + churn.end) / 2 if later else churn.end

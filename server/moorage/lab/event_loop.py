@@ -18,7 +18,6 @@ def run_until_sigterm(main: Coroutine[object, object, T]) -> T:
 
     Raises:
         SystemExit: SIGTERM has come.
-
     """
     stopped = False
 

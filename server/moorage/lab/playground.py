@@ -51,7 +51,6 @@ class PlaygroundJob:
         held: What is held of it.
         trace: Requests as a table (CSV) to backtest instead; "": none.
         mode: As `moored serve --sandbox`.
-
     """
 
     policy: JsonObject
@@ -70,7 +69,6 @@ async def play(job: PlaygroundJob) -> JsonObject:
         CommandError: A request cannot be read.
         ServiceError: What is wrong with the policy, or with a document.
         JailError: No jail stands here.
-
     """
     began = time.monotonic()
     if len(job.requests) > REQUESTS_MAX:
@@ -151,7 +149,6 @@ async def play_trace(job: PlaygroundJob) -> JsonObject:
         CommandError, TraceError: The table, or the policy, cannot be read.
         ServiceError: A document cannot be read.
         JailError: No jail stands here.
-
     """
     clusters = job.clusters
     if clusters is None:

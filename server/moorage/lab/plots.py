@@ -40,7 +40,6 @@ class PlotSample(NamedTuple):
         demanded_percent: The demand of all requests until then.
         allocation_percent: What was held.
         fragmentation_percent: What was free and of no use to typical requests.
-
     """
 
     at_seconds: float
@@ -54,7 +53,6 @@ def check(paths: Sequence[Path]) -> None:
 
     Raises:
         CommandError: One has another ending, lies in no folder, or matplotlib is not installed.
-
     """
     for path in paths:
         if path.suffix not in KINDS:
@@ -72,7 +70,6 @@ def draw(paths: Sequence[Path], runs: Mapping[str, Sequence[PlotSample]], title:
         paths: `check` has seen them.
         runs: Samples by policy.
         title: What was replayed.
-
     """
     if not paths:
         return

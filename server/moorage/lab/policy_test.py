@@ -89,7 +89,6 @@ class PolicyTestJob:
         mode: As `moored serve --sandbox`.
         examples_suffice: A policy that brings examples is tried on those alone.
         progress: Say on stderr what is being done.
-
     """
 
     policy: JsonObject
@@ -114,7 +113,6 @@ class Tried:
         seconds: How long it took.
         traceback: The policy's calls that led to its exception.
         printed: What it printed meanwhile.
-
     """
 
     request: JsonObject
@@ -139,7 +137,6 @@ class PolicyTestReport:
         profile: What the lines took, where `profile` is set or the policy is slow.
         printed: What the policy printed and logged, by request, those that failed first.
         hash_seeds: The hash seeds under which it ran.
-
     """
 
     uri: str
@@ -166,7 +163,6 @@ async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
     Raises:
         CommandError: The requests or clusters cannot be read, which says nothing of the policy.
         JailError: No jail stands here.
-
     """
     wanted = job.requests or examples.requests()
     report = PolicyTestReport(
@@ -349,7 +345,6 @@ def ask_of(record: PolicyRecord, request: JsonObject, number: int, seed: int) ->
     Raises:
         ServiceError: The policy's schemas do not allow its inputs or overrides.
         CommandError: It is no message.
-
     """
     body = msgspec.json.encode({"inputs": {}, **request, "policy_rule_uri": record.ref.uri})
     try:

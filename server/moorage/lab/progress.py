@@ -15,7 +15,6 @@ class Progress:
         wanted: Nothing is drawn otherwise.
         what: What is being done.
         total: Steps that it takes.
-
     """
 
     def __init__(self, wanted: bool, what: str, total: int) -> None:

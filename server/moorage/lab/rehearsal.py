@@ -64,7 +64,6 @@ class Decision:
         answer: The reply that its client would get; None while it waits in the queue.
         values: What the policy returned, consultation by consultation.
         seconds: How long the longest of them took, from the consultation to its delivery.
-
     """
 
     ask: Ask
@@ -89,7 +88,6 @@ class Rehearsal:
         now: Seconds since the epoch, as far as the core is concerned.
         decisions: By request.
         warnings: Of the latest upload.
-
     """
 
     def __init__(
@@ -143,7 +141,6 @@ class Rehearsal:
 
         Raises:
             ServiceError: What is wrong with it.
-
         """
         prepared = await vet(self._catalog, self._sandbox, document, "rehearsal")
         record = await self._catalog.policies.register(prepared, "rehearsal")
@@ -156,7 +153,6 @@ class Rehearsal:
 
         Raises:
             ServiceError: What is wrong with it.
-
         """
         await self._catalog.clusters.create(document)
         if metrics is not None:
@@ -169,7 +165,6 @@ class Rehearsal:
 
         Raises:
             ServiceError: What is wrong with it.
-
         """
         await self._catalog.clusters.create(document)
 
@@ -201,7 +196,6 @@ class Rehearsal:
 
         Raises:
             PolicyFault: It failed.
-
         """
         code = self._codes[uri]
         return await self._sandbox.evaluate(code, tenant, input_data, parameters={}, settings={})
@@ -211,7 +205,6 @@ class Rehearsal:
 
         Raises:
             PolicyFault: It failed.
-
         """
         return await self._sandbox.manage(self._codes[uri], tenant, action, None)
 

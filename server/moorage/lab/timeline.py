@@ -91,7 +91,6 @@ class Timeline:
         documents: Cluster documents, where they are known.
         notes: What of it could not be known.
         measured_from: When what comes begins to count, in seconds; before, the fleet warms up.
-
     """
 
     source: JsonObject
@@ -129,7 +128,6 @@ def of_trace(
     Raises:
         TraceError: A file cannot be read as a trace.
         OSError: A file cannot be opened.
-
     """
     machines, wanted = trace.read_nodes(nodes), trace.read_pods(pods)
     capacity = trace.capacity_milli(machines)
@@ -204,7 +202,6 @@ async def of_ledger(folder: Path, *, seed: int, limit: int | None) -> Timeline:
 
     Raises:
         CommandError: There is no readable ledger, or nothing in it.
-
     """
     with tempfile.TemporaryDirectory(prefix="moorage-") as place:
         copy = Path(place) / LEDGER_FILE

@@ -77,7 +77,6 @@ def read_pods(path: Path) -> list[TracePod]:
     Raises:
         TraceError: A column is missing, or a value is not what its column holds.
         OSError: The file cannot be opened.
-
     """
     pods = []
     with path.open(encoding="utf-8-sig", newline="") as file:
@@ -150,7 +149,6 @@ def arrivals(
         capacity_milli: GPU milli of all nodes together.
         arrive: GPU demand to reach, as a multiple of the capacity.
         seed: Of the order and of the draws.
-
     """
     rng = Random(f"arrivals {seed}")  # noqa: S311  # A reproducible order, not a secret.
     order = sorted(pods, key=lambda pod: pod.name)

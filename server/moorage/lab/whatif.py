@@ -61,7 +61,6 @@ class WhatIfJob:
         mode: As `moored serve --sandbox`.
         limits: Of one evaluation and its cell.
         overtaken_max: As of the queue.
-
     """
 
     at: float
@@ -84,7 +83,6 @@ async def whatif(job: WhatIfJob) -> JsonObject:
     Raises:
         ServiceError: A node that would be added cannot be read.
         JailError: No jail stands here.
-
     """
     facts = [_swap(unseal(row, "the job").fact, job.swaps) for row in job.facts]
     ask = None
@@ -118,7 +116,6 @@ class _World(Rehearsal):
 
     Attributes:
         facts: What became true in it.
-
     """
 
     def __init__(self, job: WhatIfJob, documents: "CopiedDocuments") -> None:
@@ -170,7 +167,6 @@ class CopiedDocuments:
 
     Args:
         packed: Id, version and content of each.
-
     """
 
     def __init__(self, packed: Sequence[tuple[str, int, bytes]]) -> None:

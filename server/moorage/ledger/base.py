@@ -45,7 +45,6 @@ class LedgerLocked(LedgerError):  # noqa: N818  # It names what happened, like a
         place: The ledger, as its owner calls it.
         pid: The process that holds it, as it wrote down itself; None if it has not yet.
         reason: All of it in words; empty for what a file says.
-
     """
 
     def __init__(self, place: str, pid: int | None, reason: str = "") -> None:
@@ -60,7 +59,6 @@ class LedgerCorrupt(LedgerError):  # noqa: N818  # As LedgerLocked.
     Args:
         place: The ledger, as its owner calls it.
         finding: What is wrong, and where.
-
     """
 
     def __init__(self, place: str, finding: str) -> None:
@@ -77,7 +75,6 @@ class FactUnknown(LedgerError):  # noqa: N818  # As LedgerLocked.
         kind: The kind that is stored.
         version: The version that is stored.
         known: The newest version of that kind that this release reads; None if it knows none.
-
     """
 
     def __init__(self, where: str, kind: str, version: int, known: int | None) -> None:
@@ -97,7 +94,6 @@ class FactUnwritable(LedgerError):  # noqa: N818  # As LedgerLocked.
     Args:
         kind: Name of the fact's class.
         finding: What JSON cannot hold.
-
     """
 
     def __init__(self, kind: str, finding: str) -> None:
@@ -125,7 +121,6 @@ class LedgerEntry:
         seq: Its place in the history, from 1, without gaps.
         at: When it was appended, in seconds since the epoch.
         fact: The fact.
-
     """
 
     seq: int
@@ -139,7 +134,6 @@ class Position(NamedTuple):
     Args:
         seq: Its last fact; 0: none.
         chain: The checksum over all facts up to it.
-
     """
 
     seq: int
@@ -159,7 +153,6 @@ class Recovery:
         warnings: Damage that was survived, each a sentence for the log.
         fencing: Fencing numbers up to this one may have been given out, whatever the facts say.
         goes_on: The facts are only those after the position that the opener knows.
-
     """
 
     facts: Iterator[Fact]
@@ -193,7 +186,6 @@ class LedgerHistory(Protocol):
             FactUnknown: A newer release wrote a fact.
             LedgerFailed: The disk refused.
             LedgerError: The ledger is not open.
-
         """
 
     async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[LedgerEntry]:
@@ -205,7 +197,6 @@ class LedgerHistory(Protocol):
         Raises:
             LedgerFailed: The disk refused.
             LedgerError: The ledger is not open.
-
         """
 
 
@@ -225,7 +216,6 @@ class Ledger(LedgerHistory, Protocol):
 
         Raises:
             LedgerFailed: Writing failed, or another server writes.
-
         """
 
     async def open(self) -> Recovery:
@@ -239,7 +229,6 @@ class Ledger(LedgerHistory, Protocol):
             FactUnknown: A newer release wrote the checkpoint. (Later facts are read as
                 `Recovery.facts` is iterated.)
             LedgerError: It cannot be opened, or is open already.
-
         """
 
     def append(self, facts: Sequence[Fact], at: float) -> Coroutine[Any, Any, int]:
@@ -260,7 +249,6 @@ class Ledger(LedgerHistory, Protocol):
             FactUnwritable: One of them is not plain JSON; none of them was stored.
             LedgerFailed: The disk refused. Every later call raises the same.
             LedgerError: The ledger is not open.
-
         """
 
     async def checkpoint(self, seq: int, facts: Sequence[Fact]) -> None:
@@ -277,7 +265,6 @@ class Ledger(LedgerHistory, Protocol):
             FactUnwritable: One of them is not plain JSON; no checkpoint was made.
             LedgerFailed: The disk refused.
             LedgerError: `seq` is out of range, or the ledger is not open.
-
         """
 
     async def prune(self, before: float, bytes_max: int) -> bool:
@@ -296,7 +283,6 @@ class Ledger(LedgerHistory, Protocol):
         Raises:
             LedgerFailed: The disk refused.
             LedgerError: The ledger is not open.
-
         """
 
     async def close(self) -> None:
@@ -304,7 +290,6 @@ class Ledger(LedgerHistory, Protocol):
 
         Raises:
             LedgerFailed: The disk refused.
-
         """
 
 

@@ -63,7 +63,6 @@ class FactKind:
         name: Its name there, for ever, whatever becomes of the class's name.
         version: The version of its shape that is written now, from 1.
         record: The class.
-
     """
 
     name: str
@@ -149,7 +148,6 @@ class Codec:
 
     Raises:
         ValueError: A kind has older versions without an upgrade from each of them.
-
     """
 
     def __init__(
@@ -177,7 +175,6 @@ class Codec:
 
         Raises:
             FactUnwritable: It is of no known kind, or JSON cannot hold it.
-
         """
         name = type(fact).__name__
         kind = self._of_record.get(type(fact))
@@ -205,7 +202,6 @@ class Codec:
         Raises:
             FactUnknown: The kind or the version is newer than this release.
             LedgerCorrupt: It is of a known version and not of that version's shape.
-
         """
         known = self._kinds.get(kind)
         if known is None or not 1 <= version <= known.version:
@@ -226,7 +222,6 @@ class Codec:
 
         Raises:
             FactUnwritable: As `encode`.
-
         """
         return b"\n".join(
             self._encode(_Line(kind.name, kind.version, msgspec.Raw(body)))
@@ -260,7 +255,6 @@ def seal(seq: int, at: float, fact: Fact, chain: int) -> FactRow:
 
     Raises:
         FactUnwritable: JSON cannot hold it.
-
     """
     kind, body = FACTS.encode(fact)
     subject = subject_of(fact)
@@ -286,7 +280,6 @@ def unseal(row: FactRow, place: str) -> LedgerEntry:
     Raises:
         LedgerCorrupt: It is not as it was written.
         FactUnknown: A newer release wrote it.
-
     """
     if not is_sealed(row):
         raise LedgerCorrupt(place, f"fact {row.seq} does not match its checksum")

@@ -28,7 +28,6 @@ class FollowedLedger(StoredHistory):
 
     Args:
         facts: In a database that another process writes.
-
     """
 
     def __init__(self, facts: FollowedFacts) -> None:
@@ -57,7 +56,6 @@ class FollowedLedger(StoredHistory):
 
         Raises:
             LedgerError: It cannot be read.
-
         """
         recovered, loaded = await asyncio.to_thread(self._load)
         while piece := await asyncio.to_thread(lambda: list(islice(recovered, PIECE_FACTS))):
@@ -73,7 +71,6 @@ class FollowedLedger(StoredHistory):
         Raises:
             LedgerFailed: The database cannot be read now.
             LedgerError: What it holds does not go on from what was taken: load it again.
-
         """
         entries, last_seq = await asyncio.to_thread(self._since)
         for start in range(0, len(entries), PIECE_FACTS):

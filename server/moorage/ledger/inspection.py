@@ -30,7 +30,6 @@ def check_linked(
 
     Raises:
         LedgerCorrupt: They do not follow one another, or are not linked.
-
     """
     before = after
     for row in rows:

@@ -38,7 +38,6 @@ class MemoryStorage:
         checkpoints: Seq, bytes and checksum of each, oldest first.
         taken: A ledger has it open.
         pruned: The last fact that was deleted.
-
     """
 
     rows: list[FactRow] = field(default_factory=list[FactRow])
@@ -52,7 +51,6 @@ class MemoryLedger:
 
     Args:
         storage: What an earlier one left; None for an empty one.
-
     """
 
     def __init__(self, storage: MemoryStorage | None = None) -> None:

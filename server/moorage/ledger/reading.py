@@ -21,7 +21,6 @@ class StoredHistory:
 
     Args:
         reading: The facts in that database.
-
     """
 
     def __init__(self, reading: FactReading) -> None:

@@ -29,7 +29,6 @@ class Salvage:
         lost: Runs of facts that are not there.
         checkpoint: As of which fact the state is rebuilt; None if nothing is left of the state.
         said: What is lost, each a sentence.
-
     """
 
     rows: list[HeldFacts]
@@ -50,7 +49,6 @@ def salvage(found: LedgerWalk) -> Salvage:
 
     Raises:
         LedgerError: A newer release wrote facts; nothing of them may be left out.
-
     """
     if found.unknown:
         raise LedgerError(f"{found.unknown[0]} Nothing was changed.")
@@ -147,7 +145,6 @@ def rebuild(ledger: Path, found: LedgerWalk, left: Salvage) -> None:
 
     Raises:
         LedgerError: A file cannot be written.
-
     """
     reserved = max(found.fencing.first, found.fencing_seen)
     if not found.fencing.known:

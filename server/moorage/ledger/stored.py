@@ -40,7 +40,6 @@ class StoredLedger(StoredHistory):
 
     Args:
         store: The facts in that database.
-
     """
 
     def __init__(self, store: FactStore) -> None:
@@ -86,7 +85,6 @@ class StoredLedger(StoredHistory):
         Args:
             known: What a follower has taken: where this history goes on from there, only the facts
                 after it are read.
-
         """
         if self._writer is not None:
             raise LedgerError(f"{self._place} is open already.")

@@ -74,7 +74,6 @@ class HeldFacts(NamedTuple):
         checksum: Its own.
         chain: As it is stored.
         changes: What it brings or takes away.
-
     """
 
     seq: int
@@ -99,7 +98,6 @@ class LedgerWalk:
         fencing: The numbers that are reserved.
         fencing_seen: The highest number in what can be read.
         unread: Something of the file could not be looked at, so more may be lost than is known.
-
     """
 
     findings: list[str] = field(default_factory=list[str])
@@ -127,7 +125,6 @@ def walk(ledger: Path) -> LedgerWalk:
     Raises:
         LedgerError: There is none, or it is none of this release.
         OSError: A file cannot be read at all.
-
     """
     mark, fencing = read_marks(ledger)
     if not ledger.exists() and not mark.exists and not fencing.first:
@@ -261,7 +258,6 @@ def windows(tables: FactTables, found: LedgerWalk) -> Iterator[tuple[str, list[F
 
     Returns:
         Each time a name for the facts, those that can be read, and why not all.
-
     """
     last = found.mark.first
     with contextlib.suppress(*UNREADABLE):  # Others may be readable where the last one is not.

@@ -23,7 +23,6 @@ class WriteJob(msgspec.Struct, frozen=True, eq=False):
         rows: Facts to add.
         fencing: The highest fencing number in them; 0 if there is none.
         work: Another change to the tables, or None.
-
     """
 
     done: asyncio.Future[object]
@@ -39,7 +38,6 @@ class GroupCommit:
         store: Open; nothing else commits to it.
         settled: Called on the loop after every transaction, before the futures of its jobs are
             resolved, with the jobs and its failure or None.
-
     """
 
     def __init__(

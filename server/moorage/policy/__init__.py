@@ -86,7 +86,6 @@ class Rule(Protocol):
             rule_id: The URI of the policy.
             settings: Merged settings, with `cluster_client` and `cluster_metrics_client`.
             parameters: Merged parameters.
-
         """
 
     def eval(self, parameters: JsonObject, input_data: Any, context: JsonObject) -> Any:
@@ -102,5 +101,4 @@ class Rule(Protocol):
         Returns:
             `{"cluster_id", "node_id", "gpus"}`, a list of them for a gang, or any other value,
             which is passed to the client and grants nothing.
-
         """

@@ -62,7 +62,6 @@ def place(
     Raises:
         TypeError: `input_data` is something else, or `score` takes other arguments.
         ValueError: The score is not one finite number per node, or `gang` is another word.
-
     """
     if gang not in _GANGS:
         raise ValueError(f"gang: expected one of {', '.join(_GANGS)}, got {gang!r:.100}")
@@ -100,7 +99,6 @@ def fitting_scores(
 
     Raises:
         ValueError: They are not one finite number per node.
-
     """
     given = read_scores(fleet, scores).astype(np.float64, copy=False)
     fits = fleet.feasible(demand)
@@ -122,7 +120,6 @@ def close_gpus(fleet: FleetView, row: int, demand: Demand) -> list[int]:
         fleet: The view.
         row: The node.
         demand: How many devices, and how much of each.
-
     """
     if demand.gpus > 1 and demand.topology not in _CLOSE:
         for level in _CLOSE:
@@ -148,7 +145,6 @@ def spread_rows(fleet: FleetView, demand: Demand, scores: npt.ArrayLike) -> list
 
     Raises:
         ValueError: The scores are not one number per node.
-
     """
     if demand.nodes == 1 or gang_groups(fleet, demand) is not None:
         return best_rows(fleet, demand, scores)
@@ -172,7 +168,6 @@ def decline_because(reason: str) -> dict[str, str]:
 
     Args:
         reason: A sentence for the client, e.g. "this policy serves one node at a time".
-
     """
     return {"declined": reason}
 

@@ -33,7 +33,6 @@ def read_demand(input_data: JsonMapping) -> Demand | None:
     Returns:
         None if neither says it, or where `inputs` says it in values that cannot be meant
         (text for a number, a share above 1000): the policy then has nothing to place.
-
     """
     demand: Demand | None = input_data["fleet"].demand
     if demand is not None:
@@ -71,7 +70,6 @@ def print_scores(most: int = 5) -> None:
 
     Args:
         most: How many nodes.
-
     """
     _Printed.nodes = most
 
@@ -93,7 +91,6 @@ def sum_terms(fleet: FleetView, terms: Mapping[str, npt.ArrayLike]) -> npt.NDArr
 
     Raises:
         ValueError: There are none, or one has another length.
-
     """
     if not terms:
         raise ValueError("a score has no terms: name at least one")
@@ -132,7 +129,6 @@ def read_scores(fleet: FleetView, scores: npt.ArrayLike) -> npt.NDArray[Any]:
 
     Raises:
         ValueError: They are not one number per node.
-
     """
     expected = f"expected one score per node ({len(fleet)} numbers)"
     try:
@@ -163,7 +159,6 @@ def best_rows(fleet: FleetView, demand: Demand, scores: npt.ArrayLike) -> list[i
 
     Raises:
         ValueError: The scores are not one number per node.
-
     """
     scores = read_scores(fleet, scores)
     show_scores(fleet, scores)
@@ -198,7 +193,6 @@ def propose(
         demand: What each of them is to take.
         rows: One row, or one per member of a gang; none declines.
         pick: Chooses the device columns of a row; `policy.fleet.pick_gpus` where it is not given.
-
     """
     if not rows:
         return decline(demand)
@@ -230,7 +224,6 @@ def tightest_gpus(
 
     Returns:
         bool `[nodes, devices]`: the GPUs with the least left that fit, the lowest of equals.
-
     """
     free = np.where(able, gpu_free, GPU_MILLI + 1)
     order = np.argsort(free, axis=1, kind="stable")[:, : demand.gpus]
@@ -244,7 +237,6 @@ def decline(demand: Demand | None) -> dict[str, str]:
 
     Args:
         demand: What fits nowhere now, or None if the request does not say what must fit.
-
     """
     if demand is None:
         return {

@@ -151,7 +151,6 @@ class Fleet(NodeInventory):
         Args:
             demand: What must fit on the node.
             rows: Index of the rows to judge (slice, or array of row numbers); all by default.
-
         """
         fits: Bools = self.cpu_free[rows] >= demand.cpu_milli
         fits &= self.memory_free[rows] >= demand.memory_mib
@@ -168,7 +167,6 @@ class Fleet(NodeInventory):
             row: The node.
             demand: What must fit there.
             columns: Devices which must all be among those that could serve it now.
-
         """
         if (
             self.cpu_free.item(row) < demand.cpu_milli
@@ -315,7 +313,6 @@ def rounds(parts: Ints, size: int) -> Ints:
     Args:
         parts: How many groups each place could be in: int64 `[rows, places]`.
         size: Places of a group.
-
     """
     low = np.zeros(len(parts), np.int64)
     high = parts.sum(1) // size

@@ -59,7 +59,6 @@ class NodeInventory:
         rack, zone, cluster: int64 `[nodes]`, group numbers; rack and zone -1: unknown.
         closed: int64 `[nodes]`, 1 where nothing can start now: its free CPU is -1, which is too
             little for all demands, and neither memory nor a device is free.
-
     """
 
     def __init__(self) -> None:
@@ -386,7 +385,6 @@ def gang_groups(fleet: Any, demand: Demand) -> Ints | None:
 
     Returns:
         A group number for each node, int64 `[nodes]`; -1: it is in none. None: nothing.
-
     """
     together = demand.nodes > 1 and demand.topology in _TOGETHER
     return getattr(fleet, demand.topology) if together else None

@@ -69,7 +69,6 @@ class NodeLabels:
                 The others' nodes may not be used anyway, and count as having none.
             read: A function of the labels alone, the same object every time: its values are cached
                 until the inventory changes. The same tuple is returned as long as they are.
-
         """
         if self._nodes is not fleet.node_ids or self._layout != fleet.layout:
             self._nodes, self._layout = fleet.node_ids, fleet.layout

@@ -25,7 +25,6 @@ class _Column:
 
     Args:
         values: It, by node; None if a node has none.
-
     """
 
     def __init__(self, values: list[str | None]) -> None:

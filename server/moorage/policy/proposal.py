@@ -66,7 +66,6 @@ class ProposalError(ValueError):
     Args:
         field: Path of the wrong part, e.g. `[1].gpus[0]`.
         expected: What was expected there.
-
     """
 
     def __init__(self, field: str, expected: str) -> None:
@@ -89,7 +88,6 @@ def parse_proposal(value: JsonValue, demand: Demand | None) -> tuple[ProposedSha
 
     Raises:
         ProposalError: It names a cluster, but another part of it is malformed.
-
     """
     if isinstance(value, Mapping):
         return (_proposed_share(value, demand, ""),) if _names_cluster(value) else ()

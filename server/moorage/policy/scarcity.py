@@ -37,7 +37,6 @@ def fleet_shares(
     Returns:
         Of the GPUs of nodes that may serve it, never 0; and of those on nodes that it fits when
         they are empty.
-
     """
     devices = (fleet.gpu_total > 0).sum(1)
     # Nodes that are equal when they are empty, and how many GPUs are on such nodes.
@@ -66,7 +65,6 @@ class KindCopies:
     Args:
         kinds: Kinds of request with GPUs.
         serves: Which sort of node may serve which kind: `[sorts, kinds]`.
-
     """
 
     def __init__(self, kinds: Sequence[RequestKind], serves: Bools) -> None:
@@ -86,7 +84,6 @@ class KindCopies:
             sorts: Sort of each node: `[states]`.
             cpu: Free CPU milli: `[states]`.
             gpus: Free milli of every GPU, 0 to 1000: `[states, devices]`.
-
         """
         by_size = self._shares.take(gpus, 0).sum(1, dtype=np.int32)
         copies: npt.NDArray[np.int32] = by_size.take(self._size_of, 1)
@@ -117,7 +114,6 @@ class ScarcityPrices:
 
     Attributes:
         prices: By kind.
-
     """
 
     GPUS_PER_COPY: Final = 600

@@ -55,7 +55,6 @@ class SchemaError(ValueError):
         path: Where, as a dotted path; list elements as `[3]`.
         expected: What was expected there.
         found: What is there instead.
-
     """
 
     def __init__(self, path: str, expected: str, found: str) -> None:
@@ -148,7 +147,6 @@ class FieldSchema:
 
         Raises:
             SchemaError: Its path starts at this value; the caller adds the place.
-
         """
         budget.spend(1)
         if not any(_is_a(value, kind) for kind in self.kinds) or not self._allows(value, budget):
@@ -199,7 +197,6 @@ class Schema:
         defaults: What fields get that are left out, by name.
         null_is_value: As JSON Schema has it; otherwise what is null counts as left out.
         others: What fields may be that it does not name: anything, what is said, or not there.
-
     """
 
     _entries: Mapping[str, FieldSchema]
@@ -234,7 +231,6 @@ class Schema:
 
         Raises:
             SchemaError: It is not what the schema says.
-
         """
         try:
             return self.checked(value, Budget(), known)
@@ -254,7 +250,6 @@ class Schema:
 
         Raises:
             SchemaError: As `check`.
-
         """
         try:
             return list(_each(values, self.checked, Budget(), first))

@@ -102,7 +102,6 @@ def read_schema(
     Returns:
         The schema, None if nothing of it can be enforced; and a note for each part that cannot
         be: its path says where, and `expected` what may stand there.
-
     """
     if document is None or document == {}:
         return None, ()

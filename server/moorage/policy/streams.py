@@ -43,7 +43,6 @@ class RequestStreams:
         weights: How frequent each kind is on each sort of node: `[sorts, kinds]`.
         width: GPUs of the largest node.
         seed: From which the streams are drawn, the same for every sort.
-
     """
 
     def __init__(
@@ -102,7 +101,6 @@ class RequestStreams:
             sorts: Sort of each node: `[states]`.
             cpu: Free CPU milli: `[states]`.
             gpus: Free milli of every GPU, 0 to 1000: `[states, devices]`.
-
         """
         length, width, per_position = self._length, self._width, self._per_position
         streams = (sorts[:, None] * STREAMS + np.arange(STREAMS)).ravel()

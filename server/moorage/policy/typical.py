@@ -36,7 +36,6 @@ class RequestKind:
         memory_mib: Memory it asks for.
         models: Accepted GPU models; none accepts any.
         weight: How frequent it is, in any unit.
-
     """
 
     cpu_milli: int
@@ -58,7 +57,6 @@ def read_typical(raw: Sequence[JsonMapping]) -> list[RequestKind]:
     Args:
         raw: Objects with `cpu_milli`, `gpus` (or `num_gpu`), `gpu_milli`, `memory_mib`, `models`
             and `weight`; what is left out is 0, whole GPUs, any model and 1.
-
     """
     kinds = []
     for kind in raw:
@@ -93,7 +91,6 @@ def node_sorts(
 
     Returns:
         bool `[sorts, kinds]`, and int64 `[nodes]`.
-
     """
     sorts: dict[tuple[bool, ...], int] = {}
     sort_of = np.zeros(len(fleet), np.int64)

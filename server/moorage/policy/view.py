@@ -49,7 +49,6 @@ class FleetView:
         demand: As given.
         allowed: bool `[nodes]`: candidates that are not reserved and have the required labels;
             None when every node is.
-
     """
 
     def __init__(
@@ -127,7 +126,6 @@ class FleetView:
 
         Returns:
             bool `[nodes]`. All allowed nodes where there is no demand.
-
         """
         demand = demand or self.demand
         fits = (
@@ -153,7 +151,6 @@ class FleetView:
         Args:
             row: The node.
             columns: Device columns; `pick_gpus` chooses where none are given.
-
         """
         cluster_id, node_id = self._fleet.node_ids[row]
         if columns is None:

@@ -38,7 +38,6 @@ def create_app(holdings: Holdings, *, on_port: bool) -> ASGIApp:
     Args:
         holdings: The pool, and who holds what of it.
         on_port: Whether it is served on a port, which browsers reach, too.
-
     """
     endpoints = _Endpoints(holdings)
     routes = [

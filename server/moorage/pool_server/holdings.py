@@ -39,7 +39,6 @@ class PoolHolding:
         pid: The process that it belongs to; None: it has a time only.
         since: When it was handed out, in seconds since the epoch.
         expires_at: When its time is up; None: when the process dies.
-
     """
 
     transaction: str
@@ -80,7 +79,6 @@ class Holdings:
         pool: The pool; no other object may check anything out of it.
         ttl_seconds: How long a checkout lasts that names neither a process nor a time.
         note: Gets a sentence that says what was taken back, and why.
-
     """
 
     def __init__(self, pool: ResourcePool, ttl_seconds: float, note: Note) -> None:
@@ -103,7 +101,6 @@ class Holdings:
         Raises:
             SlotsError: As `ResourcePool.checkout`; also if there is no such process here.
             Busy: A bound is reached.
-
         """
         if len(self._holdings) >= HOLDINGS_MAX:
             raise Busy(f"{HOLDINGS_MAX} checkouts are held; check some in")
@@ -127,7 +124,6 @@ class Holdings:
 
         Raises:
             InvalidCheckin: There is none.
-
         """
         self._release(self._find(transaction, resources))
 
@@ -136,7 +132,6 @@ class Holdings:
 
         Raises:
             InvalidCheckin: There is no such checkout (any more).
-
         """
         holding = self._find(transaction, None)
         self._expire_in(holding, ttl_seconds)

@@ -50,7 +50,6 @@ async def serve(
 
     Raises:
         OSError: The address cannot be used, or a pool is served there already.
-
     """
     holdings = Holdings(pool, ttl_seconds, note)
     with _listening(address) as (listener, bound):

@@ -17,7 +17,6 @@ class AgentSocket:
 
     Args:
         connection: The library's.
-
     """
 
     def __init__(self, connection: Connection) -> None:

@@ -78,7 +78,6 @@ def read_change(document: JsonObject) -> Change:
 
     Raises:
         BadMessage: It names the field that is wrong, and what was expected there.
-
     """
     text = msgspec.json.encode({"change": document})
     try:

@@ -98,7 +98,6 @@ def machine_key(machine_id: str) -> str:
 
     Args:
         machine_id: As `/etc/machine-id` has it; anything else gives nothing.
-
     """
     try:
         key = bytes.fromhex(machine_id.replace("-", ""))
@@ -125,7 +124,6 @@ def cluster_document(
         tag: What kind of source they came from.
         description: The same for a person.
         region: Where it stands; empty: not known.
-
     """
     region_id = {"regionId": region} if region else {}
     return {
@@ -162,7 +160,6 @@ def merged(old: JsonMapping, new: JsonMapping) -> Document:
     Args:
         old: The document that the cluster has.
         new: The document with the nodes to add or replace; it is not written to, nor is `old`.
-
     """
     fresh = {str(node.get("id")): node for node in nodes_of(new)}
     nodes = [fresh.pop(str(node.get("id")), node) for node in nodes_of(old)]
@@ -175,7 +172,6 @@ def without(document: JsonMapping, names: Collection[str]) -> Document:
     Args:
         document: The document that the cluster has.
         names: Of the nodes that are taken out.
-
     """
     return _without_totals(
         document, [node for node in nodes_of(document) if node.get("id") not in names]

@@ -32,7 +32,6 @@ def token_of(headers: Sequence[str]) -> tuple[str | None, bool]:
     Args:
         headers: The values of all `Authorization` headers: of several, a proxy may have looked at
             another one, so they are not readable.
-
     """
     if not headers:
         return None, True
@@ -48,7 +47,6 @@ def console_cookies(headers: Sequence[str]) -> list[str]:
 
     Args:
         headers: The values of all `Cookie` headers.
-
     """
     pairs = (pair.strip().partition("=") for header in headers for pair in header.split(";"))
     found = [value for name, _, value in pairs if name.startswith(CONSOLE_COOKIE) and value]
@@ -64,7 +62,6 @@ def offered_credential(headers: Sequence[str]) -> tuple[str, str] | None:
     Returns:
         None without one; (`ticket`, ""), which is never valid, for two of them, or for a token that
         is not base64url.
-
     """
     offered = [each.strip() for header in headers for each in header.split(",")]
     found = [each for each in offered if each.startswith((BEARER_PREFIX, TICKET_PREFIX))]

@@ -59,7 +59,6 @@ def check_bounds(text: str) -> None:
         BadMessage: Arrays and objects lie deeper in one another than `DEPTH_MAX` (`bad_message`);
             it has more parts than `PARTS_MAX`, more values than `VALUES_MAX`, or more numbers that
             take long to read than `SLOW_NUMBERS_MAX` (`too_large`).
-
     """
     many = len(text) > min(bounds.PARTS_MAX, 4 * bounds.SLOW_NUMBERS_MAX)
     if not many and text.count("{") + text.count("[") <= f.DEPTH_MAX:
@@ -87,7 +86,6 @@ def check_names(text: str) -> AbstractSet[str]:
 
     Raises:
         BadMessage: There is one.
-
     """
     raw = _fields(text)
     quotes = 2 * len(raw) + b"".join(raw.values()).count(b'"')
@@ -123,7 +121,6 @@ def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, 
 
     Raises:
         BadMessage: It has a duplicate field, so that none knows what is meant.
-
     """
     if isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
         return _not_json(frame, error)
@@ -159,7 +156,6 @@ def ignored(
     Raises:
         BadMessage: There is one, and the message is `strict`; or it is nearly called `dry_run`, or
             with a lease means or says it, and to ignore it would grant a lease by mistake.
-
     """
     raw = _fields(frame)
     if raw.keys() <= known:

@@ -25,7 +25,6 @@ class BadMessage(ProtocolError):  # noqa: N818  # The term of the wire, as in th
         expected: What was expected there.
         id: The message's own `id`, where that much could be read.
         details: More data for the `error` object, e.g. `missing`.
-
     """
 
     def __init__(

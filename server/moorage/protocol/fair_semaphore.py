@@ -28,7 +28,6 @@ class FairSemaphore:
         busy: The refusal of one more, after their number.
         rests: Whether a turn stays taken for as long again as it was held. Work on the event loop
             then gets at most half of its time.
-
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class FairSemaphore:
 
         Raises:
             ServiceError: Too many wait already (`busy`).
-
         """
         if self._closed or (tenant not in self._waiting and self._may(tenant)):
             self._take(tenant)

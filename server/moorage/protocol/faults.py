@@ -60,7 +60,6 @@ class ServiceError(Exception):
         expected: What was expected there, or empty.
         details: More data.
         status: HTTP status; the one of `STATUS_BY_CODE` where none is given.
-
     """
 
     def __init__(

@@ -61,7 +61,6 @@ class WrongNodeError(ValueError):
     Args:
         path: The field, e.g. `status.allocatable.cpu`.
         expected: What was expected there.
-
     """
 
     def __init__(self, path: str, expected: str) -> None:
@@ -92,7 +91,6 @@ class NodeReading:
 
     Raises:
         WrongNodeError: In any method: a field is not what the API documents.
-
     """
 
     item: JsonValue

@@ -39,7 +39,6 @@ def decode_in_parts(encoded: bytes) -> JsonValue:
 
     Raises:
         msgspec.DecodeError, UnicodeDecodeError, RecursionError: As `msgspec.json.decode`.
-
     """
     try:
         return _value(memoryview(encoded), LEVELS_MAX)
@@ -71,7 +70,6 @@ def encode_in_parts(value: JsonValue) -> Iterator[bytes]:
     Args:
         value: Not changed meanwhile; all that `msgspec.json.encode` takes, but the members
             of what is large are lists, tuples, and dicts with texts as keys.
-
     """
     part = bytearray()
     for piece in _pieces(value):

@@ -19,7 +19,6 @@ class Login:
         token: The token.
         csrf: What changing requests must carry, which no page of another site can read.
         expires_at: When it is over, in seconds since the epoch.
-
     """
 
     caller: Caller
@@ -36,7 +35,6 @@ class Logins(Protocol):
 
         Raises:
             ServiceError: `unavailable`: the login cannot be stored.
-
         """
 
     def find(self, cookies: Iterable[str]) -> Login | None:
@@ -47,7 +45,6 @@ class Logins(Protocol):
 
         Raises:
             ServiceError: `unavailable`: that cannot be stored.
-
         """
 
 
@@ -58,7 +55,6 @@ class IssuedTicket:
     Args:
         token: The token it stands for; None on a server without tokens.
         expires_at: In seconds since the epoch.
-
     """
 
     token: str | None = field(repr=False)

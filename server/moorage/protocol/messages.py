@@ -286,7 +286,6 @@ def decode(frame: str | bytes) -> Message:
     Raises:
         BadMessage: It is not JSON, not an object, or no message of the protocol. The one error
             names the field and what was expected there. Nothing else is ever raised.
-
     """
     text = _text(frame)
     return _read(text, _kind_of(text))[0]
@@ -325,7 +324,6 @@ def decode_allocation(body: str | bytes) -> AllocationRequest:
 
     Raises:
         BadMessage: As in `decode`.
-
     """
     return _read(_text(body), AllocationRequest)[0]
 
@@ -350,7 +348,6 @@ def ignored_fields(frame: str | bytes, message: Message) -> list[str]:
 
     Raises:
         BadMessage: The message is `strict` or a what-if, or the field is nearly called `dry_run`.
-
     """
     if isinstance(message, WhatIf) and message.request:
         request = _requested(frame).request

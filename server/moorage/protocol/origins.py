@@ -46,7 +46,6 @@ class Foreign:
         header: The name of the header with the foreign origin.
         reason: A sentence for the sender.
         setting: The daemon's setting that would let it in; empty if none does.
-
     """
 
     header: str
@@ -69,7 +68,6 @@ class Origins:
         hosts: Its names beside those of loopback: what it listens on, and what operators add.
         origins: Other sites whose pages may ask, each as `read_origin` takes it.
         pages_port: Where its own pages come from; 0: nowhere but from this port.
-
     """
 
     hosts: tuple[str, ...] = ()
@@ -85,7 +83,6 @@ class Origins:
             target: What stands after the method; where it names a host, that counts as well.
             headers: All of them; names in lower case.
             here: The address of this machine that the request came to.
-
         """
         found: dict[str, list[str]] = {"host": [], "origin": [], "sec-fetch-site": []}
         for name, value in headers:

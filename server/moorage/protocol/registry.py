@@ -29,7 +29,6 @@ class DocumentCollection(Protocol):
 
         Raises:
             ServiceError: `already_exists` (409), `bad_message` naming the field, `too_large`.
-
         """
 
     async def get(self, name: str, /) -> Document:
@@ -45,7 +44,6 @@ class DocumentCollection(Protocol):
 
         Raises:
             ServiceError: `not_found`, `bad_message` naming the field, `too_large`.
-
         """
 
     async def delete(self, name: str, /) -> Document:
@@ -64,7 +62,6 @@ class ClusterDocuments(DocumentCollection, Protocol):
         Args:
             document: Of a cluster.
             owner: The tenant that it belongs to from then on; empty: to all.
-
         """
 
     async def add_nodes(
@@ -84,7 +81,6 @@ class ClusterDocuments(DocumentCollection, Protocol):
 
         Raises:
             ServiceError: As `create` and `update`, but for `already_exists` and `not_found`.
-
         """
 
     async def remove_nodes(self, cluster_id: str, names: Collection[str]) -> Document:
@@ -99,7 +95,6 @@ class ClusterDocuments(DocumentCollection, Protocol):
 
         Raises:
             ServiceError: As `update`.
-
         """
 
 
@@ -118,7 +113,6 @@ class Metrics(Protocol):
 
         Returns:
             The document with all spellings of its fields, and whether it is the first one.
-
         """
 
     async def get(self, cluster_id: str) -> Document:
@@ -129,7 +123,6 @@ class Metrics(Protocol):
 
         Returns:
             As `put` does.
-
         """
 
     async def delete(self, cluster_id: str) -> Document:
@@ -146,7 +139,6 @@ class Metrics(Protocol):
 
         Raises:
             ServiceError: `bad_message` or `unsupported` naming the place; `too_large`; `busy`.
-
         """
 
 
@@ -158,7 +150,6 @@ class BlockDocuments(Protocol):
 
         Raises:
             ServiceError: `already_exists` (409), `bad_message` naming the field, `too_large`.
-
         """
 
     async def put_metrics(self, document: Document) -> tuple[Document, bool]:
@@ -166,7 +157,6 @@ class BlockDocuments(Protocol):
 
         Returns:
             The document, and whether it is the first one.
-
         """
 
     async def get(self, kind: BlockKind, block_id: str) -> Document:
@@ -182,7 +172,6 @@ class BlockDocuments(Protocol):
 
         Raises:
             ServiceError: `not_found` where there is no such block; `bad_message`, `too_large`.
-
         """
 
     async def delete(self, kind: BlockKind, block_id: str) -> Document:
@@ -216,7 +205,6 @@ class PolicyDocuments(Protocol):
 
         Raises:
             ServiceError: `unknown_policy`; `unsupported` where another service has the policies.
-
         """
 
     async def query(self, query: Document | None = None) -> list[Document]:
@@ -231,7 +219,6 @@ class CanaryStart(Struct, frozen=True, forbid_unknown_fields=True):
         percent: Of the requests, more than 0 and at most 100.
         by: What decides: `request` (its idempotency key), or `tenant` (all or none of one).
         seed: Mixed into the decision; another seed is another draw.
-
     """
 
     policy_rule_uri: Annotated[str, Meta(min_length=1, description="a text")]
@@ -248,7 +235,6 @@ class Activation(Struct, frozen=True):
     Args:
         policy_rule_uri: The URI of a registered version of the alias's policy.
         force: Also where it fails as the alias's shadow.
-
     """
 
     policy_rule_uri: Annotated[str, Meta(min_length=1, description="a text")]

@@ -54,7 +54,6 @@ class Reply(Struct, frozen=True, omit_defaults=True):
         as_of: Of a standby's answer: what it knows was all there was then, in seconds since the
             epoch.
         leader: Likewise: the address of the server that writes; empty while none does.
-
     """
 
     success: Annotated[bool, ESSENTIAL]
@@ -113,7 +112,6 @@ def success(data: JsonValue, **shared: Unpack[Shared]) -> bytes:
     Returns:
         JSON. Where `data` or `reasons` hold what JSON cannot say (NaN, infinity, objects), a
         failure reply with `policy_bad_output` instead; it then still carries the lease.
-
     """
     try:
         text = _encode(Reply(success=True, data=data, **shared))
@@ -149,7 +147,6 @@ def failure(
         expected: What was expected there, or empty.
         details: More data for `error`; `code`, `reason`, `field` and `expected` win over it.
         **shared: Further fields; a lease that exists all the same is there to be released.
-
     """
     error: JsonObject = {**(details or {}), "code": code, "reason": reason}
     for name, value in (("field", field), ("expected", expected)):
@@ -235,7 +232,6 @@ def decode_reply(frame: str | bytes) -> Reply | Event:
 
     Raises:
         BadReply: It is neither a reply nor an event.
-
     """
     try:
         try:

@@ -166,7 +166,6 @@ def explain(name: str, schema: JsonObject) -> None:
     Args:
         name: Of the type.
         schema: Changed in place.
-
     """
     if "description" not in schema:
         return
@@ -190,7 +189,6 @@ def schemas(reference: str = "#/$defs/{name}") -> dict[str, JsonObject]:
 
     Args:
         reference: How one schema refers to another.
-
     """
     _, found = msgspec.json.schema_components(_TYPES, ref_template=reference)
     for name, schema in found.items():
@@ -278,7 +276,6 @@ def asyncapi(version: str) -> JsonObject:
 
     Args:
         version: Of the server.
-
     """
     made = schemas("#/components/schemas/{name}")
     pushed = (replies.FailureMessage, replies.NewsMessage)

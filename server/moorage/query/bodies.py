@@ -49,7 +49,6 @@ class Filter:
         condition: What its documents must meet.
         companions: Conditions on other documents, by their kind, in the order to ask them; what
             they find limits the answer (`restricted`). Without a hit, nothing is found.
-
     """
 
     match_type: MatchType
@@ -70,7 +69,6 @@ class Search:
         parameters: For the policy, as they were given, `return` and `filterRule` among them.
         like: The reference of the built-in ranking: a document's id, or a part of a document.
         weights: Weights of the built-in ranking by path; None takes its own.
-
     """
 
     match_type: MatchType
@@ -93,7 +91,6 @@ def parse_filter(body: JsonValue, at: str = "") -> Filter:
 
     Raises:
         QueryError: It is malformed, refused or too large.
-
     """
     given, at = _open(body, at)
     return _filter(given, at)
@@ -111,7 +108,6 @@ def parse_search(body: JsonValue, at: str = "") -> Search:
 
     Raises:
         QueryError: It is malformed, refused or too large.
-
     """
     given, at = _open(body, at)
     known(given, ("matchType", "rankingPolicyRule"), at)

@@ -39,7 +39,6 @@ class Cells:
     Args:
         rows: Rows there can be.
         hole: What stands where a value was removed; no value equals it.
-
     """
 
     def __init__(self, rows: int, hole: float) -> None:
@@ -119,7 +118,6 @@ class Column:
 
     Args:
         rows: Rows there can be.
-
     """
 
     def __init__(self, rows: int) -> None:
@@ -202,7 +200,6 @@ class Column:
 
         Raises:
             QueryError: `too_large`: a `$regex` would read more than `SEARCH_CHARS_MAX`.
-
         """
         match leaf:
             case Exists():
@@ -328,7 +325,6 @@ class _Vocabulary:
 
     Args:
         codes: What stands for each text.
-
     """
 
     def __init__(self, codes: Mapping[str, int]) -> None:

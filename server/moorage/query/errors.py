@@ -19,7 +19,6 @@ class QueryError(Exception):
         expected: What was expected there.
         reason: What was found instead, or why it is refused.
         code: `bad_message`; `unsupported` for what is understood and refused; `too_large`.
-
     """
 
     def __init__(

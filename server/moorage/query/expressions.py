@@ -68,7 +68,6 @@ def expression(text: str, options: str, place: str) -> Expression:
 
     Raises:
         QueryError: It is malformed, not in the safe part, or too costly.
-
     """
     tree = _Reader(text, options == "i", place).whole()
     machine = _Machine(place)

@@ -54,7 +54,6 @@ class DocumentIndex:
         columns_max: Columns in memory.
         cells_max: Values in all columns together, 12 bytes each; a query has the columns that
             it needs, whatever their size.
-
     """
 
     def __init__(self, columns_max: int = COLUMNS_MAX, cells_max: int = CELLS_MAX) -> None:
@@ -110,7 +109,6 @@ class DocumentIndex:
 
         Raises:
             QueryError: `too_large`, where a `$regex` would have to read too much.
-
         """
         found = np.flatnonzero(self._mask(condition, self._live)).tolist()
         return sorted(self._ids[row] for row in found)

@@ -63,7 +63,6 @@ def parse_condition(query: JsonValue, at: str = "query") -> Condition:
 
     Raises:
         QueryError: It is malformed, refused or too large.
-
     """
     return Parser().condition(query, at)
 

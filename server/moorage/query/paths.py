@@ -32,7 +32,6 @@ class _Step:
         number: The element that it picks from an array, or -1.
         others: Keys to look for where `name` is not there: another spelling, and dotted keys for
             this part and some after it; each with the number of the part that follows.
-
     """
 
     name: str

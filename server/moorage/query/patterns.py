@@ -62,7 +62,6 @@ class TransitionRow(dict[str, int]):
     Args:
         starts: Code points at which a class of characters starts, ascending, the first one 0.
         following: What follows by class; characters that no row tells apart are one class.
-
     """
 
     def __init__(self, starts: Sequence[int], following: Sequence[int]) -> None:
@@ -86,7 +85,6 @@ class Expression:
         rows: By state; the first is the one to start in.
         last: The states in which a text may end.
         needles: What every match contains.
-
     """
 
     text: str
@@ -118,7 +116,6 @@ class Expression:
             texts: In their order, in which neighbours begin alike.
             shared: With how many characters each begins like the one before; they are not read
                 again.
-
         """
         rows, found = self.rows, list[int]()
         states = [0]  # After each character of the text before, up to its verdict.

@@ -45,7 +45,6 @@ class Pipeline:
     Args:
         stages: In their order.
         at: The place of the list, for errors.
-
     """
 
     def __init__(self, stages: Sequence[Stage], at: str) -> None:
@@ -57,7 +56,6 @@ class Pipeline:
 
         Raises:
             QueryError: `too_large`: a stage would make more than `ROWS_MAX` documents.
-
         """
         rows = list(documents)
         for number, stage in enumerate(self._stages):
@@ -83,7 +81,6 @@ def parse_pipeline(stages: JsonValue, at: str = "pipeline") -> Pipeline:
 
     Raises:
         QueryError: It is malformed, refused or too large.
-
     """
     listed = a_list(stages, at, "a list of stages", STAGES_MAX, least=0)
     parser, read = Parser(), list[Stage]()
@@ -110,7 +107,6 @@ def parse_page(options: JsonValue, at: str = "options") -> Pipeline:
 
     Raises:
         QueryError: They are malformed, or others than these.
-
     """
     given = an_object({} if options is None else options, at, "an object with sort, skip, limit")
     for name in given.keys() - set(_OPTIONS):

@@ -67,7 +67,6 @@ def nearest(
 
     Raises:
         QueryError: There is no document with the reference's id.
-
     """
     index = documents if isinstance(documents, DocumentIndex) else _index(documents)
     like = index.get(reference) if isinstance(reference, str) else reference

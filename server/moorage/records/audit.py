@@ -22,7 +22,6 @@ class AuditEntry(msgspec.Struct, gc=False, omit_defaults=True):
         seq: Number of the fact in the ledger that it is about, known once that is durable. At a
             start: of the last fact.
         recovered: Noted at the next start, as a kill came before; the caller is unknown then.
-
     """
 
     at: float

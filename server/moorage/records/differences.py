@@ -38,7 +38,6 @@ def differences(
     Args:
         before: A document; None: there was none.
         after: As it is now; None: there is none any more.
-
     """
     sides = _Sides()
     known: tuple[JsonValue, JsonValue] = (before or {}, after or {})

@@ -12,7 +12,6 @@ class DoctorFinding:
         name: What.
         state: `ok`; `missing` for what `moored serve` does without; `broken` for what it needs.
         detail: What was found, or what to do.
-
     """
 
     name: str

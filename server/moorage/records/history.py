@@ -97,7 +97,6 @@ class HistoryNow(Struct):
         ending: What ends within the hour, of what you may see.
         agents: Of all machines, for those who see what all tenants hold.
         clusters_out: Clusters of which no node is in service, the first of them.
-
     """
 
     at: Seconds
@@ -136,7 +135,6 @@ class History(Struct, kw_only=True):
         loop_seconds: How late the server's event loop was at most.
         refusals: Failure replies by code.
         events: The last of the fleet and of policies that you may see, newest first.
-
     """
 
     now: HistoryNow

@@ -53,7 +53,6 @@ class WorkloadEnd(Struct, frozen=True):
         phase: `succeeded` or `failed`.
         exit_code: Of a process; negative: a signal's number; null: not known.
         log_tail: The last lines it wrote, where it failed.
-
     """
 
     attempt: int
@@ -91,7 +90,6 @@ class Workload(Sparse, frozen=True):
         warm: It was running when the lease was granted.
         outcome: How the last start that came to an end by itself did.
         detail: What is going on while it starts, or which machine of it is lost.
-
     """
 
     backend: str
@@ -133,7 +131,6 @@ class Lease(Sparse, frozen=True):
         workload: What runs on it.
         token: Its holder may renew and release.
         project: Whose quota it counts for, within the tenant.
-
     """
 
     id: Annotated[str, ESSENTIAL]
@@ -171,7 +168,6 @@ class Lease(Sparse, frozen=True):
             token: For its owner.
             ttl_max_seconds: How long it may last, where it was not renewed for longer.
             lost: Which machine of it is not heard of.
-
         """
         notice = lease.notice
         return cls(
@@ -223,7 +219,6 @@ class ReleasePreview(Struct, frozen=True):
         then_fit: Requests that have their turn once it has ended, of those that you may see.
         then_fit_others: How many others have.
         stop_seconds: The most that a workload has to end; null: none has any, or it is not known.
-
     """
 
     warm: tuple[str, ...]

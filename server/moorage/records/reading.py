@@ -33,7 +33,6 @@ def read_record(kind: type[T], document: JsonValue) -> T:
 
     Raises:
         msgspec.ValidationError: It is something else, or lacks what is essential.
-
     """
     try:
         return msgspec.convert(document, kind)

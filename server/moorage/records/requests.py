@@ -20,7 +20,6 @@ class LabelRequirement(Struct, frozen=True, forbid_unknown_fields=True, omit_def
         key: The name of the label.
         operator: What must hold of its value.
         values: What it is compared with; of `In` and `NotIn` alone.
-
     """
 
     key: f.Name
@@ -49,7 +48,6 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         nodes: The number of nodes; more than one are a gang, granted whole or not at all.
         topology: What the GPUs of a node, or for `rack` and `zone` those of a gang, have in common.
         where: What must hold of the labels of each node, all of it.
-
     """
 
     gpus: f.Gpus = 0
@@ -98,7 +96,6 @@ class AntiAffinityRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_
     Attributes:
         group: Any name; it is the tenant's own.
         topology: What is not shared, as `topologyKey` of Kubernetes says it.
-
     """
 
     group: f.Identifier
@@ -119,7 +116,6 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
         project: Whose quota it counts for, within the tenant.
         anti_affinity: It is not placed near other leases of its group.
         ttl_seconds_min: So short a lease will do where others reserved its nodes; 0: none will.
-
     """
 
     ttl_seconds: f.TtlSeconds = f.TTL_SECONDS
@@ -154,7 +150,6 @@ class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_def
         on_failure: Whether the lease ends with a workload that fails, or waits for a new place.
         attempts_max: The most starts in all, the first included.
         keep_warm_seconds: How long the workload stays after the release, for a request like it.
-
     """
 
     backend: f.Name
@@ -176,7 +171,6 @@ class QuotaAmounts(Struct, frozen=True, forbid_unknown_fields=True, omit_default
         gpu_milli: GPUs, 1000 for a whole one.
         cpu_milli: CPU, 1000 for a core.
         memory_mib: Memory.
-
     """
 
     gpu_milli: f.QuotaMilli | None = None

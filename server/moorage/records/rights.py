@@ -75,7 +75,6 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
         tenant: Whose leases, quota and policies a request is about.
         role: Decides what the caller may do.
         token_name: Name of its token; empty for tokens of the settings, and without tokens.
-
     """
 
     tenant: Tenant
@@ -92,7 +91,6 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
         Args:
             right: The right that it needs.
             does: What exactly, in words that follow "may"; by default what the right means.
-
         """
         return (
             f"Tenant “{self.tenant}” with the role {self.role} may not {does or right.meaning}. "

@@ -41,7 +41,6 @@ def watch(name: str, root: Path) -> int:
         A file to write `BEGUN` to before each start, and `NOTHING` where nothing came of it or it
         was ended. Where something may be left, it is looked for. It is never closed: it ends with
         this process.
-
     """
     theirs, ours = os.pipe()
     actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_DUP2, theirs, 0)]

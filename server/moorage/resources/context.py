@@ -24,7 +24,6 @@ class ContextConfig:
     Args:
         resource_backend: Where resources are made, unless the call or the metadata says otherwise.
             Anything but `local` wins over the metadata.
-
     """
 
     resource_backend: str = "local"
@@ -48,7 +47,6 @@ class Context:
             `resource_backend` for where.
         context_config: See `ContextConfig`.
         engine: Whose resources; those of the class where not given.
-
     """
 
     rollout_id: str
@@ -84,7 +82,6 @@ class Context:
             ValueError: No such scope or backend, or the id has a resource of another spec.
             BackendError: It could not be made.
             TimeoutError: Nor in time.
-
         """
         if scope not in {"rollout", "global"}:
             raise ValueError(f"scope: expected rollout or global, not {scope!r}")

@@ -54,7 +54,6 @@ class ResourceClaim:
         outcome: The resource, or why there is none.
         task: Makes the resource.
         quiet: Resolved when `task` has ended and nothing more will come of it.
-
     """
 
     id: str | None
@@ -105,7 +104,6 @@ class SpecPool:
         moving: Being reset, or ended.
         stuck: Could not be ended; they may still run, so they count.
         closed: The engine was closed; whatever comes back is ended.
-
     """
 
     key: str
@@ -145,7 +143,6 @@ class SpecPool:
 
         Returns:
             Whether its resource is to be made or looked at now; else it waits.
-
         """
         if self.waiters or (not self.free and self.room == 0):
             self.waiters.append(claim)
@@ -165,7 +162,6 @@ class SpecPool:
 
         Returns:
             The waiter it is for, or None if it is free now.
-
         """
         if self.waiters:
             claim = self.waiters.popleft()

@@ -47,7 +47,6 @@ class ResourceEngine:
 
     Args:
         runners: By the name of their backend; those of the class where not given.
-
     """
 
     _runners: ClassVar[dict[str, Runner]] = dict(default_runners())
@@ -77,7 +76,6 @@ class ResourceEngine:
             Name of the pool -> `total`, `free` and `acquired`, for pools that have any. What is
             being made or ended counts as acquired, and so does what an id holds, alive or not. Free
             ones that have died do not count.
-
         """
         return await self._store.counts()
 
@@ -102,7 +100,6 @@ class ResourceEngine:
             TypeError: The runner knows no such argument, or `spec` is none.
             BackendError: One could not be made. Those that could are free.
             TimeoutError: Nor could one in time.
-
         """
         limit = kwargs.pop("timeout", None)
         _check(spec, size=size, timeout=limit)
@@ -143,7 +140,6 @@ class ResourceEngine:
             BackendError: It could not be made.
             TimeoutError: Nor in time, or nothing was released in time.
             EngineClosedError: The engine was closed meanwhile.
-
         """
         _check(spec, id=id, timeout=timeout, wait_timeout=wait_timeout)
         return await self._store.acquire(
@@ -165,7 +161,6 @@ class ResourceEngine:
 
         Raises:
             BackendError: It was not fit, and could not be ended either. It keeps its slot.
-
         """
         await self._store.release(id)
 
@@ -181,7 +176,6 @@ class ResourceEngine:
             ValueError: The id has no resource, or not yet.
             NotImplementedError: It is of a user's own kind, which has no `reset`.
             BackendError: It could not be; end it.
-
         """
         return await self._store.held(id).reset(*args, **kwargs)
 
@@ -191,7 +185,6 @@ class ResourceEngine:
 
         Raises:
             ValueError: The id has no resource, or not yet.
-
         """
         return await self._store.held(id).get_status()
 
@@ -202,7 +195,6 @@ class ResourceEngine:
         Raises:
             ValueError: The id has no resource, or not yet.
             BackendError: It names the limit that this kind does not have.
-
         """
         await self._store.held(id).control(**kwargs)
 
@@ -212,7 +204,6 @@ class ResourceEngine:
 
         Raises:
             BackendError: It could not be ended. It keeps its slot.
-
         """
         await self._store.end(id)
 
@@ -222,7 +213,6 @@ class ResourceEngine:
 
         Raises:
             BackendError: It names what could not be ended.
-
         """
         await self._store.close()
 
@@ -238,7 +228,6 @@ class ResourceEngine:
         Raises:
             ValueError: The category is one of Moorage's own.
             TypeError: The runner is none.
-
         """
         if not category or category in BUILT_IN:
             raise ValueError(f"category: expected one of your own; {category!r} is Moorage's")

@@ -87,7 +87,6 @@ class BaseResource(abc.ABC):
 
         Raises:
             NotImplementedError: This kind cannot be.
-
         """
         raise NotImplementedError(  # Not abstract: a kind without it may be used all the same.
             f"a {self.category} resource cannot be reset: end it and acquire another, or give its"
@@ -103,7 +102,6 @@ class BaseResource(abc.ABC):
 
         Raises:
             UnsupportedSpecError: It names the limit that this kind does not have.
-
         """
         if kwargs:
             names = ", ".join(sorted(kwargs))
@@ -139,7 +137,6 @@ class Runner(Protocol):
 
         Raises:
             TimeoutError: It was not ready in time.
-
         """
 
     async def end_resource(self, resource: BaseResource) -> None:
@@ -159,7 +156,6 @@ class CommandOutput(str):
     Args:
         text: What it wrote.
         exit_code: 0 if it went well; a negative one is a signal's number.
-
     """
 
     __slots__ = ("exit_code",)
@@ -185,7 +181,6 @@ class _Renewal:
         loop: Of its caller.
         task: Does it.
         over: Resolved when nothing more will come of it.
-
     """
 
     loop: asyncio.AbstractEventLoop
@@ -202,7 +197,6 @@ class BackendResource(BaseResource):
         workload: What the backend said when it was ready.
         resource_id: Its name; the workload's own where not given.
         timeout_seconds: How long a start of it may take, also when it is made again.
-
     """
 
     def __init__(
@@ -242,7 +236,6 @@ class BackendResource(BaseResource):
             TypeError: Workloads are reset without arguments.
             BackendError: It could not be, and must not be used again.
             TimeoutError: Nor in time.
-
         """
         if args or kwargs:
             raise TypeError(f"a {self.category} resource is reset without arguments")
@@ -320,7 +313,6 @@ class BackendResource(BaseResource):
 
         Raises:
             TimeoutError: It took longer than `timeout` seconds, and was killed.
-
         """
         done = await self._backend.execute(
             self._id,
@@ -346,7 +338,6 @@ class BackendRunner:
 
     Args:
         backend: The backend.
-
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -368,7 +359,6 @@ class BackendRunner:
         Raises:
             BackendError: It did not start, or ended at once; nothing of it is left.
             TimeoutError: It was not ready in time; nothing of it is left.
-
         """
         # A user's id may come again while what it had lives on in the free store, under its name.
         name = f"{resource_id or 'free'}-{uuid.uuid4().hex[:12]}"

@@ -68,7 +68,6 @@ class APIModelResource(BaseResource):
     Args:
         resource_id: Its name.
         spec: Where it is.
-
     """
 
     def __init__(self, resource_id: str, spec: APIModelResourceSpec) -> None:
@@ -120,7 +119,6 @@ class APIModelResource(BaseResource):
 
         Raises:
             BackendError: The service did not answer, or not with a reply.
-
         """
         body = {"model": self.spec.model_name_or_path, "messages": messages, **parameters}
         return await _chat(self._client(), self.endpoint, body, self.spec.request_timeout)
@@ -186,7 +184,6 @@ class LocalEnvResource(BaseResource):
 
     Raises:
         BackendError: There is no such class, or it could not be made.
-
     """
 
     def __init__(self, resource_id: str, spec: LocalEnvResourceSpec) -> None:
@@ -218,7 +215,6 @@ class LocalEnvResource(BaseResource):
         Raises:
             TypeError: It has none, so there are no arguments to take.
             BackendError: The other one could not be made.
-
         """
         if callable(getattr(self.env, "reset", None)):
             return await _call(self.env, "reset", *args, **kwargs)
@@ -259,7 +255,6 @@ class LocalRunner(ModelRunner):
 
     Args:
         backend: What starts it; one that ends with this process where not given.
-
     """
 
     def __init__(self, backend: Backend | None = None) -> None:
@@ -307,7 +302,6 @@ class LazyRunner:
     Args:
         name: Of the backend.
         make: Makes it.
-
     """
 
     def __init__(self, name: str, make: Callable[[], Runner]) -> None:
@@ -378,7 +372,6 @@ class _CaredForRunner(ModelRunner):
 
     Args:
         name: Of its kind.
-
     """
 
     def __init__(self, name: str) -> None:

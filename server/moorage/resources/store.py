@@ -55,7 +55,6 @@ class ResourceStore:
 
         Returns:
             How many were wanted beside those that are free, and how many were made.
-
         """
         loop = asyncio.get_running_loop()
         with self._lock:
@@ -190,7 +189,6 @@ class ResourceStore:
 
         Raises:
             ValueError: It has none, or not yet.
-
         """
         with self._lock:
             claim = self._claims.get(name)

@@ -41,7 +41,6 @@ def release_devices() -> list[int]:
 
     Returns:
         Their ids.
-
     """
     killed = []
     for folder in Path("/proc").glob("[0-9]*/fd"):

@@ -31,7 +31,6 @@ class SliceDegraded(InsufficientSlicesError):  # noqa: N818  # A state of a slic
     Args:
         message: What was requested, and what is there.
         slices: The slices that are not whole, each with its hosts.
-
     """
 
     def __init__(self, message: str, slices: Sequence[DegradedSlice]) -> None:
@@ -58,7 +57,6 @@ class HostTaskError(SlicesError):
         slice_name: Its name.
         host_id: The host in that slice, counted from 0.
         cause: What the task or Ray raised.
-
     """
 
     def __init__(self, slice_index: int, slice_name: str, host_id: int, cause: Exception) -> None:

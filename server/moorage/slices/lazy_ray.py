@@ -28,7 +28,6 @@ class RemoteClass:
     Args:
         of: The class.
         options: Options of every actor of it, unless `options` says otherwise.
-
     """
 
     def __init__(self, of: type, **options: RayValue) -> None:

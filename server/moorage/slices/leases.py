@@ -45,7 +45,6 @@ class LeasedHosts:
         ttl_seconds: How long after this program was killed its GPUs are free.
         priority: Higher goes first.
         preemptible: A slice may be taken back for a request of higher priority.
-
     """
 
     client: LeaseClient
@@ -60,7 +59,6 @@ class LeasedHosts:
 
         Raises:
             ValueError: It says which.
-
         """
         if not isinstance(shape, GpuSlices):
             raise ValueError("slices on leases are GPU slices: give shape=GpuSlices(…)")  # noqa: TRY004  # As all wrong shapes.
@@ -78,7 +76,6 @@ class LeasedHosts:
 
         Raises:
             Exception: Whatever the client raises where the answer is no.
-
         """
         held = shape.host_resources
         resources = {
@@ -107,7 +104,6 @@ class SliceLease:
     Args:
         guard: Ends it.
         held: What the client has of it.
-
     """
 
     def __init__(self, guard: AbstractContextManager[RayValue], held: RayValue) -> None:
@@ -127,7 +123,6 @@ class SliceLease:
         Raises:
             DeviceError: One of them is in use.
             TimeoutError: Ray has not reserved them in time.
-
         """
         from moorage.ray_devices import Holders  # noqa: PLC0415  # It needs an extra.
 

@@ -52,7 +52,6 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         settings: Bounds of all waits; without, the environment has them.
         hosts: Takes the hosts of each slice as a lease of a Moorage server; without, Ray gives
             what is free.
-
     """
 
     def __init__(
@@ -110,7 +109,6 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             ValueError: No number is given, or one that is not above 0.
             InsufficientSlicesError: None of them can be had; the pool keeps its healthy slices.
             SliceDegraded: The same, where a slice has lost hosts.
-
         """
         sizes = _sizes(num_slices)
         deadline = Deadline(self._settings.scale_add_seconds_max if timeout is None else timeout)
@@ -159,7 +157,6 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             SliceDegraded: The same, where it has lost hosts.
             SliceTimeoutError: The hosts of a slice are not there in time.
             HostUnhealthyError: A slice was lost meanwhile.
-
         """
         deadline = Deadline(self._settings.slice_start_seconds_max if timeout is None else timeout)
         wanted = len(self._actor_pool)
@@ -202,7 +199,6 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             env: Environment variables.
             runtime_env: Ray's runtime environment.
             timeout: Seconds that each task may take; None: no bound.
-
         """
         calls = self.start_on_hosts(remote_fn, env=env, runtime_env=runtime_env, timeout=timeout)
         return [[call.ref for call in calls_of_slice] for calls_of_slice in calls]
@@ -250,7 +246,6 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         Raises:
             HostTaskError: A task failed, and the others were cancelled; it has slice and host.
             SliceTimeoutError: Time is up, and all tasks were cancelled.
-
         """
         calls = self.start_on_hosts(fn, args, kwargs, env=env)
         return collect(calls, timeout, self._settings.task_cancel_seconds_max)
@@ -276,7 +271,6 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             runtime_env: Ray's runtime environment.
             timeout: Seconds that each task may take; None: no bound.
             hosts_max: How many hosts of each slice, the first ones; None: all.
-
         """
         hosts = self._hosts()
         remote = ray.put(getattr(function, "_function", function))

@@ -15,7 +15,6 @@ class ActorPoolMember(Generic[ActorInfoT]):
     Args:
         actor: Ray's handle of the actor.
         actor_info: What it is: `SliceInfo` or `HostInfo`.
-
     """
 
     actor: RayValue
@@ -33,7 +32,6 @@ class SliceInfo:
         num_accelerators_per_host: TPU chips or GPUs of each host.
         node_ids: Ray's ids of its hosts, in their order; None until they are prepared.
         host_infos: For each host `ip`, `node_id`, `pod_name`, `num_devices` and `num_hosts`.
-
     """
 
     slice_name: str
@@ -53,7 +51,6 @@ class DegradedSlice:
         num_hosts: How many hosts it has when it is whole.
         hosts: Addresses of those that are there.
         lost: Addresses of those that were lost, as far as Ray knows.
-
     """
 
     slice_name: str
@@ -79,7 +76,6 @@ class HostInfo:
         healthy: Neither failed nor being preempted, when this was said.
         failed: It was shut down.
         node_id: Ray's id of its node.
-
     """
 
     host_id: int
@@ -99,7 +95,6 @@ class MultisliceInfo:
         slice_id: This slice, counted from 0.
         num_slices: How many there are.
         port: The coordinator's port.
-
     """
 
     coordinator_ip: str

@@ -44,7 +44,6 @@ class Reservation:
             shape: What the slice is made of.
             settings: The actor's.
             without: Names of slices that are not whole: another one is taken.
-
         """
         bundles = shape.bundles()
         placing: dict[str, RayValue] = {"topology_strategy": shape.topology()}
@@ -63,7 +62,6 @@ class Reservation:
 
         Raises:
             Exception: There is no lease to be had, or Ray has not what it holds.
-
         """
         lease = hosts.take(shape, seconds)
         try:
@@ -122,7 +120,6 @@ class Reservations:
         settings: How often the autoscaler gets the request, and how long a slice may take to start.
         held: How many slices the pool has already.
         hosts: Where hosts come from; None: Ray gives what is free.
-
     """
 
     def __init__(
@@ -146,7 +143,6 @@ class Reservations:
 
         Returns:
             Whether they have.
-
         """
         self._want(count, deadline)
         while len(self.ready) < count and deadline.left:

@@ -36,7 +36,6 @@ def collect(
     Raises:
         HostTaskError: The first failure, with its slice and host.
         SliceTimeoutError: Time is up; the message names the hosts that have not answered.
-
     """
     every = [call for calls_of_slice in calls for call in calls_of_slice]
     by_ref = {call.ref: call for call in every}

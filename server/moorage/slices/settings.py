@@ -80,7 +80,6 @@ class SliceSettings:
 
         Raises:
             ValueError: A value is not what its setting takes; the message names the variable.
-
         """
         found: dict[str, Any] = {}
         for each in fields(cls):

@@ -33,7 +33,6 @@ class TpuSlices:
         tpu_type: Such as `v4-8`.
         host_resources: What each host takes beyond its chips, such as `{"CPU": 8}`.
         chips_per_host: Chips that a slice takes of each host; None: all that it has.
-
     """
 
     tpu_type: str
@@ -83,7 +82,6 @@ class GpuSlices:
         resource: A resource that each host has, of which a slice takes 1; empty: none.
         gpu_model: Ray's name of the accelerator, such as `H100`; empty: any.
         host_resources: What each host takes beyond its GPUs, such as `{"CPU": 8}`.
-
     """
 
     gpus_per_host: float
@@ -175,7 +173,6 @@ def slices_possible(
         shape: What a slice is made of.
         nodes: All nodes that are alive.
         without: Names of slices that do not count.
-
     """
     largest = largest_resources(nodes)
     if largest is None:

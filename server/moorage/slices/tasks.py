@@ -13,7 +13,6 @@ def reporting(function: UserFunction) -> UserFunction:
 
     Args:
         function: The user's. The result travels by value: nodes need not have this package.
-
     """
 
     def run(*args: RayValue, **kwargs: RayValue) -> RayValue:

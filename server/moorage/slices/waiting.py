@@ -18,7 +18,6 @@ class Deadline:
 
     Args:
         seconds: From now.
-
     """
 
     def __init__(self, seconds: float) -> None:
@@ -48,7 +47,6 @@ def value(ref: RayValue, seconds: float, awaited: str) -> RayValue:
 
     Raises:
         SliceTimeoutError: It has not come within `seconds`; the message names what was `awaited`.
-
     """
     try:
         return ray.get(ref, timeout=max(0.0, seconds))

@@ -33,7 +33,6 @@ def exact(slots: Any) -> Amount | None:
     Args:
         slots: An int or a float; anything else, NaN, infinity, a negative number, more than
             `SLOTS_MAX` and more than `DECIMALS_MAX` digits behind the point are no such number.
-
     """
     if type(slots) is int:  # And no bool.
         return Amount(slots * _UNITS) if 0 <= slots <= SLOTS_MAX else None

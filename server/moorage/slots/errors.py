@@ -23,7 +23,6 @@ class UnknownResourceType(SlotsError, TypeError):
     Args:
         type: The type.
         known: The types that there are.
-
     """
 
     def __init__(self, type: str, known: list[str]) -> None:  # noqa: A002  # The documents' word.

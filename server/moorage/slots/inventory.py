@@ -124,7 +124,6 @@ class Inventory:
 
     Raises:
         InvalidSpecification: It is malformed; the message names the place.
-
     """
 
     __slots__ = ("_buckets",)
@@ -150,7 +149,6 @@ class Inventory:
         Args:
             free: The instances by type, each with the slots that are free.
             slots_of: Returns how many slots an instance of a type has, free or not.
-
         """
         self = cls.of({})
         self._buckets = _partly(free, slots_of)
@@ -183,7 +181,6 @@ class Inventory:
 
         Raises:
             InvalidSpecification: That is no number of slots, or there is no such instance.
-
         """
         place = self._buckets[kind].by_id.get(name) if kind in self._buckets else None
         free = written_slots(slots, f"resources.{kind} {name}")
@@ -200,7 +197,6 @@ class Inventory:
 
         Raises:
             InvalidSpecification: They are wrong; the message names the place, and nothing changed.
-
         """
 
         def slots_of(kind: str, each: Instance) -> Amount:
@@ -263,7 +259,6 @@ class Inventory:
 
         Raises:
             ResourceUnavailable: No instance has as many.
-
         """
         bucket = self._bucket(rtype)
         place = bucket.best_fit(slots)
@@ -280,7 +275,6 @@ class Inventory:
 
         Raises:
             ValueError: There is no such instance, or it never had as many.
-
         """
         place = self._bucket(rtype).by_id.get(rid)
         if place is None:
@@ -349,7 +343,6 @@ class Allocator:
             ResourceUnavailable: No instance has as many; it names the request and what there is.
             UnknownResourceType: There is no such type.
             InvalidRequest: That is no number of slots.
-
         """
         return {"id": inventory.take(rtype, _positive(slots)), "slots": slots}
 
@@ -359,7 +352,6 @@ class AllocationTransaction:
 
     Args:
         inventory: Where it was taken from.
-
     """
 
     __slots__ = ("deltas", "inventory")
@@ -423,7 +415,6 @@ def allocate(
         ResourceUnavailable: Not all of it is free.
         UnknownResourceType: There is no such type.
         SlotsError: The allocator did not take what it returned.
-
     """
     wanted: dict[str, Amount] = {}
     for member in request:
@@ -509,7 +500,6 @@ def written_slots(slots: Any, at: str) -> Amount:
 
     Raises:
         InvalidSpecification: It is none.
-
     """
     amount = exact(slots)
     if amount is None:

@@ -33,7 +33,6 @@ def make_resource_pool(
 
     Raises:
         InvalidSpecification: The configuration is wrong, or the description that comes of it.
-
     """
     pool: JsonObject = {"resources": {}, "additional_properties": {}}
     for hook in HOOKS if hooks is None else hooks:

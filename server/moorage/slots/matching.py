@@ -20,7 +20,6 @@ def matched(wishes: Sequence[Wish], able: Callable[[Wish], Iterable[str]]) -> li
 
     Returns:
         One id for each wish; None: they cannot all have one.
-
     """
     choices = {request: list(able(request)) for request in dict.fromkeys(wishes)}
     holder: dict[str, int] = {}

@@ -23,7 +23,6 @@ class NodeRequest:
 
     Raises:
         InvalidRequest: A member is malformed.
-
     """
 
     def __init__(self, resources: Sequence[JsonMapping] = (), exclusive: bool = False) -> None:

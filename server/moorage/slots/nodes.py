@@ -98,7 +98,6 @@ class NodeResourcePool:
 
     Raises:
         InvalidSpecification: The description is wrong; the message names the place.
-
     """
 
     def __init__(self, pool: JsonMapping | None = None, *, allow_multinode: bool = True) -> None:
@@ -130,7 +129,6 @@ class NodeResourcePool:
 
         Raises:
             InvalidSpecification: It is wrong; the message names the place, and nothing changed.
-
         """
         body = unwrapped(pool)
         listed = body.get("nodes")
@@ -157,7 +155,6 @@ class NodeResourcePool:
 
         Raises:
             InvalidSpecification: A count is negative, or none.
-
         """
         here = [platform.node()]
         ids = here if nodes is None else [each.id for each in counted(nodes, "nodes")]
@@ -176,7 +173,6 @@ class NodeResourcePool:
 
         Raises:
             InvalidSpecification: It is wrong, or there is such a node; nothing changed.
-
         """
         with self._lock:
             _add(self._nodes, node, "node")
@@ -193,7 +189,6 @@ class NodeResourcePool:
         Raises:
             ResourceUnavailable: There is no such node.
             InvalidSpecification: That is no count, or some of what would go is checked out.
-
         """
         rows = documents(counted(count, type))
         self._resize(node_id, lambda have: have.update({type: copy.deepcopy(rows)}))
@@ -210,7 +205,6 @@ class NodeResourcePool:
         Raises:
             ResourceUnavailable: There is no such node, or no such type.
             InvalidSpecification: That is no number of slots, or more of one is checked out.
-
         """
         self._change_slots(type, lambda _: slots, node_id)
 
@@ -226,7 +220,6 @@ class NodeResourcePool:
         Raises:
             ResourceUnavailable: There is no such node, or no such type.
             InvalidSpecification: The factor is not above 0, or more of one is checked out.
-
         """
         if not exact(factor):
             raise InvalidSpecification(f"factor: expected a number above 0, found {factor!r}")
@@ -282,7 +275,6 @@ class NodeResourcePool:
 
         Raises:
             ResourceUnavailable: There is no such type.
-
         """
         if type in NODE_NAMES:
             return self.count(type)
@@ -309,7 +301,6 @@ class NodeResourcePool:
 
         Raises:
             ResourceUnavailable: There is no such node.
-
         """
         with self._lock:
             return self._node(id).getstate()
@@ -338,7 +329,6 @@ class NodeResourcePool:
 
         Raises:
             ResourceUnavailable: There is no such type.
-
         """
         return len(self._nodes) if type in NODE_NAMES else sum(self.count_by_node(type).values())
 
@@ -366,7 +356,6 @@ class NodeResourcePool:
         Raises:
             ResourceUnavailable: There is no such type.
             UnevenNodes: The nodes differ. Also a `ResourceUnavailable` and a `ValueError`.
-
         """
         counts = self.count_by_node(type)
         if len(set(counts.values())) > 1:
@@ -398,7 +387,6 @@ class NodeResourcePool:
         Raises:
             EmptyResourcePoolError: The pool has no nodes.
             InvalidRequest: The request is malformed.
-
         """
         wanted = parse_node_requests(request)
         with self._lock:
@@ -434,7 +422,6 @@ class NodeResourcePool:
             EmptyResourcePoolError: The pool has no nodes.
             UnknownResourceType: No node has that type. Also a `TypeError`.
             InvalidRequest: The request is malformed. Also a `ValueError`.
-
         """
         del kwds
         wanted = parse_node_requests(request)
@@ -459,7 +446,6 @@ class NodeResourcePool:
         Raises:
             InvalidCheckin: It is malformed, not of this pool, changed, or was checked in before.
                 Also a `ValueError`.
-
         """
         with self._lock:
             number, returned = _parse_allocation(resources, self._nodes)

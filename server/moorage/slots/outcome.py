@@ -10,7 +10,6 @@ class Outcome:
 
     Raises:
         ValueError: It is not possible, without a reason.
-
     """
 
     __slots__ = ("ok", "reason")

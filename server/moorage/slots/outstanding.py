@@ -50,7 +50,6 @@ class Allocation(dict[str, list[JsonObject]]):
     Args:
         resources: What was handed out.
         number: Its number; none: it is recognised by what it says.
-
     """
 
     __slots__ = ("number",)
@@ -91,7 +90,6 @@ class Outstanding:
 
         Raises:
             InvalidCheckin: Some of it is not checked out; nothing was changed.
-
         """
         times = Counter(returned)
         for held, wanted in times.items():
@@ -144,7 +142,6 @@ def parse_allocation(resources: Any) -> list[Held]:
 
     Raises:
         InvalidCheckin: It is malformed; the message names the place.
-
     """
     if not isinstance(resources, Mapping):
         raise InvalidCheckin(f"expected {{type: [{{'id', 'slots'}}]}}, found {resources!r}")

@@ -52,7 +52,6 @@ class ResourcePool:
 
     Raises:
         InvalidSpecification: The description is wrong; the message names the place.
-
     """
 
     allocator: Allocator = Allocator()
@@ -128,7 +127,6 @@ class ResourcePool:
 
         Raises:
             ResourceUnavailable: There is no such type.
-
         """
         with self._lock:
             if type in NODE_NAMES:
@@ -153,7 +151,6 @@ class ResourcePool:
 
         Raises:
             InvalidSpecification: It is wrong; the message names the place, and nothing changed.
-
         """
         read = parse_specification(pool)
         resources = read.resources | {ALWAYS: read.resources.get(ALWAYS, ())}
@@ -172,7 +169,6 @@ class ResourcePool:
 
         Raises:
             InvalidSpecification: A count is negative, or none.
-
         """
         self.fill({"resources": populated(kwds)})
 
@@ -215,7 +211,6 @@ class ResourcePool:
         Raises:
             EmptyResourcePoolError: The pool has no types.
             InvalidRequest: The request is malformed.
-
         """
         members = parse_request(request)
         with self._lock:
@@ -247,7 +242,6 @@ class ResourcePool:
             EmptyResourcePoolError: The pool has no types.
             UnknownResourceType: It has not that type. Also a `TypeError`.
             InvalidRequest: The request is malformed. Also a `ValueError`.
-
         """
         del kwds
         members = parse_request(request)
@@ -265,7 +259,6 @@ class ResourcePool:
         Raises:
             InvalidCheckin: It is malformed, not of this pool, or was checked in before. Also a
                 `ValueError`.
-
         """
         returned = parse_allocation(resources)
         number = resources.number if isinstance(resources, Allocation) else None

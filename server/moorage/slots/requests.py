@@ -21,7 +21,6 @@ class Member(NamedTuple):
         type: The type.
         slots: How many.
         extra: Whatever else the member says; it means nothing here.
-
     """
 
     type: str
@@ -36,7 +35,6 @@ def parse_request(request: Any) -> list[Member]:
 
     Raises:
         InvalidRequest: It is malformed; the message names the member.
-
     """
     if isinstance(request, str | Mapping) or not isinstance(request, Iterable):
         raise InvalidRequest(f"expected a list of members, found {type(request).__name__}")

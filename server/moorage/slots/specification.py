@@ -48,7 +48,6 @@ class Instance:
         slots: How many it has.
         part_of: Type and id of the instance that it is a part of.
         extra: Whatever else its description says, e.g. its UUID.
-
     """
 
     id: str
@@ -64,7 +63,6 @@ class Specification:
     Args:
         resources: The instances by type, in the order in which they are listed.
         additional_properties: Whatever else its user keeps with it.
-
     """
 
     resources: dict[str, tuple[Instance, ...]]
@@ -76,7 +74,6 @@ def parse_specification(document: JsonValue) -> Specification:
 
     Raises:
         InvalidSpecification: It is wrong; the message names the place.
-
     """
     body = unwrapped(document)
     if isinstance(body.get("nodes"), list):
@@ -119,7 +116,6 @@ def parse_resources(document: JsonValue, at: str) -> dict[str, tuple[Instance, .
 
     Raises:
         InvalidSpecification: It is wrong; the message names the place.
-
     """
     resources = {}
     for kind, listed in _mapping(document, at).items():
@@ -164,7 +160,6 @@ def read_specification(text: str) -> JsonObject:
 
     Raises:
         InvalidSpecification: It is neither.
-
     """
     try:  # JSON first: tabs, which it may have, are none of YAML's.
         found = json.loads(text)
@@ -189,7 +184,6 @@ def only_keys(document: JsonMapping, allowed: set[str], at: str) -> None:
 
     Raises:
         InvalidSpecification: It has; the message names them.
-
     """
     if unknown := [key for key in document if key not in allowed]:
         raise InvalidSpecification(

@@ -29,7 +29,6 @@ class ResourceOwner:
         rows: Returns the instances of a type as they are now; none of an unknown one.
         write_slots: `(type, id, slots)`: sets what is free of one instance.
         write: Sets the instances of some types, all or nothing; None removes a type.
-
     """
 
     rows: Callable[[str], list[JsonObject]]
@@ -147,7 +146,6 @@ class FreeResources(_Written, JsonObject):
     Args:
         listed: The instances by type.
         owner: What has them.
-
     """
 
     def __init__(self, listed: Mapping[str, list[JsonObject]], owner: ResourceOwner) -> None:
@@ -185,7 +183,6 @@ class Totals(Counter[str]):
 
     Args:
         totals: What it counts.
-
     """
 
     def __init__(self, totals: Mapping[str, int]) -> None:

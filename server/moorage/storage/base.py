@@ -45,7 +45,6 @@ class StorageLocked(StorageError):  # noqa: N818  # It names what happened, like
         place: The database, as its owner calls it.
         pid: The process that holds it, as it wrote down itself; None if it has not yet.
         reason: All of it in words; empty for what a file says.
-
     """
 
     def __init__(self, place: str, pid: int | None, reason: str = "") -> None:
@@ -65,7 +64,6 @@ class StorageCorrupt(StorageError):  # noqa: N818  # As StorageLocked.
     Args:
         place: The database, as its owner calls it.
         finding: What is wrong, and where.
-
     """
 
     def __init__(self, place: str, finding: str) -> None:
@@ -93,7 +91,6 @@ class Seat(NamedTuple):
         name: Its process, and the machine that it runs on.
         ws: URL by which clients reach its WebSocket.
         http: Likewise its HTTP services.
-
     """
 
     name: str
@@ -108,7 +105,6 @@ class Leader(NamedTuple):
         seat: Which it is.
         epoch: Grows with each change of the leader.
         since: In seconds since the epoch of the clock.
-
     """
 
     seat: Seat
@@ -127,7 +123,6 @@ class Election(Protocol):
 
         Raises:
             StorageError: The database cannot be used, now or at all.
-
         """
 
     @property
@@ -148,7 +143,6 @@ class Election(Protocol):
         Raises:
             Deposed: Another server leads since.
             StorageFailed: The database failed.
-
         """
 
     @property
@@ -184,7 +178,6 @@ class Checkpoint(NamedTuple):
         seq: The fact as of which it was taken.
         parts: How many parts it has.
         checksum: CRC-32 of the parts' bytes, in order, and then of the other numbers.
-
     """
 
     number: int
@@ -236,7 +229,6 @@ class Facts(Protocol):
             limit: Only facts before this seq.
             before: Those that were appended before this go, in seconds since the epoch.
             bytes_max: As long as more than this is used, others go, too.
-
         """
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -270,7 +262,6 @@ class OpenedFacts(NamedTuple):
     Args:
         fencing: Fencing numbers up to this one may have been given out.
         warnings: Damage beside the facts that was survived, each a sentence for the log.
-
     """
 
     fencing: int
@@ -289,7 +280,6 @@ class FactReading(Protocol):
 
         Raises:
             StorageError: It is not open, damaged, or cannot be read.
-
         """
 
     def close(self) -> None:
@@ -304,7 +294,6 @@ class FollowedFacts(FactReading, Protocol):
 
         Raises:
             StorageError: It cannot be read.
-
         """
 
 
@@ -322,7 +311,6 @@ class FactStore(FactReading, Protocol):
             StorageLocked: Another process has it.
             StorageCorrupt: What is there cannot be trusted.
             StorageError: It cannot be opened.
-
         """
 
     def commit(
@@ -341,7 +329,6 @@ class FactStore(FactReading, Protocol):
         Raises:
             StorageFailed: It may or may not be there, and nothing more may be committed.
             StorageError: Likewise.
-
         """
 
     def upkeep(self) -> float | None:
@@ -351,7 +338,6 @@ class FactStore(FactReading, Protocol):
 
         Raises:
             StorageFailed: Nothing more may be committed.
-
         """
 
     def end_writing(self, *, clean: bool) -> None:
@@ -440,7 +426,6 @@ class RecordStore(Protocol):
 
         Raises:
             StorageError: It cannot be opened, or is not whole.
-
         """
 
     def transact(self, work: Callable[[RecordTable], T], *, durable: bool) -> T:
@@ -452,7 +437,6 @@ class RecordStore(Protocol):
 
         Raises:
             StorageError: The database refused.
-
         """
 
     def upkeep(self) -> float | None:
@@ -619,7 +603,6 @@ class Storage(Protocol):
 
         Raises:
             StorageError: It cannot be read or made.
-
         """
 
 
@@ -636,7 +619,6 @@ class Contents:
         secret: Of the tokens of leases; empty if none was made yet.
         fencing: Fencing numbers up to this one may have been given out.
         audit: Yields the lines of the audit log.
-
     """
 
     place: str
@@ -667,7 +649,6 @@ class Contents:
 
         Raises:
             StorageCorrupt: One of them is damaged.
-
         """
         for finished in reversed(self.facts.checkpoints()):
             parts = self.facts.checkpoint_parts(finished)

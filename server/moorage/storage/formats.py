@@ -12,7 +12,6 @@ class Format:
     Args:
         current: What this release writes.
         steps: By an older number, the statements that make a database of the next one.
-
     """
 
     current: int
@@ -24,7 +23,6 @@ class Format:
         Args:
             found: The number.
             writer: The release that wrote it; empty if that is unknown.
-
         """
         here = f"moored {version('moorage')} reads formats up to {self.current}"
         if found > self.current:

@@ -16,7 +16,6 @@ def open_storage(address: str, folder: Path) -> Storage:
 
     Raises:
         StorageError: The extra `postgres` is missing, or it is no address.
-
     """
     if not address:
         return SqliteStorage(folder)
@@ -31,7 +30,6 @@ def need_postgres() -> None:
 
     Raises:
         StorageError: It is missing.
-
     """
     try:
         import psycopg  # noqa: F401, PLC0415  # Whether it is there.

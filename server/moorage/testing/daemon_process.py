@@ -47,7 +47,6 @@ class Running:
         http: URL of its HTTP services.
         pid: Its process.
         log: Where its stderr goes.
-
     """
 
     ws: str
@@ -73,7 +72,6 @@ def daemon(
 
     Raises:
         ServerError: It did not become ready, or did not stop cleanly.
-
     """
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
         command = [*serve_command(data or Path(folder) / "data"), *options]

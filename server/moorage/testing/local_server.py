@@ -31,7 +31,6 @@ class Server(Running):
 
         Raises:
             ServerError: The server refuses it.
-
         """
         self._post("/clusters", cluster, token)
 
@@ -45,7 +44,6 @@ class Server(Running):
 
         Raises:
             ServerError: The server refuses it.
-
         """
         document: Document
         if isinstance(policy, Path):
@@ -92,7 +90,6 @@ def server(
 
     Raises:
         ServerError: It did not become ready, refused what it was given, or did not stop cleanly.
-
     """
     with daemon(data, environment=dict(environment or {})) as running:
         started = Server(running.ws, running.http, running.pid, running.log)

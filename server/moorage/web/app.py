@@ -49,7 +49,6 @@ def create_app(services: WebServices | StandbyServices) -> Starlette:
 
     Args:
         services: What it serves.
-
     """
     standby = services if isinstance(services, StandbyServices) else None
     router = _few(services) if isinstance(services, StandbyServices) else _endpoints(services)

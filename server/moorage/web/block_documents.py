@@ -42,7 +42,6 @@ def block_document_routes(services: WebServices, bodies: BodyReader) -> HttpRout
     Args:
         services: What answers them.
         bodies: Reads their bodies.
-
     """
     router = HttpRouter()
     router.include(_blocks(services, bodies))

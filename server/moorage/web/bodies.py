@@ -78,7 +78,6 @@ class BodyReader:
 
     Attributes:
         searches: Turns to look for the documents that a body describes.
-
     """
 
     def __init__(self) -> None:
@@ -97,7 +96,6 @@ class BodyReader:
         Raises:
             ServiceError: `too_large` (413), `busy` (429), 408 where it does not arrive, or 415
                 where it is compressed.
-
         """
         if (coding := request.headers.get("content-encoding", "identity")) != "identity":
             raise ServiceError(
@@ -149,7 +147,6 @@ class BodyReader:
 
         Raises:
             ServiceError: As `read`; `bad_json` (400), saying where it stops being JSON.
-
         """
         body, tenant = await self.read(request), getattr(request.state, TENANT, "")
         if len(body) <= LARGE_BYTES:
@@ -217,7 +214,6 @@ class CountedBodies:
 
     Args:
         app: The application.
-
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -275,7 +271,6 @@ async def read_document(request: Request, bodies: BodyReader) -> JsonObject:
 
     Raises:
         ServiceError: As `BodyReader.read_json`; `bad_message`.
-
     """
     value = await bodies.read_json(request)
     if not isinstance(value, dict):
@@ -292,7 +287,6 @@ def query_in_url(request: Request) -> JsonObject:
 
     Raises:
         ServiceError: A value is an operator. HTTP libraries write `{"$in": [...]}` as `$in`.
-
     """
     query: JsonObject = {}
     for field in request.query_params:
@@ -327,7 +321,6 @@ async def find(
 
     Raises:
         ServiceError: As `read_document`; what `query` raises; the options are malformed or unknown.
-
     """
     body = await read_document(request, bodies)
     async with bodies.searches.turn(who_of(request)):
@@ -365,7 +358,6 @@ def read_as(body: JsonObject, kind: type[T]) -> T:
 
     Raises:
         ServiceError: `bad_message` naming the field that is wrong.
-
     """
     expected = expectations(kind)
     if kind.__struct_config__.forbid_unknown_fields:
@@ -391,7 +383,6 @@ def failure(fault: ServiceError, path: str) -> Response:
         fault: Why.
         path: Of the request: the cluster database documents its errors as `{"error": text}`, every
             other service as `{"success": false, "message", "error": {...}}`.
-
     """
     error: JsonObject = {**fault.details, "code": fault.code, "reason": fault.reason}
     if fault.field:

@@ -36,7 +36,6 @@ class RequestChecks:
 
     Attributes:
         websocket_port: Where WebSockets are spoken; 0 if it is unknown.
-
     """
 
     def __init__(
@@ -119,7 +118,6 @@ class HeadAsGet:
 
     Args:
         app: The application behind it.
-
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -39,7 +39,6 @@ class Connections:
 
     Args:
         most: How many there may be.
-
     """
 
     def __init__(self, most: int = CONNECTIONS_MAX) -> None:
@@ -82,7 +81,6 @@ class HttpConnection(H11Protocol):
     Args:
         connections: All of them.
         more: What uvicorn gives its protocols.
-
     """
 
     def __init__(self, connections: Connections, **more: Any) -> None:

@@ -76,7 +76,6 @@ def login_of(console: Console | None, request: Request) -> Login | None:
     Raises:
         ServiceError: `forbidden`: it would change something, and does not show that a page of this
             server sends it.
-
     """
     if console is None:
         return None
@@ -101,7 +100,6 @@ def console_routes(console: Console, bodies: BodyReader) -> HttpRouter:
     Args:
         console: What they need of the daemon.
         bodies: Reads their bodies.
-
     """
     router = HttpRouter("console")
     _sessions(router, console, bodies)
@@ -141,7 +139,6 @@ def playground_routes(console: Console, bodies: BodyReader) -> HttpRouter:
     Args:
         console: What they need of the daemon.
         bodies: Reads their bodies.
-
     """
     router = HttpRouter("console")
 
@@ -238,7 +235,6 @@ async def _enter(
 
     Raises:
         ServiceError: `unauthorized`; `busy` where too many of the address failed just now.
-
     """
     if failing[address] >= FAILING_LOGINS_MAX:
         raise ServiceError(Code.BUSY, "logins from your address fail; try again in a moment")

@@ -27,7 +27,6 @@ def console_sign_in_routes(console: Console) -> HttpRouter:
 
     Args:
         console: What they need of the daemon.
-
     """
     router, flow = HttpRouter("console"), console.sign_in
     if flow is None:

@@ -59,7 +59,6 @@ class Noted:
     Args:
         app: The application.
         audit: Takes the entry of the audit log, and has it written before the answer leaves.
-
     """
 
     def __init__(self, app: ASGIApp, audit: AuditNotes) -> None:

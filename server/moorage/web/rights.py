@@ -29,7 +29,6 @@ def right_of(method: str, path: str) -> Right:
     Args:
         method: Of the request.
         path: Template of its route, such as `/policy/{uri}`.
-
     """
     if path == "/metrics":
         return Right.METRICS

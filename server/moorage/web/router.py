@@ -36,7 +36,6 @@ class HttpEndpoint:
         tags: What it belongs to.
         described: Further parts of the description: `responses`, `requestBody`.
         guard: Called before; it raises `ServiceError` unless the caller may come in.
-
     """
 
     path: str
@@ -98,7 +97,6 @@ class HttpRouter:
 
     Attributes:
         endpoints: Those so far.
-
     """
 
     def __init__(self, *tag: str) -> None:
@@ -141,7 +139,6 @@ class HttpRouter:
         Args:
             other: That router.
             guard: Called before each of them, where it is given.
-
         """
         if guard is not None:
             self.endpoints += [replace(each, guard=guard) for each in other.endpoints]

@@ -67,7 +67,6 @@ def service_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     Args:
         services: What answers them.
         bodies: Reads their bodies.
-
     """
     router = HttpRouter()
     groups = (

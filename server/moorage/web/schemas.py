@@ -378,7 +378,6 @@ def operation(
         statuses: Of its answers, the usual one first.
         bare: The answer stands alone, not as `data` of `{"success": true, "data"}`.
         refusals: The statuses of its refusals are named one by one, each with its codes.
-
     """
     schema = _schema(answer)
     if not bare:

@@ -48,7 +48,6 @@ class WebServer:
         origins: Under which names, and for whose pages, requests are answered.
         connections_max: Open connections; beyond it, an idle one gives way.
         trusts: Returns whether answers may leave; else they are `shutting_down`.
-
     """
 
     def __init__(
@@ -79,7 +78,6 @@ class WebServer:
 
         Raises:
             OSError: The address cannot be bound.
-
         """
         self._server.config.load()
         self._server.config.ssl = tls

@@ -167,7 +167,6 @@ class Console:
         sign_in: Signs in at an issuer; None: there is none.
         try_policy: Takes what is to be tried in the playground, and for whom; returns what came
             of it.
-
     """
 
     logins: Logins
@@ -194,7 +193,6 @@ class StandbyServices:
         metrics_text: As above.
         audit: As above.
         console: Not served here.
-
     """
 
     authenticate: Callable[[str | None], Caller | None]
@@ -214,7 +212,6 @@ class StandbyReads:
         refusal: See `StandbyServices`.
         doubt: Returns why it does not answer of itself; None where it does.
         headers: Returns the headers of all its answers: revision, time, leader.
-
     """
 
     refusal: Callable[[], ServiceError]
@@ -255,7 +252,6 @@ class WebServices:
         audit: Takes note of changes, refusals and failed logins.
         console: None: the web console is not served.
         standby: Another server leads, so that nothing is changed here; None: this one does.
-
     """
 
     clusters: ClusterDocuments

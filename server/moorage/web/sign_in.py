@@ -34,7 +34,6 @@ def sign_in_routes(sign_in: Document) -> HttpRouter:
 
     Args:
         sign_in: What it answers.
-
     """
     router = HttpRouter("about")
 
@@ -53,7 +52,6 @@ async def wait_for_issuer(
 
     Raises:
         ServiceError: `unavailable`: it does not answer, or tokens cannot be read.
-
     """
     waiting = pending(token)
     if waiting is not None and not await waiting:

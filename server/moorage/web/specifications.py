@@ -55,7 +55,6 @@ def specification_routes(whole: HttpRouter) -> HttpRouter:
 
     Args:
         whole: What they describe, themselves included.
-
     """
     router = HttpRouter("about")
     # They never change, and cost as much as a hundred other answers.

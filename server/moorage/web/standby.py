@@ -26,7 +26,6 @@ def is_read(method: str, path: str) -> bool:
     Args:
         method: Of the request.
         path: Template of its route, such as `/policy/{uri}`.
-
     """
     return path.endswith(_POSTED) if method not in _READING else path not in _OF_THE_WRITER
 
@@ -37,7 +36,6 @@ class Dated:
     Args:
         app: The application.
         reads: Say it.
-
     """
 
     def __init__(self, app: ASGIApp, reads: StandbyReads) -> None:

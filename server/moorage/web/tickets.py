@@ -30,7 +30,6 @@ def ticket_routes(tickets: Tickets, console: Console | None) -> HttpRouter:
     Args:
         tickets: Issues them.
         console: Knows who is logged in to it; None: no one.
-
     """
     router = HttpRouter("about")
 

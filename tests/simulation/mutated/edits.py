@@ -33,7 +33,6 @@ class Edit:
 
         Raises:
             DoesNotApply: there is none, or more than one.
-
         """
         many = self.apply(function)
         if many != 1:

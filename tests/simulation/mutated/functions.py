@@ -28,7 +28,6 @@ def mutated(name: str, edit: Edit) -> Iterator[None]:
 
     Raises:
         DoesNotApply: there is no such function, or not one place in it that the edit is for.
-
     """
     (module, qualified), function = find(name)
     edit.once(function, f"{module}.{qualified}")
@@ -46,7 +45,6 @@ def find(name: str) -> tuple[tuple[str, str], Function]:
 
     Raises:
         DoesNotApply: there is no such function, or there are several.
-
     """
     found = [each for each in _functions() if f".{'.'.join(each)}".endswith(f".{name}")]
     if len(found) != 1:

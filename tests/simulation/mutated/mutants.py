@@ -15,7 +15,6 @@ class Mutant:
         edit: The change.
         verdict: The law, or the complaint of the core itself, that it breaks: a regular expression.
         seed: Of the first world that it is played in; better one that it dies in.
-
     """
 
     name: str

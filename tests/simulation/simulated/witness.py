@@ -291,7 +291,6 @@ class Witness:
 
         Args:
             new: Those of one turn, before the model knows of them.
-
         """
         if not new:
             return

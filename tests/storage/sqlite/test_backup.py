@@ -45,7 +45,6 @@ class Writing:
 
     Args:
         folder: Its data folder.
-
     """
 
     def __init__(self, folder: Path) -> None:

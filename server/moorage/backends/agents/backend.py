@@ -67,7 +67,6 @@ class AgentMachine:
         lost: Whether it has not been heard of for too long.
         idle: Whether its silence has lasted until the agent must have ended all that ran there.
         gone: Whether an operator has said that it will not come back.
-
     """
 
     def __init__(self, place: Place) -> None:
@@ -152,7 +151,6 @@ class AgentMachine:
 
         Raises:
             BackendError: The machine is away, or as `Backend`'s method does.
-
         """
         end = time.monotonic() + CALL_WAIT_SECONDS
         while True:
@@ -187,7 +185,6 @@ class AgentMachine:
 
         Raises:
             BackendError: The machine is lost.
-
         """
         unless_lost = not (order.resumed or not self._is_known)
         while True:
@@ -249,7 +246,6 @@ class FleetBackend:
         address: Where members of gangs on other machines find this one; empty: where the first of
             these reaches the server.
         look: Looks at this machine; None: its metrics are not reported.
-
     """
 
     name: Final = "local"
@@ -316,7 +312,6 @@ class FleetBackend:
         Raises:
             LinkLost: The connection went meanwhile.
             BackendError: The agent does not say what runs there; so does `TimeoutError`.
-
         """
         found = _value(await link.call(wire.DiscoverOrder()), list[WorkloadReport])
         orphans = [each.id for each in found if not self._is_held(each.id, machine.place)]

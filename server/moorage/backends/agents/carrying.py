@@ -12,7 +12,6 @@ async def carry_out(backend: Backend, order: wire.BackendOrder | wire.FileOrder)
 
     Raises:
         BackendError: As the method does; so do others.
-
     """
     match order:
         case wire.FilesOrder() | wire.ReadFileOrder():

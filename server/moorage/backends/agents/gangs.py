@@ -23,7 +23,6 @@ def member_orders(order: Order, meetings: Sequence[Meeting]) -> list[Order]:
     Args:
         order: Of the gang.
         meetings: Of each machine, in the order of the placement; the first one's port is met at.
-
     """
     common = {
         "MOORAGE_ADDRESSES": ",".join(each.address for each in meetings),
@@ -57,7 +56,6 @@ def joined(members: Mapping[str, WorkloadReport]) -> WorkloadReport:
 
     Args:
         members: How each member is, by its node, in the order of their ranks.
-
     """
     first = next(iter(members.values()))
     if len(members) == 1:

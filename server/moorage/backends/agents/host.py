@@ -43,7 +43,6 @@ class AgentHost:
             with which it reaches the server.
         measure: Looks at the machine, in a thread; None: the server does not learn of it.
         epoch: The latest of which a server has given orders here.
-
     """
 
     def __init__(
@@ -85,7 +84,6 @@ class AgentHost:
             beat_seconds: The pause between two beats.
             epoch: Of the server, as in its welcome: orders of an earlier one are refused from now
                 on, also those that came before and have not begun.
-
         """
         self._socket = socket
         self._epoch = max(self._epoch, epoch)

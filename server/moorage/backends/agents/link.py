@@ -50,7 +50,6 @@ class AgentLink:
         measured: The frame of its last `AgentMetrics`; that of a thousand machines is small so.
         busy: Devices that others used then; None: it has not been measured.
         measured_at: When that was, in seconds since the epoch.
-
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class AgentLink:
 
         Raises:
             msgspec.MsgspecError: The agent sent what is no frame.
-
         """
         try:
             while (frame := await self._socket.receive()) is not None:
@@ -118,7 +116,6 @@ class AgentLink:
         Raises:
             LinkLost: The connection went; whether it was carried out is not known.
             BackendError: As `Backend`'s method does; so do others.
-
         """
         if self._gone:
             raise LinkLost

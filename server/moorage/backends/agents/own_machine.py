@@ -32,7 +32,6 @@ class OwnLook:
     Args:
         place: Returns the node of the inventory that it is; None: it is not registered.
         measure: Returns its metrics, and its GPUs that others use. Blocks.
-
     """
 
     place: Callable[[], tuple[str, str] | None]
@@ -45,7 +44,6 @@ class OwnMachine:
     Args:
         place: Its node.
         backend: Of this machine.
-
     """
 
     reachable = True
@@ -92,7 +90,6 @@ def refuse_unreachable(own: str, others: list[str]) -> None:
 
     Raises:
         UnsupportedSpecError: It is so.
-
     """
     if _is_loopback(own) and not all(map(_is_loopback, others)):
         raise UnsupportedSpecError(

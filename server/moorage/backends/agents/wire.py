@@ -47,7 +47,6 @@ class AgentHello(_Frame):
         unheard_seconds: How long what it runs goes on while the server is not heard; 0: as long as
             it likes.
         busy: Devices that others use; see `backends.local.measurements.Measurement`.
-
     """
 
     version: int
@@ -91,7 +90,6 @@ class AgentDone(_Frame):
     Args:
         id: Of the call.
         value: What `Backend`'s method returned.
-
     """
 
     id: int
@@ -106,7 +104,6 @@ class AgentFailure(_Frame):
         kind: Which error.
         reason: Its text.
         attempts: Of an `UnknownAttemptError`.
-
     """
 
     id: int
@@ -148,7 +145,6 @@ class AgentWelcome(_Frame):
         key: Shown instead of the joining token from now on; empty: the one that it has.
         epoch: Of the server that gives orders; an agent takes none of an earlier one.
         beat_seconds: The pause between two beats.
-
     """
 
     cluster_id: str
@@ -164,7 +160,6 @@ class AgentFarewell(_Frame):
     Args:
         reason: One sentence for a person.
         final: Whether it is in vain to try again.
-
     """
 
     reason: str
@@ -187,7 +182,6 @@ class Meeting(msgspec.Struct):
     Args:
         address: Of the machine.
         port: A free one.
-
     """
 
     address: str
@@ -227,7 +221,6 @@ class StartOrder(_WorkloadOrder):
 
         Raises:
             UnsupportedSpecError: This release knows no such spec.
-
         """
         support = backend.support
         try:
@@ -320,7 +313,6 @@ class AgentCall(_Frame):
         id: What its report names.
         order: What to do.
         epoch: Of the server that gives it, as in the welcome; an agent refuses an earlier one.
-
     """
 
     id: int

@@ -77,7 +77,6 @@ class AwsBackend:
         poll_seconds: Between two looks at an instance, or at all of them.
         profiles: What `instance_profile` may name; None: anything.
         groups: What `security_groups` may name; None: anything.
-
     """
 
     name: Final = "aws"

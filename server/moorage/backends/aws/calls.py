@@ -104,7 +104,6 @@ class AwsError(BackendError):
     Args:
         text: For a person: what, where, what to do.
         code: AWS's own.
-
     """
 
     def __init__(self, text: str, code: str) -> None:
@@ -140,7 +139,6 @@ class AwsCalls:
 
         Raises:
             AwsError: The configuration of AWS on this machine cannot be read.
-
         """
         try:
             with self._lock:
@@ -155,7 +153,6 @@ class AwsCalls:
         Raises:
             AwsError: AWS refused.
             UnreachableError: AWS did not answer.
-
         """
         return self._call(name, region, TRIES_MAX, arguments)
 
@@ -172,7 +169,6 @@ class AwsCalls:
         Raises:
             AwsError: AWS refused.
             UnreachableError: AWS did not answer.
-
         """
         return self._call(name, region, TRIES_MAX, arguments, "ssm")
 

@@ -41,7 +41,6 @@ class InstanceType:
         gpu_model: E.g. `A100`; empty if it has none.
         gpu_memory_mib: Memory of each.
         usd_per_hour: On demand; None if the list does not know.
-
     """
 
     name: str
@@ -67,7 +66,6 @@ class Catalogue:
         as_of: The day they were read, as `2026-01-19`.
         source: Where from.
         types: The list.
-
     """
 
     region: str
@@ -91,7 +89,6 @@ class Catalogue:
             memory_mib: Memory.
             gpus: GPUs.
             gpu_model: Of them; empty for any.
-
         """
         wanted = max(gpus, 1 if gpu_model else 0)
         fit = [
@@ -124,7 +121,6 @@ def load(folder: Path, region: str) -> Catalogue:
 
     Raises:
         BackendError: A refreshed list cannot be read; the message names the file.
-
     """
     path = _path(folder, region)
     path = path if path.exists() else _SHIPPED
@@ -160,7 +156,6 @@ def refresh(calls: AwsCalls, folder: Path, region: str) -> Catalogue:
 
     Raises:
         BackendError: AWS did not answer, or refused; nothing was written.
-
     """
     path = _path(folder, region)
     prices = dict(_prices(calls, region))

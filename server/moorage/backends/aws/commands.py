@@ -63,7 +63,6 @@ def run(
         UnsupportedSpecError: SSM does not manage the instance.
         BackendError: The command did not get there.
         TimeoutError: It took too long, and was ended.
-
     """
     limit = RUN_SECONDS_MAX if timeout_seconds is None else max(1, math.ceil(timeout_seconds))
     try:

@@ -29,7 +29,6 @@ def instance_of(spec: ContainerResourceSpec) -> InstanceResourceSpec:
 
     Raises:
         UnsupportedSpecError: It names the field that means nothing there.
-
     """
     if spec.mount:
         raise UnsupportedSpecError("mount: expected nothing: the instance is new, and empty")

@@ -17,7 +17,6 @@ class Identity:
 
     Args:
         folder: Made when something is first written.
-
     """
 
     def __init__(self, folder: Path) -> None:

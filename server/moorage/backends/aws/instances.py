@@ -52,7 +52,6 @@ class Ec2Instance:
         ready: It was ready once.
         stopped: It was stopped from here.
         container: It has the one container of the order.
-
     """
 
     id: str
@@ -91,7 +90,6 @@ class Ec2Instance:
 
         Args:
             port: That `endpoint` names.
-
         """
         if not self.over:
             ready = self.ready and self.state == "running"
@@ -121,7 +119,6 @@ class Instances:
     Args:
         calls: How AWS is reached.
         server: Value of the tag `moorage:server`.
-
     """
 
     def __init__(self, calls: AwsCalls, server: str) -> None:
@@ -140,7 +137,6 @@ class Instances:
 
         Raises:
             AwsError: AWS did not say.
-
         """
         filters = [{"Name": f"tag:{SERVER}", "Values": [_plain(self.server)]}]
         if workload is not None:

@@ -34,7 +34,6 @@ class LaunchPlan:
         region: Where.
         zones: In the order they are tried; empty for all that AWS names.
         offers: In the order they are tried.
-
     """
 
     order: Order
@@ -78,7 +77,6 @@ def launch(
 
     Raises:
         BackendError: There is none; the message says what was tried and what to do.
-
     """
     zones = plan.zones or _zones(calls, plan.region)
     turn = len([each for each in instances.all(plan.region, plan.order.id) if each.over])

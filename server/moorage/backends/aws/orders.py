@@ -59,7 +59,6 @@ class Offer:
         type: Name of the instance type.
         spot: Of the spot market, or on demand.
         known: What the catalogue says of the type; None if it has it not.
-
     """
 
     type: str
@@ -77,7 +76,6 @@ def check(spec: InstanceResourceSpec) -> None:
 
     Raises:
         UnsupportedSpecError: It names the field.
-
     """
     if any(key.startswith(_OURS) for key in spec.tags):
         raise UnsupportedSpecError("tags: expected keys that start with neither aws: nor moorage:")
@@ -92,7 +90,6 @@ def region_of(spec: InstanceResourceSpec, node: Node | None, default: str | None
 
     Raises:
         BackendUnavailableError: It is unknown.
-
     """
     region = spec.region or (node.labels.get(LABELS["region"]) if node else None) or default
     if not region:
@@ -121,7 +118,6 @@ def offers(
 
     Raises:
         BackendError: No type has what the spec wants, or none at that price.
-
     """
     priced = catalogue.of(region)
     types = _types(spec, share, node, catalogue)
@@ -210,7 +206,6 @@ def request(
 
     Raises:
         BackendError: There is no image for it.
-
     """
     image, device = _image(spec, offer)
     token = "|".join((server, order.id, str(turn), offer.title, zone))

@@ -38,7 +38,6 @@ class InstanceResourceSpec(BaseResourceSpec):
             checks of AWS instead, which take minutes.
         tags: Its own, beside those that Moorage sets.
         start_timeout: Seconds until it must be ready.
-
     """
 
     category: str = "instance"

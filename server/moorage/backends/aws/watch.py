@@ -29,7 +29,6 @@ class InstanceWatch:
         sweep: Ends all instances of a name, or raises `BackendError`.
         tell: Told of every workload that ended by itself.
         every_seconds: Between two looks.
-
     """
 
     def __init__(

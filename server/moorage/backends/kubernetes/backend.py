@@ -44,7 +44,6 @@ class KubernetesBackend:
             and after a crash.
         clusters: Which; a workload without a placement goes to the first.
         namespace: Where everything lies; `{tenant}` in it stands for the tenant.
-
     """
 
     name: Final = "kubernetes"

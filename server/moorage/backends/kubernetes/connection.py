@@ -48,7 +48,6 @@ class ClusterConnection:
         configuration: Where its API server is, and how to log in.
         kubeconfig: Where that was read from; it is read again when what it gave has expired.
         context: Which of its contexts.
-
     """
 
     def __init__(self, configuration: Configuration, kubeconfig: Path | None, context: str) -> None:
@@ -71,7 +70,6 @@ class ClusterConnection:
 
         Raises:
             ConfigurationError: It cannot be read.
-
         """
         configuration = Configuration()
         configuration.connection_pool_maxsize = CONNECTIONS_MAX
@@ -95,7 +93,6 @@ class ClusterConnection:
         Raises:
             RefusedError: The API server said no.
             NoAnswerError: It did not answer in time.
-
         """
         return await self._send("GET", path, query, None)
 
@@ -107,7 +104,6 @@ class ClusterConnection:
         Raises:
             RefusedError: The API server said no.
             NoAnswerError: It did not answer in time.
-
         """
         return msgspec.json.decode(await self._send(method, path, query, body))
 
@@ -127,7 +123,6 @@ class ClusterConnection:
             path: What to read.
             silence_seconds: Longest silence; after it the connection counts as cut.
             query: Parameters.
-
         """
         bound = aiohttp.ClientTimeout(
             None, sock_connect=CONNECT_SECONDS_MAX, sock_read=silence_seconds
@@ -150,7 +145,6 @@ class ClusterConnection:
         Raises:
             RefusedError: The API server said no.
             NoAnswerError: It did not answer in time, or broke off.
-
         """
         try:
             async with asyncio.timeout(CALL_SECONDS_MAX):

@@ -58,7 +58,6 @@ def machine_document(
         claims: What holds which device of it.
         server: Whose pods and claims are our own.
         leased: Ids of devices that leases of that server hold.
-
     """
     document = dict(node.document)
     own, others = list[PodRecord](), list[PodRecord]()

@@ -24,7 +24,6 @@ class Drift:
         kind: What it is.
         node: Where.
         detail: One sentence for a person.
-
     """
 
     lease: RequestId
@@ -43,7 +42,6 @@ def drifts(
         leases: All that hold something, also elsewhere.
         cluster_id: The cluster.
         machines: Its nodes as they are, by id, with what others use of them.
-
     """
     found: list[Drift] = []
     for lease in leases:

@@ -20,7 +20,6 @@ class RefusedError(KubernetesError):
         status: The code of HTTP; 410: the API server no longer remembers that version.
         reason: One word of the API, such as `Forbidden` or `AlreadyExists`.
         message: A sentence of the API server.
-
     """
 
     def __init__(self, status: int, reason: str, message: str) -> None:

@@ -43,7 +43,6 @@ class ClusterSource:
         cluster_id: The id of its document.
         context: Of the kubeconfig; `connection.IN_CLUSTER`; or empty, see `ClusterConnection.open`.
         kubeconfig: The file; None: the usual one.
-
     """
 
     cluster_id: str
@@ -59,7 +58,6 @@ class ClusterView:
         document: What can be had of it, for a registry; None if that is as it was.
         machines: All that is known of its nodes, by id; None if it was never read.
         stale: Why that may be out of date; empty: it is as the cluster is.
-
     """
 
     document: Document | None = None
@@ -74,7 +72,6 @@ class ClusterFollower:
         source: Which.
         server: The value of the label `records.SERVER_LABEL` of our own pods and claims.
         leased: Returns what leases hold there now.
-
     """
 
     def __init__(

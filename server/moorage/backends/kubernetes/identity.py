@@ -11,7 +11,6 @@ def server_name(folder: Path) -> str:
 
     Raises:
         ConfigurationError: The file cannot be read or written.
-
     """
     path = folder / "server"
     try:

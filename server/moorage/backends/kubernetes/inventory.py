@@ -84,7 +84,6 @@ class WatchHealth:
         error: Why it cannot be read now; empty: it can.
         silent_seconds: Since the API server last said something of it.
         lists: How often it was listed as a whole.
-
     """
 
     kind: str
@@ -105,7 +104,6 @@ class ClusterInventory:
     Attributes:
         version: Grows with everything that is heard.
         remade: Grows with every node whose document is another.
-
     """
 
     def __init__(self, connection: ClusterConnection, cluster_id: str, server: str = "") -> None:
@@ -148,7 +146,6 @@ class ClusterInventory:
 
         Raises:
             KubernetesError: It was not in time; the message says why.
-
         """
         try:
             async with asyncio.timeout(seconds):

@@ -57,7 +57,6 @@ class PodRecord:
         memory_mib: What it asks for.
         counts: Pairs of an extended resource and how many of it.
         gpus: Ids of the counted devices that its lease holds.
-
     """
 
     node: str
@@ -93,7 +92,6 @@ def node_record(item: JsonMapping) -> NodeRecord:
 
     Raises:
         WrongNodeError: A field is not what the API documents.
-
     """
     reading = NodeReading(item)
     document = reading.document()

@@ -36,7 +36,6 @@ class FollowedClusters:
         contexts: Of the kubeconfig, by id of the cluster.
         kubeconfig: Where it is, if not where kubectl looks.
         inventory: Has their documents and the leases, and takes reports of drift.
-
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class FollowedClusters:
 
         Raises:
             BackendError: What says which server this is cannot be read.
-
         """
         try:
             name = server_name(self._inventory.data_dir / "kubernetes")

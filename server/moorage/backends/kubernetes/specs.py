@@ -35,7 +35,6 @@ class PodResourceSpec(BaseResourceSpec):
         readiness: How to see that it answers; that it runs where not given.
         stop_seconds: Between SIGTERM and SIGKILL.
         start_timeout: Seconds until it must be ready.
-
     """
 
     category: str = "pod"
@@ -73,7 +72,6 @@ class PodServiceResourceSpec(PodResourceSpec):
 
     Args:
         port: Where it listens, and where the Service does.
-
     """
 
     category: str = "service"

@@ -54,7 +54,6 @@ class Kind(Generic[R]):
         read: Makes an object's record of its JSON; None if it does not count.
         fields: A field selector; the API server tells what no longer meets it as deleted.
         labels: A label selector, likewise.
-
     """
 
     name: str
@@ -79,7 +78,6 @@ class ObjectWatcher(Generic[R]):
         lists: How often they were listed as a whole.
         error: Why they cannot be read now; None: they can.
         heard_at: When the API server last said something, by `time.monotonic`.
-
     """
 
     def __init__(

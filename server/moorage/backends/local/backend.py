@@ -61,7 +61,6 @@ class LocalBackend:
         gpus: Ids of GPUs for workloads without a lease.
         outlive: Whether workloads go on when this process ends.
         hidden: A folder that no workload may look into, but for its own folder in there.
-
     """
 
     name: Final = "local"

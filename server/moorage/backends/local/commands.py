@@ -45,7 +45,6 @@ async def run(
     Raises:
         BackendError: It cannot be run.
         TimeoutError: It took too long; it was killed, and all that it had started.
-
     """
     if not os.path.isdir(folder):  # noqa: ASYNC240, PTH112  # One look; a path may be relative.
         raise BackendError(f"{folder}: {os.strerror(errno.ENOENT)}")
@@ -115,7 +114,6 @@ class _Output:
 
     Args:
         descriptor: The end to read from. It is closed by `close`.
-
     """
 
     def __init__(self, descriptor: int) -> None:

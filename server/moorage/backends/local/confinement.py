@@ -59,7 +59,6 @@ class Confinement:
         hidden: The folder, without links in its path.
         way: `mounts` or `siblings`; empty if nothing is hidden.
         detail: The finding, in words.
-
     """
 
     def __init__(self, hidden: str = "", way: str = "", detail: str = "") -> None:
@@ -106,7 +105,6 @@ def confine(way: str, hidden: str, work: str, *, signals: bool) -> None:
 
     Raises:
         OSError: It cannot be.
-
     """
     work = os.path.realpath(work)
     abi = system_call(CREATE, None, 0, 1)

@@ -48,7 +48,6 @@ class Seen:
         bounded: It has a limit of memory.
         error: Why it could not be started, in the engine's words.
         ports: Port in the container -> port of the host.
-
     """
 
     state: str
@@ -77,7 +76,6 @@ class ContainerApi:
 
     Raises:
         BackendError: Nothing that speaks the API answers there.
-
     """
 
     def __init__(self, place: Path) -> None:
@@ -132,7 +130,6 @@ class ContainerApi:
 
         Raises:
             UnsupportedSpecError: The engine does not enforce a limit; nothing was created.
-
         """
         if self.inspect(plan.name) is not None:
             return
@@ -280,7 +277,6 @@ class ContainerApi:
 
         Raises:
             BackendError: It is still there.
-
         """
         deadline = time.monotonic() + REMOVE_SECONDS_MAX
         pause = 0.05
@@ -435,7 +431,6 @@ class Events:
 
     Args:
         stream: The SDK's.
-
     """
 
     def __init__(self, stream: Any) -> None:

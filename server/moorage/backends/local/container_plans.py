@@ -36,7 +36,6 @@ class ContainerPlan:
         ports: Port in the container -> port of the host, 0 for a free one.
         host_ip: Address of the host that ports are opened on.
         mounts: Path of the host, path in the container, and whether it is read-only.
-
     """
 
     name: str
@@ -73,7 +72,6 @@ def plan(
 
     Raises:
         UnsupportedSpecError: The spec contradicts itself.
-
     """
     share = order.placement[0] if order.placement else None
     cpus = spec.cpu_count
@@ -129,7 +127,6 @@ def probe_port(spec: ContainerResourceSpec) -> int | None:
 
     Raises:
         UnsupportedSpecError: It needs one, and none is given.
-
     """
     probe = spec.readiness
     if probe is None:
@@ -146,7 +143,6 @@ def mounts(spec: ContainerResourceSpec) -> list[tuple[str, str, bool]]:
 
     Raises:
         UnsupportedSpecError: One of them is no absolute path, or has options that mean nothing.
-
     """
     found = []
     for outside, given in spec.mount.items():

@@ -20,7 +20,6 @@ def find_socket() -> Path:
 
     Raises:
         UnsupportedSpecError: There is none, or no library to speak with it.
-
     """
     if importlib.util.find_spec("docker") is None:
         reason = f"containers need the Docker SDK: {install_command('containers')}"

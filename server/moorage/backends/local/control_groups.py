@@ -37,7 +37,6 @@ class Groups:
         base: The group that they are made in; None: nowhere.
         memory: Whether they bound memory.
         detail: What was found, in words.
-
     """
 
     base: Path | None
@@ -77,7 +76,6 @@ def end(group: str) -> None:
 
     Raises:
         EngineError: Some of it is still there long after that: the kernel has it.
-
     """
     if not group or not Path(group).is_dir():
         return
@@ -119,7 +117,6 @@ def bound(group: str, memory_bytes: int) -> None:
 
     Raises:
         BackendError: The kernel refuses it, and why.
-
     """
     limit = Path(group, "memory.max")
     if group and limit.exists():

@@ -28,7 +28,6 @@ class HeardFile:
         root: Of the backend.
         seconds: How long workloads may run unheard, 0: as long as they like. Until the server has
             agreed, what was agreed before holds, too: the shorter one of both.
-
     """
 
     def __init__(self, root: Path, seconds: float) -> None:

@@ -46,7 +46,6 @@ class DeviceBinding:
         rows: What it has of the pool.
         environment: The variables that tell it of its GPUs.
         gpus: Ids of its GPUs.
-
     """
 
     rows: Rows = field(default_factory=Rows)
@@ -70,7 +69,6 @@ class Devices:
     Args:
         gpus: Ids of the GPUs that are handed out to workloads without a lease.
         held: What workloads of an earlier daemon have.
-
     """
 
     def __init__(self, gpus: Iterable[str], held: Mapping[str, Rows]) -> None:
@@ -86,7 +84,6 @@ class Devices:
         Raises:
             UnsupportedSpecError: It wants more than this machine has.
             BackendError: It wants more than is left.
-
         """
         share = order.placement[0] if order.placement else None
         cpus = getattr(order.spec, "cpu_count", None)
@@ -156,7 +153,6 @@ class Devices:
         Raises:
             UnsupportedSpecError: This machine has fewer.
             BackendError: Fewer are left.
-
         """
         wanted = _cpus(cpu_count)
         with self._lock:
@@ -194,7 +190,6 @@ class Devices:
             members: What is wanted.
             must: It is to be had now.
             could: This machine must have that much, free or held.
-
         """
         if not members:
             return {}

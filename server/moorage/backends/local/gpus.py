@@ -14,7 +14,6 @@ class Device(NamedTuple):
     Args:
         gpu: UUID of the GPU; where NVML does not tell, the id that was given.
         instance: The same of the instance; empty for the whole GPU.
-
     """
 
     gpu: str
@@ -54,7 +53,6 @@ def found(name: str, meant: DeviceId) -> tuple[str, Device | None]:
 
     Raises:
         LookupError: This machine has no such device.
-
     """
     known = _known()
     if not meant.uuid:

@@ -40,7 +40,6 @@ def names_of(root: Path, inventory: Iterable[Cluster]) -> Sequence[str]:
         root: Folder of the backend.
         inventory: All clusters. Where the folder remembers nothing yet, as that of an earlier
             release, the nodes with the machine id of this one are meant.
-
     """
     known = _read(root)
     names = known.get("names")
@@ -68,7 +67,6 @@ def place_of(root: Path, inventory: Mapping[ClusterId, Cluster]) -> RegisteredNo
     Args:
         root: Folder of the backend. Where it remembers none, the machine id counts.
         inventory: All clusters.
-
     """
     noted, key = registered(root), f"machine {_machine_key()}"
     if noted is not None:

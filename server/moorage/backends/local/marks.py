@@ -37,7 +37,6 @@ def kill_marked(mark: str, *also: str) -> None:
 
     Raises:
         BackendError: Some are still there after `KILL_SECONDS_MAX`: the kernel has them.
-
     """
     wanted = [f"{name}=".encode() for name in also]
 
@@ -60,7 +59,6 @@ def kill_workload(value: str) -> None:
 
     Raises:
         BackendError: Some are still there after `KILL_SECONDS_MAX`: the kernel has them.
-
     """
     mark, above = f"{WORKLOAD}={value}".encode(), f"{SUPERVISOR}={value}".encode()
 
@@ -113,7 +111,6 @@ def until_gone(kill: Callable[[], str]) -> None:
 
     Raises:
         BackendError: Something is still there after `KILL_SECONDS_MAX`: the kernel has it.
-
     """
     deadline = time.monotonic() + KILL_SECONDS_MAX
     while left := kill():

@@ -28,7 +28,6 @@ class Measurement(NamedTuple):
         groups: `memory`, `vcpu`, `storage`, and `gpu` where there are GPUs.
         gpus: Each GPU, with its index as `gpu_id`.
         busy: Why a GPU or MIG instance cannot be used now, by its UUID.
-
     """
 
     groups: Groups
@@ -43,7 +42,6 @@ def measured(folder: Path, held: Collection[str]) -> Measurement:
         folder: On the disk whose room is measured.
         held: UUIDs, in small letters, of devices that workloads of this machine's backend have:
             whatever runs there is theirs.
-
     """
     groups = {"memory": _memory(), "vcpu": _load(), "storage": _disk(folder)}
     nvml = nvml_here()

@@ -36,7 +36,6 @@ def process(spec: BaseResourceSpec) -> ProcessResourceSpec:
 
     Raises:
         UnsupportedSpecError: It is of something else.
-
     """
     if isinstance(spec, VLLMModelResourceSpec):
         return spec.service()
@@ -69,7 +68,6 @@ def document(
         confinement: Hides a folder from it.
         owner: The process that it shall not outlive, if any.
         heard: Path of the file that `deadline` is about.
-
     """
     port, host, probe = 0, "", None
     command, environment = spec.command, dict(spec.environment)

@@ -28,7 +28,6 @@ async def still(ask: Callable[[], Awaitable[bool]], probe: Readiness | None) -> 
     Args:
         ask: Asks.
         probe: How often; None if there is nothing to wait for.
-
     """
     pauses = (0.0,) if probe is None else (0.0, probe.every_seconds)
     with contextlib.suppress(TimeoutError):
@@ -52,7 +51,6 @@ async def answers(
         run: For a probe that is a command.
         proxied: A proxy in between may accept connections before the workload does, and hangs up
             then; Docker does so at the ports of containers.
-
     """
     at = probe.port or port
     if probe.command is not None:

@@ -67,7 +67,6 @@ def piece(folder: int, path: str, offset: int) -> FilePiece:
 
     Raises:
         UnknownFileError: There is no such plain file, or the path would leave the folder.
-
     """
     *above, name = path.split("/")
     if any(each in {"", ".", ".."} or "\0" in each for each in (*above, name)) or offset < 0:

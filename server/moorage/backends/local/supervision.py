@@ -20,7 +20,6 @@ def begin(folder: Path) -> None:
 
     Raises:
         BackendError: The command cannot be run.
-
     """
     seen, written = os.pipe()
     log_path = os.fspath(folder / "supervisor.log")

@@ -65,7 +65,6 @@ class WorkloadStore:
 
     Args:
         root: Made if it is not there; no other user may look into it.
-
     """
 
     def __init__(self, root: Path) -> None:
@@ -215,7 +214,6 @@ class WorkloadStore:
 
         Returns:
             None if no folder of it is left.
-
         """
         # In this order: a stop moves the folder at once, so it is found in one place or the other.
         found = _piece(self.folder(workload), offset, attempt, over=False)
@@ -237,7 +235,6 @@ class WorkloadStore:
 
         Raises:
             UnsupportedSpecError: It ran elsewhere.
-
         """
         # In this order, as in `log`.
         archives = [self._archived(workload, each) for each in self.attempts(workload)]
@@ -304,7 +301,6 @@ def read(path: Path, folder: int | None = None) -> JsonObject | None:
 
     Raises:
         OSError: It is unknown, e.g. because no descriptor is left.
-
     """
     opened = _open(path, folder)
     if opened is None:

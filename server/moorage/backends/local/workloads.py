@@ -45,7 +45,6 @@ class LocalWorkloads(abc.ABC):
         devices: Hands out processors and GPUs.
         tell: The listener of the backend.
         outlive: Whether workloads go on when this process ends.
-
     """
 
     noun: ClassVar[str]

@@ -46,7 +46,6 @@ class MemoryBackend:
 
     Args:
         machine: What runs, by name; survives this backend.
-
     """
 
     name: Final = "memory"

@@ -53,7 +53,6 @@ class RayBackend:
             and after a crash.
         address: Of the cluster: `auto`, `HOST:PORT`, or `ray://HOST:PORT`.
         leased: Whether leases say what each workload holds; else its spec does.
-
     """
 
     name: Final = "ray"
@@ -273,7 +272,6 @@ class RayBackend:
 
         Raises:
             BackendError: Ray does not answer.
-
         """
         seen: JsonObject = await self.connection.call("observe", ANSWER_SECONDS_MAX)
         self._nodes = frozenset(str(each["id"]) for each in seen["nodes"])

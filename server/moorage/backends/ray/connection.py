@@ -50,7 +50,6 @@ class RayConnection:
         folder: Of its log.
         connected: Called, in a thread, whenever it has found the cluster.
         ended: Called, in a thread, with the report of a workload that ended by itself.
-
     """
 
     def __init__(
@@ -101,7 +100,6 @@ class RayConnection:
             RayUnreachableError: Ray does not answer.
             WorkloadFailedError: The workload failed.
             UnknownWorkloadError: There is none of that name.
-
         """
         self.open()
         connecting = min(CONNECT_SECONDS_MAX, seconds or CONNECT_SECONDS_MAX)

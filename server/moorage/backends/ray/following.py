@@ -34,7 +34,6 @@ class RayFollower:
         autoscale: Whether to ask for more nodes.
         backend: Speaks to Ray.
         inventory: Has the document, and what waits.
-
     """
 
     def __init__(

@@ -31,7 +31,6 @@ def document(cluster_id: str, seen: JsonMapping, *, live: bool = True) -> Docume
         cluster_id: Its id.
         seen: As `driver.observation` has it, and `ours`: ids of this server's actors.
         live: Whether Ray answers; a cluster that does not gets no new leases.
-
     """
     ours = frozenset(seen["ours"])
     nodes = [_node(each, ours) for each in sorted(seen["nodes"], key=lambda each: str(each["id"]))]
@@ -48,7 +47,6 @@ def bundles(demands: Sequence[Demand], seen: JsonMapping) -> list[dict[str, floa
     Args:
         demands: Of the requests that wait.
         seen: As `driver.observation` has it.
-
     """
     waiting: list[dict[str, float]] = []
     for demand in demands:

@@ -49,7 +49,6 @@ def check(spec: BaseResourceSpec, *, leased: bool = True) -> None:
 
     Raises:
         UnsupportedSpecError: It names the field.
-
     """
     if spec.category not in CATEGORIES:
         known = ", ".join(sorted(CATEGORIES))
@@ -118,7 +117,6 @@ def plans(order: Order, server: str) -> list[Plan]:
 
     Raises:
         BackendError: The lease holds what Ray cannot give.
-
     """
     spec = _service(order.spec) if isinstance(order.spec, VLLMModelResourceSpec) else order.spec
     fencing = order.environment.get("MOORAGE_FENCING", "0")

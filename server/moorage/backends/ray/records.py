@@ -26,7 +26,6 @@ class Records:
 
     Args:
         folder: Made when something is first written.
-
     """
 
     def __init__(self, folder: Path) -> None:

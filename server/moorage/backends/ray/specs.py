@@ -15,7 +15,6 @@ class RayActorResourceSpec(BaseResourceSpec):
         init_args: Its arguments.
         init_kwargs: Its named arguments.
         ray_actor_options: As `ray.remote(...).options` takes them.
-
     """
 
     category: str = "ray_actor"

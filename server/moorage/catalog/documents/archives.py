@@ -74,7 +74,6 @@ def read_archive(content: bytes) -> dict[str, bytes]:
     Raises:
         ServiceError: `bad_policy`, naming the member that is a link, a device, absolute, outside
             or doubled; or the cap that the archive exceeds; or that there is no entry.
-
     """
     try:
         members = (_zip_members if _kind_of(content) == ".zip" else _tar_members)(content)

@@ -63,7 +63,6 @@ def read_cluster_document(given: JsonValue) -> CheckedCluster:
 
     Raises:
         ServiceError: `bad_message` naming the field, or `too_large`.
-
     """
     cluster = cluster_model(given)
     try:
@@ -80,7 +79,6 @@ def check_names(cluster: Cluster) -> None:
 
     Raises:
         ServiceError: `bad_message` naming the field.
-
     """
     seen: dict[int, None] = {}
     for number, node in enumerate(cluster.nodes):
@@ -123,7 +121,6 @@ def cluster_model(document: JsonValue) -> Cluster:
     Raises:
         ServiceError: `bad_message` naming the field, e.g. `nodes.nodeData[3].gpus.count: expected
             a whole number, 0 or more`, or `too_large`.
-
     """
     if not isinstance(document, dict):
         raise ServiceError.wrong_field("body", "a cluster document (an object)")

@@ -113,7 +113,6 @@ def decode(encoded: bytes) -> Document:
 
     Raises:
         msgspec.MsgspecError: It is damaged.
-
     """
     if len(encoded) <= PART_BYTES_MAX:
         return msgspec.json.decode(encoded, type=Document)

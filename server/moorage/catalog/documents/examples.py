@@ -70,7 +70,6 @@ class Example:
         parameters: Beside `input_data`.
         settings: Beside `input_data`.
         output: What must be in the answer, or `NO_OUTPUT`.
-
     """
 
     place: str
@@ -98,7 +97,6 @@ def read_examples(document: JsonMapping, files: Mapping[str, bytes]) -> tuple[Ex
 
     Raises:
         ServiceError: `bad_policy`: an example is malformed; the field says where.
-
     """
     metadata = document.get("metadata") or {}
     found: list[tuple[str, JsonValue]] = []

@@ -36,7 +36,6 @@ def read_metrics_document(given: JsonValue) -> tuple[ClusterId, Document]:
 
     Raises:
         ServiceError: `bad_message` naming the field.
-
     """
     if not isinstance(given, dict):
         raise ServiceError.wrong_field("body", "a metrics document (an object)")

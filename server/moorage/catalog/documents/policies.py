@@ -94,7 +94,6 @@ def complete_policy_document(given: JsonValue) -> Document:
     Raises:
         ServiceError: `missing_fields` or `bad_message`, naming the field; where several are wrong,
             all of them.
-
     """
     if not isinstance(given, dict):
         raise ServiceError.wrong_field("body", "a PolicyRule document (an object)")
@@ -205,7 +204,6 @@ def prepared_policy(document: Document, files: Mapping[str, bytes]) -> PreparedP
     Raises:
         ServiceError: `bad_message` naming a field with a value that no cell can be sent;
             `too_large`.
-
     """
     ref = PolicyRef(document["policy_rule_uri"], digest_of(files, document))
     for field, value in document.items():
@@ -277,7 +275,6 @@ def differing_fields(old: Document, new: Document, *, policy_only: bool) -> list
         policy_only: Only the fields that make another policy of it. The text of `code` is not
             compared but its digest is: an archive packed again is the same policy, and so is one
             whose file has another name.
-
     """
     fields = set(_POLICY_FIELDS) if policy_only else (old.keys() | new.keys()) - SERVER_FIELDS
     fields -= {"code", "code_file"}

@@ -32,7 +32,6 @@ class Unmet:
         line: Where it begins, from 1.
         text: What stands there, without its comment.
         why: What is wrong with it, to be read after its text.
-
     """
 
     line: int
@@ -47,7 +46,6 @@ def unmet(files: Mapping[str, bytes]) -> Iterator[Unmet]:
 
     Args:
         files: All files of the policy, by path; what lies beside `function.py` is importable too.
-
     """
     own = {canonicalize_name(path.split("/", 1)[0].removesuffix(".py")) for path in files}
     content = files.get(REQUIREMENTS, b"").decode("utf-8-sig", "replace")

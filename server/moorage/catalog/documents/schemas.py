@@ -44,7 +44,6 @@ class PolicySchemas:
         commands: `management_commands_schema`, by the name of the command.
         settings_completed: The document's `policy_settings`, with the defaults of the schema.
         parameters_completed: The document's `policy_parameters`, likewise.
-
     """
 
     uri: str
@@ -68,7 +67,6 @@ class PolicySchemas:
 
         Raises:
             ServiceError: `bad_message`.
-
         """
         if self.inputs is None:
             return input_data
@@ -102,7 +100,6 @@ class PolicySchemas:
 
         Raises:
             ServiceError: `bad_message`.
-
         """
         parameters, settings = self.overrides(ask.parameters, ask.settings)
         inputs = self.given(ask.inputs)
@@ -113,7 +110,6 @@ class PolicySchemas:
 
         Raises:
             ServiceError: `policy_bad_output`.
-
         """
         if self.output is None or _says_no(value):
             return
@@ -136,7 +132,6 @@ class PolicySchemas:
 
         Raises:
             ServiceError: `bad_message`: the policy has no such command, or the data are wrong.
-
         """
         if self.commands is None:
             return data
@@ -182,7 +177,6 @@ def read_schemas(document: JsonMapping) -> tuple[PolicySchemas | None, tuple[str
 
     Args:
         document: With its identity filled in.
-
     """
     notes: list[SchemaError] = []
     inputs = _schema(document, "policy_input_schema", notes)

@@ -65,7 +65,6 @@ class CodeSources:
         hosts: Host names that code may be fetched from, wherever they are; None allows all hosts
             with public addresses only.
         store: Host name of the policy store, which is trusted beside those; empty: there is none.
-
     """
 
     root: Path | None = None
@@ -77,7 +76,6 @@ class CodeSources:
 
         Raises:
             ServiceError: `bad_policy`, `too_large`, or `unavailable` where the host fails.
-
         """
         if not is_url(code):
             return None
@@ -177,7 +175,6 @@ class CodeSources:
 
         Raises:
             ServiceError: `bad_policy` or `too_large`.
-
         """
         if fetched is not None:
             return _decode(fetched, without_credentials(code))

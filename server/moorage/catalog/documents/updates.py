@@ -30,7 +30,6 @@ def apply_change(document: Document, change: JsonValue) -> Document:
 
     Raises:
         ServiceError: `bad_message` naming the operator or path.
-
     """
     if not isinstance(change, dict):
         raise ServiceError.wrong_field("body", "an object of fields and their new values")

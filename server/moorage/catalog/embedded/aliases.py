@@ -52,7 +52,6 @@ class AliasChange(Struct, frozen=True, omit_defaults=True):
         former_standing: How that one did.
         former_digest: Of that one's content: another may be registered under its URI later.
         reason: Why the server did it.
-
     """
 
     at: float
@@ -84,7 +83,6 @@ class Canary(Struct, frozen=True):
         percent: Of the requests, more than 0 and at most 100.
         by: What decides: `request` (its idempotency key), or `tenant` (all or none of one).
         seed: Mixed into the decision; another seed is another draw.
-
     """
 
     version: str
@@ -103,7 +101,6 @@ class Alias(Struct, frozen=True, omit_defaults=True):
         shadow: URI of the candidate that is tried beside the active version.
         history: All changes, the latest last.
         owner: The tenant that made it; empty if that was not noted.
-
     """
 
     name: str
@@ -187,7 +184,6 @@ def alias_name(given: str) -> str:
 
     Raises:
         ServiceError: `bad_message`: it cannot be one.
-
     """
     found = _ALIAS.fullmatch(given) if len(given) <= _CHARS_MAX else None
     if found is None:
@@ -205,7 +201,6 @@ class Aliases:
 
     Args:
         store: The catalog's file.
-
     """
 
     def __init__(self, store: DocumentStore) -> None:
@@ -253,7 +248,6 @@ class Aliases:
 
         Raises:
             ServiceError: What `change` raised; `too_large`, `busy`, `unavailable`.
-
         """
 
         def work(database: Database) -> Alias:

@@ -39,7 +39,6 @@ class EmbeddedBlocks:
 
     Args:
         store: The open file.
-
     """
 
     def __init__(self, store: DocumentStore) -> None:

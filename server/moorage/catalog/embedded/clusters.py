@@ -35,7 +35,6 @@ class EmbeddedClusters:
         store: The open file.
         memory: Is given what is durable, and read.
         machines: Those of the clusters that the file holds.
-
     """
 
     def __init__(self, store: DocumentStore, memory: Memory, machines: Machines) -> None:

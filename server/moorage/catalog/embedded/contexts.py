@@ -30,7 +30,6 @@ class KeptContexts:
 
     Args:
         store: The catalog's file.
-
     """
 
     def __init__(self, store: DocumentStore) -> None:
@@ -41,7 +40,6 @@ class KeptContexts:
 
         Raises:
             ServiceError: `unavailable`.
-
         """
 
         def work(database: Database) -> list[ContextEntry]:
@@ -57,7 +55,6 @@ class KeptContexts:
 
         Raises:
             ServiceError: `unavailable`, `busy`; then none of it was stored.
-
         """
         taken = list(changes)
 

@@ -30,7 +30,6 @@ class Executors:
 
     Args:
         store: The catalog's file.
-
     """
 
     def __init__(self, store: DocumentStore) -> None:
@@ -41,7 +40,6 @@ class Executors:
 
         Raises:
             ServiceError: `bad_message`, `already_exists`, `too_large`.
-
         """
         name = document.get("executor_id", document.get("id"))
         if not isinstance(name, str) or not _ID.fullmatch(name) or name == "query":

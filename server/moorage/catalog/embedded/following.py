@@ -48,7 +48,6 @@ class FollowedRecords:
         aliases: Have theirs.
         blocks: Have theirs.
         marks: Of what those have; kinds without checksums are not followed.
-
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class FollowedRecords:
 
         Raises:
             ServiceError: `unavailable`: it cannot be read now.
-
         """
         await self._store.run(self._changes, self._take_over)
 
@@ -84,7 +82,6 @@ class FollowedRecords:
 
         Raises:
             ServiceError: `unavailable`: they cannot be opened.
-
         """
         await self._store.go_on_with(records)
         await self.refresh()

@@ -31,7 +31,6 @@ class PolicyChange(Struct, frozen=True, omit_defaults=True):
         what: What was done.
         digest: Of the content that the URI had then.
         fields: Those of the document that differ since, for `described`.
-
     """
 
     at: float
@@ -68,7 +67,6 @@ def history_of(database: Database, uri: str) -> list[JsonObject]:
 
     Raises:
         ServiceError: `unknown_policy`: it never had one.
-
     """
     row = database.get("history", uri)
     if row is None:

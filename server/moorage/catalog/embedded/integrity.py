@@ -29,7 +29,6 @@ def check_tallies(records: RecordTable, place: str, kinds: frozenset[str]) -> li
 
     Raises:
         ServiceError: `unavailable`: records of some kind are missing, or there are too many.
-
     """
     found = records.tallies()
     wrong = [kind for kind, tally in found.items() if tally.records != tally.records_there]

@@ -38,7 +38,6 @@ class Memory:
         aliases: Names that mean a version of a policy.
         elsewhere: Parts that mirror a service: they start empty, and may be older than an answer
             may be.
-
     """
 
     def __init__(self, aliases: Aliases, elsewhere: frozenset[str] = frozenset()) -> None:
@@ -170,7 +169,6 @@ class Memory:
 
         Raises:
             ServiceError: `too_large`.
-
         """
         return answer_documents(
             [self.clusters[name] for name in cluster_ids if name in self.clusters]
@@ -213,7 +211,6 @@ class Memory:
             `(id, version, blob)`, in the given order. The blob is msgpack of
             `{"data": document, "cluster_metrics": metrics or None}`; the version grows when
             either changes, and no other content ever has the same version.
-
         """
         found: list[tuple[ClusterId, int, bytes]] = []
         for cluster_id in cluster_ids:

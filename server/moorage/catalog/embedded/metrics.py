@@ -27,7 +27,6 @@ class EmbeddedMetrics:
     Args:
         store: The open file.
         memory: Is given what is written, and read.
-
     """
 
     def __init__(self, store: DocumentStore, memory: Memory) -> None:

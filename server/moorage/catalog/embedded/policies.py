@@ -47,7 +47,6 @@ class EmbeddedPolicies:
         memory: Is given what is durable, and read.
         aliases: Names that may stand for a URI.
         sources: Where the code of policies may come from.
-
     """
 
     def __init__(

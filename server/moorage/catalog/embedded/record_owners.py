@@ -56,7 +56,6 @@ class StoredRow:
         id: Unique within its kind.
         document: JSON.
         files: Packed files of a policy, or a context; else the tenant that it is of.
-
     """
 
     id: str
@@ -142,7 +141,6 @@ class RecordOwners:
 
         Raises:
             ServiceError: `too_large`; the transaction is to be undone.
-
         """
         most = RECORDS_MAX.get(kind)
         if most is None:

@@ -164,7 +164,6 @@ def stored_files(row: StoredRow, document: Document) -> dict[str, bytes]:
 
     Raises:
         ServiceError: `unavailable`: they are not.
-
     """
     files = unpack_files(row.files)
     if digest_of(files, document) != document["digest"]:
@@ -245,7 +244,6 @@ async def remove(
         entries: All of the kind that are in memory.
         drop: Takes it out of them.
         also: Done within the transaction.
-
     """
     removed: list[T] = []
 
@@ -306,7 +304,6 @@ def aggregated(stages: JsonValue, documents: Sequence[Document]) -> list[Documen
 
     Raises:
         QueryError: The pipeline is wrong, or makes too much.
-
     """
     rows = [dict(row) for row in parse_pipeline(stages).run(documents)]
     if len(msgspec.json.encode(rows)) > RESULT_BYTES_MAX:

@@ -15,7 +15,6 @@ class EmbeddedSearch:
 
     Args:
         index: Over them.
-
     """
 
     def __init__(self, index: DocumentSearch) -> None:

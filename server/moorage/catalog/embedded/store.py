@@ -62,7 +62,6 @@ class Database:
         warnings: Gets a sentence for each record that was set aside.
         owners: Which tenant each record is of.
         tenant: The tenant that the job is for; empty: the server itself.
-
     """
 
     def __init__(
@@ -91,7 +90,6 @@ class Database:
 
         Raises:
             ServiceError: `unavailable`: it is damaged.
-
         """
         row = self._records.get(kind, record_id)
         if row is None:
@@ -105,7 +103,6 @@ class Database:
 
         Raises:
             ServiceError: `too_large`: the catalog, or the tenant's part of it, is full.
-
         """
         owner = self._owner(kind, row)
         files = owner.encode() if kind in _ABOUT or kind == "alias" else row.files
@@ -163,7 +160,6 @@ class Database:
 
         Raises:
             ServiceError: `unavailable`: something is missing.
-
         """
         for kind in check_tallies(self._records, self._place, frozenset(_KINDS)):
             before = len(self._warnings)
@@ -192,7 +188,6 @@ class DocumentStore:
 
     Attributes:
         warnings: What was damaged and is done without, each a sentence for the log.
-
     """
 
     def __init__(self, records: RecordStore) -> None:
@@ -214,7 +209,6 @@ class DocumentStore:
         Raises:
             ServiceError: `unavailable`: they cannot be opened, are no catalog, are not whole, or
                 were written by another release.
-
         """
         store = cls(records)
         store._thread.start()
@@ -242,7 +236,6 @@ class DocumentStore:
 
         Raises:
             ServiceError: `busy`, `shutting_down`, `unavailable`, or what `work` raised.
-
         """
         if self._closing:
             raise ServiceError(Code.SHUTTING_DOWN, "the catalog is closed; ask again when it is up")
@@ -257,7 +250,6 @@ class DocumentStore:
 
         Raises:
             ServiceError: As `open`.
-
         """
         self._next_records = records
         await self.run(lambda _: None)
@@ -273,7 +265,6 @@ class DocumentStore:
 
         Raises:
             TimeoutError: The jobs did not end within `CLOSE_SECONDS_MAX`.
-
         """
         if not self._closing:
             self._closing = True

@@ -33,7 +33,6 @@ class CatalogWalk:
         mark: How many changes it had seen.
         missing: How many durable changes the file does not have.
         stored: By kind, how many records there were, as far as the file says.
-
     """
 
     findings: list[str] = field(default_factory=list[str])
@@ -54,7 +53,6 @@ def walk(path: Path) -> CatalogWalk:
     Raises:
         ServiceError: `unavailable`: it is of a format that this release does not read.
         OSError: A file cannot be read at all.
-
     """
     found = CatalogWalk(mark=read_mark(records.mark_path(path), records.LABEL))
     if not path.exists():
@@ -167,6 +165,5 @@ def rebuild(path: Path, found: CatalogWalk) -> None:
 
     Raises:
         StorageError: A file cannot be written.
-
     """
     records.rebuild(path, found.mark, found.rows)

@@ -22,7 +22,6 @@ class Batches:
 
     Args:
         ask: Puts one question for all these keys.
-
     """
 
     def __init__(self, ask: Callable[[frozenset[str]], Awaitable[None]]) -> None:
@@ -40,7 +39,6 @@ class Batches:
 
         Raises:
             ServiceError: What the question ended with, or `shutting_down`.
-
         """
         wanted = set(keys)
         batch = self._current

@@ -38,7 +38,6 @@ class BlockMetricsMirror:
         checked: Returns the block's id of a metrics document, or refuses it.
         keep: Takes all documents, in the place of those before.
         fresh_seconds: Older values are read again, and never used instead.
-
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class BlockMetricsMirror:
 
         Returns:
             Warnings: why there are none, or which documents are missing.
-
         """
         if not self._fresh():
             if not allowance.spend():

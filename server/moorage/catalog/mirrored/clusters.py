@@ -77,7 +77,6 @@ class ClusterMirror:
             registry answers.
         stale_seconds_max: Where it does not, what is known is served that long, with a warning.
         first_read: Called when the registry is read for the first time.
-
     """
 
     def __init__(

@@ -30,7 +30,6 @@ class External:
         policy_fresh_seconds: Policies older than this are read again.
         stale_seconds_max: How long clusters and policies are served, with a warning, while their
             service does not answer.
-
     """
 
     clusters: str = ""

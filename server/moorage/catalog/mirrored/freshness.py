@@ -24,7 +24,6 @@ class MirroredFreshness:
         metrics: Likewise.
         policies: Likewise.
         searches: Whether an external service searches.
-
     """
 
     memory: Memory

@@ -62,7 +62,6 @@ class WrongAnswer(Exception):  # noqa: N818  # It names what it is about, and st
     Args:
         what: What it did, to be read after the service's name.
         again: Whether another attempt may do better.
-
     """
 
     def __init__(self, what: str, *, again: bool = False) -> None:
@@ -81,7 +80,6 @@ class ServiceRequest:
         body: JSON of a POST.
         etag: What the last answer called itself; the service may then say "as before" (304).
         bytes_max: A longer answer is not read to its end.
-
     """
 
     method: str
@@ -132,7 +130,6 @@ class Breaker:
         Args:
             now: The time.
             chance: From 0 to 1, so that many servers do not come back to it in step.
-
         """
         self.failures += 1
         self.probing = False
@@ -153,7 +150,6 @@ class Service:
         url: Its base URL. `user:password@` is sent as Basic credentials, with the user `bearer`
             as a bearer token; neither is ever shown.
         seconds: The whole of one question, repetitions included.
-
     """
 
     def __init__(self, name: str, url: str, seconds: float) -> None:
@@ -207,7 +203,6 @@ class Service:
 
         Raises:
             ServiceError: `unavailable`, naming the service; or what `read` raised.
-
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._seconds if seconds is None else seconds)

@@ -34,7 +34,6 @@ class MirroredClusters:
     Args:
         memory: Holds what the mirror read.
         mirror: Reads the registry.
-
     """
 
     def __init__(self, memory: Memory, mirror: ClusterMirror) -> None:
@@ -63,7 +62,6 @@ class MirroredMetrics:
     Args:
         memory: Holds what the mirror read.
         mirror: Reads the service.
-
     """
 
     def __init__(self, memory: Memory, mirror: MetricsMirror) -> None:
@@ -108,7 +106,6 @@ class MirroredPolicies:
         mirror: Reads the store.
         aliases: Names that may stand for a URI.
         sources: Where the code of policies may come from.
-
     """
 
     def __init__(
@@ -146,7 +143,6 @@ class MirroredSearch:
     Args:
         index: Over the documents in memory.
         service: Where they are read.
-
     """
 
     def __init__(self, index: DocumentSearch, service: SearchService) -> None:

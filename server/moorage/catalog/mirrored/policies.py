@@ -72,7 +72,6 @@ class PolicyMirror:
             again before that, by `run`, so that no ask has to.
         stale_seconds_max: Where the store does not answer, a policy that is known is used that
             long, with a warning.
-
     """
 
     def __init__(
@@ -155,7 +154,6 @@ class PolicyMirror:
         Raises:
             ServiceError: `unknown_policy`; `unavailable`; `bad_policy` where what the store has
                 cannot be used.
-
         """
         found = self.at_hand(uri)
         if found is not None:

@@ -54,7 +54,6 @@ class PrometheusSource:
         labels: How a series says whose it is.
         interval_seconds: Pause between two rounds.
         stale_seconds: Age from which a node's samples are marked as stale.
-
     """
 
     url: str
@@ -71,7 +70,6 @@ class PrometheusPoller:
         source: Which server.
         tell: Called with a sentence whenever something starts or stops being wrong: the server
             does not answer, or series belong to no known node.
-
     """
 
     def __init__(

@@ -69,7 +69,6 @@ class MetricSample:
     Args:
         labels: Of its series.
         value: Finite.
-
     """
 
     labels: Mapping[str, str]
@@ -85,7 +84,6 @@ class Labels:
         cluster: Id of the cluster of a series that has no such label; empty: it is left out.
         node_labels: May hold the id of its node, alone or as `host:port`. The first that names a
             node of the cluster counts; last, the host name that its node exporter reports.
-
     """
 
     cluster_label: str = "cluster"
@@ -102,7 +100,6 @@ class Composed:
         fresh: Nodes measured lately.
         stale: Nodes that were measured, but not lately.
         findings: By kind: what was left out and why, for the log.
-
     """
 
     documents: list[Document] = field(default_factory=list)
@@ -159,7 +156,6 @@ def compose(
         labels: How a series says whose it is.
         now: On Prometheus's clock where it answered, in seconds since the epoch.
         stale_seconds: Age from which a sample no longer says how things are.
-
     """
     composed = Composed()
     machines = _machines(answers, nodes, labels, composed.findings)

@@ -73,7 +73,6 @@ class ClustersRead:
         same: Ids of documents that are as they were.
         left_out: What is wrong, by the id of the document; `document 3` where it has none.
         etag: What the answer calls itself.
-
     """
 
     found: dict[ClusterId, ClusterFound] = field(default_factory=dict[ClusterId, ClusterFound])
@@ -105,7 +104,6 @@ class ClusterRegistry:
         Args:
             seen: Digests of the documents that are known.
             etag: What the last answer called itself, or empty.
-
         """
         request = ServiceRequest("POST", "/clusters/query", _json({"query": {}}), etag)
 
@@ -205,7 +203,6 @@ class PolicyStore:
         Args:
             uri: A valid URI.
             etag: What the last answer called itself, or empty.
-
         """
 
         def read(reply: ServiceReply) -> tuple[Document, str] | Denied | None:
@@ -243,7 +240,6 @@ class SearchService:
 
         Raises:
             ServiceError: `bad_message` with what the service said of the body; `unavailable`.
-
         """
         enveloped = isinstance(body.get("body"), dict)
         path = {

@@ -70,7 +70,6 @@ class _Tally:
         counts: Nodes of each reason, int64 `[reasons]`.
         never: What to change where it can never fit; it holds for this layout.
         refusal: What it comes to, until a reason changes, with `refused` nodes reserved.
-
     """
 
     layout: int
@@ -87,7 +86,6 @@ class Feasibility:
 
     Args:
         state: Read, never changed.
-
     """
 
     def __init__(self, state: State) -> None:

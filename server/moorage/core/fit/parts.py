@@ -22,7 +22,6 @@ def with_reasons(
         value: What its policy returned: only lists with parts that name no cluster are changed.
         fleet: The fleet as it is now.
         clusters: The inventory.
-
     """
     if not has_empty_parts(value, ask.demand):
         return value

@@ -41,7 +41,6 @@ class AdvanceReservations:
     Args:
         writer: What the turn is written on.
         feasibility: Knows what fits.
-
     """
 
     def __init__(self, writer: TurnWriter, feasibility: Feasibility) -> None:

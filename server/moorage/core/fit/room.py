@@ -56,7 +56,6 @@ def room(
 
     Returns:
         Less than nothing of what is short; None if the whole node is reserved, or is gone.
-
     """
     row = state.fleet.row(*place)
     if row is None:
@@ -98,7 +97,6 @@ def reserved_parts(
 
     Returns:
         Shares of nodes that are reserved in part; those that are reserved whole are shut.
-
     """
     found: list[Share] = []
     for place in state.reserved.on:
@@ -145,7 +143,6 @@ def begins(state: State, lease: Lease, after: float) -> float:
         state: As it is now.
         lease: What holds something, or is about to.
         after: Until when it is there, in seconds since the epoch.
-
     """
     at = math.inf
     for share in state.held_by(lease) if state.reserved else ():

@@ -44,7 +44,6 @@ class NodeKinds:
 
     Args:
         fleet: Read, never changed.
-
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -64,7 +63,6 @@ class NodeKinds:
         Returns:
             `largest`: the most of each that one candidate has, and the models that there are.
             `fits_if`: single changes of the request that would make it fit, the smallest first.
-
         """
         self._sort_nodes()
         everywhere, original = allowed, demand
@@ -232,7 +230,6 @@ def node_verdicts(
 
     Returns:
         The rows of the page, and how many to skip for the next one; None: there is none.
-
     """
     has, needs = _had(fleet, demand, candidates, reasons)
     missing = 1 - has / np.maximum(needs, 1)

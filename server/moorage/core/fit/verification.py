@@ -54,7 +54,6 @@ def verify(
 
     Returns:
         The placement, completed where the policy left node or GPUs to the allocator; or why not.
-
     """
     if ask.demand is not None and len(wishes) != ask.demand.nodes:
         wanted = refusals.counted(ask.demand.nodes, "node")

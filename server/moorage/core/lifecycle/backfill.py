@@ -33,7 +33,6 @@ class Backfill:
         warm: Has warm leases give way.
         asks: Consults for them, grants, and says no.
         preemption: Has leases give way.
-
     """
 
     def __init__(

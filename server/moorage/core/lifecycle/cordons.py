@@ -24,7 +24,6 @@ class Cordons:
         writer: What the turn is written on.
         leases: Ends and moves them.
         warm: Hears of changes of the inventory.
-
     """
 
     def __init__(self, writer: TurnWriter, leases: LeaseLifecycle, warm: WarmReuse) -> None:

@@ -30,7 +30,6 @@ class DryRuns:
         leases: Knows whose they are.
         warm: Knows the warm leases.
         cordons: Knows what is in a place.
-
     """
 
     def __init__(

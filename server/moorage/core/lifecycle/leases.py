@@ -91,7 +91,6 @@ class LeaseLifecycle:
         requests: Those that are open; leases that wait for another place are among them.
         pause_seconds: How long a lease waits before its second start; twice as long before each
             one after that. 0: not at all.
-
     """
 
     def __init__(self, writer: TurnWriter, requests: OpenRequests, pause_seconds: float) -> None:
@@ -111,7 +110,6 @@ class LeaseLifecycle:
             placement: What it gets.
             asked_at: When it came, in seconds since the epoch.
             warm: The lease whose workload it takes over; None if one is started.
-
         """
         inherited = "" if warm is None else warm.workload
         like = "" if not _stays_warm(ask) else likeness(ask) if warm is None else warm.likeness
@@ -300,7 +298,6 @@ class LeaseLifecycle:
             request: The lease. It stands in no line.
             seconds: How long, up to a bound.
             faults: How often in a row its policy did not get to answer.
-
         """
         seconds = min(seconds, REQUEUE_PAUSE_SECONDS_MAX)
         if seconds > 0:

@@ -52,7 +52,6 @@ class Preemption:
 
     Attributes:
         spared: How many with a notice need not leave, or would in vain: the head may need others.
-
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class Preemption:
         Returns:
             The nodes on which there will be room once they have left; None if they would not
             help, or none has to, and then none gets a notice.
-
         """
         given, until = self._who_may(ask)
         coming = [each for each in self._state.leases.values() if self._comes(each, ask)]
@@ -204,7 +202,6 @@ class _Attempt:
 
     Attributes:
         nodes: Where the request goes once all have left.
-
     """
 
     def __init__(

@@ -67,7 +67,6 @@ class Requests:
         warm: Knows the warm leases that the next like request takes over.
         quotas: Knows the quota of each tenant and project.
         exclusions: Computes what each request may not use.
-
     """
 
     def __init__(  # Each is a part of the core that a request meets.
@@ -140,7 +139,6 @@ class Requests:
             pending: The request.
             by_waiters: Nodes reserved for waiters that go before it.
             asks: Some of its alternatives; None: all.
-
         """
         for ask in alternatives.each(pending.ask) if asks is None else asks:
             over = self._quotas.refusal(ask) if ask.alternatives else None

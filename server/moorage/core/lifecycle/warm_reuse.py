@@ -53,7 +53,6 @@ class WarmReuse:
         leases: Ends leases.
         queue: Knows which requests wait for a quota.
         exclusions: Computes what each request may not use.
-
     """
 
     def __init__(
@@ -159,7 +158,6 @@ class WarmReuse:
         Returns:
             The nodes on which there will be room once they have ended (none if the request does
             not say what it needs); None if ending them would not help, and nothing is ended.
-
         """
         state = self._turn.state
         self._evicted = {name: by for name, by in self._evicted.items() if name in state.leases}
@@ -195,7 +193,6 @@ class WarmReuse:
 
         Returns:
             No nodes: where there is room then is not known; None if ending all would not help.
-
         """
         state, details = self._turn.state, over.details
         if ask.terms is None or ask.dry_run:

@@ -41,7 +41,6 @@ def waits_for(refused: Sequence[tuple[Ask, Refusal]]) -> tuple[Ask, Refusal]:
 
     Args:
         refused: All of them, each with why it cannot be met now.
-
     """
     later = [(ask, why) for ask, why in refused if not _is_final(why)]
     ask, why = (later or refused)[-1]

@@ -36,7 +36,6 @@ class _Answers:
         is_candidate: Whether the node is one for it at all: bool `[filters]`.
         accepted: Which devices it accepts there: bool `[filters, devices]`.
         seen: How many filters had come when they were given.
-
     """
 
     def __init__(self, width: int) -> None:
@@ -50,7 +49,6 @@ class DeviceFilters:
 
     Args:
         state: Read, never changed.
-
     """
 
     def __init__(self, state: State) -> None:
@@ -90,7 +88,6 @@ class DeviceFilters:
 
         Returns:
             Bool `[filters]` and `[filters, devices]`; do not write.
-
         """
         fleet = self._state.fleet
         if self._layout != fleet.layout:

@@ -32,7 +32,6 @@ class Exclusions(msgspec.Struct, frozen=True, gc=False):
             leases of its group.
         own: Nodes reserved for such waiters too, of which it may use what its tenant reserved.
         parts: What others reserve of all other nodes before its lease would end.
-
     """
 
     by_waiters: Nodes = ()
@@ -66,7 +65,6 @@ class ExclusionRules:
         writer: What the turn is written on.
         feasibility: Knows what fits.
         queue: Reserves nodes for its head.
-
     """
 
     def __init__(self, writer: TurnWriter, feasibility: Feasibility, queue: WaitingQueue) -> None:
@@ -82,7 +80,6 @@ class ExclusionRules:
         Args:
             ask: The request.
             by_waiters: Nodes reserved for waiters that go before it; None: as the queue has them.
-
         """
         if by_waiters is None:
             if self._excludes_nothing(ask):
@@ -112,7 +109,6 @@ class ExclusionRules:
             ask: The request.
             by_waiters: Nodes reserved for waiters that go before it.
             at: When its lease would begin, in seconds since the epoch; None: now.
-
         """
         now = self._turn.now if at is None else at
         near = self._near(ask)
@@ -190,7 +186,6 @@ class ExclusionRules:
         Args:
             lease: Whose, what it needs, from when and until when.
             beside: The fleet as it is, less what others reserve; None: all leases have ended.
-
         """
         tenant, demand, now, until = lease
         state, fleet = self._state, self._state.fleet

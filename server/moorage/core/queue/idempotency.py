@@ -19,7 +19,6 @@ def mismatch(
         first: The id of the first one.
         earlier: The first one, as long as it is known.
         lease: What it was granted, where only that is known.
-
     """
     if earlier is not None:
         same = _gist(earlier) == _gist(ask)

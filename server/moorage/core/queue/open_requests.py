@@ -56,7 +56,6 @@ class Undecided:
 
     Attributes:
         waiters: How many of them stand in the queue meanwhile, by policy and priority.
-
     """
 
     def __init__(self) -> None:
@@ -129,7 +128,6 @@ class OpenRequests:
         undecided: Those that policies are being consulted about.
         queue: Those that wait, in their order.
         listeners: Who gets the outcome of each, in the order of their requests.
-
     """
 
     def __init__(self, writer: TurnWriter, overtaken_max: int) -> None:

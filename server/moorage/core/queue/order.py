@@ -59,7 +59,6 @@ class WaitingQueue:
     Attributes:
         head: The line that nodes are reserved for, or None.
         reservation: Those nodes. They stay the same until capacity grows, so that they can drain.
-
     """
 
     def __init__(self, state: State, overtaken_max: int = OVERTAKEN_MAX) -> None:
@@ -227,7 +226,6 @@ class WaitingQueue:
             reserved: The nodes that were reserved for others then.
             excluded: Reservations keep nodes from its line, which says nothing of other lines.
                 True also where another tenant reserved a part of the head's nodes.
-
         """
         excluded = excluded or self._partly_open(reserved) != reserved
         line = self._line_of[ask.id]
@@ -253,7 +251,6 @@ class WaitingQueue:
             gains: `State.gains` when the policy was consulted; where they are more now, it is
                 consulted again.
             excluded: Nodes that it was not offered: they are reserved for the head of the queue.
-
         """
         line = self._line_of[ask.id]
         its = self._classes[line.of]
@@ -384,7 +381,6 @@ class WaitingQueue:
             placement: What it gets. Who never could be there is not overtaken, unless their quota
                 is the same.
             since: When it came, in seconds since the epoch.
-
         """
         if not self._lines:
             return None
@@ -421,7 +417,6 @@ class WaitingQueue:
         Args:
             limits: Returns whose turn it is not now.
             before: The line before which to stop; None: at the end.
-
         """
         seen: dict[int, ClassLines] = {}
         last = None if before is None else self._rank(before)
@@ -538,7 +533,6 @@ class WaitingQueue:
 
         Args:
             after: What `seniority` returned of the one before; anything else: from the first.
-
         """
         waiting, ranked, start = self._state.waiting, self._by_seniority, 0
         if after is not None:

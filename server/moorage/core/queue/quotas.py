@@ -38,7 +38,6 @@ class Quotas:
     Args:
         writer: What the turn is written on.
         queue: Knows which waiters reserve quota.
-
     """
 
     def __init__(self, writer: TurnWriter, queue: WaitingQueue) -> None:
@@ -73,7 +72,6 @@ class Quotas:
             ask: Asks for a lease; advice holds nothing.
             placement: What it would be granted; None: it is not known yet.
             ends: A lease that would end in the same turn.
-
         """
         if ask.terms is None or not self._accounts.quotas:
             return None

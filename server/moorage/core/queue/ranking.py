@@ -101,7 +101,6 @@ class WakeLimits(NamedTuple):
     Args:
         capped: Policies that can take no more consultations, up to which priority.
         spent: Tenants of whose waiters enough were looked at in this turn.
-
     """
 
     capped: Mapping[PolicyRef, int]
@@ -113,7 +112,6 @@ class Ranking:
 
     Args:
         state: Read, never changed.
-
     """
 
     def __init__(self, state: State) -> None:
@@ -256,7 +254,6 @@ class Ranking:
             since: In seconds since the epoch; of those that a wake has not visited yet.
             number: Tells who is first of several that came at that time.
             oldest: Of all that are ready.
-
         """
         self._classes["since"][row], self._classes["number"][row] = since, number
         self._classes["oldest"][row] = oldest
@@ -310,7 +307,6 @@ class Ranking:
 
         Returns:
             Rows of the classes that may be served there, if they are wanted.
-
         """
         if places is None or self._grown is None:
             self._grown = None
@@ -335,7 +331,6 @@ class Ranking:
                 fit is not looked at again before this changes.
             limits: Whose turn it is not.
             reserved: Nodes reserved for the head of the queue, against all that reserve as it does.
-
         """
         self.rooms()
         if not self._grown and self._grown is not None and not self._classes["fresh"].any():
@@ -482,7 +477,6 @@ class Ranking:
             of: The accounts that it counts on.
             priority: Of the request.
             since: When it came, in seconds since the epoch.
-
         """
         classes = self._classes
         older = (classes["oldest"] < since) & (classes["priority"] >= priority)

@@ -28,7 +28,6 @@ class Estimates:
         state: Read, never changed.
         feasibility: Knows what fits.
         queue: The order of the waiters.
-
     """
 
     def __init__(self, state: State, feasibility: Feasibility, queue: WaitingQueue) -> None:
@@ -45,7 +44,6 @@ class Estimates:
         Args:
             requests: Whose turns are read; none of them waits for less time than the estimate.
             now: In seconds since the epoch.
-
         """
         waiting, made_at = self._state.waiting, self._made_at
         is_shared = _is_shared(made_at, now) and all(

@@ -103,7 +103,6 @@ def answer(  # noqa: C901  # One case per question.
 
     Returns:
         The answer; None if only the ledger's history can give it.
-
     """
     refusal = _refuse_filters(inquiry)
     if refusal is not None:

@@ -80,7 +80,6 @@ def expected(
     Returns:
         No entry for who keeps apart, pauses, says not what it needs, is behind the bounds, or has
         its turn after its deadline or after all ends that are known.
-
     """
     lines = _lines(state, waiters)
     if not lines:
@@ -109,7 +108,6 @@ def served_after(
         waiters: Of all tenants, in the order in which they are served.
         leases: Those that would end.
         now: In seconds since the epoch.
-
     """
     lines = _lines(state, waiters)
     if not lines:
@@ -127,7 +125,6 @@ class _Course:
         state: As it is now.
         feasibility: Knows what fits.
         lines: Who waits.
-
     """
 
     def __init__(self, state: State, feasibility: Feasibility, lines: _Lines) -> None:
@@ -359,7 +356,6 @@ class Awaited(NamedTuple):
         leases: On the nodes on which it is the first to fit, where all last until their deadlines;
             each with one place of it, the earliest end first; at most `AWAITED_MAX`.
         room_at: When all of them have ended by then; None: that is not known.
-
     """
 
     leases: list[tuple[Lease, Share]]

@@ -36,7 +36,6 @@ class Past(NamedTuple):
     Args:
         share: The average of its dominant share, where what is longer ago counts less.
         step: As of when, in steps of the half-life.
-
     """
 
     share: float
@@ -84,7 +83,6 @@ class Accounts:
         falls: Counts the changes after which there may be more room than before.
         quotas: What operators set; (tenant, None) is the tenant as a whole.
         half_life: Of what was held, in seconds; 0: only what is held now counts.
-
     """
 
     def __init__(self) -> None:
@@ -154,7 +152,6 @@ class Accounts:
             lease: The lease.
             sign: 1 or -1.
             at: Since when, in seconds since the epoch; None: a checkpoint says so.
-
         """
         self.version += 1
         self.falls += sign < 0
@@ -338,7 +335,6 @@ class Accounts:
         Args:
             numbers: The accounts: int64 `[accounts]`.
             freed: What each of them would give back first.
-
         """
         over = self["held"][numbers] - self["nominal"][numbers]
         spare = np.minimum(np.maximum(-over, 0), self["lend"][numbers])
@@ -359,7 +355,6 @@ class Accounts:
             numbers: The accounts: int64 `[accounts]`.
             wanted: By resource: int64 `[accounts]`.
             reserved: What of their room is for others: int64 `[accounts, resources]`.
-
         """
         room = self.room(numbers) - reserved
         short = np.zeros(len(numbers), np.bool_)

@@ -22,7 +22,6 @@ class Deadlines:
 
     Args:
         of: Returns when something is due as it is now, in seconds since the epoch; None: never.
-
     """
 
     def __init__(self, of: Callable[[RequestId], float | None]) -> None:
@@ -53,7 +52,6 @@ class Deadlines:
         Args:
             request: What; it is due some time.
             live: How many things may have a deadline.
-
         """
         at = self._of(request)
         assert at is not None
@@ -70,7 +68,6 @@ class Grace(msgspec.Struct, frozen=True, gc=False):
         seconds: Its length.
         grace_seconds: Time left, at least, for what ran out meanwhile. Anything else has the length
             of the stall, at most this: its holder may have tried to renew it in vain.
-
     """
 
     now: float
@@ -89,7 +86,6 @@ class Grace(msgspec.Struct, frozen=True, gc=False):
 
         Args:
             moved: Old and new deadlines of the leases that have one.
-
         """
         pairs = sorted(moved)
         old = [before for before, _ in pairs]

@@ -30,7 +30,6 @@ def follow(
         before: The cluster before the change; None if it is new.
         after: The cluster after it; None if it is gone.
         now: Seconds since the epoch.
-
     """
     old, new = _nodes(before), _nodes(after)
     holders: dict[tuple[type, RequestId], _Holder] = {}

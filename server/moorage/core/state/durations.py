@@ -75,7 +75,6 @@ class Durations:
 
         Returns:
             The median of like leases that lasted as long; None if too few did.
-
         """
         return self._lasts(lease.tenant, lease.policy.uri, placed(lease.placement)[0], age)
 

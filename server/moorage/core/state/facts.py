@@ -32,7 +32,6 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
         field: The field of the request that was wrong, or empty.
         expected: What was expected there, or empty.
         details: More data, e.g. `nodes` counted by constraint.
-
     """
 
     code: Code
@@ -62,7 +61,6 @@ class Cordoned(msgspec.Struct, frozen=True, gc=False):
         who: The tenant whose request it is.
         drains: What is there shall leave: see `core.lifecycle.cordons`.
         until: When leases there end at the latest, in seconds since the epoch; 0: when they will.
-
     """
 
     cluster: ClusterId
@@ -111,7 +109,6 @@ class QuotaSet(msgspec.Struct, frozen=True, gc=False):
         project: None: the tenant as a whole; empty: what names no project.
         quota: None: no quota of its own any more.
         who: Which tenant said so.
-
     """
 
     tenant: Tenant
@@ -134,7 +131,6 @@ class UsageCarried(msgspec.Struct, frozen=True, gc=False):
     Args:
         share: See `core.state.accounts.Past`.
         step: As of when, in steps of the half-life.
-
     """
 
     tenant: Tenant
@@ -149,7 +145,6 @@ class DurationsCarried(msgspec.Struct, frozen=True, gc=False):
     Args:
         tenant: Empty: of any. As are `policy`, and `gpu_milli` where it is -1.
         counts: Steps (see `core.state.durations`), and how many lasted that long.
-
     """
 
     tenant: str
@@ -186,7 +181,6 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         overtakes: Who came before it, might have been where it is, and waits on; None: none does.
-
     """
 
     lease: Lease
@@ -239,7 +233,6 @@ class Paused(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         faults: How often in a row its policy did not get to answer; 0: its workload failed.
-
     """
 
     lease: RequestId
@@ -279,7 +272,6 @@ class Moved(msgspec.Struct, frozen=True, gc=False):
         placement: What it holds, by the names that are valid now.
         devices: As `model.Lease.devices`.
         lost: As `model.Lease.lost`.
-
     """
 
     lease: RequestId

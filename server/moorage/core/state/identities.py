@@ -25,7 +25,6 @@ class Identities:
     Attributes:
         duplicates: Clusters with nodes that do not count.
         freed: Grows when a machine is no node's any more, so that a duplicate may count.
-
     """
 
     duplicates: dict[ClusterId, None] = field(default_factory=dict[ClusterId, None])

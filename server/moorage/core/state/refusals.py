@@ -50,7 +50,6 @@ def closest(name: str, known: Iterable[str], count: int) -> list[str]:
         name: At most `NAME_CHARS_MAX` characters of it count.
         known: The first `NAMES_COMPARED_MAX` are looked at.
         count: How many to return at most.
-
     """
     name = name[:NAME_CHARS_MAX]
 

@@ -28,7 +28,6 @@ class NodeReservation(msgspec.Struct, frozen=True, gc=False):
         devices: As `model.Lease.devices`, of `parts`; noted once one of them has another name.
         parts: What of each node, in their order: devices, and their part of its CPU and memory.
             Without, the nodes are reserved whole, as for a request without devices.
-
     """
 
     id: RequestId
@@ -64,7 +63,6 @@ class ReservedNodes:
     Attributes:
         by_id: Each by its id, the oldest first.
         on: Those of each node that has any.
-
     """
 
     by_id: dict[RequestId, NodeReservation] = field(

@@ -111,7 +111,6 @@ class State:
             until this changes.
         growth: Where it did, since the queue last took note.
         accounts: What each tenant and project holds, warm leases too, and may hold.
-
     """
 
     clusters: dict[ClusterId, Cluster] = field(default_factory=dict[ClusterId, Cluster])
@@ -203,7 +202,6 @@ class State:
 
         Args:
             fleet: That of this state, or one with less free.
-
         """
         imagined = fleet.imagined()
         lost = [share for name in self.lost.of for share in self.lost_by(self.leases[name])]

@@ -51,7 +51,6 @@ def fits(whole: int, own: int, most: int) -> bool:
         whole: The sum over all tenants, with the new one.
         own: The same of the tenant that it is of.
         most: The bound.
-
     """
     spare = own <= most // TENANT_SHARE and whole <= most + most // OVERFLOW_SHARE
     return whole <= most or spare

@@ -32,7 +32,6 @@ class Waiter(msgspec.Struct, frozen=True, gc=False):
         at: Since when; of a lease, of its first request.
         deadline: Until when; of a lease, when it ends unless it is renewed.
         lease: The lease, which holds nothing meanwhile; None for an ask that has none.
-
     """
 
     ask: Ask
@@ -72,7 +71,6 @@ class WaiterClass(NamedTuple):
         priority: Higher goes first.
         reserves: Nodes are reserved for the first of them while it heads the queue.
         overdue: They were overtaken as often as a waiter may be: shares do not count for them.
-
     """
 
     tenant: Tenant
@@ -123,7 +121,6 @@ class WaiterLine:
             passed over until capacity grows where they fit.
         excluded: Nodes that it was not offered: they are reserved for the head of the queue.
         over_quota_at: `Ranking.rooms` when what it proposed was beyond their quota; 0: it was not.
-
     """
 
     key: LineKey
@@ -152,7 +149,6 @@ class ClassLines:
         declined: Those that are.
         visited: How many of `ready` the wake that is under way has seen.
         alone: Its only line that is ready was refused for what is excluded from that line.
-
     """
 
     row: int

@@ -72,7 +72,6 @@ class Consult(msgspec.Struct, frozen=True, gc=False):
     Args:
         reserved: Nodes reserved for the head of the queue, which this proposal must leave alone.
         excluded_parts: What of other nodes is reserved, and to be seen as held.
-
     """
 
     ask: Ask

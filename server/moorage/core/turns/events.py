@@ -51,7 +51,6 @@ class ReleaseAsked(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         tenant: The caller, if it shows no token: it may end its own leases.
-
     """
 
     to: Address
@@ -88,7 +87,6 @@ class Inquired(msgspec.Struct, frozen=True, gc=False):
         limit: Objects on a page.
         sees_all: Show those of all tenants.
         sort: What leases are ordered by, with "-" before it the largest first; empty: by fencing.
-
     """
 
     to: Address
@@ -132,7 +130,6 @@ class WorkloadFailed(msgspec.Struct, frozen=True, gc=False):
         reason: One sentence for a person.
         exit_code: Of a process; None if it is not known.
         log_tail: The last lines it wrote.
-
     """
 
     lease: RequestId
@@ -163,7 +160,6 @@ class WorkloadStopped(msgspec.Struct, frozen=True, gc=False):
     Args:
         fencing: As in `WorkloadStarted`.
         unfit: Why it is not warm, where it should be.
-
     """
 
     lease: RequestId
@@ -193,7 +189,6 @@ class CordonAsked(msgspec.Struct, frozen=True, gc=False):
         node: Empty: the whole cluster.
         mode: `cordon`: nothing new is placed there; `drain`: what is there shall leave, too.
         seconds: Of `drain`: how long leases may still last there; None: as long as they do.
-
     """
 
     to: Address
@@ -213,7 +208,6 @@ class ReserveAsked(msgspec.Struct, frozen=True, gc=False):
         tenant: As in `NodeReservation`, as are those that follow.
         candidates: Clusters to choose from; None: all.
         dry_run: Say which nodes it would be, and reserve none.
-
     """
 
     to: Address
@@ -232,7 +226,6 @@ class UnreserveAsked(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         who: The tenant whose request it is.
-
     """
 
     to: Address
@@ -247,7 +240,6 @@ class QuotaAsked(msgspec.Struct, frozen=True, gc=False):
         to: None: the configuration says so, and waits for no answer.
         who: The tenant whose request it is.
         tenant: As in `QuotaSet`, as are the next two.
-
     """
 
     to: Address | None
@@ -270,7 +262,6 @@ class DryRun(msgspec.Struct, frozen=True, gc=False):
         sees_all: Name the leases of other tenants; else they are counted.
         beside: Of a release, further leases that are taken to end with it.
         stop_seconds: Of a release, the most that a workload has to end; None: not known.
-
     """
 
     to: Address
@@ -304,7 +295,6 @@ class Stalled(msgspec.Struct, frozen=True, gc=False):
     Args:
         seconds: Length of the stall.
         grace_seconds: As in `Restarted`, for what ran out meanwhile.
-
     """
 
     seconds: float
@@ -316,7 +306,6 @@ class ClockSet(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         seconds: Calendar time minus the time until now; negative if the calendar went back.
-
     """
 
     seconds: float

@@ -37,7 +37,6 @@ class TurnWriter:
         turn: Facts and effects of this turn, so far.
         decisions: Recent decision records, by request, oldest first.
         wakes: Whether what waits may be served now; the allocator looks when all else is decided.
-
     """
 
     def __init__(self) -> None:

@@ -76,7 +76,6 @@ def check_noted(noted: ChainEnd | None, first: int, end: ChainEnd) -> None:
 
     Raises:
         ChainError: It has not.
-
     """
     if noted is not None and noted.number > end.number:
         reason = f"it ends at entry {end.number}, before entry {noted.number} that was noted"

@@ -50,7 +50,6 @@ class AuditFiles:
         folder: The data folder.
         keep_seconds: Files whose last line is older are deleted.
         keep_bytes: Beyond it the oldest files are deleted.
-
     """
 
     def __init__(self, folder: Path, keep_seconds: float, keep_bytes: int) -> None:
@@ -70,7 +69,6 @@ class AuditFiles:
 
         Raises:
             OSError: They cannot be written; then none of them is there.
-
         """
         with self._locked():
             noted = self._end
@@ -94,7 +92,6 @@ class AuditFiles:
         Raises:
             OSError: They cannot be read.
             ValueError: A line is no entry.
-
         """
         for path in reversed(_files(self._folder)):
             for line in reversed(path.read_bytes().splitlines(keepends=True)):
@@ -180,7 +177,6 @@ def read_lines(folder: Path, after: int = 0) -> Iterator[JsonObject]:
 
     Raises:
         ChainError: A line is no JSON object.
-
     """
     files = _files(folder / FOLDER)
     for path in files:
@@ -206,7 +202,6 @@ def verify(folder: Path, noted: ChainEnd | None = None) -> tuple[int, ChainEnd]:
 
     Raises:
         ChainError: A line was changed, or lines are missing.
-
     """
     first, end = 0, ChainEnd()
     files = _files(folder / FOLDER)
@@ -238,7 +233,6 @@ def read_end(folder: Path) -> ChainEnd:
     Raises:
         OSError: It cannot be read.
         ValueError: The last line is no entry.
-
     """
     return _last(_files(folder / FOLDER))
 

@@ -46,7 +46,6 @@ class AuditLog:
         keep_days: Days that the log goes back; 0: nothing is logged.
         keep_mib: MiB of it; beyond it the oldest goes.
         rows: Where it is in a database; None: files of the folder.
-
     """
 
     def __init__(
@@ -116,7 +115,6 @@ class AuditLog:
         Args:
             before: Entries of that.
             seq: The last fact of the ledger at the start.
-
         """
         held, self._held = self._held or [], None
         self._goes_on.set()
@@ -153,7 +151,6 @@ class AuditLog:
         Args:
             remote: Address of the caller, without its port.
             door: What was tried: `websocket`, `http` or `console`.
-
         """
         now = time.time()
         if now - self._failures_since >= MINUTE_SECONDS:

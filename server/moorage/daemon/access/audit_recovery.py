@@ -23,7 +23,6 @@ def recover(audit: AuditLog, trail: AuditTrail, ledger: Ledger) -> Coroutine[obj
         audit: Nothing was noted yet of what this server does.
         trail: Makes the entries. What held before a change is unknown to it.
         ledger: Open; nothing was appended yet.
-
     """
     audit.hold()
     return _recover(audit, trail, ledger, ledger.last_seq)

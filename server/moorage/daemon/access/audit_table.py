@@ -23,7 +23,6 @@ class AuditTable:
         rows: The lines.
         keep_seconds: Lines that are older are deleted.
         keep_bytes: Beyond it the oldest are deleted.
-
     """
 
     def __init__(self, rows: AuditRows, keep_seconds: float, keep_bytes: int) -> None:
@@ -37,7 +36,6 @@ class AuditTable:
 
         Raises:
             StorageError: They cannot be written.
-
         """
 
         def link(end: AuditEnd) -> tuple[list[bytes], AuditEnd]:
@@ -77,7 +75,6 @@ def read_rows(rows: AuditRows, after: int = 0) -> Iterator[JsonObject]:
     Raises:
         ChainError: A line is no JSON object.
         StorageError: The database cannot be read.
-
     """
     for number, line in rows.lines(after):
         try:
@@ -96,7 +93,6 @@ def verify_rows(rows: AuditRows, noted: ChainEnd | None = None) -> tuple[int, Ch
     Raises:
         ChainError: A line was changed, or lines are missing.
         StorageError: The database cannot be read.
-
     """
     first, end, stored = 0, ChainEnd(), rows.end()
     for number, line in rows.lines(0):

@@ -70,7 +70,6 @@ class AuditTrail:
         asker: Returns where the answer to a request goes, while it is awaited.
         lease: Finds a lease, also one of the last that ended.
         standing: As it is at the start; follows the facts from then on.
-
     """
 
     def __init__(

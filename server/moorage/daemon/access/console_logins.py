@@ -38,7 +38,6 @@ class _StoredLogin(msgspec.Struct, frozen=True):
         caller: Whom its token stood for.
         veiled: The token, which the cookie unveils.
         expires_at: When it is over, in seconds since the epoch.
-
     """
 
     caller: Caller
@@ -54,7 +53,6 @@ class ConsoleLogins:
         authenticate: Given a token, returns the caller, or None.
         lasts_seconds: How long a login lasts.
         token_end: Given a token, returns when it ends, as far as that is known beforehand.
-
     """
 
     def __init__(
@@ -77,7 +75,6 @@ class ConsoleLogins:
 
         Raises:
             ServiceError: `unavailable`: the login cannot be stored.
-
         """
         caller = self._authenticate(token)
         if caller is None:
@@ -118,7 +115,6 @@ class ConsoleLogins:
 
         Raises:
             ServiceError: `unavailable`: that cannot be stored.
-
         """
         try:
             self._rows.delete([digest(cookie) for cookie in cookies])

@@ -24,7 +24,6 @@ class LeaseTokens:
 
     Args:
         secret: Known to this server alone.
-
     """
 
     def __init__(self, secret: bytes) -> None:

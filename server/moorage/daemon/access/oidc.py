@@ -45,7 +45,6 @@ class ClaimSettings:
         tenant: Claim with the tenant; `a.b` is also `b` in the object `a`.
         role: Claim with a role, or with a list of which the highest counts; likewise.
         roles: Role by value of that claim; empty: roles are called as ours.
-
     """
 
     issuer: str
@@ -61,7 +60,6 @@ class OidcTokens:
     Args:
         claims: What tokens must say.
         keys: The issuer's.
-
     """
 
     def __init__(self, claims: ClaimSettings, keys: IssuerKeys) -> None:

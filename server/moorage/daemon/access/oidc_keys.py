@@ -57,7 +57,6 @@ class IssuerKeys:
         by_id: The keys, as last fetched.
         changes: How many times they were others than before.
         discovered: What the issuer says of itself.
-
     """
 
     def __init__(self, issuer: str) -> None:
@@ -112,7 +111,6 @@ class IssuerKeys:
 
         Raises:
             KeysUnavailableError: They cannot be fetched.
-
         """
         try:
             async with asyncio.timeout(FETCH_SECONDS_MAX):
@@ -155,7 +153,6 @@ class IssuerKeys:
 
         Raises:
             KeysUnavailableError: It says no, or nothing in time.
-
         """
         if not _is_safe(url):
             raise KeysUnavailableError(f"{url}: expected a URL of https")

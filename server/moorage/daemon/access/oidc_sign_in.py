@@ -22,7 +22,6 @@ class BrowserSignIn:
     Args:
         keys: Of the issuer; know its endpoints.
         request: `client_id`, `scopes` and `audience`.
-
     """
 
     def __init__(self, keys: IssuerKeys, request: dict[str, str]) -> None:
@@ -34,7 +33,6 @@ class BrowserSignIn:
 
         Args:
             redirect_uri: Where it sends the browser back to.
-
         """
         if not self._keys.discovered and not await self._keys.refresh():
             return None
@@ -63,7 +61,6 @@ class BrowserSignIn:
             state: From the issuer, by way of the browser.
             code: Likewise.
             redirect_uri: As at the beginning.
-
         """
         sent, _, verifier = proof.partition(".")
         place = self._keys.discovered.get("token_endpoint")

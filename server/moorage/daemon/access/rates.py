@@ -22,7 +22,6 @@ class _Buckets:
         count: Tokens that one gets in a period; 0: it needs none.
         seconds: The period.
         clock: Seconds on a clock that never goes back.
-
     """
 
     def __init__(self, count: int, seconds: float, clock: Callable[[], float]) -> None:
@@ -62,7 +61,6 @@ class EvaluationRate:
     Args:
         seconds_per_minute: Processor time for each tenant.
         clock: Seconds on a clock that never goes back.
-
     """
 
     def __init__(
@@ -93,7 +91,6 @@ class TenantRates:
         uploads_per_minute: Policies that are published; 0: any number.
         clock: Seconds on a clock that never goes back.
         evaluations: What its policies may burn; None: anything.
-
     """
 
     def __init__(
@@ -122,7 +119,6 @@ class TenantRates:
 
         Raises:
             ServiceError: `busy`: it is one too many.
-
         """
         wait = self._uploads.take(tenant)
         if wait:

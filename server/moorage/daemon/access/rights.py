@@ -95,7 +95,6 @@ class Ownership:
         find_alias: Returns an alias by its name, or by a bare policy name.
         owners: Return the owners of documents.
         policy_uris: Returns all versions of policies.
-
     """
 
     state: State
@@ -109,7 +108,6 @@ class Ownership:
 
         Raises:
             ServiceError: `unauthorized`, with the status 403.
-
         """
         if caller.may(Right.CLUSTER_ALL):
             return
@@ -125,7 +123,6 @@ class Ownership:
 
         Raises:
             ServiceError: `unauthorized`, with the status 403.
-
         """
         does = f"report or remove metrics of the cluster “{cluster_id}”"
         _check_owner(caller, self.owners.metrics(cluster_id), does)
@@ -135,7 +132,6 @@ class Ownership:
 
         Raises:
             ServiceError: `unauthorized`, with the status 403.
-
         """
         does = f"change or delete the block “{block_id}” or its metrics"
         _check_owner(caller, self.owners.block(block_id), does)
@@ -145,7 +141,6 @@ class Ownership:
 
         Raises:
             ServiceError: `unauthorized`, with the status 403.
-
         """
         does = f"change or delete the executor “{name}”"
         _check_owner(caller, await self.owners.executor(name), does)
@@ -155,7 +150,6 @@ class Ownership:
 
         Raises:
             ServiceError: `unauthorized`, with the status 403.
-
         """
         if ClusterId(cluster_id) not in self.state.clusters and not caller.may(Right.CLUSTER_ALL):
             self._check_unused(caller, cluster_id, f"register the cluster “{cluster_id}” again")
@@ -170,7 +164,6 @@ class Ownership:
 
         Raises:
             ServiceError: `unauthorized`, with the status 403.
-
         """
         if caller.may(Right.POLICY_ALL):
             return
@@ -186,7 +179,6 @@ class Ownership:
 
         Raises:
             ServiceError: `unauthorized`, with the status 403.
-
         """
         if caller.may(Right.POLICY_ALL):
             return

@@ -24,7 +24,6 @@ class SocketTickets:
 
     Args:
         authenticate: Given a token, returns the caller, or None.
-
     """
 
     def __init__(self, authenticate: Callable[[str | None], Caller | None]) -> None:

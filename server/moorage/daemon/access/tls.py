@@ -123,7 +123,6 @@ class ServerTls:
 
     Raises:
         OSError: A file cannot be read, or holds no certificate or key, or they do not match.
-
     """
 
     def __init__(self, certificate: Path, key: Path, client_authority: Path | None) -> None:

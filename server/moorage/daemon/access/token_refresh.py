@@ -32,7 +32,6 @@ class Rereading:
         config: The settings in force.
         read: Reads them again; raises `ConfigError`.
         file: The file to look at; None: there is none.
-
     """
 
     def __init__(self, config: Config, read: Callable[[], Config], file: Path | None) -> None:
@@ -55,7 +54,6 @@ class Rereading:
 
         Args:
             change: Takes tokens that are different from those before.
-
         """
         last = self._known
         while True:

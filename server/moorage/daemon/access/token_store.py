@@ -33,7 +33,6 @@ class NamedToken(msgspec.Struct, frozen=True):
         created_at: In seconds since the epoch.
         expires_at: Likewise; None: it does not expire.
         revoked_at: Likewise; None: it is not revoked.
-
     """
 
     name: str
@@ -60,7 +59,6 @@ class TokenStore:
 
     Args:
         rows: Where they are.
-
     """
 
     def __init__(self, rows: TokenRows) -> None:
@@ -73,7 +71,6 @@ class TokenStore:
 
         Raises:
             TokenStoreError: They cannot be read.
-
         """
         with self._errors():
             version = self._rows.version()
@@ -90,7 +87,6 @@ class TokenStore:
 
         Raises:
             TokenStoreError: A token has this name, or it cannot be stored.
-
         """
         token = TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
         row = TokenRow(name, digest(token), role.value, tenant, now, expires_at)
@@ -105,7 +101,6 @@ class TokenStore:
 
         Raises:
             TokenStoreError: No token has this name, or it cannot be stored.
-
         """
         with self._errors():
             revoked = self._rows.revoke(name, now)

@@ -54,7 +54,6 @@ class Tokens:
 
     Attributes:
         own: The token by which the server asks itself, as the tenant `local`.
-
     """
 
     def __init__(
@@ -121,7 +120,6 @@ class Tokens:
 
         Args:
             expel: Closes the sessions of callers who are no longer let in.
-
         """
         before = self._ended()
         while True:

@@ -38,7 +38,6 @@ class JoiningToken(msgspec.Struct, frozen=True):
         cluster_id: The cluster that its machine joins.
         expires_at: In seconds since the epoch.
         agent: Id of the agent that used it; empty: none has.
-
     """
 
     digest: str
@@ -62,7 +61,6 @@ class AgentRecord(msgspec.Struct, frozen=True):
         release: Of its program.
         revoked: Whether its key is refused.
         unheard_seconds: How long what it runs goes on unheard; 0: as long as it likes.
-
     """
 
     cluster_id: str
@@ -93,7 +91,6 @@ class Reclaim(msgspec.Struct, frozen=True):
 
     Args:
         epoch: Is added to that of each server over this storage.
-
     """
 
     epoch: int
@@ -104,7 +101,6 @@ class AgentStore:
 
     Args:
         rows: Where they are stored.
-
     """
 
     def __init__(self, rows: AgentRows) -> None:
@@ -119,7 +115,6 @@ class AgentStore:
 
         Raises:
             AgentStoreError: They cannot be read.
-
         """
         with self._errors():
             version = self._rows.version()
@@ -136,7 +131,6 @@ class AgentStore:
 
         Raises:
             AgentStoreError: It cannot be read.
-
         """
         self.agents()
         return self._reclaimed
@@ -146,7 +140,6 @@ class AgentStore:
 
         Raises:
             AgentStoreError: They cannot be read.
-
         """
         agents, shown = self.agents(), digest(secret)
         if secret.startswith(KEY_PREFIX):
@@ -159,7 +152,6 @@ class AgentStore:
 
         Raises:
             AgentStoreError: It cannot be stored.
-
         """
         token = TOKEN_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
         with self._change() as documents:
@@ -174,7 +166,6 @@ class AgentStore:
 
         Raises:
             AgentStoreError: Another one used the token, or it cannot be stored.
-
         """
         key = KEY_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
         with self._change() as documents:
@@ -192,7 +183,6 @@ class AgentStore:
 
         Raises:
             AgentStoreError: It cannot be stored.
-
         """
         with self._change() as documents:
             found = _get(documents, AgentRecord, *place)
@@ -206,7 +196,6 @@ class AgentStore:
 
         Raises:
             AgentStoreError: It cannot be stored.
-
         """
         with self._change() as documents:
             for each in _read(documents, AgentRecord):
@@ -220,7 +209,6 @@ class AgentStore:
 
         Raises:
             AgentStoreError: It cannot be stored.
-
         """
         with self._change() as documents:
             known = max((each.epoch for each in _read(documents, Reclaim)), default=0)
@@ -233,7 +221,6 @@ class AgentStore:
 
         Raises:
             AgentStoreError: There is no such agent, or it cannot be stored.
-
         """
         with self._change() as documents:
             found = _take(documents, name)
@@ -245,7 +232,6 @@ class AgentStore:
 
         Raises:
             AgentStoreError: There is no such agent, it is connected, or it cannot be stored.
-
         """
         with self._change() as documents:
             found = _take(documents, name)

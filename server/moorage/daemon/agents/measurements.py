@@ -46,7 +46,6 @@ class AgentMeasurements:
     Attributes:
         own: Node and metrics of the server's own machine, and their time in seconds since the
             epoch; None: it is not registered.
-
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -153,7 +152,6 @@ def without_busy(node: JsonMapping, busy: Mapping[str, str]) -> JsonObject:
     Args:
         node: As its agent has said when it came.
         busy: Why a device cannot be used, by UUID.
-
     """
     group = node.get("gpus")
     devices = group.get("gpus") if isinstance(group, dict) else None
@@ -190,7 +188,6 @@ def with_busy(node: JsonMapping, busy: Mapping[str, str]) -> JsonObject:
     Args:
         node: As it is registered.
         busy: As for `without_busy`.
-
     """
     whole = _whole(node)
     left = without_busy(whole, busy)

@@ -72,7 +72,6 @@ class AgentRoster:
         lost_seconds: How long a machine may be unheard of before it counts as lost.
         audit: Takes entries of the audit log.
         metrics: Documents of what clusters are doing.
-
     """
 
     def __init__(
@@ -106,7 +105,6 @@ class AgentRoster:
 
         Raises:
             AgentStoreError: The store cannot be read.
-
         """
         self._epoch = epoch
         records = self._store.agents()
@@ -434,7 +432,6 @@ class AgentRoster:
 
         Raises:
             ServiceError: It has no agent, or its agent is connected.
-
         """
         name = "/".join(place)
         try:

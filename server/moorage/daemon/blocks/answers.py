@@ -32,7 +32,6 @@ def selected(value: JsonValue, offered: Container[str], at: str) -> list[str]:
 
     Raises:
         ServiceError: It declined, or returned something else, or named others than it was given.
-
     """
     _declined(value, "clusters", at)
     clusters = value.get("clusters") if isinstance(value, dict) else None
@@ -60,7 +59,6 @@ def score_data(value: JsonValue, nodes: Nodes, at: str) -> JsonObject:
 
     Raises:
         ServiceError: It declined (`{"error": …}`), or returned something else.
-
     """
     _declined(value, "selection_score_data", at)
     data = value.get("selection_score_data") if isinstance(value, dict) else None
@@ -86,7 +84,6 @@ def chosen(value: JsonValue, offered: Mapping[str, Nodes], at: str) -> str:
 
     Raises:
         ServiceError: It declined, or returned something else.
-
     """
     _declined(value, "id", at)
     name = _id(value)

@@ -38,7 +38,6 @@ def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> JsonObject:
         `{"score", "node_info": {"node_id", "gpus"}}`: the devices that the demand would be given,
         or all that are wholly free. Where the score is 0, `node_info` is empty, and `error`
         says why.
-
     """
     rows = _rows(fleet, cluster_id)
     gpu_free = fleet.gpu_free[rows].sum(1)
@@ -74,7 +73,6 @@ def best(scores: Iterable[tuple[str, JsonMapping]]) -> str | None:
 
     Args:
         scores: Clusters, and what was said of each: `{"score", …}`.
-
     """
     name, data = max(scores, key=lambda each: each[1]["score"], default=("", {"score": 0}))
     return name if data["score"] > 0 else None

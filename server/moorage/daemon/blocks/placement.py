@@ -48,7 +48,6 @@ class BlockOutcome:
     Args:
         result: The policy's own result: the answer of a block-level request, without an envelope.
         warnings: Sentences for a person, where the form of the reply has room for them.
-
     """
 
     result: JsonValue
@@ -64,7 +63,6 @@ class BlockPlacement:
         sandbox: Runs the policies.
         fleet: Returns what is free, as the allocator knows it now; read only.
         clusters_max: Clusters that one request may find, as configured.
-
     """
 
     def __init__(
@@ -112,7 +110,6 @@ class BlockPlacement:
         Raises:
             ServiceError: The document is wrong, no cluster is found or can take the block, or a
                 policy failed. The detail `left_out` says why of each cluster that was tried.
-
         """
         try:
             async with asyncio.timeout(SECONDS_MAX), self._turns.turn(tenant):

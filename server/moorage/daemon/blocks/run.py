@@ -52,7 +52,6 @@ class Candidate:
         packed: Its document and metrics, as the catalog packs them for policies.
         nodes: Its healthy nodes, since its dry run.
         score_data: What the dry run said: `{"score", "node_info"}`.
-
     """
 
     name: str
@@ -83,7 +82,6 @@ class BlockRun:
 
     Attributes:
         left_out: Clusters that could not be scored, and why.
-
     """
 
     def __init__(
@@ -109,7 +107,6 @@ class BlockRun:
 
         Returns:
             Its result, None for the built-in one, which keeps all; and the clusters that are left.
-
         """
         if not self._allocator.uri:
             return None, list(found)

@@ -34,7 +34,6 @@ class PolicySpec:
         uri: The named policy; empty if none is named and the built-in one decides.
         parameters: In the place of the policy's defaults.
         settings: In the place of the policy's defaults.
-
     """
 
     role: Role
@@ -55,7 +54,6 @@ class BlockSpec:
             live one. It is a filter body, not read yet.
         demand: What the built-in resource allocator makes fit: the block's `resources`, in the
             form of an ad-hoc request's; None if it gives none.
-
     """
 
     cluster_allocator: PolicySpec
@@ -72,7 +70,6 @@ def read_block(block: JsonMapping) -> BlockSpec:
 
     Raises:
         ServiceError: A part that means something here is malformed or not served.
-
     """
     specs: dict[Role, PolicySpec] = {}
     for section in SECTIONS:

@@ -44,7 +44,6 @@ class BlockServices:
     Args:
         blocks: Finds places.
         spawn: Runs work in the background.
-
     """
 
     def __init__(
@@ -70,7 +69,6 @@ class BlockServices:
 
         Raises:
             ServiceError: `busy` where too many tasks are pending.
-
         """
         block = _block(body, "dry_run")
         if self._is_full(tenant):
@@ -85,7 +83,6 @@ class BlockServices:
 
         Raises:
             ServiceError: `not_found`: there is none, it is forgotten, or it is another tenant's.
-
         """
         task = self._tasks.get(task_id)
         if task is None or task.tenant != tenant:

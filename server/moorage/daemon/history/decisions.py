@@ -61,7 +61,6 @@ class Decisions:
 
     Args:
         ledger: Has what are facts. No fact is stepped before this is made.
-
     """
 
     def __init__(self, ledger: LedgerHistory) -> None:

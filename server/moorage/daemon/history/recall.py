@@ -78,7 +78,6 @@ def answer(  # One case per fact.
 
     Returns:
         The story; a refusal where there is none, or where it is another tenant's.
-
     """
     owners = [
         fact.ask.tenant if isinstance(fact, Queued) else fact.lease.tenant

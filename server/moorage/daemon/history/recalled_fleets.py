@@ -47,7 +47,6 @@ class RecalledFleets:
     Args:
         ledger: Has them.
         decisions: Has what was refused at once.
-
     """
 
     def __init__(self, ledger: LedgerHistory, decisions: Decisions) -> None:
@@ -61,7 +60,6 @@ class RecalledFleets:
 
         Raises:
             ServiceError: `unknown_request`, `unavailable`.
-
         """
         _, state = await self._recalled(request, caller)
         leases = state.leases.values()
@@ -75,7 +73,6 @@ class RecalledFleets:
 
         Raises:
             ServiceError: As `before`.
-
         """
         decided, state = await self._recalled(request, caller)
         answer = {"at": decided.at, "seq": decided.seq, "request": _message(decided.subject)}
@@ -86,7 +83,6 @@ class RecalledFleets:
 
         Raises:
             ServiceError: `unavailable`.
-
         """
         async with self._turn(caller.tenant):
             try:

@@ -69,7 +69,6 @@ class FleetMap:
     Attributes:
         is_outdated: The inventory has changed since: another map is due.
         tenants: Names, by the number that the columns have; "" is none.
-
     """
 
     def __init__(self, state: State) -> None:
@@ -210,7 +209,6 @@ class FleetMap:
         Args:
             slots: Which, as `take_changed` returned them.
             viewer: Whose leases are distinguished; None: all.
-
         """
         number = None if viewer is None else self._numbers.get(viewer, 0)
         rows = [self._show(slot, number) for slot in slots]
@@ -223,7 +221,6 @@ class FleetMap:
 
         Args:
             viewer: As for `delta`.
-
         """
         state, milli, tenant, ends = (column.copy() for column in self._columns)
         names: Iterable[str] = tuple(self.tenants)

@@ -50,7 +50,6 @@ class MapNews:
         push: Sends news to a session.
         reads_on: Tells whether a session has taken all that it was sent.
         revision: Returns the number of the last durable fact.
-
     """
 
     def __init__(
@@ -94,7 +93,6 @@ class MapNews:
 
         Args:
             settle: Returns once all that the state says now is durable.
-
         """
         while True:
             await self._wanted.wait()

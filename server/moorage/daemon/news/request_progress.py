@@ -52,7 +52,6 @@ class RequestProgress:
         push: Sends a message to a session, or counts it as missed there.
         positions: Returns the places in the queue of those requests that wait.
         expected: Returns when these requests have their turns, as far as that is known.
-
     """
 
     def __init__(

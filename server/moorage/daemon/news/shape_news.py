@@ -32,7 +32,6 @@ class ShapeNews:
 
     Attributes:
         counts: Counts the demands of requests.
-
     """
 
     def __init__(

@@ -52,7 +52,6 @@ class AskedShapes:
 
         Args:
             viewer: Whose requests count; None: those of all.
-
         """
         counts: dict[Demand, int] = {}
         for (tenant, demand), count in self._counts.items():
@@ -70,7 +69,6 @@ class ShapeCounts:
     Args:
         demand: The shape.
         fleet: Where it is to fit; read, never changed.
-
     """
 
     def __init__(self, demand: Demand, fleet: Fleet) -> None:

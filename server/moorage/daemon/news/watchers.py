@@ -96,7 +96,6 @@ class Watchers:
 
     Attributes:
         progress, lease: As given.
-
     """
 
     def __init__(
@@ -125,7 +124,6 @@ class Watchers:
 
         Raises:
             ServiceError: `bad_message`: there is no such topic.
-
         """
         for number, topic in enumerate(topics):
             if topic not in self._watching:
@@ -184,7 +182,6 @@ class Watchers:
             name: What happened.
             data: What JSON can say.
             tenant: Whose news it is; None: everybody's.
-
         """
         self._counts[topic] += 1
         if topic != "leases":
@@ -213,7 +210,6 @@ class Watchers:
 
         Args:
             viewer: The tenant that asks; None: it may see all.
-
         """
         seen = (None, viewer)
         all_news = (*self._recent, *self._failures)

@@ -85,7 +85,6 @@ class DurationMetrics:
 
     Args:
         lease: Finds a lease, also one of the last that ended.
-
     """
 
     def __init__(self, lease: Callable[[RequestId], Lease | None]) -> None:

@@ -28,7 +28,6 @@ class Health:
         sandbox: Runs policies.
         mode: How it does.
         tasks: Know whether anything broke.
-
     """
 
     def __init__(
@@ -65,7 +64,6 @@ async def follow_disk(ledger: Ledger) -> None:
 
     Raises:
         LedgerFailed: The ledger failed while nothing was being written.
-
     """
     full = False
     while True:

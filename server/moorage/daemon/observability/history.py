@@ -92,7 +92,6 @@ class HistoryRing:
     Attributes:
         agents: Returns how agents are; the daemon sets it once it knows them.
         path: Of the file that has the samples for the next start; None: they end with the process.
-
     """
 
     def __init__(
@@ -144,7 +143,6 @@ class HistoryRing:
 
         Args:
             at: In seconds since the epoch.
-
         """
         now = self._count()
         self._samples.append(_Sample(self._now(at), _difference(self._before, now), self._late))
@@ -166,7 +164,6 @@ class HistoryRing:
             caller: Sees what others hold only as a sum, unless it has the right to see all.
             minutes: How far back.
             step: Minutes a point; points begin at multiples of it.
-
         """
         viewer = None if caller.may(Right.READ_ALL) else caller.tenant
         key = viewer, minutes, step

@@ -20,7 +20,6 @@ class HistoryFile(Generic[Sample]):
         path: Of the file, which need not exist.
         kind: What a line is read as.
         most: How many samples are wanted.
-
     """
 
     def __init__(self, path: Path, kind: type[Sample], most: int) -> None:
@@ -34,7 +33,6 @@ class HistoryFile(Generic[Sample]):
 
         Raises:
             OSError: The disk does not do it.
-
         """
         found = list(self._readable())[-self._most :]
         self._write(found)
@@ -45,7 +43,6 @@ class HistoryFile(Generic[Sample]):
 
         Raises:
             OSError: The disk does not do it.
-
         """
         if self._lines >= 2 * self._most:
             self._write(list(self._readable())[-self._most :])

@@ -72,7 +72,6 @@ class Spans:
 
     Raises:
         ValueError: A variable `OTEL_…` has a value that cannot be read.
-
     """
 
     def __init__(self) -> None:

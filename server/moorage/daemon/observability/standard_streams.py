@@ -42,7 +42,6 @@ class StandardStream:
 
     Raises:
         OSError: There are no descriptors left.
-
     """
 
     def __init__(self, descriptor: int) -> None:

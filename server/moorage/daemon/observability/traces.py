@@ -54,7 +54,6 @@ class _Trace:
         parts: What is under way: its beginning, and its span.
         has_workload: Its lease starts something, which is followed beyond the answer.
         started: Fencing number of the grant whose workload runs.
-
     """
 
     to: Address
@@ -75,7 +74,6 @@ class RequestTraces:
 
     Args:
         spans: Where spans go; None: only the log follows.
-
     """
 
     def __init__(self, spans: "Spans | None") -> None:

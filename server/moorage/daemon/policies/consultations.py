@@ -33,7 +33,6 @@ class Consultations:
         shadows: Candidates that are consulted, too.
         progress: Tells of those that take long.
         post: Posts an event to the core.
-
     """
 
     def __init__(

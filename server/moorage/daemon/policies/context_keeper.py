@@ -25,7 +25,6 @@ class ContextKeeper:
     Args:
         contexts: The disk.
         sandbox: Has the contexts.
-
     """
 
     def __init__(self, contexts: KeptContexts, sandbox: Sandbox) -> None:

@@ -29,7 +29,6 @@ class PolicyExecutor:
     Args:
         catalog: Has the executors and the policies.
         sandbox: Runs them.
-
     """
 
     def __init__(self, catalog: Catalog, sandbox: Sandbox) -> None:
@@ -48,7 +47,6 @@ class PolicyExecutor:
         Raises:
             ServiceError: `not_found`, `unknown_policy`, `bad_message`, `busy`; what the policy did
                 wrong has status 400, since asking again is no use.
-
         """
         await self._catalog.executors.get(executor)
         uri = body.get("policy_rule_uri")

@@ -49,7 +49,6 @@ class FoundCandidates:
         added: By id, what a ranking policy added to the document, a score for example.
         of: Has the documents.
         ranked: Whether it was a search.
-
     """
 
     ids: Sequence[str]
@@ -71,7 +70,6 @@ class Finder:
     Args:
         catalog: Has the documents and the ranking policies.
         sandbox: Runs those.
-
     """
 
     def __init__(self, catalog: Catalog, sandbox: Sandbox) -> None:
@@ -102,7 +100,6 @@ class Finder:
         Raises:
             ServiceError: `bad_message`, `unsupported` or `too_large` naming the place in the body;
                 what the ranking policy did wrong; `busy`; `unavailable`.
-
         """
         search, uri = None, ""
         async with self._turns.turn(tenant):
@@ -214,7 +211,6 @@ def place_of(no: Refusal, at: str) -> str:
     Args:
         no: Why it was not consulted.
         at: Where the request names the policy, beside its parameters and settings.
-
     """
     overrides = no.field.partition(".")[0] in {"parameters", "settings"}
     return f"{at}.{no.field}" if overrides else no.field

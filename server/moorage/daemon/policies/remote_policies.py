@@ -56,7 +56,6 @@ class RemotePolicies:
         fleet: Returns what is free; read only.
         deliver: Called with exactly one event per consultation that was not forgotten.
         tasks: Run the executions.
-
     """
 
     def __init__(

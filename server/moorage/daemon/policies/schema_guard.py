@@ -19,7 +19,6 @@ class SchemaGuard:
 
     Args:
         schemas: As the catalog read them.
-
     """
 
     def __init__(self, schemas: PolicySchemas) -> None:

@@ -62,7 +62,6 @@ async def searched(catalog: Catalog, match_type: MatchType, field: str) -> Searc
 
     Raises:
         ServiceError: `unsupported`: nothing of the kind is stored here; or as `query_policies`.
-
     """
     if match_type == "cluster":
         return SearchedClusters(catalog)
@@ -147,7 +146,6 @@ class SearchedPolicies:
 
     Args:
         documents: All PolicyRule documents.
-
     """
 
     def __init__(self, documents: Sequence[Document]) -> None:

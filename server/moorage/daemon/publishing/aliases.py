@@ -65,7 +65,6 @@ class Publishing:
 
     Attributes:
         shadows: Follow what aliases say of candidates.
-
     """
 
     def __init__(
@@ -154,7 +153,6 @@ class Publishing:
 
         Raises:
             ServiceError: `unknown_policy`; `bad_policy` where it cannot be loaded; `bad_message`.
-
         """
         ref = await self._versions.require_of(name := alias_name(given), uri, who)
         if not force:
@@ -168,7 +166,6 @@ class Publishing:
             ServiceError: `not_found`: there is no such alias, or it had one version only.
                 `conflict`: the server fell back from the former version, or its URI has other
                 content now.
-
         """
         alias = self._find(given)
         if not alias.former:
@@ -272,7 +269,6 @@ class Publishing:
 
         Raises:
             ServiceError: `conflict`: it is another tenant's, who sees all requests under it.
-
         """
         alias = self._find(given)
         if alias.owner and not foreign and not alias.owned_by(who):
@@ -295,7 +291,6 @@ class Publishing:
 
         Raises:
             ServiceError: `already_exists` naming the aliases; `unknown_policy`.
-
         """
         async with self._changing:
             self._versions.refuse_deletion(uri, force=force)

@@ -86,7 +86,6 @@ class ExampleRehearsal:
     Attributes:
         refusal: Why it cannot even be tried; None if it can.
         sample: What the cell is to do, where it can.
-
     """
 
     def __init__(self, record: PolicyRecord, example: Example, number: int) -> None:

@@ -25,7 +25,6 @@ def read_changes(packed: bytes) -> dict[str, JsonObject]:
 
     Raises:
         ServiceError: `policy_bad_output`: it cannot be read.
-
     """
     try:
         changes = _read(packed)
@@ -40,7 +39,6 @@ def managed_entry(ref: PolicyRef, tenant: Tenant, changes: dict[str, JsonObject]
 
     Raises:
         ServiceError: `too_large`.
-
     """
     packed = msgspec.msgpack.encode(changes) if changes else b""
     if len(packed) > CHANGES_BYTES_MAX:

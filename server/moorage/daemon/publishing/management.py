@@ -24,7 +24,6 @@ class Management:
         catalog: Has the policies.
         sandbox: Runs them.
         elsewhere: Another server executes policies, and keeps their state.
-
     """
 
     def __init__(self, catalog: Catalog, sandbox: Sandbox, *, elsewhere: bool) -> None:
@@ -44,7 +43,6 @@ class Management:
         Raises:
             ServiceError: `unknown_policy`, `unavailable`, `unsupported` where the policy has no
                 `management`, or what it did wrong.
-
         """
         record = await self._record(uri)
         if self._elsewhere:
@@ -88,7 +86,6 @@ class Management:
 
         Raises:
             ServiceError: `unknown_policy`, `unavailable`.
-
         """
         ref = (await self._record(uri)).ref
         circuit = self._sandbox.open_circuit(ref, tenant)

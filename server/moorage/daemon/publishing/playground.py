@@ -44,7 +44,6 @@ class Playground:
         recalled: Returns the clusters as they were when a request of a tenant was decided, and
             what was held there.
         mode: Of the jail.
-
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class Playground:
 
         Raises:
             ServiceError: What is wrong with the body or the policy; `busy`, `policy_timeout`.
-
         """
         for field in body.keys() - _FIELDS:
             raise ServiceError.wrong_field(field, f"one of {', '.join(sorted(_FIELDS))}")

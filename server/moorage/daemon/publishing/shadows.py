@@ -68,7 +68,6 @@ class Side:
         value: What it returned.
         refusal: Why it returned nothing that can be used.
         placement: Where it would go; empty if it proposed no place.
-
     """
 
     seconds: float
@@ -146,7 +145,6 @@ class Shadow:
         alias: Its name.
         active: URI of the active version.
         candidate: URI of the candidate.
-
     """
 
     def __init__(self, alias: str, active: str, candidate: str) -> None:
@@ -235,7 +233,6 @@ class Shadow:
         Args:
             tenant: Who reads it.
             whole: What belongs to others, too.
-
         """
         seen = [sample for owner, sample in self.samples if whole or owner == tenant]
         return self._report(seen, whole=True) if whole else replace(self.figures, samples=seen)
@@ -249,7 +246,6 @@ class Shadows:
         sandbox: Asks them.
         allocator: Knows what is free, and how many asks are being decided; read only.
         tasks: Run what waits for answers.
-
     """
 
     def __init__(
@@ -292,7 +288,6 @@ class Shadows:
 
         Raises:
             ServiceError: `conflict`, naming the failures that the tenant `who` may see.
-
         """
         shadow, alias = self._by_alias.get(name), self._catalog.aliases.find(name)
         if shadow is None or alias is None or shadow.candidate != uri:

@@ -44,7 +44,6 @@ class VersionStatistics:
     Args:
         version: Its URI.
         failed: Called with this arm after each fault.
-
     """
 
     def __init__(self, version: str, failed: Callable[["VersionStatistics"], None]) -> None:
@@ -86,7 +85,6 @@ class VersionStatistics:
             answer: As it goes to the client.
             seconds: From admission to this answer; None if it waited in the queue.
             now: By the monotonic clock.
-
         """
         fault: Code | None = None
         match answer:
@@ -149,7 +147,6 @@ class VersionStatistics:
 
         Args:
             whole: Also what single answers took; else only what speaks for many of them.
-
         """
         return {
             "policy_rule_uri": self.version,

@@ -22,7 +22,6 @@ class Versions:
     Args:
         catalog: Has them, and the aliases.
         sandbox: Loads one to see whether it can be.
-
     """
 
     def __init__(self, catalog: Catalog, sandbox: Sandbox) -> None:
@@ -76,7 +75,6 @@ class Versions:
         Args:
             uri: The version.
             force: Only what an alias sends requests to is refused.
-
         """
         aliases = self._catalog.aliases
         names = aliases.using(uri)

@@ -44,7 +44,6 @@ async def vet(
     Raises:
         ServiceError: `bad_message` naming a field of the document; `bad_policy` with the place in
             the code, or the example that fails; `too_large`; `busy`, `unavailable`.
-
     """
     async with _turn(sandbox.uploads, tenant):  # To unpack it takes a thread for a while, too.
         prepared = await catalog.policies.prepare(document)
@@ -75,7 +74,6 @@ async def vet_change(
 
     Raises:
         ServiceError: As for `vet`; `not_found`.
-
     """
     old = await catalog.policies.get(uri)
     new = {**old, **apply_change(old, change)}
@@ -91,7 +89,6 @@ async def examine(sandbox: Sandbox, record: PolicyRecord) -> str:
 
     Raises:
         ServiceError: `busy` or `unavailable`: they could not be run.
-
     """
     try:
         rehearsals = await asyncio.to_thread(_rehearsals, record)

@@ -37,7 +37,6 @@ class Admission:
         replies: Where they are answered.
         is_crowded: Tells whether a policy has as much to do for a tenant as may wait, with some
             more requests of it that are coming.
-
     """
 
     def __init__(

@@ -54,7 +54,6 @@ class Asks:
         workloads: Knows what can be started.
         tokens: Makes the tokens of leases.
         fleet: Returns it as it is now; read only.
-
     """
 
     def __init__(

@@ -17,7 +17,6 @@ class HttpCalls:
 
     Attributes:
         draining: The daemon stops: calls are refused from now on.
-
     """
 
     SESSION: Final = SessionId("http")

@@ -57,7 +57,6 @@ class Lookups:
         decisions: Lists what was decided.
         fleets: Has the fleet as it was then.
         whatifs: Says what would come of a change.
-
     """
 
     agents: AgentRoster
@@ -90,7 +89,6 @@ class OperationBounds:
         state: Has the clusters; read only.
         watchers_max: Sessions of one tenant that may watch; 0: any number.
         cluster_owner: Returns the owner of a cluster; empty if that is not known.
-
     """
 
     ttl_seconds_max: float
@@ -109,7 +107,6 @@ class Operations:
         management: Runs `management` of policies.
         lookups: What is answered beside the core.
         bounds: What operations are checked against.
-
     """
 
     def __init__(

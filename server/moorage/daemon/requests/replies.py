@@ -49,7 +49,6 @@ class ReplyContext(msgspec.Struct, frozen=True):
         admitted_at: By the monotonic clock; for `note`.
         streams: The client wants to know how far the ask is.
         complete: Adds to an answer of the core what the core does not know.
-
     """
 
     message_id: MessageId
@@ -73,7 +72,6 @@ class Followers:
         traces: Makes spans and lines of the log; None: neither is wanted.
         stamp: Returns as of which fact an answer is that leaves now; None: none says so.
         is_follower: An answer has the revision of its request: facts come meanwhile.
-
     """
 
     progress: RequestProgress
@@ -96,7 +94,6 @@ class Replies:
     Attributes:
         fail: Takes a defect, which ends the process.
         traces: One of the followers.
-
     """
 
     def __init__(

@@ -32,7 +32,6 @@ class Router:
         replies: Where all of them answer.
         audit: Learns what a caller had no right to do.
         rates: Refuses what a tenant sends too fast, or has burnt too much for.
-
     """
 
     def __init__(

@@ -93,7 +93,6 @@ class CatalogReader:
 
     Args:
         catalog: Read; None: it is set before any policy runs.
-
     """
 
     def __init__(self, catalog: Catalog | None = None) -> None:
@@ -151,7 +150,6 @@ class SearchServices:
 
     Args:
         finder: Answers them.
-
     """
 
     def __init__(self, finder: Finder) -> None:
@@ -174,7 +172,6 @@ class PolicyServices:
         publishing: Knows what aliases need.
         management: Runs `management` of policies.
         rates: Refuses policies that a tenant publishes too fast.
-
     """
 
     def __init__(
@@ -212,7 +209,6 @@ class AllocationServices:
         router: Where the request goes.
         calls: Addresses for it.
         websocket: Returns the address of the WebSocket.
-
     """
 
     def __init__(self, router: Router, calls: HttpCalls, websocket: Callable[[], str]) -> None:

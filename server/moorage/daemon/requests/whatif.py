@@ -54,7 +54,6 @@ class WhatIfBounds:
         mode: Of the jail.
         limits: Of one evaluation.
         overtaken_max: As of the queue.
-
     """
 
     mode: Mode
@@ -71,7 +70,6 @@ class WhatIfs:
         asks: Makes the ask of a request.
         state: As it is at any moment; read only.
         bounds: How they are decided.
-
     """
 
     def __init__(
@@ -94,7 +92,6 @@ class WhatIfs:
 
         Raises:
             ServiceError: It cannot be read, or decided in time.
-
         """
         if message.request is msgspec.UNSET and not message.change:
             reason = "Missing required fields: request or change"

@@ -48,7 +48,6 @@ class WorkloadAccess:
     Args:
         backends: Who runs what.
         lease: Finds a lease that holds, or one of the last that ended.
-
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class WorkloadAccess:
             message: The operation; without a token, the lease must be of the tenant.
             tenant: Who asks.
             session: Over which session; once it is `lost`, nothing is waited for.
-
         """
         lease = self._owned(message, tenant)
         if isinstance(lease, Refusal):

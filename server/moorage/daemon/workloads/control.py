@@ -97,7 +97,6 @@ class WorkloadControl:
         check: Called before each order to a backend; raises where this server does not lead any
             more, which an order may have waited for.
         stop_seconds_max: The most that any has between SIGTERM and SIGKILL.
-
     """
 
     def __init__(
@@ -172,7 +171,6 @@ class WorkloadControl:
 
         Returns:
             Why it could never be started here, where that is so.
-
         """
         backend = self._backends.get(provision.backend)
         if backend is None:

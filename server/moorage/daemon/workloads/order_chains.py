@@ -15,7 +15,6 @@ class OrderChains:
 
     Args:
         tasks: Run the orders.
-
     """
 
     def __init__(self, tasks: Tasks) -> None:
@@ -33,7 +32,6 @@ class OrderChains:
             name: Of the workload.
             work: Carries it out.
             revocable: Whether `revoke` cancels it.
-
         """
         chain = self._chains.setdefault(name, {})
         task = self._tasks.spawn(_run_after(tuple(chain), work))

@@ -38,7 +38,6 @@ def within_reach(
 
     Returns:
         None if no candidate has such a node.
-
     """
     known = fleet.cluster_ids if candidates is None else candidates
     if not known:  # The core says so.
@@ -93,7 +92,6 @@ def out_of_reach(
         supports: What each backend of this server can do, by name.
         candidates: Of the request; None for all.
         demand: What it needs of each node.
-
     """
     support = supports[backend]
     names = sorted(support.nodes or support.clusters)

@@ -32,7 +32,6 @@ class LogView:
         end: Up to which byte there is output.
         over: Nothing more will be written.
         lease: The lease as it was then.
-
     """
 
     end: int
@@ -123,7 +122,6 @@ class Readers:
             seen: What the reader has seen.
             look: Looks again, from the end of the last look on.
             until: When to return at the latest.
-
         """
         key = (seen.lease.id, start)
         watch = self._watches.setdefault(key, _Watch(seen))

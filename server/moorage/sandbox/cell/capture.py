@@ -10,7 +10,6 @@ class Capture(io.TextIOBase):
 
     Args:
         bytes_max: Kept of one evaluation; the rest is counted and dropped.
-
     """
 
     def __init__(self, bytes_max: int) -> None:

@@ -39,7 +39,6 @@ class APIError(errors_of("requests"), ValueError):  # type: ignore[misc]  # The 
     Args:
         error: What it said.
         status: HTTP status where there was one.
-
     """
 
     def __init__(self, error: str, status: int = 0) -> None:
@@ -55,7 +54,6 @@ class ContextConflict(Exception):  # noqa: N818  # It names what happened, as au
 
     Args:
         version: The version that is current now.
-
     """
 
     def __init__(self, version: int) -> None:
@@ -93,7 +91,6 @@ class ContextClient:
             ContextConflict: It is not; nothing was changed.
             TypeError: It is no dict of plain JSON values, or the version is none that was read.
             ValueError: It is larger than it may be.
-
         """
         if not isinstance(context, dict):
             raise TypeError(f"the context must be a dict, not {type(context).__name__}")
@@ -154,7 +151,6 @@ class GlobalClusterMetricsClient(_MetricsClient):
 
         Raises:
             APIError: There are none, or the service said no.
-
         """
         return self._answer("get_cluster", cluster_id)
 
@@ -163,7 +159,6 @@ class GlobalClusterMetricsClient(_MetricsClient):
 
         Raises:
             APIError: The service said no.
-
         """
         return self._answer("query_clusters", query_params)
 
@@ -179,7 +174,6 @@ class GlobalBlockMetricsClient(_MetricsClient):
 
         Raises:
             APIError: There are none, or the service said no.
-
         """
         return self._answer("get_block", block_id)
 
@@ -188,6 +182,5 @@ class GlobalBlockMetricsClient(_MetricsClient):
 
         Raises:
             APIError: The service said no.
-
         """
         return self._answer("query_blocks", query_params)

@@ -44,7 +44,6 @@ class LazyDict(JsonObject, metaclass=_DictType):
 
     Attributes:
         extras: What is reached by key, and is none of the items; made when first read, too.
-
     """
 
     extras: JsonObject
@@ -157,7 +156,6 @@ class InputData(LazyDict):
         given: The items, and `LATER` for those that are made.
         extras: Likewise.
         later: Makes the value of one of either.
-
     """
 
     def __init__(
@@ -187,7 +185,6 @@ class ClusterData(LazyDict):
             where there is none.
         fleet: Where `capacity` is read.
         bytes_max: Packed bytes of what of it is there as Python's objects.
-
     """
 
     def __init__(
@@ -248,7 +245,6 @@ class ClusterEntry(LazyDict):
         blob: Its packed document.
         decoded: Where it takes its turn.
         fleet: Where the extra `capacity` is read when it is first touched.
-
     """
 
     def __init__(self, cluster_id: str, blob: bytes, decoded: "_Decoded", fleet: Fleet) -> None:
@@ -307,7 +303,6 @@ class _Decoded:
 
     Args:
         bytes_max: Their packed bytes.
-
     """
 
     def __init__(self, bytes_max: int) -> None:

@@ -21,7 +21,6 @@ class DocumentCache:
 
     Args:
         bytes_max: Of all that is cached, with `KEPT_ENTRY_BYTES` for each.
-
     """
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
@@ -41,7 +40,6 @@ class DocumentCache:
 
         Args:
             order: Returns its candidates, in the order in which policies go through them.
-
         """
         self._order, self._places = order, None
         self._ahead.clear()

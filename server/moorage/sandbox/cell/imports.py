@@ -50,7 +50,6 @@ class PolicyImports(MetaPathFinder, InspectLoader):
     Args:
         files: Of the archive, by path.
         entry: What its author calls `function.py`.
-
     """
 
     def __init__(self, files: Mapping[str, bytes], entry: str) -> None:
@@ -67,7 +66,6 @@ class PolicyImports(MetaPathFinder, InspectLoader):
 
         Raises:
             ModuleNotFoundError: It is neither.
-
         """
         del path, target
         found = self._sibling(fullname)

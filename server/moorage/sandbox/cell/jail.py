@@ -51,7 +51,6 @@ class LockDownError(Exception):
     Args:
         layer: Its name.
         reason: What the kernel said.
-
     """
 
     def __init__(self, layer: str, reason: str) -> None:
@@ -69,7 +68,6 @@ class JailPlan:
         memory_mib: Address space on top of what the fork starts with.
         cpu_seconds: RLIMIT_CPU.
         parent: Process id of the zygote, to notice that it died before PDEATHSIG was set.
-
     """
 
     unsafe: bool
@@ -99,7 +97,6 @@ def system_call(number: int, *arguments: object) -> int:
 
     Raises:
         OSError: The kernel refused.
-
     """
     widened = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     result = int(_libc.syscall(ctypes.c_long(number), *widened))
@@ -141,7 +138,6 @@ def lock_down(plan: JailPlan) -> dict[str, str]:
 
     Raises:
         LockDownError: A layer without which no policy may run could not be put up.
-
     """
     layers: dict[str, str] = {}
     _attempt(layers, "oom_score", _raise_oom_score)

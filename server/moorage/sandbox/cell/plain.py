@@ -31,7 +31,6 @@ class NotPlainError(ValueError):
 
     Args:
         reason: What is wrong with it.
-
     """
 
     def __init__(self, reason: str) -> None:
@@ -52,7 +51,6 @@ def plain_and_packed(value: Any) -> tuple[JsonValue, bytes]:
     Raises:
         NotPlainError: As `to_plain`.
         UnicodeEncodeError: A text in it is no Unicode.
-
     """
     if type(value) is dict:
         try:
@@ -99,7 +97,6 @@ def to_plain(value: Any) -> JsonValue:
 
     Raises:
         NotPlainError: Something in it has no JSON form; the message carries the path to it.
-
     """
     return _convert(value, 0, [NODES_MAX])
 

@@ -97,7 +97,6 @@ class Policy:
     Attributes:
         faults: Why it cannot be used; empty when it can.
         warnings: What may keep it from working at some requests, where that was looked for.
-
     """
 
     def __init__(
@@ -138,7 +137,6 @@ class Policy:
 
         Args:
             construct: Also look at the whole archive and construct the policy with its defaults.
-
         """
         for name, content in self._files.items():
             if name.endswith(".py"):
@@ -216,7 +214,6 @@ class Policy:
 
         Args:
             overrides: msgpack of `[settings, parameters]` of the caller; empty for none.
-
         """
         found = self._instances.get(overrides)
         if found is None:

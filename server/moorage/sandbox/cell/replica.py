@@ -53,7 +53,6 @@ class Replica:
 
     Attributes:
         fleet: What the host last said, minus what is outstanding.
-
     """
 
     def __init__(self) -> None:
@@ -193,7 +192,6 @@ class Replica:
 
         Args:
             replaced: Clusters of which the host's word came, and so does not know it; None: all.
-
         """
         outstanding, self._outstanding, self._on_row = self._outstanding, {}, {}
         for request, shares in outstanding.items():

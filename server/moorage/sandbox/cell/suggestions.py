@@ -43,7 +43,6 @@ def suggestion(error: BaseException, message: str, root: str) -> str:
         error: What the policy raised.
         message: What it says.
         root: Where the files of the policy seem to lie.
-
     """
     if type(error) is KeyError:
         name, known, lazy = _keys(error, root)

@@ -57,7 +57,6 @@ class Machine:
             `_BY_PROCESS` would tell it which other processes run and how busy they are: they are
             allowed on the system's clocks and on the caller itself.
         deadly: Calls that innocent code never makes.
-
     """
 
     audit: int

@@ -63,7 +63,6 @@ class Channel:
 
     Args:
         cache: What is said of documents is true from the moment it is read, at any turn.
-
     """
 
     def __init__(self, cache: DocumentCache) -> None:
@@ -140,7 +139,6 @@ class Worker:
         cache: What the host keeps true.
         load: The policy.
         memory_mib: What the cell may use.
-
     """
 
     def __init__(
@@ -470,7 +468,6 @@ def ids_of(value: JsonValue, keys: Mapping[str, frozenset[str]]) -> JsonValue:
     Args:
         value: What a policy returned.
         keys: Of the documents that it was given; what it added to one, such as a score, stays.
-
     """
     if isinstance(value, dict):
         if "id" in value:
@@ -499,7 +496,6 @@ def live(plan: jail.JailPlan) -> NoReturn:
 
     Args:
         plan: What the zygote decided.
-
     """
     memory_bytes = plan.memory_mib << 20
     cache = DocumentCache(min(limits.KEPT_BYTES_MAX, int(memory_bytes * limits.KEPT_SHARE_MAX)))

@@ -50,7 +50,6 @@ def read_call(frame: frames.Call) -> tuple[JsonValue, ...] | str:
 
     Raises:
         BreachError: The method is not on the list, or the arguments are no array of one.
-
     """
     kind = _METHODS.get((frame.client, frame.method))
     if kind is None:
@@ -126,7 +125,6 @@ def read_want(
 
     Raises:
         BreachError: More ids than an honest cell, whose fleet may be a little older, can know.
-
     """
     known = set(fleet.cluster_ids if candidates is None else candidates)
     if len(frame.ids) > 2 * len(known) + WANT_SLACK:
@@ -164,7 +162,6 @@ def read_ahead(frame: frames.Call | frames.Want) -> tuple[str, ...]:
 
     Raises:
         BreachError: They are more than an honest cell names, or no ids.
-
     """
     if len(frame.ahead) > AHEAD_MAX or not all(map(_ID.fullmatch, frame.ahead)):
         raise BreachError("it wanted something ahead that no cluster is called")

@@ -43,7 +43,6 @@ class World:
 
     Args:
         fleet: The live one.
-
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -79,7 +78,6 @@ class CellSync:
     Attributes:
         contexts: Those of the cell.
         behind: Something has changed of what the cell keeps: `news` goes before the next frame.
-
     """
 
     def __init__(self, world: World, contexts: Contexts, code: PolicyCode) -> None:

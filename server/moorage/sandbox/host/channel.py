@@ -91,7 +91,6 @@ class Cell(asyncio.Protocol):
         retired: It gets no new work.
         alive: Not lost yet.
         worker: Where it runs; empty: on this machine.
-
     """
 
     def __init__(self, process: CellProcess, owner: Owner) -> None:
@@ -209,7 +208,6 @@ class Cell(asyncio.Protocol):
 
         Returns:
             `overrun` when it is out of time, `hog` when it has burnt enough to be demoted.
-
         """
         head = self.sent[0]
         limits = self._owner.limits

@@ -58,7 +58,6 @@ class CircuitBreaker:
         limits: Has `circuit_overruns`, and how long one evaluation takes that is stopped.
         counters: Counted here: `circuits_opened`; `circuit_refusals`: what was refused meanwhile.
         opened: Called when a circuit opens.
-
     """
 
     def __init__(

@@ -32,7 +32,6 @@ class Contexts:
     Attributes:
         changed: Those that differ from what the daemon last took.
         conflicts: Changes that were void, since another process had made one meanwhile.
-
     """
 
     def __init__(self) -> None:
@@ -69,7 +68,6 @@ class Contexts:
             beyond: No version up to this one is given to a change from now on. Clients may know
                 versions that were lost with the process before they came to the disk, and must not
                 meet other contexts under them.
-
         """
         taken = [each for each in contexts if len(each[2]) <= CONTEXT_BYTES_MAX]
         self._version = max([self._version, beyond, *(version for _, version, _ in taken)])
@@ -81,7 +79,6 @@ class Contexts:
 
         Args:
             bytes_max: Of all of them together; one is returned even if it is longer.
-
         """
         taken: list[ContextEntry] = []
         size = 0
@@ -124,7 +121,6 @@ class Chain:
     Args:
         version: The version that the latest of them left, or started from.
         broken: A change was refused: the cell holds something that no other has.
-
     """
 
     version: int
@@ -138,7 +134,6 @@ class SentContexts:
         contexts: The host's.
         version: The policy version of the cell.
         limit: Tenants a cell remembers at most; beyond it the cell must forget all of them.
-
     """
 
     def __init__(self, contexts: Contexts, version: str, limit: int) -> None:
@@ -182,7 +177,6 @@ class SentContexts:
 
         Raises:
             ValueError: The call is malformed, as no honest cell's is.
-
         """
         key = (self._version, tenant)
         if call.method == "read":

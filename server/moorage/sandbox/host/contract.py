@@ -37,7 +37,6 @@ class JailError(SandboxError):
     Args:
         layer: The layer or attack, e.g. `seccomp` or `open`.
         reason: What happened, and what to do about it.
-
     """
 
     def __init__(self, layer: str, reason: str) -> None:
@@ -51,7 +50,6 @@ class PolicyFault(SandboxError):  # noqa: N818  # The policy is at fault, not th
 
     Args:
         refusal: What to answer.
-
     """
 
     def __init__(self, refusal: Refusal) -> None:
@@ -65,7 +63,6 @@ class CallRefusedError(Exception):
     Args:
         message: What the service said.
         status: HTTP status where there was one, else 0.
-
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -108,7 +105,6 @@ class PolicyCode:
         guard: What its schemas allow; None if it has none.
         deadline_seconds: What one evaluation may take; 0: as the server says.
         entry: What its author calls `function.py`, for messages and tracebacks.
-
     """
 
     ref: PolicyRef
@@ -128,7 +124,6 @@ class Document:
         id: Cluster id.
         version: Changes whenever the content does.
         blob: msgpack of `{"data": <cluster document>, "cluster_metrics": <metrics or None>}`.
-
     """
 
     id: str
@@ -144,7 +139,6 @@ class WorkerSettings:
         address: Of a Ray cluster, as `ray.init` takes it.
         cells: On each of its nodes, at most; each has a processor reserved there.
         tell: Told of each node, and of Ray itself: what is known now, and whether that is good.
-
     """
 
     address: str
@@ -184,7 +178,6 @@ class HostServices(Protocol):
         Raises:
             CallRefusedError: The service said no. The stub then returns `(False, message)` or
                 raises `APIError`, as the original class would.
-
         """
 
     def at_hand(self, client: str, method: Method, ids: Sequence[str]) -> Mapping[str, bytes]:
@@ -212,7 +205,6 @@ class Sample:
         input_data: What `eval` is given then: JSON data.
         parameters: In the place of the policy's defaults, beside `input_data`.
         settings: In the place of the policy's defaults, beside `input_data`.
-
     """
 
     tenant: Tenant
@@ -242,7 +234,6 @@ class CodeFinding:
         line: From 1; 0 if unknown.
         column: From 1; 0 if unknown.
         text: The source line and, where the column is known, a caret line below it.
-
     """
 
     message: str
@@ -263,7 +254,6 @@ class CheckResult:
         outcomes: What became of the samples, in their order; after one that left no cell to go on
             with, the others have its refusal.
         warnings: What may keep it from working at some requests.
-
     """
 
     findings: tuple[CodeFinding, ...]
@@ -287,7 +277,6 @@ class OpenCircuit:
         tenant: Whose requests are refused meanwhile.
         overruns: Its latest evaluations for that tenant that were stopped at their deadline.
         seconds: How long it stays open.
-
     """
 
     ref: PolicyRef
@@ -316,7 +305,6 @@ class SandboxReport:
         warning: Not empty when the wall does not stand (unsafe mode).
         workers: What is known of Ray and of each of its nodes that has been heard of.
         workers_up: On how many of them policies run.
-
     """
 
     mode: Mode

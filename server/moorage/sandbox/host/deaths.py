@@ -35,7 +35,6 @@ class CellsAndDeaths(ABC):
     Args:
         limits: All bounds.
         finish: As in `CellPool`.
-
     """
 
     def __init__(self, limits: Limits, finish: Finish) -> None:

@@ -18,7 +18,6 @@ def doubtful(work: Work, value: JsonValue, fleet: Fleet) -> bool:
         work: The evaluation.
         value: The answer.
         fleet: As it is now.
-
     """
     guard = work.code.guard
     if guard is not None and work.judged and guard.judge(value) is not None:

@@ -62,7 +62,6 @@ class CellPool(CellsAndDeaths):
         circuits: Called when a policy's circuit opens.
         workers: Where cells run beside this machine; None: nowhere.
         meter: Learns what evaluations burn; None: nothing does.
-
     """
 
     def __init__(
@@ -146,7 +145,6 @@ class CellPool(CellsAndDeaths):
             single_use: A cell does one piece of work.
             aside: It must not be in the way of other work: one cell at low priority, and none
                 where that would take the place of another.
-
         """
         now = time.monotonic()
         if (refusal := self.circuits.refusal(work, now)) is not None:

@@ -61,7 +61,6 @@ class LocalProcess:
         channel: The host's end.
         pidfd: Of the process. Closed here.
         pid: Its id.
-
     """
 
     worker = ""

@@ -27,7 +27,6 @@ async def looked_at(pool: CellPool, code: PolicyCode, samples: Sequence[Sample])
 
     Raises:
         PolicyFault: No cell could be started, or it was killed from outside (UNAVAILABLE).
-
     """
     try:
         cell = await pool.spawner.blank()

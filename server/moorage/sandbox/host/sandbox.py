@@ -111,7 +111,6 @@ class Sandbox:
 
     Attributes:
         uploads: Turns to have new policies read and checked; `rechecks`: known ones.
-
     """
 
     def __init__(
@@ -166,7 +165,6 @@ class Sandbox:
 
         Raises:
             JailError: In mode `jail`, a layer does not stand or an attack got through.
-
         """
         try:
             await self._pool.spawner.start()
@@ -202,7 +200,6 @@ class Sandbox:
         Args:
             consult: The question.
             code: The policy version it names.
-
         """
         consult = self.managed.applied(consult, code.ref)
         ask = consult.ask
@@ -231,7 +228,6 @@ class Sandbox:
 
         Returns:
             Gets what the policy returned, or a `PolicyFault`.
-
         """
         ask = consult.ask
         tenant, name = Tenant(f"{ASIDE} {ask.tenant}"), RequestId(f"{ask.id} {ASIDE}")
@@ -257,7 +253,6 @@ class Sandbox:
             request: The ask.
             granted: Whether a lease exists now. The cell learns that from the fleet's rows; the
                 word is taken for the counters.
-
         """
         cell = self._proposers.pop(request, None)
         if cell is not None:
@@ -357,7 +352,6 @@ class Sandbox:
 
         Raises:
             PolicyFault: No cell could be started to look at it, or two were killed (UNAVAILABLE).
-
         """
         try:
             return await looked_at(self._pool, code, samples)
@@ -375,7 +369,6 @@ class Sandbox:
         Raises:
             PolicyFault: It has none, raised, overran, or its answer cannot be sent; or its schema
                 of management commands has no such action, or other data for it.
-
         """
         return (await self.manage_and_tell(code, tenant, action, data))[0]
 
@@ -420,7 +413,6 @@ class Sandbox:
         Raises:
             PolicyFault: The policy failed as a consultation can, or the input cannot be sent; or
                 input, parameters, settings or answer are not what its schemas say.
-
         """
         if code.guard is not None:
             parameters, settings = code.guard.overrides(parameters, settings)
@@ -463,7 +455,6 @@ class Sandbox:
 
         Returns:
             By occasion: `loading`, `requests` (and `management`), and `aside` as a shadow.
-
         """
         names = {"loading": "", "requests": tenant, "aside": f"{ASIDE} {tenant}"}
         printed = {

@@ -10,7 +10,6 @@ async def attack_self(spawner: Spawner) -> dict[str, str]:
 
     Raises:
         JailError: One got through, or the kernel does not know of a filter.
-
     """
     probes: dict[str, str] = {}
     if not await spawner.filter_from_outside():

@@ -72,7 +72,6 @@ class Spawner:
         living: Every cell that was not destroyed, by process id.
         orphaned: How cells have died that die with what they were forked from.
         spawning: Cells that a policy waits for and that are not there yet.
-
     """
 
     def __init__(
@@ -117,7 +116,6 @@ class Spawner:
 
         Raises:
             JailError: It did not come up.
-
         """
         self._zygote = zygote = Zygote(self._limits, self._mode, self._ended, self._zygote_lost)
         await zygote.start()
@@ -208,7 +206,6 @@ class Spawner:
         Raises:
             SpawnError: It could not be started, or died before it was jailed.
             JailError: A layer of its wall does not stand.
-
         """
         zygote = await self._running()
         try:

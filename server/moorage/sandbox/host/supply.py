@@ -41,7 +41,6 @@ class CellSupply:
         groups: All groups, the least recently used first.
         group_of: All cells that hold a policy.
         evict: Removes an idle cell.
-
     """
 
     def __init__(

@@ -99,7 +99,6 @@ class Work(msgspec.Struct, eq=False):
             time.
         spent: A bound on its calls was reached.
         future: Gets the outcome of all but live consultations, which are delivered.
-
     """
 
     kind: Literal["evaluate", "manage", "apply", "load"]
@@ -196,7 +195,6 @@ def refusal_of(frame: frames.Failed, ref: PolicyRef, memory_mib: int) -> Refusal
         frame: What the cell said.
         ref: The policy.
         memory_mib: How much its cell may take.
-
     """
     exception, file = frame.exception[:NAME_CHARACTERS_MAX], frame.file[:NAME_CHARACTERS_MAX]
     message = frame.message[:MESSAGE_CHARACTERS_MAX]
@@ -245,7 +243,6 @@ def ended(death: Death, ref: PolicyRef, limits: Limits, doing: str = "") -> Refu
         ref: The policy.
         limits: What it may use.
         doing: What it did meanwhile, where that is no evaluation.
-
     """
     cause = death.cause + doing
     if death.held_mib < limits.memory_mib * _HUNGRY:
@@ -332,7 +329,6 @@ def overran(seconds: float, code: PolicyCode, doing: str, traceback: str) -> Ref
         code: The policy.
         doing: What it did not.
         traceback: What its cell said of where it was: text that a policy may have written itself.
-
     """
     reason = f"the policy did not {doing} within {seconds:g} s and was stopped"
     details: JsonObject = {"policy_rule_uri": code.ref.uri, "seconds": seconds}

@@ -120,7 +120,6 @@ class RemoteWorker(Spawner):
         node: Where it runs, for people.
         cells_max: How many cells it may have.
         last_pong: The latest ping that it has answered.
-
     """
 
     def __init__(
@@ -197,7 +196,6 @@ class RemoteWorker(Spawner):
 
         Raises:
             msgspec.MsgspecError: It is none.
-
         """
         message = relay.decode_from_agent(body)
         if isinstance(message, relay.Pong):

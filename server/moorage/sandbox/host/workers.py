@@ -114,7 +114,6 @@ class Workers:
 
     Attributes:
         findings: What is known of each node that has been heard of, and of Ray.
-
     """
 
     def __init__(
@@ -168,7 +167,6 @@ class Workers:
 
         Raises:
             JailError: Ray is not installed here.
-
         """
         if importlib.util.find_spec("ray") is None:
             raise JailError("workers", f"`policy_workers` needs {install_command('ray')}")

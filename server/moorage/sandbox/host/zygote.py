@@ -55,7 +55,6 @@ class Death:
         cause: In words.
         innocent: Its policy has no part in it.
         held_mib: The most memory that it held, beyond what it started with.
-
     """
 
     cause: str
@@ -88,7 +87,6 @@ class Zygote:
         mode: `unsafe` leaves the wall out.
         ended: Told the process id of every cell that ended, and how it did.
         lost: Told when the zygote died without being closed; all its cells die with it.
-
     """
 
     def __init__(
@@ -121,7 +119,6 @@ class Zygote:
 
         Raises:
             JailError: It did not come up.
-
         """
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -168,7 +165,6 @@ class Zygote:
 
         Raises:
             SpawnError: The zygote could not fork, is gone or did not answer.
-
         """
         if self._control is None:
             raise SpawnError("the zygote is not running")
@@ -266,7 +262,6 @@ def death_of(status: int, held_mib: int, *, spent: bool) -> Death:
         status: As the zygote collected it.
         held_mib: As in `Death`.
         spent: The cell had used up its CPU time, at which the kernel kills it.
-
     """
     if not os.WIFSIGNALED(status):
         return Death(f"it exited with status {os.WEXITSTATUS(status)}", held_mib=held_mib)

@@ -258,7 +258,6 @@ class FrameReader:
     Attributes:
         error: Not empty once the other side sent something that is no frame. What came before
             it is still returned; after it nothing is.
-
     """
 
     def __init__(self, limit: int) -> None:

@@ -106,7 +106,6 @@ class Limits:
         hash_seed: Of the hashes of texts in all cells, 1 to 4294967295, where a run shall be
             repeatable: the order of a set follows from it. None: each zygote draws its own.
         spares: Jailed, empty cells in reserve, so that a respawn does not wait for a fork.
-
     """
 
     evaluation_seconds: float = 1.0

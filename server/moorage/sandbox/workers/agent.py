@@ -138,7 +138,6 @@ class Agent:
 
         Raises:
             RuntimeError: Cells can be forked no more.
-
         """
         if not self._outgoing and not self._broken:
             self._news.clear()

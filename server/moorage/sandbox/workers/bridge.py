@@ -44,7 +44,6 @@ class Bridge:
     Args:
         settings: Of the daemon.
         writer: To the daemon.
-
     """
 
     def __init__(self, settings: relay.AgentSettings, writer: asyncio.StreamWriter) -> None:

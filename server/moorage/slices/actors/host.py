@@ -51,7 +51,6 @@ class DeviceHost:
         num_devices: TPU chips or GPUs that its tasks get.
         placement: What the slice reserved here; without, tasks take `TPU` of the node.
         settings: Bounds of its waits; without, the environment has them.
-
     """
 
     def __init__(
@@ -105,7 +104,6 @@ class DeviceHost:
 
         Raises:
             SliceTimeoutError: It has not ended within `task_cancel_seconds_max`.
-
         """
         self._calls_cancelled = self._calls
         if self._task is not None:
@@ -170,7 +168,6 @@ class DeviceHost:
             SliceTimeoutError: The task took longer than `timeout`, or the one before does not end.
             SlicesError: The call was cancelled before its task started.
             ValueError: The slice has not reserved what the task is to take.
-
         """
         self._calls += 1
         call = self._calls

@@ -18,7 +18,6 @@ class ResourcePoolManager(Generic[ActorInfoT]):
 
     Args:
         settings: Bounds of its waits; without, the environment has them.
-
     """
 
     def __init__(self, settings: SliceSettings | None = None) -> None:
@@ -30,7 +29,6 @@ class ResourcePoolManager(Generic[ActorInfoT]):
 
         Raises:
             NotImplementedError: The subclass does not say how.
-
         """
         raise NotImplementedError(  # Not abstract: users of the original make the class itself.
             f"{type(self).__name__} does not say how actors are created"

@@ -43,7 +43,6 @@ class Slice(ResourcePoolManager[HostInfo]):
         group: The placement group that it runs in; for GPUs it has all hosts.
         settings: Bounds of its waits; without, the environment has them.
         environment: Variables that tasks get, unless their caller says otherwise.
-
     """
 
     def __init__(
@@ -107,7 +106,6 @@ class Slice(ResourcePoolManager[HostInfo]):
         Raises:
             SlicesError: Nothing said which slice this is.
             SliceDegraded: The slice has lost hosts.
-
         """
         if self._degraded is not None:
             raise self._degraded
@@ -131,7 +129,6 @@ class Slice(ResourcePoolManager[HostInfo]):
 
         Raises:
             SliceTimeoutError: They are not free by then; nothing stays reserved.
-
         """
         seconds = self._settings.slice_start_seconds_max if seconds is None else seconds
         info = self.get_info()
@@ -152,7 +149,6 @@ class Slice(ResourcePoolManager[HostInfo]):
 
         Raises:
             HostUnhealthyError: A host has no healthy actor `host_health_seconds_max` later.
-
         """
         with self._changing:
             info = self.prepare_hosts(seconds)

@@ -22,7 +22,6 @@ class ComputeResourceConfig:
     Args:
         execution_env: Ray's runtime environment of the tasks.
         runtime_name: How the job is called.
-
     """
 
     execution_env: Mapping[str, RayValue] = field(default_factory=dict, kw_only=True)
@@ -68,7 +67,6 @@ class CpuAcceleratorConfig(ComputeResourceConfig):
         core_count: CPUs of each task; without, those of this machine.
         worker_count: How many tasks.
         resource_name: What messages call it.
-
     """
 
     core_count: int = field(default_factory=available_cpu_cores)
@@ -93,7 +91,6 @@ class GpuAcceleratorConfig(ComputeResourceConfig):
         slice_label: All hosts of a slice have one value of this node label.
         slice_resource: A resource that each host has, of which a slice takes 1.
         resource_name: What messages call it.
-
     """
 
     device_count: int = 1
@@ -138,7 +135,6 @@ class TpuAcceleratorConfig(ComputeResourceConfig):
         chips_per_host: Chips of each host; None: as many as it has.
         worker_count: How many hosts of the slice `execute` uses, the first ones; None: all.
         resource_name: What messages call it.
-
     """
 
     tpu_version: str

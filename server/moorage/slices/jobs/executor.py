@@ -69,7 +69,6 @@ class RayExecutor:
         Raises:
             ValueError: The configuration is for more than one slice.
             InsufficientSlicesError: There is no room for it in time.
-
         """
         if args and _fn_args:
             raise TypeError("give the function's arguments as *args or as _fn_args, not both")
@@ -107,7 +106,6 @@ class RayExecutor:
 
         Raises:
             InsufficientSlicesError: There are too few slices in time.
-
         """
         settings = _settings or SliceSettings.from_environment()
         call = SliceCall(remote_fn, _fn_args, kwargs)
@@ -138,7 +136,6 @@ class RayExecutor:
 
         Raises:
             RetriesExhaustedError: It was preempted, or failed, that often.
-
         """
         settings = _settings or SliceSettings.from_environment()
         attempt = functools.partial(
@@ -181,7 +178,6 @@ class RayExecutor:
 
         Raises:
             RetriesExhaustedError: It was preempted, or failed, that often.
-
         """
         settings = _settings or SliceSettings.from_environment()
         job = SliceJob(accelerator_config, settings)

@@ -29,7 +29,6 @@ class RayResources:
         resources: All else, by Ray's names.
         runtime_env: Ray's runtime environment.
         accelerator_type: Ray's name of the accelerator, see `HardwareType`; None: any.
-
     """
 
     num_cpus: float = 1

@@ -88,7 +88,6 @@ class SliceJob:
 
         Raises:
             InsufficientSlicesError: There are too few slices in time.
-
         """
         if len(self.pool.get_all_pool_members()) not in self._sizes:
             self.pool.scale_multislice(self._sizes)
@@ -99,7 +98,6 @@ class SliceJob:
 
         Raises:
             HostTaskError: The first failure, with its slice and host.
-
         """
         results = collect(calls, None, self._settings.task_cancel_seconds_max)
         return [each for of_slice in results for each in of_slice] if flatten else results

@@ -61,7 +61,6 @@ def handle_ray_error(job_info: JobInfo, e: Exception) -> JobStatus:
     Args:
         job_info: The job.
         e: The error.
-
     """
     lost = (
         ray.exceptions.NodeDiedError,

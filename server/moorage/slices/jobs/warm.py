@@ -23,7 +23,6 @@ def device_remote(
     Args:
         accelerator_config: What it runs on.
         flatten: Whether the results are one list, rather than a list for each slice.
-
     """
 
     def decorate(decorated: Any) -> RayValue:

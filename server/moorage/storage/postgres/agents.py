@@ -18,7 +18,6 @@ class PostgresAgents(SharedTable):
 
     Args:
         address: As libpq takes it.
-
     """
 
     def __init__(self, address: str) -> None:

@@ -17,7 +17,6 @@ class PostgresAudit(SharedTable):
 
     Args:
         address: As libpq takes it.
-
     """
 
     def __init__(self, address: str) -> None:

@@ -42,7 +42,6 @@ def place_of(address: str) -> str:
 
     Raises:
         StorageError: It is no address of one.
-
     """
     parts = _parts(address)
     host = parts.get("host") or parts.get("hostaddr") or os.environ.get("PGHOST", "its socket")
@@ -73,7 +72,6 @@ def has_password(address: str) -> bool:
 
     Raises:
         StorageError: It is no address of a database.
-
     """
     return any("password" in name for name in _parts(address))
 
@@ -83,7 +81,6 @@ def without_password(address: str) -> str:
 
     Raises:
         StorageError: It is no address of a database.
-
     """
     parts = _parts(address)
     return make_conninfo("", **{name: parts[name] for name in parts if "password" not in name})
@@ -100,7 +97,6 @@ def connect(address: str, purpose: str) -> Connection:
     Raises:
         StorageFailed: The database does not answer, or does not let this user in.
         StorageError: It is too old, or behind a pooler.
-
     """
     place = place_of(address)
     options: dict[str, Any] = {
@@ -134,7 +130,6 @@ def translated(place: str) -> Iterator[None]:
 
     Raises:
         StorageFailed: It refused, or the connection broke.
-
     """
     try:
         yield

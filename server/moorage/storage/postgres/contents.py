@@ -32,7 +32,6 @@ def reading(address: str) -> Iterator[Contents]:
     Raises:
         StorageLocked: A server uses it.
         StorageError: It cannot be read.
-
     """
     leadership = Leadership(address)
     leadership.take()
@@ -63,7 +62,6 @@ def fill(address: str, source: Contents, check: Callable[[Contents], None]) -> b
     Raises:
         StorageLocked: A server uses the database.
         StorageError: It cannot be written, or holds something else.
-
     """
     leadership = Leadership(address)
     leadership.take()

@@ -38,7 +38,6 @@ class PostgresFactTables:
 
     Args:
         connection: In a transaction.
-
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -140,7 +139,6 @@ class PostgresFacts:
 
     Args:
         leadership: Of this server.
-
     """
 
     def __init__(self, leadership: Leadership) -> None:

@@ -23,7 +23,6 @@ class _Reader:
     Args:
         address: As libpq takes it.
         purpose: For the name of its session.
-
     """
 
     def __init__(self, address: str, purpose: str) -> None:
@@ -79,7 +78,6 @@ class PostgresFollowedFacts(_Reader):
 
     Args:
         address: As libpq takes it.
-
     """
 
     def __init__(self, address: str) -> None:
@@ -104,7 +102,6 @@ class PostgresFollowedRecords(_Reader):
 
     Args:
         address: As libpq takes it.
-
     """
 
     def __init__(self, address: str) -> None:

@@ -62,7 +62,6 @@ class Leadership:
     Attributes:
         place: What the database is called in messages.
         epoch: Fences each commit; 0 before it is taken.
-
     """
 
     def __init__(self, address: str) -> None:
@@ -102,7 +101,6 @@ class Leadership:
 
         Raises:
             StorageError: It cannot be opened.
-
         """
         connection = self.open(purpose)
         with translated(self.place):
@@ -123,7 +121,6 @@ class Leadership:
         Raises:
             StorageLocked: Another server is.
             StorageError: The database cannot be used.
-
         """
         with self._guard:
             if not self._users:
@@ -250,7 +247,6 @@ class Leadership:
 
         Raises:
             StorageFailed: A commit of one of the parts failed.
-
         """
         if self._failure:
             raise StorageFailed(self._failure)
@@ -260,7 +256,6 @@ class Leadership:
 
         Raises:
             StorageFailed: It was lost, or a commit of one of the parts failed.
-
         """
         self.check_failure()
         now = time.monotonic()
@@ -340,7 +335,6 @@ def look_around(address: str) -> tuple[Leader | None, list[Seat]]:
 
     Raises:
         StorageError: The database cannot be read.
-
     """
     place = place_of(address)
     with contextlib.closing(connect(address, "lead")) as connection, translated(place):
@@ -355,7 +349,6 @@ def ask_to_resign(address: str) -> bool:
 
     Raises:
         StorageError: The database cannot be written.
-
     """
     with contextlib.closing(connect(address, "lead")) as connection, translated(place_of(address)):
         return bool(connection.execute(SQL["resign"], (LEAD_SECONDS,)).rowcount)
@@ -366,7 +359,6 @@ def check_server(connection: Connection, place: str) -> None:
 
     Raises:
         StorageError: It is a standby or behind a pooler, or of another encoding.
-
     """
     row = connection.execute(SQL["facts_of_server"]).fetchone()
     assert row is not None
@@ -395,7 +387,6 @@ def make_tables(connection: Connection, place: str) -> bool:
 
     Raises:
         StorageError: This role may not, or a newer release made them.
-
     """
     try:
         with connection.transaction():

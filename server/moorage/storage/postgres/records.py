@@ -22,7 +22,6 @@ class PostgresRecordTable:
 
     Args:
         connection: In a transaction.
-
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -107,7 +106,6 @@ class PostgresRecords:
 
     Args:
         leadership: Of this server.
-
     """
 
     def __init__(self, leadership: Leadership) -> None:

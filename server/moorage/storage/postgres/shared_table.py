@@ -26,7 +26,6 @@ class SharedTable:
     Args:
         address: Of the database, as libpq takes it.
         counter: Name of the counter.
-
     """
 
     def __init__(self, address: str, counter: str) -> None:
@@ -65,7 +64,6 @@ class SharedTable:
 
         Raises:
             StorageError: The database cannot be read or written.
-
         """
         with self._guard, translated(self.place):
             yield self._open()
@@ -76,7 +74,6 @@ class SharedTable:
 
         Raises:
             StorageError: As `connection`; nothing was changed then.
-
         """
         with self.connection() as connection, connection.transaction():
             self._version = (0.0, 0)

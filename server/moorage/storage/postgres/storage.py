@@ -29,7 +29,6 @@ class PostgresStorage:
 
     Args:
         address: As libpq takes it.
-
     """
 
     def __init__(self, address: str) -> None:
@@ -100,7 +99,6 @@ def prepare(address: str, role: str | None) -> list[str]:
 
     Raises:
         StorageError: A server runs there, or this role may not.
-
     """
     leadership, done = Leadership(address), list[str]()
     leadership.take()

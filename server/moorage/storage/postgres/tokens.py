@@ -15,7 +15,6 @@ class PostgresTokens(SharedTable):
 
     Args:
         address: As libpq takes it.
-
     """
 
     def __init__(self, address: str) -> None:

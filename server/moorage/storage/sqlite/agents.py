@@ -17,7 +17,6 @@ class SqliteAgents(SharedFile):
 
     Args:
         path: Where there is no file yet, the first change makes it.
-
     """
 
     def __init__(self, path: Path) -> None:

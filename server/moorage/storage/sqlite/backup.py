@@ -53,7 +53,6 @@ def staged(target: Path) -> Iterator[Path]:
     Raises:
         StorageError: The target has something in it, or another process is making it.
         OSError: A file cannot be written.
-
     """
     if is_filled(target):
         raise StorageError(f"{target} has something in it. Name a new folder, or an empty one.")
@@ -127,7 +126,6 @@ def copy_folder(data: Path, target: Path, *, fencing_skip: int = 0) -> int:
     Raises:
         StorageError: A file is damaged, missing, or cannot be written.
         OSError: Likewise.
-
     """
     write_secret(target / SECRET_FILE, read_secret(data / SECRET_FILE))
     _copy_ledger(data / LEDGER_FILE, target / LEDGER_FILE)

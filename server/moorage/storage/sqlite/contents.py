@@ -37,7 +37,6 @@ def reading(folder: Path) -> Iterator[Contents]:
         StorageLocked: A server runs on it.
         StorageCorrupt: Something of it is missing or damaged.
         StorageError: It is no data folder of this release.
-
     """
     ledger, catalog = folder / LEDGER_FILE, folder / CATALOG_FILE
     if not ledger.exists():
@@ -94,7 +93,6 @@ def fill(folder: Path, source: Contents) -> None:
 
     Raises:
         StorageError: A file cannot be written.
-
     """
     ledger, last = folder / LEDGER_FILE, source.facts.last_seq()
     with translated(str(folder), values=False):

@@ -39,7 +39,6 @@ class FactTables:
 
     Args:
         connection: To the file.
-
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -52,7 +51,6 @@ class FactTables:
         Raises:
             ForeignDatabaseError: It is no ledger.
             StorageError: This release does not read it.
-
         """
         tables = {name for (name,) in self._execute(SQL["tables"])}
         if not tables:
@@ -212,7 +210,6 @@ def connect_to_write(path: Path, place: str) -> sqlite3.Connection:
     Raises:
         StorageError: Another release made it, it is no ledger, or the disk cannot hold one.
         sqlite3.Error: It is damaged, or is no database.
-
     """
     connection = connect(path)
     try:

@@ -71,7 +71,6 @@ class SqliteFacts:
     Args:
         path: The database file; made where it is missing, its directory too. Readable by its
             owner only: requests of tenants are in it.
-
     """
 
     def __init__(self, path: Path) -> None:
@@ -229,7 +228,6 @@ def read_marks(ledger: Path) -> tuple[Found, Found]:
 
     Raises:
         OSError: A file is there and cannot be read.
-
     """
     return read_mark(mark_path(ledger), LABEL), read_mark(fencing_path(ledger), FENCING)
 
@@ -240,7 +238,6 @@ def looking(ledger: Path) -> Iterator[FactTables]:
 
     Raises:
         sqlite3.Error: SQLite cannot read it.
-
     """
     with closing(connect_to_look(ledger)) as connection:
         connection.execute("BEGIN")
@@ -267,7 +264,6 @@ def deep_looking(ledger: Path, mark: Found) -> Iterator[FactTables]:
 
     Raises:
         sqlite3.Error: SQLite cannot read it.
-
     """
     lacking = True
     with contextlib.suppress(*UNREADABLE, StorageError), looking(ledger) as tables:
@@ -284,7 +280,6 @@ def look(ledger: Path) -> Found:
         StorageCorrupt: Something is missing, or nothing says whether it is.
         StorageError: It is no ledger of this release.
         sqlite3.Error: SQLite cannot read it.
-
     """
     found = read_mark(mark_path(ledger), LABEL)
     place = place_of(ledger)
@@ -316,7 +311,6 @@ def is_unmade(tables: FactTables, ledger: Path, found: Found) -> bool:
     Raises:
         StorageCorrupt: It does not say that it is a ledger, and its mark does.
         StorageError: It is no ledger of this release.
-
     """
     try:
         return tables.is_new(place_of(ledger))
@@ -346,7 +340,6 @@ def copy_ledger(ledger: Path, target: Path) -> None:
 
     Raises:
         StorageError: It cannot be read, or the copy cannot be written.
-
     """
     with translated(place_of(ledger)):
         found = read_mark(mark_path(ledger), LABEL)  # First: the copy may know more than its mark.
@@ -372,7 +365,6 @@ def rebuild(
 
     Raises:
         StorageError: A file cannot be written or read.
-
     """
     with translated(place_of(ledger)):
         with replacing(ledger) as new, closing(connect_to_write(new, place_of(new))) as connection:

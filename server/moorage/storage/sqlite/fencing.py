@@ -29,7 +29,6 @@ class Fencing:
 
     Raises:
         OSError: The file cannot be read or written.
-
     """
 
     def __init__(self, ledger: Path) -> None:

@@ -36,7 +36,6 @@ def translated(place: str, *, values: bool = True) -> Iterator[None]:
     Raises:
         StorageCorrupt: The file is damaged, or is no database.
         StorageFailed: Anything else: full disk, I/O error, a foreign lock.
-
     """
     try:
         yield
@@ -61,7 +60,6 @@ def read_file(path: Path) -> bytes:
 
     Raises:
         OSError: It is no regular file, or cannot be read.
-
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -105,7 +103,6 @@ def keep_log(connection: sqlite3.Connection, place: str) -> None:
 
     Raises:
         StorageError: There can be none.
-
     """
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
@@ -148,7 +145,6 @@ def owner_only(path: Path) -> None:
 
     Raises:
         OSError: It cannot be made, or belongs to another user.
-
     """
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY))
     for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):

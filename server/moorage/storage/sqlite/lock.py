@@ -22,7 +22,6 @@ class WriterLock:
 
     Args:
         path: The ledger's file; the lock is a file beside it, with `.lock` behind its name.
-
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,7 +35,6 @@ class WriterLock:
         Raises:
             StorageLocked: Another process (or another ledger of this one) has it.
             StorageError: The file cannot be made.
-
         """
         flags = os.O_RDWR | os.O_CLOEXEC
         try:

@@ -15,7 +15,6 @@ class SqliteLogins(SharedFile):
 
     Args:
         path: Where there is no file yet, the first login makes it.
-
     """
 
     def __init__(self, path: Path) -> None:

@@ -42,7 +42,6 @@ class Found:
         second: The second one.
         writes: How often it was written; 0 if neither copy can be read.
         doubt: What of it is damaged; empty if all is well.
-
     """
 
     exists: bool
@@ -62,7 +61,6 @@ def read_mark(path: Path, label: str) -> Found:
 
     Raises:
         OSError: The file is there and cannot be read.
-
     """
     try:
         content = read_file(path)
@@ -100,7 +98,6 @@ class DurableMark:
 
     Raises:
         OSError: It cannot be written.
-
     """
 
     def __init__(self, path: Path, label: str, first: int, second: int, writes: int) -> None:
@@ -161,7 +158,6 @@ class Reserve:
 
     Attributes:
         spent: It was given up, or there was no room for it.
-
     """
 
     def __init__(self, path: Path) -> None:
@@ -188,7 +184,6 @@ class Reserve:
 
         Returns:
             Seconds until the next look.
-
         """
         now = time.monotonic()
         if now - self._tried_at >= REFILL_SECONDS:

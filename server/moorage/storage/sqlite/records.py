@@ -58,7 +58,6 @@ class RecordTables:
 
     Args:
         connection: To the file.
-
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -145,7 +144,6 @@ class RecordTables:
 
         Raises:
             StorageError: It does not.
-
         """
         found = self.format()
         if found and (refusal := FORMAT.refusal(found, writer_of(self._connection))):
@@ -170,7 +168,6 @@ class SqliteRecords:
 
     Args:
         path: The file; it is created where it does not exist, its folder is not.
-
     """
 
     def __init__(self, path: Path) -> None:
@@ -277,7 +274,6 @@ def looking(path: Path) -> Iterator[RecordTables]:
 
     Raises:
         sqlite3.Error: SQLite cannot read it.
-
     """
     with closing(connect_to_look(path)) as connection:
         connection.execute("BEGIN")
@@ -290,7 +286,6 @@ def deep_looking(path: Path, mark: Found) -> Iterator[RecordTables]:
 
     Raises:
         sqlite3.Error: SQLite cannot read it.
-
     """
     lacking = True
     with contextlib.suppress(*UNREADABLE, StorageError), looking(path) as tables:
@@ -307,7 +302,6 @@ def look(path: Path) -> Found:
         StorageCorrupt: Changes are missing, or nothing says whether they are.
         StorageError: Another release wrote it.
         sqlite3.Error: It cannot be read.
-
     """
     found, place = read_mark(mark_path(path), LABEL), place_of(path)
     with looking(path) as tables:
@@ -332,7 +326,6 @@ def rebuild(path: Path, found: Found, rows: Iterable[SqlRow]) -> None:
 
     Raises:
         StorageError: A file cannot be written.
-
     """
     with translated(place_of(path)):
         with replacing(path) as new, closing(sqlite3.connect(new, isolation_level=None)) as file:

@@ -30,7 +30,6 @@ class _Frame(NamedTuple):
         pages: How many the database has after this one, where it ends a commit; else 0.
         body: The page.
         whole: It is as it was written.
-
     """
 
     page: int
@@ -49,7 +48,6 @@ def readable(database: Path, *, lacking: bool) -> Iterator[Path]:
 
     Raises:
         OSError: There is no room for a copy.
-
     """
     damaged = log_lost(database) or (lacking and log_damage(database))
     frames = _frames(database) if damaged else []

@@ -25,7 +25,6 @@ class SharedFile:
     Args:
         path: Where it is.
         schema: The statement that makes its table.
-
     """
 
     def __init__(self, path: Path, schema: str) -> None:
@@ -61,7 +60,6 @@ class SharedFile:
 
         Raises:
             StorageError: The file cannot be read or written.
-
         """
         try:
             with self._guard:
@@ -77,7 +75,6 @@ class SharedFile:
 
         Raises:
             StorageError: As `connection`; nothing was changed then.
-
         """
         with self.connection() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")

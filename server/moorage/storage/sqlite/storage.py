@@ -26,7 +26,6 @@ class SqliteStorage:
 
     Args:
         folder: It exists.
-
     """
 
     def __init__(self, folder: Path) -> None:
@@ -81,7 +80,6 @@ def read_secret(path: Path) -> bytes:
     Raises:
         FileNotFoundError: There is none.
         StorageError: It is no such secret.
-
     """
     try:
         secret = read_file(path)
@@ -103,7 +101,6 @@ def write_secret(path: Path, secret: bytes) -> bytes:
 
     Raises:
         OSError: It cannot be written.
-
     """
     unfinished = path.with_name(path.name + ".new")
     unfinished.unlink(missing_ok=True)  # A crash may have left one.

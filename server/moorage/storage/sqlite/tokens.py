@@ -15,7 +15,6 @@ class SqliteTokens(SharedFile):
 
     Args:
         path: Where there is no file yet, the first `insert` makes it.
-
     """
 
     def __init__(self, path: Path) -> None:

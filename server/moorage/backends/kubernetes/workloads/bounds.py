@@ -32,7 +32,6 @@ def hide_devices(spec: Document, with_devices: str) -> None:
 
     Raises:
         UnsupportedSpecError: Its environment may name others.
-
     """
     for container in _each(spec, *_KINDS):
         if container["name"] != with_devices:
@@ -62,7 +61,6 @@ def keep_within(spec: Document, share: Share, main: str) -> None:
 
     Raises:
         UnsupportedSpecError: It asks for more, or a container does not say how much.
-
     """
     for name, held in (("cpu", share.cpu_milli), ("memory", share.memory_mib * MIB)):
         before = 0  # What the sidecars have that run already.

@@ -79,7 +79,6 @@ class ClusterWorkloads:
         connection: To it.
         server: Value of the label that says what is ours.
         changed: Told of the name of each workload of which anything changed.
-
     """
 
     def __init__(
@@ -138,7 +137,6 @@ class ClusterWorkloads:
 
         Raises:
             BackendError: It was not in time; the message says why.
-
         """
         try:
             async with asyncio.timeout(seconds):
@@ -226,7 +224,6 @@ class ClusterWorkloads:
 
         Raises:
             BackendError: It was refused.
-
         """
         first = None
         if not there:
@@ -339,7 +336,6 @@ class ClusterWorkloads:
 
         Raises:
             BackendError: The API server did not take the order.
-
         """
         paths = set(self._paths(workload))
         if not paths:
@@ -412,7 +408,6 @@ class ClusterWorkloads:
 
         Raises:
             BackendError: The API server does not say.
-
         """
         path, ours = manifests.JOBS.format(namespace), f"{SERVER_LABEL}={self.server}"
         try:

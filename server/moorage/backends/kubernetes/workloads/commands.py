@@ -73,7 +73,6 @@ async def execute(
     Raises:
         BackendError: The API server refused, or the container has no /bin/sh.
         TimeoutError: It took too long, and was killed.
-
     """
     variables = [f"{key}={text}" for key, text in environment.items()]
     whole = [*_SHELL, workdir, *(["env", *variables] if variables else []), *command]

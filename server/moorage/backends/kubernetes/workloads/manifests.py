@@ -59,7 +59,6 @@ class StartObjects:
         pods: Pods, or Jobs that make them.
         owned: By the first pod, and made last: where to make each, and what.
         jobs: Whether `pods` are Jobs.
-
     """
 
     name: str
@@ -116,7 +115,6 @@ def start_objects(
 
     Raises:
         BackendError: Kubernetes cannot hand out the devices of its lease.
-
     """
     name = start_name(server, order)
     shares: Sequence[Share | None] = order.placement or (None,)

@@ -81,7 +81,6 @@ class PodOutput:
     Args:
         connection: To the cluster.
         folder: For the output of pods that ended.
-
     """
 
     def __init__(self, connection: ClusterConnection, folder: Path) -> None:
@@ -135,7 +134,6 @@ class PodOutput:
 
         Raises:
             UnknownWorkloadError: No output of it is stored.
-
         """
         starts = {
             int(each.stem.rpartition("-")[2]): each

@@ -68,7 +68,6 @@ class WorkloadRuns:
 
     Attributes:
         reports: The last report of each workload that starts or runs.
-
     """
 
     def __init__(
@@ -179,7 +178,6 @@ class WorkloadRuns:
 
         Raises:
             BackendError: That is unknown, since a cluster cannot be read.
-
         """
         if workload in self._where:
             return await self._listed(self._where[workload])
@@ -313,7 +311,6 @@ class WorkloadRuns:
 
         Raises:
             BackendError: It does not get ready.
-
         """
         name, known = order.id, cluster.workloads
         nodes = [str(share.node_id) for share in order.placement]
@@ -352,7 +349,6 @@ class WorkloadRuns:
 
         Raises:
             BackendError: It was too long.
-
         """
         if lasted < SILENCE_SECONDS_MAX or cluster.trouble():
             return
@@ -367,7 +363,6 @@ class WorkloadRuns:
 
         Raises:
             BackendError: It did not.
-
         """
         pods = cluster.workloads.pods(report.id)
         failed = report.phase is Phase.FAILED
@@ -382,7 +377,6 @@ class WorkloadRuns:
 
         Raises:
             BackendError: It is something else.
-
         """
         for share in order.placement:
             published = cluster.published(share.node_id)

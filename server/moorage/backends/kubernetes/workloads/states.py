@@ -142,7 +142,6 @@ class PodState:
         ended: How a container ended; None: it did not.
         reason: Why Kubernetes failed it, and what it says to that.
         disruption: Why Kubernetes took it away.
-
     """
 
     workload: str
@@ -272,7 +271,6 @@ class NodeTrouble(NamedTuple):
     Args:
         why: As Kubernetes says it; empty if the node is well.
         silent: Whether its kubelet says nothing any more.
-
     """
 
     why: str
@@ -301,7 +299,6 @@ def view(
         pods: Of one start, in the order of their names.
         nodes: What is wrong with each node, by name.
         listed: Whether `nodes` has all there are.
-
     """
     if not pods:
         return None

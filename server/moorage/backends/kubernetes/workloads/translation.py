@@ -67,7 +67,6 @@ class PodOrder:
         port: That a Service leads to; None: there is none.
         stop_seconds: Between SIGTERM and SIGKILL.
         job: Whether a Job makes it.
-
     """
 
     image: str
@@ -93,7 +92,6 @@ def pod_order(spec: BaseResourceSpec) -> PodOrder:
 
     Raises:
         UnsupportedSpecError: It means none; it says which field.
-
     """
     match spec:
         case PodResourceSpec():
@@ -272,7 +270,6 @@ def _check(manifest: JsonMapping) -> JsonObject:
 
     Raises:
         UnsupportedSpecError: It is none of a Pod, names a node, or wants devices.
-
     """
     plain: JsonObject = _without_nulls(manifest)
     try:

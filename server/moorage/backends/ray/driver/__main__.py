@@ -40,7 +40,6 @@ class Driver:
         namespace: Of Ray.
         server: Whose actors these are.
         output: Where answers go.
-
     """
 
     def __init__(self, server: str, namespace: str, output: int) -> None:

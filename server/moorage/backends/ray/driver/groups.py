@@ -35,7 +35,6 @@ class JobGroups:
     Args:
         server: The first part of their names.
         holders: Have Ray choose the devices of a lease.
-
     """
 
     def __init__(self, server: str, holders: Holders) -> None:
@@ -48,7 +47,6 @@ class JobGroups:
         Raises:
             GroupError: Ray did not make it, or gave it other devices.
             DeviceError: A device is in use.
-
         """
         self.remove(str(plan["workload"]))
         # In one order for all jobs: else two that share nodes could wait for each other.
@@ -73,7 +71,6 @@ class JobGroups:
 
         Raises:
             GroupError: Ray has not removed one.
-
         """
         prefix = f"{self._server}/{workload}/"
         for group_id, name in self._all().items():

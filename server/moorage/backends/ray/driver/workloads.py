@@ -81,7 +81,6 @@ class Workloads:
         server: The first part of the names of its actors.
         namespace: Of Ray, that they are in.
         tell: Told of those that end by themselves: name, and how.
-
     """
 
     def __init__(self, server: str, namespace: str, tell: Callable[[str, Report], None]) -> None:
@@ -106,7 +105,6 @@ class Workloads:
 
         Args:
             shapes: Of workloads that were ready.
-
         """
         found: dict[str, Report] = {}
         for workload, members in self._all().items():
@@ -178,7 +176,6 @@ class Workloads:
 
         Raises:
             NotDoneError: It did not get ready; nothing of it is left.
-
         """
         workload = str(plans[0]["workload"])
         try:
@@ -339,7 +336,6 @@ class Workloads:
         Returns:
             What its first node wrote at last, with `data` None if that is lost; None if there
             was no such workload.
-
         """
         with self._lock:
             for given_up in self._given_up.get(workload, ()):

@@ -31,7 +31,6 @@ class NodeContainer:
 
     Raises:
         EngineError: This node has no container engine.
-
     """
 
     def __init__(

@@ -54,7 +54,6 @@ class _Kept:
 
     Raises:
         OSError: It cannot be started.
-
     """
 
     def __init__(
@@ -113,7 +112,6 @@ class WorkloadHost:
 
     Args:
         plan: What to run, and with which devices.
-
     """
 
     def __init__(self, plan: JsonMapping) -> None:
@@ -222,7 +220,6 @@ class WorkloadHost:
 
         Returns:
             The end of its output, the offset of that, and the exit code.
-
         """
         self._stopping = True
         if self._ending is None:
