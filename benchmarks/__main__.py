@@ -88,8 +88,7 @@ Names = Annotated[
     ),
 ]
 Nodes = Annotated[
-    Path | None,
-    typer.Option(help="Node file of a trace, for those that place requests on nodes."),
+    Path | None, typer.Option(help="Node file of a trace, for those that place requests on nodes.")
 ]
 Pods = Annotated[
     Path | None,

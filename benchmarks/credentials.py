@@ -159,12 +159,7 @@ async def _websocket(running: Running, shown: Shown, _: str) -> tuple[int, bytes
 
 
 async def _exchange(
-    url: str,
-    method: str,
-    path: str,
-    shown: Shown,
-    more: Sequence[tuple[str, str]],
-    body: bytes,
+    url: str, method: str, path: str, shown: Shown, more: Sequence[tuple[str, str]], body: bytes
 ) -> tuple[int, bytes]:
     """Return the status and what was answered; of a socket that opens, the head alone."""
     split = urlsplit(url)

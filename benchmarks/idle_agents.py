@@ -93,12 +93,7 @@ def _node(number: int) -> dict[str, Any]:
         for each in range(GPUS)
     ]
     group = {"count": GPUS, "memory": GPUS * 81_920, "gpus": gpus}
-    return {
-        "id": f"box-{number}",
-        "vcpus": {"count": 96},
-        "memory": 1 << 20,
-        "gpus": group,
-    }
+    return {"id": f"box-{number}", "vcpus": {"count": 96}, "memory": 1 << 20, "gpus": group}
 
 
 def _metrics() -> wire.AgentMetrics:

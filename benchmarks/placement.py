@@ -126,10 +126,7 @@ def compare(
 
 
 def run(
-    rule: str,
-    nodes: Sequence[trace.TraceNode],
-    pods: Sequence[trace.TracePod],
-    seed: int,
+    rule: str, nodes: Sequence[trace.TraceNode], pods: Sequence[trace.TracePod], seed: int
 ) -> packing.Packing:
     """Play one seed of the protocol with a fresh policy."""
     name = "expected_fill" if rule in EXPECTED_FILL else rule
@@ -170,11 +167,7 @@ def placement(
     if not traces:
         raise CommandError(f"there is no pods_*.csv beside {nodes}")
     table = compare(
-        nodes,
-        traces,
-        rules or tuple(PUBLISHED_AS),
-        range(SEED, SEED + seeds),
-        progress,
+        nodes, traces, rules or tuple(PUBLISHED_AS), range(SEED, SEED + seeds), progress
     )
     return {
         "seeds": seeds,

@@ -300,9 +300,7 @@ class ServerPair:
         if self._draw.random() < 1 / 2:
             leader.signal(signal.SIGTERM)
         else:
-            from moorage.storage.postgres.leadership import (  # noqa: PLC0415  # An extra.
-                ask_to_resign,
-            )
+            from moorage.storage.postgres.leadership import ask_to_resign  # noqa: PLC0415  # An extra.
 
             await asyncio.to_thread(ask_to_resign, self.address)
         await settle()

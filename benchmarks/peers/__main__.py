@@ -103,8 +103,7 @@ def _round(report: PeersReport, chosen: list[Peer], fleet: Nodes, console: Conso
             found = _run(peer, fleet, extent, console)
             version = peer.version() or ""
             row = report.rows.setdefault(
-                peer.name,
-                Row(today(), group, peer.title, version, peer.decides, peer.stores),
+                peer.name, Row(today(), group, peer.title, version, peer.decides, peer.stores)
             )
             row.runs.append(found)
             row.moorage.append(ours)

@@ -41,12 +41,7 @@ class Renewer(Protocol):
     """The methods of a client that a keeper uses."""
 
     async def renew(
-        self,
-        lease: str,
-        token: str,
-        ttl_seconds: float | None = None,
-        *,
-        seconds_max: float,
+        self, lease: str, token: str, ttl_seconds: float | None = None, *, seconds_max: float
     ) -> Lease:
         """Renew a lease."""
 

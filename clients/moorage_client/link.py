@@ -225,10 +225,7 @@ class Link:
         return _NotLeader(url, reason, names_another=names_another)
 
     def _hear(
-        self,
-        number: str,
-        on_progress: Callable[[JsonMapping], None],
-        last: frozenset[str],
+        self, number: str, on_progress: Callable[[JsonMapping], None], last: frozenset[str]
     ) -> None:
         if len(self._progress) >= STREAMED_MAX:
             del self._progress[next(iter(self._progress))]
@@ -315,12 +312,7 @@ class Renewals:
         self._link = link
 
     async def renew(
-        self,
-        lease: str,
-        token: str,
-        ttl_seconds: float | None = None,
-        *,
-        seconds_max: float,
+        self, lease: str, token: str, ttl_seconds: float | None = None, *, seconds_max: float
     ) -> Lease:
         """Renew a lease; arguments and errors as in `Client.renew`."""
         message: JsonObject = {"op": "renew", "lease": lease, "token": token}

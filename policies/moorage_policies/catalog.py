@@ -28,11 +28,7 @@ _RULES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         {"cpu_weight": {**_PART, "description": "How much free CPU counts against free GPU"}},
         {"cpu_weight": 0.5},
     ),
-    "dot_product": (
-        "The node whose free CPU and GPU are least aligned with the request.",
-        {},
-        {},
-    ),
+    "dot_product": ("The node whose free CPU and GPU are least aligned with the request.", {}, {}),
     "gpu_packing": ("GPUs in use before idle ones, nodes in use before idle ones.", {}, {}),
     "gpu_clustering": ("The node that holds requests of the same kind.", {}, {}),
     "random": ("A node with room, drawn from the request's seed.", {}, {}),

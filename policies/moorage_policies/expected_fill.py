@@ -270,11 +270,7 @@ class AIOSv1PolicyRule:
         )
 
     def _prepare(
-        self,
-        fleet: FleetView,
-        demand: Demand,
-        parameters: dict[str, Any],
-        context: dict[str, Any],
+        self, fleet: FleetView, demand: Demand, parameters: dict[str, Any], context: dict[str, Any]
     ) -> None:
         """Value the fleet again if it, or the typical requests, changed."""
         typical, seed = parameters.get("typical") or [], int(parameters.get("stream_seed", 1))

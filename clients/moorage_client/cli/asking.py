@@ -75,9 +75,7 @@ _Alternatives = Annotated[
 _ClusterOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Candidate cluster",
-        rich_help_panel=_RESOURCES,
-        autocompletion=completing.clusters,
+        help="Candidate cluster", rich_help_panel=_RESOURCES, autocompletion=completing.clusters
     ),
 ]
 _HoldSeconds = Annotated[
@@ -195,8 +193,7 @@ def ask(
         int | None, typer.Option(min=0, help="Memory of each GPU", rich_help_panel=_RESOURCES)
     ] = None,
     cpu_milli: Annotated[
-        int | None,
-        typer.Option(min=0, help="Thousandths of CPU cores", rich_help_panel=_RESOURCES),
+        int | None, typer.Option(min=0, help="Thousandths of CPU cores", rich_help_panel=_RESOURCES)
     ] = None,
     memory_mib: Annotated[
         int | None, typer.Option(min=0, help="Memory of each node", rich_help_panel=_RESOURCES)

@@ -71,10 +71,7 @@ async def _policies(context: typer.Context) -> Names:
 
     given = _shared_options(context)
     with Services(
-        given.get("http_url"),
-        given.get("token"),
-        timeout=SECONDS_MAX,
-        ca_file=given.get("ca_file"),
+        given.get("http_url"), given.get("token"), timeout=SECONDS_MAX, ca_file=given.get("ca_file")
     ) as services:
         aliases = [(each["alias"], "alias") for each in services.aliases()]
         found = services.policies()

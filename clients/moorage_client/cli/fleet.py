@@ -226,9 +226,7 @@ REASON: Final = typer.Option(help="Said to everyone who asks why nothing is plac
 
 
 def cordon(
-    session: CommandSession,
-    place: Annotated[str, PLACE],
-    reason: Annotated[str, REASON] = "",
+    session: CommandSession, place: Annotated[str, PLACE], reason: Annotated[str, REASON] = ""
 ) -> None:
     """Place no new leases on a node or cluster. Existing leases stay."""
 

@@ -42,8 +42,7 @@ RETRY_SECONDS: Final = 1.0
 """Pause before a lost server is tried again."""
 
 WatchFlag = Annotated[
-    bool,
-    typer.Option("--watch", "-w", help="Show it again whenever it changes, until interrupted"),
+    bool, typer.Option("--watch", "-w", help="Show it again whenever it changes, until interrupted")
 ]
 
 
@@ -96,9 +95,7 @@ class _View:
 
 
 def _watched(
-    session: CommandSession,
-    fetch: Callable[["Client"], Awaitable[list[JsonObject]]],
-    view: _View,
+    session: CommandSession, fetch: Callable[["Client"], Awaitable[list[JsonObject]]], view: _View
 ) -> None:
     terminal = sys.stdout.isatty() and not session.json
     show = _Drawn(view) if terminal else _Printed(view, as_json=session.json)

@@ -53,10 +53,7 @@ Sandbox = Annotated[
 
 def try_policy(
     session: CommandSession,
-    path: Annotated[
-        Path,
-        typer.Argument(help="What `policy push` takes"),
-    ],
+    path: Annotated[Path, typer.Argument(help="What `policy push` takes")],
     requests: Annotated[
         Path | None,
         typer.Option(help="Messages to ask it instead of the built-in ones: a JSON list"),
@@ -215,8 +212,7 @@ def backtest(
     seed: Annotated[int, typer.Option(min=0, max=SEED_MAX, help="Of all that is random")] = 42,
     limit: Annotated[int | None, typer.Option(min=1, help="Requests at most")] = None,
     plot: Annotated[
-        list[Path] | None,
-        typer.Option(help="Draw to this .png or .svg file; may be repeated"),
+        list[Path] | None, typer.Option(help="Draw to this .png or .svg file; may be repeated")
     ] = None,
     sandbox: Sandbox = Mode.JAIL,
 ) -> None:

@@ -152,13 +152,7 @@ def show(
     table(
         ("when", "who", "what", "fields", "digest"),
         (
-            (
-                local_time(each.at),
-                each.who,
-                each.what,
-                " ".join(each.fields),
-                each.digest[:12],
-            )
+            (local_time(each.at), each.who, each.what, " ".join(each.fields), each.digest[:12])
             for each in read_as(list[PolicyHistoryEntry], changes)
         ),
         empty="It was never changed.",
@@ -323,7 +317,4 @@ def _directory(path: Path) -> dict[str, str]:
 
 
 def _archive(content: bytes, suffix: str) -> dict[str, str]:
-    return {
-        "code": base64.b64encode(content).decode(),
-        "code_type": suffix.removeprefix("."),
-    }
+    return {"code": base64.b64encode(content).decode(), "code_type": suffix.removeprefix(".")}

@@ -74,12 +74,10 @@ def serve(
         typer.Option("--resource", "-r", metavar="TYPE=N", help="Instances of a type; repeatable"),
     ] = None,
     slots_per: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TYPE=N", help="Slots of each instance of a type"),
+        list[str] | None, typer.Option(metavar="TYPE=N", help="Slots of each instance of a type")
     ] = None,
     oversubscribe: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TYPE=N", help="Factor for the slots of a type"),
+        list[str] | None, typer.Option(metavar="TYPE=N", help="Factor for the slots of a type")
     ] = None,
     ttl: Annotated[
         float,

@@ -84,11 +84,7 @@ def _shared(
     version: Annotated[  # noqa: ARG001  # Its callback ends the program.
         bool,
         typer.Option(
-            "--version",
-            "-V",
-            callback=_version,
-            is_eager=True,
-            help="Print the version and exit.",
+            "--version", "-V", callback=_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:

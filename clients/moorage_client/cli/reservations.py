@@ -94,8 +94,7 @@ def add(  # Each is an option of the command.
         typer.Option("--where", metavar="LABEL", help="Label of the nodes, as of `moorage ask`"),
     ] = None,
     cluster: Annotated[
-        list[str] | None,
-        typer.Option(help="Candidate cluster", autocompletion=completing.clusters),
+        list[str] | None, typer.Option(help="Candidate cluster", autocompletion=completing.clusters)
     ] = None,
     lapse: Annotated[
         float,

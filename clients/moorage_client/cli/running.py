@@ -18,13 +18,7 @@ from moorage.records.fields import ATTEMPTS_MAX, TTL_SECONDS, StartNumber
 from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.replies import ExecutionAnswer, OutputPart
 from moorage_client.answers import UnreadableError, read_as
-from moorage_client.cli.asking import (
-    LOOK_SECONDS,
-    LeaseArgument,
-    Preemptible,
-    keep,
-    stored_token,
-)
+from moorage_client.cli.asking import LOOK_SECONDS, LeaseArgument, Preemptible, keep, stored_token
 from moorage_client.cli.fetching import check_folder, fetch
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
 from moorage_client.cli.session import CommandSession

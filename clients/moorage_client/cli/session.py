@@ -91,10 +91,7 @@ class CommandSession:
             )
 
         return Services(
-            self.http_url,
-            self.token,
-            timeout=self.timeout or SECONDS_MAX,
-            ca_file=self.ca_file,
+            self.http_url, self.token, timeout=self.timeout or SECONDS_MAX, ca_file=self.ca_file
         )
 
 

@@ -93,10 +93,7 @@ it takes a new version; add those that matter to you. `test_policy.py` runs with
 """
 
 _EXAMPLES: Final = [
-    {
-        "name": "one GPU goes somewhere",
-        "request": {"resources": {"gpus": 1}},
-    },
+    {"name": "one GPU goes somewhere", "request": {"resources": {"gpus": 1}}},
     {
         "name": "the whole of a node",
         "request": {"resources": {"gpus": 4}},

@@ -22,12 +22,4 @@ from moorage_client.inventory.collecting import collect, read
 from moorage_client.inventory.documents import Document, Inventory, InventoryError, merged
 from moorage_client.inventory.openb import TableError
 
-__all__ = [
-    "Document",
-    "Inventory",
-    "InventoryError",
-    "TableError",
-    "collect",
-    "merged",
-    "read",
-]
+__all__ = ["Document", "Inventory", "InventoryError", "TableError", "collect", "merged", "read"]

@@ -13,12 +13,7 @@ from moorage.protocol.kubernetes_nodes import (
     without_copies,
 )
 from moorage.records.json_values import JsonMapping
-from moorage_client.inventory.documents import (
-    Document,
-    Inventory,
-    InventoryError,
-    cluster_document,
-)
+from moorage_client.inventory.documents import Document, Inventory, InventoryError, cluster_document
 
 KINDS: Final = frozenset({"List", "NodeList", "Node"})
 """Values of `kind` that this reader knows."""

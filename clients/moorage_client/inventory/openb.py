@@ -144,9 +144,7 @@ def lines(path: Path, file: IO[str], columns: Sequence[str]) -> Iterator[TableLi
 
 
 def trace_document(
-    nodes: Sequence[TraceNode],
-    cluster_id: str = "openb",
-    names: Mapping[str, str] | None = None,
+    nodes: Sequence[TraceNode], cluster_id: str = "openb", names: Mapping[str, str] | None = None
 ) -> Document:
     """Return the body of `POST /clusters` that describes the nodes as one cluster.
 

@@ -29,11 +29,7 @@ from moorage_client.workflow.errors import (
     TaskTimeout,
     WorkflowError,
 )
-from moorage_client.workflow.executor import (
-    DAGExecutor,
-    DynamicExecutor,
-    ResourceAwareExecutor,
-)
+from moorage_client.workflow.executor import DAGExecutor, DynamicExecutor, ResourceAwareExecutor
 from moorage_client.workflow.gates import ApprovalGate, GateController, GateStatus
 from moorage_client.workflow.graph import DAG, DAGBuilder, Edge, NodeId
 from moorage_client.workflow.growth import DynamicModification, DynamicNodeSpec

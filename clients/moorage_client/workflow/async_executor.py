@@ -16,13 +16,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Final, Unpack
 
-from moorage_client.workflow.base import (
-    BaseExecutor,
-    Pools,
-    RunOptions,
-    Settable,
-    is_awaitable,
-)
+from moorage_client.workflow.base import BaseExecutor, Pools, RunOptions, Settable, is_awaitable
 from moorage_client.workflow.callbacks import ExecutionCallbacks
 from moorage_client.workflow.errors import TaskTimeout
 from moorage_client.workflow.execution import Execution, Settings
@@ -134,19 +128,11 @@ class _AsyncRun:
     """One call of `execute`. All its code runs on the event loop, so it needs no lock."""
 
     def __init__(
-        self,
-        settings: Settings,
-        tasks: Mapping[str, Task],
-        threads_max: int,
-        pools: Pools,
+        self, settings: Settings, tasks: Mapping[str, Task], threads_max: int, pools: Pools
     ) -> None:
         self._settings = settings
         tasks = gated(
-            tasks,
-            settings.gates,
-            settings.callbacks,
-            lambda: self._execution.trace,
-            _is_async,
+            tasks, settings.gates, settings.callbacks, lambda: self._execution.trace, _is_async
         )
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()

@@ -221,11 +221,7 @@ class Execution:
         return skipped
 
     def _grow(
-        self,
-        node: RunningNode,
-        growth: DynamicModification,
-        result: NodeResult,
-        skipped: list[int],
+        self, node: RunningNode, growth: DynamicModification, result: NodeResult, skipped: list[int]
     ) -> NodeResult:
         """Apply a node's changes of the graph; return its result, a failure if they are invalid."""
         first = len(self._names)

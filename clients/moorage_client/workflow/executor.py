@@ -166,11 +166,7 @@ class _Run:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        tasks: Mapping[str, Task],
-        workers_max: int,
-        pools: Pools,
+        self, settings: Settings, tasks: Mapping[str, Task], workers_max: int, pools: Pools
     ) -> None:
         self._settings = settings
         self._tasks = tasks

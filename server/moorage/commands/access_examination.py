@@ -28,13 +28,7 @@ _ROUNDS: Final = 4
 
 def examine_access(config: Config) -> list[DoctorFinding]:
     """Examine all of it; what is not configured has no finding."""
-    return [
-        *_tls(config),
-        _tokens(config),
-        *_issuer(config),
-        _audit_log(config),
-        _disk(config),
-    ]
+    return [*_tls(config), _tokens(config), *_issuer(config), _audit_log(config), _disk(config)]
 
 
 def serves_certificate(config: Config, host: str, port: int, seconds_max: float) -> bool:

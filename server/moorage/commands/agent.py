@@ -64,8 +64,7 @@ def agent_run(
     no_machine_id: Annotated[
         bool,
         typer.Option(
-            "--no-machine-id",
-            help="Where several machines, or agents of one, have one machine id.",
+            "--no-machine-id", help="Where several machines, or agents of one, have one machine id."
         ),
     ] = False,
     unheard_seconds: Annotated[
@@ -202,10 +201,7 @@ def _store(data: Path | None, config: Path | None) -> "Iterator[tuple[AgentStore
     """Open the store of agents in the server's data folder; report a fault in one line."""
     loopback = {"host": "127.0.0.1", "http_host": "127.0.0.1"}
     settings = load_config({"data_dir": data, **loopback}, config)
-    from moorage.daemon.agents.agent_store import (  # noqa: PLC0415  # As in serve.
-        AgentStore,
-        AgentStoreError,
-    )
+    from moorage.daemon.agents.agent_store import AgentStore, AgentStoreError  # noqa: PLC0415  # As in serve.
     from moorage.storage.base import StorageError  # noqa: PLC0415  # As in serve.
     from moorage.storage.opening import open_storage  # noqa: PLC0415  # As in serve.
 

@@ -15,8 +15,7 @@ def bench(
         typer.Argument(help="grants, sandbox; only where it is named: kubernetes."),
     ] = None,
     nodes: Annotated[
-        Path | None,
-        typer.Option(help="Node file of a trace, for `grants` and `kubernetes`."),
+        Path | None, typer.Option(help="Node file of a trace, for `grants` and `kubernetes`.")
     ] = None,
     pods: Annotated[Path | None, typer.Option(help="Its request file, for `grants`.")] = None,
     as_json: JsonFlag = False,

@@ -117,9 +117,7 @@ def _storage(config: Config, advice: str) -> list[DoctorFinding]:
         need_postgres()
     except StorageError as error:
         return [DoctorFinding("storage", "broken", str(error))]
-    from moorage.storage.postgres.examination import (  # noqa: PLC0415  # An extra.
-        examine as examine_database,
-    )
+    from moorage.storage.postgres.examination import examine as examine_database  # noqa: PLC0415  # An extra.
 
     return examine_database(config.storage)
 

@@ -30,10 +30,7 @@ def lead(
         _fail("set `storage` (MOORAGE_STORAGE) to the database; a folder has one server")
     try:
         need_postgres()
-        from moorage.storage.postgres.leadership import (  # noqa: PLC0415  # An extra.
-            ask_to_resign,
-            look_around,
-        )
+        from moorage.storage.postgres.leadership import ask_to_resign, look_around  # noqa: PLC0415  # An extra.
 
         leader, standbys = look_around(settings.storage)
         if resign:

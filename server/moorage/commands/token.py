@@ -72,10 +72,7 @@ def token_list(
     settings = _settings(data, config)
 
     now = time.time()
-    with (
-        _store_errors(),
-        contextlib.closing(_store(settings)) as store,
-    ):
+    with _store_errors(), contextlib.closing(_store(settings)) as store:
         known = list(store.tokens().values())
     if as_json:
         rows = [
@@ -109,10 +106,7 @@ def token_revoke(
     """Refuse a token from now on; a running server ends its open sessions within a second."""
     settings = _settings(data, config)
 
-    with (
-        _store_errors(),
-        contextlib.closing(_store(settings)) as store,
-    ):
+    with _store_errors(), contextlib.closing(_store(settings)) as store:
         if store.revoke(name, time.time()):
             note(settings, "token.revoked", {"token": name})
             typer.echo(f"Token “{name}” is revoked.")

@@ -275,8 +275,7 @@ class Config(ShareSettings):
         ),
     ] = 60.0
     policy_memory_mib: Annotated[
-        int,
-        Setting(whole(16, 65536), "What a policy's process may use beyond its start, in MiB."),
+        int, Setting(whole(16, 65536), "What a policy's process may use beyond its start, in MiB.")
     ] = 256
     policy_workers: Annotated[
         str,
@@ -414,8 +413,7 @@ class Config(ShareSettings):
         ),
     ] = 0
     tenant_uploads_per_minute: Annotated[
-        int,
-        Setting(whole(0, 100_000), "Policies that one tenant may publish; 0: any number."),
+        int, Setting(whole(0, 100_000), "Policies that one tenant may publish; 0: any number.")
     ] = 0
     tenant_evaluation_seconds_per_minute: Annotated[
         int,
@@ -497,14 +495,12 @@ class Config(ShareSettings):
         ),
     ] = field(default="", repr=False)
     policy_executor_id: Annotated[
-        str,
-        Setting(NAME, "The executor's id there. Also read from `POLICY_SYSTEM_EXECUTOR_ID`."),
+        str, Setting(NAME, "The executor's id there. Also read from `POLICY_SYSTEM_EXECUTOR_ID`.")
     ] = "moorage"
     external_timeout_seconds: Annotated[
         float,
         Setting(
-            seconds(0.05, 60),
-            "Time of one question to an external service, repetitions included.",
+            seconds(0.05, 60), "Time of one question to an external service, repetitions included."
         ),
     ] = 5.0
     cluster_refresh_seconds: Annotated[
@@ -601,10 +597,7 @@ class Config(ShareSettings):
 
     @classmethod
     def load(
-        cls,
-        argv_overrides: Mapping[str, Any],
-        environ: Mapping[str, str],
-        file: Path | None = None,
+        cls, argv_overrides: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None
     ) -> "Config":
         """Put a configuration together.
 

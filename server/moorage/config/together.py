@@ -81,9 +81,7 @@ def check_together(chosen: Mapping[str, Any], sources: Mapping[str, str]) -> Non
 
 
 def _check_tls(
-    chosen: Mapping[str, Any],
-    sources: Mapping[str, str],
-    refuse: Callable[[str, str], NoReturn],
+    chosen: Mapping[str, Any], sources: Mapping[str, str], refuse: Callable[[str, str], NoReturn]
 ) -> None:
     if (chosen["tls_cert"] is None) != (chosen["tls_key"] is None):
         missing = "tls_key" if chosen["tls_key"] is None else "tls_cert"

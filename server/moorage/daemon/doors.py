@@ -194,11 +194,7 @@ def _issuer(config: Config, tasks: Tasks) -> tuple[IssuerTokens | None, SignInFl
     if not config.oidc_issuer:
         return None, None
     try:
-        from moorage.daemon.access import (  # noqa: PLC0415  # They need an extra.
-            oidc,
-            oidc_keys,
-            oidc_sign_in,
-        )
+        from moorage.daemon.access import oidc, oidc_keys, oidc_sign_in  # noqa: PLC0415  # They need an extra.
     except ModuleNotFoundError as error:
         way = f"{install_command('oidc')}, or leave out oidc_issuer"
         raise ServiceError(Code.UNAVAILABLE, f"oidc_issuer needs {error.name}: {way}") from error

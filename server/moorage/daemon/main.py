@@ -43,14 +43,7 @@ EXIT_BROKEN: Final = 70
 """A broken invariant or a failed ledger ended the process; the last line on stderr says what."""
 EXIT_NOT_LEADER: Final = 75
 """Another server leads since, or is to: start again, and stand by. `EX_TEMPFAIL` of sysexits.h."""
-_CANNOT_START: Final = (
-    LedgerError,
-    StorageError,
-    ServiceError,
-    JailError,
-    BackendError,
-    OSError,
-)
+_CANNOT_START: Final = (LedgerError, StorageError, ServiceError, JailError, BackendError, OSError)
 _ENVIRONMENT: Final = (47, 48)
 """Where this process got its variables, in `/proc/self/stat`, counted from the state on."""
 GARBAGE_THRESHOLDS: Final = (50_000, 20, 50)
@@ -141,10 +134,7 @@ async def _serve(
 
 
 async def _until_end(
-    daemon: Daemon,
-    running: asyncio.Future[None],
-    stopping: asyncio.Event,
-    rereading: Rereading,
+    daemon: Daemon, running: asyncio.Future[None], stopping: asyncio.Event, rereading: Rereading
 ) -> int:
     """Serve until a stop is wanted, or something breaks; return the exit code."""
     following = asyncio.ensure_future(rereading.run(daemon.change_tokens))

@@ -272,11 +272,7 @@ def _entrance(outset: Outset, stack: AsyncExitStack) -> Entrance:
 
 
 async def _stand_by(
-    election: Election,
-    outset: Outset,
-    entrance: Entrance,
-    waiting: Waiting,
-    stack: AsyncExitStack,
+    election: Election, outset: Outset, entrance: Entrance, waiting: Waiting, stack: AsyncExitStack
 ) -> Prepared:
     """Wait until this server leads. Until then its doors name the leader."""
     measures, doors = outset.measures, entrance.doors
@@ -336,11 +332,7 @@ async def _read_on(
 
 
 async def _read(
-    outset: Outset,
-    entrance: Entrance,
-    prepared: Prepared,
-    standby: Standby,
-    stack: AsyncExitStack,
+    outset: Outset, entrance: Entrance, prepared: Prepared, standby: Standby, stack: AsyncExitStack
 ) -> None:
     """Build what reads, as what leads is built, and follow until that breaks."""
     config, at = replace(outset.config, traces=False), time.time()
@@ -634,10 +626,7 @@ async def _open_runners(
     backends = _backends(
         config,
         Surroundings(
-            config.data_dir,
-            lambda: state.clusters,
-            not config.tokens,
-            partial(_lease_of, state),
+            config.data_dir, lambda: state.clusters, not config.tokens, partial(_lease_of, state)
         ),
     )
     workloads = WorkloadControl(

@@ -158,11 +158,7 @@ async def play_trace(job: PlaygroundJob) -> JsonObject:
         nodes.write_text(_table(clusters))
         pods.write_text(job.trace)
         given = BacktestJob(
-            [job.policy],
-            nodes=str(nodes),
-            pods=str(pods),
-            limit=TRACE_REQUESTS_MAX,
-            mode=job.mode,
+            [job.policy], nodes=str(nodes), pods=str(pods), limit=TRACE_REQUESTS_MAX, mode=job.mode
         )
         report = await backtest(given)
     (run,) = report["rules"]

@@ -342,12 +342,7 @@ def _ask_behind(lease: Lease, seconds: float, seed: int) -> Ask:
 def _pods(asks: Sequence[tuple[float, Ask]]) -> list[trace.TracePod]:
     return [
         trace.TracePod(
-            str(ask.id),
-            d.cpu_milli,
-            d.memory_mib,
-            d.gpus,
-            d.gpu_milli if d.gpus else 0,
-            d.models,
+            str(ask.id), d.cpu_milli, d.memory_mib, d.gpus, d.gpu_milli if d.gpus else 0, d.models
         )
         for _, ask in asks
         if (d := ask.demand) is not None

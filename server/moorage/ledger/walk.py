@@ -48,13 +48,7 @@ from moorage.ledger.contents import ContentChange, changes_of
 from moorage.ledger.inspection import without_checkpoint
 from moorage.storage.base import Checkpoint, FactRow, StorageCorrupt, run
 from moorage.storage.sqlite.fact_tables import FactTables
-from moorage.storage.sqlite.facts import (
-    deep_looking,
-    is_unmade,
-    missing,
-    place_of,
-    read_marks,
-)
+from moorage.storage.sqlite.facts import deep_looking, is_unmade, missing, place_of, read_marks
 from moorage.storage.sqlite.fencing import fencing_path
 from moorage.storage.sqlite.files import UNREADABLE, log_damage, log_lost
 from moorage.storage.sqlite.marks import Found

@@ -41,9 +41,7 @@ class GroupCommit:
     """
 
     def __init__(
-        self,
-        store: FactStore,
-        settled: Callable[[Sequence[WriteJob], LedgerFailed | None], None],
+        self, store: FactStore, settled: Callable[[Sequence[WriteJob], LedgerFailed | None], None]
     ) -> None:
         self._store = store
         self._settled = settled

@@ -40,11 +40,7 @@ _NOT_HERE: Final = -1.0
 
 
 def place(
-    input_data: JsonMapping,
-    score: Score,
-    *,
-    close: bool = False,
-    gang: Gang = "pack",
+    input_data: JsonMapping, score: Score, *, close: bool = False, gang: Gang = "pack"
 ) -> JsonObject | list[JsonObject]:
     """Return the answer "the best nodes that it fits on", or why there are none.
 

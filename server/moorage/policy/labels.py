@@ -56,10 +56,7 @@ class NodeLabels:
         self._columns: dict[Callable[[Mapping[str, str]], Any], tuple[Any, ...]] = {}
 
     def column(
-        self,
-        fleet: FleetView,
-        cluster_data: JsonMapping,
-        read: Callable[[Mapping[str, str]], T],
+        self, fleet: FleetView, cluster_data: JsonMapping, read: Callable[[Mapping[str, str]], T]
     ) -> tuple[T, ...]:
         """Return the result of `read` for each node's labels, one value per row.
 

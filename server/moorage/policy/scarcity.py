@@ -120,11 +120,7 @@ class ScarcityPrices:
     NODES_PER_REQUEST: Final = 6
 
     def __init__(
-        self,
-        kinds: Sequence[RequestKind],
-        copies: KindCopies,
-        sort_of: Ints,
-        fleet: FleetView,
+        self, kinds: Sequence[RequestKind], copies: KindCopies, sort_of: Ints, fleet: FleetView
     ) -> None:
         self._copies, self._sort_of = copies, sort_of
         self._worths = np.array([kind.weight * kind.milli for kind in kinds])

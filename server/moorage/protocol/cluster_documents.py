@@ -109,12 +109,7 @@ def machine_key(machine_id: str) -> str:
 
 
 def cluster_document(
-    cluster_id: str,
-    nodes: Sequence[Document],
-    *,
-    tag: str,
-    description: str,
-    region: str = "",
+    cluster_id: str, nodes: Sequence[Document], *, tag: str, description: str, region: str = ""
 ) -> Document:
     """Return the body of `POST /clusters` that describes the nodes as one cluster.
 

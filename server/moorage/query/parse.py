@@ -193,13 +193,7 @@ class Parser:
         )
 
     def _operator(
-        self,
-        path: Path,
-        name: str,
-        operand: JsonValue,
-        at: str,
-        depth: int,
-        beside: JsonMapping,
+        self, path: Path, name: str, operand: JsonValue, at: str, depth: int, beside: JsonMapping
     ) -> Condition:
         place = under(at, name)
         if name in {"$eq", "$ne"}:

@@ -23,16 +23,7 @@ Stage = Callable[[list[JsonMapping]], list[JsonMapping]]
 _Expression = Callable[[JsonMapping], JsonValue]
 
 _FOLDS: Final = ("$sum", "$avg", "$min", "$max", "$first", "$last", "$push", "$addToSet", "$count")
-_STAGES: Final = (
-    "$match",
-    "$unwind",
-    "$group",
-    "$project",
-    "$sort",
-    "$skip",
-    "$limit",
-    "$count",
-)
+_STAGES: Final = ("$match", "$unwind", "$group", "$project", "$sort", "$skip", "$limit", "$count")
 
 
 _OPTIONS: Final = ("sort", "skip", "limit")

@@ -181,11 +181,7 @@ LabelValues = Annotated[
 ]
 Topics = Annotated[
     tuple[_NAMED, ...],
-    Meta(
-        min_length=1,
-        max_length=TOPICS_MAX,
-        description=f"a list of 1 to {TOPICS_MAX} topics",
-    ),
+    Meta(min_length=1, max_length=TOPICS_MAX, description=f"a list of 1 to {TOPICS_MAX} topics"),
 ]
 Command = Annotated[
     tuple[Annotated[str, Meta(max_length=COMMAND_CHARS_MAX)], ...],
@@ -218,9 +214,7 @@ Offset = Annotated[
 LogWaitSeconds = Annotated[
     float,
     Meta(
-        ge=0,
-        le=LOG_WAIT_SECONDS_MAX,
-        description=f"seconds between 0 and {LOG_WAIT_SECONDS_MAX}",
+        ge=0, le=LOG_WAIT_SECONDS_MAX, description=f"seconds between 0 and {LOG_WAIT_SECONDS_MAX}"
     ),
 ]
 ExecSeconds = Annotated[
@@ -232,8 +226,7 @@ Filters = Annotated[
     Meta(description="an object whose values are strings, numbers or booleans"),
 ]
 Gpus = Annotated[
-    int,
-    Meta(ge=0, le=GPUS_MAX, description=f"a whole number of GPUs between 0 and {GPUS_MAX}"),
+    int, Meta(ge=0, le=GPUS_MAX, description=f"a whole number of GPUs between 0 and {GPUS_MAX}")
 ]
 GpuMilli = Annotated[
     int,
@@ -257,25 +250,20 @@ QuotaMilli = Annotated[
     ),
 ]
 Weight = Annotated[
-    float,
-    Meta(ge=0.001, le=1_000_000, description="a number between 0.001 and 1000000"),
+    float, Meta(ge=0.001, le=1_000_000, description="a number between 0.001 and 1000000")
 ]
 MemoryMib = Annotated[
     int,
     Meta(
-        ge=0,
-        le=MEMORY_MIB_MAX,
-        description=f"a whole number of MiB between 0 and {MEMORY_MIB_MAX}",
+        ge=0, le=MEMORY_MIB_MAX, description=f"a whole number of MiB between 0 and {MEMORY_MIB_MAX}"
     ),
 ]
 Nodes = Annotated[
-    int,
-    Meta(ge=1, le=NODES_MAX, description=f"a whole number of nodes between 1 and {NODES_MAX}"),
+    int, Meta(ge=1, le=NODES_MAX, description=f"a whole number of nodes between 1 and {NODES_MAX}")
 ]
 OnFailure = Annotated[Literal["end", "requeue"], Meta(description='"end" or "requeue"')]
 Attempts = Annotated[
-    int,
-    Meta(ge=1, le=ATTEMPTS_MAX, description=f"a whole number from 1 to {ATTEMPTS_MAX}"),
+    int, Meta(ge=1, le=ATTEMPTS_MAX, description=f"a whole number from 1 to {ATTEMPTS_MAX}")
 ]
 AttemptNumber = Annotated[int, Meta(ge=0, description="a whole number, 0 or more")]
 Encoding = Annotated[Literal["text", "base64"], Meta(description='"text" or "base64"')]
@@ -313,17 +301,13 @@ LeaseOrder = Annotated[
 TtlSeconds = Annotated[
     float,
     Meta(
-        ge=1,
-        le=TTL_SECONDS_MAX,
-        description=f"a number of seconds between 1 and {TTL_SECONDS_MAX}",
+        ge=1, le=TTL_SECONDS_MAX, description=f"a number of seconds between 1 and {TTL_SECONDS_MAX}"
     ),
 ]
 KeepSeconds = Annotated[
     float,
     Meta(
-        ge=0,
-        le=TTL_SECONDS_MAX,
-        description=f"a number of seconds between 0 and {TTL_SECONDS_MAX}",
+        ge=0, le=TTL_SECONDS_MAX, description=f"a number of seconds between 0 and {TTL_SECONDS_MAX}"
     ),
 ]
 WaitSeconds = Annotated[
@@ -354,8 +338,7 @@ Priority = Annotated[
     ),
 ]
 Mode = Annotated[
-    Literal["dry_run", "select_clusters"],
-    Meta(description='"dry_run" or "select_clusters"'),
+    Literal["dry_run", "select_clusters"], Meta(description='"dry_run" or "select_clusters"')
 ]
 PageLimit = Annotated[
     int, Meta(ge=1, le=PAGE_MAX, description=f"a whole number between 1 and {PAGE_MAX}")

@@ -140,9 +140,7 @@ class Inventory:
 
     @classmethod
     def partly(
-        cls,
-        free: Mapping[str, Sequence[Instance]],
-        slots_of: Callable[[str, Instance], Amount],
+        cls, free: Mapping[str, Sequence[Instance]], slots_of: Callable[[str, Instance], Amount]
     ) -> Inventory:
         """Return an inventory with some slots in use.
 
@@ -463,9 +461,7 @@ def insufficient(short: Mapping[str, tuple[Amount, Amount]]) -> str:
     return f"insufficient slots of {', '.join(counts)}"
 
 
-def merged(
-    *taken: Mapping[str, Sequence[JsonMapping]],
-) -> dict[str, list[JsonObject]]:
+def merged(*taken: Mapping[str, Sequence[JsonMapping]]) -> dict[str, list[JsonObject]]:
     """Merge allocations of one inventory, so that each instance appears once."""
     slots: dict[str, dict[str, Amount]] = {}
     for each in taken:

@@ -12,21 +12,10 @@ from moorage.protocol.registry import Activation, CanaryStart, Document
 from moorage.records.json_values import JsonValue
 from moorage.records.policies import AliasDocument, CanaryOutcomes, PolicyOutput, ShadowComparison
 from moorage.records.rights import Right
-from moorage.web.bodies import (
-    BodyReader,
-    caller_of,
-    read_as,
-    read_document,
-    succeeded,
-    who_of,
-)
+from moorage.web.bodies import BodyReader, caller_of, read_as, read_document, succeeded, who_of
 from moorage.web.changes import note_change
 from moorage.web.router import HttpRouter
-from moorage.web.schemas import (
-    ManagementCall,
-    VersionChoice,
-    operation,
-)
+from moorage.web.schemas import ManagementCall, VersionChoice, operation
 from moorage.web.services import WebServices
 
 _ALIAS: Final = operation(AliasDocument)
@@ -149,9 +138,7 @@ def _changing_beside(router: HttpRouter, services: WebServices, bodies: BodyRead
         return succeeded(removed)
 
     @router.post(
-        "/policy/{uri}/manage",
-        summary="Manage a policy",
-        **operation(JsonValue, ManagementCall),
+        "/policy/{uri}/manage", summary="Manage a policy", **operation(JsonValue, ManagementCall)
     )
     async def manage(uri: str, request: Request) -> Response:
         """Call the policy's `management(action, data)` and return its result."""

@@ -82,9 +82,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
         return succeeded(await blocks.get("block", block_id))
 
     @router.put(
-        "/blocks/{block_id}",
-        summary="Change a block",
-        **operation(BlockDocument, DocumentChange),
+        "/blocks/{block_id}", summary="Change a block", **operation(BlockDocument, DocumentChange)
     )
     async def update(block_id: str, request: Request) -> Response:
         """Answer the new document. Its owner changes it, and operators."""

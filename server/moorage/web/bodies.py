@@ -313,9 +313,7 @@ def query_of(body: JsonObject) -> JsonObject:
 
 
 async def find(
-    request: Request,
-    bodies: BodyReader,
-    query: Callable[[JsonObject], Awaitable[list[JsonObject]]],
+    request: Request, bodies: BodyReader, query: Callable[[JsonObject], Awaitable[list[JsonObject]]]
 ) -> list[JsonObject]:
     """Return the documents that match a filter, sorted and limited by its `options`.
 

@@ -143,9 +143,7 @@ def playground_routes(console: Console, bodies: BodyReader) -> HttpRouter:
     router = HttpRouter("console")
 
     @router.post(
-        "/console/playground",
-        summary="Try a policy",
-        **operation(PlaygroundOutcome, PlaygroundRun),
+        "/console/playground", summary="Try a policy", **operation(PlaygroundOutcome, PlaygroundRun)
     )
     async def run(request: Request) -> Response:
         """Run a policy in the jail, in a separate process; the server's state does not change."""

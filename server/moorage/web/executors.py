@@ -52,9 +52,7 @@ def _documents(router: HttpRouter, services: WebServices, bodies: BodyReader) ->
     one = operation(ExecutorDocument)
 
     @router.post(
-        "/executor",
-        summary="Register an executor",
-        **operation(ExecutorDocument, ExecutorDocument),
+        "/executor", summary="Register an executor", **operation(ExecutorDocument, ExecutorDocument)
     )
     async def create(request: Request) -> Response:
         """Store a new executor document, which is the caller's, and answer it."""
@@ -63,9 +61,7 @@ def _documents(router: HttpRouter, services: WebServices, bodies: BodyReader) ->
         return succeeded(await note_change(request, None, created))
 
     @router.post(
-        "/executor/query",
-        summary="Find executors",
-        **operation(list[ExecutorDocument], MongoQuery),
+        "/executor/query", summary="Find executors", **operation(list[ExecutorDocument], MongoQuery)
     )
     async def query(request: Request) -> Response:
         """Return the list of matching documents; `{}` matches all."""

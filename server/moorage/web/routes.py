@@ -189,18 +189,14 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
     router.put("/cluster", summary="Report metrics", **stored)(store)
 
     @router.post(
-        "/cluster/query",
-        summary="Find metrics",
-        **operation(list[MetricsDocument], MongoQuery),
+        "/cluster/query", summary="Find metrics", **operation(list[MetricsDocument], MongoQuery)
     )
     async def query_metrics(request: Request) -> Response:
         """Return the list of matching documents; `{}` matches all."""
         return _success(await find(request, bodies, services.metrics.query))
 
     @router.get(
-        "/cluster/query",
-        summary="Find metrics by equality",
-        **operation(list[MetricsDocument]),
+        "/cluster/query", summary="Find metrics by equality", **operation(list[MetricsDocument])
     )
     async def query_metrics_by_parameters(request: Request) -> Response:
         """Return metrics by URL parameters: field and value; a repeated field matches either."""
@@ -334,9 +330,7 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
         return _success(await services.policies.query())
 
     @router.post(
-        "/policy/query",
-        summary="Find policies",
-        **operation(list[PolicyDocument], MongoQuery),
+        "/policy/query", summary="Find policies", **operation(list[PolicyDocument], MongoQuery)
     )
     async def query_policies(request: Request) -> Response:
         """Return the list of matching PolicyRule documents; `{}` matches all."""

@@ -264,8 +264,7 @@ class WebServices:
     aliases: AliasChanges
     block_actions: BlockActions
     search: Callable[
-        [Literal["filter", "search"], Document, Tenant],
-        Awaitable[tuple[list[Document], list[str]]],
+        [Literal["filter", "search"], Document, Tenant], Awaitable[tuple[list[Document], list[str]]]
     ]
     execute: Callable[[str, Document, Tenant], Awaitable[JsonValue]]
     allocate: Callable[[bytes, Caller, str], Awaitable[tuple[int, bytes]]] | None

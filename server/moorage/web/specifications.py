@@ -74,9 +74,7 @@ def specification_routes(whole: HttpRouter) -> HttpRouter:
         return Response(socket(), media_type="application/json")
 
     @router.get(
-        "/schemas/",
-        summary="The schemas of all messages",
-        **operation(dict[str, str], bare=True),
+        "/schemas/", summary="The schemas of all messages", **operation(dict[str, str], bare=True)
     )
     async def schemas() -> Response:
         """Return the path of each schema, by its name."""

@@ -81,10 +81,7 @@ class AwsBackend:
 
     name: Final = "aws"
     support: Final = Support(
-        categories=frozenset({"instance", "container"}),
-        default="instance",
-        execute=True,
-        logs=True,
+        categories=frozenset({"instance", "container"}), default="instance", execute=True, logs=True
     )
 
     def __init__(

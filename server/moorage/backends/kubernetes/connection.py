@@ -19,11 +19,7 @@ from kubernetes.aio.config import load_incluster_config, load_kube_config
 from kubernetes.aio.config.config_exception import ConfigException
 from yaml import YAMLError
 
-from moorage.backends.kubernetes.errors import (
-    ConfigurationError,
-    NoAnswerError,
-    RefusedError,
-)
+from moorage.backends.kubernetes.errors import ConfigurationError, NoAnswerError, RefusedError
 from moorage.backends.kubernetes.objects import ApiStatus
 from moorage.records.json_values import JsonObject, JsonValue
 
@@ -174,11 +170,7 @@ class ClusterConnection:
         if rest.pool_manager is None:
             rest.pool_manager = rest._create_pool_manager()  # noqa: SLF001  # As the library does.
         return await rest.pool_manager.ws_connect(
-            request[1],
-            headers=request[2],
-            protocols=(protocol,),
-            proxy=rest.proxy,
-            max_msg_size=0,
+            request[1], headers=request[2], protocols=(protocol,), proxy=rest.proxy, max_msg_size=0
         )
 
     @contextlib.asynccontextmanager

@@ -24,11 +24,7 @@ from typing import Any, Final, NoReturn, Self
 import msgspec
 
 from moorage.backends.kubernetes.connection import ClusterConnection
-from moorage.backends.kubernetes.documents import (
-    complete_devices,
-    machine_document,
-    whole_document,
-)
+from moorage.backends.kubernetes.documents import complete_devices, machine_document, whole_document
 from moorage.backends.kubernetes.errors import KubernetesError
 from moorage.backends.kubernetes.objects import ApiPod, ApiResourceClaim, ApiResourceSlice
 from moorage.backends.kubernetes.records import (
@@ -61,14 +57,10 @@ _PODS: Final = Kind(
     "status.phase!=Succeeded,status.phase!=Failed",
 )
 _SLICES: Final = Kind(
-    "resourceslices",
-    f"{RESOURCE_API}/resourceslices",
-    lambda raw: slice_record(_SLICE.decode(raw)),
+    "resourceslices", f"{RESOURCE_API}/resourceslices", lambda raw: slice_record(_SLICE.decode(raw))
 )
 _CLAIMS: Final = Kind(
-    "resourceclaims",
-    f"{RESOURCE_API}/resourceclaims",
-    lambda raw: claim_record(_CLAIM.decode(raw)),
+    "resourceclaims", f"{RESOURCE_API}/resourceclaims", lambda raw: claim_record(_CLAIM.decode(raw))
 )
 
 _Pool = tuple[str, str]

@@ -88,12 +88,8 @@ class KubernetesKind(BackendKind[KubernetesSettings]):
 
     def open(self, settings: KubernetesSettings, surroundings: Surroundings) -> "Backend":
         """Open it; see `BackendKind.open`."""
-        from moorage.backends.kubernetes.backend import (  # noqa: PLC0415  # It needs an extra.
-            KubernetesBackend,
-        )
-        from moorage.backends.kubernetes.following import (  # noqa: PLC0415  # As above.
-            ClusterSource,
-        )
+        from moorage.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415  # It needs an extra.
+        from moorage.backends.kubernetes.following import ClusterSource  # noqa: PLC0415  # As above.
 
         clusters = [
             ClusterSource(cluster, context, settings.kubernetes_config)
@@ -104,12 +100,8 @@ class KubernetesKind(BackendKind[KubernetesSettings]):
 
     def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
         """Open the cluster of `KUBECONFIG`, or around this pod; see `BackendKind.open_alone`."""
-        from moorage.backends.kubernetes.backend import (  # noqa: PLC0415  # It needs an extra.
-            KubernetesBackend,
-        )
-        from moorage.backends.kubernetes.following import (  # noqa: PLC0415  # As above.
-            ClusterSource,
-        )
+        from moorage.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415  # It needs an extra.
+        from moorage.backends.kubernetes.following import ClusterSource  # noqa: PLC0415  # As above.
 
         file = environment.get("KUBECONFIG") or environment.get("MOORAGE_KUBERNETES_CONFIG")
         source = ClusterSource(self.name, kubeconfig=Path(file) if file else None)
@@ -134,9 +126,7 @@ class KubernetesKind(BackendKind[KubernetesSettings]):
         if not settings.kubernetes_clusters:
             return
         try:
-            from moorage.backends.kubernetes.registration import (  # noqa: PLC0415  # As above.
-                FollowedClusters,
-            )
+            from moorage.backends.kubernetes.registration import FollowedClusters  # noqa: PLC0415  # As above.
         except ModuleNotFoundError as error:
             from moorage.backends.base import BackendError  # noqa: PLC0415  # As above.
 

@@ -217,10 +217,7 @@ def _device(driver: str, pool: str, found: ApiDevice) -> Document | None:
 
 
 def _first_of(
-    values: JsonMapping,
-    names: tuple[str, ...],
-    kind: type | tuple[type, ...],
-    otherwise: _T,
+    values: JsonMapping, names: tuple[str, ...], kind: type | tuple[type, ...], otherwise: _T
 ) -> _T | JsonValue:
     return next((values[name] for name in names if isinstance(values.get(name), kind)), otherwise)
 

@@ -71,9 +71,7 @@ class FollowedClusters:
             fresh.add_metric([name], float(not why))
         yield fresh
         drift = GaugeMetricFamily(
-            "moorage_drift",
-            "What leases say and the cluster does not",
-            labels=["cluster", "kind"],
+            "moorage_drift", "What leases say and the cluster does not", labels=["cluster", "kind"]
         )
         for name, found in self._drifts.items():
             for kind, count in Counter(each.kind for each in found.values()).items():

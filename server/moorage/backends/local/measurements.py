@@ -143,8 +143,4 @@ def _totals(rows: list[dict[str, float]]) -> dict[str, float]:
         for name in ("memUtilization", "cudaUtilization", "powerUtilization", "temperature")
     }
     sizes = {"totalUsedMem": "usedMem", "totalFreeMem": "freeMem", "totalMem": "totalMem"}
-    return {
-        "count": len(rows),
-        **{name: total(each) for name, each in sizes.items()},
-        **averages,
-    }
+    return {"count": len(rows), **{name: total(each) for name, each in sizes.items()}, **averages}

@@ -27,8 +27,7 @@ class RaySettings:
         ),
     ] = "auto"
     ray_cluster: Annotated[
-        str,
-        Setting(NAME, "Id of its cluster document, which the daemon keeps up to date."),
+        str, Setting(NAME, "Id of its cluster document, which the daemon keeps up to date.")
     ] = "ray"
     ray_autoscale: Annotated[
         bool,
@@ -70,10 +69,7 @@ class RayKind(BackendKind[RaySettings]):
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
         """Return its specs; see `BackendKind.specs`."""
-        from moorage.backends.ray.specs import (  # noqa: PLC0415  # See registry.
-            RayActorResourceSpec,
-            RayJobResourceSpec,
-        )
+        from moorage.backends.ray.specs import RayActorResourceSpec, RayJobResourceSpec  # noqa: PLC0415  # See registry.
 
         return RayActorResourceSpec, RayJobResourceSpec
 

@@ -251,11 +251,7 @@ def _work(spec: BaseResourceSpec, share: Share | None) -> JsonObject:
     }
     if isinstance(spec, ServiceResourceSpec):
         probe = spec.readiness or Readiness()
-        work |= {
-            "port": spec.port,
-            "host": spec.host,
-            "readiness": _check(probe),
-        }
+        work |= {"port": spec.port, "host": spec.host, "readiness": _check(probe)}
     return work
 
 

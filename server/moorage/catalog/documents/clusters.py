@@ -181,9 +181,7 @@ def _node(entry: JsonValue, why_not: str) -> Node:
     )
 
 
-def _split_ids(
-    group: JsonMapping,
-) -> tuple[JsonMapping, tuple[DeviceId, ...]]:
+def _split_ids(group: JsonMapping) -> tuple[JsonMapping, tuple[DeviceId, ...]]:
     """Split a node's devices into the part equal to its kind, and their own ids."""
     devices = group.get("gpus")
     listed = devices if isinstance(devices, list) else ()

@@ -46,11 +46,7 @@ _KEYS: Final = frozenset(
 )
 _REQUEST_KEYS: Final = frozenset({"inputs", "parameters", "settings", "resources", "clusters"})
 _GPU: Final = {"modelName": "A100", "memory": 40_960}
-_NODE: Final = {
-    "vcpus": {"count": 32},
-    "memory": 131_072,
-    "gpus": {"count": 4, "gpus": [_GPU] * 4},
-}
+_NODE: Final = {"vcpus": {"count": 32}, "memory": 131_072, "gpus": {"count": 4, "gpus": [_GPU] * 4}}
 _FLEET: Final = [
     {"id": "lab", "nodes": {"nodeData": [{"id": f"node-{n}", **_NODE} for n in (1, 2)]}}
 ]

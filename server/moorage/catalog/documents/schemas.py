@@ -146,11 +146,7 @@ class PolicySchemas:
         return self._check(self.commands[action], {} if data is None else data, "data")
 
     def _check(
-        self,
-        schema: Schema | None,
-        value: JsonValue,
-        path: str,
-        known: JsonMapping = _NOTHING,
+        self, schema: Schema | None, value: JsonValue, path: str, known: JsonMapping = _NOTHING
     ) -> JsonValue:
         if schema is None or (value == {} and schema.takes_nothing(known)):
             return value

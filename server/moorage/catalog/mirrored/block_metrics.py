@@ -15,12 +15,7 @@ from moorage.catalog.embedded.records import DocumentEntry
 from moorage.catalog.limits import BLOCKS_MAX
 from moorage.catalog.mirrored.batches import Batches
 from moorage.catalog.mirrored.envelopes import check_depth, document_of, documents_of, leave_out
-from moorage.catalog.mirrored.http import (
-    Service,
-    ServiceReply,
-    ServiceRequest,
-    WrongAnswer,
-)
+from moorage.catalog.mirrored.http import Service, ServiceReply, ServiceRequest, WrongAnswer
 from moorage.catalog.values import Document
 from moorage.model import ClusterId, Code
 from moorage.protocol.faults import ServiceError

@@ -18,12 +18,7 @@ from moorage.catalog.documents.encoding import cluster_id_of
 from moorage.catalog.embedded.records import DocumentEntry
 from moorage.catalog.limits import CLUSTERS_MAX
 from moorage.catalog.mirrored.batches import Batches
-from moorage.catalog.mirrored.services import (
-    ClusterRegistry,
-    ClustersRead,
-    Digest,
-    MetricsService,
-)
+from moorage.catalog.mirrored.services import ClusterRegistry, ClustersRead, Digest, MetricsService
 from moorage.model import Cluster, ClusterId, Code
 from moorage.protocol.faults import ServiceError
 

@@ -280,11 +280,7 @@ class Service:
         for _ in range(REDIRECTS_MAX + 1):
             self.requests += 1
             async with self._client.stream(
-                request.method,
-                url,
-                content=request.body or None,
-                headers=headers,
-                timeout=patience,
+                request.method, url, content=request.body or None, headers=headers, timeout=patience
             ) as response:
                 if response.has_redirect_location:
                     url = _redirected(request, url, response)

@@ -254,10 +254,7 @@ def _candidates(
 
 
 def _trees(
-    machines: Mapping[str, _Machine],
-    old: Sequence[JsonMapping],
-    known: Collection[str],
-    now: float,
+    machines: Mapping[str, _Machine], old: Sequence[JsonMapping], known: Collection[str], now: float
 ) -> list[Document]:
     """Return the metrics of a cluster's nodes, also of nodes that are no longer measured."""
     before = {str(tree.get("id")): tree for tree in old}

@@ -245,10 +245,7 @@ def node_verdicts(
 
 
 def _had(
-    fleet: Fleet,
-    demand: Demand,
-    rows: npt.NDArray[np.intp],
-    reasons: npt.NDArray[np.int8],
+    fleet: Fleet, demand: Demand, rows: npt.NDArray[np.intp], reasons: npt.NDArray[np.int8]
 ) -> tuple[Ints, Ints]:
     """Return, by node, the amount of the missing resource and the amount that is needed."""
     has, needs = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)

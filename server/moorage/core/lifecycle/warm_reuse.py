@@ -327,12 +327,7 @@ class _Attempt:
     """A fleet on which leases are ended to see what fits then."""
 
     def __init__(
-        self,
-        state: State,
-        fleet: Fleet,
-        feasibility: Feasibility,
-        ask: Ask,
-        reserved: Nodes,
+        self, state: State, fleet: Fleet, feasibility: Feasibility, ask: Ask, reserved: Nodes
     ) -> None:
         assert ask.demand is not None
         self._feasibility = feasibility

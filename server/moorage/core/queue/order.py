@@ -32,16 +32,7 @@ from moorage.core.state.waiters import (
     WaiterLine,
     seniority,
 )
-from moorage.model import (
-    OVERTAKEN_MAX,
-    Ask,
-    Code,
-    Demand,
-    Nodes,
-    Placement,
-    RequestId,
-    Tenant,
-)
+from moorage.model import OVERTAKEN_MAX, Ask, Code, Demand, Nodes, Placement, RequestId, Tenant
 
 CONSULTED_MAX: Final = 8
 """Waiters of one policy that are consulted about at the same time, and of lower priority none."""

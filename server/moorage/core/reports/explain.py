@@ -498,10 +498,7 @@ def _seniority(row: JsonObject) -> Seniority:
 
 
 def page(
-    inquiry: Inquired,
-    name: str,
-    rows: Iterable[JsonValue],
-    key: Callable[[JsonValue], JsonValue],
+    inquiry: Inquired, name: str, rows: Iterable[JsonValue], key: Callable[[JsonValue], JsonValue]
 ) -> Response:
     """Return one page of `rows`, which ascend by `key`, and the key after which the next starts.
 

@@ -19,13 +19,7 @@ from moorage.records.json_values import JsonMapping, JsonValue
 
 _NOT_NOW: Final = {"verdict": "not_now"}
 PASSING: Final = frozenset(
-    {
-        Code.BUSY,
-        Code.POLICY_CRASHED,
-        Code.POLICY_TIMEOUT,
-        Code.SHUTTING_DOWN,
-        Code.UNAVAILABLE,
-    }
+    {Code.BUSY, Code.POLICY_CRASHED, Code.POLICY_TIMEOUT, Code.SHUTTING_DOWN, Code.UNAVAILABLE}
 )
 """What may be over at the next consultation."""
 REASON_CHARS_MAX: Final = 500

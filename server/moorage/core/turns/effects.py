@@ -8,14 +8,7 @@ from typing import Final
 import msgspec
 
 from moorage.core.state.facts import Refusal
-from moorage.model import (
-    Ask,
-    Lease,
-    Placement,
-    RequestId,
-    SessionId,
-    Tenant,
-)
+from moorage.model import Ask, Lease, Placement, RequestId, SessionId, Tenant
 from moorage.records.json_values import JsonMapping, JsonValue
 
 

@@ -11,9 +11,7 @@ import msgspec
 from moorage.core.state.facts import Fact
 from moorage.core.state.state import State, apply
 from moorage.core.turns.effects import Address, Effect, Respond, Response
-from moorage.model import (
-    RequestId,
-)
+from moorage.model import RequestId
 from moorage.records.json_values import JsonObject
 
 

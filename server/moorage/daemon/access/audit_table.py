@@ -3,13 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 
-from moorage.daemon.access.audit_chain import (
-    ChainEnd,
-    ChainError,
-    chained,
-    check_noted,
-    checked,
-)
+from moorage.daemon.access.audit_chain import ChainEnd, ChainError, chained, check_noted, checked
 from moorage.daemon.access.audit_files import PRUNE_SECONDS
 from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject

@@ -161,9 +161,7 @@ class AuditTrail:
         return entry
 
     def _about_operators(
-        self,
-        to: Address | None,
-        fact: QuotaSet | Cordoned | Uncordoned | Reserved | Unreserved,
+        self, to: Address | None, fact: QuotaSet | Cordoned | Uncordoned | Reserved | Unreserved
     ) -> AuditEntry:
         """Return the entry of what operators set, with what held before."""
         standing, why = self._standing, ""

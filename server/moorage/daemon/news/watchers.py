@@ -308,11 +308,7 @@ class _Budget:
 
 def _about_workload(workload: WorkloadReport) -> JsonObject:
     """Return the progress of a workload, as the news of its lease."""
-    news: JsonObject = {
-        "id": workload.id,
-        "phase": workload.phase,
-        "detail": workload.detail,
-    }
+    news: JsonObject = {"id": workload.id, "phase": workload.phase, "detail": workload.detail}
     if workload.endpoint:
         news["endpoint"] = workload.endpoint
     if workload.phase is Phase.FAILED:

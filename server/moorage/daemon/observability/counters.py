@@ -31,9 +31,7 @@ class Measures:
         facts = Counter("moorage_facts_total", "Facts by kind", ["kind"], registry=self.registry)
         self._facts = {kind: facts.labels(kind.__name__.lower()) for kind in _COUNTED}
         self._taken_over = Counter(
-            "moorage_taken_over_total",
-            "Grants of warm workloads",
-            registry=self.registry,
+            "moorage_taken_over_total", "Grants of warm workloads", registry=self.registry
         )
         self._refusals = Counter(
             "moorage_refusals_total", "Failure replies by code", ["code"], registry=self.registry
@@ -112,10 +110,7 @@ def gauge(name: str, about: str, value: float) -> Metric:
 
 
 def gauges_of(
-    name: str,
-    about: str,
-    labels: Sequence[str],
-    values: Iterable[tuple[Sequence[str], float]],
+    name: str, about: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
 ) -> Metric:
     """Return one gauge per combination of values of several labels."""
     family = GaugeMetricFamily(name, about, labels=labels)

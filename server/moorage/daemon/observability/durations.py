@@ -106,11 +106,9 @@ class DurationMetrics:
         return self._histogram(what).bounds
 
     def _histogram(self, what: str) -> _Histogram:
-        return {
-            "grants": self._waiting,
-            "evaluations": self._evaluation,
-            "commits": self._commit,
-        }[what]
+        return {"grants": self._waiting, "evaluations": self._evaluation, "commits": self._commit}[
+            what
+        ]
 
     def consulted(self, effect: Consult) -> None:
         """Note that a policy begins to evaluate. On the hot path."""
@@ -167,8 +165,7 @@ class DurationMetrics:
             labelled=False,
         )
         yield self._commit.fill(
-            histogram("moorage_commit_seconds", "Making one group of facts durable"),
-            labelled=False,
+            histogram("moorage_commit_seconds", "Making one group of facts durable"), labelled=False
         )
         yield self._start.fill(
             histogram("moorage_start_seconds", "From a grant to its workload's start", ["backend"]),

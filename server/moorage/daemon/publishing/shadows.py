@@ -249,11 +249,7 @@ class Shadows:
     """
 
     def __init__(
-        self,
-        catalog: Catalog,
-        sandbox: Sandbox,
-        allocator: Allocator,
-        tasks: Tasks,
+        self, catalog: Catalog, sandbox: Sandbox, allocator: Allocator, tasks: Tasks
     ) -> None:
         self._catalog = catalog
         self._sandbox = sandbox

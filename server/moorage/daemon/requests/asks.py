@@ -22,16 +22,7 @@ from moorage.daemon.policies.finder import Finder
 from moorage.daemon.requests.reading import NEAREST, size_of, too_long, unknown_policy
 from moorage.daemon.workloads.control import WorkloadControl
 from moorage.daemon.workloads.reach import out_of_reach, within_reach
-from moorage.model import (
-    Ask,
-    ClusterId,
-    Code,
-    Demand,
-    Nodes,
-    Provision,
-    RequestId,
-    Tenant,
-)
+from moorage.model import Ask, ClusterId, Code, Demand, Nodes, Provision, RequestId, Tenant
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest

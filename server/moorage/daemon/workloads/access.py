@@ -167,12 +167,7 @@ class WorkloadAccess:
         return lease
 
     async def _read(
-        self,
-        backend: Backend,
-        lease: Lease,
-        message: wire.Logs,
-        tenant: Tenant,
-        session: SessionId,
+        self, backend: Backend, lease: Lease, message: wire.Logs, tenant: Tenant, session: SessionId
     ) -> Information | Refusal:
         """Read output; where there is none yet, wait for it within the bounds of `Readers`."""
         if not message.wait_seconds:

@@ -401,8 +401,7 @@ class WorkloadControl:
             self._check()
             try:
                 await backend.stop(
-                    name,
-                    self._stop_seconds_max if stop_seconds_max is None else stop_seconds_max,
+                    name, self._stop_seconds_max if stop_seconds_max is None else stop_seconds_max
                 )
             except (BackendError, OSError):
                 await asyncio.sleep(pause)

@@ -492,10 +492,7 @@ class Sandbox:
             layers=dict(self._pool.spawner.layers),
             probes=dict(self._probes),
             cells=self._pool.cells(),
-            counters={
-                **self._pool.counters,
-                "context_conflicts": self._pool.contexts.conflicts,
-            },
+            counters={**self._pool.counters, "context_conflicts": self._pool.contexts.conflicts},
             circuits_open=self._pool.circuits.open_now(time.monotonic()),
             warning="" if self._mode == "jail" else _UNSAFE_WARNING,
             workers={} if workers is None else dict(workers.findings),

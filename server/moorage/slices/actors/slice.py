@@ -13,12 +13,7 @@ from uuid import uuid4
 from moorage.slices.actors.host import DeviceHostActor, HostPlacement
 from moorage.slices.actors.pool import ResourcePoolManager
 from moorage.slices.cluster import SLICE_LABEL, RayNode, alive_nodes, hosts_group_name
-from moorage.slices.errors import (
-    HostUnhealthyError,
-    SliceDegraded,
-    SlicesError,
-    SliceTimeoutError,
-)
+from moorage.slices.errors import HostUnhealthyError, SliceDegraded, SlicesError, SliceTimeoutError
 from moorage.slices.lazy_ray import RemoteClass, ray
 from moorage.slices.ray_values import RayValue, UserFunction
 from moorage.slices.records import ActorPoolMember, DegradedSlice, HostInfo, SliceInfo

@@ -42,10 +42,7 @@ class SliceJob:
     """A job on slices, and the pool that holds its slices."""
 
     def __init__(
-        self,
-        config: AcceleratorConfigType,
-        settings: SliceSettings,
-        hosts_max: int | None = None,
+        self, config: AcceleratorConfigType, settings: SliceSettings, hosts_max: int | None = None
     ) -> None:
         if isinstance(config, CpuAcceleratorConfig):
             raise TypeError("slices have TPUs or GPUs: use 'execute' for CPUs")

@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from moorage.storage.base import StorageCorrupt, StorageError
-from moorage.storage.sqlite import (
-    AGENTS_FILE,
-    CATALOG_FILE,
-    LEDGER_FILE,
-    SECRET_FILE,
-    TOKENS_FILE,
-)
+from moorage.storage.sqlite import AGENTS_FILE, CATALOG_FILE, LEDGER_FILE, SECRET_FILE, TOKENS_FILE
 from moorage.storage.sqlite import facts as facts_file
 from moorage.storage.sqlite import records as records_file
 from moorage.storage.sqlite.fact_tables import FactTables

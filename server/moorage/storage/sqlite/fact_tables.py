@@ -9,13 +9,7 @@ from typing import Final
 
 from moorage.storage.base import Checkpoint, FactRow, StorageError
 from moorage.storage.formats import Format
-from moorage.storage.sqlite.files import (
-    check_pages,
-    connect,
-    keep_log,
-    note_release,
-    writer_of,
-)
+from moorage.storage.sqlite.files import check_pages, connect, keep_log, note_release, writer_of
 from moorage.storage.statements import read_statements
 
 FORMAT: Final = Format(1, {})

@@ -12,14 +12,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from moorage.storage.base import (
-    FactRow,
-    Facts,
-    OpenedFacts,
-    StorageCorrupt,
-    StorageError,
-    run,
-)
+from moorage.storage.base import FactRow, Facts, OpenedFacts, StorageCorrupt, StorageError, run
 from moorage.storage.sqlite.fact_tables import (
     ROWS_PER_STATEMENT,
     FactTables,

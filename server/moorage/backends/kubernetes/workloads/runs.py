@@ -28,11 +28,7 @@ from moorage.backends.kubernetes.following import ClusterSource
 from moorage.backends.kubernetes.identity import server_name
 from moorage.backends.kubernetes.workloads.cluster import ClusterWorkloads
 from moorage.backends.kubernetes.workloads.commands import execute
-from moorage.backends.kubernetes.workloads.manifests import (
-    START,
-    start_objects,
-    tenant_namespace,
-)
+from moorage.backends.kubernetes.workloads.manifests import START, start_objects, tenant_namespace
 from moorage.backends.kubernetes.workloads.output import PodOutput
 from moorage.backends.kubernetes.workloads.states import PodState, Trouble
 from moorage.backends.kubernetes.workloads.translation import PodOrder, pod_order

@@ -287,10 +287,7 @@ def node_trouble(raw: msgspec.Raw) -> NodeTrouble:
 
 
 def view(
-    workload: str,
-    pods: Sequence[PodState],
-    nodes: Mapping[str, NodeTrouble],
-    listed: bool,
+    workload: str, pods: Sequence[PodState], nodes: Mapping[str, NodeTrouble], listed: bool
 ) -> WorkloadView | None:
     """Return the joint view of pods; None if there are none.
 

@@ -91,10 +91,7 @@ class JobGroups:
         }
 
     def _within(
-        self,
-        bundles: Sequence[JsonMapping],
-        take: Callable[[], bool],
-        given_up: threading.Event,
+        self, bundles: Sequence[JsonMapping], take: Callable[[], bool], given_up: threading.Event
     ) -> bool:
         """Call `take` while the devices of all bundles are the first that Ray chooses."""
         if not bundles:

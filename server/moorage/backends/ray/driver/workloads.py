@@ -190,12 +190,7 @@ class Workloads:
                     del self._given_up[workload]
 
     def _started(
-        self,
-        workload: str,
-        plans: Sequence[JsonMapping],
-        given_up: threading.Event,
-        *,
-        new: bool,
+        self, workload: str, plans: Sequence[JsonMapping], given_up: threading.Event, *, new: bool
     ) -> Report | None:
         members = self._all().get(workload, [])
         if not members and not new:
@@ -300,11 +295,7 @@ class Workloads:
         return answers[-1]
 
     def _begin_answer(
-        self,
-        member: _Member,
-        ref: Any,
-        plan: JsonMapping,
-        given_up: threading.Event,
+        self, member: _Member, ref: Any, plan: JsonMapping, given_up: threading.Event
     ) -> Report:
         """Wait until a member has begun: as long as it takes, once its actor runs."""
         made = "runtime_env" in plan["options"]

@@ -34,11 +34,7 @@ class NodeContainer:
     """
 
     def __init__(
-        self,
-        given: JsonMapping,
-        host: str,
-        gpus: Sequence[str],
-        environment: Mapping[str, str],
+        self, given: JsonMapping, host: str, gpus: Sequence[str], environment: Mapping[str, str]
     ) -> None:
         self._program = next(filter(_works, filter(None, map(shutil.which, _ENGINES))), "")
         if not self._program:
