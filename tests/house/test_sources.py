@@ -430,7 +430,7 @@ def declarations(known: list[tuple[str, str, str]], noun: str, verb: str) -> lis
 
 def test_a_protocol_has_at_most_twelve_methods(sources) -> None:
     ports = protocols([each for each in sources if each.name in PORTS])
-    parts = {"DocumentCollection", "Metrics", "Blocks", "Policies", "ClusterSearch", "Freshness"}
+    parts = {"DocumentCollection", "Metrics", "Blocks", "Policies", "Freshness"}
     assert parts | {"Publications", "AliasChanges", "BlockActions"} <= set(ports)
     assert {name: len(own) for name, own in ports.items() if len(own) > METHODS_MAX} == {}
     assert ports["Blocks"] > ports["BlockDocuments"]

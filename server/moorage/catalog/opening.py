@@ -18,11 +18,11 @@ from moorage.catalog.embedded.clusters import EmbeddedClusters
 from moorage.catalog.embedded.contexts import KeptContexts
 from moorage.catalog.embedded.executors import Executors
 from moorage.catalog.embedded.following import FollowedRecords, marks_of
+from moorage.catalog.embedded.freshness import AlwaysFresh
 from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.embedded.metrics import EmbeddedMetrics
 from moorage.catalog.embedded.policies import EmbeddedPolicies, prepare_policy
 from moorage.catalog.embedded.records import PolicyEntry, load
-from moorage.catalog.embedded.search import AlwaysFresh, EmbeddedSearch
 from moorage.catalog.embedded.store import DocumentStore
 from moorage.catalog.machines import Machines
 from moorage.catalog.mirrored.block_metrics import BlockMetricsMirror
@@ -30,12 +30,7 @@ from moorage.catalog.mirrored.blocks import MirroredBlocks
 from moorage.catalog.mirrored.clusters import ClusterMirror, MetricsMirror
 from moorage.catalog.mirrored.external import External
 from moorage.catalog.mirrored.freshness import MirroredFreshness
-from moorage.catalog.mirrored.parts import (
-    MirroredClusters,
-    MirroredMetrics,
-    MirroredPolicies,
-    MirroredSearch,
-)
+from moorage.catalog.mirrored.parts import MirroredClusters, MirroredMetrics, MirroredPolicies
 from moorage.catalog.mirrored.policies import PolicyMirror
 from moorage.catalog.mirrored.services import (
     ClusterRegistry,
@@ -44,6 +39,7 @@ from moorage.catalog.mirrored.services import (
     SearchService,
 )
 from moorage.catalog.ports import Catalog
+from moorage.catalog.search import ClusterSearch
 from moorage.catalog.values import Document, PolicyRecord
 from moorage.protocol.faults import ServiceError
 from moorage.storage.base import RecordStore
@@ -96,7 +92,7 @@ async def open_catalog(
             metrics=EmbeddedMetrics(store, memory),
             blocks=blocks,
             policies=EmbeddedPolicies(store, memory, aliases, sources),
-            search=EmbeddedSearch(memory.index),
+            search=ClusterSearch(memory.index),
             freshness=AlwaysFresh(),
             memory=memory,
             aliases=aliases,
@@ -202,13 +198,13 @@ class _Mirrors:
         self._stack.push_async_callback(mirror.close)
         return MirroredPolicies(memory, mirror, self._catalog.aliases, sources)
 
-    def search(self) -> MirroredSearch | None:
+    def search(self) -> ClusterSearch | None:
         service = self._external.service("search")
         if service is None:
             return None
         self._searches = True
         self._stack.push_async_callback(service.close)
-        return MirroredSearch(self._memory.index, SearchService(service))
+        return ClusterSearch(self._memory.index, SearchService(service).find)
 
     def freshness(self) -> MirroredFreshness:
         return MirroredFreshness(

@@ -17,8 +17,8 @@ from moorage.catalog.embedded.contexts import KeptContexts
 from moorage.catalog.embedded.executors import Executors
 from moorage.catalog.embedded.following import FollowedRecords
 from moorage.catalog.embedded.memory import Memory
-from moorage.catalog.values import Document, Examine, PolicyRecord, PreparedPolicy, SearchAction
-from moorage.model import ClusterId
+from moorage.catalog.search import ClusterSearch
+from moorage.catalog.values import Document, Examine, PolicyRecord, PreparedPolicy
 from moorage.protocol.registry import BlockDocuments, ClusterDocuments, Metrics, PolicyDocuments
 from moorage.query import Filter
 from moorage.records.json_values import JsonMapping
@@ -82,43 +82,6 @@ class Policies(PolicyDocuments, Protocol):
 
     async def delete(self, uri: str, who: str = "") -> Document:
         """Delete a policy and return its document, or raise `unknown_policy`."""
-
-
-class ClusterSearch(Protocol):
-    """Searches of clusters, live or not; call `Freshness.fetch` first if memory may be old."""
-
-    async def matching(self, wanted: Filter) -> list[ClusterId]:
-        """Return the clusters, live or not, that match a filter of `matchType` `cluster`, by id.
-
-        Where it also names metrics, those are read first, and a cluster has to meet both.
-
-        Raises:
-            ServiceError: `too_large` where a `$regex` would read too much; `busy`.
-        """
-
-    async def alike(
-        self, like: str | JsonMapping, weights: Mapping[str, float] | None
-    ) -> list[ClusterId]:
-        """Return all clusters, live or not, the most similar first; see `query.nearest`.
-
-        Args:
-            like: The id of a known cluster, or a part of a cluster document.
-            weights: By path; None: those of `query.DEFAULT_WEIGHTS`.
-        """
-
-    async def ask(
-        self, action: SearchAction, body: Document, allowance: Allowance
-    ) -> list[ClusterId] | None:
-        """Send a search to an external service; None if there is no such service.
-
-        Args:
-            action: What the body is.
-            body: As the client sent it, bare or in its envelope.
-            allowance: What the ask may cause; a search takes one.
-
-        Raises:
-            ServiceError: `unavailable`, or `bad_message` with what the service said.
-        """
 
 
 class Freshness(Protocol):

@@ -6,13 +6,14 @@ noted on the event loop and handed over with the next query.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
+from moorage.catalog.allowances import Allowance
 from moorage.catalog.embedded.records import DocumentEntry
 from moorage.catalog.limits import CLUSTERS_MAX
-from moorage.catalog.values import Document
+from moorage.catalog.values import Document, SearchAction
 from moorage.model import ClusterId, Code
 from moorage.protocol.faults import ServiceError
 from moorage.query import (
@@ -39,6 +40,43 @@ FEW: Final = 1000
 
 _News = dict[str, tuple[Document | None, Document | None]]
 """Cluster and metrics documents by id; None: there is none any more."""
+
+
+class ClusterSearch:
+    """Searches of clusters, live or not; call `Freshness.fetch` first if memory may be old.
+
+    Args:
+        index: Over the documents in memory.
+        elsewhere: Sends a search to an external service; None: there is no such service.
+    """
+
+    def __init__(
+        self,
+        index: "DocumentSearch",
+        elsewhere: Callable[[SearchAction, Document], Awaitable[list[ClusterId]]] | None = None,
+    ) -> None:
+        self.matching = index.matching
+        self.alike = index.alike
+        self._elsewhere = elsewhere
+
+    async def ask(
+        self, action: SearchAction, body: Document, allowance: Allowance
+    ) -> list[ClusterId] | None:
+        """Send a search to an external service; None if there is no such service.
+
+        Args:
+            action: What the body is.
+            body: As the client sent it, bare or in its envelope.
+            allowance: What the ask may cause; a search takes one.
+
+        Raises:
+            ServiceError: `unavailable`, or `bad_message` with what the service said.
+        """
+        if self._elsewhere is None:
+            return None
+        spent = allowance.spend()
+        assert spent, "a search comes after a policy at most"
+        return await self._elsewhere(action, body)
 
 
 class DocumentSearch:
@@ -75,7 +113,13 @@ class DocumentSearch:
                 self._changed = None
 
     async def matching(self, wanted: Filter) -> list[ClusterId]:
-        """Return the clusters that match a filter, by id; see `ClusterSearch.matching`."""
+        """Return the clusters that match a filter of `matchType` `cluster`, by id.
+
+        Where it also names metrics, a cluster has to meet both.
+
+        Raises:
+            ServiceError: `too_large` where a `$regex` would read too much; `busy`.
+        """
 
         def work() -> list[str]:
             clusters, metrics = self._indexes
@@ -96,7 +140,12 @@ class DocumentSearch:
     async def alike(
         self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> list[ClusterId]:
-        """Return all clusters, the most similar first; see `ClusterSearch.alike`."""
+        """Return all clusters, the most similar first; see `query.nearest`.
+
+        Args:
+            like: The id of a known cluster, or a part of a cluster document.
+            weights: By path; None: those of `query.DEFAULT_WEIGHTS`.
+        """
         found = await self.run(lambda: nearest(self._indexes[0], like, weights))
         return [ClusterId(name) for name, _ in found]
 

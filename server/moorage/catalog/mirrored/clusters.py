@@ -11,15 +11,15 @@ is wanted meanwhile goes into the next one (`catalog.mirrored.batches`).
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from moorage.catalog.allowances import SPENT, Allowance
 from moorage.catalog.documents.encoding import cluster_id_of
-from moorage.catalog.embedded.records import DocumentEntry
+from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.limits import CLUSTERS_MAX
 from moorage.catalog.mirrored.batches import Batches
 from moorage.catalog.mirrored.services import ClusterRegistry, ClustersRead, Digest, MetricsService
-from moorage.model import Cluster, ClusterId, Code
+from moorage.model import ClusterId, Code
 from moorage.protocol.faults import ServiceError
 
 NAMED_MAX: Final = 20
@@ -46,22 +46,6 @@ def listed(names: Sequence[str]) -> str:
 # Clusters ----------------------------------------------------------------------------------------
 
 
-class ClusterMemory(Protocol):
-    """The memory in which a mirror stores cluster documents."""
-
-    def keep_cluster(self, entry: DocumentEntry, cluster: Cluster, *, live: bool) -> None:
-        """Add or replace a cluster document."""
-
-    def drop_cluster(self, cluster_id: ClusterId) -> None:
-        """Remove a cluster document, if there is one."""
-
-    def known(self, cluster_id: str) -> bool:
-        """Return whether the cluster exists, live or not."""
-
-    def cluster_ids(self) -> frozenset[ClusterId]:
-        """Return the ids of all clusters."""
-
-
 class ClusterMirror:
     """All clusters of an external registry, read again every `refresh_seconds`.
 
@@ -77,7 +61,7 @@ class ClusterMirror:
     def __init__(
         self,
         registry: ClusterRegistry,
-        memory: ClusterMemory,
+        memory: Memory,
         *,
         refresh_seconds: float,
         stale_seconds_max: float,
@@ -251,16 +235,6 @@ def _is_cluster_id(name: str) -> bool:
 # Metrics -----------------------------------------------------------------------------------------
 
 
-class MetricsMemory(Protocol):
-    """The memory in which a mirror stores metrics documents."""
-
-    def keep_metrics(self, entry: DocumentEntry) -> None:
-        """Add or replace a metrics document."""
-
-    def drop_metrics(self, cluster_id: ClusterId) -> None:
-        """Remove a metrics document, if there is one."""
-
-
 class MetricsMirror:
     """Metrics of an external service, read when a request needs them.
 
@@ -273,9 +247,7 @@ class MetricsMirror:
     it is probed in the background.
     """
 
-    def __init__(
-        self, service: MetricsService, memory: MetricsMemory, *, fresh_seconds: float
-    ) -> None:
+    def __init__(self, service: MetricsService, memory: Memory, *, fresh_seconds: float) -> None:
         self.service = service
         self._memory = memory
         self._fresh_seconds = fresh_seconds

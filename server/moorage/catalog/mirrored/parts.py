@@ -1,12 +1,10 @@
-"""Clusters, metrics, policies and search of a site with external services for them.
+"""Clusters, metrics and policies of a site with external services for them.
 
 `catalog.opening` puts one in the place of each embedded part whose service is named. Mirrored
 documents lie in the same memory as embedded ones, and everything that reads them is the same code;
 what differs is how they get there (`catalog.mirrored.clusters`, `catalog.mirrored.policies`), and
 that they are changed at their service, not here.
 """
-
-from collections.abc import Mapping
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.encoding import cluster_id_of
@@ -20,12 +18,9 @@ from moorage.catalog.filters import compile_filter, parse_filter
 from moorage.catalog.mirrored.clusters import ClusterMirror, MetricsMirror
 from moorage.catalog.mirrored.policies import PolicyMirror
 from moorage.catalog.mirrored.refusals import Refused, changed_at
-from moorage.catalog.mirrored.services import SearchService
-from moorage.catalog.search import DocumentSearch
-from moorage.catalog.values import Document, PreparedPolicy, SearchAction
-from moorage.model import ClusterId
-from moorage.query import Filter, text_at
-from moorage.records.json_values import JsonMapping, JsonValue
+from moorage.catalog.values import Document, PreparedPolicy
+from moorage.query import text_at
+from moorage.records.json_values import JsonValue
 
 
 class MirroredClusters:
@@ -135,34 +130,3 @@ class MirroredPolicies:
         """See `Policies.query`."""
         compile_filter(query or {})
         return await self._mirror.store.matching(query or {})
-
-
-class MirroredSearch:
-    """`catalog.ports.ClusterSearch` that sends searches to an external service.
-
-    Args:
-        index: Over the documents in memory.
-        service: Where they are read.
-    """
-
-    def __init__(self, index: DocumentSearch, service: SearchService) -> None:
-        self._index = index
-        self._service = service
-
-    async def matching(self, wanted: Filter) -> list[ClusterId]:
-        """See `ClusterSearch.matching`."""
-        return await self._index.matching(wanted)
-
-    async def alike(
-        self, like: str | JsonMapping, weights: Mapping[str, float] | None
-    ) -> list[ClusterId]:
-        """See `ClusterSearch.alike`."""
-        return await self._index.alike(like, weights)
-
-    async def ask(
-        self, action: SearchAction, body: Document, allowance: Allowance
-    ) -> list[ClusterId] | None:
-        """See `ClusterSearch.ask`."""
-        spent = allowance.spend()
-        assert spent, "a search comes after a policy at most"
-        return await self._service.find(action, body)

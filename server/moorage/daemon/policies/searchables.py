@@ -78,30 +78,11 @@ class SearchedClusters:
     """The registry, live clusters and others."""
 
     def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self.known = catalog.memory.known
-
-    async def matching(self, wanted: Filter) -> Sequence[str]:
-        """See `Searched.matching`."""
-        return await self._catalog.search.matching(wanted)
-
-    async def alike(
-        self, like: str | JsonMapping, weights: Mapping[str, float] | None
-    ) -> Sequence[str]:
-        """See `Searched.alike`."""
-        return await self._catalog.search.alike(like, weights)
-
-    def documents(self, names: Sequence[str]) -> list[Document]:
-        """See `Searched.documents`."""
-        return self._catalog.memory.documents(names)
-
-    def ranked(self, names: Sequence[str]) -> list[Document]:
-        """See `Searched.ranked`."""
-        return self._catalog.memory.measured(names)
-
-    def ranked_bytes(self, names: Sequence[str]) -> int:
-        """See `Searched.ranked_bytes`."""
-        return self._catalog.memory.measured_bytes(names)
+        self.matching = catalog.search.matching
+        self.alike = catalog.search.alike
+        memory = catalog.memory
+        self.known, self.documents = memory.known, memory.documents
+        self.ranked, self.ranked_bytes = memory.measured, memory.measured_bytes
 
 
 class SearchedBlocks:
