@@ -20,7 +20,7 @@ async def refuse(request: Request, error: Exception) -> Response:
 async def client():
     router = HttpRouter("things")
 
-    @router.get("/things/{name}", summary="Read a thing", responses={})
+    @router.get("/things/{name}", "Read a thing", {"responses": {}})
     async def read(name: str, request: Request, limit: int = 100, part: str | None = None):
         """Answer what was given."""
         return JSONResponse([name, limit, part, request.method])

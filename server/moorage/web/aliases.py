@@ -32,20 +32,18 @@ def alias_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
 
 def _looking(router: HttpRouter, services: WebServices) -> None:
-    @router.get("/policy-alias", summary="List aliases", **operation(list[AliasDocument]))
+    @router.get("/policy-alias", "List aliases", operation(list[AliasDocument]))
     async def list_aliases() -> Response:
         """Return every alias with its active version, who activated it and when."""
         return succeeded(services.aliases.list())
 
-    @router.get("/policy-alias/{alias}", summary="Read an alias", **_ALIAS)
+    @router.get("/policy-alias/{alias}", "Read an alias", _ALIAS)
     async def show_alias(alias: str) -> Response:
         """Return the alias with its history. A bare policy name means its alias `stable`."""
         return succeeded(services.aliases.show(alias))
 
     @router.get(
-        "/policy-alias/{alias}/canary",
-        summary="How does the candidate do?",
-        **operation(CanaryOutcomes),
+        "/policy-alias/{alias}/canary", "How does the candidate do?", operation(CanaryOutcomes)
     )
     async def canary_report(alias: str, request: Request) -> Response:
         """Return the outcomes of the active version and of the canary, since the canary's start."""
@@ -53,8 +51,8 @@ def _looking(router: HttpRouter, services: WebServices) -> None:
 
     @router.get(
         "/policy-alias/{alias}/shadow",
-        summary="How does the candidate differ?",
-        **operation(ShadowComparison),
+        "How does the candidate differ?",
+        operation(ShadowComparison),
     )
     async def shadow_report(alias: str, request: Request) -> Response:
         """Return the comparison of the shadow with the active version.
@@ -63,7 +61,7 @@ def _looking(router: HttpRouter, services: WebServices) -> None:
         """
         return succeeded(services.aliases.shadow_report(alias, who_of(request)))
 
-    @router.get("/policy/{uri}/logs", summary="What did it print?", **operation(PolicyOutput))
+    @router.get("/policy/{uri}/logs", "What did it print?", operation(PolicyOutput))
     async def logs(uri: str, request: Request) -> Response:
         """Return a version's recent output and log lines for requests of the caller's tenant."""
         return succeeded(await services.publications.logs(uri, who_of(request)))
@@ -73,9 +71,7 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
     owner = partial(_owner, services)
 
     @router.post(
-        "/policy-alias/{alias}/activate",
-        summary="Activate a version",
-        **operation(AliasDocument, Activation),
+        "/policy-alias/{alias}/activate", "Activate a version", operation(AliasDocument, Activation)
     )
     async def activate(alias: str, request: Request) -> Response:
         """Make the alias point at this version; open requests finish with the old version.
@@ -87,16 +83,14 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
         after = await services.aliases.activate(alias, uri, who, force=choice.force)
         return await _changed(request, before, after)
 
-    @router.post("/policy-alias/{alias}/rollback", summary="Activate the former version", **_ALIAS)
+    @router.post("/policy-alias/{alias}/rollback", "Activate the former version", _ALIAS)
     async def roll_back(alias: str, request: Request) -> Response:
         """Let the alias mean what it meant before."""
         who, before = await owner(request, alias)
         return await _changed(request, before, await services.aliases.roll_back(alias, who))
 
     @router.post(
-        "/policy-alias/{alias}/canary",
-        summary="Start a canary",
-        **operation(AliasDocument, CanaryStart),
+        "/policy-alias/{alias}/canary", "Start a canary", operation(AliasDocument, CanaryStart)
     )
     async def start_canary(alias: str, request: Request) -> Response:
         """Send a share of the requests to a candidate; equal keys always get the same version."""
@@ -105,7 +99,7 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
         after = await services.aliases.start_canary(alias, start, who)
         return await _changed(request, before, after)
 
-    @router.delete("/policy-alias/{alias}/canary", summary="Stop a canary", **_ALIAS)
+    @router.delete("/policy-alias/{alias}/canary", "Stop a canary", _ALIAS)
     async def stop_canary(alias: str, request: Request) -> Response:
         """Send all requests to the active version again."""
         who, before = await owner(request, alias)
@@ -113,7 +107,7 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
 
 
 def _changing_beside(router: HttpRouter, services: WebServices, bodies: BodyReader) -> None:
-    @router.post("/policy-alias/{alias}/shadow", summary="Start a shadow", **_CHOICE)
+    @router.post("/policy-alias/{alias}/shadow", "Start a shadow", _CHOICE)
     async def start_shadow(alias: str, request: Request) -> Response:
         """Run a candidate beside the active version; no client sees its answers."""
         choice = read_as(await read_document(request, bodies), VersionChoice)
@@ -121,14 +115,14 @@ def _changing_beside(router: HttpRouter, services: WebServices, bodies: BodyRead
         after = await services.aliases.start_shadow(alias, uri, who_of(request))
         return await _changed(request, before, after)
 
-    @router.delete("/policy-alias/{alias}/shadow", summary="Stop a shadow", **_ALIAS)
+    @router.delete("/policy-alias/{alias}/shadow", "Stop a shadow", _ALIAS)
     async def stop_shadow(alias: str, request: Request) -> Response:
         """Ask the candidate no more; its report is forgotten."""
         before = _shown(services, alias)
         after = await services.aliases.stop_shadow(alias, who_of(request))
         return await _changed(request, before, after)
 
-    @router.delete("/policy-alias/{alias}", summary="Remove an alias", **_ALIAS)
+    @router.delete("/policy-alias/{alias}", "Remove an alias", _ALIAS)
     async def delete_alias(alias: str, request: Request) -> Response:
         """Delete an alias and return it; its versions stay. Only for its owner."""
         caller = caller_of(request)
@@ -137,9 +131,7 @@ def _changing_beside(router: HttpRouter, services: WebServices, bodies: BodyRead
         await note_change(request, _state(removed), None)
         return succeeded(removed)
 
-    @router.post(
-        "/policy/{uri}/manage", summary="Manage a policy", **operation(JsonValue, ManagementCall)
-    )
+    @router.post("/policy/{uri}/manage", "Manage a policy", operation(JsonValue, ManagementCall))
     async def manage(uri: str, request: Request) -> Response:
         """Call the policy's `management(action, data)` and return its result."""
         call = read_as(await read_document(request, bodies), ManagementCall)

@@ -146,14 +146,14 @@ def _authentication(
 def _health_routes(services: WebServices | StandbyServices) -> HttpRouter:
     router = HttpRouter("health")
 
-    @router.get("/healthz", summary="Is the process alive?", **operation(HealthAnswer, bare=True))
+    @router.get("/healthz", "Is the process alive?", operation(HealthAnswer, bare=True))
     async def health() -> Response:
         """Answer 200 as long as the event loop runs."""
         return json_response({"status": "ok"})
 
     ready_or_not = operation(ReadinessAnswer, statuses=(200, 503), bare=True)
 
-    @router.get("/readyz", summary="Can requests be served?", **ready_or_not)
+    @router.get("/readyz", "Can requests be served?", ready_or_not)
     async def readiness() -> Response:
         """Answer 200 or 503, with the state of each component."""
         ready, details = services.readiness()
@@ -165,7 +165,7 @@ def _health_routes(services: WebServices | StandbyServices) -> HttpRouter:
 def _about_routes(services: WebServices | StandbyServices) -> HttpRouter:
     router = HttpRouter("about")
 
-    @router.get("/metrics", summary="The server's own metrics", **text_operation("text/plain"))
+    @router.get("/metrics", "The server's own metrics", text_operation("text/plain"))
     async def metrics(request: Request) -> Response:
         """Return the metrics in the Prometheus text format."""
         async with getattr(request.app.state, ENCODING):

@@ -55,8 +55,8 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.post(
         "/blocks",
-        summary="Add a block",
-        **operation(BlockDocument, (BlockDocument, BlockEnvelope), statuses=(201,)),
+        "Add a block",
+        operation(BlockDocument, (BlockDocument, BlockEnvelope), statuses=(201,)),
     )
     async def create(request: Request) -> Response:
         """Store a new block document, the caller's; filters of `matchType` `block` search it."""
@@ -64,26 +64,22 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
         created = await blocks.create(document, who_of(request))
         return succeeded(await note_change(request, None, created), 201)
 
-    @router.post(
-        "/blocks/query", summary="Find blocks", **operation(list[BlockDocument], MongoQuery)
-    )
+    @router.post("/blocks/query", "Find blocks", operation(list[BlockDocument], MongoQuery))
     async def query(request: Request) -> Response:
         """Return the list of matching documents; `{}` matches all."""
         return succeeded(await find(request, bodies, partial(blocks.query, "block")))
 
-    @router.get("/blocks", summary="List blocks", **operation(list[BlockDocument]))
+    @router.get("/blocks", "List blocks", operation(list[BlockDocument]))
     async def all_blocks() -> Response:
         """Return all block documents, by id."""
         return succeeded(await blocks.query("block", None))
 
-    @router.get("/blocks/{block_id}", summary="Read a block", **one)
+    @router.get("/blocks/{block_id}", "Read a block", one)
     async def get(block_id: str) -> Response:
         """Return the block document."""
         return succeeded(await blocks.get("block", block_id))
 
-    @router.put(
-        "/blocks/{block_id}", summary="Change a block", **operation(BlockDocument, DocumentChange)
-    )
+    @router.put("/blocks/{block_id}", "Change a block", operation(BlockDocument, DocumentChange))
     async def update(block_id: str, request: Request) -> Response:
         """Answer the new document. Its owner changes it, and operators."""
         change = await read_document(request, bodies)
@@ -92,7 +88,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
         after, _ = await blocks.update("block", block_id, change)
         return succeeded(await note_change(request, before, after))
 
-    @router.delete("/blocks/{block_id}", summary="Remove a block", **one)
+    @router.delete("/blocks/{block_id}", "Remove a block", one)
     async def delete(block_id: str, request: Request) -> Response:
         """Answer the removed document; its workloads are not this server's business."""
         services.ownership.check_block(caller_of(request), block_id)
@@ -107,8 +103,8 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.post(
         "/block/aggregate",
-        summary="Aggregate block metrics",
-        **operation(list[JsonObject], (MetricsPipeline, list[JsonObject])),
+        "Aggregate block metrics",
+        operation(list[JsonObject], (MetricsPipeline, list[JsonObject])),
     )
     async def aggregate(request: Request) -> Response:
         """Run the stages over all metrics of blocks, and return the result."""
@@ -116,7 +112,7 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
         async with bodies.searches.turn(who_of(request)):
             return succeeded(await blocks.aggregate_metrics(stages))
 
-    @router.get("/block/health/{block_id}", summary="Is a block alive?", **operation(BlockHealth))
+    @router.get("/block/health/{block_id}", "Is a block alive?", operation(BlockHealth))
     async def health(block_id: str) -> Response:
         """Return whether instances of a block report metrics, and their number."""
         instances = len((await blocks.get("block_metrics", block_id)).get("instances") or ())
@@ -137,22 +133,18 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         document, created = await blocks.put_metrics(given)
         return succeeded(document, 201 if created else 200)
 
-    router.post("/block", summary="Report block metrics", **stored)(store)
-    router.put("/block", summary="Report block metrics", **stored)(store)
+    router.post("/block", "Report block metrics", stored)(store)
+    router.put("/block", "Report block metrics", stored)(store)
 
     @router.post(
-        "/block/query",
-        summary="Find block metrics",
-        **operation(list[BlockMetricsDocument], MongoQuery),
+        "/block/query", "Find block metrics", operation(list[BlockMetricsDocument], MongoQuery)
     )
     async def query(request: Request) -> Response:
         """Return the list of matching documents; `{}` matches all."""
         return succeeded(await find(request, bodies, partial(blocks.query, "block_metrics")))
 
     @router.get(
-        "/block/query",
-        summary="Find block metrics by equality",
-        **operation(list[BlockMetricsDocument]),
+        "/block/query", "Find block metrics by equality", operation(list[BlockMetricsDocument])
     )
     async def query_by_parameters(request: Request) -> Response:
         """Return metrics by URL parameters: field and value; a repeated field matches either."""
@@ -161,15 +153,15 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     router.include(_metrics_views(services, bodies))
 
-    @router.get("/block/{block_id}", summary="Read block metrics", **one)
+    @router.get("/block/{block_id}", "Read block metrics", one)
     async def get(block_id: str) -> Response:
         """Return the metrics of a block."""
         return succeeded(await blocks.get("block_metrics", block_id))
 
     @router.put(
         "/block/{block_id}",
-        summary="Change block metrics",
-        **operation(BlockMetricsDocument, DocumentChange, statuses=(200, 201)),
+        "Change block metrics",
+        operation(BlockMetricsDocument, DocumentChange, statuses=(200, 201)),
     )
     async def change(block_id: str, request: Request) -> Response:
         """Change metrics and return the new document; 201 for new ones, which may be partial."""
@@ -178,7 +170,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         document, created = await blocks.update("block_metrics", block_id, given)
         return succeeded(document, 201 if created else 200)
 
-    @router.delete("/block/{block_id}", summary="Remove block metrics", **one)
+    @router.delete("/block/{block_id}", "Remove block metrics", one)
     async def delete(block_id: str, request: Request) -> Response:
         """Answer the metrics that were removed."""
         services.ownership.check_block(caller_of(request), block_id)

@@ -142,9 +142,7 @@ def playground_routes(console: Console, bodies: BodyReader) -> HttpRouter:
     """
     router = HttpRouter("console")
 
-    @router.post(
-        "/console/playground", summary="Try a policy", **operation(PlaygroundOutcome, PlaygroundRun)
-    )
+    @router.post("/console/playground", "Try a policy", operation(PlaygroundOutcome, PlaygroundRun))
     async def run(request: Request) -> Response:
         """Run a policy in the jail, in a separate process; the server's state does not change."""
         body = await read_document(request, bodies)
@@ -153,8 +151,8 @@ def playground_routes(console: Console, bodies: BodyReader) -> HttpRouter:
 
     @router.post(
         "/console/playground/backtest",
-        summary="Backtest a policy",
-        **operation(PlaygroundOutcome, PlaygroundBacktest),
+        "Backtest a policy",
+        operation(PlaygroundOutcome, PlaygroundBacktest),
     )
     async def backtest(request: Request) -> Response:
         """Backtest a policy on a table of requests, in a separate process."""
@@ -169,7 +167,7 @@ def playground_routes(console: Console, bodies: BodyReader) -> HttpRouter:
 def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
     failing: Counter[str] = Counter()
 
-    @router.get("/console/session", summary="Who is logged in?", **operation(ConsoleSession))
+    @router.get("/console/session", "Who is logged in?", operation(ConsoleSession))
     async def session(request: Request) -> Response:
         """Return the page's tenant and role, and the WebSocket's address; 401 without a login."""
         login = login_of(console, request)
@@ -183,7 +181,7 @@ def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
             )
         return succeeded(_describe(request, console, login))
 
-    @router.post("/console/session", summary="Log in", **operation(ConsoleSession, ConsoleLogin))
+    @router.post("/console/session", "Log in", operation(ConsoleSession, ConsoleLogin))
     async def log_in(request: Request) -> Response:
         """Exchange a token for a cookie of this browser, which lasts for some hours."""
         length = request.headers.get("content-length", "")
@@ -202,7 +200,7 @@ def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
         give_cookie(request, response, cookie, secure=secure)
         return response
 
-    @router.delete("/console/session", summary="Log out", **operation(LoggedOut))
+    @router.delete("/console/session", "Log out", operation(LoggedOut))
     async def log_out(request: Request) -> Response:
         """End the login of this browser, and close its WebSockets."""
         if (login := login_of(console, request)) is not None:

@@ -26,20 +26,16 @@ def executor_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.post(
         "/executor/{executor}/execute_policy",
-        summary="Execute a policy",
-        **operation(JsonValue, ExecutionRequest),
+        "Execute a policy",
+        operation(JsonValue, ExecutionRequest),
     )
     async def execute(executor: str, request: Request) -> Response:
         """Evaluate a policy of this server on the given input, and return the result."""
         body = await read_document(request, bodies)
         return succeeded(await services.execute(executor, body, who_of(request)))
 
-    @router.post(
-        "/executor/{executor}/create-infra", summary="Not needed here", **operation(JsonObject)
-    )
-    @router.delete(
-        "/executor/{executor}/remove-infra", summary="Not needed here", **operation(JsonObject)
-    )
+    @router.post("/executor/{executor}/create-infra", "Not needed here", operation(JsonObject))
+    @router.delete("/executor/{executor}/remove-infra", "Not needed here", operation(JsonObject))
     async def infrastructure(executor: str) -> Response:
         """Refuse the request: executors of this server run in its own sandbox."""
         reason = f"the executor {executor[:100]} runs in this server's own sandbox and needs none"
@@ -51,31 +47,25 @@ def executor_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
 def _documents(router: HttpRouter, services: WebServices, bodies: BodyReader) -> None:
     one = operation(ExecutorDocument)
 
-    @router.post(
-        "/executor", summary="Register an executor", **operation(ExecutorDocument, ExecutorDocument)
-    )
+    @router.post("/executor", "Register an executor", operation(ExecutorDocument, ExecutorDocument))
     async def create(request: Request) -> Response:
         """Store a new executor document, which is the caller's, and answer it."""
         document = await read_document(request, bodies)
         created = await services.executors.create(document, who_of(request))
         return succeeded(await note_change(request, None, created))
 
-    @router.post(
-        "/executor/query", summary="Find executors", **operation(list[ExecutorDocument], MongoQuery)
-    )
+    @router.post("/executor/query", "Find executors", operation(list[ExecutorDocument], MongoQuery))
     async def query(request: Request) -> Response:
         """Return the list of matching documents; `{}` matches all."""
         return succeeded(await find(request, bodies, services.executors.query))
 
-    @router.get("/executor/{executor}", summary="Read an executor", **one)
+    @router.get("/executor/{executor}", "Read an executor", one)
     async def read(executor: str) -> Response:
         """Return the executor document."""
         return succeeded(await services.executors.get(executor))
 
     @router.put(
-        "/executor/{executor}",
-        summary="Change an executor",
-        **operation(ExecutorDocument, DocumentChange),
+        "/executor/{executor}", "Change an executor", operation(ExecutorDocument, DocumentChange)
     )
     async def update(executor: str, request: Request) -> Response:
         """Change what is named, as for clusters; its owner does, and operators."""
@@ -85,7 +75,7 @@ def _documents(router: HttpRouter, services: WebServices, bodies: BodyReader) ->
         after = await services.executors.update(executor, change)
         return succeeded(await note_change(request, before, after))
 
-    @router.delete("/executor/{executor}", summary="Remove an executor", **one)
+    @router.delete("/executor/{executor}", "Remove an executor", one)
     async def delete(executor: str, request: Request) -> Response:
         """Answer the document that was removed."""
         await services.ownership.check_executor(caller_of(request), executor)

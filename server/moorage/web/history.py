@@ -20,7 +20,7 @@ def history_routes(services: WebServices) -> HttpRouter:
     """Return the router of this endpoint."""
     router = HttpRouter("about")
 
-    @router.get("/history", summary="The last day in numbers", **operation(History))
+    @router.get("/history", "The last day in numbers", operation(History))
     async def history(request: Request, minutes: int = MINUTES_MAX, step: int = 5) -> Response:
         """Return the current figures, and those of the last minutes in points of `step` minutes.
 

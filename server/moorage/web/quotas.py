@@ -31,7 +31,7 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
         status, answer = await services.operate({**said, "op": name}, caller_of(request))
         return Response(answer, status, media_type="application/json")
 
-    @router.get("/quotas", summary="List quotas", **operation(QuotaPage))
+    @router.get("/quotas", "List quotas", operation(QuotaPage))
     async def list_quotas(
         request: Request, tenant: str | None = None, after: str = "", limit: int = 100
     ) -> Response:
@@ -39,7 +39,7 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
         filters = {"tenant": tenant} if tenant is not None else {}
         return await done(request, "quotas", filters=filters, after=after, limit=limit)
 
-    @router.put("/quotas/{tenant}", summary="Set a quota", **operation(QuotaState, QuotaChange))
+    @router.put("/quotas/{tenant}", "Set a quota", operation(QuotaState, QuotaChange))
     async def set_quota(tenant: str, request: Request, project: str | None = None) -> Response:
         """Set the quota of a tenant or, with `?project=`, of one of its projects."""
         change = await read_document(request, bodies)
@@ -48,7 +48,7 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
             raise ServiceError.wrong_field(name, f"one of {known}")
         return await done(request, "set_quota", change, tenant=tenant, project=project)
 
-    @router.delete("/quotas/{tenant}", summary="Remove a quota", **operation(QuotaState))
+    @router.delete("/quotas/{tenant}", "Remove a quota", operation(QuotaState))
     async def remove_quota(tenant: str, request: Request, project: str | None = None) -> Response:
         """Remove the quota of a tenant, or with `?project=` of one of its projects."""
         return await done(request, "remove_quota", tenant=tenant, project=project)

@@ -16,11 +16,12 @@ from starlette.responses import Response
 from starlette.routing import Route, compile_path
 
 from moorage.protocol.faults import ServiceError
-from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject
 
 ROUTE: Final = "moorage.route"
 """The path of the endpoint, with names for its parameters, in the scope of a request."""
 Handler = Callable[..., Awaitable[Response]]
+Decorator = Callable[[Handler], Handler]
 Guard = Callable[[Request], Awaitable[None]]
 
 
@@ -103,27 +104,19 @@ class HttpRouter:
         self.endpoints: list[HttpEndpoint] = []
         self._tags = tag
 
-    def get(
-        self, path: str, *, summary: str, **described: JsonValue
-    ) -> Callable[[Handler], Handler]:
+    def get(self, path: str, summary: str, described: JsonMapping) -> Decorator:
         """Decorate the function that answers GET; `described` is what `schemas.operation` makes."""
         return self._adding("GET", path, summary, described)
 
-    def post(
-        self, path: str, *, summary: str, **described: JsonValue
-    ) -> Callable[[Handler], Handler]:
+    def post(self, path: str, summary: str, described: JsonMapping) -> Decorator:
         """Decorate the function that answers POST; as `get`."""
         return self._adding("POST", path, summary, described)
 
-    def put(
-        self, path: str, *, summary: str, **described: JsonValue
-    ) -> Callable[[Handler], Handler]:
+    def put(self, path: str, summary: str, described: JsonMapping) -> Decorator:
         """Decorate the function that answers PUT; as `get`."""
         return self._adding("PUT", path, summary, described)
 
-    def delete(
-        self, path: str, *, summary: str, **described: JsonValue
-    ) -> Callable[[Handler], Handler]:
+    def delete(self, path: str, summary: str, described: JsonMapping) -> Decorator:
         """Decorate the function that answers DELETE; as `get`."""
         return self._adding("DELETE", path, summary, described)
 
@@ -149,9 +142,7 @@ class HttpRouter:
         """Return the endpoints that `/openapi.json` describes."""
         return [each for each in self.endpoints if each.summary]
 
-    def _adding(
-        self, method: str, path: str, summary: str, described: JsonMapping
-    ) -> Callable[[Handler], Handler]:
+    def _adding(self, method: str, path: str, summary: str, described: JsonMapping) -> Decorator:
         def add(handler: Handler) -> Handler:
             self.endpoints.append(
                 HttpEndpoint(

@@ -13,8 +13,7 @@ from starlette.responses import Response
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
-from moorage.protocol.registry import Document
-from moorage.records.json_values import JsonObject
+from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.policies import PolicyHistoryEntry
 from moorage.web.aliases import alias_routes
 from moorage.web.block_documents import block_document_routes
@@ -95,8 +94,8 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.post(
         "/clusters",
-        summary="Add a cluster",
-        **operation(ClusterDocument, ClusterDocument, statuses=(201,), bare=True),
+        "Add a cluster",
+        operation(ClusterDocument, ClusterDocument, statuses=(201,), bare=True),
     )
     async def create_cluster(request: Request) -> Response:
         """Register a cluster for the caller; return the document with added totals."""
@@ -106,15 +105,13 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
         return json_response(await note_change(request, None, created), 201)
 
     @router.post(
-        "/clusters/query",
-        summary="Find clusters",
-        **operation(list[ClusterDocument], MongoQuery, bare=True),
+        "/clusters/query", "Find clusters", operation(list[ClusterDocument], MongoQuery, bare=True)
     )
     async def query_clusters(request: Request) -> Response:
         """Return the list of matching documents; `{}` matches all."""
         return json_response(await find(request, bodies, services.clusters.query))
 
-    @router.get("/clusters/{cluster_id}", summary="Read a cluster", **one)
+    @router.get("/clusters/{cluster_id}", "Read a cluster", one)
     async def get_cluster(cluster_id: str) -> Response:
         """Return the cluster document, without an envelope."""
         return json_response(await services.clusters.get(cluster_id))
@@ -127,8 +124,8 @@ def _cluster_changes(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.put(
         "/clusters/{cluster_id}",
-        summary="Change a cluster",
-        **operation(ClusterDocument, DocumentChange, bare=True),
+        "Change a cluster",
+        operation(ClusterDocument, DocumentChange, bare=True),
     )
     async def update_cluster(cluster_id: str, request: Request) -> Response:
         """Change a cluster and return it. Only its owner may; operators if others have leases."""
@@ -140,8 +137,8 @@ def _cluster_changes(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.post(
         "/clusters/{cluster_id}/nodes",
-        summary="Add nodes to a cluster",
-        **operation(ClusterDocument, JoiningNodes, statuses=(200, 201), bare=True),
+        "Add nodes to a cluster",
+        operation(ClusterDocument, JoiningNodes, statuses=(200, 201), bare=True),
     )
     async def add_nodes(cluster_id: str, request: Request) -> Response:
         """Add the nodes of a document to a cluster; return the cluster's document.
@@ -158,7 +155,7 @@ def _cluster_changes(services: WebServices, bodies: BodyReader) -> HttpRouter:
         await note_change(request, before, stored)
         return json_response(stored, 201 if new else 200)
 
-    @router.delete("/clusters/{cluster_id}", summary="Remove a cluster", **one)
+    @router.delete("/clusters/{cluster_id}", "Remove a cluster", one)
     async def delete_cluster(cluster_id: str, request: Request) -> Response:
         """Delete a cluster and return its document. Leases on it stay until they end.
 
@@ -185,33 +182,29 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         document, created = await services.metrics.put(given)
         return _success(document, 201 if created else 200)
 
-    router.post("/cluster", summary="Report metrics", **stored)(store)
-    router.put("/cluster", summary="Report metrics", **stored)(store)
+    router.post("/cluster", "Report metrics", stored)(store)
+    router.put("/cluster", "Report metrics", stored)(store)
 
-    @router.post(
-        "/cluster/query", summary="Find metrics", **operation(list[MetricsDocument], MongoQuery)
-    )
+    @router.post("/cluster/query", "Find metrics", operation(list[MetricsDocument], MongoQuery))
     async def query_metrics(request: Request) -> Response:
         """Return the list of matching documents; `{}` matches all."""
         return _success(await find(request, bodies, services.metrics.query))
 
-    @router.get(
-        "/cluster/query", summary="Find metrics by equality", **operation(list[MetricsDocument])
-    )
+    @router.get("/cluster/query", "Find metrics by equality", operation(list[MetricsDocument]))
     async def query_metrics_by_parameters(request: Request) -> Response:
         """Return metrics by URL parameters: field and value; a repeated field matches either."""
         async with bodies.searches.turn(who_of(request)):
             return _success(await services.metrics.query(query_in_url(request)))
 
-    @router.get("/cluster/{cluster_id}", summary="Read metrics", **one)
+    @router.get("/cluster/{cluster_id}", "Read metrics", one)
     async def get_metrics(cluster_id: str) -> Response:
         """Return the metrics of a cluster."""
         return _success(await services.metrics.get(cluster_id))
 
     @router.put(
         "/cluster/{cluster_id}",
-        summary="Change metrics",
-        **operation(MetricsDocument, DocumentChange, statuses=(200, 201)),
+        "Change metrics",
+        operation(MetricsDocument, DocumentChange, statuses=(200, 201)),
     )
     async def change_metrics(cluster_id: str, request: Request) -> Response:
         """Change metrics and return the new document; 201 for new ones, which may be partial."""
@@ -220,7 +213,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         document, created = await services.metrics.update(cluster_id, change)
         return _success(document, 201 if created else 200)
 
-    @router.delete("/cluster/{cluster_id}", summary="Remove metrics", **one)
+    @router.delete("/cluster/{cluster_id}", "Remove metrics", one)
     async def delete_metrics(cluster_id: str, request: Request) -> Response:
         """Answer the metrics that were removed."""
         services.ownership.check_metrics(caller_of(request), cluster_id)
@@ -234,8 +227,8 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.post(
         "/cluster/aggregate",
-        summary="Aggregate metrics",
-        **operation(list[JsonObject], (MetricsPipeline, list[JsonObject])),
+        "Aggregate metrics",
+        operation(list[JsonObject], (MetricsPipeline, list[JsonObject])),
     )
     async def aggregate_metrics(request: Request) -> Response:
         """Run the stages over all metrics documents, and return the result."""
@@ -245,8 +238,8 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.get(
         "/cluster-metrics/{cluster_id}",
-        summary="Read metrics, as at the gateway",
-        **operation(MetricsDocument),
+        "Read metrics, as at the gateway",
+        operation(MetricsDocument),
     )
     async def gateway_metrics(cluster_id: str) -> Response:
         """Return the metrics of a cluster."""
@@ -254,8 +247,8 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.get(
         "/cluster-metrics/{cluster_id}/node/{node_id}",
-        summary="Read metrics of a node",
-        **operation(JsonObject),
+        "Read metrics of a node",
+        operation(JsonObject),
     )
     async def node_metrics(cluster_id: str, node_id: str) -> Response:
         """Return the metrics of one node of a cluster."""
@@ -282,8 +275,7 @@ def _search(services: WebServices, bodies: BodyReader) -> HttpRouter:
             if error.code is not Code.BUSY and not fault:
                 error.status = 400  # The one status that its clients know (8.2).
             raise
-        answer = {"success": True, "data": documents}
-        return json_response(answer | {"warnings": warnings} if warnings else answer)
+        return _warned(documents, warnings)
 
     async def filtered(request: Request) -> Response:
         """Return matching cluster documents, by id; bodies may be bare or enveloped."""
@@ -296,13 +288,13 @@ def _search(services: WebServices, bodies: BodyReader) -> HttpRouter:
     filters = operation(list[JsonObject], (FilterQuery, QueryEnvelope))
     rankings = operation(list[JsonObject], (RankingQuery, QueryEnvelope))
     for path in ("/api/filter-data", "/api/no-ir/filter", "/api/filter"):
-        router.post(path, summary="Filter clusters", **filters)(filtered)
+        router.post(path, "Filter clusters", filters)(filtered)
     for path in ("/api/similarity-search", "/api/no-ir/similarity-search", "/api/search"):
-        router.post(path, summary="Rank clusters", **rankings)(ranked)
+        router.post(path, "Rank clusters", rankings)(ranked)
     return router
 
 
-def _warned(data: Document | list[Document], warnings: Sequence[str]) -> Response:
+def _warned(data: JsonValue, warnings: Sequence[str]) -> Response:
     answer = {"success": True, "data": data}
     return json_response(answer | {"warnings": warnings} if warnings else answer)
 
@@ -310,9 +302,7 @@ def _warned(data: Document | list[Document], warnings: Sequence[str]) -> Respons
 def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
     router = HttpRouter("policies")
 
-    @router.post(
-        "/policy", summary="Publish a policy", **operation(PublishedPolicy, PolicyDocument)
-    )
+    @router.post("/policy", "Publish a policy", operation(PublishedPolicy, PolicyDocument))
     async def publish_policy(request: Request) -> Response:
         """Check a policy in the jail, test it with its own examples, and register it.
 
@@ -324,14 +314,12 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
         await note_change(request, before, await find_former(services.policies.get(uri)))
         return _warned({"policy_rule_uri": uri}, warnings)  # 200: clients take 201 for a failure.
 
-    @router.get("/policy", summary="List policies", **operation(list[PolicyDocument]))
+    @router.get("/policy", "List policies", operation(list[PolicyDocument]))
     async def list_policies() -> Response:
         """Return all PolicyRule documents, by URI."""
         return _success(await services.policies.query())
 
-    @router.post(
-        "/policy/query", summary="Find policies", **operation(list[PolicyDocument], MongoQuery)
-    )
+    @router.post("/policy/query", "Find policies", operation(list[PolicyDocument], MongoQuery))
     async def query_policies(request: Request) -> Response:
         """Return the list of matching PolicyRule documents; `{}` matches all."""
         return _success(await find(request, bodies, services.policies.query))
@@ -342,15 +330,15 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
 def _published(services: WebServices, bodies: BodyReader) -> HttpRouter:
     router = HttpRouter("policies")
 
-    @router.get("/policy/{uri}", summary="Read a policy", **operation(PolicyDocument))
+    @router.get("/policy/{uri}", "Read a policy", operation(PolicyDocument))
     async def get_policy(uri: str) -> Response:
         """Return the PolicyRule document, with the digest of its content."""
         return _success(await services.policies.get(uri))
 
     @router.put(
         "/policy/{uri}",
-        summary="Change the description of a policy",
-        **operation(PolicyDocument, DocumentChange),
+        "Change the description of a policy",
+        operation(PolicyDocument, DocumentChange),
     )
     async def update_policy(uri: str, request: Request) -> Response:
         """Change descriptive fields; changed code, defaults or schemas need a new version."""
@@ -360,7 +348,7 @@ def _published(services: WebServices, bodies: BodyReader) -> HttpRouter:
         after = await services.publications.update(uri, change, who)
         return _success(await note_change(request, before, after))
 
-    @router.delete("/policy/{uri}", summary="Remove a policy", **operation(PolicyDocument))
+    @router.delete("/policy/{uri}", "Remove a policy", operation(PolicyDocument))
     async def delete_policy(uri: str, request: Request, force: str = "") -> Response:
         """Delete a policy and return its document. Leases that it proposed stay.
 
@@ -376,8 +364,8 @@ def _published(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.get(
         "/policy/{uri}/history",
-        summary="Who changed a policy, and when?",
-        **operation(list[PolicyHistoryEntry]),
+        "Who changed a policy, and when?",
+        operation(list[PolicyHistoryEntry]),
     )
     async def policy_history(uri: str) -> Response:
         """Return a policy's changes, oldest first: `at`, `who`, `what`, `digest`, `fields`."""
@@ -393,8 +381,8 @@ def _allocator(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.post(
         "/allocate",
-        summary="Ask for a placement",
-        **operation(AllocationAnswer, AllocationRequest, bare=True, refusals=True),
+        "Ask for a placement",
+        operation(AllocationAnswer, AllocationRequest, bare=True, refusals=True),
     )
     async def allocate(request: Request) -> Response:
         """Answer like the WebSocket; the HTTP status corresponds to `error.code`.
@@ -414,8 +402,8 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.post(
         "/blockActions/selectClusters",
-        summary="Where could it run?",
-        **operation(SelectedClusters, BlockPlacementRequest, bare=True),
+        "Where could it run?",
+        operation(SelectedClusters, BlockPlacementRequest, bare=True),
     )
     async def select_clusters(request: Request) -> Response:
         """Return the clusters that the clusterAllocator selects: `{"clusters": [documents]}`."""
@@ -423,28 +411,24 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
         return json_response(await services.block_actions.select_clusters(body, tenant))
 
     @router.post(
-        "/blockActions/dryRun",
-        summary="Where would it run?",
-        **operation(JsonObject, BlockPlacementRequest),
+        "/blockActions/dryRun", "Where would it run?", operation(JsonObject, BlockPlacementRequest)
     )
     async def dry_run(request: Request) -> Response:
         """Return the chosen cluster with its score and node, without reserving it."""
         body, tenant = await _document(request, bodies), who_of(request)
-        result, warnings = await services.block_actions.dry_run(body, tenant)
-        answer = {"success": True, "data": result}
-        return json_response(answer | {"warnings": warnings} if warnings else answer)
+        return _warned(*await services.block_actions.dry_run(body, tenant))
 
     @router.post(
         "/blockActions/allocate",
-        summary="Where would it run? Later",
-        **operation(TaskReference, BlockPlacementRequest, bare=True),
+        "Where would it run? Later",
+        operation(TaskReference, BlockPlacementRequest, bare=True),
     )
     async def allocate(request: Request) -> Response:
         """Start a dry run as a task and return `{"task_id"}` at once. Nothing is reserved."""
         body, tenant = await _document(request, bodies), who_of(request)
         return json_response({"task_id": await services.block_actions.allocate(body, tenant)})
 
-    @router.get("/api/tasks/{task_id}", summary="Read a task", **operation(TaskReport))
+    @router.get("/api/tasks/{task_id}", "Read a task", operation(TaskReport))
     async def task(task_id: str, request: Request) -> Response:
         """Return a task: `pending`, `completed` with `result`, or `failed` with `error`."""
         return _success(await services.block_actions.task(task_id, who_of(request)))

@@ -37,7 +37,7 @@ def sign_in_routes(sign_in: Document) -> HttpRouter:
     """
     router = HttpRouter("about")
 
-    @router.get("/sign-in", summary="How to sign in", **operation(SignIn))
+    @router.get("/sign-in", "How to sign in", operation(SignIn))
     async def show() -> Response:
         """Return the issuer and the parameters for a sign-in, for `moorage login`."""
         return succeeded(sign_in)

@@ -63,25 +63,23 @@ def specification_routes(whole: HttpRouter) -> HttpRouter:
     page = cache(lambda: "".join(_page(_openapi(whole))))
     document = operation(JsonObject, bare=True)
 
-    @router.get("/openapi.json", summary="This interface, described", **document)
+    @router.get("/openapi.json", "This interface, described", document)
     async def openapi() -> Response:
         """Return the OpenAPI document."""
         return Response(described(), media_type="application/json")
 
-    @router.get("/asyncapi.json", summary="The WebSocket, described", **document)
+    @router.get("/asyncapi.json", "The WebSocket, described", document)
     async def asyncapi() -> Response:
         """Return the AsyncAPI document."""
         return Response(socket(), media_type="application/json")
 
-    @router.get(
-        "/schemas/", summary="The schemas of all messages", **operation(dict[str, str], bare=True)
-    )
+    @router.get("/schemas/", "The schemas of all messages", operation(dict[str, str], bare=True))
     async def schemas() -> Response:
         """Return the path of each schema, by its name."""
         paths = {name: f"/schemas/{name}.json" for name in specification.documents()}
         return Response(msgspec.json.encode(paths), media_type="application/json")
 
-    @router.get("/schemas/{name}.json", summary="The schema of a message", **document)
+    @router.get("/schemas/{name}.json", "The schema of a message", document)
     async def schema(name: str) -> Response:
         """Return the JSON Schema of a message, or of a part of one."""
         found = specification.documents().get(name)
@@ -91,12 +89,12 @@ def specification_routes(whole: HttpRouter) -> HttpRouter:
             )
         return Response(msgspec.json.encode(found), media_type="application/json")
 
-    @router.get("/", summary="Where to begin", **text_operation("text/html"))
+    @router.get("/", "Where to begin", text_operation("text/html"))
     async def start() -> Response:
         """Return a page for browsers with links to all specifications."""
         return HTMLResponse(page(), headers=_HEADERS)
 
-    @router.get("/docs", summary="This interface, for people", **text_operation("text/html"))
+    @router.get("/docs", "This interface, for people", text_operation("text/html"))
     async def docs() -> Response:
         """Return a page for browsers with all paths and messages."""
         return HTMLResponse(page(), headers=_HEADERS)

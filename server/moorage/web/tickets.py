@@ -33,9 +33,7 @@ def ticket_routes(tickets: Tickets, console: Console | None) -> HttpRouter:
     """
     router = HttpRouter("about")
 
-    @router.post(
-        "/websocket-ticket", summary="Let a page open a WebSocket", **operation(SocketTicket)
-    )
+    @router.post("/websocket-ticket", "Let a page open a WebSocket", operation(SocketTicket))
     async def issue(request: Request) -> Response:
         """Return a ticket with which a page can open one WebSocket within ten seconds."""
         token, _ = token_of(request.headers.getlist("authorization"))
