@@ -81,7 +81,7 @@ class Doorman:
         rows = [(name.lower(), value) for name, value in request.headers.raw_items()]
         foreign = self.origins.refusal(request.path, rows, connection.local_address[0])
         if foreign is not None:
-            self._counts.refused_foreign += 1
+            self._counts.refused_foreign_total += 1
             return connection.respond(http.HTTPStatus.FORBIDDEN, f"{foreign.advice}.\n")
         if request.path.partition("?")[0] == "/healthz":
             if self.draining:
@@ -122,10 +122,10 @@ class Doorman:
         if caller is None:
             return self._unauthorized(connection)
         if not caller.may(Right.READ):
-            self._counts.refused_unauthorized += 1
+            self._counts.refused_unauthorized_total += 1
             return connection.respond(http.HTTPStatus.FORBIDDEN, caller.refusal(Right.READ) + "\n")
         if (full := self._full(connection.address)) is not None:
-            self._counts.refused_full += 1
+            self._counts.refused_full_total += 1
             text = f"{full} are taken; try again later.\n"
             answer = connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, text)
             answer.headers["Retry-After"] = "1"
@@ -134,7 +134,7 @@ class Doorman:
         return None
 
     def _unauthorized(self, connection: GatewayConnection) -> Response:
-        self._counts.refused_unauthorized += 1
+        self._counts.refused_unauthorized_total += 1
         self._on_stranger(connection.address)
         answer = connection.respond(
             http.HTTPStatus.UNAUTHORIZED, "Send a valid token: `Authorization: Bearer <token>`.\n"

@@ -9,7 +9,7 @@ import functools
 import ssl
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -36,41 +36,21 @@ _LOGIN_LOOK_SECONDS: Final = 60.0
 """Between two looks whether a page's login lasts: one may be over before its time."""
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayStats:
-    """Counts of the gateway. Those ending in `_total` only grow.
+@dataclass(slots=True, kw_only=True)
+class GatewayStats(Counts):
+    """The gateway in numbers, with its counters.
 
     Args:
         connections: TCP connections, those without a session included.
         sessions: Open sessions.
         in_flight: Messages whose replies are not yet written.
         parked: Messages that wait in the queue.
-        sessions_total: Sessions opened.
-        messages_total: Messages read.
-        malformed_total: Messages among them that could not be read.
-        replies_total: Replies given, to clients that had left meanwhile too.
-        events_total: Pushed messages.
-        missed_total: Messages that were not pushed, since the session left too many unread.
-        slow_readers_total: Sessions dropped because they did not read.
-        refused_full_total: Handshakes refused because all sessions were taken.
-        refused_unauthorized_total: Handshakes refused for want of a valid token.
-        refused_foreign_total: Requests refused that other sites' pages made, or under other names.
     """
 
     connections: int
     sessions: int
     in_flight: int
     parked: int
-    sessions_total: int
-    messages_total: int
-    malformed_total: int
-    replies_total: int
-    events_total: int
-    missed_total: int
-    slow_readers_total: int
-    refused_full_total: int
-    refused_unauthorized_total: int
-    refused_foreign_total: int
 
 
 class Gateway:
@@ -325,22 +305,12 @@ class Gateway:
 
     def stats(self) -> GatewayStats:
         """Return the gateway in numbers."""
-        counts = self._counts
         return GatewayStats(
+            **asdict(self._counts),
             connections=len(self._connections),
             sessions=len(self._open),
             in_flight=sum(session.in_flight for session in self._sessions.values()),
             parked=sum(session.parked for session in self._sessions.values()),
-            sessions_total=counts.sessions,
-            messages_total=counts.messages,
-            malformed_total=counts.malformed,
-            replies_total=counts.replies,
-            events_total=counts.events,
-            missed_total=counts.missed,
-            slow_readers_total=counts.slow_readers,
-            refused_full_total=counts.refused_full,
-            refused_unauthorized_total=counts.refused_unauthorized,
-            refused_foreign_total=counts.refused_foreign,
         )
 
     @property
@@ -366,7 +336,7 @@ class Gateway:
             self._drop,
         )
         session.draining = self._draining
-        self._counts.sessions += 1
+        self._counts.sessions_total += 1
         self._sessions[session.id] = session
         self._opening.remove(connection)
         self._open.add(connection, connection.address)

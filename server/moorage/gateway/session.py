@@ -50,18 +50,31 @@ from moorage.records.rights import Caller
 
 @dataclass(slots=True)
 class Counts:
-    """Counters of the gateway since it started."""
+    """Counters of the gateway since it started.
 
-    sessions: int = 0
-    messages: int = 0
-    malformed: int = 0
-    replies: int = 0
-    events: int = 0
-    missed: int = 0
-    slow_readers: int = 0
-    refused_full: int = 0
-    refused_unauthorized: int = 0
-    refused_foreign: int = 0
+    Args:
+        sessions_total: Sessions opened.
+        messages_total: Messages read.
+        malformed_total: Messages among them that could not be read.
+        replies_total: Replies given, to clients that had left meanwhile too.
+        events_total: Pushed messages.
+        missed_total: Messages that were not pushed, since the session left too many unread.
+        slow_readers_total: Sessions dropped because they did not read.
+        refused_full_total: Handshakes refused because all sessions were taken.
+        refused_unauthorized_total: Handshakes refused for want of a valid token.
+        refused_foreign_total: Requests refused that other sites' pages made, or under other names.
+    """
+
+    sessions_total: int = 0
+    messages_total: int = 0
+    malformed_total: int = 0
+    replies_total: int = 0
+    events_total: int = 0
+    missed_total: int = 0
+    slow_readers_total: int = 0
+    refused_full_total: int = 0
+    refused_unauthorized_total: int = 0
+    refused_foreign_total: int = 0
 
 
 _LISTINGS: Final = (
@@ -280,7 +293,7 @@ class Session:
         """Hand over one message; the future returned must be done before the next one is read."""
         self._number += 1
         number = self._number
-        self._counts.messages += 1
+        self._counts.messages_total += 1
         if isinstance(frame, bytes):
             self._refuse(number, None, _BINARY)
             return None
@@ -350,7 +363,7 @@ class Session:
             self._line.append(number)
 
     def _refuse(self, number: int, identity: str | int | None, reply: bytes) -> None:
-        self._counts.malformed += 1
+        self._counts.malformed_total += 1
         self._expect(number, identity)
         self.tell(number, reply)
 
@@ -371,7 +384,7 @@ class Session:
         in_line = self._unanswered.pop(number) is None
         self._parked.discard(number)
         self._patient.discard(number)
-        self._counts.replies += 1
+        self._counts.replies_total += 1
         if self._gone:
             self._hold(reply)
         if not in_line:
@@ -407,11 +420,11 @@ class Session:
         too_much = self._gone and self._held + len(news) > HELD_BYTES_MAX
         if self._missed or too_much or len(self._events) >= self._settings.events_max:
             self._missed += 1
-            self._counts.missed += 1
+            self._counts.missed_total += 1
             return
         if self._gone:
             self._held += len(news)
-        self._counts.events += 1
+        self._counts.events_total += 1
         self._events.append(news)
         self._flush_soon()
 
@@ -476,7 +489,7 @@ class Session:
 
     def _too_slow(self) -> None:
         self._slow = None
-        self._counts.slow_readers += 1
+        self._counts.slow_readers_total += 1
         limit = self._settings.slow_seconds_max
         self._drop(self, Close.TRY_LATER, f"replies were left unread for {limit:g} seconds")
 
