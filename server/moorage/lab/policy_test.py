@@ -23,6 +23,7 @@ from moorage.catalog.values import PolicyRecord
 from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
 from moorage.daemon.policies.finder import code_of
+from moorage.daemon.publishing.version_statistics import FAULTS
 from moorage.lab import examples
 from moorage.lab.errors import CommandError
 from moorage.lab.progress import Progress
@@ -60,17 +61,6 @@ QUICK_SECONDS: Final = 1.0
 """Policies that answer all requests within this are run under more than two of the seeds, and two
 at
 a time: each answers so fast that it stays far from its deadline, on a busy machine too."""
-_AT_FAULT: Final = frozenset(
-    {
-        Code.BAD_POLICY,
-        Code.POLICY_ERROR,
-        Code.POLICY_TIMEOUT,
-        Code.POLICY_CRASHED,
-        Code.POLICY_MEMORY,
-        Code.POLICY_BAD_OUTPUT,
-        Code.POLICY_UNSOUND,
-    }
-)
 _PROFILER: Final = "line_profile.py"
 _SUBJECT: Final = "rule_under_test.py"
 
@@ -217,7 +207,7 @@ async def _again(
     second, *more = HASH_SEEDS[1:]
     report.hash_seeds.append(second)
     again = await under(second)
-    faulty = any(tried.outcome in _AT_FAULT for tried in report.requests)
+    faulty = any(tried.outcome in FAULTS for tried in report.requests)
     if faulty or seconds > QUICK_SECONDS:
         return again
     for start in range(0, len(more), 2):
@@ -250,7 +240,7 @@ async def _without_metrics(
 
 
 def _fault(tried: Tried) -> str:
-    return f"{tried.outcome}: {tried.detail}" if tried.outcome in _AT_FAULT else ""
+    return f"{tried.outcome}: {tried.detail}" if tried.outcome in FAULTS else ""
 
 
 def _likewise(numbers: Sequence[object]) -> str:
@@ -322,7 +312,7 @@ def _calls(refusal: Refusal) -> tuple[str, ...]:
 def _printed(tried: Sequence[Tried]) -> str:
     """Return the printed output of requests: failed ones first; of many only the first."""
     said = [(number, each) for number, each in enumerate(tried) if each.printed]
-    said.sort(key=lambda pair: (pair[1].outcome not in _AT_FAULT, pair[0]))
+    said.sort(key=lambda pair: (pair[1].outcome not in FAULTS, pair[0]))
     parts = [
         f"request {number} ({each.outcome}):\n{_cut(each.printed)}"
         for number, each in said[:PRINTS_SHOWN]
@@ -416,7 +406,7 @@ def _differing(report: PolicyTestReport, again: Sequence[Tried]) -> list[tuple[i
     return [
         (number, first, second)
         for number, (first, second) in enumerate(zip(report.requests, again, strict=False))
-        if first.values != second.values and first.outcome not in _AT_FAULT
+        if first.values != second.values and first.outcome not in FAULTS
     ]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
+from msgspec.structs import astuple
 
 from moorage.core.fit.feasibility import Candidates, Feasibility
 from moorage.core.fit.verification import verify
@@ -124,17 +125,7 @@ class WarmReuse:
         fleet = self._turn.state.imagined(self._feasibility.beside(exclusions.parts))
         for share in lease.placement:
             fleet.give(share)
-        wishes = tuple(
-            ProposedShare(
-                cluster_id=share.cluster_id,
-                node_id=share.node_id,
-                gpus=share.gpus,
-                gpu_milli=share.gpu_milli,
-                cpu_milli=share.cpu_milli,
-                memory_mib=share.memory_mib,
-            )
-            for share in lease.placement
-        )
+        wishes = tuple(ProposedShare(*astuple(share)) for share in lease.placement)
         return verify(ask, wishes, fleet, self._turn.state.clusters) == lease.placement
 
     # Giving way ----------------------------------------------------------------------------
