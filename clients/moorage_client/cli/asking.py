@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -26,9 +27,9 @@ from moorage_client.text_files import read_text
 if TYPE_CHECKING:
     from moorage_client.client import Client
 
-_RESOURCES: Final = "What must fit"
-_LEASE: Final = "Lease"
-_POLICY: Final = "For the policy"
+_of_resources = partial(typer.Option, rich_help_panel="What must fit")
+_of_lease = partial(typer.Option, rich_help_panel="Lease")
+_for_policy = partial(typer.Option, rich_help_panel="For the policy")
 
 LOOK_SECONDS: Final = 0.1
 """Between two looks at a lease that starts or ends."""
@@ -51,89 +52,69 @@ _PolicyArgument = Annotated[
         help="The policy: name:version-tag, or an alias", autocompletion=completing.policies
     ),
 ]
-_Topology = Annotated[
-    str | None, typer.Option(help="nvlink, numa, rack or zone", rich_help_panel=_RESOURCES)
-]
+_Topology = Annotated[str | None, _of_resources(help="nvlink, numa, rack or zone")]
 _Where = Annotated[
     list[str] | None,
-    typer.Option(
+    _of_resources(
         "--where",
         metavar="LABEL",
         help="Label of the nodes: key=value, key=a,b, key!=value, key or !key",
-        rich_help_panel=_RESOURCES,
     ),
 ]
 _Alternatives = Annotated[
     list[str] | None,
-    typer.Option(
+    _of_resources(
         "--or",
         metavar="JSON",
         help="What would do, too, in this order: '{\"gpus\": 4}' changes that alone",
-        rich_help_panel=_RESOURCES,
     ),
 ]
 _ClusterOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Candidate cluster", rich_help_panel=_RESOURCES, autocompletion=completing.clusters
-    ),
+    list[str] | None, _of_resources(help="Candidate cluster", autocompletion=completing.clusters)
 ]
 _HoldSeconds = Annotated[
     float | None,
-    typer.Option(
-        min=1,
-        max=TTL_SECONDS_MAX,
-        help=f"Hold it for seconds (else {TTL_SECONDS:g})",
-        rich_help_panel=_LEASE,
-    ),
+    _of_lease(min=1, max=TTL_SECONDS_MAX, help=f"Hold it for seconds (else {TTL_SECONDS:g})"),
 ]
 _WaitSeconds = Annotated[
-    float | None,
-    typer.Option(min=0, max=WAIT_SECONDS_MAX, help="Wait for seconds", rich_help_panel=_LEASE),
+    float | None, _of_lease(min=0, max=WAIT_SECONDS_MAX, help="Wait for seconds")
 ]
-Preemptible = Annotated[
-    bool,
-    typer.Option("--preemptible", help="May give way to higher priority", rich_help_panel=_LEASE),
-]
+Preemptible = Annotated[bool, _of_lease("--preemptible", help="May give way to higher priority")]
 _RuntimeMin = Annotated[
     float,
-    typer.Option(
+    _of_lease(
         min=0,
         max=WAIT_SECONDS_MAX,
         metavar="SECONDS",
         help="With --preemptible: not before it has lasted these seconds",
-        rich_help_panel=_LEASE,
     ),
 ]
 _Notice = Annotated[
     float,
-    typer.Option(
+    _of_lease(
         min=0,
         max=WAIT_SECONDS_MAX,
         metavar="SECONDS",
         help="With --preemptible: how long it stays after the notice",
-        rich_help_panel=_LEASE,
     ),
 ]
 _Apart = Annotated[
     str,
-    typer.Option(
+    _of_lease(
         metavar="GROUP[=TOPOLOGY]",
         help="Share no node, rack or zone with your other leases of this group",
-        rich_help_panel=_LEASE,
     ),
 ]
 _TtlMin = Annotated[
     float,
-    typer.Option(
+    _of_lease(
         min=0,
         max=TTL_SECONDS_MAX,
         metavar="SECONDS",
         help="So short will do where others reserved it after that",
-        rich_help_panel=_LEASE,
     ),
 ]
-_Project = Annotated[str, typer.Option(help="Whose quota it counts for", rich_help_panel=_LEASE)]
+_Project = Annotated[str, _of_lease(help="Whose quota it counts for")]
 
 
 def requirement(text: str) -> JsonObject:
@@ -179,74 +160,40 @@ def json_object(text: str | None, option: str) -> JsonValue:
 def ask(
     session: CommandSession,
     policy: _PolicyArgument,
-    gpus: Annotated[
-        int | None, typer.Option(min=0, help="GPUs on each node", rich_help_panel=_RESOURCES)
-    ] = None,
+    gpus: Annotated[int | None, _of_resources(min=0, help="GPUs on each node")] = None,
     gpu_milli: Annotated[
-        int | None,
-        typer.Option(min=1, max=1000, help="Thousandths of each", rich_help_panel=_RESOURCES),
+        int | None, _of_resources(min=1, max=1000, help="Thousandths of each")
     ] = None,
-    model: Annotated[
-        list[str] | None, typer.Option(help="Accepted GPU model", rich_help_panel=_RESOURCES)
-    ] = None,
-    gpu_memory_mib: Annotated[
-        int | None, typer.Option(min=0, help="Memory of each GPU", rich_help_panel=_RESOURCES)
-    ] = None,
-    cpu_milli: Annotated[
-        int | None, typer.Option(min=0, help="Thousandths of CPU cores", rich_help_panel=_RESOURCES)
-    ] = None,
-    memory_mib: Annotated[
-        int | None, typer.Option(min=0, help="Memory of each node", rich_help_panel=_RESOURCES)
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option(min=1, help="Nodes of a gang", rich_help_panel=_RESOURCES)
-    ] = None,
+    model: Annotated[list[str] | None, _of_resources(help="Accepted GPU model")] = None,
+    gpu_memory_mib: Annotated[int | None, _of_resources(min=0, help="Memory of each GPU")] = None,
+    cpu_milli: Annotated[int | None, _of_resources(min=0, help="Thousandths of CPU cores")] = None,
+    memory_mib: Annotated[int | None, _of_resources(min=0, help="Memory of each node")] = None,
+    nodes: Annotated[int | None, _of_resources(min=1, help="Nodes of a gang")] = None,
     topology: _Topology = None,
     label: _Where = None,
     alternative: _Alternatives = None,
     cluster: _ClusterOption = None,
-    inputs: Annotated[
-        str | None, typer.Option(help="JSON, @file or @-", rich_help_panel=_POLICY)
-    ] = None,
-    parameters: Annotated[
-        str | None, typer.Option(help="JSON, @file or @-", rich_help_panel=_POLICY)
-    ] = None,
-    settings: Annotated[
-        str | None, typer.Option(help="JSON, @file or @-", rich_help_panel=_POLICY)
-    ] = None,
+    inputs: Annotated[str | None, _for_policy(help="JSON, @file or @-")] = None,
+    parameters: Annotated[str | None, _for_policy(help="JSON, @file or @-")] = None,
+    settings: Annotated[str | None, _for_policy(help="JSON, @file or @-")] = None,
     filter: Annotated[  # noqa: A002  # The wire's name.
-        str | None, typer.Option(help="Query that selects clusters", rich_help_panel=_POLICY)
+        str | None, _for_policy(help="Query that selects clusters")
     ] = None,
-    search: Annotated[
-        str | None, typer.Option(help="Similarity query", rich_help_panel=_POLICY)
-    ] = None,
-    lease: Annotated[
-        bool, typer.Option("--lease", help="Hold it; else advice", rich_help_panel=_LEASE)
-    ] = False,
+    search: Annotated[str | None, _for_policy(help="Similarity query")] = None,
+    lease: Annotated[bool, _of_lease("--lease", help="Hold it; else advice")] = False,
     ttl: _HoldSeconds = None,
     ttl_min: _TtlMin = 0.0,
     apart: _Apart = "",
     wait: _WaitSeconds = None,
-    priority: Annotated[
-        int | None, typer.Option(help="Higher goes first", rich_help_panel=_LEASE)
-    ] = None,
+    priority: Annotated[int | None, _of_lease(help="Higher goes first")] = None,
     preemptible: Preemptible = False,
     runtime_min: _RuntimeMin = 0.0,
     notice: _Notice = 0.0,
-    key: Annotated[
-        str | None,
-        typer.Option(help="Idempotency key: same key, same lease", rich_help_panel=_LEASE),
-    ] = None,
+    key: Annotated[str | None, _of_lease(help="Idempotency key: same key, same lease")] = None,
     project: _Project = "",
-    provision: Annotated[
-        str | None, typer.Option(help="What to start: JSON, @file", rich_help_panel=_LEASE)
-    ] = None,
+    provision: Annotated[str | None, _of_lease(help="What to start: JSON, @file")] = None,
     until: Annotated[
-        Until,
-        typer.Option(
-            help="Return once it is granted, or once what --provision starts is ready",
-            rich_help_panel=_LEASE,
-        ),
+        Until, _of_lease(help="Return once it is granted, or once what --provision starts is ready")
     ] = Until.GRANTED,
     explain: Annotated[bool, typer.Option("--explain", help="Show the reasons")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide, but hold nothing")] = False,

@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PANEL = "Server and output"
+_shared_option = partial(typer.Option, rich_help_panel="Server and output")
 
 _DEFAULT = re.compile(r"ws://(127\.0\.0\.1|localhost|\[::1\]):8765/?")
 
@@ -112,57 +113,48 @@ def _refuse_blanks(context: typer.Context, options: JsonMapping) -> None:
 
 Url = Annotated[
     str | None,
-    typer.Option(
+    _shared_option(
         help="WebSocket of the server, or of several: URL,URL (MOORAGE_URL, else ws://127.0.0.1:8765)",
-        rich_help_panel=PANEL,
         metavar="URL",
     ),
 ]
 HttpUrl = Annotated[
     str | None,
-    typer.Option(
+    _shared_option(
         help="HTTP of the server, or of several (MOORAGE_HTTP_URL, else http://127.0.0.1:8080)",
-        rich_help_panel=PANEL,
         metavar="URL",
     ),
 ]
 Token = Annotated[
     str | None,
-    typer.Option(
+    _shared_option(
         help="Who you are, where the server asks (MOORAGE_TOKEN, else MOORAGE_TOKEN_FILE)",
-        rich_help_panel=PANEL,
         metavar="TOKEN",
     ),
 ]
-Json = Annotated[
-    bool,
-    typer.Option("--json", help="Print exactly one JSON document on stdout", rich_help_panel=PANEL),
-]
+Json = Annotated[bool, _shared_option("--json", help="Print exactly one JSON document on stdout")]
 Timeout = Annotated[
     float | None,
-    typer.Option(
+    _shared_option(
         help="Seconds until an answer must be here, beyond --wait (else 30)",
         min=0.001,
-        rich_help_panel=PANEL,
         metavar="SECONDS",
     ),
 ]
 CaFile = Annotated[
     str | None,
-    typer.Option(
+    _shared_option(
         help="PEM file of the authority that signed the server's certificate (MOORAGE_CA_FILE, "
         "else SSL_CERT_FILE, else those known here)",
-        rich_help_panel=PANEL,
         metavar="FILE",
     ),
 ]
 OutputOption = Annotated[
     OutputFormat | None,
-    typer.Option(
+    _shared_option(
         "--output",
         "-o",
         help="How results are printed: table, wide (with details), json or yaml",
-        rich_help_panel=PANEL,
         metavar="FORMAT",
     ),
 ]

@@ -1,6 +1,7 @@
 """`moorage whatif`: show the effects of a change, and the answer to a request after it."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Final
 
 import typer
@@ -12,8 +13,8 @@ from moorage_client.cli.output import note, print_json, say, table, to_line
 from moorage_client.cli.quotas import finite, milli
 from moorage_client.cli.session import CommandSession
 
-_REQUEST: Final = "A request to submit"
-_CHANGE: Final = "What would be different"
+_of_request = partial(typer.Option, rich_help_panel="A request to submit")
+_of_change = partial(typer.Option, rich_help_panel="What would be different")
 _AMOUNTS: Final = {"gpus": "gpu_milli", "cpu_milli": "cpu_milli", "memory_mib": "memory_mib"}
 _QUOTA: Final = (
     "TENANT or TENANT/PROJECT, and weight=, gpus=, cpu_milli=, memory_mib=, borrow_gpus=, …"
@@ -24,45 +25,32 @@ def whatif(
     session: CommandSession,
     policy: Annotated[
         str,
-        typer.Option(
+        _of_request(
             "--policy",
             "-p",
             help="Submit a request to this policy",
-            rich_help_panel=_REQUEST,
             autocompletion=completing.policies,
         ),
     ] = "",
-    gpus: Annotated[
-        int, typer.Option("--gpus", "-g", min=0, help="GPUs", rich_help_panel=_REQUEST)
-    ] = 1,
-    wait: Annotated[
-        float, typer.Option(min=0, help="Seconds it would wait", rich_help_panel=_REQUEST)
-    ] = 0.0,
-    priority: Annotated[int, typer.Option(help="Higher goes first", rich_help_panel=_REQUEST)] = 0,
-    request: Annotated[
-        str | None,
-        typer.Option(help="The whole request: JSON, @file or @-", rich_help_panel=_REQUEST),
-    ] = None,
+    gpus: Annotated[int, _of_request("--gpus", "-g", min=0, help="GPUs")] = 1,
+    wait: Annotated[float, _of_request(min=0, help="Seconds it would wait")] = 0.0,
+    priority: Annotated[int, _of_request(help="Higher goes first")] = 0,
+    request: Annotated[str | None, _of_request(help="The whole request: JSON, @file or @-")] = None,
     add_nodes: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CLUSTER/NODE[:N]", help="N like NODE", rich_help_panel=_CHANGE),
+        list[str] | None, _of_change(metavar="CLUSTER/NODE[:N]", help="N like NODE")
     ] = None,
     cordon: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CLUSTER[/NODE]", help="Cordon it", rich_help_panel=_CHANGE),
+        list[str] | None, _of_change(metavar="CLUSTER[/NODE]", help="Cordon it")
     ] = None,
     uncordon: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CLUSTER[/NODE]", help="Uncordon it", rich_help_panel=_CHANGE),
+        list[str] | None, _of_change(metavar="CLUSTER[/NODE]", help="Uncordon it")
     ] = None,
     drain: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CLUSTER[/NODE]", help="Drain it", rich_help_panel=_CHANGE),
+        list[str] | None, _of_change(metavar="CLUSTER[/NODE]", help="Drain it")
     ] = None,
-    quota: Annotated[list[str] | None, typer.Option(help=_QUOTA, rich_help_panel=_CHANGE)] = None,
+    quota: Annotated[list[str] | None, _of_change(help=_QUOTA)] = None,
     swap: Annotated[
-        list[str] | None,
-        typer.Option(metavar="OLD=NEW", help="Policy NEW for OLD", rich_help_panel=_CHANGE),
+        list[str] | None, _of_change(metavar="OLD=NEW", help="Policy NEW for OLD")
     ] = None,
 ) -> None:
     """Show the effects of a change, or the answer to a request, without making the change."""
