@@ -15,7 +15,6 @@ from moorage_client.lazy import LazyModule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from types import TracebackType
     from typing import Unpack
 
     from moorage import model
@@ -95,12 +94,7 @@ class BlockingClient:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

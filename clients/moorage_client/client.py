@@ -16,7 +16,6 @@ from moorage_client.lazy import LazyModule
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator, Callable, Sequence
-    from types import TracebackType
     from typing import Unpack
 
     from moorage import model
@@ -121,12 +120,7 @@ class Client:
         await self._link.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:

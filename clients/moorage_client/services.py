@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Mapping
 from http import HTTPStatus
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import quote
 
@@ -220,12 +219,7 @@ class Services:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for session in self._sessions.values():
             session.close()
 

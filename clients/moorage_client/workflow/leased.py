@@ -17,7 +17,6 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, wait
-from types import TracebackType
 from typing import Final, Self, Unpack
 
 from moorage.model import Code, Demand, LeaseTerms
@@ -148,12 +147,7 @@ class LeasedPool:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -8,7 +8,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import sub
-from types import TracebackType
 from typing import Final
 
 from moorage_client.workflow.errors import ResourceError
@@ -399,12 +398,7 @@ class Holding:
         acquired = self._pool.acquire(self._requirements, self._timeout, node_name=self._node_name)
         return self._entered(acquired=acquired)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._pool.release(self._requirements, self._node_name)
 
     async def __aenter__(self) -> ResourcePool:
@@ -413,12 +407,7 @@ class Holding:
         )
         return self._entered(acquired=acquired)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._pool.release(self._requirements, self._node_name)
 
     def _entered(self, *, acquired: bool) -> ResourcePool:
