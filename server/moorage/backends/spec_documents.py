@@ -9,12 +9,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from moorage.backends import registry
+from moorage.backends.spec_fields import memory_bytes
 from moorage.backends.specs import (
     BaseResourceSpec,
     ContainerResourceSpec,
     LocalEnvResourceSpec,
     SpecError,
-    memory_bytes,
 )
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 

@@ -27,7 +27,8 @@ from moorage.daemon.tasks import Tasks
 from moorage.daemon.trust import Trust
 from moorage.extras import install_command
 from moorage.gateway.deliver import AgentDoor, Deliver
-from moorage.gateway.server import Gateway, GatewaySettings
+from moorage.gateway.server import Gateway
+from moorage.gateway.settings import GatewaySettings
 from moorage.model import Code, SessionId
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.origins import is_loopback

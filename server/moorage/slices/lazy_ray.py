@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 from moorage.slices.errors import RayMissingError
 from moorage.slices.ray_values import RayValue
 
+__all__ = ["RemoteClass", "ray"]
+
 if TYPE_CHECKING:
     import ray
 else:

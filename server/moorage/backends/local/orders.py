@@ -9,13 +9,13 @@ from moorage.backends.base import Order, UnsupportedSpecError
 from moorage.backends.local import marks
 from moorage.backends.local.confinement import Confinement
 from moorage.backends.local.devices import DEVICE_ORDER, DeviceBinding
+from moorage.backends.spec_fields import memory_bytes
 from moorage.backends.specs import (
     BaseResourceSpec,
     ProcessResourceSpec,
     Readiness,
     ServiceResourceSpec,
     VLLMModelResourceSpec,
-    memory_bytes,
 )
 from moorage.records.json_values import JsonObject
 

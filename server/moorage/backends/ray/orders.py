@@ -9,6 +9,7 @@ from typing import Final
 from moorage.backends.base import BackendError, Order, UnsupportedSpecError
 from moorage.backends.local.container_plans import LOOPBACK, is_shell, mounts, probe_port
 from moorage.backends.ray.specs import RayActorResourceSpec, RayJobResourceSpec
+from moorage.backends.spec_fields import memory_bytes
 from moorage.backends.specs import (
     BaseResourceSpec,
     ContainerResourceSpec,
@@ -16,7 +17,6 @@ from moorage.backends.specs import (
     Readiness,
     ServiceResourceSpec,
     VLLMModelResourceSpec,
-    memory_bytes,
 )
 from moorage.model import GPU_MILLI, Share
 from moorage.records.json_values import JsonMapping, JsonObject
