@@ -7,41 +7,9 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple, assert_never
+from typing import Final, NamedTuple
 
-from moorage.core.state.facts import (
-    Carried,
-    ClockMoved,
-    ClusterRemoved,
-    ClusterSet,
-    Cordoned,
-    Counted,
-    Dequeued,
-    DurationsCarried,
-    Ended,
-    Ending,
-    Fact,
-    Finished,
-    Granted,
-    HalfLifeSet,
-    Moved,
-    Overtaken,
-    Paused,
-    Preempted,
-    Queued,
-    QuotaSet,
-    Renewed,
-    Requeued,
-    Reserved,
-    Resumed,
-    Spared,
-    Started,
-    Uncordoned,
-    Unreserved,
-    UsageCarried,
-    WaitExtended,
-    Warmed,
-)
+from moorage.core.state.facts import Carried, Counted, Fact, Granted
 from moorage.ledger.base import FactUnknown, LedgerCorrupt, LedgerError, translated
 from moorage.ledger.codec import FACTS, link, unseal
 from moorage.ledger.contents import ContentChange, changes_of
@@ -294,35 +262,5 @@ def fencing_of(fact: Fact) -> int:
             return lease.fencing
         case Counted(fencing):
             return fencing
-        case (
-            ClusterSet()
-            | ClusterRemoved()
-            | Cordoned()
-            | Uncordoned()
-            | QuotaSet()
-            | Reserved()
-            | Unreserved()
-            | HalfLifeSet()
-            | UsageCarried()
-            | DurationsCarried()
-            | Overtaken()
-            | WaitExtended()
-            | ClockMoved()
-            | Queued()
-            | Dequeued()
-            | Renewed()
-            | Started()
-            | Finished()
-            | Requeued()
-            | Paused()
-            | Resumed()
-            | Preempted()
-            | Spared()
-            | Moved()
-            | Ending()
-            | Warmed()
-            | Ended()
-        ):
+        case _:  # No other fact has one.
             return 0
-        case _:
-            assert_never(fact)

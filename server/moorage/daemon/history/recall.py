@@ -2,45 +2,12 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import assert_never
 
 import msgspec
 import structlog
 
 from moorage.core.reports import explain
-from moorage.core.state.facts import (
-    Carried,
-    ClockMoved,
-    ClusterRemoved,
-    ClusterSet,
-    Cordoned,
-    Counted,
-    Dequeued,
-    DurationsCarried,
-    Ended,
-    Ending,
-    Finished,
-    Granted,
-    HalfLifeSet,
-    Moved,
-    Overtaken,
-    Paused,
-    Preempted,
-    Queued,
-    QuotaSet,
-    Refusal,
-    Renewed,
-    Requeued,
-    Reserved,
-    Resumed,
-    Spared,
-    Started,
-    Uncordoned,
-    Unreserved,
-    UsageCarried,
-    WaitExtended,
-    Warmed,
-)
+from moorage.core.state.facts import Dequeued, Ended, Finished, Granted, Queued, Refusal, Requeued
 from moorage.core.turns.effects import Information, Recall, Response
 from moorage.ledger.base import LedgerEntry, LedgerError, LedgerHistory
 from moorage.model import Code
@@ -105,35 +72,8 @@ def answer(  # One case per fact.
                 story |= {"state": "ended", "reason": reason}
             case Dequeued(_, _, refusal):
                 story |= {"state": "refused", **explain.refusal_object(refusal)}
-            case (
-                ClusterSet()
-                | ClusterRemoved()
-                | Cordoned()
-                | Uncordoned()
-                | QuotaSet()
-                | Reserved()
-                | Unreserved()
-                | HalfLifeSet()
-                | UsageCarried()
-                | DurationsCarried()
-                | Overtaken()
-                | WaitExtended()
-                | ClockMoved()
-                | Renewed()
-                | Started()
-                | Paused()
-                | Resumed()
-                | Preempted()
-                | Spared()
-                | Moved()
-                | Ending()
-                | Warmed()
-                | Carried()
-                | Counted()
-            ):
+            case _:  # The fact itself says all.
                 story["history"][-1] |= msgspec.to_builtins(fact)
-            case _:
-                assert_never(fact)
     return Information(story)
 
 
