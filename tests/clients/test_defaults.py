@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from moorage.protocol.messages import LeaseRequest
 from moorage.records.fields import TTL_SECONDS
+from moorage.records.requests import LeaseRequest
 from moorage_client import BlockingClient, Client
 from moorage_client.cli.output import fields
 from moorage_client.cli.publishing import _show

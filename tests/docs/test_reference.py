@@ -18,7 +18,8 @@ from moorage.config.settings import (
 )
 from moorage.model import Code
 from moorage.protocol.codes import CLOSE_CODES
-from moorage.protocol.messages import OPERATIONS, AllocationRequest, LeaseRequest, Resources
+from moorage.protocol.messages import OPERATIONS, AllocationRequest
+from moorage.records.requests import LeaseRequest, Resources
 from moorage.testing.daemon_process import daemon
 from moorage_client.cli.exits import MEANINGS
 

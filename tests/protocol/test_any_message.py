@@ -11,12 +11,10 @@ from moorage.protocol.errors import BadMessage
 from moorage.protocol.messages import (
     OPERATIONS,
     AllocationRequest,
-    LeaseRequest,
-    ProvisionRequest,
-    Resources,
     decode,
     encode,
 )
+from moorage.records.requests import LeaseRequest, ProvisionRequest, Resources
 
 JSON = st.recursive(
     st.none()

@@ -22,7 +22,7 @@ from moorage.model import (
     SessionId,
     Tenant,
 )
-from moorage.protocol.operations import DecisionListing
+from moorage.protocol.messages import DecisionListing
 from moorage.records.rights import Caller, Role
 
 ONE = Ask(RequestId("r"), Tenant("ann"), PolicyRef("p", "d"))
