@@ -283,10 +283,7 @@ def renew(
     renewed = session.run(work)
     if lease_token is None:
         TokenFile(state_path()).renewed(renewed)
-    if session.json:
-        print_json(renewed.document())
-    else:
-        say(f"lease {lease} now ends in {ends_in(renewed.expires_at)}")
+    session.say(renewed.document(), f"lease {lease} now ends in {ends_in(renewed.expires_at)}")
 
 
 def release(
@@ -305,10 +302,7 @@ def release(
 
     released = session.run(work)
     # The token stays, so that the second release answers the same; it is forgotten with time.
-    if session.json:
-        print_json(released.document())
-    else:
-        say(f"lease {lease} is {released.state}")
+    session.say(released.document(), f"lease {lease} is {released.state}")
 
 
 def flush(
@@ -319,10 +313,7 @@ def flush(
     flushed = session.run(lambda client: client.flush(cluster))
     if cluster and not flushed:  # The name may be wrong; this names the nearest then.
         session.run(lambda client: client.call({"op": "fleet", "cluster": cluster, "limit": 1}))
-    if session.json:
-        print_json(flushed)
-    else:
-        say(f"{len(flushed)} ended" + (f": {', '.join(flushed)}" if flushed else ""))
+    session.say(flushed, f"{len(flushed)} ended" + (f": {', '.join(flushed)}" if flushed else ""))
 
 
 def cancel(

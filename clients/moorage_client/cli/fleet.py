@@ -268,14 +268,7 @@ def uncordon(session: CommandSession, place: Annotated[str, PLACE]) -> None:
         return await client.uncordon(*await _node(client, place))
 
     done = session.run(work)
-    if session.json:
-        print_json(done)
-    else:
-        say(
-            f"{place} is in service"
-            if not done["unavailable"]
-            else f"{place} is {done['unavailable']}"
-        )
+    session.say(done, f"{place} is {done['unavailable'] or 'in service'}")
 
 
 def forget(
@@ -305,10 +298,7 @@ def delete(
     """Remove a cluster from the inventory. Its leases stay until they end."""
     with session.services() as services:
         services.delete_cluster(cluster)
-    if session.json:
-        print_json({"deleted": cluster})
-    else:
-        say(f"{cluster} is deleted")
+    session.say({"deleted": cluster}, f"{cluster} is deleted")
 
 
 async def _node(client: "Client", place: str) -> tuple[str, str]:

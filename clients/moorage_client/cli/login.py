@@ -55,10 +55,9 @@ def logout(session: CommandSession) -> None:
         server = services.url
     gone = {*_origins(session, server)}
     logins().change(lambda all_: {each: entry for each, entry in all_.items() if each not in gone})
-    if session.json:
-        print_json({"success": True, "data": {"servers": sorted(gone)}})
-    else:
-        say(f"The login at {server} is forgotten.")
+    session.say(
+        {"success": True, "data": {"servers": sorted(gone)}}, f"The login at {server} is forgotten."
+    )
 
 
 def _origins(session: CommandSession, server: str) -> list[str]:

@@ -186,10 +186,7 @@ def delete(
     """
     with session.services() as services:
         services.delete_policy(uri, force=force)
-    if session.json:
-        print_json({"deleted": uri})
-    else:
-        say(f"{uri} is removed")
+    session.say({"deleted": uri}, f"{uri} is removed")
 
 
 def document_of(path: Path) -> JsonObject:

@@ -182,10 +182,7 @@ def checkin(
     """Give back the slots of a transaction."""
     with _refusals():
         _adapter(session, address).checkin(transaction)
-    if session.json:
-        print_json({"transaction": transaction, "checked_in": True})
-    else:
-        say(f"{transaction} is given back.")
+    session.say({"transaction": transaction, "checked_in": True}, f"{transaction} is given back.")
 
 
 def _adapter(session: CommandSession, address: str | None) -> "ResourcePoolAdapter":

@@ -164,10 +164,7 @@ def version(session: CommandSession) -> None:
     from importlib.metadata import version as installed_version  # noqa: PLC0415  # Slow to import.
 
     known = installed_version("moorage")
-    if session.json:
-        print_json({"version": known})
-    else:
-        say(f"moorage {known}")
+    session.say({"version": known}, f"moorage {known}")
 
 
 command(app, "version")(version)

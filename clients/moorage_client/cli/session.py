@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from moorage.records.json_values import JsonMapping
-from moorage_client.cli.output import OutputFormat, as_yaml, note
+from moorage.records.json_values import JsonMapping, JsonValue
+from moorage_client.cli.output import OutputFormat, as_yaml, note, print_json, say
 from moorage_client.endpoint import setting, split_addresses
 
 if TYPE_CHECKING:
@@ -73,6 +73,13 @@ class CommandSession:
                 return await work(client)
 
         return asyncio.run(connected())
+
+    def say(self, document: JsonValue, text: str) -> None:
+        """Print the outcome of a command: the document with `--json`, else the text."""
+        if self.json:
+            print_json(document)
+        else:
+            say(text)
 
     def services(self) -> "Services":
         """Return a client of the HTTP side, to be used in a `with`.

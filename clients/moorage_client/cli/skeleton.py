@@ -7,7 +7,6 @@ from typing import Annotated, Final
 
 import typer
 
-from moorage_client.cli.output import print_json, say
 from moorage_client.cli.session import CommandSession
 
 NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
@@ -132,7 +131,7 @@ def new(
         raise typer.BadParameter(f"{folder} exists; choose another name, or --directory") from error
     except OSError as error:
         raise typer.BadParameter(f"cannot write {folder}: {error.strerror}") from error
-    if session.json:
-        print_json({"folder": str(folder), "files": [*texts]})
-    else:
-        say(f"{folder}: {', '.join(texts)}\nTry it: moorage policy test {folder}")
+    session.say(
+        {"folder": str(folder), "files": [*texts]},
+        f"{folder}: {', '.join(texts)}\nTry it: moorage policy test {folder}",
+    )
