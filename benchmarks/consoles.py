@@ -94,12 +94,7 @@ class _Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """A server with leases and waiters.
-
-    Args:
-        running: Where it is.
-        request: A message that asks for one GPU.
-    """
+    """A server with leases and waiters."""
 
     running: Running
     request: str
@@ -202,12 +197,7 @@ def opened(running: Running, view: str) -> Iterator[None]:
 
 
 class _Shown:
-    """Fifty consoles that show one view.
-
-    Args:
-        running: The server.
-        view: Its name.
-    """
+    """Fifty consoles that show one view."""
 
     def __init__(self, running: Running, view: str) -> None:
         self._running = running
@@ -242,14 +232,7 @@ class _Shown:
 
 @dataclass(slots=True)
 class _Page:
-    """One console.
-
-    Args:
-        socket: Its WebSocket.
-        http: For all pages.
-        view: What it shows.
-        phase: From 0 to 1: when it asks, within each interval.
-    """
+    """One console."""
 
     socket: ClientConnection
     http: httpx.AsyncClient

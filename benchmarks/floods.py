@@ -108,11 +108,7 @@ class _Phase:
 
 
 class _Bystander:
-    """The other tenant.
-
-    Args:
-        running: The server.
-    """
+    """The other tenant."""
 
     def __init__(self, running: Running) -> None:
         self._running = running

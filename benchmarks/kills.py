@@ -213,13 +213,7 @@ class _Machine:
 
 
 class _Run:
-    """The daemons, one after the other.
-
-    Args:
-        folder: Of the command.
-        machine: What the workloads are.
-        progress: Called with how far it is.
-    """
+    """The daemons, one after the other."""
 
     def __init__(self, folder: Path, machine: _Machine, progress: Callable[[str], None]) -> None:
         self._log = folder / "stderr.log"

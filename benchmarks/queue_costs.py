@@ -48,12 +48,7 @@ OWNER: Final = SessionId("owner")
 
 
 class _Queue:
-    """A core with a full fleet, and waiters.
-
-    Args:
-        nodes: How many, of `GPUS_EACH` GPUs.
-        waiters: How many.
-    """
+    """A core with a full fleet, and waiters."""
 
     def __init__(self, nodes: int, waiters: int) -> None:
         self.core, self.now, self._numbered = Allocator(), 0.0, 0

@@ -275,11 +275,7 @@ def _number(request: RequestId) -> int:
 
 
 class _Line:
-    """Jobs that are not put to the allocator before they fit: no other goes before the first.
-
-    Args:
-        running: Who puts them.
-    """
+    """Jobs that are not put to the allocator before they fit: no other goes before the first."""
 
     def __init__(self, running: _Running) -> None:
         self._running = running

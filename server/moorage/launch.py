@@ -21,11 +21,7 @@ _STDOUT, _STDERR = 1, 2
 
 
 class _Results(io.FileIO):
-    """Stdout. What it cannot take ends the program: in one line, or silently without a reader.
-
-    Args:
-        program: Who says so.
-    """
+    """Stdout. What it cannot take ends the program: in one line, or silently without a reader."""
 
     def __init__(self, program: str) -> None:
         super().__init__(_STDOUT, "w", closefd=False)

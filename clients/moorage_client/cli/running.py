@@ -360,14 +360,7 @@ def logs(
 
 
 class _Reader:
-    """Prints the output of a workload, one start after the other.
-
-    Args:
-        client: Connected.
-        lease: Id of the lease.
-        token: Its token; None: it is one of the caller's own tenant.
-        write: Takes the output, as it was written.
-    """
+    """Prints the output of a workload, one start after the other."""
 
     def __init__(
         self, client: "Client", lease: str, token: str | None, write: Callable[[bytes], object]

@@ -351,13 +351,7 @@ class _AsyncRun:
 
 
 class _Crew:
-    """Threads that call plain functions; the event loop starts and ends them as needed.
-
-    Args:
-        threads_max: Functions that run at a time.
-        run: Calls the task of a node, on a thread.
-        returned: Called with the outcome, on the thread.
-    """
+    """Threads that call plain functions; the event loop starts and ends them as needed."""
 
     def __init__(
         self,

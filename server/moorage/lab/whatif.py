@@ -112,11 +112,7 @@ async def whatif(job: WhatIfJob) -> JsonObject:
 
 
 class _World(Rehearsal):
-    """A copy of the state. Workloads that have to stop count as stopped at once.
-
-    Attributes:
-        facts: What became true in it.
-    """
+    """A copy of the state. Workloads that have to stop count as stopped at once."""
 
     def __init__(self, job: WhatIfJob, documents: "CopiedDocuments") -> None:
         super().__init__(job.mode, job.limits, services=documents)

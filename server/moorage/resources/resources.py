@@ -175,13 +175,7 @@ class CommandOutput(str):
 
 @dataclass(frozen=True, slots=True)
 class _Renewal:
-    """A running reset.
-
-    Args:
-        loop: Of its caller.
-        task: Does it.
-        over: Resolved when nothing more will come of it.
-    """
+    """A running reset."""
 
     loop: asyncio.AbstractEventLoop
     task: asyncio.Task[Any]

@@ -368,11 +368,7 @@ class RayContainerResource(ContainerResource):
 
 
 class _CaredForRunner(ModelRunner):
-    """The runner of a backend whose workloads would survive this process.
-
-    Args:
-        name: Of its kind.
-    """
+    """The runner of a backend whose workloads would survive this process."""
 
     def __init__(self, name: str) -> None:
         root = Path(tempfile.mkdtemp(prefix=f"moorage-{name}-"))

@@ -110,11 +110,7 @@ def _enter(membership: int) -> None:
 
 
 class _Output:
-    """The output of a pipe, read as it comes.
-
-    Args:
-        descriptor: The end to read from. It is closed by `close`.
-    """
+    """The output of a pipe, read as it comes."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

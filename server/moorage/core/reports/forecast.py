@@ -119,13 +119,7 @@ def served_after(
 
 
 class _Course:
-    """The expected course: leases end, and waiters get the places in their order.
-
-    Args:
-        state: As it is now.
-        feasibility: Knows what fits.
-        lines: Who waits.
-    """
+    """The expected course: leases end, and waiters get the places in their order."""
 
     def __init__(self, state: State, feasibility: Feasibility, lines: _Lines) -> None:
         self._fleet = state.imagined(state.fleet)

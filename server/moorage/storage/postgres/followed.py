@@ -18,12 +18,7 @@ T = TypeVar("T")
 
 
 class _Reader:
-    """One connection that reads, opened again where it broke.
-
-    Args:
-        address: As libpq takes it.
-        purpose: For the name of its session.
-    """
+    """One connection that reads, opened again where it broke."""
 
     def __init__(self, address: str, purpose: str) -> None:
         self.place = place_of(address)

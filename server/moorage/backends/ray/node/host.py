@@ -43,18 +43,7 @@ Report = JsonObject
 
 
 class _Kept:
-    """A command and all its processes, none of which outlives this process; see `warden`.
-
-    Args:
-        warden: Text of that program.
-        keep: What it is given.
-        environment: Of the command.
-        folder: Where it runs.
-        output: Where it writes.
-
-    Raises:
-        OSError: It cannot be started.
-    """
+    """A command and all its processes, none of which outlives this process; see `warden`."""
 
     def __init__(
         self,
