@@ -57,11 +57,6 @@ def engines() -> Figures:
 def cycles(spec: BaseResourceSpec, times: int, starts: int = STARTS) -> Figures:
     """Acquire and release one warm resource again and again, and a cold one now and then.
 
-    Args:
-        spec: What is acquired.
-        times: How often.
-        starts: How many cold ones.
-
     Returns:
         Seconds of the median acquire, cold and warm, of a warm one with its release, and the ratio;
         what was left behind, which is nothing.

@@ -37,13 +37,7 @@ Figures = dict[str, Any]
 
 
 class IdleAgent:
-    """A stand-in for the agent of one machine.
-
-    Args:
-        url: Of the server.
-        token: With which it joins.
-        number: Of its machine.
-    """
+    """A stand-in for the agent of one machine."""
 
     def __init__(self, url: str, token: str, number: int) -> None:
         self._url = url + AGENT_PATH

@@ -69,10 +69,6 @@ def _seconds(pool: ResourcePool, held: list[Allocation], draw: random.Random) ->
 def churn(operations: int, seed: int) -> int:
     """Check out and in at random, whole slots and shares, until everything is back.
 
-    Args:
-        operations: How many.
-        seed: Of the draws.
-
     Returns:
         The checkouts that were granted.
 

@@ -38,9 +38,6 @@ Figures = dict[str, Any]
 def warm_leases(starts: int = STARTS) -> Figures:
     """Time cold and warm leases of a process, and of a service that must answer.
 
-    Args:
-        starts: How many of each.
-
     Raises:
         CommandError: A warm lease was started again.
     """

@@ -49,11 +49,7 @@ NEMESES: Final[dict[str, tuple[Nemesis, bool]]] = {
 
 
 class FaultRun:
-    """One run: its history, and when its faults were.
-
-    Args:
-        load: The clients.
-    """
+    """One run: its history, and when its faults were."""
 
     def __init__(self, load: Load) -> None:
         self.load = load

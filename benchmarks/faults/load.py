@@ -55,11 +55,6 @@ class Target:
 class Load:
     """Some clients, each a task.
 
-    Args:
-        target: Whom they ask.
-        clients: How many.
-        seed: Of what they draw.
-
     Attributes:
         history: What they saw.
     """

@@ -12,9 +12,6 @@ WAYS: Final[tuple[Way, Way]] = ("there", "back")
 class Proxy:
     """Passes bytes on to a port, unless it is partitioned. What is held back comes in the end.
 
-    Args:
-        target: Where new connections go.
-
     Attributes:
         target: As above; may be changed.
         port: Where it listens.

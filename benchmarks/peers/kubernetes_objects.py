@@ -22,12 +22,7 @@ NO_DELAY: Final = {"gracePeriodSeconds": "0"}
 
 
 class ObjectSession(ABC):
-    """A session in which a request is an object.
-
-    Args:
-        pids: As in `PeerSession`.
-        client: Of the API server.
-    """
+    """A session in which a request is an object."""
 
     path: str
     """Of the collection of the objects."""

@@ -10,11 +10,7 @@ TRIES: Final = 16
 
 
 class Probes:
-    """Random places among `count`, each once.
-
-    Args:
-        count: How many there are.
-    """
+    """Random places among `count`, each once."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -24,18 +24,7 @@ TWO_DIGITS_MAX: Final = 100
 
 
 class Row(msgspec.Struct):
-    """A peer's runs, and before each Moorage's run of the same round.
-
-    Args:
-        date: Of the runs.
-        group: Whose.
-        title: As in the table.
-        version: Of the peer.
-        decides: What it chooses.
-        stores: What outlives a crash.
-        runs: Its own.
-        moorage: The neighbouring ones.
-    """
+    """A peer's runs, and before each Moorage's run of the same round."""
 
     date: str
     group: str

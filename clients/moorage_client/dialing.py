@@ -21,9 +21,6 @@ class Dialer:
     The next one is tried when that fails, and beside it when that takes long: an address that
     swallows what it is sent holds up nothing. An attempt that is slow goes on meanwhile, so that a
     slow writer is reached, too, although a standby is quicker.
-
-    Args:
-        addresses: Where to.
     """
 
     def __init__(self, addresses: Addresses) -> None:

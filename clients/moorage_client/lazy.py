@@ -9,11 +9,7 @@ from typing import Any
 
 
 class LazyModule:
-    """A stand-in for a module that imports it at the first use, and caches used attributes.
-
-    Args:
-        name: Of the module.
-    """
+    """A stand-in for a module that imports it at the first use, and caches used attributes."""
 
     def __init__(self, name: str) -> None:
         self._name = name

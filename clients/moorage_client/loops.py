@@ -17,11 +17,7 @@ STOP_SECONDS_MAX: Final = 10.0
 
 
 class LoopThread:
-    """A running event loop on a daemon thread.
-
-    Args:
-        name: Name of the thread.
-    """
+    """A running event loop on a daemon thread."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()

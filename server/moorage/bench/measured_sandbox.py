@@ -75,11 +75,6 @@ class _Registry:
 class MeasuredSandbox:
     """A sandbox with one fleet, and the same policy in this process.
 
-    Args:
-        nodes: Of the fleet.
-        limits: Of the sandbox.
-        nodes_per_cluster: Of the fleet.
-
     Attributes:
         clusters: Of the fleet, in its order.
     """

@@ -18,9 +18,6 @@ class Allowance:
 
     Repetitions after a failure are not counted, nor the download of a policy's code, once for each
     version. Joining a request that is under way for another tenant counts.
-
-    Args:
-        left: Requests.
     """
 
     left: int = REQUESTS_MAX

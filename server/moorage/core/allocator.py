@@ -148,12 +148,7 @@ class Allocator:
             apply(self.state, fact)
 
     def read(self, inquiry: Inquired, now: float) -> Turn:
-        """Answer a question from the followed state, without a fact.
-
-        Args:
-            inquiry: The question.
-            now: Seconds since the epoch.
-        """
+        """Answer a question from the followed state, without a fact."""
         if self._is_behind and inquiry.question in {"queue", "why"}:
             self._catch_up()
         turn = self._turn.begin(now)

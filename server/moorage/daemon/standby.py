@@ -61,11 +61,6 @@ class Reading(NamedTuple):
 class Standby:
     """Waits for its turn; see `gateway.deliver.Deliver` and `AgentDoor` for its answers.
 
-    Args:
-        election: Decides who leads.
-        gateway: Has the sockets.
-        tasks: Learn of a defect.
-
     Attributes:
         leads: Its turn has come.
         reading: Answers what can be read; None: it does not know enough yet, or any more.

@@ -28,9 +28,6 @@ class Received:
     """Bytes of incomplete messages, by connection and by tenant.
 
     One connection of each tenant is always read on: so that the others will be.
-
-    Args:
-        most: As `RECEIVED_BYTES_MAX`.
     """
 
     def __init__(self, most: int = RECEIVED_BYTES_MAX) -> None:

@@ -64,13 +64,7 @@ def check(paths: Sequence[Path]) -> None:
 
 
 def draw(paths: Sequence[Path], runs: Mapping[str, Sequence[PlotSample]], title: str) -> None:
-    """Draw to each of the files.
-
-    Args:
-        paths: `check` has seen them.
-        runs: Samples by policy.
-        title: What was replayed.
-    """
+    """Draw to each of the files."""
     if not paths:
         return
     figure, (above, below) = panels(share_x=True)

@@ -13,11 +13,7 @@ FRAME_BYTES_MAX: Final = 8 << 20
 
 
 class AgentSocket:
-    """A WebSocket whose opening handshake is over.
-
-    Args:
-        connection: The library's.
-    """
+    """A WebSocket whose opening handshake is over."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

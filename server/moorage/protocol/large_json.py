@@ -34,9 +34,6 @@ def decode_in_parts(encoded: bytes) -> JsonValue:
     To find where the parts end takes about a tenth of the time that it takes to decode them: that
     is how long the interpreter's lock is held at most.
 
-    Args:
-        encoded: JSON in UTF-8.
-
     Raises:
         msgspec.DecodeError, UnicodeDecodeError, RecursionError: As `msgspec.json.decode`.
     """

@@ -272,11 +272,7 @@ def _within(schema: JsonObject) -> list[str]:
 
 
 def asyncapi(version: str) -> JsonObject:
-    """Return the AsyncAPI 3 document of the socket.
-
-    Args:
-        version: Of the server.
-    """
+    """Return the AsyncAPI 3 document of the socket."""
     made = schemas("#/components/schemas/{name}")
     pushed = (replies.FailureMessage, replies.NewsMessage)
     names = [

@@ -59,9 +59,6 @@ T = TypeVar("T")
 class AgentMachine:
     """A machine with an agent, connected or not.
 
-    Args:
-        place: Its node.
-
     Attributes:
         heard_time: When it was last heard of, in seconds since the epoch.
         lost: Whether it has not been heard of for too long.

@@ -39,12 +39,7 @@ class OwnLook:
 
 
 class OwnMachine:
-    """This machine, as `AgentMachine` is another one.
-
-    Args:
-        place: Its node.
-        backend: Of this machine.
-    """
+    """This machine, as `AgentMachine` is another one."""
 
     reachable = True
     lost = False

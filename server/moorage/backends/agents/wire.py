@@ -85,26 +85,14 @@ class AgentMetrics(_Frame):
 
 
 class AgentDone(_Frame):
-    """A call was carried out.
-
-    Args:
-        id: Of the call.
-        value: What `Backend`'s method returned.
-    """
+    """A call was carried out."""
 
     id: int
     value: msgspec.Raw
 
 
 class AgentFailure(_Frame):
-    """A call was not carried out.
-
-    Args:
-        id: Of the call.
-        kind: Which error.
-        reason: Its text.
-        attempts: Of an `UnknownAttemptError`.
-    """
+    """A call was not carried out."""
 
     id: int
     kind: str
@@ -177,12 +165,7 @@ class MeetOrder(_Frame):
 
 
 class Meeting(msgspec.Struct):
-    """Where a machine is found by others.
-
-    Args:
-        address: Of the machine.
-        port: A free one.
-    """
+    """Where a machine is found by others."""
 
     address: str
     port: int

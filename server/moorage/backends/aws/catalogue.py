@@ -149,11 +149,6 @@ def refresh(calls: AwsCalls, folder: Path, region: str) -> Catalogue:
 
     Needs the permissions ec2:DescribeInstanceTypes and pricing:GetProducts.
 
-    Args:
-        calls: How AWS is reached.
-        folder: Where the list goes.
-        region: Whose.
-
     Raises:
         BackendError: AWS did not answer, or refused; nothing was written.
     """

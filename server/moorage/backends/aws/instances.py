@@ -86,11 +86,7 @@ class Ec2Instance:
         return f"{self.type} {self.id} in {self.zone}, {market}"
 
     def as_workload(self, port: int | None = None) -> WorkloadReport:
-        """Return the report for the users of the backend.
-
-        Args:
-            port: That `endpoint` names.
-        """
+        """Return the report for the users of the backend."""
         if not self.over:
             ready = self.ready and self.state == "running"
             phase = Phase.READY if ready else Phase.STARTING

@@ -71,9 +71,6 @@ class Seen:
 class ContainerApi:
     """See the module.
 
-    Args:
-        place: The engine's socket.
-
     Raises:
         BackendError: Nothing that speaks the API answers there.
     """
@@ -427,11 +424,7 @@ class ContainerApi:
 
 
 class Events:
-    """Ends of containers, as they happen, until it is closed from another thread.
-
-    Args:
-        stream: The SDK's.
-    """
+    """Ends of containers, as they happen, until it is closed from another thread."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

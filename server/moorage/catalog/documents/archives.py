@@ -68,9 +68,6 @@ def is_archive(content: bytes) -> bool:
 def read_archive(content: bytes) -> dict[str, bytes]:
     """Return the files of a policy's archive by path, the entry being `function.py`.
 
-    Args:
-        content: The archive.
-
     Raises:
         ServiceError: `bad_policy`, naming the member that is a link, a device, absolute, outside
             or doubled; or the cap that the archive exceeds; or that there is no entry.

@@ -169,10 +169,6 @@ class CodeSources:
     def files(self, code: str, fetched: bytes | None) -> Files:
         """Return the files of `code`. Blocking: call it in the catalog's thread.
 
-        Args:
-            code: As in the document.
-            fetched: What `fetch` returned.
-
         Raises:
             ServiceError: `bad_policy` or `too_large`.
         """

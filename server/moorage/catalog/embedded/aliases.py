@@ -197,11 +197,7 @@ def name_of(uri: str) -> str:
 
 
 class Aliases:
-    """All aliases, in memory and in the catalog's file. Read it on the event loop.
-
-    Args:
-        store: The catalog's file.
-    """
+    """All aliases, in memory and in the catalog's file. Read it on the event loop."""
 
     def __init__(self, store: DocumentStore) -> None:
         self._store = store

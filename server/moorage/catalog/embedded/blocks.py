@@ -35,11 +35,7 @@ ID_FIELDS: Final[Mapping[BlockKind, str]] = {"block": "id", "block_metrics": "bl
 
 
 class EmbeddedBlocks:
-    """All block documents, and all block metrics documents.
-
-    Args:
-        store: The open file.
-    """
+    """All block documents, and all block metrics documents."""
 
     def __init__(self, store: DocumentStore) -> None:
         self._store = store

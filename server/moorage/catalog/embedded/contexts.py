@@ -26,11 +26,7 @@ ContextEntry = tuple[ContextKey, int, bytes]
 
 
 class KeptContexts:
-    """The contexts in the catalog's file.
-
-    Args:
-        store: The catalog's file.
-    """
+    """The contexts in the catalog's file."""
 
     def __init__(self, store: DocumentStore) -> None:
         self._store = store

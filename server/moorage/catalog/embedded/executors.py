@@ -26,11 +26,7 @@ _ID_EXPECTED: Final = "1 to 253 letters, digits and _ . -, other than `query`"
 
 
 class Executors:
-    """The executors in the catalog's file.
-
-    Args:
-        store: The catalog's file.
-    """
+    """The executors in the catalog's file."""
 
     def __init__(self, store: DocumentStore) -> None:
         self._store = store

@@ -83,9 +83,6 @@ class DeviceFilters:
     def accepted(self, row: int) -> tuple[Bools, Bools]:
         """Return whether a node is a candidate, and which of its devices are accepted.
 
-        Args:
-            row: The node.
-
         Returns:
             Bool `[filters]` and `[filters, devices]`; do not write.
         """

@@ -55,12 +55,7 @@ class ClaimSettings:
 
 
 class OidcTokens:
-    """Finds the caller of an issuer's token.
-
-    Args:
-        claims: What tokens must say.
-        keys: The issuer's.
-    """
+    """Finds the caller of an issuer's token."""
 
     def __init__(self, claims: ClaimSettings, keys: IssuerKeys) -> None:
         self._claims = claims

@@ -55,11 +55,7 @@ class NamedToken(msgspec.Struct, frozen=True):
 
 
 class TokenStore:
-    """Named tokens of one server.
-
-    Args:
-        rows: Where they are.
-    """
+    """Named tokens of one server."""
 
     def __init__(self, rows: TokenRows) -> None:
         self._rows = rows

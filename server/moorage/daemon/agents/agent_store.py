@@ -97,11 +97,7 @@ class Reclaim(msgspec.Struct, frozen=True):
 
 
 class AgentStore:
-    """Agents of one server.
-
-    Args:
-        rows: Where they are stored.
-    """
+    """Agents of one server."""
 
     def __init__(self, rows: AgentRows) -> None:
         self._rows = rows

@@ -40,9 +40,6 @@ Tree = JsonObject
 class AgentMeasurements:
     """See the module.
 
-    Args:
-        metrics: The documents.
-
     Attributes:
         own: Node and metrics of the server's own machine, and their time in seconds since the
             epoch; None: it is not registered.
@@ -184,10 +181,6 @@ def with_busy(node: JsonMapping, busy: Mapping[str, str]) -> JsonObject:
 
     The inventory is the only place that has them, so `busy` names each with its document, from
     which it is put back.
-
-    Args:
-        node: As it is registered.
-        busy: As for `without_busy`.
     """
     whole = _whole(node)
     left = without_busy(whole, busy)

@@ -20,12 +20,7 @@ log = structlog.get_logger("moored")
 
 
 class ContextKeeper:
-    """Writes changed contexts.
-
-    Args:
-        contexts: The disk.
-        sandbox: Has the contexts.
-    """
+    """Writes changed contexts."""
 
     def __init__(self, contexts: KeptContexts, sandbox: Sandbox) -> None:
         self._contexts = contexts

@@ -123,11 +123,7 @@ class SearchedBlocks:
 
 
 class SearchedPolicies:
-    """The policies that are registered, or known to the external store.
-
-    Args:
-        documents: All PolicyRule documents.
-    """
+    """The policies that are registered, or known to the external store."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
         self._documents = {

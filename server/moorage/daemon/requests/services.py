@@ -146,11 +146,7 @@ class CatalogReader:
 
 
 class SearchServices:
-    """The search service's endpoints.
-
-    Args:
-        finder: Answers them.
-    """
+    """The search service's endpoints."""
 
     def __init__(self, finder: Finder) -> None:
         self._finder = finder

@@ -48,13 +48,7 @@ JOB_BYTES_MAX: Final = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class WhatIfBounds:
-    """The bounds of what-ifs, and the rights to see their parts.
-
-    Args:
-        mode: Of the jail.
-        limits: Of one evaluation.
-        overtaken_max: As of the queue.
-    """
+    """The bounds of what-ifs, and the rights to see their parts."""
 
     mode: Mode
     limits: Limits

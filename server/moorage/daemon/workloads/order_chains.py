@@ -12,9 +12,6 @@ class OrderChains:
 
     An order waits for all that were given before it, not only for the last one: a cancelled order
     ends at once, also where those before it still run.
-
-    Args:
-        tasks: Run the orders.
     """
 
     def __init__(self, tasks: Tasks) -> None:

@@ -299,11 +299,7 @@ class ClusterEntry(LazyDict):
 
 
 class _Decoded:
-    """Which entries are decoded, oldest first: beyond a bound those are folded.
-
-    Args:
-        bytes_max: Their packed bytes.
-    """
+    """Which entries are decoded, oldest first: beyond a bound those are folded."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

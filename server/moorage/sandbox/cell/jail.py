@@ -46,12 +46,7 @@ _TCP_SINCE, _SCOPE_SINCE = 4, 6
 
 
 class LockDownError(Exception):
-    """A layer that must hold could not be put up.
-
-    Args:
-        layer: Its name.
-        reason: What the kernel said.
-    """
+    """A layer that must hold could not be put up."""
 
     def __init__(self, layer: str, reason: str) -> None:
         super().__init__(f"{layer}: {reason}")
@@ -132,9 +127,6 @@ def hide() -> None:
 
 def lock_down(plan: JailPlan) -> dict[str, str]:
     """Apply every layer to the calling process; return the names of those that hold.
-
-    Args:
-        plan: What the zygote decided.
 
     Raises:
         LockDownError: A layer without which no policy may run could not be put up.

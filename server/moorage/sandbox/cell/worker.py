@@ -492,11 +492,7 @@ def _brief(document: JsonMapping, keys: Mapping[str, frozenset[str]]) -> JsonVal
 
 
 def live(plan: jail.JailPlan) -> NoReturn:
-    """Put up the wall, report, and serve until the host closes the channel.
-
-    Args:
-        plan: What the zygote decided.
-    """
+    """Put up the wall, report, and serve until the host closes the channel."""
     memory_bytes = plan.memory_mib << 20
     cache = DocumentCache(min(limits.KEPT_BYTES_MAX, int(memory_bytes * limits.KEPT_SHARE_MAX)))
     channel = Channel(cache)

@@ -39,11 +39,7 @@ _Changes = tuple[bytes | None, tuple[frames.Part, ...], tuple[frames.Row, ...]]
 
 
 class World:
-    """The fleet and documents, as cells see them.
-
-    Args:
-        fleet: The live one.
-    """
+    """The fleet and documents, as cells see them."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet

@@ -46,11 +46,7 @@ class JailError(SandboxError):
 
 
 class PolicyFault(SandboxError):  # noqa: N818  # The policy is at fault, not the server.
-    """A policy could not answer a management call.
-
-    Args:
-        refusal: What to answer.
-    """
+    """A policy could not answer a management call."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(f"{refusal.code}: {refusal.reason}")

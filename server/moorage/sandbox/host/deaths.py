@@ -30,12 +30,7 @@ Finish = Callable[[Work, JsonValue, Refusal | None, Cell | None], None]
 
 
 class CellsAndDeaths(ABC):
-    """All cells that hold a policy, and the actions when one ends.
-
-    Args:
-        limits: All bounds.
-        finish: As in `CellPool`.
-    """
+    """All cells that hold a policy, and the actions when one ends."""
 
     def __init__(self, limits: Limits, finish: Finish) -> None:
         self.limits = limits

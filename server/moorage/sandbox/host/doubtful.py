@@ -12,13 +12,7 @@ from moorage.sandbox.host.work import Work
 
 
 def doubtful(work: Work, value: JsonValue, fleet: Fleet) -> bool:
-    """Return whether an answer would be refused in any state of the fleet.
-
-    Args:
-        work: The evaluation.
-        value: The answer.
-        fleet: As it is now.
-    """
+    """Return whether an answer would be refused in any state of the fleet."""
     guard = work.code.guard
     if guard is not None and work.judged and guard.judge(value) is not None:
         return True

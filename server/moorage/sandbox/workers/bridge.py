@@ -39,12 +39,7 @@ STOP_SECONDS_MAX: Final = 3.0
 
 
 class Bridge:
-    """One connection to Ray.
-
-    Args:
-        settings: Of the daemon.
-        writer: To the daemon.
-    """
+    """One connection to Ray."""
 
     def __init__(self, settings: relay.AgentSettings, writer: asyncio.StreamWriter) -> None:
         self._settings = settings

@@ -14,11 +14,7 @@ SQL: Final = read_statements(Path(__file__).with_name("agents.sql"))
 
 
 class PostgresAgents(SharedTable):
-    """`storage.base.AgentRows` in PostgreSQL. Read the contract there.
-
-    Args:
-        address: As libpq takes it.
-    """
+    """`storage.base.AgentRows` in PostgreSQL. Read the contract there."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, "agents")

@@ -34,11 +34,7 @@ SQL: Final = read_statements(Path(__file__).with_name("facts.sql"))
 
 
 class PostgresFactTables:
-    """`storage.base.Facts` on a connection.
-
-    Args:
-        connection: In a transaction.
-    """
+    """`storage.base.Facts` on a connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -135,11 +131,7 @@ class PostgresFactTables:
 
 
 class PostgresFacts:
-    """`storage.base.FactStore` in PostgreSQL. Read the contract there.
-
-    Args:
-        leadership: Of this server.
-    """
+    """`storage.base.FactStore` in PostgreSQL. Read the contract there."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership

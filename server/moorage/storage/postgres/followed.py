@@ -69,11 +69,7 @@ class _Reader:
 
 
 class PostgresFollowedFacts(_Reader):
-    """`storage.base.FollowedFacts` in PostgreSQL. Read the contract there.
-
-    Args:
-        address: As libpq takes it.
-    """
+    """`storage.base.FollowedFacts` in PostgreSQL. Read the contract there."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, "follower")
@@ -93,11 +89,7 @@ class PostgresFollowedFacts(_Reader):
 
 
 class PostgresFollowedRecords(_Reader):
-    """`storage.base.RecordStore` that another server writes. Read the contract there.
-
-    Args:
-        address: As libpq takes it.
-    """
+    """`storage.base.RecordStore` that another server writes. Read the contract there."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, "catalog follower")

@@ -56,9 +56,6 @@ _TRIES_MAX: Final = 20
 class Leadership:
     """The right to write one database, of all parts of one server.
 
-    Args:
-        address: As libpq takes it.
-
     Attributes:
         place: What the database is called in messages.
         epoch: Fences each commit; 0 before it is taken.

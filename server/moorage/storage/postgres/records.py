@@ -18,11 +18,7 @@ T = TypeVar("T")
 
 
 class PostgresRecordTable:
-    """`storage.base.RecordTable` on a connection.
-
-    Args:
-        connection: In a transaction.
-    """
+    """`storage.base.RecordTable` on a connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -102,11 +98,7 @@ def _row(record_id: bytes, document: bytes, files: bytes, checksum: int) -> Reco
 
 
 class PostgresRecords:
-    """`storage.base.RecordStore` in PostgreSQL. Read the contract there.
-
-    Args:
-        leadership: Of this server.
-    """
+    """`storage.base.RecordStore` in PostgreSQL. Read the contract there."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership

@@ -25,11 +25,7 @@ _GRANTS: Final[tuple[LiteralString, ...]] = (
 
 
 class PostgresStorage:
-    """`storage.base.Storage` in PostgreSQL. Read the contract there.
-
-    Args:
-        address: As libpq takes it.
-    """
+    """`storage.base.Storage` in PostgreSQL. Read the contract there."""
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -11,11 +11,7 @@ SQL: Final = read_statements(Path(__file__).with_name("tokens.sql"))
 
 
 class PostgresTokens(SharedTable):
-    """`storage.base.TokenRows` in PostgreSQL. Read the contract there.
-
-    Args:
-        address: As libpq takes it.
-    """
+    """`storage.base.TokenRows` in PostgreSQL. Read the contract there."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, "tokens")

@@ -29,11 +29,7 @@ class ForeignDatabaseError(StorageError):
 
 
 class FactTables:
-    """`storage.base.Facts`, and the extra calls for a damaged file.
-
-    Args:
-        connection: To the file.
-    """
+    """`storage.base.Facts`, and the extra calls for a damaged file."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection

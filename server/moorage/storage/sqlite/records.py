@@ -54,11 +54,7 @@ def mark_path(path: Path) -> Path:
 
 
 class RecordTables:
-    """`storage.base.RecordTable`, and the extra calls for a damaged file.
-
-    Args:
-        connection: To the file.
-    """
+    """`storage.base.RecordTable`, and the extra calls for a damaged file."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection

@@ -34,13 +34,7 @@ over, and neither may keep others from being carried out."""
 
 
 class Driver:
-    """Carries out calls.
-
-    Args:
-        namespace: Of Ray.
-        server: Whose actors these are.
-        output: Where answers go.
-    """
+    """Carries out calls."""
 
     def __init__(self, server: str, namespace: str, output: int) -> None:
         self._server = server
