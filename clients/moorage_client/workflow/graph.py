@@ -336,9 +336,7 @@ class DAG:
         """Return all nodes, each after its predecessors."""
         return [NodeId(self.shape.names[number]) for number in self.shape.order]
 
-    def topological_sort(self) -> list[NodeId]:
-        """Return the same: another name of `topological_order`."""
-        return self.topological_order()
+    topological_sort = topological_order
 
     def topological_sort_dfs(self) -> list[NodeId]:
         """Return all nodes, each after its predecessors, and depth first.

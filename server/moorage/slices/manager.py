@@ -209,16 +209,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         nested = self.execute_on_each_slice(remote_fn, env, runtime_env, timeout=timeout)
         return [ref for refs in nested for ref in refs]
 
-    def schedule_on_each_host(
-        self,
-        remote_fn: UserFunction,
-        env: Mapping[str, RayValue] | None = None,
-        runtime_env: Mapping[str, RayValue] | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> list[RayValue]:
-        """Prepare all hosts, start a function there, and return one flat list of references."""
-        return self.execute_on_each_host_flat(remote_fn, env, runtime_env, timeout=timeout)
+    schedule_on_each_host = execute_on_each_host_flat
 
     def execute_on_each_host(
         self,
