@@ -16,8 +16,7 @@ SQL: Final = read_statements(Path(__file__).with_name("agents.sql"))
 class PostgresAgents(SharedTable):
     """`storage.base.AgentRows` in PostgreSQL. Read the contract there."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__(address, "agents")
+    counter = "agents"
 
     def rows(self) -> dict[str, bytes]:
         """See `AgentRows.rows`."""

@@ -15,8 +15,7 @@ SQL: Final = read_statements(Path(__file__).with_name("audit.sql"))
 class PostgresAudit(SharedTable):
     """`storage.base.AuditRows` in PostgreSQL. Read the contract there."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__(address, "audit")
+    counter = "audit"
 
     def append(
         self, now: float, make: Callable[[AuditEnd], tuple[Sequence[bytes], AuditEnd]]

@@ -13,8 +13,7 @@ SQL: Final = read_statements(Path(__file__).with_name("logins.sql"))
 class PostgresLogins(SharedTable):
     """`storage.base.LoginRows` in PostgreSQL. Read the contract there."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__(address, "logins")
+    counter = "logins"
 
     def rows(self) -> dict[str, bytes]:
         """See `LoginRows.rows`."""

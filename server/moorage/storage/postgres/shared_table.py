@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import ClassVar, Final
 
 import psycopg
 
@@ -25,12 +25,13 @@ class SharedTable:
 
     Args:
         address: Of the database, as libpq takes it.
-        counter: Name of the counter.
     """
 
-    def __init__(self, address: str, counter: str) -> None:
+    counter: ClassVar[str]
+    """Name of the counter."""
+
+    def __init__(self, address: str) -> None:
         self._address = address
-        self._counter = counter
         self._connection: Connection | None = None
         self._guard = threading.RLock()
         self._version = (0.0, 0)
@@ -45,7 +46,7 @@ class SharedTable:
         looked_at, version = self._version
         if not looked_at or time.monotonic() - looked_at > FRESH_SECONDS:
             with self.connection() as connection:
-                row = connection.execute(_VERSION, (self._counter,)).fetchone()
+                row = connection.execute(_VERSION, (self.counter,)).fetchone()
                 assert row is not None
                 version = int(row[0])
             self._version = (time.monotonic(), version)
@@ -77,7 +78,7 @@ class SharedTable:
         """
         with self.connection() as connection, connection.transaction():
             self._version = (0.0, 0)
-            connection.execute(COUNT_CHANGE, (self._counter,))
+            connection.execute(COUNT_CHANGE, (self.counter,))
             yield connection
 
     def _open(self) -> Connection:
@@ -85,7 +86,7 @@ class SharedTable:
             with contextlib.suppress(psycopg.Error):  # The database ended it; the next may be well.
                 self._connection.execute("SELECT 1")
         if self._connection is None or self._connection.closed:
-            connection = connect(self._address, self._counter)
+            connection = connect(self._address, self.counter)
             try:
                 connection.execute("SET statement_timeout = '5s'")
                 check_server(connection, self.place)

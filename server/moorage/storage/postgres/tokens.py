@@ -13,8 +13,7 @@ SQL: Final = read_statements(Path(__file__).with_name("tokens.sql"))
 class PostgresTokens(SharedTable):
     """`storage.base.TokenRows` in PostgreSQL. Read the contract there."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__(address, "tokens")
+    counter = "tokens"
 
     def rows(self) -> list[TokenRow]:
         """See `TokenRows.rows`."""

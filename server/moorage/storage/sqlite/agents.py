@@ -13,14 +13,9 @@ SQL: Final = read_statements(Path(__file__).with_name("agents.sql"))
 
 
 class SqliteAgents(SharedFile):
-    """`storage.base.AgentRows` in a file. Read the contract there.
+    """`storage.base.AgentRows` in a file. Read the contract there."""
 
-    Args:
-        path: Where there is no file yet, the first change makes it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, SQL["schema"])
+    schema = SQL["schema"]
 
     def rows(self) -> dict[str, bytes]:
         """See `AgentRows.rows`."""

@@ -11,14 +11,9 @@ SQL: Final = read_statements(Path(__file__).with_name("logins.sql"))
 
 
 class SqliteLogins(SharedFile):
-    """`storage.base.LoginRows` in a file. Read the contract there.
+    """`storage.base.LoginRows` in a file. Read the contract there."""
 
-    Args:
-        path: Where there is no file yet, the first login makes it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, SQL["schema"])
+    schema = SQL["schema"]
 
     def rows(self) -> dict[str, bytes]:
         """See `LoginRows.rows`."""

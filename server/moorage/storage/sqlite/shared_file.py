@@ -10,7 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from moorage.storage.base import StorageError
 from moorage.storage.sqlite.files import OWNER_ONLY
@@ -24,12 +24,13 @@ class SharedFile:
 
     Args:
         path: Where it is.
-        schema: The statement that makes its table.
     """
 
-    def __init__(self, path: Path, schema: str) -> None:
+    schema: ClassVar[str]
+    """The statement that makes its table."""
+
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._schema = schema
         self._connection: sqlite3.Connection | None = None
         self._changes = 0
         self._guard = threading.RLock()
@@ -102,5 +103,5 @@ class SharedFile:
             raise sqlite3.DatabaseError(reason)
         connection.execute("PRAGMA synchronous = FULL")
         if not version:
-            connection.execute(self._schema)
+            connection.execute(self.schema)
             connection.execute(f"PRAGMA user_version = {_FORMAT}")

@@ -11,14 +11,9 @@ SQL: Final = read_statements(Path(__file__).with_name("tokens.sql"))
 
 
 class SqliteTokens(SharedFile):
-    """`storage.base.TokenRows` in a file. Read the contract there.
+    """`storage.base.TokenRows` in a file. Read the contract there."""
 
-    Args:
-        path: Where there is no file yet, the first `insert` makes it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, SQL["schema"])
+    schema = SQL["schema"]
 
     def rows(self) -> list[TokenRow]:
         """See `TokenRows.rows`."""
