@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -40,6 +39,7 @@ from moorage.commands import display
 from moorage.commands.errors import command_errors
 from moorage.commands.options import JsonFlag
 from moorage.lab.errors import CommandError
+from moorage_client.cli.offline import Stays as StayLength
 
 BENCHMARKS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
     "startup": startup,
@@ -69,14 +69,6 @@ ON_REQUEST: Final = frozenset(
     }
 )
 """They need a trace or many minutes, so they run only where they are named."""
-
-
-class StayLength(StrEnum):
-    """How long requests stay, for `churn`; as `lab.churn` has it."""
-
-    MEMORYLESS = "memoryless"
-    LOGNORMAL = "lognormal"
-    SIZED = "sized"
 
 
 Names = Annotated[

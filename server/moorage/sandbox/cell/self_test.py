@@ -26,7 +26,6 @@ DEADLY: Final = (
     "pidfd_open", "keyctl", "userfaultfd", "x32",
 )  # fmt: skip
 """Attacks that must end the attacker."""
-_ENOSYS: Final = 38
 
 
 def attack(name: str) -> str:
