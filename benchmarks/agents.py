@@ -291,10 +291,10 @@ async def measure(folder: Path, counts: tuple[int, int, int, int]) -> Figures:
         over.set()
         await asyncio.gather(*loads, *cut)
         _say("all faults were made")
-        found = await _examined(world)
+        found = await _examine(world)
     finally:
         await asyncio.to_thread(world.close)
-    found["left_behind"] = _marked(folder)
+    found["left_behind"] = _find_marked(folder)
     return {
         "agents": agents,
         "gpus": GPUS * agents,
@@ -320,7 +320,7 @@ async def _restart(
     await asyncio.to_thread(start, name)
 
 
-async def _examined(world: FaultWorld) -> Figures:
+async def _examine(world: FaultWorld) -> Figures:
     """Return what is wrong with leases and workloads, once all have ended."""
     lost, failed, not_reached = [], [], []
     for name, (lines, reading) in world.leases.items():
@@ -357,7 +357,7 @@ def _running(world: FaultWorld) -> list[Path]:
     return [each for each in world.folder.glob("*/local/running/*") if each.is_dir()]
 
 
-def _marked(folder: Path) -> list[int]:
+def _find_marked(folder: Path) -> list[int]:
     """Return processes of workloads that are left."""
     found = []
     for each in Path("/proc").iterdir():

@@ -66,7 +66,7 @@ def consoles(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]
         for view in VIEWS:
             taken: dict[bool, list[_Block]] = {False: [], True: []}
             for is_open in (False, True, True, False) * (BLOCKS // 2):
-                with opened(running, view) if is_open else contextlib.nullcontext():
+                with open_consoles(running, view) if is_open else contextlib.nullcontext():
                     taken[is_open].append(server.block())
             one = statistics.median(each.cpu / each.grants for each in taken[False])
             beside = [(each.cpu - one * each.grants) / each.seconds for each in taken[True]]
@@ -131,11 +131,13 @@ def prepare(running: Running) -> _Server:
         http.post("/clusters", json=cluster(WAITED_FOR, 4)).raise_for_status()
         answer = http.post("/policy", json=catalog.document(POLICY)).raise_for_status()
     uri = answer.json()["data"]["policy_rule_uri"]
-    server = _Server(running, asked(uri, clusters=[f"c{n}" for n in range(CLUSTERS)]))
+    server = _Server(running, ask_message(uri, clusters=[f"c{n}" for n in range(CLUSTERS)]))
     server.drive([server.request] * HELD)
-    server.drive([asked(uri, clusters=[WAITED_FOR])])
+    server.drive([ask_message(uri, clusters=[WAITED_FOR])])
     waits = (
-        asked(uri, {"gpus": GPUS, "nodes": 4, "cpu_milli": 1 + n % 12}, n, clusters=[WAITED_FOR])
+        ask_message(
+            uri, {"gpus": GPUS, "nodes": 4, "cpu_milli": 1 + n % 12}, n, clusters=[WAITED_FOR]
+        )
         for n in range(WAITERS)
     )
     threading.Thread(target=_wait_in_line, args=(running.ws, [*waits]), daemon=True).start()
@@ -170,7 +172,9 @@ def cluster(name: str, nodes: int) -> dict[str, Any]:
     return {"id": name, "nodes": {"nodeData": rows}}
 
 
-def asked(uri: str, resources: dict[str, Any] | None = None, number: int = 0, **more: Any) -> str:
+def ask_message(
+    uri: str, resources: dict[str, Any] | None = None, number: int = 0, **more: Any
+) -> str:
     """Return a message that asks for a lease; with `resources` it waits."""
     lease = {"ttl_seconds": TTL_SECONDS} | ({"wait_seconds": TTL_SECONDS} if resources else {})
     wanted = {"adhoc": True, "policy_rule_uri": uri, "inputs": {}, "id": number, **more}
@@ -184,7 +188,7 @@ def release(reply: bytes) -> str:
 
 
 @contextmanager
-def opened(running: Running, view: str) -> Iterator[None]:
+def open_consoles(running: Running, view: str) -> Iterator[None]:
     """Have consoles show a view while the block runs, in a loop of their own."""
     loop, ready = asyncio.new_event_loop(), threading.Event()
     shown = _Shown(running, view)

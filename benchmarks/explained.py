@@ -21,7 +21,7 @@ WARM_PAIRS: Final = 200
 """Asked first, and not counted."""
 
 
-def explained() -> dict[str, Any]:
+def measure_explanations() -> dict[str, Any]:
     """Measure how long a grant takes without reasons, and with them as a multiple of that."""
     with daemon() as running, connect(running.ws, proxy=None) as socket:
         uri = asyncio.run(prepare(running))

@@ -262,7 +262,7 @@ async def logins(flood: Flood) -> None:
     await flood.calls(16, cycle([(path, right), (path, right), (path, right), (path, wrong)]))
 
 
-async def recalled_fleets(flood: Flood) -> None:
+async def recall_fleets(flood: Flood) -> None:
     """H4: the fleet of a while ago, over 16 connections."""
 
     async def fill() -> None:
@@ -354,7 +354,7 @@ ATTACKS: Final[dict[str, Callable[[Flood], Awaitable[None]]]] = {
         queries,
         log_readers,
         logins,
-        recalled_fleets,
+        recall_fleets,
         uploads,
         small_messages,
         tiny_frames,

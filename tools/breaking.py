@@ -34,7 +34,7 @@ class Comparison:
             if pair in self._seen:
                 return
             self._seen.add(pair)
-        old, new = _resolved(self._old, old), _resolved(self._new, new)
+        old, new = _resolve(self._old, old), _resolve(self._new, new)
         olds, news = self._kinds(self._old, old), self._kinds(self._new, new)
         if not olds:  # It said nothing; a client may say anything, and is promised nothing.
             if news and direction == "said":
@@ -57,7 +57,7 @@ class Comparison:
         """Return the alternatives of a schema, by what tells them apart."""
         found: dict[str, Any] = {}
         for each in schema.get("anyOf", [schema]):
-            whole = _resolved(document, each)
+            whole = _resolve(document, each)
             if "anyOf" in whole:
                 found |= self._kinds(document, whole)
             elif "enum" in whole or "const" in whole:
@@ -72,7 +72,7 @@ class Comparison:
     ) -> Iterator[str]:
         """Yield what breaks between two schemas of one kind."""
         if direction == "said":
-            yield from _narrowed(old, new, where)
+            yield from _lost_values(old, new, where)
         added = set(new.get("required", ())) - set(old.get("required", ()))
         gone = set(old.get("required", ())) - set(new.get("required", ()))
         for name in sorted(added if direction == "said" else gone):
@@ -89,7 +89,7 @@ class Comparison:
                 yield from self.breaks(old[part], new[part], f"{where}[]", direction)
 
 
-def _narrowed(old: dict[str, Any], new: dict[str, Any], where: str) -> Iterator[str]:
+def _lost_values(old: dict[str, Any], new: dict[str, Any], where: str) -> Iterator[str]:
     """Yield values that could be said, and no longer can."""
     values, before = _values(new), _values(old)
     for value in before:
@@ -108,7 +108,7 @@ def _values(schema: dict[str, Any]) -> list[Any]:
     return [schema["const"]] if "const" in schema else schema.get("enum", [])
 
 
-def _resolved(document: dict[str, Any], part: Any) -> Any:
+def _resolve(document: dict[str, Any], part: Any) -> Any:
     while "$ref" in part:
         found: Any = document
         for name in part["$ref"].removeprefix("#/").split("/"):
@@ -178,7 +178,7 @@ def _messages(
     direction: Direction,
 ) -> Iterator[str]:
     before, after = (
-        {each["name"]: each["payload"] for each in (_resolved(whole, m) for m in part["messages"])}
+        {each["name"]: each["payload"] for each in (_resolve(whole, m) for m in part["messages"])}
         for whole, part in (old, new)
     )
     for name, payload in before.items():

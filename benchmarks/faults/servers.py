@@ -313,10 +313,10 @@ class ServerPair:
 
     async def committed(self) -> list[int]:
         """Return the fencing numbers of all grants in the ledger, which must be whole."""
-        return await asyncio.to_thread(read_committed, self.address)
+        return await asyncio.to_thread(read_grants, self.address)
 
 
-def read_committed(address: str) -> list[int]:
+def read_grants(address: str) -> list[int]:
     """Return the fencing numbers of grants in the order of their commits; no server may run.
 
     Raises:

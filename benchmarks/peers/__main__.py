@@ -67,7 +67,7 @@ def compare(
     """Measure Moorage beside others. Installs nothing, but says how to."""
     console = Console(stderr=True, quiet=as_json, highlight=False)
     with command_errors():
-        chosen = _chosen(names or list(PEERS))
+        chosen = _choose(names or list(PEERS))
         report = PeersReport(machine=machine())
         for peer in list(chosen):
             if peer.version() is None:
@@ -86,7 +86,7 @@ def compare(
         display.show(table(report.rows.values()))
 
 
-def _chosen(names: list[str]) -> list[Peer]:
+def _choose(names: list[str]) -> list[Peer]:
     groups = {peer.group for peer in PEERS.values()}
     if unknown := [name for name in names if name not in PEERS and name not in groups]:
         listed = ", ".join([*PEERS, *sorted(groups)])

@@ -71,10 +71,10 @@ async def measure(peer: Peer, nodes: Nodes, extent: Extent) -> Figures:
     async with peer.run(nodes) as session:
         held: list[Booking] = []
         single = await _singles(session, extent.singles, held)
-        before = _spent(session)
+        before = _processor_seconds(session)
         async with asyncio.timeout(STEP_SECONDS_MAX):
             seconds = await _loop(session, extent.requests, held)
-        worked = _spent(session) - before
+        worked = _processor_seconds(session) - before
         await _fill(session, nodes, held)
         check(peer.name, nodes, held)
         async with asyncio.timeout(STEP_SECONDS_MAX):
@@ -111,12 +111,12 @@ async def _singles(session: PeerSession, count: int, held: list[Booking]) -> flo
     taken: list[float] = []
     for _ in range(count):
         started = time.perf_counter()
-        held.append(await _placed(session))
+        held.append(await _place(session))
         taken.append(time.perf_counter() - started)
     return median(taken)
 
 
-async def _placed(session: PeerSession) -> Booking:
+async def _place(session: PeerSession) -> Booking:
     booking = await session.place()
     if booking is None:
         raise CommandError("a request was refused while GPUs are free")
@@ -129,7 +129,7 @@ async def _loop(session: PeerSession, count: int, held: list[Booking]) -> float:
 
     async def work() -> None:
         for _ in turns:
-            booking = await _placed(session)
+            booking = await _place(session)
             held.append(booking)
 
     started = time.perf_counter()
@@ -163,5 +163,5 @@ async def _wakes(session: PeerSession, count: int, held: list[Booking]) -> float
     return median(taken)
 
 
-def _spent(session: PeerSession) -> float:
+def _processor_seconds(session: PeerSession) -> float:
     return sum(sum(spent(pid)) for pid in session.pids)

@@ -209,7 +209,7 @@ async def test_workloads_ended_by_an_unheard_machine_have_failed(world: World) -
     living.cancel()
 
 
-def held(name: str, *nodes: str) -> Lease:
+def lease_on(name: str, *nodes: str) -> Lease:
     placement = tuple(Share(PLACE[0], NodeId(each), cpu_milli=100) for each in nodes)
     about = Tenant("t"), "", PolicyRef("rule", "0"), placement, 1, 0.0, 60.0, LeaseTerms(60.0)
     return Lease(RequestId(name), *about)
@@ -218,7 +218,7 @@ def held(name: str, *nodes: str) -> Lease:
 async def test_what_runs_on_a_lost_machine_is_lost_until_that_is_heard_again(world: World) -> None:
     for name in ("a", "over"):
         await world.fleet.start(order(name))
-    world.leases["a"] = held("a", "n1")
+    world.leases["a"] = lease_on("a", "n1")
     assert world.link is not None
     world.link.abort()
     await until(lambda: world.machine.link is None)
@@ -236,7 +236,7 @@ async def test_what_runs_on_a_lost_machine_is_lost_until_that_is_heard_again(wor
 
 async def test_a_gang_is_lost_until_all_its_machines_are_heard_again(world: World) -> None:
     other = world.fleet.machine((PLACE[0], NodeId("n2")))
-    world.leases["a"] = held("a", "n1", "n2")
+    world.leases["a"] = lease_on("a", "n1", "n2")
     await world.agents.start(order())
     ready = WorkloadReport("a", Phase.READY)
     for machine in (world.machine, other):
@@ -329,7 +329,7 @@ async def test_a_gang_with_a_machine_that_was_forgotten_never_reads_as_healthy(
 ) -> None:
     """The server was down meanwhile, so it remembers nothing but the lease."""
     await world.agents.start(order())
-    world.leases["a"] = held("a", "n1", "n9")
+    world.leases["a"] = lease_on("a", "n1", "n9")
     for look in (world.fleet.status, world.fleet.probe):
         with pytest.raises(BackendError, match="machine n9 was forgotten"):
             await look("a")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
-from ray_world import RayWorld, emptied, until
+from ray_world import RayWorld, empty, until
 
 from moorage import ray_devices
 from moorage.backends.base import BackendError, Order, Phase
@@ -28,7 +28,7 @@ STARTS = 140
 @pytest.fixture
 async def backend(ray_backend: RayBackend, ray_world: RayWorld) -> AsyncIterator[RayBackend]:
     yield ray_backend
-    await emptied(ray_backend)
+    await empty(ray_backend)
     assert ray_world.workloads() == set()
 
 

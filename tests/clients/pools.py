@@ -37,7 +37,7 @@ def serving(*options: str, **environment: str) -> Iterator[tuple[str, "subproces
         process.stdout.close()
 
 
-def refused(*options: str, **environment: str) -> str:
+def refusal(*options: str, **environment: str) -> str:
     """Serve where it must be refused; return what is said."""
     command, given = [MOORAGE, "pool", "serve", *options], environment or dict(os.environ)
     done = subprocess.run(

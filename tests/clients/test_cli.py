@@ -188,19 +188,19 @@ def test_garbage_and_silence_are_unreachable_too(shell, harbour):
 
 
 def test_tokens_of_leases_and_of_people(shell, harbour):
-    def refused(*words):
+    def refusal(*words):
         done = shell(*words, "--json")
         assert done.returncode == 5
         return only_json(done)["error"]["code"]
 
-    assert refused("renew", "l-9") == "token_missing"
+    assert refusal("renew", "l-9") == "token_missing"
     assert "--lease-token" in shell("renew", "l-9").stderr
-    assert refused("release", "l-9") == "unknown_lease"
+    assert refusal("release", "l-9") == "unknown_lease"
     shell("ask", "first:1-x", "--lease")
-    assert refused("release", "l-1", "--lease-token", "t-2") == "wrong_token"
-    assert refused("release", "l-9", "--lease-token", "t-1") == "unknown_lease"
+    assert refusal("release", "l-1", "--lease-token", "t-2") == "wrong_token"
+    assert refusal("release", "l-9", "--lease-token", "t-1") == "unknown_lease"
     harbour.token = "secret"
-    assert refused("leases") == "unauthorized"
+    assert refusal("leases") == "unauthorized"
     assert shell("leases", "--token", "secret").returncode == 0
 
 
@@ -222,14 +222,14 @@ def test_wrong_command_lines(shell, harbour, words):
     assert harbour.heard == []
 
 
-def helped(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def command_helps(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for name, command in getattr(group, "commands", {}).items():
         yield (*path, name)
-        yield from helped(command, (*path, name))
+        yield from command_helps(command, (*path, name))
 
 
 def test_every_command_has_help(capsys):
-    paths = list(helped(typer.main.get_command(program.app)))
+    paths = list(command_helps(typer.main.get_command(program.app)))
     assert len(paths) > 30
     for path in paths:
         assert program.run([*path, "--help"]) == 0

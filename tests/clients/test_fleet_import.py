@@ -80,23 +80,23 @@ def test_a_cluster_that_exists_is_changed_by_an_option_alone(moorage, server):
         words = ("fleet", "import", "-", "--cluster-id=bay", "--json", *options)
         return moorage(*words, given=table(*rows))
 
-    def changed(*options, rows):
+    def change(*options, rows):
         (cluster,) = document(give(*options, rows=rows))["clusters"]
         return cluster["action"], cluster["vcpus"]
 
-    assert changed(rows=["a,1000,1,0,", "b,1000,1,0,"]) == ("created", 2.0)
+    assert change(rows=["a,1000,1,0,", "b,1000,1,0,"]) == ("created", 2.0)
     status, error = refusal(give(rows=["c,1000,1,0,"]))
     assert (status, error["code"]) == (3, "already_exists")
     assert "--replace" in error["reason"]
     assert "--merge" in error["reason"]
     assert set(nodes(moorage, "bay")) == {"a", "b"}
     # Added up again over all nodes.
-    assert changed("--merge", rows=["b,2000,1,0,", "c,1000,1,0,"]) == ("merged", 4.0)
+    assert change("--merge", rows=["b,2000,1,0,", "c,1000,1,0,"]) == ("merged", 4.0)
     found = {name: row["cpu_milli_free"] for name, row in nodes(moorage, "bay").items()}
     assert found == {"a": 1000, "b": 2000, "c": 1000}
     with httpx.Client(base_url=server.http) as http:
         http.put("/clusters/bay", json={"region": "north"}).raise_for_status()
-        assert changed("--replace", rows=["d,1000,1,0,"]) == ("replaced", 1.0)
+        assert change("--replace", rows=["d,1000,1,0,"]) == ("replaced", 1.0)
         assert "region" not in http.get("/clusters/bay").json()
     assert set(nodes(moorage, "bay")) == {"d"}
 

@@ -315,7 +315,7 @@ def test_quantities_are_those_of_the_api(put, kind, given, count):
     assert (document["vcpus"]["count"] if kind == "cpu" else document["memory"]) == count
 
 
-def listed(*nodes):
+def node_list(*nodes):
     return {"kind": "NodeList", "items": list(nodes)}
 
 
@@ -328,7 +328,7 @@ def kubernetes_node(name, machine, provider):
 def test_nodes_of_kubernetes_say_which_machines_they_are(put):
     one, two = "ec2a" * 8, "ec2b" * 8
     nodes = [kubernetes_node("a", one, "aws:///eu/i-1"), kubernetes_node("b", two, "aws:///eu/i-2")]
-    (document,) = collect([put("nodes.json", listed(*nodes))], "lab").documents
+    (document,) = collect([put("nodes.json", node_list(*nodes))], "lab").documents
     first, second = document["nodes"]["nodeData"]
     assert first["machineId"] == machine_key(one) != machine_key(two) == second["machineId"]
     assert one not in str(document), "others are not to know it"
@@ -340,7 +340,7 @@ def test_nodes_of_kubernetes_say_which_machines_they_are(put):
 def test_copies_of_one_disk_have_no_machine_id(put):
     same = "ec2a" * 8
     nodes = [kubernetes_node(name, same, f"p://{name}") for name in "ab"]
-    found = collect([put("nodes.json", listed(*nodes))], "lab")
+    found = collect([put("nodes.json", node_list(*nodes))], "lab")
     rows = found.documents[0]["nodes"]["nodeData"]
     assert [row.get("machineId") for row in rows] == [None, None]
     assert "2 nodes share their machine id" in found.notes[-1]

@@ -69,7 +69,7 @@ def dashboard(monkeypatch, tmp_path) -> Iterator[Dashboard]:
         yield dashboard
 
 
-def imported(dashboard):
+def import_document(dashboard):
     (document,) = collect([f"ray:{dashboard.url}/"], "ray").documents
     return document["nodes"]["nodeData"]
 
@@ -89,25 +89,25 @@ def test_a_dashboard_tells_nodes_and_devices(dashboard):
 
 def test_devices_that_were_not_measured_have_the_model_that_ray_schedules_by(dashboard):
     dashboard.summary = [{"raylet": {"nodeId": ALIVE["node_id"]}, "gpus": [GPU]}]
-    (node,) = imported(dashboard)
+    (node,) = import_document(dashboard)
     assert node["gpus"]["gpus"] == [{"modelName": "A100", "memory": 0}] * 2
     dashboard.summary = []
-    assert imported(dashboard) == [node]
+    assert import_document(dashboard) == [node]
 
 
 def test_a_token_of_ray_is_shown(dashboard, monkeypatch, tmp_path):
     dashboard.token = "secret"  # noqa: S105  # Of a server that lives for one test.
     with pytest.raises(InventoryError, match="HTTP 401 Unauthorized"):
-        imported(dashboard)
+        import_document(dashboard)
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("secret\n")  # Ray made it.
-    assert len(imported(dashboard)) == 1
+    assert len(import_document(dashboard)) == 1
     (tmp_path / "other").write_text("wrong")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "other"))
     with pytest.raises(InventoryError, match="put the cluster's token into RAY_AUTH_TOKEN"):
-        imported(dashboard)
+        import_document(dashboard)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
-    assert len(imported(dashboard)) == 1
+    assert len(import_document(dashboard)) == 1
 
 
 def test_what_ray_leaves_out_is_a_note_or_an_error(dashboard):
@@ -115,7 +115,7 @@ def test_what_ray_leaves_out_is_a_note_or_an_error(dashboard):
     assert collect([f"ray:{dashboard.url}"], "r").notes[-1].endswith("1 node did not answer")
     dashboard.total = 12_000
     with pytest.raises(InventoryError, match=r"at most 10000 nodes.*not 12000"):
-        imported(dashboard)
+        import_document(dashboard)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_what_ray_leaves_out_is_a_note_or_an_error(dashboard):
 def test_a_server_that_is_no_dashboard_is_named(dashboard, raw, said):
     dashboard.raw = raw
     with pytest.raises(InventoryError, match=said) as caught:
-        imported(dashboard)
+        import_document(dashboard)
     assert dashboard.url in str(caught.value)
 
 

@@ -84,17 +84,17 @@ def test_no_module_of_the_working_directory_is_run_outside_of_the_jail(tmp_path)
 
 
 def test_wrong_words_are_refused_before_anything_runs(shell, tmp_path):
-    def refused(*words):
+    def refusal(*words):
         done = shell("policy", *map(str, words))
         assert done.returncode == 2
         return done.stderr
 
-    said = refused("test", "best_fitt")
+    said = refusal("test", "best_fitt")
     assert "no shipped policy 'best_fitt'; did you mean best_fit?" in said
     (tmp_path / "rule.py").write_text(POLICY)
     for words in (("--seed", 2**31), ("--sandbox", "none")):
         for command in (["test"], ["backtest", "--trace", "n.csv", "p.csv"]):
-            assert words[0] in refused(*command, tmp_path / "rule.py", *words)
+            assert words[0] in refusal(*command, tmp_path / "rule.py", *words)
 
 
 @pytest.mark.heavy

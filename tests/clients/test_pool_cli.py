@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from moorage_client.pool import ResourcePoolAdapter
-from tests.clients.pools import MOORAGE, comes_back, refused, serving
+from tests.clients.pools import MOORAGE, comes_back, refusal, serving
 
 pytestmark = pytest.mark.heavy
 
@@ -115,4 +115,4 @@ def test_no_server_serves_a_pool(shell, tmp_path):
     ],
 )
 def test_a_server_that_cannot_be_says_why(options, said):
-    assert said in refused(*options.split())
+    assert said in refusal(*options.split())

@@ -175,9 +175,9 @@ class ProcessBench:
         return ProcessResourceSpec(command=WRITING)
 
     async def left(self) -> int:
-        return await asyncio.to_thread(self._marked)
+        return await asyncio.to_thread(self._count_marked)
 
-    def _marked(self) -> int:
+    def _count_marked(self) -> int:
         """Count workloads of which any process is left, by the mark in its environment."""
         mark = f"MOORAGE_WORKLOAD={self.root}".encode()
         marked = set()
@@ -696,11 +696,11 @@ async def test_a_gang_that_lost_a_member_has_failed(bench, backend):
         assert (await after.start(replace(order, resumed=True))).phase is Phase.FAILED
     await after.stop("a")
     await backend.stop("a")
-    await until(nothing_left(bench))
+    await until(none_remain(bench))
     await after.close()
 
 
-def nothing_left(bench: Bench) -> Callable[[], Any]:
+def none_remain(bench: Bench) -> Callable[[], Any]:
     async def left() -> bool:
         return await bench.left() == 0
 

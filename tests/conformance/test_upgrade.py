@@ -33,11 +33,11 @@ def folder(request, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def said(folder: Path) -> dict:
+def stored_answers(folder: Path) -> dict:
     return json.loads((folder / "said.json").read_text())
 
 
-async def replayed(folder: Path) -> State:
+async def replay(folder: Path) -> State:
     ledger = StoredLedger(SqliteFacts(folder / "ledger.db"))
     recovery = await ledger.open()
     try:
@@ -51,7 +51,7 @@ async def replayed(folder: Path) -> State:
 
 
 async def test_all_that_is_promised_is_there(folder: Path):
-    state, before = await replayed(folder), said(folder)
+    state, before = await replay(folder), stored_answers(folder)
     assert [
         {
             "id": lease.id,
@@ -73,7 +73,7 @@ async def test_all_that_is_promised_is_there(folder: Path):
 
 
 async def test_all_that_is_registered_is_there(folder: Path):
-    before = said(folder)
+    before = stored_answers(folder)
     catalog = await open_catalog(SqliteRecords(folder / "catalog.db"))
     try:
         assert catalog.warnings == []
@@ -90,7 +90,7 @@ async def test_all_that_is_registered_is_there(folder: Path):
 
 async def test_it_is_whole_and_stays_so(folder: Path):
     assert verify(folder).findings == []
-    await replayed(folder)
+    await replay(folder)
     assert verify(folder).findings == []
 
 
@@ -116,7 +116,7 @@ async def test_a_newer_format_is_refused_with_the_release_that_reads_it(
     named = rf"{name} has format 2, .* reads formats up to 1: start moored 7\.1\.0,"
     with pytest.raises((LedgerError, ServiceError), match=named):
         await (
-            replayed(folder) if name == "ledger.db" else open_catalog(SqliteRecords(folder / name))
+            replay(folder) if name == "ledger.db" else open_catalog(SqliteRecords(folder / name))
         )
     for accepted in (False, True):
         with pytest.raises(LedgerError, match=named):

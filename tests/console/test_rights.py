@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consoles import Seeded, enter, seeded
+from consoles import Seeded, enter, seed_server
 
 pytestmark = pytest.mark.heavy  # A browser.
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.heavy  # A browser.
 def it() -> Iterator[Seeded]:
     """A daemon of ann, who holds a lease, of bob, and of the operator."""
     tokens = "ann:of-ann,bob:of-bob,olga:of-olga"
-    with seeded(MOORAGE_TOKENS=tokens, MOORAGE_OPERATORS="olga") as each:
+    with seed_server(MOORAGE_TOKENS=tokens, MOORAGE_OPERATORS="olga") as each:
         each.fleet("east", 2)
         each.ask(2)
         yield each
@@ -55,7 +55,7 @@ def test_a_viewer_sees_what_its_role_may_not_do(page: Any, tmp_path: Path) -> No
     command = [sys.executable, "-m", "moorage", "token", "create", "eye", "--role", "viewer"]
     command += ["--tenant", "ann", "--data", str(tmp_path)]
     made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    with seeded(tmp_path, MOORAGE_TOKENS="ann:of-ann") as it:
+    with seed_server(tmp_path, MOORAGE_TOKENS="ann:of-ann") as it:
         it.fleet("east", 1)
         lease = it.ask(1)["lease"]["id"]
         enter(page, f"{it.console}/leases/{lease}", made.stdout.split()[-1])

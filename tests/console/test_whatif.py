@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from consoles import POLICY, Seeded, seeded
+from consoles import POLICY, Seeded, seed_server
 
 pytestmark = pytest.mark.heavy  # A browser.
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.heavy  # A browser.
 @pytest.fixture(scope="module")
 def it() -> Iterator[Seeded]:
     """One node, of which a lease holds two of eight GPUs."""
-    with seeded() as each:
+    with seed_server() as each:
         each.fleet("east", 1)
         each.ask(2)
         yield each

@@ -24,7 +24,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return [each for each in BLOCK.findall(page.read_text()) if each[0]]
 
 
-def played() -> list[str]:
+def typed_pages() -> list[str]:
     """Return the pages that have something to type."""
     names = [page.relative_to(DOCS).as_posix() for page in sorted(DOCS.rglob("*.md"))]
     return [
@@ -35,7 +35,7 @@ def played() -> list[str]:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", played())
+@pytest.mark.parametrize("name", typed_pages())
 def test_every_block_of_a_page_runs(name: str, reader, tmp_path: Path) -> None:
     found = blocks(DOCS / name)
     if "javascript" in {kind for kind, _ in found} and shutil.which("node") is None:

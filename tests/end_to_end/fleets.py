@@ -99,7 +99,9 @@ class Fleet:
 
 
 @contextmanager
-def served(folder: Path, *options: str, bearer: str = "", **environment: str) -> Iterator[Fleet]:
+def serve_fleet(
+    folder: Path, *options: str, bearer: str = "", **environment: str
+) -> Iterator[Fleet]:
     data = folder / "data"
     with ExitStack() as stack:
         running = daemon(data, options=options, environment=environment)

@@ -65,10 +65,10 @@ def bearing(token: str) -> dict[str, str]:
 def tell(socket, message: dict) -> dict:
     """Send a message, and return what comes next."""
     socket.send(json.dumps(message))
-    return heard(socket)
+    return read_message(socket)
 
 
-def heard(socket) -> dict:
+def read_message(socket) -> dict:
     return json.loads(socket.recv(60))
 
 
@@ -242,7 +242,7 @@ def serving(
 
 
 @contextlib.contextmanager
-def killed(data: Path, **more: Any) -> Iterator[Server]:
+def serve_and_kill(data: Path, **more: Any) -> Iterator[Server]:
     """Run a daemon that the test kills, which is no error."""
     with contextlib.suppress(CommandError), serving(data, **more) as server:
         yield server
@@ -262,7 +262,7 @@ def is_over(pid: int) -> bool:
         return True
 
 
-def marked(data: Path) -> dict[str, set[int]]:
+def workload_processes(data: Path) -> dict[str, set[int]]:
     """Return the processes of workloads of a daemon's folder, by the name of the workload."""
     found: dict[str, set[int]] = {}
     prefix = f"MOORAGE_WORKLOAD={data}".encode()

@@ -16,7 +16,7 @@ import httpx
 import msgspec
 import pytest
 from cut_proxy import cut_proxy
-from fleets import Fleet, served
+from fleets import Fleet, serve_fleet
 from served import bearing, invoke, until
 from test_clocks import SHIFTED
 from test_slow_readers import UPGRADE
@@ -41,15 +41,15 @@ LINES = 100
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("server")
-    with served(folder, bearer="of-ops", **VARIABLES) as fleet:
+    with serve_fleet(folder, bearer="of-ops", **VARIABLES) as fleet:
         yield fleet
 
 
 @pytest.fixture
-def fleet(shared: Fleet, tmp_path: Path) -> Iterator[Fleet]:
-    with shared.apart(tmp_path) as fleet:
+def fleet(shared_fleet: Fleet, tmp_path: Path) -> Iterator[Fleet]:
+    with shared_fleet.apart(tmp_path) as fleet:
         yield fleet
 
 
@@ -73,7 +73,7 @@ def test_clocks_that_are_set_lose_no_machine_and_end_nothing(tmp_path: Path, mon
     for name in ("server", "box"):
         (tmp_path / f"{name}.off").write_bytes(struct.pack("d", 0.0))
     monkeypatch.setenv("CALENDAR", str(tmp_path / "server.off"))
-    with served(tmp_path, MOORAGE_AGENT_LOST_SECONDS="12") as fleet:
+    with serve_fleet(tmp_path, MOORAGE_AGENT_LOST_SECONDS="12") as fleet:
         monkeypatch.setenv("CALENDAR", str(tmp_path / "box.off"))
         fleet.agent("box", fleet.token(), "--unheard-seconds", "2")
         seen = tmp_path / "seen"

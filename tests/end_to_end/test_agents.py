@@ -18,7 +18,7 @@ from subprocess import Popen
 from typing import NamedTuple
 
 import pytest
-from fleets import Fleet, served
+from fleets import Fleet, serve_fleet
 from served import FIRST_FIT, bearing, invoke, until
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -37,14 +37,14 @@ COUNTED = ("".join(f"{number}\n" for number in range(1, 41)) + "whole\n", 3)
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with served(tmp_path_factory.mktemp("server"), bearer="of-ops", **VARIABLES) as fleet:
+def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with serve_fleet(tmp_path_factory.mktemp("server"), bearer="of-ops", **VARIABLES) as fleet:
         yield fleet
 
 
 @pytest.fixture
-def fleet(shared: Fleet, tmp_path: Path) -> Iterator[Fleet]:
-    with shared.apart(tmp_path) as fleet:
+def fleet(shared_fleet: Fleet, tmp_path: Path) -> Iterator[Fleet]:
+    with shared_fleet.apart(tmp_path) as fleet:
         yield fleet
 
 
@@ -152,7 +152,7 @@ SCENES = {
 def away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Away]]:
     """Machines of several clusters that go away at one moment, as a loss takes seconds."""
     folder = tmp_path_factory.mktemp("lost")
-    with served(folder, MOORAGE_AGENT_LOST_SECONDS="12") as server, ExitStack() as stack:
+    with serve_fleet(folder, MOORAGE_AGENT_LOST_SECONDS="12") as server, ExitStack() as stack:
         scenes = {}
         for name, (nodes, command, _, options) in SCENES.items():
             (folder / name).mkdir()

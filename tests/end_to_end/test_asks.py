@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from served import ask_message, cluster, heard, policy, tell
+from served import ask_message, cluster, read_message, policy, tell
 
 
 def hold(server, **more) -> dict:
@@ -97,7 +97,7 @@ def test_a_message_without_an_id_has_no_name_to_be_cancelled_by(server):
         reply = tell(socket, {"op": "cancel", "request": "None", "id": "cancel"})
         assert (reply["id"], reply["error"]["code"]) == ("cancel", "unknown_request")
         server.release(filled)
-        server.leases.append(heard(socket)["lease"])
+        server.leases.append(read_message(socket)["lease"])
 
 
 def test_a_policy_sees_documents_metrics_capacity_inputs_and_its_clients(server):

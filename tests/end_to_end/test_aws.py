@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from aws_world import aws_server
-from served import Server, cluster, invoke, kill, killed, ran, serving, until
+from served import Server, cluster, invoke, kill, serve_and_kill, ran, serving, until
 
 from moorage.extras import install_command
 
@@ -49,7 +49,7 @@ def rent(aws_server, tags: dict[str, str]) -> None:
 def test_a_lease_rents_what_its_node_says_and_finds_it_again_after_kill_9(
     aws_server, environment, tmp_path
 ):
-    with killed(tmp_path, environment=environment) as server:
+    with serve_and_kill(tmp_path, environment=environment) as server:
         fill(server)
         lease = ask(server)["lease"]
         server.in_state(lease, "active")

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from served import ask_message, bearing, cluster, heard, serving, tell, until
+from served import ask_message, bearing, cluster, read_message, serving, tell, until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -328,7 +328,7 @@ def test_a_request_that_waits_goes_on_waiting_after_a_dry_run(server):
         assert other["error"]["code"] == "unknown_request"
         assert server.waiting()
         server.say(cancel)
-        assert heard(socket)["error"]["code"] == "cancelled"
+        assert read_message(socket)["error"]["code"] == "cancelled"
 
 
 @pytest.mark.parametrize(

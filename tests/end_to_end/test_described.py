@@ -4,7 +4,7 @@ import json
 
 import pytest
 from jsonschema import Draft202012Validator
-from served import ask_message, heard, here
+from served import ask_message, read_message, here
 
 NAMES = {"ask": "AllocationRequest", "queue": "QueueListing", "leases": "LeaseListing"} | {
     "fleet": "FleetListing",
@@ -121,7 +121,7 @@ def test_waiting_is_as_described(server, session):
 def test_a_resumed_session_is_as_described(server, session):
     with server.socket() as lost:
         lost.send(json.dumps(ask_message(resources=RESOURCES, lease={"ttl_seconds": 60}, id="m")))
-        server.leases = [heard(lost)["lease"]]
+        server.leases = [read_message(lost)["lease"]]
         name = lost.response.headers["Moorage-Session"]
         resumed = session.say({"op": "resume", "session": name})["data"]
         (held,) = resumed["leases"]

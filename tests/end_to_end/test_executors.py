@@ -45,7 +45,7 @@ def pair() -> Iterator[tuple[Server, Server]]:
             yield decides, executes
 
 
-def counted(server: Server) -> float:
+def count_evaluations(server: Server) -> float:
     """Return how many evaluations a daemon's own sandbox has made."""
     lines = server.http.get("/metrics").text.splitlines()
     found = [line for line in lines if line.startswith('moorage_sandbox{what="evaluations"}')]
@@ -54,7 +54,7 @@ def counted(server: Server) -> float:
 
 def test_leases_are_decided_by_a_policy_that_runs_on_the_other_daemon(pair):
     decides, executes = pair
-    here, there = counted(decides), counted(executes)
+    here, there = count_evaluations(decides), count_evaluations(executes)
     one = {"resources": {"gpus": 1}, "lease": {"ttl_seconds": 60}}
     held = [decides.ask(**one)["lease"] for _ in range(8)]
     replies = decides.say(*(ask_message(**one, id=number) for number in range(8)))
@@ -64,8 +64,8 @@ def test_leases_are_decided_by_a_policy_that_runs_on_the_other_daemon(pair):
     places = [(s["node_id"], gpu) for each in held for s in each["placement"] for gpu in s["gpus"]]
     assert len(set(places)) == 16, "what is free travels along"
     assert decides.ask(**one)["error"]["code"] == "no_capacity"
-    assert counted(executes) >= there + 16
-    assert counted(decides) == here, "nothing ran here"
+    assert count_evaluations(executes) >= there + 16
+    assert count_evaluations(decides) == here, "nothing ran here"
     for lease in held:
         decides.release(lease)
 

@@ -69,7 +69,7 @@ JSON_SCHEMA = {
 }
 
 
-def archived(**files: str) -> str:
+def archive(**files: str) -> str:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as packed:
         for name, content in files.items():
@@ -80,7 +80,7 @@ def archived(**files: str) -> str:
 TUTORIAL = {
     "name": "tutorial", "version": "0.0.1", "release_tag": "stable",
     "metadata": {"author": "admin", "category": "allocation"}, "tags": "gpu,allocation",
-    "code": archived(function__py=POLICY, requirements__txt="requests==2.31.0\nredis\nnumpy\n"),
+    "code": archive(function__py=POLICY, requirements__txt="requests==2.31.0\nredis\nnumpy\n"),
     "code_type": "zip", "type": "policy", "policy_input_schema": JSON_SCHEMA,
     "policy_output_schema": {"type": "object", "properties": {"allowed": {"type": "boolean"}}},
     "policy_settings_schema": {}, "policy_parameters_schema": {"type": "object"},
@@ -122,7 +122,7 @@ DOCUMENTS = {
         "metadata": None, "policy_input_schema": None, "policy_parameters": None,
     },
     "with tags in a list": {
-        "policy_rule_uri": "tags:1-x", "code": archived(function__py=SIMPLE), "tags": ["a", "b"],
+        "policy_rule_uri": "tags:1-x", "code": archive(function__py=SIMPLE), "tags": ["a", "b"],
         "_id": "5", "created_at": 1,
     },
 }  # fmt: skip

@@ -71,7 +71,7 @@ def test_a_backend_is_given_the_nodes_that_it_starts_on(tmp_path):
 
 
 @contextlib.contextmanager
-def called(name: str, data: Path) -> Iterator[Server]:
+def serve_named(name: str, data: Path) -> Iterator[Server]:
     """Serve on a machine of this name."""
     log = data.with_name(f"{name}.log")
     renamed = f"hostname {name}; exec {shlex.join([*serve_command(data), '--here'])}"
@@ -84,10 +84,10 @@ def called(name: str, data: Path) -> Iterator[Server]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may rename a machine")
 def test_a_renamed_machine_has_its_node_its_leases_and_what_they_run(tmp_path):
     data, mark = tmp_path / "data", f"{os.getpid()}.25"
-    with called("old-name", data) as server:
+    with serve_named("old-name", data) as server:
         command = {"backend": "local", "spec": {"command": ["sleep", mark]}}
         lease = server.ask(resources={"cpu_milli": 100}, lease=TTL, provision=command)["lease"]
-    with called("new-name", data) as server:
+    with serve_named("new-name", data) as server:
         server.in_state(lease, "active")
         assert running_commands(mark)
         code, out, said = run(server, tmp_path, "--", "echo", "x")

@@ -147,7 +147,7 @@ def free_ports() -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def served(
+def serve_image(
     engine: Podman, *options: str, plain: bool = True, **variables: str
 ) -> Iterator[tuple[int, int]]:
     """Run the image as the container `moored`; yield its ports once it is healthy."""
@@ -162,8 +162,8 @@ def served(
     named = [f"--env={name}={value}" for name, value in given.items()]
     engine.run("run", "-d", "--name=moored", *SAFE, *engine.bounds, *named, *options, IMAGE)
     try:
-        until(lambda: is_healthy(engine) or ended(engine))
-        assert not ended(engine), engine.run("logs", "moored")
+        until(lambda: is_healthy(engine) or has_ended(engine))
+        assert not has_ended(engine), engine.run("logs", "moored")
         yield ports
         engine.run("stop", "--time=30", "moored")
         assert exit_code(engine) == 0, engine.run("logs", "moored")
@@ -179,7 +179,7 @@ def is_healthy(engine: Podman) -> bool:
     return False
 
 
-def ended(engine: Podman) -> bool:
+def has_ended(engine: Podman) -> bool:
     return engine.run("inspect", "moored", "--format={{.State.Running}}").strip() != "true"
 
 
@@ -189,7 +189,7 @@ def exit_code(engine: Podman) -> int:
 
 def test_without_any_right_it_serves_a_lease_and_an_agent(engine: Podman, agent_build: str) -> None:
     own = ("--env=MOORAGE_STATE=/tmp", f"--env=MOORAGE_TOKEN={TOKEN}", "moored", "moorage", "run")
-    with served(engine, MOORAGE_BACKENDS="local") as (port, http_port):
+    with serve_image(engine, MOORAGE_BACKENDS="local") as (port, http_port):
         status = engine.run("exec", "moored", "cat", "/proc/1/status")
         rows = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         assert set(rows["Uid"].split()) == {"10001"}
@@ -225,7 +225,7 @@ def test_health_comes_over_tls_where_the_server_speaks_it(engine: Podman, tmp_pa
         f"MOORAGE_TLS_{name}": f"/tls/{file}"
         for name, file in (("CERT", "tls.crt"), ("KEY", "tls.key"), ("CLIENT_CA", "ca.crt"))
     }
-    with served(engine, f"--volume={tmp_path}:/tls:ro", plain=False, **variables):
+    with serve_image(engine, f"--volume={tmp_path}:/tls:ro", plain=False, **variables):
         closed = "--env=MOORAGE_HTTP_PORT=1"
         silent = engine.run("exec", closed, "moored", "moored", "health", fails=True)
         assert "no answer at 127.0.0.1:1" in silent

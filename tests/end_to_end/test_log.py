@@ -71,7 +71,7 @@ def full() -> int:
     return os.open("/dev/full", os.O_WRONLY)
 
 
-def left() -> int:
+def pipe_without_reader() -> int:
     """Return a pipe whose reader has gone."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -85,7 +85,7 @@ def work(server: Server, *names: str) -> None:
     assert server.http.get("/healthz").status_code == 200
 
 
-@pytest.mark.parametrize("log", [full, left])
+@pytest.mark.parametrize("log", [full, pipe_without_reader])
 def test_a_log_that_cannot_be_written_hinders_nothing(tmp_path, log):
     descriptor = log()
     with serving(tmp_path, descriptor) as (server, process):
@@ -97,7 +97,7 @@ def test_a_log_that_cannot_be_written_hinders_nothing(tmp_path, log):
 
 
 @pytest.mark.parametrize(
-    ("log", "flag", "code"), [(full, "--data=/dev/null", 3), (left, "--port=x", 2)]
+    ("log", "flag", "code"), [(full, "--data=/dev/null", 3), (pipe_without_reader, "--port=x", 2)]
 )
 def test_a_start_that_fails_has_its_exit_code_all_the_same(tmp_path, log, flag, code):
     descriptor = log()

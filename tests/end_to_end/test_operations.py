@@ -15,9 +15,9 @@ from served import (
     Server,
     ask_message,
     cluster,
-    heard,
+    read_message,
     here,
-    marked,
+    workload_processes,
     serving,
     until,
 )
@@ -59,7 +59,7 @@ def test_a_drain_empties_a_node_while_others_go_on(server: Server) -> None:
         held = ask(server, "A10", 600)["lease"]
         node = held["placement"][0]["node_id"]
         drained = client.drain("drained", node, "new fans", seconds=300)
-        news = heard(watching)
+        news = read_message(watching)
         assert drained["leases"] == [held["id"]]
         assert (news["event"], news["data"]["node_id"]) == ("draining", node)
         (row,) = [each for each in client.fleet("drained") if each["node_id"] == node]
@@ -177,7 +177,7 @@ def news_of(watching, lease: dict, last: str) -> list[dict]:
     """Return the news about a lease, up to an event."""
     news: list[dict] = []
     while not news or news[-1]["event"] != last:
-        said = heard(watching)
+        said = read_message(watching)
         if said.get("data", {}).get("id") == lease["id"] and said["event"] != "workload":
             news.append(said)
     return news
@@ -191,7 +191,7 @@ def test_a_victim_has_notice_stops_and_starts_again(server: Server) -> None:
         provision={"backend": "local", "spec": spec, "on_failure": "requeue"},
     )["lease"]
     server.in_state(victim, "active")
-    (first,) = marked(server.data).values()
+    (first,) = workload_processes(server.data).values()
     with server.watching("leases") as watching:
         winner = server.ask(resources=TWO, lease=WAITS)["lease"]
         news = news_of(watching, victim, "requeued")
@@ -203,13 +203,15 @@ def test_a_victim_has_notice_stops_and_starts_again(server: Server) -> None:
         assert notice["reason"] == why
         assert why in news[-1]["data"]["reason"]
         assert server.status(victim)["state"] == "queued"
-        until(lambda: not marked(server.data))  # Its processes are gone, not only its lease.
+        until(
+            lambda: not workload_processes(server.data)
+        )  # Its processes are gone, not only its lease.
         server.release(winner)
         news_of(watching, victim, "started")
     again = server.in_state(victim, "active")
     assert again["workload"]["attempt"] == 2
     assert again["fencing"] > winner["fencing"]
-    (second,) = marked(server.data).values()
+    (second,) = workload_processes(server.data).values()
     assert not first & second
     server.release(victim)
     server.in_state(victim, "ended")

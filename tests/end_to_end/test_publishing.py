@@ -11,7 +11,17 @@ from collections import Counter
 
 import httpx
 import pytest
-from served import Server, ask_message, bearing, cluster, kill, killed, policy, serving, tell
+from served import (
+    Server,
+    ask_message,
+    bearing,
+    cluster,
+    kill,
+    serve_and_kill,
+    policy,
+    serving,
+    tell,
+)
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -178,7 +188,7 @@ def test_activations_while_four_sockets_ask_disturb_none(swap):
 
 def test_a_kill_in_the_middle_of_activating_leaves_one_of_the_two(tmp_path):
     for turn in range(4):
-        with killed(tmp_path / "data") as server:
+        with serve_and_kill(tmp_path / "data") as server:
             if turn:
                 after = server.http.get("/policy-alias/swap").json()["data"]["policy_rule_uri"]
                 assert after in {ONE, TWO}
@@ -383,7 +393,7 @@ def test_what_management_changes_stays_and_is_shown_and_undone(tmp_path):
     def manage(action, **data):
         return server.http.post("/policy/knobs:1-x/manage", json={"action": action, "data": data})
 
-    with killed(tmp_path, **tokens) as server:
+    with serve_and_kill(tmp_path, **tokens) as server:
         server.register(cluster("c"))
         server.publish(document)
         assert ask() == first

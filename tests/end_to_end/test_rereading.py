@@ -17,7 +17,7 @@ WITHOUT_OLD = '[tokens]\nann = ["stays", "fresh"]\nbob = "open"\n'
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
+def shared_server(tmp_path_factory):
     file = tmp_path_factory.mktemp("config") / "moored.toml"
     file.write_text(FIRST)
     info = {"MOORAGE_LOG_LEVEL": "info"}
@@ -26,9 +26,9 @@ def shared(tmp_path_factory):
 
 
 @pytest.fixture
-def first(shared):
+def first(shared_server):
     """A server that knows the first tokens, and its file."""
-    file, server = shared
+    file, server = shared_server
     if not is_known(server, "old"):
         file.write_text(FIRST)
         os.kill(server.pid, signal.SIGHUP)

@@ -25,7 +25,7 @@ def publish(server, *examples, body=ECHO, **more):
 
 
 @pytest.fixture(autouse=True)
-def _gone(server):
+def _remove_policies(server):
     yield
     server.http.delete("/policy/vetted:1-x")
 

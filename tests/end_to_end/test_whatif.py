@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from served import FIRST_FIT, Server, ask_message, cluster, heard, policy, serving, until
+from served import FIRST_FIT, Server, ask_message, cluster, read_message, policy, serving, until
 
 pytestmark = pytest.mark.heavy
 
@@ -139,7 +139,7 @@ def test_more_nodes_and_a_drain_do_what_it_said(server):
         document["nodes"]["count"] = 5
         server.http.put("/clusters/west", json=document).raise_for_status()
         for _ in granted:
-            server.leases.append(heard(socket)["lease"])
+            server.leases.append(read_message(socket)["lease"])
         placed = {each["id"]: each["placement"] for each in server.leases}
         assert all(placed[row["request"]] == row["placement"] for row in granted)
         drain = {"cluster": "west", "node": "west-1"}

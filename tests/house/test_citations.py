@@ -29,7 +29,7 @@ def missing(page, names: list[str]) -> list[str]:
     ]
 
 
-def lost(files: list, folder: Path) -> list[str]:
+def dead_citations(files: list, folder: Path) -> list[str]:
     """Return citations of pages or sections that are not there."""
     pages = {
         page.name: set(re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE))
@@ -56,7 +56,7 @@ def leading_nowhere(files: list) -> list[str]:
 
 def test_every_cited_page_and_section_is_there(sources, tests, root) -> None:
     files = [each for each in [*sources, *tests] if each.name != "tests/house/test_citations.py"]
-    assert lost(files, root / "docs/reference") == []
+    assert dead_citations(files, root / "docs/reference") == []
     assert sum("docs/reference/" in each.text for each in files) > 10
 
 
@@ -95,7 +95,7 @@ def test_what_counts_as_missing(mutant, text: str, lacks: bool) -> None:
     ],
 )
 def test_what_counts_as_lost(mutant, root, text: str, count: int) -> None:
-    assert len(lost([mutant(text)], root / "docs/reference")) == count
+    assert len(dead_citations([mutant(text)], root / "docs/reference")) == count
 
 
 @pytest.mark.parametrize(

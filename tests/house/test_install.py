@@ -37,7 +37,7 @@ def project(root: Path) -> Any:
     return tomllib.loads((root / "pyproject.toml").read_text())["project"]
 
 
-def needed(names: list[str]) -> Iterator[str]:
+def requirements(names: list[str]) -> Iterator[str]:
     """Yield the distributions that these need, themselves first; extras are left out."""
     seen: set[str] = set()
     while names:
@@ -48,11 +48,11 @@ def needed(names: list[str]) -> Iterator[str]:
         yield name
         for each in distribution(name).requires or ():
             requirement, _, marker = each.partition(";")
-            if "extra ==" not in marker and installed(name_of(requirement)):
+            if "extra ==" not in marker and is_installed(name_of(requirement)):
                 names.append(name_of(requirement))
 
 
-def installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """Tell whether it is here; what is for other systems and versions of Python is not."""
     try:
         distribution(name)
@@ -72,7 +72,7 @@ def client(root: Path, project: Any, tmp_path_factory: pytest.TempPathFactory) -
     (built,) = folder.glob("moorage-*.whl")
     with zipfile.ZipFile(built) as archive:
         archive.extractall(packages)
-    for name in needed([name_of(each) for each in project["dependencies"]]):
+    for name in requirements([name_of(each) for each in project["dependencies"]]):
         files = distribution(name).files or ()
         for top in {each.parts[0] for each in files} - {"..", "__pycache__"}:
             if not (packages / top).exists():
@@ -126,7 +126,7 @@ def test_the_libraries_need_no_server(client: Run, code: str) -> None:
 
 
 def test_it_is_small(project: Any) -> None:
-    names = [*needed([name_of(each) for each in project["dependencies"]])]
+    names = [*requirements([name_of(each) for each in project["dependencies"]])]
     files = [each for name in names for each in distribution(name).files or ()]
     paths = [Path(each.locate()) for each in files]
     assert "numpy" not in names

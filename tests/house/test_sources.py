@@ -23,7 +23,7 @@ UNFINISHED = re.compile(r"raise NotImplementedError(?!\()|\b(TODO|FIXME|XXX|HACK
 THIS_MACHINE = re.compile(r"/wor[k]/|/far[m]/|/roo[t]/|\.librar[y]\b|/hom[e]/(?!ann\b)\w+/")
 
 
-def found(pattern: re.Pattern[str], files) -> list[str]:
+def matching_lines(pattern: re.Pattern[str], files) -> list[str]:
     return [
         f"{each.name}:{number}: {line.strip()}"
         for each in files
@@ -32,7 +32,7 @@ def found(pattern: re.Pattern[str], files) -> list[str]:
     ]
 
 
-def unexplained(files) -> list[str]:
+def exceptions_without_reason(files) -> list[str]:
     return [
         f"{each.name}:{number}: {line.strip()}"
         for each in files
@@ -43,7 +43,7 @@ def unexplained(files) -> list[str]:
 
 def test_every_exception_to_a_check_names_it_and_its_reason(sources, tests) -> None:
     others = [each for each in tests if each.name != "tests/house/test_sources.py"]
-    assert unexplained([*sources, *others]) == []
+    assert exceptions_without_reason([*sources, *others]) == []
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_every_exception_to_a_check_names_it_and_its_reason(sources, tests) -> N
     ],
 )
 def test_what_counts_as_a_reason(mutant, line: str, explained: bool) -> None:
-    assert (unexplained([mutant(line)]) == []) == explained
+    assert (exceptions_without_reason([mutant(line)]) == []) == explained
 
 
 def test_every_rule_left_out_in_pyproject_has_its_reason(root: Path) -> None:
@@ -73,11 +73,11 @@ def test_every_rule_left_out_in_pyproject_has_its_reason(root: Path) -> None:
 
 
 def test_nothing_is_left_unfinished(sources) -> None:
-    assert found(UNFINISHED, sources) == []
+    assert matching_lines(UNFINISHED, sources) == []
 
 
 def test_nothing_names_this_machine(tree) -> None:
-    assert found(THIS_MACHINE, tree) == []
+    assert matching_lines(THIS_MACHINE, tree) == []
 
 
 # A computed pause of asyncio is a back-off; a fixed one waits for something, in the dark.
@@ -123,7 +123,7 @@ _TIMED = re.compile(r"^\s*assert .*\b(monotonic|perf_counter)(_ns)?\(\) - ")
 
 def test_no_test_asserts_a_time(tests) -> None:
     """Other work on the machine decides it: `moored bench` reports times, tests count."""
-    assert found(_TIMED, tests) == []
+    assert matching_lines(_TIMED, tests) == []
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_no_test_asserts_a_time(tests) -> None:
     ],
 )
 def test_what_counts_as_asserting_a_time(mutant, line: str, timed: bool) -> None:
-    assert bool(found(_TIMED, [mutant(line)])) == timed
+    assert bool(matching_lines(_TIMED, [mutant(line)])) == timed
 
 
 def unsafe_children(files) -> list[str]:
@@ -218,11 +218,11 @@ def open_ends(files: list) -> list[str]:
         for each in files
         if "case _" in each.text
         for node in each.nodes
-        if isinstance(node, ast.Match) and not _closed_or_explained(node.cases[-1], each.lines)
+        if isinstance(node, ast.Match) and not _is_closed_or_explained(node.cases[-1], each.lines)
     ]
 
 
-def _closed_or_explained(case: ast.match_case, lines: list[str]) -> bool:
+def _is_closed_or_explained(case: ast.match_case, lines: list[str]) -> bool:
     if case.guard or not (isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None):
         return True
     closed = ast.unparse(case.body[0]).startswith("assert_never(")
@@ -333,7 +333,7 @@ def test_each_name_that_several_may_define_has_several(sources) -> None:
     assert set(SEVERAL) - several == set()
 
 
-def given_names(source) -> set[str]:
+def names_in(source) -> set[str]:
     """Return all names that a source gives to classes, functions, arguments and variables."""
     found = set()
     for node in source.nodes:
@@ -349,7 +349,7 @@ def test_no_name_is_a_metaphor(sources) -> None:
     metaphors = {
         f"{source.name}: {name}"
         for source in sources
-        for name in given_names(source)
+        for name in names_in(source)
         if METAPHORS.search(name)
     }
     assert metaphors == set()
@@ -390,7 +390,7 @@ def protocols(sources) -> dict[str, set[str]]:
     return found
 
 
-def declared(source) -> Iterator[tuple[str, str]]:
+def find_declarations(source) -> Iterator[tuple[str, str]]:
     """Yield what a source declares: the class it stands in, if in one, and the name.
 
     What is handed on under a name of its own (`self.update_cluster = catalog.clusters.update`) is
@@ -407,13 +407,13 @@ def declared(source) -> Iterator[tuple[str, str]]:
             )
 
 
-def all_declared(sources) -> list[tuple[str, str, str]]:
+def all_declarations(sources) -> list[tuple[str, str, str]]:
     """Return what is declared on the way from HTTP to the embedded store: source, class, name."""
     return [
         (source.name, owner, name)
         for source in sources
         if source.name.startswith(PLACES) and "/mirrored/" not in source.name
-        for owner, name in declared(source)
+        for owner, name in find_declarations(source)
         if "Block" not in owner  # Their metrics are another part.
     ]
 
@@ -445,7 +445,7 @@ def test_a_protocol_of_thirteen_methods_is_found(mutant) -> None:
 def test_an_operation_is_declared_at_most_three_times(sources) -> None:
     ports = protocols([each for each in sources if each.name in PORTS])
     verbs = {"cluster": ports["DocumentCollection"], "metrics": ports["Metrics"]}
-    known = all_declared(sources)
+    known = all_declarations(sources)
     found = {
         f"{verb} {noun}": declarations(known, noun, verb)
         for noun in NOUNS
@@ -465,7 +465,7 @@ def test_an_operation_is_declared_at_most_three_times(sources) -> None:
 )
 def test_a_fourth_declaration_is_found(mutant, text: str) -> None:
     source = mutant(text, "server/moorage/daemon/front.py")
-    assert len(declarations(all_declared([source]), "cluster", "update")) == 1
+    assert len(declarations(all_declarations([source]), "cluster", "update")) == 1
 
 
 # Sizes: what fits on a few screens stays so, and what does not may only shrink ------------------
@@ -481,7 +481,7 @@ LOOSENED: dict[str, int] = {
 }
 
 
-def measured(sources) -> Iterator[tuple[str, int, int]]:
+def measure(sources) -> Iterator[tuple[str, int, int]]:
     """Yield every file and function: its name, its lines, and how many it may have."""
     for source in sources:
         yield source.name, len(source.lines), FILE_LINES_MAX
@@ -494,14 +494,14 @@ def measured(sources) -> Iterator[tuple[str, int, int]]:
 def test_no_file_over_1000_lines_no_function_over_70(sources) -> None:
     too_long = {
         subject: lines
-        for subject, lines, allowed in measured(sources)
+        for subject, lines, allowed in measure(sources)
         if lines > max(allowed, LOOSENED.get(subject, 0))
     }
     assert too_long == {}
 
 
 def test_what_was_loosened_is_still_needed_and_says_why(sources, tests) -> None:
-    actual = {subject: (lines, allowed) for subject, lines, allowed in measured(sources)}
+    actual = {subject: (lines, allowed) for subject, lines, allowed in measure(sources)}
     here = next(each for each in tests if each.name == "tests/house/test_sources.py")
     for subject, loosened in LOOSENED.items():
         lines, allowed = actual[subject]
@@ -513,7 +513,7 @@ def test_what_was_loosened_is_still_needed_and_says_why(sources, tests) -> None:
 @pytest.mark.parametrize(("body", "too_long"), [(69, False), (70, True)])
 def test_the_ratchet_bites(mutant, body: int, too_long: bool) -> None:
     source = mutant("def f():\n" + "    pass\n" * body)
-    (_, *functions) = measured([source])
+    (_, *functions) = measure([source])
     assert [lines > allowed for _, lines, allowed in functions] == [too_long]
 
 
@@ -534,7 +534,7 @@ def docstrings(file) -> list[str]:
     ]
 
 
-def nowhere_to_be_found(file, prose: list[str]) -> list[str]:
+def missing_policies(file, prose: list[str]) -> list[str]:
     """Return the URIs of policies that neither ship nor are registered in the same file."""
     return [
         f"{file.name}: {name}:{version}"
@@ -546,13 +546,13 @@ def nowhere_to_be_found(file, prose: list[str]) -> list[str]:
 
 
 def test_docstrings_name_policies_that_ship(sources) -> None:
-    assert [each for file in sources for each in nowhere_to_be_found(file, docstrings(file))] == []
+    assert [each for file in sources for each in missing_policies(file, docstrings(file))] == []
 
 
 def test_readmes_name_policies_that_ship(tree) -> None:
     pages = [each for each in tree if each.name.endswith(".md")]
     assert len(pages) > 3
-    assert [each for page in pages for each in nowhere_to_be_found(page, [page.text])] == []
+    assert [each for page in pages for each in missing_policies(page, [page.text])] == []
 
 
 @pytest.mark.parametrize(
@@ -568,7 +568,7 @@ def test_readmes_name_policies_that_ship(tree) -> None:
 )
 def test_what_counts_as_a_policy_that_is_nowhere(mutant, text: str, found: int) -> None:
     file = mutant(text)
-    assert len(nowhere_to_be_found(file, docstrings(file))) == found
+    assert len(missing_policies(file, docstrings(file))) == found
 
 
 # The daemon is built in one phase, of parts that each need little -------------------------------
@@ -597,7 +597,7 @@ def constructors(source) -> Iterator[tuple[str, int]]:
                     yield node.name, len(arguments) - 1
 
 
-def declared_before(source) -> Iterator[str]:
+def early_declarations(source) -> Iterator[str]:
     """Yield attributes that are declared before they exist."""
     for node in source.nodes:
         if isinstance(node, ast.ClassDef):
@@ -624,7 +624,7 @@ def test_no_attribute_of_the_daemon_is_declared_before_it_exists(sources) -> Non
         f"{source.name}:{name}"
         for source in sources
         if source.name.startswith(DAEMON)
-        for name in declared_before(source)
+        for name in early_declarations(source)
     ]
     assert early == []
 
@@ -661,4 +661,4 @@ def test_a_constructor_of_seven_is_seen(mutant, keywords: int, greedy: bool) -> 
     ],
 )
 def test_an_attribute_without_a_value_is_seen(mutant, text: str, early: list[str]) -> None:
-    assert list(declared_before(mutant(text))) == early
+    assert list(early_declarations(mutant(text))) == early

@@ -54,13 +54,13 @@ class World:
         return sum(self.nodes()[name]["gpus"].values())
 
     def until(self, happened: Callable[[], Any], what: str) -> Any:
-        def tried() -> Any:
+        def attempt() -> Any:
             try:
                 return happened()
             except (KeyError, RequestRefused):
                 return None
 
-        return self.plane.until(tried, what, 60)
+        return self.plane.until(attempt, what, 60)
 
     def lease(self, gpus: int = 1) -> Any:
         answer = self.client.ask(FIRST_FIT, resources={"gpus": gpus}, lease={"ttl_seconds": 600})

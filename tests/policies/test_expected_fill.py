@@ -165,7 +165,7 @@ class Definition:
         copies = sum(free // kind.gpu_milli for free in gpus) if kind.gpus == 1 else several
         return min(copies, cpu // kind.cpu_milli) if kind.cpu_milli else copies
 
-    def priced(self):
+    def price_kinds(self):
         """Return the price of each kind on the fleet as it is."""
         found = []
         for kind in self.kinds:
@@ -182,7 +182,7 @@ class Definition:
         value = self.fill(model, cpu, gpus) + self.protection(model, cpu, memory, gpus)
         if not self.prices:
             return value
-        places = zip(self.kinds, self.priced(), strict=True)
+        places = zip(self.kinds, self.price_kinds(), strict=True)
         return 0.003 * value + sum(
             price * self.copies(kind, model, cpu, gpus) for kind, price in places
         )

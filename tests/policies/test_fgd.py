@@ -34,7 +34,7 @@ new_policy = partial(small.new_policy, "fgd")
 # The definition --------------------------------------------------------------------------------
 
 
-def fragmented(typical, model, cpu, gpus):
+def fragmentation(typical, model, cpu, gpus):
     """Return F(node) times the sum of the weights, in whole numbers."""
     result = 0
     for kind in typical:
@@ -55,7 +55,7 @@ def choose(typical, fleet, demand):
     best, chosen = -1, None
     weights = sum(kind["weight"] for kind in typical)
     for row, model, (cpu, _, gpus), columns, after in options(fleet, demand):
-        gain = fragmented(typical, model, cpu, gpus) - fragmented(
+        gain = fragmentation(typical, model, cpu, gpus) - fragmentation(
             typical, model, cpu - demand.cpu_milli, after
         )
         score = int(100 / (1 + exp(-gain / (weights * 1000))))

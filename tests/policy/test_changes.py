@@ -22,7 +22,7 @@ from moorage.policy import (
 )
 
 
-def linked(node_id, rack="", link=4, gpus=8):
+def linked_node(node_id, rack="", link=4, gpus=8):
     devices = tuple(
         Gpu(str(n), "A100", 40_960, f"link-{n // link}" if link else "", n // 4)
         for n in range(gpus)
@@ -33,8 +33,8 @@ def linked(node_id, rack="", link=4, gpus=8):
 CLUSTERS = {
     cluster.id: cluster
     for cluster in (
-        Cluster("a", tuple(linked(f"n{n}", f"rack-{n // 2}") for n in range(4))),
-        Cluster("b", (linked("m0", "", 0), linked("m1", "rack-9", 2, 4))),
+        Cluster("a", tuple(linked_node(f"n{n}", f"rack-{n // 2}") for n in range(4))),
+        Cluster("b", (linked_node("m0", "", 0), linked_node("m1", "rack-9", 2, 4))),
     )
 }
 

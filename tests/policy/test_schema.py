@@ -32,7 +32,7 @@ def refusal(document: Any, value: Any, **more: Any) -> str:
     return str(caught.value)
 
 
-def noted(document: Any) -> str:
+def notes_on(document: Any) -> str:
     _, notes = read_schema(document, "s", pattern)
     return "\n".join(map(str, notes))
 
@@ -205,7 +205,7 @@ def test_a_refusal_names_field_expectation_and_finding(document, value, said):
     ],
 )
 def test_what_cannot_be_read_is_noted_with_its_place(document, said):
-    assert said in noted(document)
+    assert said in notes_on(document)
 
 
 def test_what_cannot_be_read_is_not_enforced_and_the_rest_is():
@@ -216,7 +216,7 @@ def test_what_cannot_be_read_is_not_enforced_and_the_rest_is():
     assert schema.check({"a": -3, "b": [], "c": 0}, "v")
     with pytest.raises(SchemaError, match=r"v\.a: expected a number of at most 5"):
         schema.check({"a": 6}, "v")
-    assert len(noted({str(n): 1 for n in range(100)}).splitlines()) == 21
+    assert len(notes_on({str(n): 1 for n in range(100)}).splitlines()) == 21
 
 
 SETTINGS = {
@@ -319,7 +319,7 @@ def test_a_schema_is_only_so_deep(key):
     for _ in range(40):
         inside = {"x": entry} if key == "properties" else entry
         entry = {"type": "object" if key == "properties" else "array", key: inside}
-    assert "expected at most 16 levels" in noted({"a": entry})
+    assert "expected at most 16 levels" in notes_on({"a": entry})
 
 
 def test_a_check_looks_at_so_many_values_and_characters_only():

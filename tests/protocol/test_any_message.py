@@ -38,7 +38,7 @@ KEYS = sorted(
 )
 
 
-def read_or_refused(frame: str | bytes) -> None:
+def read_or_refuse(frame: str | bytes) -> None:
     """Nothing but a message or a complete BadMessage may come of any input."""
     try:
         message = decode(frame)
@@ -57,7 +57,7 @@ def read_or_refused(frame: str | bytes) -> None:
 @example({"op": "status", "lease": ""})
 @example({"adhoc": "x", "id": ""})
 def test_any_object_is_read_or_refused(content: dict[str, Any]) -> None:
-    read_or_refused(json.dumps(content))
+    read_or_refuse(json.dumps(content))
 
 
 @given(
@@ -70,12 +70,12 @@ def test_any_change_to_a_message_is_read_or_refused(kind: str, content: dict[str
         base = {"adhoc": True, "policy_rule_uri": "p", "inputs": {}, "resources": {}, "lease": {}}
     elif kind == "input":
         base = {"input": {}}
-    read_or_refused(json.dumps({**base, **content}))
+    read_or_refuse(json.dumps({**base, **content}))
 
 
 @given(st.text() | st.binary() | st.text('{}[]":,0123456789.eE-+adhocntrue\\ '))
 def test_any_text_is_read_or_refused(frame: str | bytes) -> None:
-    read_or_refused(frame)
+    read_or_refuse(frame)
 
 
 @given(

@@ -19,13 +19,13 @@ MEBIBYTE = 2**20
 HEAD = '{"adhoc":true,"policy_rule_uri":"first_fit:1","id":"a","inputs":'
 
 
-def filled(before: str, unit: str, behind: str, between: str = ",") -> str:
+def fill_mebibyte(before: str, unit: str, behind: str, between: str = ",") -> str:
     """Return a mebibyte of one thing."""
     count = (MEBIBYTE - len(before) - len(behind)) // (len(unit) + len(between))
     return before + between.join([unit] * count) + behind
 
 
-def numbered(before: str, unit: str, behind: str) -> str:
+def number_mebibyte(before: str, unit: str, behind: str) -> str:
     count = (MEBIBYTE - len(before) - len(behind)) // (len(unit) + 5)
     return before + ",".join(unit % number for number in range(count)) + behind
 
@@ -33,29 +33,31 @@ def numbered(before: str, unit: str, behind: str) -> str:
 MESSAGES = {
     "open brackets": "[" * MEBIBYTE,
     "open braces": '{"a":' * (MEBIBYTE // 5),
-    "lists": filled(HEAD + '{"a":[', "[]", "]}}"),
-    "objects": filled(HEAD + '{"a":[', "{}", "]}}"),
-    "nested lists": filled(HEAD + '{"a":[', "[" * 100 + "]" * 100, "]}}"),
-    "nested objects": filled(HEAD + '{"a":[', '{"a":' * 100 + "1" + "}" * 100, "]}}"),
-    "names": numbered(HEAD + "{", '"%d":1', "}}"),
-    "unknown fields": numbered(HEAD + "{},", '"%d":1', "}"),
-    "one field again and again": filled(HEAD + "{},", '"inputs":{}', "}"),
-    "fields of an operation": numbered('{"op":"release",', '"%d":1', "}"),
-    "wrong value of an operation": filled('{"op":"release","lease":[', "[]", "]}"),
+    "lists": fill_mebibyte(HEAD + '{"a":[', "[]", "]}}"),
+    "objects": fill_mebibyte(HEAD + '{"a":[', "{}", "]}}"),
+    "nested lists": fill_mebibyte(HEAD + '{"a":[', "[" * 100 + "]" * 100, "]}}"),
+    "nested objects": fill_mebibyte(HEAD + '{"a":[', '{"a":' * 100 + "1" + "}" * 100, "]}}"),
+    "names": number_mebibyte(HEAD + "{", '"%d":1', "}}"),
+    "unknown fields": number_mebibyte(HEAD + "{},", '"%d":1', "}"),
+    "one field again and again": fill_mebibyte(HEAD + "{},", '"inputs":{}', "}"),
+    "fields of an operation": number_mebibyte('{"op":"release",', '"%d":1', "}"),
+    "wrong value of an operation": fill_mebibyte('{"op":"release","lease":[', "[]", "]}"),
     "text": HEAD + '{"a":"' + "x" * (MEBIBYTE - 100) + '"}}',
     "escapes": HEAD + '{"a":"' + "\\u00e9" * (MEBIBYTE // 6 - 20) + '"}}',
     "half pairs": HEAD + '{"a":"' + "\\ud800" * (MEBIBYTE // 6 - 20) + '"}}',
-    "brackets in texts": filled(HEAD + '{"a":[', '"[{"', "]}}"),
-    "numbers": filled(HEAD + '{"a":[', "1", "]}}"),
-    "numbers slow to read": filled(HEAD + '{"a":[', "1.7976931348623157e308", "]}}"),
-    "exponents": filled(HEAD + '{"a":[', "1e290", "]}}"),
-    "exponents with zeros": filled(HEAD + '{"a":[', "1E+00290", "]}}"),
-    "numbers close to zero": filled(HEAD + '{"a":[', "0." + "0" * 310 + "1", "]}}"),
+    "brackets in texts": fill_mebibyte(HEAD + '{"a":[', '"[{"', "]}}"),
+    "numbers": fill_mebibyte(HEAD + '{"a":[', "1", "]}}"),
+    "numbers slow to read": fill_mebibyte(HEAD + '{"a":[', "1.7976931348623157e308", "]}}"),
+    "exponents": fill_mebibyte(HEAD + '{"a":[', "1e290", "]}}"),
+    "exponents with zeros": fill_mebibyte(HEAD + '{"a":[', "1E+00290", "]}}"),
+    "numbers close to zero": fill_mebibyte(HEAD + '{"a":[', "0." + "0" * 310 + "1", "]}}"),
     "a number": HEAD + '{"a":' + "9" * MEBIBYTE + "}}",
-    "numbers beyond 64 bits": filled(HEAD + '{"a":[', "9" * 30, "]}}"),
-    "a number beyond 64 bits at the end": filled(HEAD + '{"a":[', "[]", "," + "9" * 30 + "]}}"),
-    "text that stops": filled(HEAD + '{"a":[', "[]", "]"),
-    "alternatives": filled(HEAD + '{},"resources":{},"alternatives":[', "{}", "]}"),
+    "numbers beyond 64 bits": fill_mebibyte(HEAD + '{"a":[', "9" * 30, "]}}"),
+    "a number beyond 64 bits at the end": fill_mebibyte(
+        HEAD + '{"a":[', "[]", "," + "9" * 30 + "]}}"
+    ),
+    "text that stops": fill_mebibyte(HEAD + '{"a":[', "[]", "]"),
+    "alternatives": fill_mebibyte(HEAD + '{},"resources":{},"alternatives":[', "{}", "]}"),
 }
 
 
@@ -81,7 +83,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_a_mebibyte_of_anything_costs_little(name: str) -> None:
-    texts = filled('["', "x" * 16, '"]', '","')
+    texts = fill_mebibyte('["', "x" * 16, '"]', '","')
     baseline = cpu_seconds(lambda: msgspec.json.decode(texts)) + 0.002
     assert cpu_seconds(lambda: read(MESSAGES[name])) < 8 * baseline
 

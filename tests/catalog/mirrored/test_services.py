@@ -312,7 +312,7 @@ async def test_a_registry_without_a_list_is_not_an_empty_registry(faulty, servic
     assert (await ClusterRegistry(service).everything({}, "")).found == {}
 
 
-def nested(depth):
+def nest(depth):
     value = {}
     for _ in range(depth):
         value = {"x": value}
@@ -323,7 +323,7 @@ async def test_one_invalid_document_does_not_affect_the_others(faulty, service):
     bad = {
         "shape": {**cluster("shape"), "nodes": 7},
         "../x": cluster("../x"),
-        "deep": {**cluster("deep"), "more": nested(DEPTH_MAX)},
+        "deep": {**cluster("deep"), "more": nest(DEPTH_MAX)},
         "twin": cluster("twin", gpus=1),
     }
     faulty.behave = answer([cluster("a"), cluster("twin"), *bad.values(), "text", cluster("z")])

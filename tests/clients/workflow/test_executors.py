@@ -378,13 +378,13 @@ def test_a_task_that_does_not_stop_is_left_behind_and_holds_its_resources_until_
 def test_a_task_whose_time_is_over_and_whose_run_is_cancelled_is_left_behind_once(kind):
     let_go, pool = threading.Event(), ResourcePool({"gpu": 1})
 
-    def stuck():
+    def block():
         current_node().wait_stopped(WAIT)
         executor.cancel()
         let_go.wait(WAIT)
 
     executor = kind(graph("a"), pool, {"a": gpu(1)}, timeouts=0.01, stop_seconds=0.05)
-    result = execute(executor, {"a": stuck})
+    result = execute(executor, {"a": block})
     assert (result["a"].status, result.timed_out) == ("timed_out", 1)
     let_go.set()
     assert pool.acquire(gpu(1), WAIT)

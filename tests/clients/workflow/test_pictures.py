@@ -35,7 +35,7 @@ def result() -> ExecutionResult:
     )
 
 
-def drawn(result, path) -> str:
+def draw_picture(result, path) -> str:
     """Draw a run; return the picture, in which text is text."""
     import matplotlib as mpl  # noqa: PLC0415  # An extra.
 
@@ -50,7 +50,7 @@ def test_the_picture_has_every_node_that_ran_and_every_resource(result, tmp_path
     for name in ("load", "train", "broken"):
         # Tasks of microseconds: on a busy machine one may be too short beside the rest for a name.
         result[name].duration_seconds = 1.0
-    svg = ET.fromstring(drawn(result, tmp_path / "run.svg"))  # noqa: S314  # Our own.
+    svg = ET.fromstring(draw_picture(result, tmp_path / "run.svg"))  # noqa: S314  # Our own.
     words = [text.strip() for text in ("".join(each.itertext()) for each in svg.iter()) if text]
     for word in ("load", "train", "broken", "gpu", "cpu", "seconds", "completed", "failed"):
         assert word in words
@@ -63,7 +63,7 @@ def test_the_picture_has_every_node_that_ran_and_every_resource(result, tmp_path
 def test_nodes_are_put_together_where_they_ran(result, tmp_path):
     for name, node in (("load", "n0"), ("train", "n1"), ("broken", "n0")):
         result[name].placement = (Share(ClusterId("lab"), NodeId(node), ("0",)),)
-    svg = drawn(result, tmp_path / "run.svg")
+    svg = draw_picture(result, tmp_path / "run.svg")
     assert {"lab/n0", "lab/n1"} <= set(re.findall(r">(\S+)<", svg))
 
 
@@ -75,7 +75,7 @@ def test_names_are_no_formulas(tmp_path):
     for each in result.node_results.values():
         each.duration_seconds = 1.0  # Long enough to be named.
         each.placement = (Share(ClusterId("$lab$"), NodeId("n0"), ("0",)),)
-    words = re.findall(r">\s*([^<>\s]+)\s*<", drawn(result, tmp_path / "run.svg"))
+    words = re.findall(r">\s*([^<>\s]+)\s*<", draw_picture(result, tmp_path / "run.svg"))
     assert {"$x$", r"$\frac$", r"$\foo$", "$lab$/n0"} <= set(words)
 
 

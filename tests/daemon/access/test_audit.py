@@ -45,12 +45,12 @@ def entry(number: int, **more: str) -> AuditEntry:
     return AuditEntry(1e9 + number, "lease.granted", "ann", about={"lease": f"l{number}"}, **more)
 
 
-def stored(folder: Path) -> list[Path]:
+def log_files(folder: Path) -> list[Path]:
     return sorted((folder / "audit").glob("*.jsonl"))
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Path:
+def log_folder(tmp_path: Path) -> Path:
     """A data folder with five entries, of two writers in turn."""
     one, other = files(tmp_path), files(tmp_path)
     one.append([entry(1), entry(2)], 0)
@@ -59,12 +59,12 @@ def written(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_entries_are_numbered_and_chained_over_writers(written: Path) -> None:
-    lines = list(read_lines(written))
+def test_entries_are_numbered_and_chained_over_writers(log_folder: Path) -> None:
+    lines = list(read_lines(log_folder))
     assert [line["number"] for line in lines] == [1, 2, 3, 4, 5]
     assert [line["about"]["lease"] for line in lines] == ["l1", "l2", "l3", "l4", "l5"]
-    assert verify(written) == (1, ChainEnd(5, lines[-1]["hash"]))
-    assert [line["number"] for line in read_lines(written, after=3)] == [4, 5]
+    assert verify(log_folder) == (1, ChainEnd(5, lines[-1]["hash"]))
+    assert [line["number"] for line in read_lines(log_folder, after=3)] == [4, 5]
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_entries_are_numbered_and_chained_over_writers(written: Path) -> None:
         *[("swap", place) for place in range(1, 5)],
     ],
 )
-def test_a_change_of_any_line_is_found(written: Path, place: int, change: str) -> None:
-    (path,) = stored(written)
+def test_a_change_of_any_line_is_found(log_folder: Path, place: int, change: str) -> None:
+    (path,) = log_files(log_folder)
     lines = path.read_bytes().splitlines(keepends=True)
     if change == "edit":
         lines[place] = lines[place].replace(b'"ann"', b'"bob"')
@@ -89,16 +89,16 @@ def test_a_change_of_any_line_is_found(written: Path, place: int, change: str) -
         lines[place - 1], lines[place] = lines[place], lines[place - 1]
     path.write_bytes(b"".join(lines))
     with pytest.raises(ChainError, match=path.name):
-        verify(written)
+        verify(log_folder)
 
 
-def test_a_torn_line_is_cut_off_and_the_chain_goes_on(written: Path) -> None:
-    (path,) = stored(written)
+def test_a_torn_line_is_cut_off_and_the_chain_goes_on(log_folder: Path) -> None:
+    (path,) = log_files(log_folder)
     with path.open("ab") as file:
         file.write(b'{"number":6,"at"')
-    assert len(list(read_lines(written))) == 5
-    files(written).append([entry(6)], 0)
-    assert verify(written)[1].number == 6
+    assert len(list(read_lines(log_folder))) == 5
+    files(log_folder).append([entry(6)], 0)
+    assert verify(log_folder)[1].number == 6
 
 
 def test_a_file_that_lost_its_end_hides_none_of_those_after_it(
@@ -108,7 +108,7 @@ def test_a_file_that_lost_its_end_hides_none_of_those_after_it(
     writer = files(tmp_path)
     for number in range(1, 4):
         writer.append([entry(number)], 0)
-    first, second, _ = stored(tmp_path)
+    first, second, _ = log_files(tmp_path)
     first.write_bytes(first.read_bytes().removesuffix(b"\n"))
     second.write_bytes(second.read_bytes().replace(b'"ann"', b'"bob"'))
     with pytest.raises(ChainError, match=f"{first.name}:1: the line has no end"):
@@ -122,7 +122,7 @@ def test_a_log_that_was_cut_off_says_so_in_its_next_entry(tmp_path: Path, left: 
     writer = files(tmp_path)
     writer.append([entry(number) for number in range(1, 5)], 0)
     end = verify(tmp_path)[1]
-    (path,) = stored(tmp_path)
+    (path,) = log_files(tmp_path)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:left]))
     writer.append([entry(5)], 7.0)
     *_, cut, last = read_lines(tmp_path)
@@ -135,22 +135,22 @@ def test_a_log_that_was_cut_off_says_so_in_its_next_entry(tmp_path: Path, left: 
 
 
 def test_what_was_noted_elsewhere_shows_a_log_that_was_cut_off_or_written_again(
-    written: Path, tmp_path: Path
+    log_folder: Path, tmp_path: Path
 ) -> None:
-    ends = [ChainEnd(line["number"], line["hash"]) for line in read_lines(written)]
+    ends = [ChainEnd(line["number"], line["hash"]) for line in read_lines(log_folder)]
     for noted in (*ends, None):
-        assert verify(written, noted)[1] == ends[-1]
+        assert verify(log_folder, noted)[1] == ends[-1]
     with pytest.raises(ChainError, match="entry 2 is not the one that was noted"):
-        verify(written, ChainEnd(2, ends[2].hash))
+        verify(log_folder, ChainEnd(2, ends[2].hash))
     with pytest.raises(ChainError, match="it ends at entry 5, before entry 9 that was noted"):
-        verify(written, ChainEnd(9, ends[2].hash))
-    (path,) = stored(tmp_path)
+        verify(log_folder, ChainEnd(9, ends[2].hash))
+    (path,) = log_files(tmp_path)
     path.rename(path.with_name("00000002.jsonl"))
     path.with_name("00000002.jsonl").write_bytes(
         b"".join(path.with_name("00000002.jsonl").read_bytes().splitlines(keepends=True)[3:])
     )
     with pytest.raises(ChainError, match="it begins at entry 4, after entry 2 that was noted"):
-        verify(written, ends[1])
+        verify(log_folder, ends[1])
 
 
 def test_files_are_bounded_and_the_oldest_go(
@@ -160,13 +160,13 @@ def test_files_are_bounded_and_the_oldest_go(
     writer = files(tmp_path, keep_bytes=5000)
     for number in range(100):
         writer.append([entry(number)], 0)
-    assert sum(path.stat().st_size for path in stored(tmp_path)) < 7000
+    assert sum(path.stat().st_size for path in log_files(tmp_path)) < 7000
     first, end = verify(tmp_path)
     assert first > 1
     assert end.number == 100
-    old = stored(tmp_path)[-1].stat().st_mtime + 2 * DAY
+    old = log_files(tmp_path)[-1].stat().st_mtime + 2 * DAY
     writer.append([entry(100)], old)
-    assert len(stored(tmp_path)) <= 2
+    assert len(log_files(tmp_path)) <= 2
     assert verify(tmp_path)[1].number == 101
 
 
@@ -362,7 +362,7 @@ def test_nothing_is_made_for_no_days(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_lines_are_json_as_stored(written: Path) -> None:
-    (path,) = stored(written)
+def test_lines_are_json_as_stored(log_folder: Path) -> None:
+    (path,) = log_files(log_folder)
     for line in path.read_text().splitlines():
         assert json.loads(line)["who"] == "ann"

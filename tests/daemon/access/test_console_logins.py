@@ -28,12 +28,12 @@ def open_logins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ope
     monkeypatch.setattr(console_logins, "LOGINS_MAX", 12)
     with ExitStack() as stack:
 
-        def opened(authenticate=caller, lasts_seconds: float = 3600.0) -> ConsoleLogins:
+        def open_store(authenticate=caller, lasts_seconds: float = 3600.0) -> ConsoleLogins:
             rows = SqliteLogins(tmp_path / "logins.db")
             stack.callback(rows.close)
             return ConsoleLogins(rows, authenticate, lasts_seconds)
 
-        yield opened
+        yield open_store
 
 
 def cookie(logins: ConsoleLogins, tenant: str) -> str:

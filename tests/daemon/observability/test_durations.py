@@ -40,7 +40,9 @@ def consult(policy: str, number: int) -> Consult:
     return Consult(ask, number)
 
 
-def answered(measured: DurationMetrics, policy: str, number: int, seconds: float) -> None:
+def answer_consultation(
+    measured: DurationMetrics, policy: str, number: int, seconds: float
+) -> None:
     measured.consulted(consult(policy, number))
     failed = ConsultFailed(RequestId(f"r{number}"), number, Refusal(Code.INTERNAL, "no"))
     measured.stepped(failed, Turn(), seconds)
@@ -61,7 +63,7 @@ def test_durations_are_counted_up_to_each_bound() -> None:
 def test_policies_beyond_the_bound_count_as_others() -> None:
     measured = DurationMetrics(lambda _: None)
     for number in range(durations.LABELS_MAX + 7):
-        answered(measured, f"p{number}", number, 0.001)
+        answer_consultation(measured, f"p{number}", number, 0.001)
     found = list(measured.metrics())
     name = "moorage_evaluation_seconds_count"
     assert sample(found, name, policy="p3") == 1

@@ -180,20 +180,20 @@ def test_a_cluster_without_a_node_in_service_is_named_with_its_reason() -> None:
     assert (out.cluster_id, out.nodes, out.reason) == ("c", 1, "cordoned by ops: fans")
 
 
-async def started(path: Path) -> Watched:
+async def start_history(path: Path) -> Watched:
     """Return one that has taken its first sample, with what the file had before."""
     it = Watched()
     it.ring.path = path
     begun = time.time()
     running = asyncio.create_task(it.ring.run())
     async with asyncio.timeout(10):
-        while not stored_since(path, begun):  # noqa: ASYNC110  # No news says that it is written.
+        while not has_stored_since(path, begun):  # noqa: ASYNC110  # No news says that it is written.
             await asyncio.sleep(0.01)  # As above.
     running.cancel()
     return it
 
 
-def stored_since(path: Path, at: float) -> bool:
+def has_stored_since(path: Path, at: float) -> bool:
     lines = path.read_text().splitlines() if path.exists() else []
     try:
         return bool(lines) and json.loads(lines[-1])["now"]["at"] >= at
@@ -203,23 +203,23 @@ def stored_since(path: Path, at: float) -> bool:
 
 async def test_a_day_goes_on_over_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    await started(path)
+    await start_history(path)
     assert path.stat().st_mode & 0o077 == 0
-    reply = (await started(path)).ring.answer(ALL, 60, 1)
+    reply = (await start_history(path)).ring.answer(ALL, 60, 1)
     assert len(reply.at) == 2
     assert reply.models["A100"].total == [4000, 4000]
 
 
 async def test_of_a_file_counts_what_is_of_the_last_day_and_whole(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    await started(path)
+    await start_history(path)
     line = path.read_text()
     document = json.loads(line)
     document["now"]["at"] -= 25 * 3600
     fewer = json.loads(line)
     fewer["counts"]["grants"].pop()
     path.write_text("\n".join([json.dumps(document), json.dumps(fewer), line.strip(), line[:99]]))
-    assert len((await started(path)).ring.answer(ALL, 1440, 1).at) == 2
+    assert len((await start_history(path)).ring.answer(ALL, 1440, 1).at) == 2
 
 
 async def test_without_a_disk_the_day_begins_with_the_process(tmp_path: Path) -> None:

@@ -17,14 +17,15 @@ GOOD = Advice({})
 
 
 @pytest.fixture
-def failed():
+def failures():
     return []
 
 
 @pytest.fixture
-def statistics(failed):
+def statistics(failures):
     return VersionStatistics(
-        "rule:1-x", lambda statistics: failed.append((statistics.consecutive, statistics.fails_all))
+        "rule:1-x",
+        lambda statistics: failures.append((statistics.consecutive, statistics.fails_all)),
     )
 
 
@@ -33,10 +34,10 @@ def note(statistics, answer, *tenants, now=5.0):
         statistics.note(Tenant(tenant), answer, 0.001, now)
 
 
-def test_where_one_tenant_alone_uses_it_its_failures_speak_for_all(statistics, failed):
+def test_where_one_tenant_alone_uses_it_its_failures_speak_for_all(statistics, failures):
     note(statistics, GOOD, "")
     note(statistics, FAULT, "", "")
-    assert failed == [(1, True), (2, True)]
+    assert failures == [(1, True), (2, True)]
     assert statistics.failure == (
         "2 requests in a row failed with rule:1-x (2 policy_error), of the only tenant that used it"
         " within the last hour"
@@ -82,12 +83,12 @@ def test_who_used_it_long_ago_counts_no_more(statistics):
     assert statistics.fails_all
 
 
-def test_a_refusal_that_the_policy_is_not_to_blame_for_says_nothing(statistics, failed):
+def test_a_refusal_that_the_policy_is_not_to_blame_for_says_nothing(statistics, failures):
     note(statistics, Refusal(Code.BUSY, "it rests"), "b")
-    assert failed == []
+    assert failures == []
     note(statistics, FAULT, "a")
     note(statistics, Refusal(Code.BUSY, "it rests"), "a")
-    assert failed == [(1, True)]
+    assert failures == [(1, True)]
     report = statistics.report(whole=True)
     assert report["failing_tenants"] == report["tenants"] == 1
 

@@ -28,7 +28,7 @@ def others(model: Any, pair: Pair, tenant: str | None, until: float) -> list[Nod
     return [each for each in found if each.tenant != tenant and each.starts_at < until]
 
 
-def left(
+def free_for(
     model: Any, pair: Pair, at: float, tenant: str | None, gone: Collection[str] = ()
 ) -> Counter[str] | None:
     """What of a node a tenant can have at a moment to come, without some leases; None: nothing."""
@@ -75,13 +75,13 @@ def overrun(model: Any, lease: Any, share: Share, after: float, *, at_once: bool
     if lease.granted_at <= model.clock_moved_at:
         starts = begun  # It may have been there before, when the calendar's time was another.
     for at in sorted(begun if at_once else starts):
-        free = left(model, pair, at, lease.tenant, {lease.id})
+        free = free_for(model, pair, at, lease.tenant, {lease.id})
         if free is None or any(free.get(key, much) < much for key, much in needs if much):
             return at
     return None
 
 
-def taken(
+def taken_from(
     model: Any, pair: Pair, tenant: str, now: float, until: float, gone: Collection[str] = ()
 ) -> Counter[str]:
     """What of a node a lease of a tenant leaves alone, beyond what is held now."""
@@ -90,12 +90,14 @@ def taken(
         return found
     free = _free(model, pair, node)
     for at in moments(model, pair, tenant, now, until):
-        then = left(model, pair, at, tenant, gone)
+        then = free_for(model, pair, at, tenant, gone)
         found |= free - then if then is not None else free
     return found & free  # Its node may have become smaller.
 
 
-def reserved(model: Any, pair: Pair, tenant: str, now: float, until: float) -> Counter[str]:
+def reserved_by_others(
+    model: Any, pair: Pair, tenant: str, now: float, until: float
+) -> Counter[str]:
     """What others have of a node at most at one time, until then."""
     found = Counter[str]()
     for at in moments(model, pair, tenant, now, until):

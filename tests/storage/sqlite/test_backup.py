@@ -83,7 +83,7 @@ class Writing:
         records.close()
 
 
-def written(folder: Path) -> Path:
+def write_folder(folder: Path) -> Path:
     folder.mkdir()
     with Writing(folder):
         pass
@@ -120,7 +120,7 @@ def test_a_copy_of_a_folder_in_use_is_whole(tmp_path: Path) -> None:
 
 
 def test_a_restored_folder_gives_no_number_twice(tmp_path: Path) -> None:
-    data = written(tmp_path / "data")
+    data = write_folder(tmp_path / "data")
     made = back_up(data, tmp_path / "copy")
     restored = restore_folder(tmp_path / "copy", tmp_path / "new")
     assert restored.fencing == made.fencing + FENCING_SKIP
@@ -133,7 +133,7 @@ def test_a_restored_folder_gives_no_number_twice(tmp_path: Path) -> None:
 
 
 def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
-    data = written(tmp_path / "data")
+    data = write_folder(tmp_path / "data")
     with pytest.raises(StorageError, match="data has something in it"):
         back_up(data, data)
     (tmp_path / "copy.new").mkdir()
@@ -148,7 +148,7 @@ def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["ledger.db", "catalog.mark", "ledger.fencing", "lease_secret"])
 def test_a_damaged_folder_is_refused_and_leaves_nothing(tmp_path: Path, name: str) -> None:
     copy = tmp_path / "copy"
-    back_up(written(tmp_path / "data"), copy)
+    back_up(write_folder(tmp_path / "data"), copy)
     (copy / name).write_bytes(b"x" * 10)
     with pytest.raises(StorageError, match=name):
         restore_folder(copy, tmp_path / "new")

@@ -33,7 +33,7 @@ from moorage.storage.sqlite.storage import read_secret
 COPY_BYTES = 4096
 
 
-def written(path: Path, *values: tuple[int, int]) -> None:
+def write_mark(path: Path, *values: tuple[int, int]) -> None:
     found = read_mark(path, "ledger")
     mark = DurableMark(path, "ledger", found.first, found.second, found.writes)
     for first, second in values:
@@ -54,17 +54,17 @@ def flip(path: Path, byte: int) -> None:
 
 def test_a_mark_says_what_was_written_last(path: Path):
     assert read_mark(path, "ledger").exists is False
-    written(path, (1, 11), (2, 22), (3, 33))
+    write_mark(path, (1, 11), (2, 22), (3, 33))
     found = read_mark(path, "ledger")
     assert (found.exists, found.first, found.second, found.doubt) == (True, 3, 33, "")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    written(path)
+    write_mark(path)
     assert read_mark(path, "ledger").first == 3
 
 
 @pytest.mark.parametrize("byte", range(0, 36, 5))
 def test_a_damaged_copy_gives_way_to_the_other_and_is_named(path: Path, byte: int):
-    written(path, (1, 11), (2, 22))
+    write_mark(path, (1, 11), (2, 22))
     said = set()
     for copy in (0, COPY_BYTES):
         flip(path, copy + byte)
@@ -81,13 +81,13 @@ def test_a_damaged_copy_gives_way_to_the_other_and_is_named(path: Path, byte: in
 
 
 def test_a_mark_about_something_else_is_not_believed(path: Path):
-    written(path, (1, 1))
+    write_mark(path, (1, 1))
     assert not read_mark(path, "catalog").known
 
 
 @pytest.mark.parametrize("size", [0, 10, COPY_BYTES + 10])
 def test_a_mark_that_was_cut_is_damaged(path: Path, size: int):
-    written(path, (1, 1), (2, 2))
+    write_mark(path, (1, 1), (2, 2))
     path.write_bytes(path.read_bytes()[:size])
     assert read_mark(path, "ledger").doubt
 
