@@ -28,7 +28,7 @@ import uvloop
 from websockets.asyncio.client import ClientConnection, connect
 
 from moorage.bench.load import drive
-from moorage.bench.processor_time import spent
+from moorage.bench.processor_time import processor_time_of
 from moorage.testing.daemon_process import Running, daemon
 from moorage_policies import catalog
 
@@ -108,12 +108,12 @@ class _Server:
 
     def block(self) -> _Block:
         """Grant and release for a while, at full load."""
-        began, before, count = time.monotonic(), spent(self.running.pid), 0
+        began, before, count = time.monotonic(), processor_time_of(self.running.pid), 0
         while time.monotonic() - began < BLOCK_SECONDS:
             granted = self.drive([self.request] * REQUESTS)
             self.drive(map(release, granted))
             count += REQUESTS
-        cpu = spent(self.running.pid).since(before).own
+        cpu = processor_time_of(self.running.pid).since(before).own
         return _Block(cpu, count, time.monotonic() - began)
 
     def drive(self, messages: Any) -> list[bytes]:

@@ -119,7 +119,7 @@ class _Course:
     def _expectation(self, number: int) -> float | None:
         state, now = self._core.state, self._jobs[number].at
         first = self._core.requests.queue.in_turn(forecast.WAITERS_MAX)
-        turns = forecast.expected(state, self._core.feasibility, first, now)
+        turns = forecast.expect_turns(state, self._core.feasibility, first, now)
         turn = turns.get(RequestId(str(number)))
         return None if turn is None else turn - now
 

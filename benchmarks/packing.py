@@ -20,7 +20,7 @@ from moorage.core.allocator import Allocator
 from moorage.core.state.facts import Fact, Refusal
 from moorage.core.turns.effects import Address, Consult, LeaseNews, Respond
 from moorage.core.turns.events import Asked, ClusterSeen, Event, Proposed
-from moorage.lab.trace import TraceNode, TracePod, cluster_document, permuted_names
+from moorage.lab.trace import TraceNode, TracePod, cluster_document, permute_names
 from moorage.model import Ask, Code, Demand, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
 from moorage.policy import FleetView, Rule
 from moorage.sandbox.cell.cluster_data import ClusterData
@@ -140,8 +140,8 @@ class Consulting:
 
 
 def openb(nodes: Sequence[TraceNode], seed: int, **metrics: Any) -> Site:
-    """Return a site with the nodes of a trace, in the random order of `permuted_names`."""
-    return Site(cluster_document(nodes, names=permuted_names(nodes, seed)), **metrics)
+    """Return a site with the nodes of a trace, in the random order of `permute_names`."""
+    return Site(cluster_document(nodes, names=permute_names(nodes, seed)), **metrics)
 
 
 def pack(

@@ -326,7 +326,7 @@ def read_grants(address: str) -> list[int]:
     """
     from moorage.core.state.facts import Granted  # noqa: PLC0415  # With the extra.
     from moorage.ledger.codec import unseal  # noqa: PLC0415  # As above.
-    from moorage.ledger.inspection import check_linked  # noqa: PLC0415  # As above.
+    from moorage.ledger.inspection import check_links  # noqa: PLC0415  # As above.
     from moorage.storage.postgres.contents import reading  # noqa: PLC0415  # An extra.
 
     numbers = []
@@ -334,7 +334,7 @@ def read_grants(address: str) -> list[int]:
         after = contents.facts.pruned_seq()
         chain = contents.facts.chain_of(after)
         for rows in contents.fact_pages():
-            check_linked(rows, after, chain, [], contents.place)
+            check_links(rows, after, chain, [], contents.place)
             after, chain = rows[-1].seq, rows[-1].chain
             facts = [unseal(row, contents.place).fact for row in rows]
             numbers += [each.lease.fencing for each in facts if isinstance(each, Granted)]

@@ -25,7 +25,7 @@ from benchmarks.peers import (
 from benchmarks.peers.measure import Extent, Figures, measure
 from benchmarks.peers.report import JSON_FILE, PeersReport, Row, keep, machine, table, today
 from benchmarks.peers.session import Nodes, Peer
-from moorage.bench.grants import made_up_nodes
+from moorage.bench.grants import make_nodes
 from moorage.commands import display
 from moorage.commands.errors import command_errors
 from moorage.commands.options import JsonFlag
@@ -74,7 +74,7 @@ def compare(
                 chosen.remove(peer)
                 report.skipped[peer.name] = peer.install
                 console.print(f"{peer.name}: skipped, as it is not here: {peer.install}")
-        fleet = trace.read_nodes(nodes) if nodes else made_up_nodes()
+        fleet = trace.read_nodes(nodes) if nodes else make_nodes()
         for number in range(rounds):
             console.print(f"round {number + 1} of {rounds}")
             _round(report, chosen, fleet, console)

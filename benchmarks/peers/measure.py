@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from benchmarks.peers.session import UNDER_WAY, Booking, Nodes, Peer, PeerSession
-from moorage.bench.processor_time import spent
+from moorage.bench.processor_time import processor_time_of
 from moorage.lab.errors import CommandError
 
 SINGLES: Final = 500
@@ -164,4 +164,4 @@ async def _wakes(session: PeerSession, count: int, held: list[Booking]) -> float
 
 
 def _processor_seconds(session: PeerSession) -> float:
-    return sum(sum(spent(pid)) for pid in session.pids)
+    return sum(sum(processor_time_of(pid)) for pid in session.pids)

@@ -29,7 +29,7 @@ __all__ = [
     "HTTP_URL_DEFAULT",
     "URL_DEFAULT",
     "Endpoint",
-    "checked_token",
+    "check_token",
     "read_token",
     "read_token_file",
     "setting",
@@ -285,7 +285,7 @@ def read_token(given: str | None) -> str | None:
 
     """
     named = "token" if setting(given) else "MOORAGE_TOKEN"
-    return checked_token(setting(given, "MOORAGE_TOKEN"), named) or None
+    return check_token(setting(given, "MOORAGE_TOKEN"), named) or None
 
 
 def read_token_file(path: str) -> str | None:
@@ -303,10 +303,10 @@ def read_token_file(path: str) -> str | None:
         raise SettingRefused(TOKEN_FILE_VARIABLE, f"cannot read {path}: {cause}") from error
     if len(token) > TOKEN_CHARS_MAX:
         raise SettingRefused(TOKEN_FILE_VARIABLE, f"{path} is longer than any token")
-    return checked_token(token, TOKEN_FILE_VARIABLE) or None
+    return check_token(token, TOKEN_FILE_VARIABLE) or None
 
 
-def checked_token(token: str, named: str) -> str:
+def check_token(token: str, named: str) -> str:
     """Return a token; refuse one that an HTTP header cannot hold.
 
     Args:

@@ -18,7 +18,7 @@ __all__ = [
     "EXIT_INTERRUPTED",
     "EXIT_UNWRITABLE",
     "command",
-    "hidden_modules",
+    "find_hidden_modules",
     "reason_of",
     "run_program",
 ]
@@ -107,7 +107,7 @@ def reason_of(error: Exception) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
-def hidden_modules() -> "list[tuple[str, str]]":
+def find_hidden_modules() -> "list[tuple[str, str]]":
     """Return the files of PYTHONPATH that have the name of a standard module, and that name."""
     found = []
     for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep):

@@ -22,7 +22,7 @@ __all__ = [
     "SettingKind",
     "choice",
     "choices",
-    "declared",
+    "read_settings",
     "plain",
     "read_list",
     "seconds",
@@ -74,7 +74,7 @@ class Setting:
         return PREFIX + self.name.upper()
 
 
-def declared(owner: type) -> dict[str, Setting]:
+def read_settings(owner: type) -> dict[str, Setting]:
     """Return the settings that a dataclass declares in the annotations of its fields, by name."""
     hints = get_type_hints(owner, include_extras=True)
     found: dict[str, Setting] = {}

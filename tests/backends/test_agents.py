@@ -271,7 +271,7 @@ async def test_an_agent_is_not_believed_about_what_runs_elsewhere_by_now(world: 
 def test_a_deadline_holds_until_the_server_has_agreed_to_another_one(tmp_path: Path) -> None:
     assert not HeardFile(tmp_path, 0.0).passed
     before = deadline.now()
-    HeardFile(tmp_path, 50.0).agreed(before)
+    HeardFile(tmp_path, 50.0).note_agreement(before)
     file = tmp_path / "heard.json"
     assert json.loads(file.read_text())["seconds"] == 50
     later = HeardFile(tmp_path, 0.0)
@@ -282,7 +282,7 @@ def test_a_deadline_holds_until_the_server_has_agreed_to_another_one(tmp_path: P
     assert json.loads(file.read_text())["at"] == before + 1
     shorter.note_contact(before - 100)
     assert not shorter.passed
-    later.agreed(before)
+    later.note_agreement(before)
     assert not file.exists()
 
 

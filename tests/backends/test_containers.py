@@ -396,7 +396,7 @@ async def test_a_container_ends_when_the_server_is_silent_too_long(
     tmp_path, backend, container_image
 ):
     agent = HeardFile(tmp_path / "root", 3_600.0)
-    agent.agreed(now())
+    agent.note_agreement(now())
     reports: asyncio.Queue[WorkloadReport] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     await backend.start(Order("a", shell(container_image, "exec sleep 1000")))
@@ -406,7 +406,7 @@ async def test_a_container_ends_when_the_server_is_silent_too_long(
         assert (await reports.get()).phase is Phase.FAILED
     with pytest.raises(BackendError, match="not heard the server"):
         await backend.start(Order("b", shell(container_image, "exec sleep 1000")))
-    HeardFile(tmp_path / "root", 0.0).agreed(now())  # What guards it leaves.
+    HeardFile(tmp_path / "root", 0.0).note_agreement(now())  # What guards it leaves.
 
 
 _LIBRARY = """

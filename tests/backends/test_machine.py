@@ -34,14 +34,14 @@ def test_a_renamed_machine_keeps_its_nodes(tmp_path, set_hostname):
 def test_a_container_with_a_new_host_name_keeps_its_node(tmp_path, set_hostname):
     set_hostname("first")
     machine.names_of(tmp_path, ())
-    machine.note_registered(tmp_path, RegisteredNode("lab", "second"))
+    machine.write_registration(tmp_path, RegisteredNode("lab", "second"))
     for number in range(40):
         set_hostname(f"container-{number}")
         names = machine.names_of(tmp_path, ())
         assert names[0] == "first"
         assert {f"container-{number}", "second", "localhost"} <= set(names)
         assert len(names) <= NAMES_MAX + 2
-    assert machine.registered(tmp_path) == RegisteredNode("lab", "second")
+    assert machine.read_registration(tmp_path) == RegisteredNode("lab", "second")
 
 
 @pytest.mark.parametrize("remembers", [True, False])

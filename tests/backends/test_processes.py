@@ -524,9 +524,9 @@ def test_an_out_of_memory_kill_is_reported(tmp_path):
     events = tmp_path / "memory.events"
     (tmp_path / "memory.max").write_text("134217728\n")
     events.write_text("low 0\nhigh 0\nmax 7\noom 1\noom_kill 0\n")
-    assert supervisor.killed_for_memory(str(tmp_path)) == ""
+    assert supervisor.memory_kill_message(str(tmp_path)) == ""
     events.write_text("low 0\nhigh 0\nmax 9\noom 2\noom_kill 2\n")
-    assert "memory together than its mem_limit of 128 MiB" in supervisor.killed_for_memory(
+    assert "memory together than its mem_limit of 128 MiB" in supervisor.memory_kill_message(
         str(tmp_path)
     )
 
@@ -657,7 +657,7 @@ async def test_a_process_ends_when_the_server_is_silent_too_long(backend, tmp_pa
     well = ProcessResourceSpec(command=["sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"])
     await backend.start(Order("a", well))
     agent = HeardFile(tmp_path, 3_600.0)
-    agent.agreed(now())
+    agent.note_agreement(now())
     await backend.start(Order("b", noting(tmp_path, "sleep 1000")))
     assert (await backend.status("a")).phase is Phase.READY
     HeardFile(tmp_path, 0.001)

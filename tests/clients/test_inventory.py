@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moorage.lab import trace
-from moorage_client.inventory import InventoryError, TableError, collect, merged, read
+from moorage_client.inventory import InventoryError, TableError, collect, merge_documents, read
 from moorage_client.inventory.documents import machine_key
 from moorage_client.inventory.kubernetes_live import cluster_id_of
 
@@ -204,7 +204,7 @@ def test_files_that_cannot_be_read(put, tmp_path):
 def test_merging_replaces_nodes_by_id_and_keeps_everything_else():
     old = cluster("lab", node("a"), node("b", memory=1), tags=["x"], vcpus={"count": 8}, memory=9)
     new = cluster("lab", node("b", memory=2), node("c"), tags=["y"])
-    both = merged(old, new)
+    both = merge_documents(old, new)
     assert both == {
         "id": "lab",
         "tags": ["x"],

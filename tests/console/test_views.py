@@ -8,7 +8,7 @@ import pytest
 from consoles import VIEWS
 
 from moorage.model import Demand
-from moorage.records.fields import shown_name
+from moorage.records.fields import field_title
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # A browser.
@@ -189,7 +189,7 @@ WORDS = """async (field) => {
 def test_a_change_that_would_fit_is_said_for_people(page: Any, console_server: Any) -> None:
     page.goto(console_server.console)
     for field in Demand.__struct_fields__:
-        said = f"It would fit with {shown_name(field)}: 3 instead of a or b."
+        said = f"It would fit with {field_title(field)}: 3 instead of a or b."
         assert page.evaluate(WORDS, field) == said
 
 

@@ -78,10 +78,10 @@ class Log:
         self.consultations: list[Consult] = []
         self.changed = asyncio.Event()
 
-    def stepped(self, *_: object) -> None:
+    def observe_step(self, *_: object) -> None:
         """See `Effects`."""
 
-    def committed(self, *_: object) -> None:
+    def observe_commit(self, *_: object) -> None:
         """See `Effects`."""
 
     def durable(self, facts: Sequence[Fact]) -> None:

@@ -13,7 +13,7 @@ from moorage.core.state.state import State, apply
 from moorage.core.turns.effects import Address, Consult
 from moorage.core.turns.events import Asked, Proposed, Tick
 from moorage.lab import timeline
-from moorage.lab.backtest import BacktestJob, backtest, fragmented_milli
+from moorage.lab.backtest import BacktestJob, backtest, fragmentation_milli
 from moorage.lab.errors import CommandError
 from moorage.lab.trace import TraceError
 from moorage.ledger.stored import StoredLedger
@@ -237,12 +237,12 @@ def test_fragmentation_is_what_typical_requests_cannot_use(trace, tmp_path):
     )  # fmt: skip
     fleet.install([line.inventory[0][1].cluster])
     one = {"cpu_milli": 1, "gpus": 1, "gpu_milli": 500, "models": [], "weight": 1}
-    assert fragmented_milli(fleet, [one]) == 0
+    assert fragmentation_milli(fleet, [one]) == 0
     fleet.gpu_free[fleet.gpu_free > 0] = 400
-    assert fragmented_milli(fleet, [one]) == fleet.gpu_free.sum()
+    assert fragmentation_milli(fleet, [one]) == fleet.gpu_free.sum()
     half = {**one, "gpu_milli": 300}
-    assert fragmented_milli(fleet, [one, half]) == fleet.gpu_free.sum() / 2
-    assert fragmented_milli(fleet, []) == 0
+    assert fragmentation_milli(fleet, [one, half]) == fleet.gpu_free.sum() / 2
+    assert fragmentation_milli(fleet, []) == 0
 
 
 def test_the_ask_behind_a_lease_has_no_key_and_no_policy():

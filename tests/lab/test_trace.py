@@ -14,7 +14,7 @@ from moorage.lab.trace import (
     arrivals,
     capacity_milli,
     cluster_document,
-    permuted_names,
+    permute_names,
     read_nodes,
     read_pods,
     typical_classes,
@@ -146,9 +146,9 @@ def test_a_trace_without_gpus_is_not_inflated():
 
 def test_permuted_names_order_the_nodes_at_random_and_keep_them_apart():
     nodes = [TraceNode(f"n{n}", 1000, 1024, 1, "T4") for n in range(40)]
-    names = permuted_names(nodes, 42)
-    assert names == permuted_names(nodes[::-1], 42)
-    assert names != permuted_names(nodes, 43)
+    names = permute_names(nodes, 42)
+    assert names == permute_names(nodes[::-1], 42)
+    assert names != permute_names(nodes, 43)
     assert len(set(names.values())) == 40
     assert all(new.endswith(f"-{old}") for old, new in names.items())
     assert sorted(names, key=names.get) != sorted(names)

@@ -17,7 +17,7 @@ from moorage.lab.trace import (
     arrivals,
     capacity_milli,
     cluster_document,
-    permuted_names,
+    permute_names,
     read_nodes,
     read_pods,
 )
@@ -50,7 +50,7 @@ def requests():
 
 def openb_document():
     """Return the cluster with what the trace leaves out: racks, NVLink, memory and labels."""
-    document = cluster_document(nodes(), names=permuted_names(nodes(), 42))
+    document = cluster_document(nodes(), names=permute_names(nodes(), 42))
     for number, entry in enumerate(document["nodes"]["nodeData"]):
         entry["rack"] = f"rack-{number % 60:02}"
         entry["labels"] = {"karpenter.sh/capacity-type": "spot"} if number % 3 == 0 else {}

@@ -9,7 +9,7 @@ import pytest
 
 from moorage import model
 from moorage.model import Code
-from moorage.protocol.diagnosis import expectations, required
+from moorage.protocol.diagnosis import expectations, required_fields
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.json_bounds import PARTS_MAX
 from moorage.protocol.messages import (
@@ -265,7 +265,7 @@ def test_a_strict_request_refuses_unknown_fields() -> None:
 def test_operations_take_strict_and_refuse_unknown_fields(name: str, strict: bool) -> None:
     samples: dict[str, Any] = {"topics": ["leases"], "command": ["true"], "starts_at": 1}
     samples |= {"ends_at": 2, "at": 1, "resources": {}, "policy_rule_uri": "p:1"}
-    needed = required(OPERATIONS[name])
+    needed = required_fields(OPERATIONS[name])
     body = {field: samples.get(field, "x") for field in needed}
     body |= {"lease": "x"} if name in {"status", "why"} else {}
     assert decode(json.dumps({"op": name, "strict": strict, **body})).strict is strict

@@ -15,7 +15,7 @@ def make_map(state: State) -> FleetMap:
     shown = FleetMap(state)
     for lease in state.leases.values():
         shown.put(lease)
-    shown.take_changed()
+    shown.take_changes()
     return shown
 
 
@@ -52,7 +52,7 @@ def test_the_map_follows_the_facts(seed):
             shown = make_map(state)
             seen, known = rows(shown), len(shown.tenants)
             continue
-        changed = shown.take_changed()
+        changed = shown.take_changes()
         before, seen = seen, rows(shown)
         assert {n for n, (a, b) in enumerate(zip(before, seen, strict=True)) if a != b} <= {
             *changed
@@ -77,7 +77,7 @@ def test_facts_that_the_state_was_ahead_of_change_nothing(seed):
             shown = make_map(state)
             for again in facts[number - AHEAD : number + 1]:
                 shown.apply(again)
-            shown.take_changed()
+            shown.take_changes()
             assert rows(shown) == rows(make_map(state))
 
 

@@ -24,7 +24,7 @@ from simulated.world import (
 )
 
 from moorage.core.lifecycle.warm_reuse import EVICTED
-from moorage.core.queue.exclusions import shortened
+from moorage.core.queue.exclusions import shortest_ttl
 from moorage.core.state.facts import ClockMoved, Ending, Granted, Moved, WaitExtended
 from moorage.core.turns.events import Asked
 
@@ -80,7 +80,7 @@ def test_the_laws_hold_with_shorter_leases(first: int, end: int) -> None:
     shorter = 0
     for seed in range(first, end):
         leases = [f.lease for f in run(seed, EVENTS).ledger if isinstance(f, Granted)]
-        shorter += sum(shortened(lease) is not None for lease in leases)
+        shorter += sum(shortest_ttl(lease) is not None for lease in leases)
     assert shorter, "some are shortened"
 
 

@@ -29,7 +29,7 @@ def login(session: CommandSession) -> None:
             )
         found = _discover(str(offered["issuer"]), ca_file)
         form = {"client_id": str(offered["client_id"])}
-        answer = _authorized(found, form, offered, ca_file)
+        answer = _authorize(found, form, offered, ca_file)
         entry = entry_of(answer, str(offered["audience"]))
     with replace(session, token=entry["token"]).services() as services:
         services.check_token()
@@ -82,7 +82,7 @@ def _discover(issuer: str, ca_file: str) -> JsonObject:
     return found
 
 
-def _authorized(
+def _authorize(
     found: JsonMapping,
     form: dict[str, str],
     offered: JsonMapping,

@@ -62,7 +62,7 @@ class CommandSession:
 
         _check_scheme("--url", self.url, "ws", "wss")
 
-        async def connected() -> T:
+        async def run_connected() -> T:
             async with Client(
                 self.url,
                 self.token,
@@ -72,7 +72,7 @@ class CommandSession:
             ) as client:
                 return await work(client)
 
-        return asyncio.run(connected())
+        return asyncio.run(run_connected())
 
     def services(self) -> "Services":
         """Return a client of the HTTP side, to be used in a `with`.
@@ -173,7 +173,7 @@ OutputOption = Annotated[
 ]
 
 
-def _shared(
+def _make_session(
     url: Url = None,
     http_url: HttpUrl = None,
     token: Token = None,
@@ -185,7 +185,7 @@ def _shared(
     return CommandSession(url, http_url, token, json, timeout, output, ca_file)
 
 
-_SHARED = inspect.signature(_shared).parameters
+_SHARED = inspect.signature(_make_session).parameters
 
 
 def command(

@@ -19,7 +19,7 @@ What can go wrong is one tree, below `MoorageError`:
 """
 
 from moorage_client.inventory.collecting import collect, read
-from moorage_client.inventory.documents import Document, Inventory, InventoryError, merged
+from moorage_client.inventory.documents import Document, Inventory, InventoryError, merge_documents
 from moorage_client.inventory.openb import TableError
 
 __all__ = [
@@ -28,6 +28,6 @@ __all__ = [
     "InventoryError",
     "TableError",
     "collect",
-    "merged",
+    "merge_documents",
     "read",
 ]

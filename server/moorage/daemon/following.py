@@ -196,4 +196,4 @@ class Reads(Inbox):
             if isinstance(effect, Respond):
                 replies.answer(effect.to, effect.answer)
             elif isinstance(effect, Recall):
-                replies.answer_later(effect.to, recall.recalled(effect, self._ledger))
+                replies.answer_later(effect.to, recall.recall(effect, self._ledger))

@@ -57,7 +57,7 @@ class Trust:
 
     def holds(self) -> bool:
         """Return whether this server leads; on the hot path."""
-        return time.monotonic() < self._until or self._renewed()
+        return time.monotonic() < self._until or self._renew()
 
     def check(self) -> None:
         """Raise an error where this server does not lead.
@@ -86,7 +86,7 @@ class Trust:
             self._until = max(self._until, _end(began))
             await asyncio.sleep(BEAT_SECONDS)
 
-    def _renewed(self) -> bool:
+    def _renew(self) -> bool:
         """Renew in the database while the event loop waits, so that no answer leaves meanwhile."""
         if self._over or self.election is None:
             return False

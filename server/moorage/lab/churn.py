@@ -111,7 +111,7 @@ def _coming(
     span: tuple[float, float],
 ) -> list[Arrival]:
     means = _means(pods, churn)
-    rate = _held_requests(pods, means, capacity_milli, churn) / means.mean()
+    rate = _mean_leases(pods, means, capacity_milli, churn) / means.mean()
     count = int(chance.poisson(rate * (span[1] - span[0])))
     times = np.sort(chance.uniform(*span, count))
     drawn = chance.integers(len(pods), size=count)
@@ -127,7 +127,7 @@ def _warm(
 ) -> list[Arrival]:
     """Return the leases of an unlimited fleet at a random moment, with their remaining times."""
     means = _means(pods, churn)
-    count = int(chance.poisson(_held_requests(pods, means, capacity_milli, churn)))
+    count = int(chance.poisson(_mean_leases(pods, means, capacity_milli, churn)))
     # One that stays longer is met more often.
     drawn = chance.choice(len(pods), count, p=means / means.sum())
     if churn.stays == "lognormal":
@@ -147,7 +147,7 @@ def _means(pods: Sequence[TracePod], churn: Churn) -> npt.NDArray[np.float64]:
     return longer
 
 
-def _held_requests(
+def _mean_leases(
     pods: Sequence[TracePod],
     means: npt.NDArray[np.float64],
     capacity_milli: int,

@@ -321,7 +321,7 @@ class Ledger(LedgerHistory, Protocol):
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Turn the errors of the storage into those of the ledger."""
     try:
         yield

@@ -61,7 +61,7 @@ def _without_pages(app: ASGIApp) -> ASGIApp:
     """Return the application without requests of web pages: a pool is for programs."""
     origins = Origins()
 
-    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+    async def check_request(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
         foreign = origins.refusal(scope["raw_path"].decode("latin-1"), request.headers.items())
         if foreign is None:
@@ -70,7 +70,7 @@ def _without_pages(app: ASGIApp) -> ASGIApp:
             answer = JSONResponse({"error": "Forbidden", "message": foreign.reason}, 403)
             await answer(scope, receive, send)
 
-    return checked
+    return check_request
 
 
 class _Endpoints:

@@ -153,7 +153,7 @@ def nodes_of(document: JsonMapping) -> list[Document]:
     return list(entries) if isinstance(entries, list) else []
 
 
-def merged(old: JsonMapping, new: JsonMapping) -> Document:
+def merge_documents(old: JsonMapping, new: JsonMapping) -> Document:
     """Return the document of a cluster with the nodes of a second one put into it.
 
     A node that both list is as the second one says; those that only one lists stay. Everything

@@ -20,7 +20,7 @@ __all__ = [
     "SUBPROTOCOL",
     "TICKET_PREFIX",
     "console_cookies",
-    "offered_credential",
+    "read_subprotocols",
     "token_of",
 ]
 
@@ -64,7 +64,7 @@ def console_cookies(headers: Sequence[str]) -> list[str]:
     return found[:COOKIES_MAX]
 
 
-def offered_credential(headers: Sequence[str]) -> tuple[str, str] | None:
+def read_subprotocols(headers: Sequence[str]) -> tuple[str, str] | None:
     """Return the credential among the subprotocols of a handshake: its kind and its text.
 
     Args:

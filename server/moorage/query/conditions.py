@@ -28,7 +28,7 @@ __all__ = [
     "Path",
     "Source",
     "TextPattern",
-    "restricted",
+    "restrict",
     "text_at",
 ]
 
@@ -142,7 +142,7 @@ def text_at(condition: Condition, path: str) -> str:
     return text if isinstance(text, str) and number_in(text) is None else ""
 
 
-def restricted(condition: Condition, path: str, values: Iterable[str]) -> Condition:
+def restrict(condition: Condition, path: str, values: Iterable[str]) -> Condition:
     """Return a condition that also requires one of `values` at `path`.
 
     This is how the answer of a companion query enters the main one: the `clusterId` of the metrics

@@ -75,7 +75,7 @@ def expression(text: str, options: str, place: str) -> Expression:
     tree = _Reader(text, options == "i", place).whole()
     machine = _Machine(place)
     entry = machine.build(tree, machine.final)
-    rows, last = _determined(machine, entry)
+    rows, last = _determine(machine, entry)
     return Expression(text, options, rows, last, _needles(tree))
 
 
@@ -379,7 +379,7 @@ class _Machine:
         return frozenset(reached)
 
 
-def _determined(machine: _Machine, entry: int) -> tuple[tuple[TransitionRow, ...], frozenset[int]]:
+def _determine(machine: _Machine, entry: int) -> tuple[tuple[TransitionRow, ...], frozenset[int]]:
     """Return the table of the deterministic automaton, and its final states."""
     starts, members = _alphabet(machine)
     # The search may start anywhere, so every later state has the entry in it once more.
@@ -405,7 +405,7 @@ def _determined(machine: _Machine, entry: int) -> tuple[tuple[TransitionRow, ...
                 waiting.append(key)
             row.append(numbers[key])
         rows.append(tuple(row))
-    return tuple(TransitionRow(starts, row) for row in _ended_early(rows, last)), frozenset(last)
+    return tuple(TransitionRow(starts, row) for row in _reject_early(rows, last)), frozenset(last)
 
 
 def _alphabet(machine: _Machine) -> tuple[list[int], list[list[int]]]:
@@ -435,7 +435,7 @@ def _reach(
     return reached
 
 
-def _ended_early(rows: list[tuple[int, ...]], last: set[int]) -> list[tuple[int, ...]]:
+def _reject_early(rows: list[tuple[int, ...]], last: set[int]) -> list[tuple[int, ...]]:
     """Return the table with `REJECTED` for states from which no match is possible."""
     dead = {
         number

@@ -362,7 +362,7 @@ PageLimit = Annotated[
 ]
 
 
-def shown_name(path: str) -> str:
+def field_title(path: str) -> str:
     """Return what a field is called in sentences for people, by its name or its dotted path."""
     name = path.rpartition(".")[2]
     return SHOWN_NAMES.get(name) or name.replace("_", " ")

@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 from typing import Final
 
-__all__ = ["DEVICE_ORDER", "METADATA_SECONDS_MAX", "release_devices", "taken_back"]
+__all__ = ["DEVICE_ORDER", "METADATA_SECONDS_MAX", "release_devices", "is_reclaimed"]
 
 DEVICE_ORDER: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """As Ray counts GPUs; CUDA by itself puts the fastest one first."""
@@ -18,7 +18,7 @@ _VFIO: Final = "/dev/vfio"
 _LOCK: Final = Path("/tmp/libtpu_lockfile")  # noqa: S108  # Where libtpu has it.
 
 
-def taken_back() -> bool:
+def is_reclaimed() -> bool:
     """Return whether Google Cloud reports that this machine is being preempted.
 
     `GCE_METADATA_HOST` names another server of metadata, as for Google's own libraries. Where

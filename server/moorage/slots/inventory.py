@@ -36,7 +36,7 @@ __all__ = [
     "insufficient",
     "merged",
     "rewritten",
-    "written_slots",
+    "check_slots",
 ]
 
 
@@ -197,7 +197,7 @@ class Inventory:
 
         """
         place = self._buckets[kind].by_id.get(name) if kind in self._buckets else None
-        free = written_slots(slots, f"resources.{kind} {name}")
+        free = check_slots(slots, f"resources.{kind} {name}")
         if place is None:
             raise InvalidSpecification(f"{kind} {name}: there is no such instance")
         place.become(free, max(free, place.instance.slots))
@@ -515,7 +515,7 @@ def rewritten(
     return parse_resources(resources, "resources")
 
 
-def written_slots(slots: Any, at: str) -> Amount:
+def check_slots(slots: Any, at: str) -> Amount:
     """Return an assigned number of slots, or refuse it.
 
     Raises:

@@ -33,15 +33,15 @@ __all__ = [
     "Instance",
     "JsonObject",
     "Specification",
-    "counted",
+    "count_instances",
     "documents",
     "only_keys",
     "parse_resources",
     "parse_specification",
     "properties_of",
     "read_specification",
-    "unwrapped",
-    "written",
+    "unwrap",
+    "format_pool",
 ]
 
 Format = Literal["yaml", "json"]
@@ -96,7 +96,7 @@ def parse_specification(document: JsonValue) -> Specification:
         InvalidSpecification: It is wrong; the message names the place.
 
     """
-    body = unwrapped(document)
+    body = unwrap(document)
     if isinstance(body.get("nodes"), list):
         raise InvalidSpecification("nodes: a flat pool has none; NodeResourcePool reads this")
     if "resources" in body:
@@ -115,7 +115,7 @@ def parse_specification(document: JsonValue) -> Specification:
     return Specification(parse_resources(found, at), properties_of(body))
 
 
-def unwrapped(document: JsonValue) -> JsonMapping:
+def unwrap(document: JsonValue) -> JsonMapping:
     """Return a description without its outer key."""
     if isinstance(document, Mapping) and OUTER_KEY in document:
         only_keys(document, {OUTER_KEY}, "the document")
@@ -145,7 +145,7 @@ def parse_resources(document: JsonValue, at: str) -> dict[str, tuple[Instance, .
             raise InvalidSpecification(f"{at}: {kind!r} cannot be the name of a type")
         place = f"{at}.{kind}"
         if isinstance(listed, int):
-            resources[kind] = counted(listed, place)
+            resources[kind] = count_instances(listed, place)
         elif isinstance(listed, list | tuple):
             resources[kind] = tuple(
                 _instance(each, f"{place}[{number}]") for number, each in enumerate(listed)
@@ -159,7 +159,7 @@ def parse_resources(document: JsonValue, at: str) -> dict[str, tuple[Instance, .
     return resources
 
 
-def counted(count: JsonValue, at: str) -> tuple[Instance, ...]:
+def count_instances(count: JsonValue, at: str) -> tuple[Instance, ...]:
     """Return a number of instances with one slot each, with the ids "0", "1" and so on."""
     if type(count) is not int or not 0 <= count <= INSTANCES_MAX:
         raise InvalidSpecification(f"{at}: expected a count from 0 to {INSTANCES_MAX}")
@@ -194,7 +194,7 @@ def read_specification(text: str) -> JsonObject:
     return dict(_mapping(found, "the file"))
 
 
-def written(pool: JsonObject, form: Format) -> str:
+def format_pool(pool: JsonObject, form: Format) -> str:
     """Return a pool's description as the text of a file."""
     document = {OUTER_KEY: pool}
     if form == "json":

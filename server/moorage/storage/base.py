@@ -642,7 +642,7 @@ class AuditRows(Protocol):
         ...
 
 
-def changed_rows(
+def diff_rows(
     before: Mapping[str, bytes], after: Mapping[str, bytes]
 ) -> tuple[list[tuple[str, bytes]], list[tuple[str]]]:
     """Return the rows that a change puts, and the keys that it deletes."""

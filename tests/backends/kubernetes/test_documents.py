@@ -9,7 +9,7 @@ from kubernetes_objects import claim, gpu, mig, node, pod, resource_slice
 from moorage.backends.kubernetes.documents import (
     complete_devices,
     machine_document,
-    offered_document,
+    free_capacity_document,
     whole_document,
 )
 from moorage.backends.kubernetes.objects import ApiPod, ApiResourceClaim, ApiResourceSlice
@@ -146,7 +146,7 @@ def test_devices_of_other_pods_are_taken_and_our_own_are_not() -> None:
     found = machine(node("n1", cpu=8, memory="16Gi"), devices, pods, claims)
     assert found["used"] == {"cpuMilli": 1500, "memoryMib": 3 * GIB, "gpus": ["GPU-0"]}
     assert found["vcpus"]["count"] == 8
-    (offered,) = offered_document(whole_document("c1", [found]))["nodes"]["nodeData"]
+    (offered,) = free_capacity_document(whole_document("c1", [found]))["nodes"]["nodeData"]
     assert [each["id"] for each in offered["gpus"]["gpus"]] == ["GPU-1", "GPU-2", "GPU-3"]
     assert (offered["vcpus"]["count"], offered["memory"]) == (6.5, 13 * GIB)
 
@@ -201,7 +201,7 @@ def test_an_unschedulable_node_is_listed_with_its_reason(change: dict[str, Any],
         made[part] |= value
     found = machine(made)
     assert found["unavailable"] == why
-    (offered,) = offered_document(whole_document("c1", [found]))["nodes"]["nodeData"]
+    (offered,) = free_capacity_document(whole_document("c1", [found]))["nodes"]["nodeData"]
     assert (offered["unavailable"], offered["gpus"]["count"]) == (why, 1)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moorage.catalog.documents.policies import complete_policy_document, prepared_policy
+from moorage.catalog.documents.policies import complete_policy_document, make_prepared
 from moorage.catalog.documents.schemas import PolicySchemas, read_schemas
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
@@ -14,7 +14,7 @@ ZONE = {"type": "string", "required": True}
 
 
 def prepare_policy(**more):
-    return prepared_policy(complete_policy_document({**GIVEN, **more}), FILES)
+    return make_prepared(complete_policy_document({**GIVEN, **more}), FILES)
 
 
 def prepare(**more):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from moorage.core.fit.verdicts import NodeKinds
 from moorage.model import Cluster, ClusterId, Code, Demand, Gpu, Node, NodeId
 from moorage.policy import Fleet
-from moorage.records.fields import shown_name
+from moorage.records.fields import field_title
 
 
 def refusal(hand: Hand, demand: Demand, **more):
@@ -50,7 +50,7 @@ def test_never_names_the_smallest_change(demand: Demand, field: str, fits: objec
     assert no.details["largest"]["models"] == ["A100", "H100"]
     change = no.details["fits_if"][0]
     assert (change["field"], change["fits"]) == (field, fits)
-    assert f"It would fit with {shown_name(field)}: " in no.reason
+    assert f"It would fit with {field_title(field)}: " in no.reason
     largest = no.details["largest"]
     assert (largest["nodes"], largest["cpu_milli"], largest["memory_mib"]) == (3, 64_000, 65_536)
     json.dumps(no.details)

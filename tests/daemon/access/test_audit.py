@@ -315,10 +315,10 @@ def test_what_operators_change_is_noted_with_what_held_before(tmp_path: Path) ->
     ]
     last = 100
     for facts in steps:
-        trail.stepped(Tick(), Turn(facts))
+        trail.observe_step(Tick(), Turn(facts))
     for facts in steps:
         last += len(facts)
-        trail.committed(facts, last)
+        trail.observe_commit(facts, last)
     log.close()
     lines = list(read_lines(tmp_path))
     assert [each["seq"] for each in lines] == [101, 102, 103, 104, 106, 107, 108, 109]
@@ -356,8 +356,8 @@ def test_nothing_is_made_for_no_days(tmp_path: Path) -> None:
     trail = AuditTrail(log, never, never, never, Standing())  # type: ignore[arg-type]  # They never return.
     fact = Cordoned(ClusterId("east"), NodeId("n"), 5.0, ANN)
     refusal = Respond(Address(SessionId("s"), 1), Refusal(Code.QUOTA_EXCEEDED, "no"))
-    trail.stepped(Tick(), Turn([fact], [refusal]))
-    trail.committed([fact], 1)
+    trail.observe_step(Tick(), Turn([fact], [refusal]))
+    trail.observe_commit([fact], 1)
     log.close()
     assert list(tmp_path.iterdir()) == []
 

@@ -74,7 +74,7 @@ class Watched:
         ask = Ask(id=lease.id, tenant=lease.tenant, policy=lease.policy)
         turn = Turn()
         turn.facts.append(fact)
-        self.durations.stepped(Asked(None, ask), turn, 0.0)  # type: ignore[arg-type]  # Not read.
+        self.durations.observe_step(Asked(None, ask), turn, 0.0)  # type: ignore[arg-type]  # Not read.
 
     def lease_until(self, number: int, expires_at: float) -> None:
         leases, name = self.allocator.state.leases, RequestId(f"r{number}")

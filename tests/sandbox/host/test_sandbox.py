@@ -10,7 +10,7 @@ import pytest
 from moorage.model import ClusterId, Code, Demand, LeaseTerms, PolicyRef, Share, Tenant
 from moorage.policy import parse_proposal
 from moorage.sandbox.host.sandbox import Limits, PolicyFault
-from moorage.sandbox.host.work import ended
+from moorage.sandbox.host.work import death_refusal
 from moorage.sandbox.host.zygote import Death
 from moorage.sandbox.wire.limits import CALL_ANSWER_BYTES_MAX
 
@@ -118,7 +118,7 @@ return {"version": version, "tags": input_data["cluster_data"]["c0"]["data"]["ta
         assert await bench.value(code) == {"version": 1, "tags": ["a", "mutated"]}
     assert bench.registry.fetched == ["c0", "c1"]
     bench.registry.versions["c0"] = 2
-    bench.sandbox.documents_changed("c0")
+    bench.sandbox.drop_documents("c0")
     assert (await bench.value(code))["version"] == 2
     assert bench.registry.fetched == ["c0", "c1", "c0"]
 
@@ -257,7 +257,7 @@ return [client.read_cluster(each) for each in ("c0", "../c0", "c1", "c" * 300, "
     assert value[4] == [False, "Error occurred: more than 4 calls in one evaluation"]
     assert bench.registry.calls == [("cluster_client", "read_cluster", ("c1",))]
     bench.registry.packed["c0"] = bytes(CALL_ANSWER_BYTES_MAX + 1)
-    bench.sandbox.documents_changed("c0")
+    bench.sandbox.drop_documents("c0")
     assert "ask for less" in (await bench.value(code))[0][1]
 
 
@@ -299,7 +299,7 @@ async def test_a_cell_caches_documents_until_they_change(make_bench):
 
     def change(version):
         bench.registry.packed["c0"] = msgspec.msgpack.encode({"version": version})
-        bench.sandbox.documents_changed("c0")
+        bench.sandbox.drop_documents("c0")
 
     for version in (1, 2):
         change(version)
@@ -552,7 +552,7 @@ return 1
 )
 def test_a_cell_that_dies_at_its_memory_limit_is_reported_so(held_mib, code):
     death = Death("killed by SIGSEGV", held_mib=held_mib)
-    refusal = ended(death, PolicyRef("rule:1-x", "digest"), Limits())
+    refusal = death_refusal(death, PolicyRef("rule:1-x", "digest"), Limits())
     assert refusal.code is code
     assert ("policy_memory_mib" in refusal.reason) == (code is Code.POLICY_MEMORY)
     assert refusal.details["cause"] == "killed by SIGSEGV"

@@ -401,7 +401,7 @@ class Witness:
         whole = self.world.now + terms.ttl_seconds
         shut = self.model.shut_to(ask, ask.demand, whole, self.world.now)
         if not shut <= set(consult.reserved):
-            closed = self.world.allocator.requests.queue.reserved_before(ask)
+            closed = self.world.allocator.requests.queue.nodes_reserved_ahead(ask)
             shut |= {*consult.reserved, *closed}
             elsewhere = self.model.fits(ask.demand, ask.candidates, shut)
             law(not elsewhere, "no lease is shortened where a whole one fits", consult)
@@ -655,7 +655,7 @@ class Witness:
             return
         self._overdue_first()
         for line in self._lines():
-            shut = allocator.requests.queue.reserved_for(line)
+            shut = allocator.requests.queue.nodes_reserved_for(line)
             closed = shut
             for name in list(line.waiters)[:CONSULTED_MAX]:
                 waiter = model.waiting[name].ask
@@ -709,7 +709,7 @@ class Witness:
 
     def _shut(self, ask: Ask, need: Demand | None = None) -> tuple[tuple[str, str], ...]:
         """The nodes that are reserved, or for another waiter, and so not for this request."""
-        closed = self.world.allocator.requests.queue.reserved_before(ask)
+        closed = self.world.allocator.requests.queue.nodes_reserved_ahead(ask)
         return *closed, *self.model.withheld(ask, self.world.now, closed, need)
 
     def _beyond(self, ask: Ask, *, at_rest: bool = False) -> bool:

@@ -23,7 +23,7 @@ from moorage.storage.base import (
     StorageError,
     TokenRow,
 )
-from moorage.storage.sqlite.backup import UNFINISHED, staged
+from moorage.storage.sqlite.backup import UNFINISHED, stage
 from moorage.storage.sqlite.facts import looking
 from moorage.storage.sqlite.records import looking as looking_at_records
 from moorage.storage.sqlite.storage import SqliteStorage
@@ -164,14 +164,14 @@ def test_what_a_killed_process_left_is_made_again(tmp_path: Path) -> None:
         assert other.stdout.readline() == b"half\n"
         with (
             pytest.raises(StorageError, match="is being written by another process"),
-            staged(target),
+            stage(target),
         ):
             pass
         assert half.exists()
         other.send_signal(signal.SIGKILL)
         other.wait(60)
     assert half.exists()
-    with staged(target) as new:
+    with stage(target) as new:
         assert [each.name for each in new.iterdir()] == [UNFINISHED]
     assert target.is_dir()
     assert not half.parent.exists()

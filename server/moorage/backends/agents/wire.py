@@ -56,7 +56,7 @@ __all__ = [
     "StartOrder",
     "StatusOrder",
     "StopOrder",
-    "bounded",
+    "cut_to_bounds",
     "decode_hello",
     "decode_instruction",
     "decode_report",
@@ -375,7 +375,7 @@ Report = AgentHello | AgentBeat | AgentMetrics | AgentNews | AgentDone | AgentFa
 Instruction = AgentWelcome | AgentFarewell | AgentHeard | AgentCall | AgentCancel
 
 
-def bounded(report: WorkloadReport) -> WorkloadReport:
+def cut_to_bounds(report: WorkloadReport) -> WorkloadReport:
     """Return an agent's report, with its texts cut to the bounds of leases."""
     lines = tuple(each[:SENTENCE_CHARS_MAX] for each in report.log_tail[-LOG_TAIL_LINES:])
     return dataclasses.replace(

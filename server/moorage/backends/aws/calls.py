@@ -146,7 +146,7 @@ class AwsCalls:
         """
         try:
             with self._lock:
-                name: str | None = self._opened().region_name
+                name: str | None = self._open().region_name
         except BotoCoreError as error:
             raise AwsError(f"AWS is not configured well here: {error}", "Configuration") from error
         return name
@@ -218,11 +218,11 @@ class AwsCalls:
                     max_pool_connections=32,
                     user_agent_extra="moorage",
                 )
-                make: Any = self._opened().client  # Typed for literal names only.
+                make: Any = self._open().client  # Typed for literal names only.
                 self._clients[key] = make(service, region_name=region, config=config)
             return self._clients[key]
 
-    def _opened(self) -> boto3.session.Session:
+    def _open(self) -> boto3.session.Session:
         if self._session is None:
             self._session = boto3.session.Session()
         return self._session

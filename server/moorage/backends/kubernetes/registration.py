@@ -84,7 +84,7 @@ class FollowedClusters:
 
     async def _follow(self, source: ClusterSource, server: str) -> None:
         cluster_id = source.cluster_id
-        follower = ClusterFollower(source, server, lambda: self._leased(cluster_id))
+        follower = ClusterFollower(source, server, lambda: self._leased_devices(cluster_id))
         async for view in follower.views():
             # What was refused is tried again with the next view.
             document = view.document or self._unregistered.pop(cluster_id, None)
@@ -96,7 +96,7 @@ class FollowedClusters:
             if view.machines is not None:
                 self._tell_drift(cluster_id, view.machines)
 
-    def _leased(self, cluster_id: str) -> dict[str, set[str]]:
+    def _leased_devices(self, cluster_id: str) -> dict[str, set[str]]:
         """Return the devices of a cluster that leases hold, by node."""
         held: dict[str, set[str]] = {}
         for lease in self._inventory.state.leases.values():

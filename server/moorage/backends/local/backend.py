@@ -27,9 +27,9 @@ from moorage.backends.local import containers, processes
 from moorage.backends.local.confinement import Confinement, find
 from moorage.backends.local.containers import Containers
 from moorage.backends.local.devices import Devices
-from moorage.backends.local.measurements import Measurement, measured
+from moorage.backends.local.measurements import Measurement, measure
 from moorage.backends.local.processes import Processes
-from moorage.backends.local.run_files import listed, piece
+from moorage.backends.local.run_files import list_files, piece
 from moorage.backends.local.workload_store import WorkloadStore
 from moorage.backends.local.workloads import LIMITS, LocalWorkloads
 from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
@@ -197,7 +197,7 @@ class LocalBackend:
     async def files(self, workload: str, attempt: int = 0) -> RunFiles:
         """List the files of a run; see `FileSource.files`."""
         with _plain():
-            return await asyncio.to_thread(self._in_folder, workload, attempt, listed)
+            return await asyncio.to_thread(self._in_folder, workload, attempt, list_files)
 
     async def read_file(
         self, workload: str, path: str, offset: int = 0, attempt: int = 0
@@ -223,7 +223,7 @@ class LocalBackend:
 
     def measured(self) -> Measurement:
         """Return the metrics of this machine, and its GPUs that others use. Blocks."""
-        return measured(self._root, self._devices.held_gpus())
+        return measure(self._root, self._devices.gpus_in_use())
 
     async def close(self) -> None:
         """Close the parts. Workloads go on running."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from moorage.backends.base import BackendError, CommandExecution
-from moorage.backends.completion import finished
+from moorage.backends.completion import finish
 from moorage.backends.local import marks
 
 OUTPUT_BYTES_MAX: Final = 1024 * 1024
@@ -79,8 +79,8 @@ async def run(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(BackendError):  # What is still there ends with the workload.
-                await finished(asyncio.to_thread(marks.kill_marked, f"{marks.EXECUTION}={mark}"))
-            await finished(process.wait())
+                await finish(asyncio.to_thread(marks.kill_by_mark, f"{marks.EXECUTION}={mark}"))
+            await finish(process.wait())
             if isinstance(error, TimeoutError):
                 reason = f"{command[0]} ran longer than {timeout_seconds} s"
                 raise TimeoutError(reason) from None

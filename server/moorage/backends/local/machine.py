@@ -15,7 +15,14 @@ from moorage.model import Cluster, ClusterId
 from moorage.protocol.cluster_documents import machine_key
 from moorage.records.json_values import JsonObject
 
-__all__ = ["RegisteredNode", "names_of", "note_registered", "place_of", "registered", "this_node"]
+__all__ = [
+    "RegisteredNode",
+    "names_of",
+    "write_registration",
+    "place_of",
+    "read_registration",
+    "this_node",
+]
 
 NAMES_MAX: Final = 16
 """Names that are remembered: the first one, and the last ones."""
@@ -54,11 +61,11 @@ def names_of(root: Path, inventory: Iterable[Cluster]) -> Sequence[str]:
     names = [*names[:1], *names[1:][1 - NAMES_MAX :]]
     if names != known.get("names"):
         _write(root, known | {"names": names})
-    node = registered(root)
+    node = read_registration(root)
     return tuple(dict.fromkeys((*names, *([node.node_id] if node else ()), "localhost")))
 
 
-def registered(root: Path) -> RegisteredNode | None:
+def read_registration(root: Path) -> RegisteredNode | None:
     """Return the node that this machine was registered as; None if it was not."""
     node = _read(root).get("registered")
     return None if node is None else RegisteredNode(*node)
@@ -72,7 +79,7 @@ def place_of(root: Path, inventory: Mapping[ClusterId, Cluster]) -> RegisteredNo
         inventory: All clusters.
 
     """
-    noted, key = registered(root), f"machine {_machine_key()}"
+    noted, key = read_registration(root), f"machine {_machine_key()}"
     if noted is not None:
         cluster = inventory.get(ClusterId(noted.cluster_id))
         nodes = () if cluster is None else cluster.nodes
@@ -84,9 +91,9 @@ def place_of(root: Path, inventory: Mapping[ClusterId, Cluster]) -> RegisteredNo
     return None
 
 
-def note_registered(root: Path, node: RegisteredNode) -> None:
+def write_registration(root: Path, node: RegisteredNode) -> None:
     """Remember as which node this machine was registered."""
-    if registered(root) != node:
+    if read_registration(root) != node:
         _write(root, _read(root) | {"registered": [*node]})
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from moorage.backends.local.gpus import nvml_here
 
-__all__ = ["Measurement", "measured"]
+__all__ = ["Measurement", "measure"]
 
 _MIB: Final = 1 << 20
 _SHOWN_MAX: Final = 3
@@ -38,7 +38,7 @@ class Measurement(NamedTuple):
     busy: dict[str, str]
 
 
-def measured(folder: Path, held: Collection[str]) -> Measurement:
+def measure(folder: Path, held: Collection[str]) -> Measurement:
     """Look at this machine. Blocks.
 
     Args:

@@ -17,7 +17,7 @@ from moorage.backends.base import (
     UnknownFileError,
 )
 
-__all__ = ["listed", "piece"]
+__all__ = ["list_files", "piece"]
 
 _DEPTH_MAX: Final = 32
 _LEFT_OUT_MAX: Final = 100
@@ -28,7 +28,7 @@ _KINDS: Final = (
 )
 
 
-def listed(folder: int) -> RunFiles:
+def list_files(folder: int) -> RunFiles:
     """Return all plain files below a folder, and the names left out, by descriptor. Blocks."""
     files: list[tuple[str, int]] = []
     left_out: list[tuple[str, str]] = []

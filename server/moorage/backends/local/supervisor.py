@@ -106,7 +106,7 @@ def main(folder: str, pipe: int) -> int:
         write(os.path.join(folder, "process.json"), {"pid": child, "supervisor": os.getpid()})
     report(pipe, {"pid": child})
     status, detail = supervise(folder, order, child, group, wanted)
-    detail = detail or killed_for_memory(group)
+    detail = detail or memory_kill_message(group)
     kill_rest(group)
     output.complete()
     code = os.waitstatus_to_exitcode(status)
@@ -361,7 +361,7 @@ def memory(pid: int, name: str, fields: "tuple[str, ...]") -> int:
     return 0
 
 
-def killed_for_memory(group: str) -> str:
+def memory_kill_message(group: str) -> str:
     """Return the message about a workload that the kernel killed for its group's memory."""
     if group:
         with (

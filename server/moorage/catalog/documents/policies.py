@@ -1,6 +1,6 @@
 """PolicyRule documents: their identity, their checks without running code, and their digest.
 
-The embedded catalog calls `complete_policy_document` and `prepared_policy` to prepare one. Nothing
+The embedded catalog calls `complete_policy_document` and `make_prepared` to prepare one. Nothing
 of the code is parsed, compiled or run here: that is for the jail.
 """
 
@@ -32,7 +32,7 @@ __all__ = [
     "entry_name",
     "is_policy_uri",
     "pack_files",
-    "prepared_policy",
+    "make_prepared",
     "record_from",
     "unpack_files",
 ]
@@ -133,7 +133,7 @@ def _objections(given: Document) -> Iterator[ServiceError]:
     if named and isinstance(named, str) and _FILE.fullmatch(named) is None:
         yield ServiceError.wrong_field("code_file", _FILE_EXPECTED)
     for field in given:
-        if field not in _KNOWN and (meant := _meant(field, given)):
+        if field not in _KNOWN and (meant := _nearest_field(field, given)):
             expected = f"`{meant}`, or another name for a field of yours"
             yield ServiceError.wrong_field(field, expected)
     kind = given.get("type") or "policy"
@@ -163,7 +163,7 @@ def _all_of(objections: Sequence[ServiceError]) -> ServiceError:
     )
 
 
-def _meant(field: str, given: Document) -> str:
+def _nearest_field(field: str, given: Document) -> str:
     """Return the known field for a misspelt one; a misspelt schema would have no effect.
 
     Documents may have fields of their own, so only what is nearly one of ours counts.
@@ -207,7 +207,7 @@ def _composes(uri: str, parts: JsonMapping) -> bool:
     return uri == f"{parts['name']}:{parts['version']}-{parts['release_tag']}"
 
 
-def prepared_policy(document: Document, files: Mapping[str, bytes]) -> PreparedPolicy:
+def make_prepared(document: Document, files: Mapping[str, bytes]) -> PreparedPolicy:
     """Return a policy ready to be registered.
 
     Args:

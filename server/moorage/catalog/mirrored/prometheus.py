@@ -21,7 +21,7 @@ from moorage.catalog.mirrored.http import (
     ServiceReply,
     ServiceRequest,
     WrongAnswer,
-    body_shown,
+    quote_body,
 )
 from moorage.catalog.mirrored.samples import (
     QUERIES,
@@ -189,7 +189,7 @@ def _samples(reply: ServiceReply) -> list[MetricSample]:
         answer = msgspec.json.decode(reply.body, type=_Answer)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WrongAnswer(
-            f"answered {reply.status} and no vector{body_shown(reply.body)}"
+            f"answered {reply.status} and no vector{quote_body(reply.body)}"
         ) from error
     if answer.status != "success" or answer.data is None:
         raise WrongAnswer(f"answered {reply.status}: {answer.error or answer.status}")

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from moorage.core.state.state import State
 from moorage.model import LOST, ClusterId, Lease, NodeId
 
-__all__ = ["lost_machines"]
+__all__ = ["lost_machine_finder"]
 
 
-def lost_machines(state: State) -> Callable[[Lease], str]:
+def lost_machine_finder(state: State) -> Callable[[Lease], str]:
     """Return a function that says which machine of a lease is lost; empty: none is."""
     lost: dict[ClusterId, dict[NodeId, str]] = {}
 

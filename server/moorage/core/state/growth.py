@@ -46,7 +46,7 @@ class Growth:
         return places
 
 
-def left_by(lease: Lease) -> Iterator[GrownPlace]:
+def places_left_by(lease: Lease) -> Iterator[GrownPlace]:
     """Yield where others may be placed when a lease leaves."""
     apart = lease.terms.anti_affinity is not None
     for share in lease.placement:

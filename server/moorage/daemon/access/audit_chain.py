@@ -14,7 +14,7 @@ import msgspec
 
 from moorage.records.audit import AuditEntry
 
-__all__ = ["ChainEnd", "ChainError", "Sealed", "chained", "check_noted", "checked"]
+__all__ = ["ChainEnd", "ChainError", "Sealed", "chain_entries", "check_note", "check_line"]
 
 _HASH_CHARS: Final = 64
 _NO_HASH: Final = "0" * _HASH_CHARS
@@ -34,7 +34,7 @@ class ChainError(Exception):
     """A line is not as it was written, or lines are missing; the text says where."""
 
 
-def checked(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> ChainEnd:
+def check_line(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> ChainEnd:
     """Return the chain after a line; the first line there is may follow deleted ones."""
     body, found, tail = line.rpartition(_HASH_FIELD)
     try:
@@ -61,7 +61,7 @@ class Sealed(msgspec.Struct):
     hash: str
 
 
-def chained(entries: Sequence[AuditEntry], end: ChainEnd) -> tuple[list[str], ChainEnd]:
+def chain_entries(entries: Sequence[AuditEntry], end: ChainEnd) -> tuple[list[str], ChainEnd]:
     """Return entries as lines, and the end of the chain behind them. On the hot path."""
     lines: list[str] = []
     number, former, sha256 = end.number, end.hash, hashlib.sha256
@@ -73,7 +73,7 @@ def chained(entries: Sequence[AuditEntry], end: ChainEnd) -> tuple[list[str], Ch
     return lines, ChainEnd(number, former)
 
 
-def check_noted(noted: ChainEnd | None, first: int, end: ChainEnd) -> None:
+def check_note(noted: ChainEnd | None, first: int, end: ChainEnd) -> None:
     """Check that a log of these lines has the one that was noted.
 
     Raises:

@@ -74,7 +74,7 @@ class Rereading:
         except ConfigError as error:
             config, setting, finding = self._config, error.setting, str(error)
         else:
-            setting, finding = "tokens", self._switched(config)
+            setting, finding = "tokens", self._switch_fault(config)
         if finding:
             log.error("settings", setting=setting, finding=f"{finding}; tokens stay as they are")
             return
@@ -88,7 +88,7 @@ class Rereading:
             self._config = dataclasses.replace(self._config, tokens=config.tokens)
             change(config.tokens)
 
-    def _switched(self, config: Config) -> str:
+    def _switch_fault(self, config: Config) -> str:
         """Return the fault if a new configuration would turn authentication on or off."""
         if bool(config.tokens) == bool(self._config.tokens):
             return ""

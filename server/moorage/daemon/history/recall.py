@@ -51,7 +51,7 @@ from moorage.records.leases import WorkloadEnd
 log = structlog.get_logger("moored")
 
 
-async def recalled(question: Recall, ledger: LedgerHistory) -> Response:
+async def recall(question: Recall, ledger: LedgerHistory) -> Response:
     """Return the story of a lease or request from the ledger.
 
     A fact that cannot be read fails this question only.
@@ -97,7 +97,7 @@ def answer(  # One case per fact.
                 story |= {"state": "waiting"}
             case Granted(lease):
                 story |= {"state": lease.state, "lease": LeaseAnswer.of(lease)}
-                story["reason"] = explain.granted_reason(lease)
+                story["reason"] = explain.grant_reason(lease)
             case Finished(_, outcome):
                 story |= {"outcome": WorkloadEnd.of(outcome)}
             case Requeued(_, _, reason):

@@ -19,7 +19,7 @@ from moorage.catalog.mirrored.http import (
     ServiceReply,
     ServiceRequest,
     WrongAnswer,
-    body_shown,
+    quote_body,
 )
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
@@ -214,7 +214,7 @@ def _read(reply: ServiceReply) -> JsonValue:
         answer = msgspec.json.decode(reply.body, type=_RemoteAnswer)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise WrongAnswer(
-            f"answered {reply.status}, not a result{body_shown(reply.body)}"
+            f"answered {reply.status}, not a result{quote_body(reply.body)}"
         ) from error
     if answer.success:
         try:

@@ -48,11 +48,11 @@ class Searched(Protocol):
     def ranked(self, names: Sequence[str]) -> list[Document]:
         """Return them as rankings have them: those that can be measured with their `metrics`."""
 
-    def ranked_bytes(self, names: Sequence[str]) -> int:
+    def ranking_bytes(self, names: Sequence[str]) -> int:
         """Return about how many bytes `ranked` returns; 0 if metrics may not be left out."""
 
 
-async def searched(catalog: Catalog, match_type: MatchType, field: str) -> Searched:
+async def find_searched(catalog: Catalog, match_type: MatchType, field: str) -> Searched:
     """Return the documents that a `matchType` names.
 
     Args:
@@ -100,8 +100,8 @@ class SearchedClusters:
         """See `Searched.ranked`."""
         return self._catalog.memory.measured(names)
 
-    def ranked_bytes(self, names: Sequence[str]) -> int:
-        """See `Searched.ranked_bytes`."""
+    def ranking_bytes(self, names: Sequence[str]) -> int:
+        """See `Searched.ranking_bytes`."""
         return self._catalog.memory.measured_bytes(names)
 
 
@@ -117,8 +117,8 @@ class SearchedBlocks:
         """See `Searched.known`."""
         return self._blocks.owner("block", name) is not None
 
-    def ranked_bytes(self, names: Sequence[str]) -> int:
-        """See `Searched.ranked_bytes`."""
+    def ranking_bytes(self, names: Sequence[str]) -> int:
+        """See `Searched.ranking_bytes`."""
         del names
         return 0
 
@@ -188,8 +188,8 @@ class SearchedPolicies:
 
     ranked = documents
 
-    def ranked_bytes(self, names: Sequence[str]) -> int:
-        """See `Searched.ranked_bytes`."""
+    def ranking_bytes(self, names: Sequence[str]) -> int:
+        """See `Searched.ranking_bytes`."""
         del names
         return 0
 

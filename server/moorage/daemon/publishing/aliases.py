@@ -256,7 +256,7 @@ class Publishing:
         The alias's owner is shown all of it, others what it says of their own requests.
         """
         alias = self._find(given)
-        report = self.shadows.report(alias.name, Tenant(who), whole=alias.owned_by(who))
+        report = self.shadows.report(alias.name, Tenant(who), whole=alias.is_owned_by(who))
         if report is None:
             reason = f"alias: {alias.name} has no shadow; start one with {{policy_rule_uri}}"
             raise ServiceError(Code.NOT_FOUND, reason, field="alias")
@@ -275,7 +275,7 @@ class Publishing:
 
         """
         alias = self._find(given)
-        if alias.owner and not foreign and not alias.owned_by(who):
+        if alias.owner and not foreign and not alias.is_owned_by(who):
             reason = f"alias: {alias.name} is of the tenant {alias.owner}, who alone may delete it"
             raise ServiceError(
                 Code.CONFLICT, reason, field="alias", expected="an alias that you have made"
@@ -442,7 +442,7 @@ class Publishing:
     def canary_report(self, given: str, who: str) -> JsonObject:
         """Return the results of the versions under an alias, since the start of its canary."""
         alias = self._find(given)
-        whole = alias.owned_by(who)
+        whole = alias.is_owned_by(who)
         candidate = alias.canary.version if alias.canary else ""
         return {
             "alias": alias.name,

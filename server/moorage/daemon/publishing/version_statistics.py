@@ -107,16 +107,16 @@ class VersionStatistics:
             self.consecutive += 1
             self._codes[fault] += 1
             self.failing.add(tenant)
-            self._seen(tenant, now)
+            self._note_use(tenant, now)
             self._failed(self)
 
     def _well(self, tenant: Tenant, now: float) -> None:
         self.consecutive = self.bearable = 0
         self.failing.clear()
         self._codes.clear()
-        self._seen(tenant, now)
+        self._note_use(tenant, now)
 
-    def _seen(self, tenant: Tenant, now: float) -> None:
+    def _note_use(self, tenant: Tenant, now: float) -> None:
         self._used[tenant] = now
         self._used.move_to_end(tenant)
         oldest = next(iter(self._used))

@@ -324,17 +324,17 @@ class WorkloadControl:
                 workload = await backend.start(order)
         except TimeoutError as error:
             reason = str(error) or "its workload was not ready in time"
-            await self._failed_to_start(backend, lease, reason)
+            await self._report_failed_start(backend, lease, reason)
         except (BackendError, SpecError) as error:
-            await self._failed_to_start(backend, lease, str(error))
+            await self._report_failed_start(backend, lease, str(error))
         else:
             if workload.phase.over:  # It ended while the daemon was away.
-                self._ended(workload)
+                self._report_end(workload)
             else:
                 self._seen[name] = workload
                 self._post(WorkloadStarted(lease.id, lease.fencing, workload.endpoint))
 
-    async def _failed_to_start(self, backend: Backend, lease: Lease, reason: str) -> None:
+    async def _report_failed_start(self, backend: Backend, lease: Lease, reason: str) -> None:
         name = lease.workload
         end = self._ends.get(name)  # Its own last word says how it ended.
         code = end.exit_code if end else None
@@ -422,9 +422,9 @@ class WorkloadControl:
             return  # It is being stopped, or has failed to start: that will say so.
         self._seen[name] = workload
         if workload.phase in {Phase.SUCCEEDED, Phase.FAILED}:
-            self._ended(workload)
+            self._report_end(workload)
 
-    def _ended(self, workload: WorkloadReport) -> None:
+    def _report_end(self, workload: WorkloadReport) -> None:
         """Report the end of a workload that ended by itself; then order its stop."""
         self._ends[workload.id] = workload
         self._order(self._running[workload.id], self._tell_end)

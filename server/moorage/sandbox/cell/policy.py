@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
-from moorage.sandbox.cell.imports import ROOT, PolicyImports, shown_name
+from moorage.sandbox.cell.imports import ROOT, PolicyImports, display_name
 from moorage.sandbox.cell.missing import is_inert, loading
 from moorage.sandbox.cell.preload import importable
 from moorage.sandbox.cell.suggestions import suggestion
@@ -143,7 +143,7 @@ class Policy:
         for name, content in self._files.items():
             if name.endswith(".py"):
                 lines = content.decode("utf-8", "replace").splitlines(keepends=True)
-                place = ROOT + shown_name(name, self._entry)
+                place = ROOT + display_name(name, self._entry)
                 linecache.cache[place] = (len(content), None, lines, place)
         imports = PolicyImports(self._files, self._entry)
         sys.meta_path[:] = [imports]
@@ -280,7 +280,7 @@ class Policy:
 
     def _inspect_archive(self) -> None:
         for name, content in self._files.items():
-            shown = shown_name(name, self._entry)
+            shown = display_name(name, self._entry)
             if name.endswith(".py"):
                 try:
                     compile(content, ROOT + shown, "exec", dont_inherit=True)

@@ -100,11 +100,11 @@ async def answer_call(
     try:
         value = _encoder.encode(await services.call(frame.client, _NAMES[frame.method], arguments))
     except Exception as error:  # noqa: BLE001  # A foreign failure becomes the client's answer.
-        return _refused(frame, error)
+        return _refusal_frame(frame, error)
     return _answer(frame.nonce, value)
 
 
-def _refused(frame: frames.Call | frames.Want, error: Exception) -> frames.CallAnswer:
+def _refusal_frame(frame: frames.Call | frames.Want, error: Exception) -> frames.CallAnswer:
     if isinstance(error, CallRefusedError):
         return frames.CallAnswer(frame.nonce, b"", error.message or "unknown error", error.status)
     if isinstance(error, msgspec.MsgspecError | TypeError | OverflowError):
@@ -141,7 +141,7 @@ def answer_want(
     try:
         documents = services.documents(wanted)
     except Exception as error:  # noqa: BLE001  # As in `answer_call`.
-        return [_refused(frame, error)]
+        return [_refusal_frame(frame, error)]
     total = sum(len(document.blob) for document in documents)
     if total > FETCH_BYTES_MAX:
         message = f"{total} bytes at once; at most {FETCH_BYTES_MAX}: touch fewer clusters"

@@ -105,13 +105,13 @@ class CellPool(CellsAndDeaths):
         self._home_of[cell] = home
         return cell
 
-    def jailed(self, cell: Cell, frame: frames.CellJailed) -> None:
+    def note_jail(self, cell: Cell, frame: frames.CellJailed) -> None:
         """As in `Owner`."""
-        self._home_of[cell].jailed(cell, frame)
+        self._home_of[cell].note_jail(cell, frame)
 
-    def probed(self, cell: Cell, outcome: str) -> None:
+    def note_probe(self, cell: Cell, outcome: str) -> None:
         """As in `Owner`."""
-        self._home_of[cell].probed(cell, outcome)
+        self._home_of[cell].note_probe(cell, outcome)
 
     def _living(self) -> list[Cell]:
         elsewhere = () if self.workers is None else self.workers.living()
@@ -212,10 +212,10 @@ class CellPool(CellsAndDeaths):
         """Take back work, if it was not sent yet."""
         any(group.backlog.remove(work) for group in self._groups.values())
 
-    def documents_changed(self, cluster_id: str) -> None:
+    def drop_documents(self, cluster_id: str) -> None:
         """Inform every cell that has a copy of this document."""
         for cell in self._group_of:
-            cell.document_changed(cluster_id)
+            cell.drop_document(cluster_id)
 
     def cells(self) -> dict[str, int]:
         """Return the number of living cells per policy URI."""
@@ -410,7 +410,7 @@ class CellPool(CellsAndDeaths):
 
     # What cells say ------------------------------------------------------------------------
 
-    def loaded(self, cell: Cell, work: Work, frame: frames.PolicyLoaded) -> None:
+    def note_load(self, cell: Cell, work: Work, frame: frames.PolicyLoaded) -> None:
         """As in `Owner`."""
         self._printed(work, frame.output)
         if work.future is not None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import psycopg
 
 from moorage.storage.base import Facts, RecordTable, StorageError
-from moorage.storage.postgres.connection import Connection, connect, place_of, translated
+from moorage.storage.postgres.connection import Connection, connect, place_of, translate_errors
 from moorage.storage.postgres.facts import SQL, PostgresFactTables
 from moorage.storage.postgres.leadership import FORMAT, check_server
 from moorage.storage.postgres.leadership import SQL as SCHEMA
@@ -41,7 +41,7 @@ class _Reader:
             StorageError: The database cannot be read, or a newer release made its tables.
 
         """
-        with self._guard, translated(self.place):
+        with self._guard, translate_errors(self.place):
             if self._connection is None or self._connection.closed:
                 self._connection = self._open()
             yield self._connection
