@@ -83,7 +83,7 @@ def hiding(tmp_path):
     return os.environ | {"PYTHONPATH": str(tmp_path)}
 
 
-def test_what_hides_a_standard_module_is_named_and_left_aside(hiding, tmp_path):
+def test_a_file_that_hides_a_standard_module_is_named_and_skipped(hiding, tmp_path):
     done = run([program("moored"), "doctor", "--config", "none.toml"], env=hiding)
     said = done.stderr.splitlines()
     places = ["enum.py", "json/__init__.py", "random.py", "signal.py", "types.py"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.peers.probes import Probes
-from benchmarks.peers.servers import folder, find_program, free_port, library, program, version_of
+from benchmarks.peers.servers import find_program, folder, free_port, library, program, version_of
 from benchmarks.peers.session import CONNECTIONS, Booking, Nodes, Peer, devices
 
 LEASE_SECONDS: Final = 3_600

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from benchmarks.peers.servers import (
     POLL_SECONDS,
-    folder,
     find_program,
+    folder,
     free_port,
     library,
     program,

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
-from benchmarks.peers.servers import folder, find_program, free_port, library, program, version_of
+from benchmarks.peers.servers import find_program, folder, free_port, library, program, version_of
 from benchmarks.peers.session import CONNECTIONS
 from moorage.lab.errors import CommandError
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.peers.servers import folder, find_program, free_port, program, version_of
+from benchmarks.peers.servers import find_program, folder, free_port, program, version_of
 from benchmarks.peers.session import Booking, Nodes, Peer
 from moorage.lab.errors import CommandError
 

@@ -22,9 +22,9 @@ __all__ = [
     "SettingKind",
     "choice",
     "choices",
-    "read_settings",
     "plain",
     "read_list",
+    "read_settings",
     "seconds",
     "whole",
 ]

@@ -215,7 +215,7 @@ def lease_on(name: str, *nodes: str) -> Lease:
     return Lease(RequestId(name), *about)
 
 
-async def test_what_runs_on_a_lost_machine_is_lost_until_that_is_heard_again(world: World) -> None:
+async def test_a_lost_machine_loses_its_workloads_until_it_reconnects(world: World) -> None:
     for name in ("a", "over"):
         await world.fleet.start(order(name))
     world.leases["a"] = lease_on("a", "n1")
@@ -257,7 +257,7 @@ async def test_a_gang_is_lost_until_all_its_machines_are_heard_again(world: Worl
     assert len(reports) == 3
 
 
-async def test_an_agent_is_not_believed_about_what_runs_elsewhere_by_now(world: World) -> None:
+async def test_an_agent_cannot_report_on_a_workload_that_moved(world: World) -> None:
     await world.fleet.start(order())
     reports: list[WorkloadReport] = []
     world.fleet.listen(reports.append)

@@ -361,7 +361,7 @@ async def test_a_container_that_a_killed_daemon_had_just_created_is_adopted(
 
 
 @pytest.mark.heavy
-async def test_a_container_whose_folder_is_gone_is_found_and_stopped(
+async def test_a_container_without_its_folder_is_stopped(
     tmp_path, backend, container_engine, container_image
 ):
     await backend.start(Order("a", shell(container_image, "exec sleep 1000")))

@@ -143,7 +143,7 @@ def devices_after_restart(**held) -> Devices:
 
 
 @pytest.mark.parametrize("nvml", [True, False])
-def test_no_workload_starts_on_a_card_whose_uuid_changed(cards, nvml):
+def test_a_gpu_with_another_uuid_runs_no_workload(cards, nvml):
     """Once NVML says which card a name is, and once only the documents do."""
     if nvml:
         cards("aaa", "bbb", "ccc", "ddd")

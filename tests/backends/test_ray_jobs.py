@@ -141,7 +141,7 @@ async def test_a_placement_group_left_by_a_crash_is_removed(backend, ray_world):
     await asyncio.to_thread(until, lambda: not ray_world.groups())  # Another look may have it.
 
 
-async def test_a_job_whose_actor_is_killed_leaves_nothing(backend, ray_world):
+async def test_a_killed_actor_leaves_nothing_of_its_job(backend, ray_world):
     reports = []
     backend.listen(reports.append)
     await backend.start(Order("a", job(1, "stays"), (share(ray_world, 0, "1"),)))
@@ -155,7 +155,7 @@ async def test_a_job_whose_actor_is_killed_leaves_nothing(backend, ray_world):
     await asyncio.to_thread(until, lambda: not stays())
 
 
-async def test_a_job_whose_gpu_is_taken_leaves_nothing(backend, ray_world):
+async def test_a_job_without_its_gpu_leaves_nothing(backend, ray_world):
     stranger = await ray_world.stranger(0)
     try:
         whole = share(ray_world, 0, "0", "1", "2", "3")

@@ -33,7 +33,7 @@ async def backend(ray_backend: RayBackend, ray_world: RayWorld) -> AsyncIterator
 
 
 @pytest.mark.parametrize("spec", [FOREVER, COUNTER], ids=["process", "actor"])
-async def test_what_a_command_leaves_running_ends_with_the_workload(backend, ray_world, spec):
+async def test_background_processes_end_with_the_workload(backend, ray_world, spec):
     await backend.start(Order("a", spec))
     leaves = "setsid sleep 1000 > /dev/null 2>&1 & echo left; exit 3"
     done = await backend.execute("a", ["sh", "-c", leaves])

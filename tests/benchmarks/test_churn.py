@@ -55,7 +55,7 @@ def test_a_fleet_with_too_much_demand_is_full_and_refuses_the_rest(stays):
     assert sum(each.waited_stays for each in outcome.sizes.values()) == 0
 
 
-def test_what_is_held_is_the_demand_less_what_was_refused():
+def test_held_capacity_is_the_demand_less_refusals():
     # Hardly anything is refused, so that the load is held, give or take the chance of arrivals.
     outcomes = [play(load=0.4, seed=seed) for seed in range(1, 9)]
     assert sum(each.allocated_percent for each in outcomes) / 8 == pytest.approx(40, rel=0.15)
@@ -83,7 +83,7 @@ def test_all_policies_get_the_same_requests_and_the_same_run_ends_the_same():
     assert (two.allocated_percent, two.sizes) == (again.allocated_percent, again.sizes)
 
 
-def test_what_is_held_is_added_up_over_the_time_that_counts():
+def test_held_capacity_is_summed_over_the_measured_time():
     held = HeldMilli(4000, 10.0)
     lease = Lease(
         "r", "t", "", PolicyRef("", ""), (Share("c", "n", ("0", "1"), 500),), 1, 0.0, 9.0,

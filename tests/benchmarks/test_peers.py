@@ -25,7 +25,7 @@ NODES = [TraceNode(f"n{number:02}", 64_000, 262_144, 8, "A") for number in range
 HOME_MADE = [peer.name for peer in PEERS.values() if peer.group == "home-made"]
 
 
-def test_what_teams_write_themselves_books_nothing_twice(tmp_path: Path) -> None:
+def test_self_written_schedulers_book_nothing_twice(tmp_path: Path) -> None:
     missing = {peer.name: peer.install for peer in PEERS.values() if not peer.version()}
     if lacking := {name: missing[name] for name in HOME_MADE if name in missing}:
         pytest.skip(f"missing here: {lacking}")

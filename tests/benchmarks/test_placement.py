@@ -55,7 +55,7 @@ def test_what_cannot_be_run_is_said(folder):
         placement(folder / "nodes.csv")
 
 
-def test_what_was_not_published_stands_alone(folder):
+def test_unpublished_results_have_no_reference(folder):
     for each in comparison(folder, "dot_product", "expected_fill"):
         assert each.reached == 100
         assert (each.published, each.difference, each.allowed, each.agrees) == (None,) * 4

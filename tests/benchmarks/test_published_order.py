@@ -19,7 +19,7 @@ NODES = [TraceNode(f"n{number}", 64_000, 65_536, 4, "T4") for number in range(5)
         (1 << 40, 5470237361722394362, 6322525149314491254, [1, 5, 7, 3, 4, 6, 2, 0], "2681395704"),
     ],
 )
-def test_the_generator_draws_what_go_draws(seed, first, second, permutation, shuffled):
+def test_the_generator_agrees_with_go(seed, first, second, permutation, shuffled):
     draws = GoRandom(seed)
     assert (draws.int63(), draws.int63()) == (first, second)
     draws.int63()

@@ -68,7 +68,7 @@ async def test_a_machine_under_another_name_is_refused_with_the_one_it_has(catal
 NODE_1 = "nodes.nodeData[1]"
 
 
-async def test_a_machine_of_another_tenant_is_refused_with_whose_it_is(catalog):
+async def test_a_refusal_names_the_tenant_that_owns_the_machine(catalog):
     await catalog.clusters.create(cluster("lab", node("gpu1", "GPU-1")), "bob")
     await catalog.clusters.create(cluster("agents", node("gpu2", "GPU-2")), SERVER_ITSELF)
     await catalog.clusters.create(cluster("mine"), "mallory")
@@ -92,7 +92,7 @@ async def test_a_machine_of_another_tenant_is_refused_with_whose_it_is(catalog):
     await catalog.clusters.update("mine", change)
 
 
-async def test_what_may_be_the_same_and_is_not_is_registered(catalog):
+async def test_similar_but_different_machines_are_registered(catalog):
     await catalog.clusters.create(cluster("lab", node("gpu1", "GPU-1", machineId="m")))
     copy = node("gpu1", "GPU-2", machineId="m")
     nothing_known = {**node("plain"), "gpus": {"gpus": [{"id": "0"}, {"id": "1"}]}}

@@ -31,7 +31,7 @@ def state(shell):
     return Path(shell.environment["XDG_STATE_HOME"]) / "moorage" / "leases.json"
 
 
-def test_advice_is_what_the_policy_said(shell, harbour):
+def test_advice_prints_the_value_of_the_policy(shell, harbour):
     done = shell("ask", "first:1-x", "--inputs", '{"say": {"hello": 1}}', "--gpus", "2")
     assert (done.returncode, done.stdout) == (0, '{"hello": 1}\n')
     assert done.stderr == "warning: three clusters\n"
@@ -370,7 +370,7 @@ def starts(phase, **more):
 PROVISION = ("ask", "first:1-x", "--lease", "--provision", '{"backend": "local"}')
 
 
-def test_ask_waits_until_what_it_starts_is_ready(shell, harbour):
+def test_ask_waits_until_its_workload_is_ready(shell, harbour):
     harbour.states = [starts("pulling", detail="3 of 9"), starts("ready", state="active")]
     done = shell(*PROVISION, "--until", "active")
     assert (done.returncode, done.stdout) == (0, "l-1  c0/n1 gpus 0,1\n")
@@ -396,7 +396,7 @@ def test_a_share_is_named_where_it_is_a_part_of_a_gpu():
         assert looking._wants(msgspec.json.decode(document, type=Resources)) == words
 
 
-def test_history_is_what_ended_or_was_refused_and_why(shell, harbour):
+def test_history_lists_ends_and_refusals_with_reasons(shell, harbour):
     rows = only_json(shell("history", "--json"))
     assert [row["request"] for row in rows] == ["r-1", "r-2", "r-3"]
     assert [row["request"] for row in only_json(shell("history", "--limit=1", "--json"))] == ["r-1"]
@@ -455,7 +455,7 @@ def test_each_reason_of_a_node_has_its_words():
 
 
 @pytest.mark.parametrize("value", [[], {}, [""], {"a": [""]}, [[], {}]])
-def test_what_is_empty_is_not_shown(capsys, value):
+def test_empty_fields_are_not_printed(capsys, value):
     fields({"fits_if": value, "models": value, "state": "refused"})
     assert capsys.readouterr().out == "state    refused\n"
 

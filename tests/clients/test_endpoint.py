@@ -361,7 +361,7 @@ def test_an_authority_of_the_environment_serves_both_sides(secure_shell, authori
         assert done.returncode == 0, done.stderr
 
 
-def test_an_authority_that_is_given_goes_before_the_environment(
+def test_an_explicit_authority_overrides_the_environment(
     secure_shell, authority, monkeypatch, tmp_path
 ):
     file, (socket_url, http_url) = (
@@ -398,7 +398,7 @@ def test_a_file_of_authorities_that_cannot_be_used_is_named(
     assert (done.returncode, reason in done.stderr) == (2, True)
 
 
-def test_other_certificates_are_refused_for_what_they_are(authority, tmp_path):
+def test_refusals_name_the_fault_of_the_certificate(authority, tmp_path):
     file, key, built = authority
     with Site(context_of(tmp_path, *certificate("late", (key, built), days=-1))) as site:
         expired = f"https://127.0.0.1:{site.server_port}"

@@ -159,7 +159,7 @@ def test_clusters_are_stored_one_by_one_and_a_failure_says_which_were(moorage, t
         (["ray:http://127.0.0.1:1"], "expected a Ray dashboard at http://127.0.0.1:1"),
     ],
 )
-def test_what_cannot_be_read_is_a_wrong_command_line(moorage, arguments, said):
+def test_an_unreadable_file_is_a_usage_error(moorage, arguments, said):
     given = table("a,x,1,0,")
     done = moorage("fleet", "import", *arguments, "--cluster-id=c", "--json", given=given)
     status, error = refusal(done)

@@ -184,7 +184,7 @@ def test_sources_of_one_cluster_are_put_together(put):
         ('{"id": "a", "memory": -Infinity}', "-Infinity is not JSON"),
     ],
 )
-def test_what_is_wrong_in_a_document_is_named(put, content, place):
+def test_errors_name_the_fault_in_a_document(put, content, place):
     with pytest.raises(InventoryError, match=place) as caught:
         collect([put("fleet.json", content)])
     assert "fleet.json" in str(caught.value)
@@ -220,7 +220,7 @@ def by_name(document):
     return {each["id"]: each for each in document["nodes"]["nodeData"]}
 
 
-def test_what_kubectl_prints_becomes_a_cluster():
+def test_output_of_kubectl_becomes_a_cluster():
     found = collect([str(NODES)], "k8s")
     (document,) = found.documents
     assert (document["id"], document["regionId"]) == ("k8s", "eu-west-1")
@@ -292,7 +292,7 @@ def test_mig_instances_are_devices_that_are_not_shared_and_replicas_are_one():
         ({"kind": "Pod"}, r"items\[0\].kind: expected a Node"),
     ],
 )
-def test_what_is_wrong_in_a_node_is_named(put, change, said):
+def test_errors_name_the_fault_in_a_node(put, change, said):
     item = {"kind": "Node", "metadata": {"name": "n"}, "status": {"capacity": {}}, **change}
     source = put("nodes.json", {"kind": "List", "items": [item]})
     with pytest.raises(InventoryError, match=said) as caught:

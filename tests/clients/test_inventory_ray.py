@@ -110,7 +110,7 @@ def test_a_token_of_ray_is_shown(dashboard, monkeypatch, tmp_path):
     assert len(import_document(dashboard)) == 1
 
 
-def test_what_ray_leaves_out_is_a_note_or_an_error(dashboard):
+def test_fields_missing_at_ray_yield_a_note_or_an_error(dashboard):
     dashboard.warning = "1 node did not answer"
     assert collect([f"ray:{dashboard.url}"], "r").notes[-1].endswith("1 node did not answer")
     dashboard.total = 12_000
@@ -139,7 +139,7 @@ def test_nothing_that_answers(nowhere):
         collect([f"ray:{nowhere.replace('ws', 'http')}"], "r")
 
 
-def test_what_ray_printed_is_read_from_a_file(tmp_path):
+def test_output_of_ray_is_read_from_a_file(tmp_path):
     path = tmp_path / "nodes.json"
     path.write_text(json.dumps([PRINTED, FROM_PYTHON]))
     (document,) = collect([str(path)], "ray").documents
@@ -157,7 +157,7 @@ def test_what_ray_printed_is_read_from_a_file(tmp_path):
         ({"resources_total": {"GPU": -1}}, r"\[0\].resources_total.GPU"),
     ],
 )
-def test_what_is_wrong_in_a_node_is_named(tmp_path, change, said):
+def test_errors_name_the_fault_in_a_node(tmp_path, change, said):
     path = tmp_path / "nodes.json"
     path.write_text(json.dumps([ALIVE | change]))
     with pytest.raises(InventoryError, match=said):

@@ -58,7 +58,7 @@ def test_a_policy_is_tried_from_a_file_and_its_verdict_is_the_exit_code(tmp_path
 
 
 @pytest.mark.heavy
-def test_what_cannot_be_tried_is_a_matter_of_the_command_line(tmp_path):
+def test_an_untestable_policy_is_a_usage_error(tmp_path):
     policy, broken = tmp_path / "rule.py", tmp_path / "broken.json"
     policy.write_text(POLICY)
     broken.write_text("[1")

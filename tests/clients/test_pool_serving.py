@@ -115,7 +115,7 @@ class TestAdapter:
         with pytest.raises(InvalidCheckin):
             pool.checkin(dict(second))
 
-    def test_the_state_says_who_holds_what(self, pool):
+    def test_the_state_lists_holders_and_slots(self, pool):
         taken = pool.checkout(GPU, ttl_seconds=100)
         (holding,) = pool.state()["holdings"]
         assert holding["transaction"] == taken.transaction
@@ -166,7 +166,7 @@ class TestEndpoints:
             ("/renew", 3, "expected an object"),
         ],
     )
-    def test_what_is_wrong_is_said(self, http, path, body, said):
+    def test_errors_name_the_wrong_field(self, http, path, body, said):
         answer = http.post(path, json=body)
         assert answer.status_code == 400
         assert said in answer.json()["message"]
@@ -201,7 +201,7 @@ class TestEndpoints:
 class TestHolders:
     """Nothing is held for ever without a holder."""
 
-    def test_what_a_killed_process_held_comes_back(self, pool):
+    def test_a_killed_process_releases_its_slots(self, pool):
         with holder(str(pool.address)) as (process, transaction):
             assert free(pool) == 2
             with pytest.raises(ResourceUnavailable):
@@ -223,7 +223,7 @@ class TestHolders:
         with pytest.raises(InvalidCheckin):
             pool.checkin(also)
 
-    def test_what_is_not_renewed_comes_back_when_its_time_is_up(self, pool):
+    def test_slots_that_are_not_renewed_are_released_in_time(self, pool):
         brief, long = pool.checkout(GPU, ttl_seconds=0.2), pool.checkout(GPU, ttl_seconds=1)
         assert pool.renew(long, 600) > time.time() + 500
         assert comes_back(pool, 3)

@@ -123,7 +123,7 @@ def start_program(folder: Path, program: str, **environment: str) -> subprocess.
     )
 
 
-def test_it_goes_to_the_writer_and_asks_nothing_twice(
+def test_the_typescript_client_finds_the_leader_and_repeats_no_request(
     client_folder: Path, harbour: Harbour, other: Harbour
 ) -> None:
     other.standby, other.leader = True, harbour.url
@@ -155,9 +155,7 @@ def test_standbys_that_name_each_other_end_in_a_sentence(
     assert harbour.count("ask") + other.count("ask") < 30
 
 
-def test_it_shows_another_token_where_the_first_one_ended(
-    client_folder: Path, tmp_path: Path
-) -> None:
+def test_the_typescript_client_refreshes_its_token(client_folder: Path, tmp_path: Path) -> None:
     file, data, now = tmp_path / "token", tmp_path / "data", time.time()
     data.mkdir()
     store = TokenStore(open_storage("", data).tokens())

@@ -300,7 +300,7 @@ LINKS = {
 and Docker a container with a link to one called moorage."""
 
 
-def test_what_kubernetes_says_of_services_is_no_setting() -> None:
+def test_service_variables_of_kubernetes_are_no_settings() -> None:
     config = Config.load({}, HOME | LINKS)
     assert (config.port, config.http_port) == (8765, 8080)
     assert service_links(HOME | LINKS) == set(LINKS)
@@ -360,7 +360,7 @@ def test_an_external_service_by_its_old_name_and_by_ours(name: str, setting: str
         "http://d b",
     ],
 )
-def test_what_is_no_url_of_a_service_is_refused_and_not_repeated(url: str) -> None:
+def test_an_invalid_service_url_is_refused_and_not_quoted(url: str) -> None:
     error = refusal(environ={"POLICY_DB_URL": url})
     assert str(error).startswith("POLICY_DB_URL: expected an http or https URL")
     assert "secret" not in str(error)
@@ -508,7 +508,7 @@ def test_kubernetes_clusters_are_contexts_with_an_id(given: str, clusters: dict[
 
 
 @pytest.mark.parametrize("given", ["a/b", "=ctx", "a=", "a,a=b", "query"])
-def test_what_is_no_cluster_id_is_refused(given: str) -> None:
+def test_an_invalid_cluster_id_is_refused(given: str) -> None:
     with pytest.raises(ConfigError, match="CLUSTER_ID=CONTEXT"):
         Config.load({}, HOME | {"MOORAGE_KUBERNETES_CLUSTERS": given})
 

@@ -463,7 +463,7 @@ async def test_a_start_waits_until_the_workload_is_ready_and_a_stop_until_nothin
     assert list(await backend.discover()) == []
 
 
-async def test_a_glance_says_ready_only_of_what_is(bench, backend):
+async def test_a_glance_reports_only_ready_workloads_as_ready(bench, backend):
     """And may say nothing at all: not every backend knows without asking."""
     assert backend.glance("a") is None
     ready = await backend.start(Order("a", bench.spec()))
@@ -544,7 +544,7 @@ async def test_a_start_that_fails_half_way_says_why_and_leaves_nothing(bench, ba
     assert list(await backend.discover()) == []
 
 
-async def test_the_name_of_what_failed_is_free_again(bench, backend):
+async def test_a_failed_workload_frees_its_name(bench, backend):
     """A lease whose workload failed starts it again under the same name."""
     failing, _ = bench.failing()
     with pytest.raises(BackendError):
@@ -562,7 +562,7 @@ async def test_the_name_of_what_failed_is_free_again(bench, backend):
     assert await bench.left() == 1
 
 
-async def test_a_backend_after_a_crash_adopts_what_runs(bench, backend):
+async def test_a_backend_adopts_running_workloads_after_a_crash(bench, backend):
     await backend.start(Order("a", bench.spec()))
     after = bench.backend()  # The first one is not closed: its daemon was killed.
     assert [each.id for each in await after.discover()] == ["a"]
@@ -589,7 +589,7 @@ async def test_the_listener_hears_of_an_end(bench, backend):
     assert list(await backend.discover()) == []
 
 
-async def test_what_ended_unwatched_is_not_started_again(bench, backend):
+async def test_a_workload_that_ended_during_a_crash_is_not_restarted(bench, backend):
     spec, _ = bench.dying()
     await backend.start(Order("a", spec))
 

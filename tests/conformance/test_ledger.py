@@ -238,7 +238,7 @@ async def test_facts_come_back_in_order_after_reopening(ledger: Ledger, place: P
     await ledger.close()
 
 
-async def test_nothing_to_append_waits_for_what_came_before(ledger: Ledger):
+async def test_an_empty_append_waits_for_earlier_appends(ledger: Ledger):
     assert await ledger.append([], NOW) == 0
     earlier = asyncio.ensure_future(ledger.append(numbered_facts(1, 3), NOW))
     await asyncio.sleep(0)
@@ -264,7 +264,7 @@ async def test_concurrent_appends_are_stored_in_the_order_of_the_calls(
     assert await read_remains(place) == numbered_facts(1, last)
 
 
-async def test_what_close_was_given_is_durable(ledger: Ledger, place: Place):
+async def test_facts_appended_before_close_are_durable(ledger: Ledger, place: Place):
     calls = [asyncio.ensure_future(ledger.append([fact], NOW)) for fact in numbered_facts(1, 50)]
     await asyncio.sleep(0)
     await ledger.close()
@@ -557,7 +557,7 @@ async def test_history_is_pruned_by_age_and_no_further_than_the_older_checkpoint
     await ledger.close()
 
 
-async def test_history_is_pruned_by_size_whatever_its_age(ledger: Ledger):
+async def test_history_is_pruned_by_size_regardless_of_age(ledger: Ledger):
     await append_and_checkpoint(ledger, 300)
     await append_and_checkpoint(ledger, 600)
     await prune(ledger, 0.0, 1 << 40)

@@ -88,7 +88,7 @@ async def test_all_that_is_registered_is_there(folder: Path):
         await catalog.closing.aclose()
 
 
-async def test_it_is_whole_and_stays_so(folder: Path):
+async def test_an_old_folder_opens_whole_and_stays_whole(folder: Path):
     assert verify(folder).findings == []
     await replay(folder)
     assert verify(folder).findings == []
@@ -200,7 +200,7 @@ def lose_a_fact(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut_log, cut_database, lose_a_fact])
-async def test_what_is_said_to_stay_is_what_stays(folder: Path, damage):
+async def test_a_dry_run_of_pruning_agrees_with_pruning(folder: Path, damage):
     damage(folder)
     announced = repair(folder, accept_loss=False)
     assert any("promised or ended since" in each for each in announced.lost)

@@ -26,7 +26,7 @@ def test_a_cordon_behind_its_dry_run(page: Any, console_server: Seeded) -> None:
     node.get_by_role("button", name="Cordon", exact=True).wait_for()
 
 
-def test_a_release_says_who_is_served_then(page: Any, console_server: Seeded) -> None:
+def test_a_release_names_the_waiters_that_it_serves(page: Any, console_server: Seeded) -> None:
     """One node more than are free of 40: the lease of a whole one gives it."""
     lease = console_server.ask(8)["lease"]["id"]
     empty = console_server.http.get("/history").json()["data"]["now"]["models"]

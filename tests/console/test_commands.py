@@ -182,7 +182,7 @@ def test_each_click_copies_the_command_that_is_shown_then(page: Any, it: Seeded)
             assert lease in copied
 
 
-def test_a_page_without_a_clipboard_selects_what_can_be_copied(page: Any, it: Seeded) -> None:
+def test_without_a_clipboard_the_page_selects_the_text(page: Any, it: Seeded) -> None:
     """Over plain HTTP from another machine, browsers let no page write to the clipboard."""
     console = it.console.replace("127.0.0.1", "moored.example")
     sign_in(page, console, "playground")

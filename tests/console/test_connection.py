@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consoles import enter, open_page, is_refusal, seed_server
+from consoles import enter, is_refusal, open_page, seed_server
 
 pytestmark = pytest.mark.heavy  # A browser, and a daemon for each way to lose it.
 
@@ -35,7 +35,7 @@ def test_a_restart_under_an_open_page(page: Any, tmp_path: Path) -> None:
         assert page.get_by_role("link", name=lease).is_visible()
 
 
-def test_a_login_and_what_a_tenant_sees(chromium: Any) -> None:
+def test_a_login_shows_the_data_of_its_tenant(chromium: Any) -> None:
     with seed_server(MOORAGE_TOKENS="ann:a-key") as it, open_page(chromium) as page:
         urls: list[str] = []
         page.on("request", lambda request: urls.append(request.url))

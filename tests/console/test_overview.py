@@ -26,7 +26,9 @@ def test_numbers_charts_and_where_they_lead(page: Any, console_server: Seeded) -
     page.wait_for_url("**/leases?sort=expires_at")
 
 
-def test_who_waits_longest_and_why(page: Any, console_server: Seeded) -> None:
+def test_the_overview_lists_the_longest_waiters_with_reasons(
+    page: Any, console_server: Seeded
+) -> None:
     with console_server.waiter(8, nodes=39) as request:
         page.goto(f"{console_server.console}/overview")
         row = page.get_by_role("table", name="Waits longest").get_by_role("row").last

@@ -46,7 +46,7 @@ def test_scripts_are_small() -> None:
 
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
-def test_scripts_import_what_is_there(path: Path) -> None:
+def test_scripts_import_existing_files(path: Path) -> None:
     text, index = path.read_text(), INDEX.read_text()
     for name in re.findall(r'^import .* from "(.+?)";', text, re.MULTILINE):
         if name.startswith("."):

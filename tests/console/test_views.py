@@ -133,7 +133,7 @@ def test_operations(page: Any, console_server: Any) -> None:
     by(page, "table", "Cells of policies").get_by_role("link", name="first_fit:1").first.wait_for()
 
 
-def test_what_there_is_not_says_so(page: Any, console_server: Any) -> None:
+def test_missing_objects_have_a_page_that_says_so(page: Any, console_server: Any) -> None:
     page.goto(f"{console_server.console}/nothing")
     page.get_by_text("There is no view “nothing”.").wait_for()
     for path, name in (

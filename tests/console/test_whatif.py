@@ -115,7 +115,7 @@ def test_a_field_that_is_no_json(page: Any, it: Seeded) -> None:
     page.get_by_role("alert").get_by_text("this is no JSON").wait_for()
 
 
-def test_it_begins_with_an_example_of_the_fleet(page: Any, it: Seeded) -> None:
+def test_the_form_begins_with_an_example_of_the_fleet(page: Any, it: Seeded) -> None:
     page.goto(f"{it.console}/whatif")
     page.get_by_role("button", name="Leave out change 1").wait_for()
     shown = ask(page)

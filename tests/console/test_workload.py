@@ -57,7 +57,7 @@ def test_output_follows_and_a_command_prints(page: Any, it: Seeded, tmp_path: Pa
     assert "42 gpus" in panel.get_by_label("Output of the command").inner_text()
 
 
-def test_pages_look_into_what_is_their_tenants_alone(it: Seeded, tmp_path: Path) -> None:
+def test_pages_show_workloads_of_their_tenant_alone(it: Seeded, tmp_path: Path) -> None:
     lease = working(it, tmp_path / "go")
     logs = {"op": "logs", "lease": lease, "wait_seconds": 20}
     command = {"op": "exec", "lease": lease, "command": ["echo", "42"]}

@@ -103,7 +103,7 @@ def test_after_a_restart_of_the_machine_a_calendar_behind_the_ledger_shows(
     assert record.calendar_shift(last_at) == 60.0 - 7_200.0
 
 
-def test_facts_of_a_server_elsewhere_whose_calendar_is_ahead_count(machine):
+def test_facts_of_a_server_with_a_clock_ahead_count(machine):
     elsewhere = CalendarRecord(None, lambda: machine.date, lambda: machine.uptime)
     elsewhere.write()
     machine.run(60.0)

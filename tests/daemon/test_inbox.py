@@ -31,7 +31,7 @@ def take_all(inbox):
     return [inbox.take() for _ in range(len(inbox))]
 
 
-def test_what_is_about_leases_and_decisions_goes_ahead_in_its_own_order():
+def test_events_of_leases_and_decisions_go_first_in_order():
     inbox = Inbox()
     first, second = request("a"), request("b")
     renewal, proposal = renew_event("x"), Proposed(RequestId("y"), 1, {})
@@ -43,7 +43,7 @@ def test_what_is_about_leases_and_decisions_goes_ahead_in_its_own_order():
     assert inbox.requests(TENANT) == 0
 
 
-def test_what_cancels_a_request_that_still_waits_stays_behind_it():
+def test_a_cancellation_stays_behind_its_request():
     inbox = Inbox()
     first, other = request("a"), request("b")
     early = CancelAsked(TO, RequestId("a"), TENANT)
@@ -115,7 +115,7 @@ async def test_a_client_is_read_on_after_a_batch_and_at_once_where_nothing_waits
     await waiting
 
 
-def test_what_came_in_before_a_deadline_is_stepped_before_it():
+def test_events_before_a_deadline_are_handled_before_it():
     inbox = Inbox()
     renewals = [renew_event(str(number)) for number in range(3)]
     for event in (request("a"), *renewals, Tick(), late := renew_event("late")):

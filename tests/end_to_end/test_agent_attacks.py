@@ -116,7 +116,7 @@ def test_a_token_used_by_two_at_the_same_time_lets_one_in(fleet: Fleet) -> None:
     until(lambda: len({each["id"] for each in nodes} & {"one", "two"}) == 1)
 
 
-def test_what_an_agent_says_of_a_workload_is_bounded(fleet: Fleet) -> None:
+def test_reports_of_an_agent_are_bounded(fleet: Fleet) -> None:
     with dial(fleet, fleet.token()) as raw:
         join(fleet, raw, "talker")
         where = [{"key": "moorage/node", "operator": "In", "values": ["talker"]}]
@@ -154,7 +154,7 @@ def test_a_command_that_writes_a_lot_is_bounded_and_holds_up_none(fleet: Fleet, 
         until(lambda: wordy.state(lease) == "ended")
 
 
-def test_an_agent_on_a_full_disk_stays_and_says_what_is_wrong(fleet, tmp_path, disk):
+def test_an_agent_on_a_full_disk_keeps_running_and_reports_it(fleet, tmp_path, disk):
     data = str(disk)
     with fleet.apart(tmp_path) as full:
         agent = full.agent("box", full.token(), "--data", data)

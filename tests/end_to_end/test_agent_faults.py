@@ -53,7 +53,7 @@ def fleet(shared_fleet: Fleet, tmp_path: Path) -> Iterator[Fleet]:
         yield fleet
 
 
-def test_a_partitioned_machine_is_lost_and_comes_back_with_what_it_runs(fleet: Fleet) -> None:
+def test_a_partitioned_machine_returns_with_its_workloads(fleet: Fleet) -> None:
     with cut_proxy(urlsplit(fleet.server.running.ws).port) as proxy:
         fleet.agent("box", fleet.token(), "--server", proxy.url)
         lease = fleet.ask(COUNTING.format(go=fleet.folder))
@@ -156,7 +156,7 @@ def secrets_of(fleet: Fleet) -> dict[str, str]:
     return {"key": key, "token": fleet.token()}
 
 
-def test_what_lets_an_agent_in_opens_nothing_else(fleet: Fleet) -> None:
+def test_a_credential_of_an_agent_opens_nothing_else(fleet: Fleet) -> None:
     paths = fleet.server.http.get("/openapi.json").json()["paths"]
     calls = [(method, path) for path, each in paths.items() for method in each]
     bare = [(m, p) for m, p in calls if fleet_status(fleet, m, p, {}) != 401]
@@ -175,7 +175,7 @@ def fleet_status(fleet: Fleet, method: str, path: str, headers: dict[str, str]) 
     return httpx.request(method, url, headers=headers, json={}).status_code
 
 
-def test_an_agent_cannot_ask_for_what_clients_may(fleet: Fleet) -> None:
+def test_an_agent_may_not_send_requests_of_clients(fleet: Fleet) -> None:
     door = fleet.server.running.ws + AGENT_PATH
     for token in ("of-ann", "of-ops"):
         with pytest.raises(InvalidStatus, match="401"):

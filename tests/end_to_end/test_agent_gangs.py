@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fleets import Fleet, serve_fleet
-from served import read_message, kill, serve_and_kill, until
+from served import kill, read_message, serve_and_kill, until
 
 from moorage_policies import catalog
 
@@ -175,7 +175,7 @@ def test_a_gang_with_the_servers_own_machine_ends_as_a_whole(mixed_fleet: Fleet,
     assert own_pids(mixed_fleet, lease) == {}
 
 
-def test_a_gang_whose_start_fails_on_one_node_leaves_nothing(fleet: Fleet) -> None:
+def test_a_gang_that_fails_on_one_node_leaves_nothing(fleet: Fleet) -> None:
     spec = {"category": "service", "command": ["sh", "-c", "[ $RANK = 0 ] || exit 4; sleep 1000"]}
     wait_end(fleet, fleet.ask("", nodes=2, spec=spec))
 

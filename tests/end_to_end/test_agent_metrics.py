@@ -138,7 +138,7 @@ def test_a_gpu_that_others_use_is_not_given_out(fleet: Fleet, cards: Cards) -> N
     assert gpu_of(fleet) == "0"
 
 
-def test_what_a_lease_runs_is_not_others_use(fleet: Fleet, cards: Cards) -> None:
+def test_processes_of_a_lease_are_no_use_by_others(fleet: Fleet, cards: Cards) -> None:
     fleet.agent("box", fleet.token())
     spec = {"category": "process", "command": ["sleep", "1000"]}
     lease = lease_of(fleet, 2, provision={"backend": "local", "spec": spec})
@@ -164,7 +164,7 @@ def test_metrics_of_a_lost_machine_are_stale_and_go_with_it(fleet, monkeypatch):
     assert node_metrics(fleet, "other")
 
 
-def test_the_servers_own_machine_says_what_agents_say_of_theirs(tmp_path: Path, cards: Cards):
+def test_the_servers_own_machine_reports_like_an_agent(tmp_path: Path, cards: Cards):
     cards(a={"pids": [os.getpid()], "used": 300, "busy": 60})
     with serve_fleet(tmp_path, "--here") as fleet:
         fleet.cluster = this_node()

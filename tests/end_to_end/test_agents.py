@@ -68,7 +68,7 @@ def test_only_the_server_changes_a_cluster_of_agents(fleet: Fleet) -> None:
     assert {node["id"] for node in document["nodes"]["nodeData"]} == {"box", "more"}
 
 
-def test_a_machine_joins_and_runs_what_a_lease_is_for(fleet: Fleet) -> None:
+def test_a_machine_joins_and_runs_the_workload_of_a_lease(fleet: Fleet) -> None:
     token = fleet.token()
     fleet.agent("box", token)
     assert fleet.listed()["box"]["connected"]
@@ -93,13 +93,13 @@ def test_strangers_are_not_let_in(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("address", ["nonsense", "http://127.0.0.1:1", "ws://"])
-def test_what_is_no_address_of_a_server_is_refused_at_once(fleet: Fleet, address: str) -> None:
+def test_an_invalid_server_address_is_refused_at_once(fleet: Fleet, address: str) -> None:
     said = fleet.refused(fleet.command("a", "--token", "t", "--server", address))
     assert "--server: expected ws://HOST:PORT" in said
 
 
 @pytest.mark.parametrize("cluster", [" ", "a/b", "a\nb", "x" * 254])
-def test_no_token_is_made_for_what_names_no_cluster(fleet: Fleet, cluster: str) -> None:
+def test_a_token_needs_a_cluster(fleet: Fleet, cluster: str) -> None:
     made = invoke("agent", "token", "--cluster", cluster, "--data", fleet.data)
     assert (made.returncode, made.stdout) == (2, "")
     assert "--cluster: expected" in made.stderr
@@ -231,7 +231,7 @@ def test_a_lease_without_another_place_runs_again_where_it_was(away: dict[str, A
     assert not Path(f"/proc/{first}").exists()
 
 
-def test_an_agent_that_ends_what_it_runs_too_late_is_refused(fleet: Fleet) -> None:
+def test_an_agent_that_stops_workloads_too_late_is_refused(fleet: Fleet) -> None:
     line = complaint(fleet, "--token", fleet.token(), "--unheard-seconds", "51")
     assert "agent_lost_seconds, 60, is not longer by 10 s" in line
 

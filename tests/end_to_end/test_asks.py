@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from served import ask_message, cluster, read_message, policy, tell
+from served import ask_message, cluster, policy, read_message, tell
 
 
 def hold(server, **more) -> dict:
@@ -124,7 +124,7 @@ return [names, seen, load, same, free, reads, input_data["inputs"], parameters]
         assert reply["data"] == [names, "west", 0.5, True, 1000, reads, {"a": [1]}, parameters]
 
 
-def test_a_policy_reads_what_holds_now(server):
+def test_a_policy_reads_the_present_state(server):
     body = """
 ok, document = self.settings["cluster_client"].read_cluster("north")
 try:

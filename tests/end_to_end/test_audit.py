@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from served import FIRST_FIT, Server, bearing, cluster, invoke, kill, serve_and_kill, policy
+from served import FIRST_FIT, Server, bearing, cluster, invoke, kill, policy, serve_and_kill
 
 from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
@@ -79,7 +79,7 @@ def test_servers_and_leases_are_logged_from_begin_to_end(entries: list[dict]) ->
     assert [entries[0]["what"], entries[-1]["what"]] == ["server.started", "server.stopped"]
 
 
-def test_operators_are_logged_with_what_they_changed(entries: list[dict]) -> None:
+def test_changes_are_logged_with_their_operator(entries: list[dict]) -> None:
     (cordoned,), (back,) = (
         entries_about(entries, "fleet.cordoned"),
         entries_about(entries, "fleet.uncordoned"),
@@ -132,7 +132,7 @@ def test_refusals_and_failed_logins_are_logged(entries: list[dict]) -> None:
     assert "wrong" not in json.dumps(failed)
 
 
-def test_the_command_filters_and_refuses_what_it_cannot_read(tmp_path: Path) -> None:
+def test_the_command_filters_entries_and_refuses_invalid_filters(tmp_path: Path) -> None:
     at = ("--data", tmp_path)
     made = invoke("token", "create", "ci", "--role", "client", "--tenant", "ann", *at)
     assert made.returncode == 0
@@ -152,7 +152,7 @@ def test_the_command_filters_and_refuses_what_it_cannot_read(tmp_path: Path) -> 
     assert (broken.returncode, "not as it was written" in broken.stderr) == (1, True)
 
 
-def test_kills_lose_no_entry_of_what_was_acknowledged(tmp_path: Path) -> None:
+def test_kills_lose_no_entry_of_an_acknowledged_change(tmp_path: Path) -> None:
     granted, published = list[str](), list[str]()
     for number in range(4):
         with serve_and_kill(tmp_path) as server:

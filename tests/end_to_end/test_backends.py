@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from served import Server, here, kill, serve_and_kill, workload_processes, serving, until
+from served import Server, here, kill, serve_and_kill, serving, until, workload_processes
 
 from moorage.testing.daemon_process import daemon
 
@@ -92,7 +92,7 @@ COMMAND = {"command": ["x"]}
         ),
     ],
 )
-def test_what_could_never_start_is_refused_before_anything_is_held(server, spec, code, field):
+def test_an_unstartable_request_is_refused_before_a_lease(server, spec, code, field):
     provision = {"backend": "local", "spec": spec}
     error = server.ask(resources={"gpus": 1}, lease=LEASE, provision=provision)["error"]
     assert error["code"] == code
@@ -101,7 +101,7 @@ def test_what_could_never_start_is_refused_before_anything_is_held(server, spec,
 
 
 @pytest.mark.heavy
-def test_what_runs_is_found_again_after_kill_9_and_what_ended_meanwhile_is_noticed(tmp_path):
+def test_after_kill_9_running_workloads_are_adopted_and_ended_ones_noticed(tmp_path):
     with serve_and_kill(tmp_path) as server:
         server.fill(here())
         lives, ends = run(server, SLEEP), run(server, ["sleep", "0.5"])
@@ -120,7 +120,7 @@ def test_what_runs_is_found_again_after_kill_9_and_what_ended_meanwhile_is_notic
 
 
 @pytest.mark.heavy
-def test_what_runs_for_no_lease_is_stopped(tmp_path):
+def test_workloads_without_a_lease_are_stopped(tmp_path):
     with serve_and_kill(tmp_path) as server:
         server.fill(here())
         server.in_state(run(server, SLEEP), "active")

@@ -222,7 +222,7 @@ def answers(server):
     return found
 
 
-def test_what_existing_documents_have_is_registered_with_a_warning(server):
+def test_unknown_fields_of_existing_documents_yield_a_warning(server):
     for text, document in WARNED.items():
         status, reply = upload(server, document)
         assert status == 200, (text, reply)
@@ -231,7 +231,7 @@ def test_what_existing_documents_have_is_registered_with_a_warning(server):
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_the_answer_says_what_is_wrong_and_what_is_expected(answers, text):
+def test_the_error_names_the_fault_and_the_expected_value(answers, text):
     status, reply = answers[text]
     assert status in {400, 413, 429, 503}, reply  # Never 500: that is a defect of the server.
     assert reply["success"] is False
@@ -244,6 +244,6 @@ def test_no_two_answers_are_the_same(answers):
     assert len({reply["message"] for _, reply in answers.values()}) == len(answers)
 
 
-def test_none_is_registered(server, answers):
+def test_no_broken_upload_is_registered(server, answers):
     assert answers
     assert server.http.get(f"/policy/{URI}").status_code == 404

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from served import FIRST_FIT, ask_message, cluster, read_message, policy, serving
+from served import FIRST_FIT, ask_message, cluster, policy, read_message, serving
 
 from moorage_policies import catalog
 
@@ -142,7 +142,7 @@ def test_where_nothing_is_found_no_policy_is_evaluated(server):
 
 
 @pytest.mark.parametrize("wrap", [False, True])
-def test_a_policy_ranks_what_the_filter_rule_finds(server, wrap):
+def test_a_policy_ranks_the_clusters_of_the_filter_rule(server, wrap):
     def search(*more, **parameters):
         body = ranking(CHEAPEST, *more, **parameters)
         if wrap:
@@ -208,7 +208,7 @@ BAD_AT = [
 
 
 @pytest.mark.parametrize(("field", "body", "place", "code"), BAD_AT, ids=lambda v: str(v)[:60])
-def test_what_is_wrong_is_refused_by_its_place(server, field, body, place, code):
+def test_a_refusal_names_the_wrong_field(server, field, body, place, code):
     error = server.ask(SEEN, **{field: body})["error"]
     assert (error["code"], error["field"]) == (code, f"{field}.{place}")
     answer = server.http.post("/api/filter-data" if field == "filter" else SEARCH, json=body)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from served import ask_message, cluster, read_message, here, workload_processes, serving, until
+from served import ask_message, cluster, here, read_message, serving, until, workload_processes
 
 pytestmark = pytest.mark.heavy
 

@@ -42,7 +42,7 @@ def test_a_program_says_its_version(program):
     assert re.fullmatch(program + r" \d+\.\d+\.\d+\n", output.stdout)
 
 
-def test_gpus_lists_what_fits_by_model_and_size(server):
+def test_gpus_lists_free_gpus_by_model_and_size(server):
     hold(server, **HELD)
     hold(server, gpus=1, gpu_milli=400, models=["H100"])
     rows = {row["model"]: row for row in json.loads(run(server, "gpus", "-o", "json"))}
@@ -95,7 +95,7 @@ def watching(server, *options, stdout=subprocess.PIPE, **more):
     )
 
 
-def test_a_watched_listing_follows_what_happens(server):
+def test_a_watched_listing_follows_changes(server):
     with watching(server, "--json") as seen:
         assert json.loads(seen.stdout.readline()) == []
         lease = hold(server, **HELD)

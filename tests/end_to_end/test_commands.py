@@ -171,13 +171,13 @@ def test_replay_answers_every_request_of_a_trace(trace):
     assert run["refusals"] == {"no_capacity": 2}
 
 
-def test_replay_shows_what_any_terminal_can_print(trace):
+def test_replay_prints_plain_characters(trace):
     words = ("--limit", "3", "--connections", "2")
     shown = moored("replay", *trace, *words, PYTHONIOENCODING="ascii")
     assert "expected_fill on pods.csv" in shown.stdout
 
 
-def test_replay_names_what_is_wrong_with_a_file(tmp_path):
+def test_replay_names_the_fault_in_a_file(tmp_path):
     bad = write_trace(tmp_path, "a,many,8192,2,T4\n", "")
     assert "line 2, column cpu_milli" in invoke("replay", *bad).stderr
     bare = write_trace(tmp_path, "a,8000,8192,0,\n", "p,1000,1024,0,0\n")
@@ -215,7 +215,7 @@ def test_bench_figures_are_ratios(tmp_path):
     [(signal.SIGINT, 130, "moorage: interrupted\n"), (signal.SIGKILL, -signal.SIGKILL, "")],
     ids=["ctrl_c", "kill_9"],
 )
-def test_the_end_of_a_command_ends_what_it_has_started(tmp_path, number, code, words):
+def test_the_end_of_a_command_ends_its_children(tmp_path, number, code, words):
     """`policy test` runs the server's sandbox in a process of its own, with folders of its own."""
     (tmp_path / "hangs.py").write_text(
         policy("import time\ntime.sleep(60)\nreturn {}", "hangs:1-x")["code"]
@@ -269,7 +269,7 @@ def about(name: str, report: dict) -> tuple[str, str]:
     return found["state"], found["detail"]
 
 
-def test_doctor_names_what_ended_or_is_damaged(tmp_path: Path) -> None:
+def test_doctor_names_ended_servers_and_damage(tmp_path: Path) -> None:
     signer = certificate("an authority")
     for name, days in (("old", -1), ("new", 100), ("soon", 3)):
         for ending, text in zip(

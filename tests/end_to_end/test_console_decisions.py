@@ -7,7 +7,7 @@ import zlib
 from contextlib import ExitStack
 
 import pytest
-from served import FIRST_FIT, ask_message, cluster, read_message, policy, serving, tell, until
+from served import FIRST_FIT, ask_message, cluster, policy, read_message, serving, tell, until
 
 pytestmark = pytest.mark.heavy
 
@@ -111,12 +111,12 @@ def test_the_server_filters(server):
         ({"limit": 0}, "limit"),
     ],
 )
-def test_what_cannot_be_listed_is_refused_with_its_field(server, fields, field):
+def test_an_invalid_listing_is_refused_with_its_field(server, fields, field):
     (answer,) = server.say({"op": "decisions", **fields})
     assert (answer["error"]["code"], answer["error"]["field"]) == ("bad_message", field)
 
 
-def test_after_a_restart_the_ledger_has_what_was_granted(tmp_path):
+def test_after_a_restart_grants_come_from_the_ledger(tmp_path):
     with serving(tmp_path) as server:
         server.fill(cluster("east", nodes=2, gpus=4))
         held = server.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
@@ -320,7 +320,7 @@ def test_a_decision_opens_with_the_fleet_as_it_was(server):
         ({"code": "x", "more": 1}, "more"),
     ],
 )
-def test_what_cannot_be_tried_is_refused_with_its_field(server, body, field):
+def test_an_invalid_trial_is_refused_with_its_field(server, body, field):
     status, error = refusal(server, **body)
     assert (status, error["code"], error.get("field", "")) == (400, "bad_message", field)
 

@@ -108,7 +108,7 @@ def test_a_token_is_exchanged_for_a_cookie_that_pages_cannot_read(page):
         assert leases(socket)["success"]
 
 
-def test_a_session_says_who_is_no_operator(page):
+def test_a_session_says_whether_its_caller_is_an_operator(page):
     assert page.log_in("of-bob").json()["data"]["operator"] is False
 
 
@@ -193,7 +193,7 @@ def test_a_socket_takes_the_cookie_and_the_origin(page, headers, status):
     assert refused.value.response.status_code == status
 
 
-def test_who_logs_out_is_out_everywhere(page):
+def test_a_logout_ends_all_pages_of_the_login(page):
     page.log_in("of-bob")
     other = Page(page.server)
     other.log_in("of-bob")
@@ -340,6 +340,6 @@ def test_a_request_that_waits_goes_on_waiting_after_a_dry_run(server):
         ({"op": "cancel", "request": "none"}, "unknown_request"),
     ],
 )
-def test_what_would_be_refused_is_refused_in_a_dry_run_too(server, message, code):
+def test_a_dry_run_refuses_the_same_requests(server, message, code):
     wet, dry = say(server, message, {**message, "dry_run": True}, who="of-ann")
     assert wet["error"]["code"] == dry["error"]["code"] == code

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, kill, serve_and_kill, moored, ran, serving, until
+from served import Server, cluster, kill, moored, ran, serve_and_kill, serving, until
 
 from moorage.testing.daemon_process import serve_command
 
@@ -82,7 +82,7 @@ def care(word: str, data: Path, *flags: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_what_is_whole_is_said_to_be_and_only_its_owner_may_read_it(tmp_path):
+def test_a_whole_copy_is_reported_and_private(tmp_path):
     old = os.umask(0o002)
     try:
         with serving(tmp_path) as server:

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from served import (
     Server,
-    read_message,
     here,
     is_over,
     kill,
+    read_message,
     serve_and_kill,
-    workload_processes,
     serving,
     until,
+    workload_processes,
 )
 from test_backends import run
 
@@ -75,7 +75,7 @@ DAMAGES = [as_folder, as_loop, as_fifo, as_socket]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_a_workload_put_in_the_place_of_a_file_is_its_own_affair(server, damage):
+def test_files_replaced_by_a_workload_affect_only_that_workload(server, damage):
     names = ("output.log", "order.json", "process.json", "lock")
     leases = {name: run(server, WRITES) for name in names}
     for lease in leases.values():
@@ -118,7 +118,7 @@ def test_commands_beside_one_workload_are_bounded(server):
         server.in_state(lease, "ended")
 
 
-def test_a_start_puts_aside_what_it_cannot_read_and_says_so(data):
+def test_a_start_sets_unreadable_files_aside_and_reports_them(data):
     with serve_and_kill(data) as before:
         before.fill(here())
         leases = [(damage, run(before, WRITES)) for damage in (*DAMAGES, shutil.rmtree)]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from jsonschema import Draft202012Validator
-from served import ask_message, read_message, here
+from served import ask_message, here, read_message
 
 NAMES = {"ask": "AllocationRequest", "queue": "QueueListing", "leases": "LeaseListing"} | {
     "fleet": "FleetListing",

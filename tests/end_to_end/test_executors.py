@@ -70,7 +70,7 @@ def test_leases_are_decided_by_a_policy_that_runs_on_the_other_daemon(pair):
         decides.release(lease)
 
 
-def test_the_policy_gets_what_is_documented_and_the_caller_overrides(pair):
+def test_the_policy_gets_documented_fields_with_overrides_of_the_caller(pair):
     decides, _ = pair
     given = {"parameters": {"y": 3}, "settings": {"a": "mine"}, "clusters": ["east"]}
     said = decides.ask("shows:1-x", **given)["data"]
@@ -86,7 +86,7 @@ def test_the_policy_gets_what_is_documented_and_the_caller_overrides(pair):
         ("spins:1-x", "policy_timeout", "did not answer within 0.3 s"),
     ],
 )
-def test_what_a_policy_does_wrong_there_is_said_here(pair, policy, code, says):
+def test_faults_of_a_policy_at_an_executor_are_reported(pair, policy, code, says):
     decides, _ = pair
     for _ in range(6):
         error = decides.ask(policy)["error"]

@@ -210,7 +210,7 @@ ELSEWHERE = {
 }
 
 
-def test_what_has_no_meaning_here_says_so(server):
+def test_fields_without_meaning_yield_a_warning(server):
     for operation in ((method, path) for method in ELSEWHERE for path in ELSEWHERE[method].split()):
         answer = server.http.request(*operation)
         assert answer.status_code == 400, operation
@@ -219,7 +219,7 @@ def test_what_has_no_meaning_here_says_so(server):
         assert len(error["reason"]) > 40, operation
 
 
-def test_a_search_is_about_what_its_filter_finds(server):
+def test_a_search_is_limited_to_its_filter(server):
     server.http.post("/blocks", json={"id": "s1", "kind": "searched"}).raise_for_status()
     server.publish({
         "policy_rule_uri": "ranked:1-x",

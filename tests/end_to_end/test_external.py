@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import served
-from served import Server, cluster, read_message, kill, serve_and_kill, policy
+from served import Server, cluster, kill, policy, read_message, serve_and_kill
 
 from moorage_policies import catalog
 
@@ -157,7 +157,7 @@ def truth(names):
     return behave
 
 
-def test_what_fails_of_the_examples_of_a_mirrored_policy_is_said_with_each_answer():
+def test_answers_warn_of_failing_examples_of_a_mirrored_policy():
     examples = [
         {"name": "one", "request": {"resources": {"gpus": 1}}},
         {"name": "the second node", "request": {}, "output": {"node_id": "node-2"}},

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from served import MOORAGE, Server, ask_message, cluster, read_message, policy, serving, tell, until
+from served import MOORAGE, Server, ask_message, cluster, policy, read_message, serving, tell, until
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -81,7 +81,7 @@ def test_after_some_failures_in_a_row_the_last_good_version_answers(steady, bad)
     assert active(steady) == ALSO_GOOD
 
 
-def test_a_good_answer_after_the_last_fault_does_not_change_what_is_said(steady):
+def test_a_good_answer_keeps_the_reason_of_the_last_fault(steady):
     hasty = "steady:7-hasty"
     steady.publish(policy(FAILS_ON_DEMAND, hasty))
     activate(steady, hasty)
@@ -182,7 +182,7 @@ def test_metrics_count_changes_and_faults(steady):
     assert 'moorage_watchers{topic="policies"} 0.0' in text
 
 
-def test_what_overruns_again_and_again_rests_until_it_is_activated(harbour):
+def test_a_version_that_overruns_repeatedly_rests_until_activation(harbour):
     uri = "rests:1-loop"
     harbour.publish(policy("while True: pass", uri))
     with harbour.watching("policies") as watching:

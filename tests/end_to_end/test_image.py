@@ -231,7 +231,7 @@ def test_health_comes_over_tls_where_the_server_speaks_it(engine: Podman, tmp_pa
         assert "no answer at 127.0.0.1:1" in silent
 
 
-def test_without_tokens_it_says_what_it_lacks(engine: Podman) -> None:
+def test_without_tokens_the_image_names_the_missing_setting(engine: Podman) -> None:
     said = engine.run("run", "--rm", *SAFE, *engine.bounds, IMAGE, fails=True)
     assert "MOORAGE_TOKENS" in said
 

@@ -127,7 +127,7 @@ def test_every_change_has_its_line(noting):
         assert any(value in about for value in line.values()), line
 
 
-def test_what_was_refused_or_only_read_leaves_none(noting):
+def test_refusals_and_reads_leave_no_line(noting):
     noting.http.post("/clusters/query", json={})
     noting.http.get("/policy")
     assert noting.http.delete("/clusters/none").status_code == 404
@@ -135,7 +135,7 @@ def test_what_was_refused_or_only_read_leaves_none(noting):
     assert changes(noting) == []
 
 
-def test_what_a_header_says_of_the_remote_is_another_field(noting):
+def test_a_forwarded_address_has_its_own_field(noting):
     forged = {"X-Forwarded-For": "10.9.9.9"}
     noting.http.post("/clusters", json=cluster("west"), headers=forged).raise_for_status()
     until(lambda: changes(noting))
@@ -145,7 +145,7 @@ def test_what_a_header_says_of_the_remote_is_another_field(noting):
     assert (line["id"], line["who"]) == ("west", "ann")
 
 
-def test_who_logs_in_and_out_has_lines(noting):
+def test_logins_and_logouts_leave_lines(noting):
     url = noting.running.http
     with httpx.Client(base_url=url, headers={"Origin": url}) as page:
         login = page.post("/console/session", json={"token": "sesame"}).json()["data"]

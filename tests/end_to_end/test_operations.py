@@ -15,11 +15,11 @@ from served import (
     Server,
     ask_message,
     cluster,
-    read_message,
     here,
-    workload_processes,
+    read_message,
     serving,
     until,
+    workload_processes,
 )
 
 from moorage_client import BlockingClient, LeaseLost, NotFound, RequestRefused
@@ -76,7 +76,7 @@ def test_a_drain_empties_a_node_while_others_go_on(server: Server) -> None:
             server.release(lease)
 
 
-def test_what_is_reserved_is_for_its_tenant(server: Server) -> None:
+def test_reserved_nodes_are_for_their_tenant(server: Server) -> None:
     now, url = time.time(), server.running.ws
     two, seven = ({"resources": {"gpus": gpus, "models": ["B200"]}} for gpus in (2, 7))
     reserve = {"op": "reserve", **two, "starts_at": now, "ends_at": now + 3600, "tenant": "bob"}
@@ -101,7 +101,7 @@ def test_what_is_reserved_is_for_its_tenant(server: Server) -> None:
         ops.call({"op": "unreserve", "reservation": held["reservation"]})
 
 
-def test_a_holder_loses_what_is_reserved_for_others(server: Server) -> None:
+def test_a_reservation_ends_leases_of_other_tenants(server: Server) -> None:
     def hold(ann: BlockingClient, ops: BlockingClient) -> None:
         eight = {"resources": {"gpus": 8, "models": ["B200"]}}
         with ann.lease(FIRST_FIT, **eight, ttl_seconds=1.5) as held:
@@ -217,7 +217,7 @@ def test_a_victim_has_notice_stops_and_starts_again(server: Server) -> None:
     server.in_state(victim, "ended")
 
 
-def test_run_says_who_preempted_it(server: Server, tmp_path: Path) -> None:
+def test_run_names_the_preempting_tenant(server: Server, tmp_path: Path) -> None:
     urls = {"MOORAGE_URL": server.running.ws, "MOORAGE_TOKEN": "o1"}
     variables = {**os.environ, **urls, "MOORAGE_STATE": str(tmp_path / "leases.json")}
     words = ["run", "--policy", FIRST_FIT, "-g", "2", "--model", "T4", "--preemptible"]

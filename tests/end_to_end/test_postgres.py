@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from served import bearing, cluster, kill, serve_and_kill, moored, ran, serving, until
+from served import bearing, cluster, kill, moored, ran, serve_and_kill, serving, until
 
 from moorage.testing.daemon_process import child, serve_command, serve_variables
 
@@ -60,7 +60,7 @@ def test_tokens_are_in_the_database(postgres, tmp_path: Path) -> None:
         until(lambda: server.http.get("/policy", headers=bearing(made)).status_code == 401)
 
 
-def test_commands_say_what_is_of_files_alone(postgres) -> None:
+def test_commands_for_files_refuse_a_database(postgres) -> None:
     environment = {"MOORAGE_STORAGE": postgres.database()}
     verified = moored("ledger", "verify", **environment)
     assert (verified.returncode, "keeps its ledger in PostgreSQL" in verified.stderr) == (1, True)

@@ -28,7 +28,7 @@ def serve_quotas(token: str = "", **environment: str) -> Iterator[Server]:
         yield server
 
 
-def test_the_page_does_what_it_says(tmp_path: Path) -> None:
+def test_the_page_works_as_described(tmp_path: Path) -> None:
     with serve_quotas() as server:
         variables = {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from served import Server, ask_message, bearing, cluster, read_message, policy, serving, tell
+from served import Server, ask_message, bearing, cluster, policy, read_message, serving, tell
 
 from moorage_policies import catalog
 

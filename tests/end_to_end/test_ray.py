@@ -104,7 +104,7 @@ def ray_server(ray_world, tmp_path_factory) -> Iterator[Server]:
         server.close()
 
 
-def test_run_shows_what_a_command_wrote_on_ray(ray_world, ray_server, tmp_path):
+def test_run_prints_the_output_of_a_command_on_ray(ray_world, ray_server, tmp_path):
     variables = {
         "PATH": os.environ["PATH"],
         "MOORAGE_URL": ray_server.running.ws,
@@ -137,7 +137,7 @@ def autoscaler_requests() -> list[dict]:
     return json.loads(text or "[]")
 
 
-def test_rays_autoscaler_gets_what_waits_beside_what_is_taken(ray_world, tmp_path):
+def test_the_ray_autoscaler_gets_waiting_and_held_resources(ray_world, tmp_path):
     """The test is the autoscaler: it adds the node that the request wants."""
     clear(ray_world)  # An attempt before this one may have failed.
     request_resources(bundles=[{"GPU": 64}])  # A daemon that is gone left this.

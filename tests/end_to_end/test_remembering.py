@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from served import Server, ask_message, cluster, read_message, kill, serve_and_kill, policy, serving
+from served import Server, ask_message, cluster, kill, policy, read_message, serve_and_kill, serving
 
 pytestmark = pytest.mark.heavy  # Daemons, restarts and a kill.
 

@@ -10,13 +10,13 @@ import pytest
 from served import (
     Server,
     ask_message,
-    read_message,
     here,
     kill,
+    read_message,
     serve_and_kill,
-    workload_processes,
     serving,
     until,
+    workload_processes,
 )
 
 from moorage_client import BlockingClient

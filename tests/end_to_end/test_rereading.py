@@ -119,7 +119,7 @@ def test_other_settings_are_named_and_wait_for_a_restart(first):
     assert line["changed"] == ["candidates_max", "ray_cluster"]
 
 
-def test_a_daemon_whose_terminal_is_closed_ends(tmp_path):
+def test_a_closed_terminal_ends_the_daemon(tmp_path):
     """As all programs do: SIGHUP says that too, and Ctrl-C could not end it any more."""
     serve = [sys.executable, "-m", "moorage", "serve", "--port", "0", "--http-port", "0"]
     command = [*serve, "--data", str(tmp_path)]

@@ -54,7 +54,7 @@ def is_refused(error: dict, text: str) -> bool:
 
 
 @pytest.mark.parametrize("op", ["cordon", "drain", "uncordon"])
-def test_a_dry_run_counts_what_is_of_others(rights_server: Server, lease: dict, op: str) -> None:
+def test_a_dry_run_counts_leases_of_others(rights_server: Server, lease: dict, op: str) -> None:
     message = {"op": op, "cluster": "east", "dry_run": True}
     own = say(rights_server, ANN, message)["data"]
     assert (own["leases"], own["others"]) == ([lease["id"]], {"leases": 0, "tenants": 0})
@@ -67,7 +67,7 @@ def test_a_dry_run_counts_what_is_of_others(rights_server: Server, lease: dict, 
     assert "others" not in everything
 
 
-def test_a_what_if_counts_what_is_of_others(rights_server: Server, lease: dict) -> None:
+def test_a_what_if_counts_leases_of_others(rights_server: Server, lease: dict) -> None:
     message = {"op": "whatif", "change": {"drain": [{"cluster": "east"}]}}
     reply = say(rights_server, BOB, message)
     seen = reply["data"]
@@ -149,7 +149,7 @@ def test_the_command_line_says_which_role_may(rights_server: Server, lease: dict
     assert say(rights_server, ANN, {"op": "status", "lease": lease["id"]})["success"]
 
 
-def test_what_a_tenant_stored_beside_its_clusters_is_its_own(rights_server: Server) -> None:
+def test_documents_of_a_tenant_belong_to_it(rights_server: Server) -> None:
     made = [
         ("/blocks", {"id": "anns"}),
         ("/block", {"blockId": "anns"}),

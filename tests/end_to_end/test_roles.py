@@ -307,7 +307,7 @@ def test_a_server_with_named_tokens_registers_its_own_machine(tmp_path: Path) ->
         (("revoke", "nothing"), "no token is named “nothing”"),
     ],
 )
-def test_wrong_words_are_answered_with_what_is_expected(
+def test_wrong_words_are_refused_with_the_expected_ones(
     tmp_path: Path, words: tuple[str, ...], sentence: str
 ) -> None:
     refused = token(tmp_path, *words)

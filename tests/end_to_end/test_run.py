@@ -178,7 +178,7 @@ def test_long_output_that_is_no_text_comes_out_as_it_was_written(environment, tm
     assert done.stdout == data
 
 
-def test_exec_logs_and_release_know_what_run_started(server, environment, moorage):
+def test_exec_logs_and_release_find_the_lease_of_run(server, environment, moorage):
     script = "echo hello; exec sleep 1000"
     words = ["run", "--gpus", "1", "--env", "A=1", "--", "sh", "-c", script]
     process = start(environment, *words)

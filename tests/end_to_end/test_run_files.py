@@ -77,7 +77,7 @@ def test_a_file_in_the_place_of_the_folder_is_not_followed(fleet: Fleet) -> None
     assert fleet.server.release(lease)["success"]
 
 
-def test_a_run_in_a_folder_of_the_users_has_no_files(fleet: Fleet) -> None:
+def test_a_run_in_a_user_folder_offers_no_files(fleet: Fleet) -> None:
     spec = {"category": "process", "command": ["sleep", "1000"], "workdir": os.getcwd()}  # noqa: PTH109  # A text.
     lease = fleet.server.ask(
         clusters=["lab"],

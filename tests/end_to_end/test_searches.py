@@ -192,7 +192,7 @@ class Git(BaseHTTPRequestHandler):
 
 
 @pytest.mark.heavy
-def test_blocks_survive_a_restart_and_settings_bound_what_is_served(tmp_path):
+def test_blocks_outlast_a_restart_and_settings_bound_answers(tmp_path):
     """Code comes only from hosts that are configured, and no refusal quotes it."""
     with serving(tmp_path) as server:
         server.fill(cluster("east"))

@@ -135,7 +135,7 @@ def activate(server: Server, *arguments: str) -> subprocess.CompletedProcess[str
     return server.moorage("policy", "activate", "--no-test", *arguments)
 
 
-def test_a_candidate_whose_shadow_fails_is_activated_by_force_alone(side):
+def test_a_candidate_with_a_failing_shadow_needs_force(side):
     begin(side, RAISES)
     assert activate(side, RAISES).stdout == f"side:stable -> {RAISES}\n", "it has not failed yet"
     post(side, "activate", FIRST)
@@ -163,7 +163,7 @@ def test_a_candidate_that_declines_is_activated_without_force(side):
     assert activate(side, "side:8-no").returncode == 0
 
 
-def test_a_slow_candidate_delays_no_request_and_what_it_cannot_take_is_counted(side):
+def test_a_slow_candidate_delays_no_request_and_skips_are_counted(side):
     """Its one cell is stuck for half a second per request; live answers go on, far quicker."""
     begin(side, SLEEPS)
     replies = side.say(*[ask_message("side", resources={"gpus": 1})] * 150)

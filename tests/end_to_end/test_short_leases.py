@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from served import Server, ask_message, here, is_over, workload_processes, serving, tell, until
+from served import Server, ask_message, here, is_over, serving, tell, until, workload_processes
 
 pytestmark = pytest.mark.heavy
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import FIRST_FIT, MOORAGE, Server, ask_message, cluster, read_message, ran, tell, until
-from test_takeover import HOUR, One, wait_exit, grant, leadership, one, read, wait_sync, two
+from served import FIRST_FIT, MOORAGE, Server, ask_message, cluster, ran, read_message, tell, until
+from test_takeover import HOUR, One, grant, leadership, one, read, two, wait_exit, wait_sync
 
 from moorage_client import Client, Services
 from moorage_policies import catalog
@@ -167,7 +167,7 @@ def body(server: Server, path: str) -> Any:
     return bare(answer) if isinstance(answer, dict) else answer
 
 
-def test_the_console_shows_what_a_standby_knows(pair: tuple[One, One]):
+def test_the_console_shows_data_of_a_standby(pair: tuple[One, One]):
     (first, *_), (second, *_) = pair
     page = second.http.get("/console")
     assert page.status_code == 200

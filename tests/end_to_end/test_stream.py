@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 
 import pytest
-from served import FIRST_FIT, ask_message, read_message, here, policy, tell
+from served import FIRST_FIT, ask_message, here, policy, read_message, tell
 
 from moorage_client.blocking import BlockingClient
 

@@ -188,7 +188,7 @@ def test_a_server_that_stops_hands_over(pair: tuple[One, One], storage: str, pos
     assert postgres.execute("SELECT count(*) FROM moorage.checkpoint", database) == [(1,)]
 
 
-def test_what_is_sent_to_a_standby_beside_a_change_waits_for_it(pair: tuple[One, One]):
+def test_messages_to_a_standby_wait_for_the_change_of_leader(pair: tuple[One, One]):
     (first, stopped, _), (second, *_) = pair
     held = grant(first, idempotency_key="k")
     with second.socket() as asking, first.socket() as idle:

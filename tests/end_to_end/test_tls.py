@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from cryptography.hazmat.primitives import serialization
-from served import FIRST_FIT, MOORAGE, ask_message, cluster, read_message, ran, until
+from served import FIRST_FIT, MOORAGE, ask_message, cluster, ran, read_message, until
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import connect
 

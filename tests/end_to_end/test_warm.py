@@ -14,13 +14,13 @@ import pytest
 from served import (
     Server,
     ask_message,
-    read_message,
     here,
     kill,
+    read_message,
     serve_and_kill,
-    workload_processes,
     serving,
     until,
+    workload_processes,
 )
 
 from moorage_client import BlockingClient
@@ -196,7 +196,7 @@ def test_a_service_that_stopped_answering_is_not_reused(server, tmp_path):
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_flush_ends_what_is_warm(server):
+def test_flush_ends_warm_leases(server):
     lease, _ = warm(server)
     held = run(server, provision=provision(["sleep", "200000"]))
     server.in_state(held, "active")

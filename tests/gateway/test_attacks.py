@@ -285,7 +285,7 @@ async def test_frames_that_are_tiny_are_read_in_turn(port, frame):
 
 
 @pytest.mark.parametrize("count", [1, 40, 4_000])
-async def test_what_came_before_the_end_is_read(port, count):
+async def test_messages_before_the_close_are_read(port, count):
     """However much of it waits for its turn when the client leaves."""
     attacker = await port.attacker()
     before = len(port.harbour.seen)
@@ -349,7 +349,7 @@ async def test_half_a_handshake_is_cut(open_port):
         b"\r\n" * 1_000,
     ],
 )
-async def test_what_is_no_decent_handshake_is_refused(port, request_bytes):
+async def test_an_invalid_handshake_is_refused(port, request_bytes):
     answer = await port.http(request_bytes)
     assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
     await still_serves(port)

@@ -107,7 +107,7 @@ async def test_too_many_held_replies_end_a_session(port):
     port.harbour.answer(2)
 
 
-async def test_news_beyond_what_is_held_is_counted(port):
+async def test_news_beyond_the_buffer_are_counted(port):
     client = await port.client()
     assert await client.answers(0)
     await lose(port, client)

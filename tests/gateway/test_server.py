@@ -154,7 +154,7 @@ async def test_a_stop_closes_everybody_with_1012_and_logs_nothing(open_port, cap
         await asyncio.open_connection("127.0.0.1", port.number)
 
 
-async def test_who_answered_so_far_answers_no_more(open_port):
+async def test_a_replaced_handler_answers_no_more(open_port):
     """Others are behind the door of a standby that leads: they know none of its sessions."""
     port = await open_port()
     before = await port.client()

@@ -80,7 +80,7 @@ def test_files_that_pages_name_are_there(tree) -> None:
         ("`ost/cell.py`", True),
     ],
 )
-def test_what_counts_as_missing(mutant, text: str, lacks: bool) -> None:
+def test_missing_citations_are_found(mutant, text: str, lacks: bool) -> None:
     names = ["server/host/cell.py", "tests/zygote.py"]
     assert bool(missing(mutant(text, "server/README.md"), names)) == lacks
 
@@ -94,7 +94,7 @@ def test_what_counts_as_missing(mutant, text: str, lacks: bool) -> None:
         ("See docs/reference/nothing.md.", 1),
     ],
 )
-def test_what_counts_as_lost(mutant, root, text: str, count: int) -> None:
+def test_dead_citations_are_found(mutant, root, text: str, count: int) -> None:
     assert len(dead_citations([mutant(text)], root / "docs/reference")) == count
 
 
@@ -108,5 +108,5 @@ def test_what_counts_as_lost(mutant, root, text: str, count: int) -> None:
         ('docs/reference/allocation-server.md, "Services".', False),
     ],
 )
-def test_what_counts_as_leading_nowhere(mutant, line: str, nowhere: bool) -> None:
+def test_dead_links_are_found(mutant, line: str, nowhere: bool) -> None:
     assert bool(leading_nowhere([mutant(line)])) == nowhere

@@ -46,7 +46,7 @@ def test_the_client_has_such_a_tree() -> None:
 
 
 @pytest.mark.parametrize("name", STANDS_APART)
-def test_what_stands_apart_is_said_to(name: str) -> None:
+def test_exceptions_outside_the_tree_are_listed(name: str) -> None:
     assert name in (importlib.import_module("moorage_client").__doc__ or "")
 
 

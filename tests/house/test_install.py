@@ -103,7 +103,7 @@ def test_few_direct_dependencies(project: Any) -> None:
     assert not direct & SERVER_ONLY
 
 
-def test_the_extra_is_what_is_looked_for(project: Any) -> None:
+def test_the_extra_installs_the_imported_module(project: Any) -> None:
     extras = project["optional-dependencies"]
     assert {*extras["policy"]} <= {*extras["server"]}
     extra = {name_of(each) for each in extras["server"]}
@@ -125,7 +125,7 @@ def test_the_libraries_need_no_server(client: Run, code: str) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_it_is_small(project: Any) -> None:
+def test_the_install_is_small(project: Any) -> None:
     names = [*requirements([name_of(each) for each in project["dependencies"]])]
     files = [each for name in names for each in distribution(name).files or ()]
     paths = [Path(each.locate()) for each in files]
@@ -141,7 +141,7 @@ def test_it_is_small(project: Any) -> None:
         "from moorage.query import DocumentIndex",
     ],
 )
-def test_what_reads_a_fleet_names_its_extra(client: Run, code: str) -> None:
+def test_fleet_importers_name_their_extra(client: Run, code: str) -> None:
     ran = client(code)
     assert ran.returncode == 1
     assert ran.stderr.endswith("needs numpy: pip install 'moorage[policy]'\n")
@@ -176,7 +176,7 @@ def test_the_command_needs_no_server_either(
         ["moorage", "policy", "push", "first_fit"],
     ],
 )
-def test_what_needs_the_server_names_the_extra(client: Run, command: list[str]) -> None:
+def test_commands_that_need_the_server_name_the_extra(client: Run, command: list[str]) -> None:
     ran = client(*command)
     assert ran.returncode == 2
     assert ran.stderr.count("\n") == 1

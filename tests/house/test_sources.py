@@ -61,7 +61,7 @@ def test_every_exception_to_a_check_names_it_and_its_reason(sources, tests) -> N
         ("x = 1  # pragma: no cover", False),
     ],
 )
-def test_what_counts_as_a_reason(mutant, line: str, explained: bool) -> None:
+def test_reasons_are_recognised(mutant, line: str, explained: bool) -> None:
     assert (exceptions_without_reason([mutant(line)]) == []) == explained
 
 
@@ -113,7 +113,7 @@ def test_no_code_waits_by_the_clock(sources, tests) -> None:
         ("rule = 'time.sleep(9)'", False),
     ],
 )
-def test_what_counts_as_waiting_by_the_clock(mutant, line: str, nap: bool) -> None:
+def test_sleeps_are_found(mutant, line: str, nap: bool) -> None:
     assert bool(naps([mutant(f"async def f():\n    {line}\n")])) == nap
 
 
@@ -134,7 +134,7 @@ def test_no_test_asserts_a_time(tests) -> None:
         ("    assert time.monotonic() < deadline", False),
     ],
 )
-def test_what_counts_as_asserting_a_time(mutant, line: str, timed: bool) -> None:
+def test_time_assertions_are_found(mutant, line: str, timed: bool) -> None:
     assert bool(matching_lines(_TIMED, [mutant(line)])) == timed
 
 
@@ -170,11 +170,11 @@ def test_no_child_imports_from_the_working_directory(sources) -> None:
         ("(sys.executable, [sys.executable, '-I', name], {})", False),
     ],
 )
-def test_what_counts_as_importing_from_the_working_directory(mutant, command, unsafe) -> None:
+def test_imports_from_the_working_directory_are_found(mutant, command, unsafe) -> None:
     assert bool(unsafe_children([mutant(f"command = {command}")])) == unsafe
 
 
-def test_every_module_says_what_it_is(sources) -> None:
+def test_every_module_has_a_docstring(sources) -> None:
     silent = [each.name for each in sources if not ast.get_docstring(each.tree)]
     assert silent == []
 
@@ -207,7 +207,7 @@ def _checks_nothing(node: ast.AST) -> bool:
     ("body", "nothing"),
     [("pass", True), ("assert True", True), ("assert f()", False), ("f().check()", False)],
 )
-def test_what_counts_as_checking_nothing(mutant, body: str, nothing: bool) -> None:
+def test_tests_without_a_check_are_found(mutant, body: str, nothing: bool) -> None:
     assert _checks_nothing(mutant(f"def test_x():\n    {body}\n").tree) == nothing
 
 
@@ -244,7 +244,7 @@ def test_a_match_closes_its_union_or_says_why_it_is_open(sources) -> None:
         ("case 2:\n            pass", False),
     ],
 )
-def test_what_counts_as_an_open_end(mutant, end: str, is_open: bool) -> None:
+def test_open_match_statements_are_found(mutant, end: str, is_open: bool) -> None:
     source = f"def f(x):\n    match x:\n        case 1:\n            pass\n        {end}\n"
     assert bool(open_ends([mutant(source)])) == is_open
 
@@ -290,7 +290,7 @@ def test_no_circle_of_imports(sources) -> None:
     ("graph", "expected"),
     [({"a": ["b"], "b": []}, False), ({"a": ["b"], "b": ["c"], "c": ["a"]}, True)],
 )
-def test_what_counts_as_a_circle(graph: dict[str, list[str]], expected: bool) -> None:
+def test_import_circles_are_found(graph: dict[str, list[str]], expected: bool) -> None:
     assert bool(circle(graph)) == expected
 
 
@@ -358,7 +358,7 @@ def test_no_name_is_a_metaphor(sources) -> None:
 @pytest.mark.parametrize(
     ("name", "metaphor"), [("_crank", True), ("shelf_of", True), ("showing", False)]
 )
-def test_what_counts_as_a_metaphor(name: str, metaphor: bool) -> None:
+def test_metaphors_are_found(name: str, metaphor: bool) -> None:
     assert bool(METAPHORS.search(name)) == metaphor
 
 
@@ -500,7 +500,7 @@ def test_no_file_over_1000_lines_no_function_over_70(sources) -> None:
     assert too_long == {}
 
 
-def test_what_was_loosened_is_still_needed_and_says_why(sources, tests) -> None:
+def test_exceptions_to_rules_are_needed_and_have_reasons(sources, tests) -> None:
     actual = {subject: (lines, allowed) for subject, lines, allowed in measure(sources)}
     here = next(each for each in tests if each.name == "tests/house/test_sources.py")
     for subject, loosened in LOOSENED.items():
@@ -566,7 +566,7 @@ def test_readmes_name_policies_that_ship(tree) -> None:
         ('"""A policy, `name:version-tag`; `http://registry:3000`."""', 0),
     ],
 )
-def test_what_counts_as_a_policy_that_is_nowhere(mutant, text: str, found: int) -> None:
+def test_missing_policies_are_found(mutant, text: str, found: int) -> None:
     file = mutant(text)
     assert len(missing_policies(file, docstrings(file))) == found
 

@@ -187,9 +187,7 @@ async def test_all_else_is_forbidden(account: Path, method: str, where: str) -> 
             await connection.call(method, where, None if method == "GET" else {})
 
 
-def test_a_daemon_with_these_rights_leases_what_is_there(
-    plane_with_roles: Plane, account: Path
-) -> None:
+def test_a_daemon_with_these_rights_leases_gpus(plane_with_roles: Plane, account: Path) -> None:
     plane_with_roles.create(node("n1", gpus=2))
     environment = {
         "MOORAGE_KUBERNETES_CLUSTERS": "here="
@@ -295,7 +293,7 @@ async def test_where_it_may_make_nothing_a_start_fails_at_once_and_leaves_nothin
         await backend.close()
 
 
-def test_the_plane_refuses_what_a_manifest_misspells(plane_with_roles: Plane) -> None:
+def test_the_plane_refuses_misspelt_manifests(plane_with_roles: Plane) -> None:
     thing = next(x for x in manifests("moored.yaml") if x["kind"] == "Service")
     thing["spec"]["selektor"] = {}
     with pytest.raises(PlaneError, match="selektor"):

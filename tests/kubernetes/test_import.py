@@ -76,7 +76,7 @@ def test_a_cluster_is_imported_as_it_is(fresh_plane: Plane, start: Start) -> Non
     assert (code, said["error"]["code"]) == (3, "already_exists")
 
 
-def test_what_cannot_be_imported_is_named(fresh_plane: Plane, start: Start) -> None:
+def test_errors_name_the_object_that_cannot_be_imported(fresh_plane: Plane, start: Start) -> None:
     for arguments, words in (
         (("kubernetes:nowhere",), "nowhere"),
         (("local", "--watch"), "--watch"),

@@ -37,7 +37,7 @@ with Plane.run(Path(sys.argv[2])) as plane:
 """
 
 
-def test_whatever_ends_the_tests_ends_the_plane(plane: Plane, tmp_path: Path) -> None:
+def test_the_plane_ends_with_the_tests(plane: Plane, tmp_path: Path) -> None:
     here = Path(__file__).parent
     owner = subprocess.Popen(
         [sys.executable, "-c", OUTLIVED, here, tmp_path],

@@ -117,7 +117,7 @@ async def test_by_its_own_times_requests_wait_and_end(trace):
     assert 0 < waited["waited_seconds_mean"] < 300
 
 
-async def test_requests_come_and_go_and_what_counts_comes_after_the_warm_up(trace):
+async def test_only_requests_after_the_warm_up_count(trace):
     job = BacktestJob(shipped_policies("first_fit", "expected_fill"), **trace, churn=1.2)
     outcome = await backtest(job)
     assert msgspec.json.encode(outcome) == msgspec.json.encode(await backtest(job))
@@ -212,7 +212,7 @@ async def test_a_pruned_ledger_is_replayed_from_where_it_begins(trace, tmp_path)
     assert outcome["notes"] == [timeline.LIMITS_OF_A_LEDGER, timeline.PRUNED]
 
 
-async def test_what_cannot_be_replayed_is_said(trace, tmp_path):
+async def test_errors_name_the_input_that_cannot_be_replayed(trace, tmp_path):
     with pytest.raises(CommandError, match="no shipped policy 'nope'; there are first_fit"):
         await backtest(BacktestJob(shipped_policies("nope"), **trace))
     with pytest.raises(CommandError, match="there is no ledger"):
@@ -229,7 +229,7 @@ async def test_what_cannot_be_replayed_is_said(trace, tmp_path):
         await backtest(BacktestJob(shipped_policies("first_fit"), **trace))
 
 
-def test_fragmentation_is_what_typical_requests_cannot_use(trace, tmp_path):
+def test_fragmentation_is_capacity_unusable_by_typical_requests(trace, tmp_path):
     fleet = Fleet()
     line = timeline.of_trace(
         tmp_path / "nodes.csv", tmp_path / "pods.csv",

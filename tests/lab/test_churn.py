@@ -25,7 +25,7 @@ def held_share_at(coming, at):
 
 
 @pytest.mark.parametrize("stays", STAYS)
-def test_the_load_is_what_is_held_if_all_fits_from_the_first_moment_on(stays):
+def test_the_load_holds_from_the_first_moment_if_all_fits(stays):
     how = Churn(0.8, stays, 4.0)
     coming = draw_arrivals(how)
     assert [each.at for each in coming] == sorted(each.at for each in coming)
@@ -50,7 +50,7 @@ def test_the_more_gpus_the_longer_where_stays_are_sized():
     assert mean(500) == pytest.approx(mean(1000), rel=0.1)
 
 
-def test_half_of_what_is_measured_may_come_from_another_trace_at_the_same_load():
+def test_half_of_the_requests_may_come_from_another_trace():
     how, other = Churn(0.8, length=4.0), TracePod("x", 1, 1, 2, 1000)
     coming = draw_arrivals(how, later=[other])
     half = (how.measured_from + how.end) / 2

@@ -75,7 +75,7 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(content)
 
 
-async def test_what_a_kill_leaves_is_whole(path: Path):
+async def test_a_ledger_is_whole_after_a_kill(path: Path):
     facts = await write_and_kill(path)
     assert await read_back(path) == (facts, (), 60 + FENCING_BLOCK - 59)
 
@@ -147,7 +147,7 @@ async def test_a_fact_of_another_life_is_noticed(path: Path):
 
 
 @pytest.mark.parametrize("column", ["number", "seq", "parts", "checksum"])
-async def test_what_is_said_of_a_checkpoint_is_summed_too(path: Path, column: str):
+async def test_the_checksum_covers_the_fields_of_a_checkpoint(path: Path, column: str):
     facts = await write_and_kill(path)
     connection = sqlite3.connect(path)
     connection.execute(f"UPDATE checkpoint SET {column} = {column} + 1")  # noqa: S608  # Ours.
@@ -158,7 +158,7 @@ async def test_what_is_said_of_a_checkpoint_is_summed_too(path: Path, column: st
     assert "is damaged and was dropped" in warning
 
 
-async def test_a_clean_end_gives_back_what_was_reserved(path: Path):
+async def test_a_clean_end_returns_reserved_numbers(path: Path):
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     await ledger.append(numbered_facts(1, 5), NOW)
@@ -230,7 +230,7 @@ async def test_a_log_damaged_in_its_middle_is_noticed_also_where_the_mark_is_old
         await read_back(path)
 
 
-async def test_what_a_power_cut_tears_of_the_last_commit_is_no_damage(path: Path):
+async def test_a_torn_last_commit_is_no_damage(path: Path):
     facts = await write_and_kill(path)
     old = path.parent.parent / "old" / "ledger.db"
     await write_and_kill(old, commits=20)

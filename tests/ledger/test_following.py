@@ -64,7 +64,7 @@ async def test_each_fact_is_taken_once_and_in_order(write_facts) -> None:
     assert await followed.read(limit=7) == await ledger.read(limit=7)
 
 
-async def test_what_was_not_taken_is_not_told(write_facts) -> None:
+async def test_a_follower_reports_only_applied_facts(write_facts) -> None:
     store, ledger = write_facts
     followed = FollowedLedger(Beside(store))
     await ledger.append(facts(0, 3), NOW)
@@ -108,9 +108,7 @@ async def test_another_history_is_not_followed(write_facts, tmp_path: Path) -> N
     await promoted.close()
 
 
-async def test_who_followed_reads_on_where_it_was_and_all_where_that_is_another_history(
-    write_facts, tmp_path: Path
-) -> None:
+async def test_a_follower_resumes_or_rereads_another_history(write_facts, tmp_path: Path) -> None:
     store, ledger = write_facts
     await ledger.append(facts(0, 5), NOW)
     await ledger.checkpoint(3, facts(0, 2))
@@ -132,7 +130,7 @@ async def test_who_followed_reads_on_where_it_was_and_all_where_that_is_another_
     await heir.close()
 
 
-async def test_what_was_not_taken_whole_is_not_gone_on_from(write_facts) -> None:
+async def test_a_follower_does_not_resume_from_a_partial_read(write_facts) -> None:
     store, ledger = write_facts
     followed = FollowedLedger(Beside(store))
     assert followed.position is None

@@ -117,7 +117,7 @@ async def test_an_old_fact_that_is_damaged_is_named_and_costs_its_history_only(
     assert all("of the history" in each for each in said)
 
 
-async def test_what_follows_a_damaged_fact_of_now_is_lost_and_named(path: Path):
+async def test_facts_after_a_damaged_recent_fact_are_lost_and_named(path: Path):
     facts = await write_and_kill(path)
     change(path, "DELETE FROM fact WHERE seq = 150")
     said = repair(path)
@@ -203,7 +203,7 @@ def rename_in_its_page(path: Path, seq: int, name: int) -> None:
         "DELETE FROM meta WHERE name = 'pruned'",
     ],
 )
-async def test_a_ledger_that_does_not_say_what_it_is_loses_nothing(path: Path, statement: str):
+async def test_a_ledger_without_its_header_loses_nothing(path: Path, statement: str):
     facts = await write_and_kill(path)
     change(path, statement)
     if "format" in statement:
@@ -214,7 +214,7 @@ async def test_a_ledger_that_does_not_say_what_it_is_loses_nothing(path: Path, s
     assert (await read_back(path))[0] == facts
 
 
-async def test_without_the_page_that_says_what_it_is_all_facts_stay(path: Path):
+async def test_a_lost_header_page_loses_no_facts(path: Path):
     facts = await write_and_kill(path)
     change(path, "PRAGMA journal_mode=DELETE")
     blank_root(path, "meta")
@@ -241,7 +241,7 @@ def invert_byte(path: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 20, 40, 4_200, 60_000, 200_000])
-async def test_what_lies_behind_a_damaged_place_of_the_log_stays(path: Path, place: int):
+async def test_facts_after_damage_in_the_log_are_recovered(path: Path, place: int):
     """SQLite reads nothing from there on; here that is every fact but those of before."""
     facts = await write_and_kill(path)
     invert_byte(path.with_name("ledger.db-wal"), place)
@@ -299,7 +299,7 @@ async def test_a_file_that_is_gone_is_done_without(path: Path, name: str):
         pytest.param("ledger.db-wal", 40, marks=pytest.mark.heavy),
     ],
 )
-async def test_after_a_repair_all_is_a_part_of_what_was(path: Path, name: str, places: int):
+async def test_a_repair_adds_no_facts(path: Path, name: str, places: int):
     facts = await write_and_kill(path)
     if name == "ledger.db":
         ledger = StoredLedger(SqliteFacts(path))

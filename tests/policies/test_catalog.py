@@ -29,7 +29,7 @@ def test_every_file_of_the_folder_is_shipped_or_serves_the_shipping():
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_imports_only_what_a_cell_has(name):
+def test_a_policy_imports_only_modules_of_a_cell(name):
     for node in ast.walk(ast.parse(catalog.read_policies()[name])):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]

@@ -68,7 +68,7 @@ def test_cpu_load_counts_per_core_and_by_its_weight():
     assert choose(fleet, Demand(cpu_milli=1), metrics, cpu_weight=0)["node_id"] == "b"
 
 
-def test_who_reports_nothing_counts_as_told():
+def test_a_node_without_metrics_counts_by_its_leases():
     fleet = fleet_with(node("a"), node("b"))
     metrics = metrics_of(tree("b", cores=32, average=50))
     assert choose(fleet, Demand(1), metrics)["node_id"] == "b"
@@ -78,7 +78,7 @@ def test_who_reports_nothing_counts_as_told():
 
 
 @pytest.mark.parametrize("nonsense", ["busy", None, True, [1], {"percent": 1}])
-def test_what_is_no_number_is_not_measured(nonsense):
+def test_non_numeric_metrics_are_ignored(nonsense):
     fleet = fleet_with(node("a"), node("b"))
     metrics = metrics_of(
         tree("a", cores=nonsense, average=nonsense, gpus=[nonsense] * 4),
@@ -87,7 +87,7 @@ def test_what_is_no_number_is_not_measured(nonsense):
     assert choose(fleet, Demand(1), metrics)["node_id"] == "b"
 
 
-def test_without_any_metrics_it_spreads_by_what_is_promised():
+def test_without_metrics_the_policy_spreads_by_leases():
     fleet, policy, seen = (
         fleet_with(*(node(name) for name in "abc")),
         new_policy("least_loaded"),

@@ -123,7 +123,7 @@ def test_scores_may_be_a_list():
             rows(view, demand, ["best"] * 6)
 
 
-def test_place_says_what_it_takes():
+def test_place_returns_the_taken_share():
     found = data(site(), Demand(gpus=1))
     fleet = found["fleet"]
     with pytest.raises(TypeError, match=r"^place: expected `input_data` as `eval` got it, got F"):
@@ -142,7 +142,7 @@ def test_place_says_what_it_takes():
     st.sampled_from(["", "nvlink", "numa", "rack", "zone"]), st.booleans(),
     st.sampled_from(["pack", "spread"]), st.integers(0, 2**32),
 )  # fmt: skip
-def test_whatever_the_score_the_answer_is_sound(gpus, milli, nodes, topology, close, gang, seed):
+def test_any_score_yields_a_sound_answer(gpus, milli, nodes, topology, close, gang, seed):
     draw, fleet = np.random.default_rng(seed), site()
     free = draw.choice([0, 300, 1000], fleet.gpu_free.shape, p=[0.3, 0.2, 0.5])
     fleet.gpu_free[:] = np.minimum(free, fleet.gpu_total)

@@ -86,7 +86,7 @@ def one(name: str, nodes: int = 2, gpus: int = 2) -> Cluster:
     return Cluster(ClusterId(name), rows)
 
 
-def test_other_rows_keep_what_is_held():
+def test_other_rows_keep_their_leases():
     fleet = install([one("a"), one("c")])
     row = fleet.row("c", "n1")
     fleet.set_capacity(row, 1, 2, [3, 4])

@@ -70,7 +70,7 @@ def test_labels_follow_the_inventory():
     assert np.flatnonzero(fleet.feasible(wanted)).tolist() == [3]
 
 
-def test_what_is_imagined_has_the_same_labels():
+def test_an_imagined_fleet_has_the_same_labels():
     fleet, wanted = fleet_of(labelled_cluster()), demand(("zone", "In", ("b",)), gpus=2)
     other = fleet.imagined()
     other.take(Share(ClusterId("c"), NodeId("n2"), ("0",)))

@@ -91,7 +91,7 @@ def test_a_field_may_be_left_out_unless_it_is_required():
     assert read(needs).check({}, "v", known=("a",)) == {}
 
 
-def test_defaults_fill_what_is_left_out_on_all_levels():
+def test_defaults_fill_missing_fields_on_all_levels():
     inner = {"b": {"type": "number", "default": 2}, "c": {"type": "number"}}
     schema = read(
         {
@@ -111,7 +111,7 @@ def test_defaults_fill_what_is_left_out_on_all_levels():
     assert schema.check(whole, "v") is whole, "what lacks nothing is not copied"
 
 
-def test_what_has_a_value_elsewhere_gets_no_default():
+def test_a_field_set_elsewhere_gets_no_default():
     schema = read({"a": {"type": "number", "default": 1}, "b": {"type": "number", "default": 2}})
     assert schema.check({}, "v", known=("a",)) == {"b": 2}
     assert schema.check({"a": None}, "v", known=("a", "b")) == {}
@@ -204,11 +204,11 @@ def test_a_refusal_names_field_expectation_and_finding(document, value, said):
         ),
     ],
 )
-def test_what_cannot_be_read_is_noted_with_its_place(document, said):
+def test_unreadable_parts_are_noted_with_their_place(document, said):
     assert said in notes_on(document)
 
 
-def test_what_cannot_be_read_is_not_enforced_and_the_rest_is():
+def test_unreadable_parts_are_not_enforced_and_the_rest_is():
     document = {"a": {"type": "number", "minn": 1, "max": 5}, "b": 7, "c": {"type": "colour"}}
     schema, notes = read_schema(document, "s", pattern)
     assert [note.path for note in notes] == ["s.a.minn", "s.b", "s.c.type"]
@@ -243,7 +243,7 @@ SETTINGS = {
 }
 
 
-def test_a_json_schema_is_read_as_what_it_says():
+def test_a_json_schema_keeps_its_meaning():
     schema = read(SETTINGS)
     assert schema.check({"zone": "a"}, "v") == {"zone": "a", "gpus": 1}
     whole = {

@@ -95,5 +95,5 @@ def test_any_text_is_read_or_refused(frame: str | bytes) -> None:
         explain=st.booleans(),
     )
 )
-def test_what_a_client_writes_the_server_reads(message: AllocationRequest) -> None:
+def test_the_server_reads_messages_of_the_client(message: AllocationRequest) -> None:
     assert decode(encode(message)) == message

@@ -89,7 +89,7 @@ def test_a_mebibyte_of_anything_costs_little(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lists", "names", "exponents", "alternatives"])
-def test_what_has_too_many_parts_is_refused_with_its_id(name: str) -> None:
+def test_a_message_with_too_many_parts_is_refused_with_its_id(name: str) -> None:
     error = read(MESSAGES[name])
     assert isinstance(error, BadMessage)
     assert (error.code, error.id) == (Code.TOO_LARGE, "a")
@@ -116,7 +116,7 @@ def test_as_many_parts_as_may_be_are_read() -> None:
     ],
     ids=["json", "csv", "times", "hex", "small"],
 )
-def test_what_only_looks_like_many_parts_is_read(inputs: dict[str, Any]) -> None:
+def test_brackets_within_strings_do_not_count_as_parts(inputs: dict[str, Any]) -> None:
     request = read(HEAD + json.dumps(inputs) + "}")
     assert isinstance(request, AllocationRequest)
     assert request.inputs == inputs

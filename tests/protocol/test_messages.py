@@ -153,7 +153,7 @@ def test_null_and_empty_count_as_missing_where_a_value_is_required(value: Any) -
     ]
 
 
-def test_what_is_missing_inside_is_named_with_its_path() -> None:
+def test_a_missing_inner_field_is_named_with_its_path() -> None:
     error = refusal_of('{"op": "whatif", "request": {"policy_rule_uri": "p"}}')
     assert (error.code, error.field) == (Code.MISSING_FIELDS, "request.inputs")
     assert refusal_of(text(provision={"spec": {}})).field == "provision.backend"
@@ -277,7 +277,7 @@ NEARLY_DRY = "dryrun dryRun DRY_RUN dry-run dry_runn dyr_run drt_run ry_run dry_
 
 
 @pytest.mark.parametrize("name", [*NEARLY_DRY.split(), "dry run"])
-def test_what_is_nearly_dry_run_is_refused_always(name: str) -> None:
+def test_a_misspelt_dry_run_is_always_refused(name: str) -> None:
     for value in (True, False, 1):
         with pytest.raises(BadMessage, match=r"did you mean dry_run\?") as no:
             warnings_on(**{name: value, "lease": {}})
@@ -287,7 +287,7 @@ def test_what_is_nearly_dry_run_is_refused_always(name: str) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"dry": True}, {"drun": 1}, {"mode": "dry_run"}, {"mode": "dry-run"}]
 )
-def test_no_lease_is_granted_to_what_means_a_dry_run(wrong: dict[str, Any]) -> None:
+def test_a_misspelt_dry_run_gets_no_lease(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadMessage, match=r"unknown field; .*did you mean dry_run\?"):
         warnings_on(**wrong, lease={})
     assert warnings_on(**wrong), "without a lease it is advice anyway"
@@ -471,7 +471,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("changes", "field", "expected"), WRONG)
-def test_a_wrong_field_is_named_with_what_was_expected(
+def test_a_wrong_field_is_named_with_the_expected_type(
     changes: dict[str, Any], field: str, expected: str
 ) -> None:
     error = refusal_of(text(**{"id": 9, **changes}))
@@ -518,7 +518,7 @@ def test_operations_are_read() -> None:
     assert whatif.request.policy_rule_uri == "p"
 
 
-def test_unknown_field_of_the_request_of_a_what_if_is_refused():
+def test_unknown_fields_of_a_what_if_are_refused():
     text = '{"op": "whatif", "id": 7, "request": {"policy_rule_uri": "p", "inputs": {}, "prio": 1}}'
     with pytest.raises(BadMessage) as refusal:
         ignored_fields(text, decode(text))
@@ -667,12 +667,12 @@ def test_a_field_that_stands_there_twice_is_refused_by_name(frame, name):
 
 
 @pytest.mark.parametrize("value", ['{"a": 1, "a": 2}', '"\\"\\u0022"', "[[[]]]", '"\\"id\\": 7"'])
-def test_what_lies_within_a_field_is_the_authors_own(value):
+def test_contents_of_user_fields_are_not_checked(value):
     frame = '{"adhoc": true, "policy_rule_uri": "p:1-x", "id": 7, "a\\"b": 1, "inputs": {"x": %s}}'
     assert decode(frame % value).id == 7
 
 
-def test_an_operation_is_told_by_its_name_and_never_by_what_takes_long_to_read() -> None:
+def test_an_operation_is_recognised_by_its_name_first() -> None:
     assert operation_of(b'{"op": "status"}') == "status"
     assert operation_of(b'{"op": "status", "adhoc": true}') == ""
     brackets = b"[]," * PARTS_MAX

@@ -40,7 +40,7 @@ def test_known_codes_stay() -> None:
         (list[QueuedWaiter], [{"position": "first"}]),
     ],
 )
-def test_what_is_essential_or_wrong_is_an_error(kind: Any, document: Any) -> None:
+def test_missing_or_wrong_essential_fields_are_errors(kind: Any, document: Any) -> None:
     with pytest.raises(msgspec.ValidationError):
         read_record(kind, document)
 
@@ -51,7 +51,7 @@ def test_a_lease_shows_its_token_to_no_log() -> None:
     assert "token" not in lease.document()
 
 
-def test_a_document_has_what_scripts_read() -> None:
+def test_a_document_has_all_fields_of_scripts() -> None:
     workload = {"backend": "local", "phase": "ready"}
     lease = read_record(Lease, {"id": "r-1", "state": "active", "workload": workload})
     document = lease.document()

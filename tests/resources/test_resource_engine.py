@@ -337,7 +337,7 @@ async def test_end_and_a_failed_start_wake_the_next(engine, workshop):
     assert workshop.alive == 1
 
 
-async def test_a_start_whose_caller_is_cancelled_is_undone(engine, workshop):
+async def test_a_cancelled_caller_undoes_its_start(engine, workshop):
     workshop.seconds = 60
     task = await begin(engine.acquire("a", Spec()))
     task.cancel()

@@ -82,7 +82,7 @@ def test_facts_that_the_state_was_ahead_of_change_nothing(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_tenant_learns_of_others_only_what_is_busy(seed):
+def test_a_tenant_sees_only_busy_slots_of_others(seed):
     world, state = play(seed), State()
     for fact in world.ledger:
         apply(state, fact)

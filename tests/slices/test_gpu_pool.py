@@ -60,7 +60,7 @@ def test_two_pools_never_share_a_gpu(make_pool):
     assert len(set(also)) == 1
 
 
-def test_tasks_have_what_their_slice_reserved(make_pool):
+def test_tasks_have_the_resources_of_their_slice(make_pool):
     pool = make_pool(shape=GpuSlices(gpus_per_host=1, host_resources={"CPU": 2, "memory": 1 << 30}))
     pool.scale_multislice(1)
 

@@ -229,7 +229,7 @@ def test_a_complete_slice_is_preferred_to_one_that_lost_a_host(make_pool):
     assert names(pool) == ["tpu-b"]
 
 
-def test_the_error_names_a_host_whose_loss_was_not_noticed(make_pool, ready, settings):
+def test_the_error_names_a_lost_host_before_ray_notices(make_pool, ready, settings):
     pool = make_pool(TYPE, settings=replace(settings, host_health_seconds_max=8))
     pool.scale_multislice(2)
     second = pool.get_all_pool_members()[1]

@@ -23,7 +23,7 @@ from moorage.slices import (
     available_cpu_cores,
 )
 from moorage.slices.cluster import RayNode
-from moorage.slices.devices import release_devices, is_reclaimed
+from moorage.slices.devices import is_reclaimed, release_devices
 from moorage.slices.shapes import find_degraded
 
 WITHOUT = """
@@ -53,7 +53,7 @@ for use in (
 """
 
 
-def test_without_ray_the_package_says_what_is_missing():
+def test_without_ray_the_package_names_the_extra():
     command = [sys.executable, "-c", WITHOUT]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     line = f"slices need Ray, which is not installed: {install_command('ray')}\n"

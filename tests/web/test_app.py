@@ -41,7 +41,7 @@ def is_typed(schema):
 REFUSALS = {"400", "401", "403", "404", "409", "413", "421", "422", "429", "500"}
 
 
-async def test_every_operation_says_what_it_takes_and_answers(client):
+async def test_every_operation_has_schemas_of_request_and_answer(client):
     described = (await client.get("/openapi.json")).json()
     openapi_spec_validator.validate(described)  # All references resolve, too.
     for path, methods in described["paths"].items():

@@ -98,7 +98,7 @@ async def test_a_body_that_would_become_much_larger_is_refused_and_no_longer_hel
     assert not bodies._held
 
 
-async def test_a_large_document_is_read_and_counts_for_what_it_becomes():
+async def test_a_large_document_counts_by_its_decoded_size():
     node = {"id": "n-000001", "gpus": [{"id": "0", "model": "A100", "memory_mib": 81920}] * 8}
     document = {"id": "c", "nodes": [node] * 2_000}
     bodies, sent = BodyReader(), whole(json.dumps(document).encode())

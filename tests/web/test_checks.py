@@ -144,7 +144,7 @@ async def test_a_body_has_one_length(site):
     assert answer.count("HTTP/1.1 ") == 1  # What came behind it is not read as a request.
 
 
-async def test_no_browser_guesses_what_an_answer_is(site):
+async def test_answers_forbid_content_sniffing(site):
     paths = ("/healthz", "/policy", "/clusters/none", "/none", "/openapi.json", "/")
     others = ({"authorization": "Bearer no"}, {"host": "evil.example"})
     asks = [*((path, {}) for path in paths), *(("/policy", headers) for headers in others)]

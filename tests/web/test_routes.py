@@ -47,7 +47,7 @@ MERGED = {
 
 
 @pytest.mark.parametrize("path", MERGED)
-async def test_a_put_changes_what_it_names_and_nothing_else(client, path):
+async def test_a_put_changes_only_the_named_fields(client, path):
     """As the databases behind the existing servers do; metrics are made where there are none."""
     first = {"tags": ["a"], "config": {"urlMap": {"u": 1}}, "count": 1}
     made = await client.put(path, json=first)
@@ -75,7 +75,7 @@ async def test_a_put_changes_what_it_names_and_nothing_else(client, path):
     assert await put({}) == changed
 
 
-async def test_a_change_is_checked_as_what_it_makes(client):
+async def test_a_change_is_checked_by_its_result(client):
     await client.post("/clusters", json=cluster("c1"))
     refused = await client.put("/clusters/c1", json={"nodes.nodeData": [{"id": 7, "gpus": "x"}]})
     assert refused.status_code == 400

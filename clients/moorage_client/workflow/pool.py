@@ -17,9 +17,9 @@ from moorage_client.workflow.journal import RunJournal
 from moorage_client.workflow.requirements import (
     ResourceRequirements,
     amount_of,
+    read_amount,
     resource_name,
     units,
-    read_amount,
 )
 from moorage_client.workflow.timeline import SNAPSHOTS_MAX, ResourceTimeline
 from moorage_client.workflow.waiting import Account, Amounts, Ticket

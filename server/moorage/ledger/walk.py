@@ -56,7 +56,7 @@ from moorage.storage.sqlite.facts import (
     read_marks,
 )
 from moorage.storage.sqlite.fencing import fencing_path
-from moorage.storage.sqlite.files import UNREADABLE, log_damage, find_log_damage
+from moorage.storage.sqlite.files import UNREADABLE, find_log_damage, log_damage
 from moorage.storage.sqlite.marks import Found
 
 _WINDOW: Final = 1_000

@@ -23,11 +23,11 @@ from moorage.protocol.diagnosis import (
     check_bounds,
     check_names,
     diagnose,
-    warn_of_unknown,
     message_id,
     missing_fields,
     no_kind,
     unknown_op,
+    warn_of_unknown,
 )
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.operations import (

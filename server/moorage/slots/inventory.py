@@ -33,10 +33,10 @@ __all__ = [
     "Allocator",
     "Inventory",
     "allocate",
+    "check_slots",
     "insufficient",
     "merged",
     "rewritten",
-    "check_slots",
 ]
 
 

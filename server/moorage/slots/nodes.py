@@ -38,11 +38,11 @@ from moorage.slots.specification import (
     Format,
     count_instances,
     documents,
+    format_pool,
     only_keys,
     parse_resources,
     properties_of,
     unwrap,
-    format_pool,
 )
 
 __all__ = ["NodeAllocation", "NodeRequest", "NodeResourcePool"]

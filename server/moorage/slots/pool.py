@@ -16,7 +16,7 @@ from moorage.slots.errors import (
     InvalidSpecification,
     ResourceUnavailable,
 )
-from moorage.slots.inventory import Allocator, Inventory, allocate, rewritten, check_slots
+from moorage.slots.inventory import Allocator, Inventory, allocate, check_slots, rewritten
 from moorage.slots.outcome import Outcome
 from moorage.slots.outstanding import Allocation, Outstanding, parse_allocation
 from moorage.slots.requests import parse_request
@@ -26,8 +26,8 @@ from moorage.slots.specification import (
     Instance,
     count_instances,
     documents,
-    parse_specification,
     format_pool,
+    parse_specification,
 )
 from moorage.slots.views import FreeResources, ResourceOwner, Totals, refuse_totals
 

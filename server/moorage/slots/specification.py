@@ -35,13 +35,13 @@ __all__ = [
     "Specification",
     "count_instances",
     "documents",
+    "format_pool",
     "only_keys",
     "parse_resources",
     "parse_specification",
     "properties_of",
     "read_specification",
     "unwrap",
-    "format_pool",
 ]
 
 Format = Literal["yaml", "json"]

@@ -8,8 +8,8 @@ from kubernetes_objects import claim, gpu, mig, node, pod, resource_slice
 
 from moorage.backends.kubernetes.documents import (
     complete_devices,
-    machine_document,
     free_capacity_document,
+    machine_document,
     whole_document,
 )
 from moorage.backends.kubernetes.objects import ApiPod, ApiResourceClaim, ApiResourceSlice

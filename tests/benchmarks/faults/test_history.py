@@ -139,7 +139,7 @@ def test_each_law_has_a_defect():
     assert {law for law, _ in DEFECTS} == LAWS.keys()
 
 
-def test_what_was_on_its_way_may_overtake():
+def test_requests_in_flight_may_overtake():
     """Two requests that overlap may be granted in either order, and by either server."""
     history = whole()
     change(history, 3, fencing=3, sent_at=2.5)

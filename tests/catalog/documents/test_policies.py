@@ -103,7 +103,7 @@ def prepare(files=FILES, **more):
     return make_prepared(complete_policy_document({**GIVEN, **more}), files).record
 
 
-def test_the_record_has_what_the_sandbox_needs():
+def test_the_record_has_all_fields_for_the_sandbox():
     record = prepare(policy_settings={"s": 1}, policy_parameters={"p": 2}, vendor="kept")
     assert record.ref.uri == "policies.first:v0.0.1-beta"
     assert (record.settings, record.parameters, record.files) == ({"s": 1}, {"p": 2}, FILES)

@@ -83,7 +83,7 @@ def test_a_path_is_refused_if_no_folder_is_configured():
 
 
 @pytest.mark.parametrize("text", ["x = = 1", "# hi", "x=1", "<html>", '{"a": 1}', "import os"])
-def test_text_of_one_line_is_source_text_whatever_is_wrong_with_it(text):
+def test_one_line_of_text_is_source_text_even_if_invalid(text):
     assert CodeSources().files(text, None) == {"function.py": text.encode()}
 
 

@@ -397,7 +397,7 @@ async def test_the_limits_of_the_catalog_are_enforced(catalog):
     assert not catalog.memory.known("c1")
 
 
-async def test_what_the_start_read_is_not_believed_after_a_change(tmp_path):
+async def test_a_change_invalidates_documents_read_at_start(tmp_path):
     first = await open_catalog(SqliteRecords(tmp_path / "c.db"))
     node = {"id": "n", "gpus": {"count": 2}}
     for name in ("a", "b"):

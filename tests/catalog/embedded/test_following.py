@@ -85,7 +85,7 @@ async def test_a_follower_applies_each_change(writer: Catalog) -> None:
     assert not memory.clusters
 
 
-async def test_who_followed_a_catalog_goes_on_to_write_it(place) -> None:
+async def test_a_follower_of_a_catalog_becomes_its_writer(place) -> None:
     written = await open_catalog(place.records())
     await written.clusters.create(cluster("a"), "ann")
     followed = await open_catalog(place.followed(), follows=True)

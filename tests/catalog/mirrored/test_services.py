@@ -452,7 +452,7 @@ async def test_a_search_may_find_one_or_nothing(faulty, service):
         answer({"success": False, "message": "bad operator"}, 400),
     ],
 )
-async def test_what_the_search_service_says_of_a_query_is_passed_on(faulty, service, behave):
+async def test_an_error_of_the_search_service_is_passed_on(faulty, service, behave):
     faulty.behave = behave
     with pytest.raises(ServiceError) as caught:
         await SearchService(service).find("filter", {})

@@ -138,7 +138,7 @@ def test_a_lease_that_is_lost_fails_its_node_which_is_tried_again_on_another(kin
 
 
 @both
-def test_what_the_server_refuses_fails_the_node(kind, server, client):
+def test_a_refused_lease_fails_the_node(kind, server, client):
     dag = graph("wide", "late", "after", edges="wide>after")
     needs = {"wide": ResourceRequirements({"gpu": 2, "cpu": 0.5}), "late": gpu(1)}
     with (
@@ -303,7 +303,7 @@ def test_a_killed_program_goes_on_where_it_was_under_the_leases_that_it_has(
     assert held_leases(client) == []
 
 
-def test_wherever_a_program_is_killed_nothing_is_granted_twice(server, client, tmp_path):
+def test_a_killed_program_gets_no_second_lease(server, client, tmp_path):
     """Leases here last ten minutes: one that was granted twice would still be there."""
     (tmp_path / "go").touch()
     chance, journal = random.Random(6), tmp_path / "journal"

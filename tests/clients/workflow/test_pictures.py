@@ -90,7 +90,7 @@ def test_a_picture_that_cannot_be_drawn_says_why(result, tmp_path):
         draw_timeline(empty, tmp_path / "run.svg")
 
 
-def test_without_matplotlib_everything_else_works_and_a_picture_says_what_to_install():
+def test_without_matplotlib_only_pictures_fail_and_name_the_extra():
     program = """
 import sys
 sys.modules["matplotlib"] = sys.modules["matplotlib.figure"] = None
@@ -107,7 +107,7 @@ except WorkflowError as error:
     assert install_command("plots") in said
 
 
-def test_the_bar_counts_what_ended_and_names_what_runs():
+def test_the_bar_counts_ended_nodes_and_names_running_ones():
     dag = graph("[/a]", "bad", "after", edges="bad>after")
     screen, started = io.StringIO(), []
     console = Console(file=screen, force_terminal=True, width=100)

@@ -302,7 +302,7 @@ def test_policy_failures_are_counted_separately_for_each_start() -> None:
         hand.propose(hand.step(Tick()), place("n000", "0"))
 
 
-def test_others_are_served_while_a_lease_pauses_whose_policy_did_not_answer() -> None:
+def test_a_pausing_lease_does_not_block_other_waiters() -> None:
     hand = at_once()
     hand.see(nodes(1, 1))
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))

@@ -142,7 +142,7 @@ def draw_demand(draw: Random) -> Demand:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_the_least_demanding_alternative_fits_wherever_another_does(seed):
+def test_the_least_demanding_alternative_fits_on_all_nodes_of_the_others(seed):
     draw = Random(seed)
     hand = Hand()
     for name in "cde":

@@ -123,7 +123,7 @@ def test_a_changed_quota_wakes_its_waiters(hand: Hand) -> None:
     assert consults(hand.step(request)) == ["waits"]
 
 
-def test_others_borrow_what_is_unused_and_lent(hand: Hand) -> None:
+def test_other_tenants_borrow_unused_lent_quota(hand: Hand) -> None:
     allow(hand, "ann", gpus(4, lend=2))
     allow(hand, "bob", gpus(1, borrow=3))
     hold(hand, "bob", "b", "0", "1")
@@ -161,7 +161,7 @@ def test_a_proposal_larger_than_the_demand_must_fit_the_quota(hand: Hand) -> Non
     assert refusal(turn)[0] is Code.QUOTA_EXCEEDED
 
 
-def test_the_dominant_share_decides_whose_turn_it_is() -> None:
+def test_the_dominant_share_decides_the_order() -> None:
     """Ann holds half of the CPU, bob two of eight GPUs: bob holds less."""
     hand = Hand()
     hand.see(nodes(1, 8))

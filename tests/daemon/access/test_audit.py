@@ -134,7 +134,7 @@ def test_a_log_that_was_cut_off_says_so_in_its_next_entry(tmp_path: Path, left: 
     assert verify(tmp_path)[1].number == left + 3
 
 
-def test_what_was_noted_elsewhere_shows_a_log_that_was_cut_off_or_written_again(
+def test_notes_elsewhere_reveal_a_truncated_or_rewritten_log(
     log_folder: Path, tmp_path: Path
 ) -> None:
     ends = [ChainEnd(line["number"], line["hash"]) for line in read_lines(log_folder)]
@@ -195,7 +195,7 @@ def test_a_log_writes_all_it_took_before_it_is_closed(tmp_path: Path) -> None:
     assert verify(tmp_path)[1].number == 1000
 
 
-async def test_what_is_awaited_is_written(tmp_path: Path) -> None:
+async def test_awaited_entries_are_on_the_disk(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
     for number in range(1, 4):
         log.note(entry(number))
@@ -210,9 +210,7 @@ async def test_what_is_awaited_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("days", [0, 1])
-async def test_a_start_notes_what_the_ledger_has_and_the_log_lacks(
-    tmp_path: Path, days: int
-) -> None:
+async def test_a_start_adds_ledger_entries_that_the_log_lacks(tmp_path: Path, days: int) -> None:
     ledger = MemoryLedger()
     await ledger.open()
     cordons = [Cordoned(ClusterId("east"), NodeId(f"n{each}"), 5.0, ANN) for each in range(2500)]
@@ -238,7 +236,7 @@ async def test_a_start_notes_what_the_ledger_has_and_the_log_lacks(
     assert verify(tmp_path)[1].number == second["number"]
 
 
-async def test_what_is_noted_while_a_start_looks_back_comes_after_that(tmp_path: Path) -> None:
+async def test_entries_during_recovery_follow_the_recovered_ones(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
     log.hold()
     log.note(AuditEntry(3.0, "new", seq=9))
@@ -249,7 +247,7 @@ async def test_what_is_noted_while_a_start_looks_back_comes_after_that(tmp_path:
     assert [each["what"] for each in read_lines(tmp_path)] == ["old", "server.started", "new"]
 
 
-def test_of_a_start_that_did_not_look_back_the_next_one_notes_the_facts(tmp_path: Path) -> None:
+def test_the_next_start_recovers_entries_of_a_failed_start(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
     log.hold()
     log.note_all([AuditEntry(3.0, "lease.granted", seq=9), AuditEntry(3.0, "right.refused")])
@@ -277,7 +275,7 @@ def test_a_flood_of_wrong_tokens_is_counted_and_not_written_out(
     ]
 
 
-def test_entries_wait_for_a_disk_that_fails_and_what_is_dropped_is_said(
+def test_entries_wait_for_a_failing_disk_and_dropped_ones_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_log, "RETRY_SECONDS", 0.01)
@@ -295,7 +293,7 @@ def test_entries_wait_for_a_disk_that_fails_and_what_is_dropped_is_said(
     assert "audit.dropped" in whats
 
 
-def test_what_operators_change_is_noted_with_what_held_before(tmp_path: Path) -> None:
+def test_changes_by_operators_are_logged_with_the_former_values(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
     nothing = lambda _: None  # noqa: E731  # It stands for all that is unknown.
     trail = AuditTrail(log, lambda _: (None, ""), nothing, nothing, Standing())

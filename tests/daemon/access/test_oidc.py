@@ -288,7 +288,7 @@ async def test_unknown_keys_do_not_flood_the_issuer(
     await asyncio.gather(*pending, tokens._keys._refreshing, return_exceptions=True)
 
 
-async def test_what_is_no_token_of_the_issuer_has_no_keys_fetched(issuer: Issuer) -> None:
+async def test_foreign_tokens_cause_no_fetch_of_keys(issuer: Issuer) -> None:
     tokens = verifier(issuer)
     foreign = ("wrong issuer", "expired", "alg none", "HS256 with a secret", "no JWT", "huge end")
     assert [tokens.pending(forgeries(issuer)[each]) for each in foreign] == [None] * len(foreign)

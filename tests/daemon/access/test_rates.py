@@ -65,7 +65,7 @@ def test_no_more_than_so_many_tenants_are_remembered(monkeypatch: pytest.MonkeyP
     assert count_refusals(limits, Tenant("a"), 1) == 0
 
 
-def test_what_is_burnt_is_made_up_for_by_time() -> None:
+def test_time_restores_a_spent_allowance() -> None:
     clock = Clock()
     rate = EvaluationRate(6, clock)
     assert rate.refusal(ANN) is None

@@ -74,7 +74,7 @@ def test_a_cluster_without_nodes_or_outside_the_fleet_scores_nothing():
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_what_it_names_fits_and_what_it_refuses_does_not(seed):
+def test_selected_clusters_fit_and_refused_ones_do_not(seed):
     dice = random.Random(seed)
     fleet = fleet_of(
         a=[node(f"a{number}", gpus=dice.randrange(4)) for number in range(dice.randrange(5))],

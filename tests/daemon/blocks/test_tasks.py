@@ -77,7 +77,7 @@ async def test_no_cluster_at_all_is_a_reason(house):
     assert "no cluster is registered and live" in error.reason
 
 
-async def test_of_more_clusters_than_allowed_the_first_are_taken_and_that_is_said(house):
+async def test_surplus_clusters_are_cut_off_with_a_warning(house):
     await house.register("c", "a", "b")
     outcome = await house.blocks(2).place(HERE, {}, "select_clusters")
     assert [each["id"] for each in outcome.result["clusters"]] == ["a", "b"]
@@ -110,7 +110,7 @@ async def test_a_flood_of_one_tenants_blocks_refuses_nothing_of_another(house):
     assert {each.code for each in refused} == {Code.BUSY}
 
 
-async def test_what_cannot_be_packed_is_refused(house):
+async def test_an_unserializable_task_is_refused(house):
     await house.register("a")
     for value in (1 << 70, nest(100_000)):
         error = await refusal(house.blocks().place(HERE, {"value": value}, "dry_run"))

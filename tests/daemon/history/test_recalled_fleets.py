@@ -62,7 +62,7 @@ async def test_all_tenants_together_have_a_bound(fleets: RecalledFleets) -> None
     assert "wait here" in refused[0]
 
 
-async def test_who_goes_away_makes_room(fleets: RecalledFleets) -> None:
+async def test_a_caller_that_leaves_makes_room(fleets: RecalledFleets) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(fleets.at(1e9, caller("ann"))) for _ in range(RECALLS_OF_TENANT_MAX)

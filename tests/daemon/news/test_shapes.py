@@ -76,7 +76,7 @@ def test_copies_are_as_many_as_can_be_placed(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_changed_is_counted_as_all_of_it_would_be(seed):
+def test_incremental_counts_agree_with_full_counts(seed):
     chance = random.Random(seed)
     fleet = fleet_of([node(n, chance) for n in range(12)])
     known = [ShapeCounts(demand, fleet) for demand in DEMANDS[:-1]]
@@ -88,7 +88,7 @@ def test_what_changed_is_counted_as_all_of_it_would_be(seed):
             assert counts.row() == ShapeCounts(demand, fleet).row()
 
 
-def test_what_lies_scattered_would_fit_if_it_were_gathered():
+def test_scattered_capacity_would_fit_on_one_node():
     gpus = tuple(Gpu(str(n)) for n in range(8))
     fleet = fleet_of([Node(NodeId(f"n{n}"), 1, 1, gpus) for n in range(4)])
     for n in range(3):

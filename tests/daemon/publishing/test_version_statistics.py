@@ -44,7 +44,7 @@ def test_where_one_tenant_alone_uses_it_its_failures_speak_for_all(statistics, f
     )
 
 
-def test_it_tells_of_the_faults_in_a_row_and_of_no_others(statistics):
+def test_only_consecutive_faults_are_reported(statistics):
     note(statistics, Refusal(Code.POLICY_TIMEOUT, "the policy hung"), *["a"] * 3)
     note(statistics, GOOD, "a")
     note(statistics, FAULT, "a", "a")
@@ -75,7 +75,7 @@ def test_enough_tenants_speak_for_many_so_that_seldom_ones_are_not_waited_for(st
     assert statistics.fails_all
 
 
-def test_who_used_it_long_ago_counts_no_more(statistics):
+def test_old_users_are_not_counted(statistics):
     note(statistics, GOOD, "b")
     note(statistics, FAULT, "a", now=5.0 + LATELY_SECONDS)
     assert not statistics.fails_all
@@ -93,6 +93,6 @@ def test_a_refusal_that_the_policy_is_not_to_blame_for_says_nothing(statistics, 
     assert report["failing_tenants"] == report["tenants"] == 1
 
 
-def test_what_is_remembered_is_bounded(statistics):
+def test_the_memory_is_bounded(statistics):
     note(statistics, GOOD, *[f"t{number}" for number in range(TENANTS_MAX + 10)])
     assert statistics.report(whole=True)["tenants"] == TENANTS_MAX

@@ -99,7 +99,7 @@ async def test_the_output_is_over_when_the_lease_says_how_it_ended_and_not_befor
     assert (rest["text"], rest["over"], rest["exit_code"]) == ("", True, 7)
 
 
-async def test_where_the_backend_has_forgotten_the_exit_code_the_lease_has_it(owner, tmp_path):
+async def test_the_lease_has_the_exit_code_when_the_backend_lost_it(owner, tmp_path):
     await owner.backend.stop(NAME)
     for each in tmp_path.rglob("exit.json"):
         each.unlink()  # As of a container: it went with it.
@@ -163,7 +163,7 @@ async def silent(tmp_path) -> AsyncIterator[Silent]:
     await made.backend.close()
 
 
-async def test_one_look_serves_all_who_wait_for_output_of_one_start(silent):
+async def test_one_look_serves_all_readers_of_one_start(silent):
     readers = [silent.read() for _ in range(READERS_MAX)]
     while silent.backend.looks < READERS_MAX:  # noqa: ASYNC110  # Each looks once, by itself.
         await asyncio.sleep(0.01)  # As above.
@@ -174,7 +174,7 @@ async def test_one_look_serves_all_who_wait_for_output_of_one_start(silent):
     assert texts == ["more\n"] * READERS_MAX
 
 
-async def test_so_many_may_wait_and_the_next_one_is_refused_and_reads_without(silent):
+async def test_waiting_readers_are_bounded_and_others_read_at_once(silent):
     readers = [silent.read() for _ in range(READERS_MAX)]
     await silent.wait_looks(1)
     refused = await silent.read()
@@ -207,7 +207,7 @@ async def test_a_wait_ends_with_its_session_and_the_looks_with_the_last_wait(sil
     assert not any(vars(readers)[each] for each in vars(readers) if each != "lost")
 
 
-async def test_a_reader_that_is_behind_what_was_seen_reads_at_once(silent):
+async def test_a_reader_that_lags_reads_at_once(silent):
     first = silent.read()
     await silent.wait_looks(2)
     silent.go.touch()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from moorage.sandbox.cell.plain import DEPTH_MAX, NotPlainError, to_plain_and_packed, to_plain
+from moorage.sandbox.cell.plain import DEPTH_MAX, NotPlainError, to_plain, to_plain_and_packed
 
 
 class Named(enum.StrEnum):

@@ -61,7 +61,7 @@ def test_the_breaker_opens_after_repeated_overruns_for_longer_each_time(circuits
     assert (counters["circuits_opened"], counters["circuit_refusals"]) == (8, 16)
 
 
-def test_the_refusal_says_what_happened_and_when_to_come_back(circuits):
+def test_the_refusal_gives_the_cause_and_the_retry_time(circuits):
     for _ in range(LIMIT):
         circuits.overran(work(), 5.0)
     refusal = circuits.refusal(work(), 5.25)

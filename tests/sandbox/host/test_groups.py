@@ -214,7 +214,7 @@ return input_data['inputs'].get('n', 0)
 """
 
 
-async def test_no_tenant_has_all_cells_and_the_reason_says_whose_share_is_used_up(make_bench):
+async def test_no_tenant_gets_all_cells_and_the_reason_names_the_share(make_bench):
     limits = Limits(
         evaluation_seconds=60.0, cells_max=4, queue_seconds=1.5, spares=0, circuit_overruns=0
     )

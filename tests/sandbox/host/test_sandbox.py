@@ -215,7 +215,7 @@ return out
     ],
 )
 @IN_ONE_LOOP
-async def test_metrics_client_raises_what_documented_policies_catch(shared_bench, caught):
+async def test_metrics_client_raises_the_documented_exceptions(shared_bench, caught):
     code = shared_bench.policy(
         f"""
 import requests

@@ -258,7 +258,7 @@ async def test_wrong_answers_of_a_worker_are_refused(world, serving, new: str) -
         assert doubts == read_count(bench, "protocol_breaches")
 
 
-async def test_a_node_whose_jail_fails_gets_no_policy(world, make_bench) -> None:
+async def test_a_node_with_a_failing_jail_gets_no_policy(world, make_bench) -> None:
     sets = '    layers["seccomp"] = '
     source = world.changed("sandbox/cell/jail.py", f"{sets}_seccomp()\n", f'{sets}"none"\n')
     world.have(0, source)

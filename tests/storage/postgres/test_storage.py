@@ -204,7 +204,7 @@ def test_a_newer_format_is_refused(postgres, address: str):
         PostgresStorage(address).facts().open()
 
 
-def test_a_database_of_the_first_format_gets_what_later_ones_add(postgres, address: str):
+def test_a_database_of_the_first_format_is_migrated(postgres, address: str):
     prepare(address, None)
     name = address.rpartition("/")[2]
     before = (
@@ -326,7 +326,7 @@ def test_a_password_is_in_no_message(address: str):
     assert caught.value.__cause__ is None or "hunter2" not in str(caught.value.__cause__)
 
 
-def test_the_doctor_says_what_is_not_fit(postgres, address: str):
+def test_the_doctor_names_unsuitable_settings(postgres, address: str):
     findings = {each.name: each for each in examination.examine(address)}
     assert findings["storage"].state == "ok"
     assert findings["storage: fsync"].state == "missing"
@@ -335,7 +335,7 @@ def test_the_doctor_says_what_is_not_fit(postgres, address: str):
     assert [(each.name, each.state) for each in broken] == [("storage", "broken")]
 
 
-def test_the_doctor_says_what_keeps_a_server_from_writing(postgres, address: str):
+def test_the_doctor_names_missing_rights(postgres, address: str):
     def find_faults(user: str = "moorage") -> dict[str, tuple[str, str]]:
         findings = examination.examine(postgres.url(name, user))
         return {each.name: (each.state, each.detail) for each in findings}

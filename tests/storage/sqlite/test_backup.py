@@ -132,7 +132,7 @@ def test_a_restored_folder_gives_no_number_twice(tmp_path: Path) -> None:
     assert again.fencing == restored.fencing + FENCING_SKIP
 
 
-def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
+def test_an_existing_target_is_not_overwritten(tmp_path: Path) -> None:
     data = write_folder(tmp_path / "data")
     with pytest.raises(StorageError, match="data has something in it"):
         back_up(data, data)
@@ -156,7 +156,7 @@ def test_a_damaged_folder_is_refused_and_leaves_nothing(tmp_path: Path, name: st
     assert not (tmp_path / "new.new").exists()
 
 
-def test_what_a_killed_process_left_is_made_again(tmp_path: Path) -> None:
+def test_a_killed_backup_can_be_repeated(tmp_path: Path) -> None:
     target, half = tmp_path / "copy", tmp_path / "copy.new" / "ledger.db"
     command = [sys.executable, "-c", STAGING, str(target)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:

@@ -18,10 +18,10 @@ from moorage.records.json_values import JsonObject
 __all__ = [
     "RegisteredNode",
     "names_of",
-    "write_registration",
     "place_of",
     "read_registration",
     "this_node",
+    "write_registration",
 ]
 
 NAMES_MAX: Final = 16

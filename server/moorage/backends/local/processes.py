@@ -389,7 +389,7 @@ class Processes(LocalWorkloads):
             return WorkloadReport(workload, Phase.FAILED, detail=_LOST)
         return self._note_ready(seen) if seen is not None else None
 
-    def _note(self, seen: WorkloadReport) -> WorkloadReport:
+    def _note_ready(self, seen: WorkloadReport) -> WorkloadReport:
         """Note for `glance` that a workload is ready, if it is; its end takes the note back."""
         with self._lock:
             if seen.phase is Phase.READY and seen.id in self._ends:

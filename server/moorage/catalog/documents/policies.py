@@ -31,8 +31,8 @@ __all__ = [
     "digest_of",
     "entry_name",
     "is_policy_uri",
-    "pack_files",
     "make_prepared",
+    "pack_files",
     "record_from",
     "unpack_files",
 ]

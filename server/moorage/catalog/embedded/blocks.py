@@ -16,8 +16,8 @@ from moorage.catalog.embedded.records import (
     answer_documents,
     change_document,
     entry_of,
-    with_metrics,
     remove,
+    with_metrics,
     write,
 )
 from moorage.catalog.embedded.store import Database, DocumentStore

@@ -14,9 +14,9 @@ from moorage.catalog.embedded.records import (
     answer_documents,
     change_document,
     entry_of,
-    unknown_id_error,
     owner_of,
     remove,
+    unknown_id_error,
     write,
 )
 from moorage.catalog.embedded.store import Database, DocumentStore

@@ -18,10 +18,10 @@ from moorage.catalog.embedded.records import (
     PolicyEntry,
     answer_documents,
     entry_of,
-    unknown_id_error,
+    read_files,
     refuse_differences,
     remove,
-    read_files,
+    unknown_id_error,
     write_policy,
 )
 from moorage.catalog.embedded.store import Database, DocumentStore

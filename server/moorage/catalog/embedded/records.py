@@ -36,11 +36,11 @@ __all__ = [
     "change_document",
     "entry_of",
     "load",
-    "unknown_id_error",
     "owner_of",
+    "read_files",
     "refuse_differences",
     "remove",
-    "read_files",
+    "unknown_id_error",
     "write",
     "write_policy",
 ]

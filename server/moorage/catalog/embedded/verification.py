@@ -15,7 +15,7 @@ from moorage.catalog.embedded.store import StoredRow
 from moorage.protocol.faults import ServiceError
 from moorage.storage.base import RecordRow, SqlRow, StorageError
 from moorage.storage.sqlite import records
-from moorage.storage.sqlite.files import UNREADABLE, log_damage, find_log_damage
+from moorage.storage.sqlite.files import UNREADABLE, find_log_damage, log_damage
 from moorage.storage.sqlite.marks import Found, read_mark
 from moorage.storage.sqlite.records import RecordTables
 

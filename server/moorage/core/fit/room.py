@@ -19,12 +19,12 @@ from moorage.policy import Fleet
 __all__ = [
     "Amounts",
     "amounts",
+    "amounts_reserved_at",
     "before",
     "begins",
     "drain_of",
     "keeps_to_itself",
     "leaves_by",
-    "amounts_reserved_at",
     "parts_reserved_by_others",
     "room",
     "set_free",

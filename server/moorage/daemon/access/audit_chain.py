@@ -14,7 +14,7 @@ import msgspec
 
 from moorage.records.audit import AuditEntry
 
-__all__ = ["ChainEnd", "ChainError", "Sealed", "chain_entries", "check_note", "check_line"]
+__all__ = ["ChainEnd", "ChainError", "Sealed", "chain_entries", "check_line", "check_note"]
 
 _HASH_CHARS: Final = 64
 _NO_HASH: Final = "0" * _HASH_CHARS

@@ -20,8 +20,8 @@ from moorage.daemon.access.audit_chain import (
     ChainError,
     Sealed,
     chain_entries,
-    check_note,
     check_line,
+    check_note,
 )
 from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject

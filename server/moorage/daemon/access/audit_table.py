@@ -7,8 +7,8 @@ from moorage.daemon.access.audit_chain import (
     ChainEnd,
     ChainError,
     chain_entries,
-    check_note,
     check_line,
+    check_note,
 )
 from moorage.daemon.access.audit_files import PRUNE_SECONDS
 from moorage.records.audit import AuditEntry

@@ -23,7 +23,7 @@ from moorage.query import (
     QueryError,
     nearest,
     predicate,
-    restricted,
+    restrict,
 )
 from moorage.records.json_values import JsonMapping
 
@@ -129,7 +129,7 @@ class SearchedBlocks:
         clusters = companions.pop("cluster", EVERYTHING)
         if clusters != EVERYTHING:
             found = await self._catalog.search.matching(Filter("cluster", clusters))
-            condition = restricted(condition, "cluster.id", found)
+            condition = restrict(condition, "cluster.id", found)
         return await self._blocks.matching(Filter("block", condition, companions))
 
     async def alike(

@@ -32,7 +32,7 @@ from moorage.sandbox.cell.clients import (
 )
 from moorage.sandbox.cell.cluster_data import LATER, ClusterData, InputData, unpack
 from moorage.sandbox.cell.document_cache import DocumentCache
-from moorage.sandbox.cell.plain import NotPlainError, to_plain_and_packed, to_plain
+from moorage.sandbox.cell.plain import NotPlainError, to_plain, to_plain_and_packed
 from moorage.sandbox.cell.policy import Policy, calls_of, describe, name_of
 from moorage.sandbox.cell.replica import Replica
 from moorage.sandbox.cell.syscalls import CHANNEL_FD

@@ -379,7 +379,7 @@ class CellPool(CellsAndDeaths):
                 self._mark(group)
 
     def _overran(self, cell: Cell, now: float) -> None:
-        if not cell.traceback and self._done_here(cell):
+        if not cell.traceback and self._run_here(cell):
             return
         head = cell.sent[0]
         loading = head.kind == "load"

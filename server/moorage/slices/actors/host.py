@@ -12,8 +12,8 @@ from moorage.slices.cluster import draining
 from moorage.slices.devices import (
     DEVICE_ORDER,
     METADATA_SECONDS_MAX,
-    release_devices,
     is_reclaimed,
+    release_devices,
 )
 from moorage.slices.errors import HostUnhealthyError, SlicesError, SliceTimeoutError
 from moorage.slices.lazy_ray import RemoteClass, ray

@@ -26,9 +26,9 @@ from moorage.storage.formats import Format
 from moorage.storage.postgres.connection import (
     Connection,
     connect,
-    storage_error,
     name_of,
     place_of,
+    storage_error,
     translate_errors,
 )
 from moorage.storage.statements import read_statements

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from moorage.storage.sqlite.files import (
     LOG_FRAME_BYTES,
     LOG_HEADER_BYTES,
-    log_damage,
     find_log_damage,
+    log_damage,
     log_sums,
 )
 
