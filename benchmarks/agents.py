@@ -91,7 +91,7 @@ Message = dict[str, Any]
 
 
 class FaultWorld:
-    """The processes, and what the clients have seen.
+    """The processes, and the observations of the clients.
 
     Args:
         folder: Of all that they write.
@@ -205,7 +205,7 @@ class FaultWorld:
             await asyncio.sleep(ASKED_PAUSE_SECONDS)
 
     async def output(self, lease: Message) -> tuple[str, int | None, str]:
-        """Return all that a workload wrote, its exit code, and what is wrong; wait for its end."""
+        """Wait for the end of a workload; return its output, exit code and faults."""
         text, offset = "", 0
         end = time.monotonic() + SETTLE_SECONDS_MAX
         trouble = ""
@@ -243,7 +243,7 @@ class FaultWorld:
 
 
 async def measure(folder: Path, counts: tuple[int, int, int, int]) -> Figures:
-    """Return what went wrong, and how long things took.
+    """Return errors and durations.
 
     Args:
         folder: An empty one.
@@ -321,7 +321,7 @@ async def _restart(
 
 
 async def _examine(world: FaultWorld) -> Figures:
-    """Return what is wrong with leases and workloads, once all have ended."""
+    """Return the faults of leases and workloads, once all have ended."""
     lost, failed, not_reached = [], [], []
     for name, (lines, reading) in world.leases.items():
         text, code, trouble = await reading

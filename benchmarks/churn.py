@@ -41,7 +41,7 @@ SEEDS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class ChurnJob:
-    """What `churn` shall compare.
+    """The comparison that `churn` makes.
 
     Args:
         rules: Policies by the names they ship under, with `UNPRICED` or `LEARNING` behind.
@@ -231,7 +231,7 @@ class _Running:
         count.waited_stays += (now - arrival.at) / MEAN_STAY_SECONDS
 
     def counts(self) -> Mapping[str, churn_report.SizeCount]:
-        """Return what became of those that were measured; who still waits has waited until now."""
+        """Return the outcomes of measured requests; one that still waits has waited until now."""
         while self._open:
             _, arrival = self._open.popitem()
             self._count(arrival, self._how.end, refused=False)

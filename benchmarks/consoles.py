@@ -86,7 +86,7 @@ def consoles(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]
 
 
 class _Block(NamedTuple):
-    """What a block took, in seconds."""
+    """The duration of a block, in seconds."""
 
     cpu: float
     grants: int
@@ -182,7 +182,7 @@ def ask_message(
 
 
 def release(reply: bytes) -> str:
-    """Return the message that gives back what a reply granted."""
+    """Return the message that releases the lease of a reply."""
     lease = msgspec.json.decode(reply)["lease"]
     return json.dumps({"op": "release", "lease": lease["id"], "token": lease["token"]})
 
@@ -280,7 +280,7 @@ class _Page:
             self.news = self.news or '"topic":"leases"' in text
 
     async def ask(self) -> None:
-        """Ask what the view asks, at its intervals."""
+        """Send the requests of a view at its intervals."""
         async for second in self._seconds():
             await {
                 "fleet": self._fleet,

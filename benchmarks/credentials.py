@@ -43,7 +43,7 @@ ENDPOINTS: Final = (
 
 
 class Shown(NamedTuple):
-    """What a request shows.
+    """The credentials of a request.
 
     Args:
         kind: `missing`, `bad`, `expired`, `forged`, `foreign`, `revoked` or `valid`.
@@ -168,7 +168,7 @@ async def _exchange(
     more: Sequence[tuple[str, str]],
     body: bytes,
 ) -> tuple[int, bytes]:
-    """Return the status and what was answered; of a socket that opens, the head alone."""
+    """Return the status and the answer; for a socket that opens, only the head."""
     split = urlsplit(url)
     reader, writer = await asyncio.open_connection(split.hostname, split.port)
     try:
@@ -297,7 +297,7 @@ class Issuer:
     public: bytes
 
     def token(self, *, key: Any = None, alg: str = "RS256", typ: str = "JWT", **claims: Any) -> str:
-        """Return a token that lets in, but for what is given."""
+        """Return a valid token with the given fields replaced."""
         import jwt  # noqa: PLC0415  # An extra.
 
         said = {

@@ -1,4 +1,4 @@
-"""What `explain` adds to a grant: part of `queue`.
+"""Measures the cost that `explain` adds to a grant: part of `queue`.
 
 One client asks for one GPU and releases it, every other time with reasons, through socket, jailed
 policy and ledger: so what else the machine does meanwhile slows both.

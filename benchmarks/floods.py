@@ -1,4 +1,4 @@
-"""What one tenant at full force does to the requests of another, attack by attack.
+"""Measures how attacks of one tenant delay requests of another.
 
 Each attack of `flood_attacks` gets a server of its own, and a process on the same machine. This
 process is the other tenant: every 200 ms it sends a request, by turns over a fresh connection and
@@ -93,7 +93,7 @@ def floods(
 
 @dataclass(slots=True)
 class _Phase:
-    """What the bystander saw for a while."""
+    """The measurements of the bystander in one period."""
 
     asks: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     """When each request was sent, and how long its answer took."""
@@ -152,7 +152,7 @@ class _Bystander:
 
     @contextlib.asynccontextmanager
     async def look(self, pause: float) -> AsyncIterator[_Phase]:
-        """Ask and ping until the block ends; what is under way then is waited for."""
+        """Send requests and pings until the block ends; await those under way."""
         phase = _Phase()
         asks: set[asyncio.Task[None]] = set()
 
@@ -291,7 +291,7 @@ def _fill(running: Running) -> None:
 async def _attack(
     name: str, seconds: float, running: Running, bystander: _Bystander
 ) -> tuple[_Phase, Figures, float]:
-    """Have a server attacked; return what the bystander and the attacker saw, and the memory."""
+    """Attack a server; return the figures of bystander and attacker, and the memory."""
     words = ["-m", "benchmarks.flood_attacks", name, running.ws, running.http, "m1"]
     attacker = await asyncio.create_subprocess_exec(
         *(sys.executable, *words, str(seconds)), stdout=asyncio.subprocess.PIPE

@@ -36,7 +36,7 @@ FRAMES: Final = 4_096
 
 
 class _Load:
-    """Counts what becomes of requests, and releases what is granted."""
+    """Counts the outcomes of requests, and releases granted leases."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri

@@ -35,7 +35,7 @@ _NOW: Final = 0.0
 
 @dataclass
 class Packing:
-    """What one run came to.
+    """The result of one run.
 
     Attributes:
         allocated_percent: GPU milli held at the end, in percent of the fleet's.
@@ -110,7 +110,7 @@ class Consulting:
         self.seconds = 0.0
 
     def step(self, event: Event, now: float) -> list[Fact]:
-        """Take one event and all consultations that follow from it; return what came true."""
+        """Handle one event and its consultations; return the resulting facts."""
         allocator, facts = self._site.allocator, list[Fact]()
         turns = [allocator.step(event, now)]
         for turn in turns:

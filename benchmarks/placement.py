@@ -191,7 +191,7 @@ def placement(
 
 
 class _Reference(NamedTuple):
-    """What a mean is compared with."""
+    """The published reference of a mean."""
 
     runs: int
     mean: float

@@ -69,7 +69,7 @@ WAITS: Final = ("wait_mean_seconds", "wait_p90_seconds")
 
 @dataclass
 class Played:
-    """What became of the jobs in one order.
+    """The outcomes of the jobs in one order.
 
     Attributes:
         waits: Seconds from submission to lease, by the job's number.

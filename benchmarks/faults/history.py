@@ -1,4 +1,4 @@
-"""What clients were answered, and the laws that it must keep. Pure: tests give it broken ones.
+"""The answers to clients, and the laws for them. Pure: tests check it with broken answers.
 
 All times are of one monotonic clock: that of the process in which the clients run.
 """
@@ -47,7 +47,7 @@ class AcknowledgedRelease(NamedTuple):
 
 @dataclass
 class FaultHistory:
-    """What all clients of a run did and saw, and what the last server has.
+    """The requests and answers of all clients of a run, and the state of the last server.
 
     Args:
         sent: Keys of all requests that were sent, and when.
@@ -175,7 +175,7 @@ def leases_beside_keys(history: FaultHistory) -> list[str]:
 
 
 def find_late_acknowledgements(history: FaultHistory) -> list[str]:
-    """Find processes that acknowledged what was sent when a later one had answered already."""
+    """Find processes that acknowledged a message sent after a later process had answered."""
     answers = [each for each in history.answers() if each.server]
     begun: dict[str, float] = {}
     for each in answers:

@@ -73,7 +73,7 @@ class ServerSeat:
 
     @property
     def url(self) -> str:
-        """Where clients reach it."""
+        """The URL for clients."""
         return f"ws://127.0.0.1:{self.clients.port}"
 
     async def run(self) -> None:
@@ -177,12 +177,12 @@ class ServerPair:
 
     @property
     def address(self) -> str:
-        """Of the database itself."""
+        """The URL of the database itself."""
         return self._storage(self._postgres.port)
 
     @property
     def urls(self) -> str:
-        """Of both, for clients."""
+        """The URLs of both servers, for clients."""
         return ",".join(each.url for each in self.seats)
 
     def name_server(self, url: str) -> str:
@@ -253,7 +253,7 @@ class ServerPair:
         leader.signal(signal.SIGCONT)
 
     async def partition(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Hold back what goes one way between it and the database, and let that through later."""
+        """Hold back traffic of one direction between server and database, and pass it on later."""
         leader.database.cut(self._draw.choice(WAYS))
         try:
             await settle()
@@ -293,7 +293,7 @@ class ServerPair:
     async def cut_off_clients(
         self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]
     ) -> None:
-        """Hold back for a while what goes one way between it and its clients."""
+        """Hold back traffic in one direction between the server and its clients for a while."""
         await leader.clients.partition(
             self._draw.uniform(*CUT_OFF_SECONDS), self._draw.choice(WAYS)
         )

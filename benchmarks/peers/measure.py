@@ -1,4 +1,4 @@
-"""The protocol that every peer goes through, and what it gives.
+"""Measures every peer by the same protocol.
 
 Singles, one after the other; a closed loop; fill to the last GPU; wakes on the full fleet: a
 request waits, and another's GPU is released. Nothing may be booked twice at any time.

@@ -62,7 +62,7 @@ class PeersReport(msgspec.Struct):
 
 
 def machine() -> str:
-    """Return what a reader must know of this machine."""
+    """Describe this machine for readers of the report."""
     try:
         system = platform.freedesktop_os_release()["PRETTY_NAME"]
     except OSError:

@@ -78,7 +78,7 @@ def read_lease(document: JsonValue) -> Lease:
     """Return the lease that a reply or a JSON object describes.
 
     Raises:
-        UnreadableError: The object is not what the protocol promises.
+        UnreadableError: The object breaks the protocol.
 
     """
     try:

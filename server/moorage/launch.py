@@ -75,7 +75,7 @@ def run_program(name: str, module: str) -> "NoReturn":
 
 
 def _import(name: str, module: str) -> "Any":
-    """Import a program. Ctrl-C meanwhile ends the process: what is half imported may swallow it."""
+    """Import a program. Ctrl-C ends the process: a half imported module may swallow it."""
     import signal  # noqa: PLC0415  # From the standard library, which is first by now.
 
     def end(*_: object) -> "NoReturn":
@@ -101,7 +101,7 @@ def command(module: str, *arguments: str) -> "list[str]":
 
 
 def reason_of(error: Exception) -> str:
-    """Return what went wrong in words; of the system's errors the file and the system's words."""
+    """Return an error in words; for errors of the system, its message and the file."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error) or repr(error)
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror

@@ -214,7 +214,7 @@ INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     ],
 )
 def test_a_run_that_a_signal_ends_leaves_nothing(server, environment, sent, late, tmp_path):
-    """It waits for that, also where a second signal comes amid its end."""
+    """It waits for its workload to end, also after a second signal."""
     pid, ending = tmp_path / "pid", tmp_path / "ending"
     script = f"trap 'touch {ending}; sleep 0.5; exit' TERM; echo $$ > {pid}; "
     script += "while :; do sleep 0.05; done"

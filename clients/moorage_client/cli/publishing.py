@@ -191,7 +191,7 @@ def manage(
     action: Annotated[str, typer.Argument(help="The action, as the policy knows it")],
     data: Annotated[str | None, typer.Option(help="For it: JSON, @file or @-")] = None,
 ) -> None:
-    """Call the `management` of a policy and print what it returned, as JSON."""
+    """Call the `management` of a policy and print its result as JSON."""
     with session.services() as services:
         print_json(services.manage_policy(policy, action, json_object(data, "--data")))
 

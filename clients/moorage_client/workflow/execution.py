@@ -338,7 +338,7 @@ class Execution:
                 self._give_up(claim.number)
 
     def result(self) -> ExecutionResult:
-        """End the run and return what came of it."""
+        """End the run and return its result."""
         self._settings.pool.unwatch(self.freed)
         if self.trace is not None:
             self.trace.add(EventType.EXECUTION_COMPLETED)

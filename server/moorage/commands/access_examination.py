@@ -29,7 +29,7 @@ _ROUNDS: Final = 4
 
 
 def examine_access(config: Config) -> list[DoctorFinding]:
-    """Examine all of it; what is not configured has no finding."""
+    """Examine each part; a part that is not configured has no finding."""
     return [
         *_tls(config),
         _tokens(config),
@@ -65,7 +65,7 @@ def _tls(config: Config) -> list[DoctorFinding]:
 
 
 def _peer(tls: ServerTls, certificate: Path) -> dict[str, str]:
-    """Return what a client sees of the certificate, which it trusts as it is.
+    """Return the server's certificate as a client sees it, without verifying it.
 
     Raises:
         OSError: It does not take it: it is over, say.

@@ -173,7 +173,7 @@ class Allocator:
             delattr(self.state, each.name)
 
     def _catch_up(self) -> None:
-        """Recompute what is derived from the state."""
+        """Recompute the values derived from the state."""
         self.requests.queue.restore()
         self._warm.restore()
         self._is_behind = False

@@ -49,7 +49,7 @@ log = structlog.get_logger("moored")
 
 
 class Effects(Protocol):
-    """Where the results of the core's steps go."""
+    """Receives the results of the core's steps."""
 
     def observe_step(self, event: Event, turn: Turn, seconds: float) -> None:
         """Note a step and its duration, before any effect of it is carried out."""

@@ -45,7 +45,7 @@ log = structlog.get_logger("moored")
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a standby has applied, for itself to go on with where it leads.
+    """The state that a standby has applied; it continues with it when it leads.
 
     Args:
         ledger: How far that is.

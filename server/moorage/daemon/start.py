@@ -395,7 +395,7 @@ async def _read(
 
 
 async def _follow(outset: Outset, standby: Standby, stack: AsyncExitStack) -> Applied | None:
-    """Load what a standby reads; where it leads in the end, that stays."""
+    """Load the parts that serve reads of a standby; they stay when it leads."""
     config, source = outset.config, outset.storage.followed()
     if source is None:
         return None
@@ -492,7 +492,7 @@ def _stamp(ledger: Ledger) -> Shared:
 async def _open_ledger(
     storage: Storage, stack: AsyncExitStack, prepared: Prepared | None = None
 ) -> OpenLedger:
-    """Open the ledger; where this server has followed it, only what came since is read."""
+    """Open the ledger; if this server has followed it, read only the newer facts."""
     standby = None if prepared is None else prepared.standby
     followed = None if standby is None else standby.followed
     ledger = StoredLedger(storage.facts())

@@ -47,7 +47,7 @@ class Trust:
 
     @property
     def epoch(self) -> int:
-        """Of this server, which leads; 0: no other one can take its place."""
+        """The epoch of this leading server. 0: no other server can replace it."""
         return 0 if self.election is None else self.election.epoch
 
     def begin(self) -> None:

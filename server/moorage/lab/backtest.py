@@ -233,8 +233,8 @@ def _document(policy: JsonObject, line: timeline.Timeline) -> JsonObject:
         return policy
     if name not in shipped.read_policies():
         raise CommandError(
-            f"{unknown(name, shipped.read_policies())} A policy on a server is named by its URI, or by"
-            f" an alias with its word, as {name}:stable"
+            f"{unknown(name, shipped.read_policies())} A policy on a server is named by its URI,"
+            f" or by an alias with its word, as {name}:stable"
         )
     return shipped.document(name, typical_of(name, line.pods))
 

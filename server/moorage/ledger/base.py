@@ -223,7 +223,7 @@ class Ledger(LedgerHistory, Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether the disk is full: nothing new may be promised, what is promised can end."""
+        """Whether the disk is full: no new lease may be granted, but leases can end."""
         ...
 
     def check(self) -> None:

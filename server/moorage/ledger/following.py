@@ -45,7 +45,7 @@ class FollowedLedger(StoredHistory):
 
     @property
     def position(self) -> Position | None:
-        """What was taken; None where a piece was not taken whole."""
+        """The part that was read; None if a piece was not read whole."""
         return Position(self._taken_seq, self._chain) if self._is_whole else None
 
     def close(self) -> None:

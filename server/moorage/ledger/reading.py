@@ -17,7 +17,7 @@ from moorage.storage.base import Checkpoint, FactReading, Facts
 
 
 class StoredHistory:
-    """What can be read: `ledger.base.LedgerHistory`, but for `last_seq`.
+    """The readable history: `ledger.base.LedgerHistory` without `last_seq`.
 
     Args:
         reading: The facts in that database.

@@ -266,7 +266,7 @@ class NodeInventory:
                 setattr(self, name, getattr(self, name)[:, :width].copy())
 
     def _note_splice(self, cluster_id: str, start: int, end: int, moved: int) -> None:
-        """Number rows and changes again; -1 stands for what a splice already did."""
+        """Renumber rows and changes; -1 stands for changes that a splice has applied."""
         self._changes = [
             row if row < start else -1 if row < end else row + moved for row in self._changes
         ]

@@ -74,7 +74,7 @@ def _without_pages(app: ASGIApp) -> ASGIApp:
 
 
 class _Endpoints:
-    """What the endpoints do: a body in, a document out."""
+    """The endpoints: each takes a body and returns a document."""
 
     def __init__(self, holdings: Holdings) -> None:
         self._holdings = holdings

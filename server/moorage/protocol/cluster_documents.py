@@ -82,7 +82,7 @@ def node_document(
 
 
 def gpu_group(devices: Sequence[Document]) -> Document:
-    """Return what a node's document says of its devices."""
+    """Return the devices of a node's document."""
     return {
         "count": len(devices),
         "memory": sum(each["memory"] for each in devices),

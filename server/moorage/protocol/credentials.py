@@ -1,4 +1,4 @@
-"""What a request says of who sends it; both ports read it with this.
+"""Reads the credentials of a request, for both ports.
 
 A program sends its token in an `Authorization` header. Existing ones have credentials in their URLs
 (`http://user:TOKEN@host`), which arrive as Basic: there, the password is the token, and the user

@@ -110,7 +110,7 @@ def _names(text: str) -> list[str]:
 
 
 def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, ...]) -> BadMessage:
-    """Say what is wrong with a message.
+    """Return the error for an invalid message.
 
     Args:
         frame: The message.
@@ -238,7 +238,7 @@ def required_fields(kind: type[Struct]) -> tuple[str, ...]:
 
 @functools.cache
 def expectations(kind: type[Struct]) -> dict[str, str]:
-    """Return what is expected in each field, by dotted path, from the descriptions in `fields`."""
+    """Return the expected type of each field, by dotted path, from the descriptions in `fields`."""
     expected: dict[str, str] = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         description, nested = _describe(hint)
@@ -342,7 +342,7 @@ def _value_at(path: str, raw: dict[str, msgspec.Raw]) -> JsonValue:
 
 
 def _part(path: str, value: JsonValue) -> str:
-    """Say which field asks for a part of what is counted in whole numbers at `path`."""
+    """Name the field for a fraction where `path` takes only whole numbers."""
     if not path.endswith(("gpus", "_milli")):
         return ""
     if not isinstance(value, float) or not value > 0 or value.is_integer():

@@ -14,7 +14,7 @@ __all__ = ["IssuedTicket", "Login", "Logins", "Tickets"]
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A person who has exchanged a token for a cookie.
+    """The login of a person: a cookie got for a token.
 
     Args:
         caller: Whom the token stands for.
@@ -31,7 +31,7 @@ class Login:
 
 
 class Logins(Protocol):
-    """Who has logged in."""
+    """The person who has logged in."""
 
     def enter(self, token: str) -> tuple[str, Login] | None:
         """Exchange a token for a cookie; None: it is no tenant's.

@@ -252,7 +252,7 @@ class _Requested(Struct):
 
 
 class _Head(Struct):
-    """As much of a message as decides what kind it is; the rest is skipped, not built."""
+    """The fields of a message that decide its kind. The decoder skips the rest."""
 
     adhoc: JsonValue = None
     op: JsonValue = None

@@ -15,7 +15,7 @@ class OpMessage(
     forbid_unknown_fields=True,
     tag_field="op",
 ):
-    """What all `op` messages share. Unknown fields are refused, with `strict` or without.
+    """The common fields of all `op` messages. Unknown fields are refused, with `strict` or without.
 
     To ignore one would do more than its sender means: a drain without its `node` is of all nodes.
     """
@@ -39,7 +39,7 @@ class ListingMessage(OpMessage, frozen=True, kw_only=True):
 
     @property
     def cursor(self) -> str:
-        """Where the page starts; `next` is accepted as another name of `after`."""
+        """The start of the page; `next` is accepted as another name of `after`."""
         return self.after or self.next
 
     def equalities(self) -> dict[str, str | int | float | bool]:
@@ -185,11 +185,11 @@ class Cancel(OpMessage, frozen=True, kw_only=True, tag="cancel"):
 
 
 class QueueListing(ListingMessage, frozen=True, kw_only=True, tag="queue"):
-    """Who waits: the tenant's own; for operators, all."""
+    """List waiting requests: the tenant's own; for operators, all."""
 
 
 class LeaseListing(ListingMessage, frozen=True, kw_only=True, tag="leases"):
-    """Who holds what: the tenant's own; for operators, all. With `sort`, and how many in all."""
+    """List leases: the tenant's own; for operators, all. With `sort`, also their total number."""
 
     state: f.OptionalName = ""
     sort: f.LeaseOrder = ""
@@ -201,19 +201,19 @@ class LeaseListing(ListingMessage, frozen=True, kw_only=True, tag="leases"):
 
 
 class FleetListing(ListingMessage, frozen=True, kw_only=True, tag="fleet"):
-    """What there is and what of it is free: the clusters, or the nodes of `cluster`."""
+    """List total and free capacity: of all clusters, or of the nodes of `cluster`."""
 
 
 class QuotaListing(ListingMessage, frozen=True, kw_only=True, tag="quotas"):
-    """What tenants and projects may hold, and what they hold of it."""
+    """List the quotas of tenants and projects, and how much each of them holds."""
 
 
 class ReservationListing(ListingMessage, frozen=True, kw_only=True, tag="reservations"):
-    """What is reserved, and when: the tenant's own; for operators, all."""
+    """List reservations and their times: the tenant's own; for operators, all."""
 
 
 class DecisionListing(ListingMessage, frozen=True, kw_only=True, tag="decisions"):
-    """What was decided of late, newest first: the tenant's own; for operators, all."""
+    """List recent decisions, newest first: the tenant's own; for operators, all."""
 
 
 class DecisionFleet(OpMessage, frozen=True, kw_only=True, tag="decision_fleet"):
@@ -237,7 +237,7 @@ class Manage(OpMessage, frozen=True, kw_only=True, tag="manage"):
 
 
 class Logs(OpMessage, frozen=True, kw_only=True, tag="logs"):
-    """What the workload of a lease wrote, from a byte offset on; a negative one is from the end.
+    """Read the output of a lease's workload from a byte offset; a negative one counts from the end.
 
     Where nothing has been written there yet, the reply waits for it, up to `wait_seconds`. The
     offset counts in what the start number `attempt` wrote, and starts again with the next one; 0

@@ -363,6 +363,6 @@ PageLimit = Annotated[
 
 
 def field_title(path: str) -> str:
-    """Return what a field is called in sentences for people, by its name or its dotted path."""
+    """Return the name of a field in sentences for people, by its name or dotted path."""
     name = path.rpartition(".")[2]
     return SHOWN_NAMES.get(name) or name.replace("_", " ")

@@ -308,7 +308,7 @@ class FactReading(Protocol):
         ...
 
     def reading(self) -> AbstractContextManager[Facts]:
-        """Read in one moment of the facts, whatever is written meanwhile. In any thread.
+        """Read all at one moment of the facts, also during writes. For any thread.
 
         Raises:
             StorageError: It is not open, damaged, or cannot be read.

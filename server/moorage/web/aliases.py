@@ -102,7 +102,7 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
 
     @router.post("/policy-alias/{alias}/rollback", summary="Activate the former version", **_ALIAS)
     async def roll_back(alias: str, request: Request) -> Response:
-        """Let the alias mean what it meant before."""
+        """Restore the former version of the alias."""
         who, before = await owner(request, alias)
         return await _answer_change(request, before, await services.aliases.roll_back(alias, who))
 
@@ -180,7 +180,7 @@ def _alias_document(services: WebServices, alias: str) -> Document | None:
 
 
 def _state(alias: Document) -> Document:
-    """Return what the audit log says of an alias: the history is in the alias itself."""
+    """Return the fields of an alias for the audit log, without its history."""
     state = {"version": alias["policy_rule_uri"]}
     return state | {each: alias[each] for each in ("canary", "shadow") if alias[each]}
 

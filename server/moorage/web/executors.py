@@ -84,7 +84,7 @@ def _documents(router: HttpRouter, services: WebServices, bodies: BodyReader) ->
         **operation(ExecutorDocument, DocumentChange),
     )
     async def update(executor: str, request: Request) -> Response:
-        """Change what is named, as for clusters; its owner does, and operators."""
+        """Change the named fields, as for clusters. For the owner and operators."""
         change = await read_document(request, bodies)
         await services.ownership.check_executor(caller_of(request), executor)
         before = await find_former(services.executors.get(executor))

@@ -163,7 +163,7 @@ def _config(app: ASGIApp, connections: Connections, drain_seconds: int) -> uvico
 
 
 class _OnlyFor:
-    """Answers the one caller with a token, and refuses all others whatever they show."""
+    """Answers only the caller with the token."""
 
     def __init__(self, app: ASGIApp, bearer: str) -> None:
         self._app = app

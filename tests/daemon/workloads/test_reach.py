@@ -1,4 +1,4 @@
-"""Where a backend can start something, of the nodes that a request may go to."""
+"""Finds the candidate nodes on which a backend can start a workload."""
 
 import pytest
 

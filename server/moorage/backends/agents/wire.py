@@ -219,7 +219,7 @@ class MeetOrder(_Frame):
 
 
 class Meeting(msgspec.Struct):
-    """Where a machine is found by others.
+    """The address of a machine for other machines.
 
     Args:
         address: Of the machine.

@@ -229,7 +229,7 @@ class AwsCalls:
 
 
 def _error_of(error: Exception, name: str, region: str) -> AwsError:
-    """Say in words what went wrong, where, and what to do."""
+    """Return a sentence with the error, its place and the remedy."""
     call = "".join(part.capitalize() for part in name.split("_"))
     if isinstance(error, ClientError):
         code = str(error.response.get("Error", {}).get("Code", "Unknown"))

@@ -31,7 +31,7 @@ _SWITCH: Final = "cgroup.subtree_control"
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Where groups can be made.
+    """The control group under which new groups can be made.
 
     Args:
         base: The group that they are made in; None: nowhere.

@@ -297,7 +297,7 @@ def reap() -> "list[tuple[int, int]]":
 
 
 def kill_rest(group: str) -> None:
-    """Kill whatever the command left behind: it is a child of this process by now, or in its group.
+    """Kill remaining processes of the command: they are children of this process, or in its group.
 
     Then the group is removed. Where the kernel does not let go of something, it stays, and
     the removal of the workload tries again.

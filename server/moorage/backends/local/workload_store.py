@@ -355,7 +355,7 @@ def _prune(folder: Path) -> None:
 
 
 def _remove(place: Path) -> None:
-    """Remove whatever is in a place, without following a link."""
+    """Remove a file, folder or link, without following the link."""
     with contextlib.suppress(OSError):
         place.unlink()
     shutil.rmtree(place, ignore_errors=True)

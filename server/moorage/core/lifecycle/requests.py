@@ -299,7 +299,7 @@ class Requests:
             self._propose_again(pending, verdict.refusal, exclusions)
 
     def _propose_again(self, pending: Pending, conflict: Refusal, exclusions: Exclusions) -> None:
-        """Consult the policy again about the fleet of now: other leases took what it proposed."""
+        """Consult the policy again about the present fleet: others hold the proposed devices."""
         ask = pending.ask
         if not self._fits(ask, exclusions):
             refusal = self.exclusions.refusal(ask, exclusions)

@@ -96,7 +96,7 @@ class Table(Generic[T]):
 
 
 class WakeLimits(NamedTuple):
-    """Whose turn it is not now.
+    """Classes of waiters that are not served now.
 
     Args:
         capped: Policies that can take no more consultations, up to which priority.

@@ -355,7 +355,7 @@ def _lines(state: State, waiters: Iterable[Waiter]) -> _Lines:
 
 
 class Awaited(NamedTuple):
-    """What a demand waits for.
+    """The leases that a demand waits for.
 
     Args:
         leases: On the nodes on which it is the first to fit, where all last until their deadlines;

@@ -1,4 +1,4 @@
-"""Which machine of a lease is not heard of: what it runs may go on, or not."""
+"""Finds the lost machine of a lease. Its workloads may still run, or not."""
 
 from collections.abc import Callable
 

@@ -17,7 +17,7 @@ GrownPlace = tuple[str, str]
 
 
 class Growth:
-    """Where capacity grew, or began to give way, since it was last noted."""
+    """The nodes whose capacity grew, or began to be freed, since the last call."""
 
     def __init__(self) -> None:
         self._places: dict[GrownPlace, None] = {}

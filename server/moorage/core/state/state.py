@@ -151,7 +151,7 @@ class State:
 
     @property
     def fleet(self) -> Fleet:
-        """The inventory in columns, less what the leases hold.
+        """The inventory in columns, without the amounts held by leases.
 
         Brought up to date when first looked at after the inventory changed: the rows of a few
         clusters are replaced, and ten thousand registered in a row cost one rebuild. The object

@@ -24,7 +24,7 @@ _encode_lines: Final = msgspec.json.Encoder().encode_lines
 
 @dataclass(frozen=True, slots=True)
 class ChainEnd:
-    """Where the log ends: the number and the hash of its last line."""
+    """The end of the log: the number and the hash of its last line."""
 
     number: int = 0
     hash: str = _NO_HASH

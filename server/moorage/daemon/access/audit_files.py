@@ -107,7 +107,7 @@ class AuditFiles:
         return None
 
     def close(self) -> None:
-        """Close what is open; another call of `append` opens it again."""
+        """Close the open file; `append` opens it again."""
         for each in filter(None, (self._file, self._lock)):
             os.close(each)
         self._file = self._lock = self._seen = None

@@ -47,7 +47,7 @@ REASON_CHARS_MAX: Final = 200
 
 @dataclass(slots=True)
 class Standing:
-    """What operators have set, as it was before the next fact: entries say it."""
+    """The settings of operators before the next fact; entries quote them."""
 
     quotas: dict[tuple[Tenant, str | None], Quota] = field(
         default_factory=dict[tuple[Tenant, str | None], Quota]

@@ -72,7 +72,7 @@ def refusal(caller: Caller, message: Request) -> Refusal | None:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Who owns a document; empty or None: not noted, or there is none, and it belongs to all."""
+    """The owner of a document. Empty or None: unknown or none; then it belongs to all."""
 
     cluster: Callable[[str], str]
     metrics: Callable[[str], str]

@@ -134,7 +134,7 @@ class AgentStore:
         return self._agents
 
     def reclaimed(self) -> int:
-        """Return what is added to the epoch of the server; see `Reclaim`.
+        """Return the increment of the server's epoch; see `Reclaim`.
 
         Raises:
             AgentStoreError: It cannot be read.

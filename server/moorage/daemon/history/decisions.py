@@ -40,7 +40,7 @@ Subject = Ask | Lease
 
 @dataclass(frozen=True, slots=True, order=True)
 class LedgerPlace:
-    """Where a decision is: at a fact (`number` 0), or after it and after `number` refusals."""
+    """The place of a decision: at a fact (`number` 0), or after it and after `number` refusals."""
 
     seq: int
     number: int

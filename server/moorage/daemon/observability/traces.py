@@ -230,6 +230,6 @@ class _Error(msgspec.Struct):
 
 
 class _Verdict(msgspec.Struct):
-    """As much of a reply as its trace needs."""
+    """The fields of a reply that its trace needs."""
 
     error: _Error | None = None

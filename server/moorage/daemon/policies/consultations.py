@@ -1,4 +1,4 @@
-"""Where consultations go: to the sandbox or to another server, and to the shadows beside.
+"""Sends consultations to the sandbox or to another server, and to shadows.
 
 The daemon passes `Consult` and `Forget` effects here, and what policies answered.
 """

@@ -197,7 +197,7 @@ def _resources(ask: Ask) -> JsonObject | None:
 
 
 class _RemoteAnswer(msgspec.Struct):
-    """As much of an executor's answer as matters."""
+    """The fields that are read of an executor's answer."""
 
     success: bool
     data: JsonValue = None

@@ -1,4 +1,4 @@
-"""What-if: a message, and the state as it is now, become a job of `lab.whatif`.
+"""Turns a what-if message and the present state into a job of `lab.whatif`.
 
 The state is copied as a checkpoint copies it; all else happens in a program of its own, so no
 what-if changes anything here or holds anything up.

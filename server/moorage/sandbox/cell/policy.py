@@ -380,7 +380,7 @@ def _line_of(file: str, line: int) -> str:
 
 
 def name_of(value: object) -> str:
-    """Return the name of a value's class, whatever the class did to it."""
+    """Return the name of a value's class, even if the class hides it."""
     try:
         return str.__str__(type(value).__name__)[:100]
     except BaseException:  # noqa: BLE001  # A metaclass of the policy may raise anything.

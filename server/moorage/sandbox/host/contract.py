@@ -138,7 +138,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """Where cells run beside this machine.
+    """The workers that run cells on other machines.
 
     Args:
         address: Of a Ray cluster, as `ray.init` takes it.

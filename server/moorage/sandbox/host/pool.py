@@ -277,7 +277,7 @@ class CellPool(CellsAndDeaths):
                 self.watch_soon()
 
     def _refuse_stale(self, group: Group, now: float) -> None:
-        """Refuse what has waited too long behind a slow policy's other consultations."""
+        """Refuse consultations that have waited too long behind others of a slow policy."""
         limit = self.limits.queue_seconds
         while stale := [w for w in group.backlog.heads() if w.submitted_at < now - limit]:
             for work in stale:

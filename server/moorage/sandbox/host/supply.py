@@ -1,4 +1,4 @@
-"""Where a policy gets its next cell: on a worker, or on this machine. Used by `pool` alone.
+"""Supplies a policy with its next cell, on a worker or on this machine. Only `pool` uses it.
 
 Where workers are up, cells are on them, and this machine has those that no worker can have: of what
 a worker failed at, of shadows, and of policies without any cell where all workers

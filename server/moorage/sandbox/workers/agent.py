@@ -160,7 +160,7 @@ class Agent:
 
     @property
     def full(self) -> bool:
-        """Whether more waits for a pull than should."""
+        """Whether too many bytes wait for a pull."""
         return self._outgoing_bytes > OUTGOING_BYTES_MAX
 
     def tell(self, message: relay.FromAgent) -> None:

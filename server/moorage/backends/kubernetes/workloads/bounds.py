@@ -1,4 +1,4 @@
-"""Bounds a pod to what its lease holds of the node, whatever its manifest says.
+"""Limits a pod to the resources of its lease, also against its manifest.
 
 `manifests` calls it with the finished pod. What a container asks for in requests or limits counts;
 sidecars run beside the containers, other init containers run one after another before them.
