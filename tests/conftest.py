@@ -1,4 +1,4 @@
-"""What tests of all packages need: no test pays for another, a container engine, and Ctrl-C."""
+"""Fixtures of all packages: isolation of tests, a container engine, and Ctrl-C."""
 
 import contextlib
 import gc
@@ -78,7 +78,7 @@ class _FailureLines:
 
 
 class _Leftovers(logging.Handler):
-    """What asyncio says of tasks and futures when they are collected: they were not awaited."""
+    """Messages of asyncio about tasks and futures that nothing awaited."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a change of a JSON Schema, an OpenAPI or an AsyncAPI document breaks, in words.
+"""Names the breaking changes of a JSON Schema, an OpenAPI or an AsyncAPI document.
 
 A client must be able to go on saying what it said, and to read what it is told as it did. New
 operations, new optional fields, new fields of answers and new codes break nothing.

@@ -130,7 +130,7 @@ def give_back(socket: ClientConnection, lease: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """What pictures are of: ids of leases and of a refused request.
+    """The objects in pictures: ids of leases and of a refused request.
 
     Args:
         lease: Has a whole node.

@@ -61,7 +61,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Memory:
-    """What the proxy knows; forgotten before each test."""
+    """The state of the proxy; cleared before each test."""
 
     faults: list[Fault] = field(default_factory=list)
     calls: list[tuple[str, dict[str, str]]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What must not be left half done is finished, whatever becomes of the caller."""
+"""`finish` completes its work even if the caller is cancelled."""
 
 import asyncio
 import gc

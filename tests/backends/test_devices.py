@@ -1,4 +1,4 @@
-"""What holds a GPU of this machine, whatever nodes call it: no workload starts beside that."""
+"""GPUs of this machine: no workload starts on one in use, under any of its names."""
 
 import json
 import sys
@@ -138,7 +138,7 @@ def order_by_uuid(name: str, *gpus: tuple[str, str], milli: int = 1000) -> Order
 
 
 def devices_after_restart(**held) -> Devices:
-    """As the next daemon finds them in its workload store."""
+    """Return the devices as the next daemon finds them in its workload store."""
     return Devices([], json.loads(json.dumps({name: each.rows for name, each in held.items()})))
 
 

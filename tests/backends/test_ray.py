@@ -1,4 +1,4 @@
-"""What the backend `ray` does beyond the conformance of all backends, on a real Ray."""
+"""The backend `ray` beyond the conformance of all backends, on a real Ray."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ async def backend(ray_backend: RayBackend, ray_world: RayWorld) -> AsyncIterator
 
 @pytest.fixture
 def reports(backend: RayBackend) -> list[WorkloadReport]:
-    """What the backend says by itself."""
+    """The reports that the backend sends unasked."""
     heard: list[WorkloadReport] = []
     backend.listen(heard.append)
     return heard

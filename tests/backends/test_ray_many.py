@@ -1,4 +1,4 @@
-"""What the backend `ray` does beside a workload, and of many at once, on a real Ray."""
+"""The backend `ray`: commands beside a workload, and many workloads, on a real Ray."""
 
 import asyncio
 import os

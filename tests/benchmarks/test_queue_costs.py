@@ -1,4 +1,4 @@
-"""What the queue may cost as it grows, in CPU time; and what remains of it under overload."""
+"""The queue's CPU time as it grows, and its behaviour under overload."""
 
 import pytest
 

@@ -89,7 +89,7 @@ def start_of_a_process(file: Path) -> list[tuple[str, str]]:
 
 
 def test_the_attack_works_where_a_program_makes_it(tmp_path):
-    """Else it would prove nothing that pages cannot."""
+    """Without this, the failure of pages would prove nothing."""
     file = tmp_path / "ran"
     with daemon() as running, httpx.Client(base_url=running.http, timeout=30) as http:
         for path, text in start_of_a_process(file):

@@ -140,12 +140,12 @@ class Harbour:
         return sum(message.get("op", "ask") == op for message in self.heard)
 
     def take_over(self, other: "Harbour") -> None:
-        """Write from now on, with what the other one wrote."""
+        """Lead from now on, with the state of the other server."""
         self.leases, self.keys, self._fencing = other.leases, other.keys, other._fencing
         self.standby = False
 
     def freeze(self) -> None:
-        """Answer nothing any more, no ping either, and take what comes."""
+        """Stop answering, pings too, and only receive."""
 
         async def freeze_them() -> None:
             assert self._server is not None

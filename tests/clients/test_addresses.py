@@ -1,4 +1,4 @@
-"""Several addresses: which server a client goes to, and what it does where that is a standby."""
+"""Several addresses: the client's choice of a server, and its behaviour at a standby."""
 
 import asyncio
 import json
@@ -262,7 +262,7 @@ class TestATakeover:
 
 
 class Registry(Site):
-    """Answers with no policies, or as a standby does; notes what came."""
+    """Answers without policies, or like a standby; records requests."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str, str | None]] = []

@@ -1,4 +1,4 @@
-"""A server that answers anything at all: each command says one clear thing, and what it ends in."""
+"""A server with arbitrary answers: each command prints one clear error and its exit code."""
 
 import contextlib
 import io
@@ -138,7 +138,7 @@ def nest(depth: int) -> bytes:
 
 
 class Hostile(Site):
-    """Answers every request, on the socket and over HTTP, with what a test lays out."""
+    """Answers every request, on the socket and over HTTP, as a test prepared."""
 
     def __init__(self) -> None:
         self.calm()
@@ -211,7 +211,7 @@ def hostile(hostile_server: Hostile) -> Hostile:
 
 
 def run_command(words: tuple[str, ...], *, as_json: bool, seconds: float = 5.0) -> int:
-    """Run a command; see that it says what it has to say, and nothing else. Return its code."""
+    """Run a command; check that it prints one clear error. Return its exit code."""
     files = {"RULE": "rule.py", "FLEET": "fleet.json"}
     given = [os.path.join(os.environ["HOSTILE"], files[w]) if w in files else w for w in words]  # noqa: PTH118  # Words of a command line.
     shared = ["--timeout", str(seconds), *(["--json"] if as_json else [])]

@@ -1,4 +1,4 @@
-"""Files of every form become cluster documents, and what is wrong in them is named."""
+"""Files of every form become cluster documents, and errors name their faults."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What an import of a client brings along, and what waits until the client is used."""
+"""Importing a client loads few modules; the rest is loaded at first use."""
 
 import subprocess
 import sys

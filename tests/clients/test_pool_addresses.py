@@ -1,4 +1,4 @@
-"""Where a pool is served: what is an address, and which one counts."""
+"""Addresses of pools: their syntax, and which of several is used."""
 
 import os
 from pathlib import Path

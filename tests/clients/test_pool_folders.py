@@ -1,4 +1,4 @@
-"""Where a pool is served: what others planted there is neither used nor harmed."""
+"""Folders of pools: files planted by others are neither used nor harmed."""
 
 import os
 import socket

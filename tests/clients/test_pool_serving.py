@@ -125,7 +125,7 @@ class TestAdapter:
 
 
 class TestEndpoints:
-    """As the documented client uses them, which knows neither processes nor transactions."""
+    """The documented client uses them; it knows neither processes nor transactions."""
 
     @pytest.fixture
     def http(self, pool) -> Iterator[httpx.Client]:

@@ -1,4 +1,4 @@
-"""What every backend must do, over the one in memory and every real backend that works here.
+"""The conformance suite of backends, for memory and every real backend that works here.
 
 A `Bench` brings what a backend needs: a backend, another one over the same machine (the daemon
 after a crash), and specs with and without faults.

@@ -1,4 +1,4 @@
-"""What every ledger must do, over the one in memory and those in files and in PostgreSQL."""
+"""The conformance suite of ledgers: in memory, in files, and in PostgreSQL."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ POSTGRES = (pytest.mark.heavy, pytest.mark.postgres)
 
 
 class Place(Protocol):
-    """Where ledgers leave their facts, and how a disk can spoil them while none is open."""
+    """The storage of a ledger under test, and ways to damage it while it is closed."""
 
     def ledger(self) -> Ledger: ...
     def relabel(self, seq: int, kind: str, version: int) -> None: ...

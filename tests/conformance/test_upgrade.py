@@ -1,4 +1,4 @@
-"""What earlier releases wrote is there, whole; what a newer one wrote is refused by name."""
+"""Folders of earlier releases open whole; those of newer ones are refused by name."""
 
 import json
 import sqlite3

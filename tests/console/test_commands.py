@@ -55,7 +55,7 @@ def it() -> Iterator[Seeded]:
 
 
 class Shell:
-    """Where a user pastes: a machine that has the token, and nothing else of the server."""
+    """The user's machine: it has the token, and nothing else of the server."""
 
     def __init__(self) -> None:
         self._beside = ThreadPoolExecutor(1)  # The browser has the loop of this thread.

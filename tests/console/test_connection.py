@@ -1,4 +1,4 @@
-"""What a page does when its server goes, stalls or asks who it is; and what its policy forbids."""
+"""A page whose server stops, stalls or wants a login; and its content security policy."""
 
 import socket
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_a_login_shows_the_data_of_its_tenant(chromium: Any) -> None:
 def test_the_policy_of_the_page_forbids_scripts_of_others(
     chromium: Any, console_server: Any
 ) -> None:
-    """Else no test here that sees no violation would prove anything."""
+    """Without this, tests that see no violation would prove nothing."""
     context = chromium.new_context()
     page = context.new_page()
     wrong: list[str] = []

@@ -1,4 +1,4 @@
-"""What is of others: seen by operators, and no button on it; for other tenants it is not there."""
+"""Objects of other tenants: operators see them, without buttons; other tenants do not."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What-if: changes are put together in a form, and what would come of them is shown."""
+"""The what-if form collects changes and shows their predicted effects."""
 
 import re
 from collections.abc import Iterator

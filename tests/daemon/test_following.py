@@ -1,4 +1,4 @@
-"""What a standby answers of itself: as far as it has followed, and no older than its bound."""
+"""Answers of a standby: from its followed state, and no older than its bound."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ from moorage.storage.sqlite.records import SqliteRecords
 
 
 class Beside:
-    """What the writer of a file reads of it, as another process would; its way there may break."""
+    """A follower of a file's facts, as in another process; the test can break its access."""
 
     def __init__(self, store: SqliteFacts) -> None:
         self.place, self.reading, self.close = store.place, store.reading, store.close

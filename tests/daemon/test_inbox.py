@@ -78,7 +78,7 @@ def test_tenants_take_turns_and_keep_their_order():
 
 
 def test_requests_are_counted_by_tenant():
-    """So that those of one, however many, have none of another refused as too many."""
+    """One tenant's requests never cause refusals of another tenant's."""
     inbox, bob = Inbox(), Tenant("bob")
     for name in "abc":
         inbox.post(request(name), TENANT)

@@ -68,7 +68,7 @@ def test_every_command_is_there(pages, module: str, program: str) -> None:
 
 
 def test_no_command_is_named_that_does_not_exist(text: str) -> None:
-    """What a page promises can be typed."""
+    """Each command on a page works as typed."""
     known = command_names("moorage.commands.program", "moored") + command_names(
         "moorage_client.cli.program", "moorage"
     )

@@ -1,4 +1,4 @@
-"""What operators and waiters have said outlasts kill -9: one daemon holds all of it."""
+"""Settings of operators and waiting requests outlast kill -9, in one daemon."""
 
 import json
 import time

@@ -93,7 +93,7 @@ def test_clocks_that_are_set_lose_no_machine_and_end_nothing(tmp_path: Path, mon
 
 
 async def test_an_agent_waits_for_a_server_of_its_own_release(tmp_path: Path) -> None:
-    """Servers of other releases refuse it, and send what it does not know."""
+    """Servers of other releases refuse it, and send unknown fields."""
     refusal = wire.encode(
         wire.AgentFarewell("the agent speaks version 3, and this server 4", final=False)
     )

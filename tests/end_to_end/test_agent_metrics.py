@@ -1,4 +1,4 @@
-"""What agents say of their machines: metrics that policies see, and GPUs that others use.
+"""Metrics of agents, as policies see them, and GPUs in use by others.
 
 The GPUs are those of a stand-in for NVML, which an agent imports in the place of the bindings.
 """

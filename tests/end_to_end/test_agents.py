@@ -49,7 +49,7 @@ def fleet(shared_fleet: Fleet, tmp_path: Path) -> Iterator[Fleet]:
 
 
 def complaint(fleet: Fleet, *more: str, data: str = "") -> str:
-    """Run an agent `box` that tries again and again; return the first line of what it says."""
+    """Run an agent `box` that retries; return the first line of its output."""
     command = fleet.command("box", *more, data=data)
     with Popen(command, stderr=subprocess.PIPE, text=True) as agent:
         assert agent.stderr is not None

@@ -1,4 +1,4 @@
-"""The audit log of a real server: who did what, from where, over both doors."""
+"""The audit log of a real server: caller, action and address, over both ports."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def read(folder: Path, *options: str) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def entries(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What was logged of a session of ann, who has no right to cordon, and of the operator ops."""
+    """The audit log of ann, who has no right to cordon, and of the operator ops."""
     folder = tmp_path_factory.mktemp("data")
     with daemon(folder, environment=TOKENS) as running:
         ann, ops = (Server(running, f"{each}1-secret") for each in "ao")

@@ -96,7 +96,7 @@ def test_push_tests_first_unless_it_is_switched_off(server, tmp_path):
 
 
 def test_examples_describe_the_use_of_a_policy(server, tmp_path):
-    """What ranks fails at requests; its own examples decide."""
+    """A ranking policy fails at requests; its own examples decide."""
     text = policy("return [each['id'] for each in input_data]", "ranks:1-x")["code"]
     (tmp_path / "ranks.py").write_text(text)
     examples = [{"input_data": [{"id": "a"}, {"id": "b"}], "output": ["a", "b"]}]
@@ -107,7 +107,7 @@ def test_examples_describe_the_use_of_a_policy(server, tmp_path):
 
 
 def test_unsound_policies_are_registered_only_by_force(server, tmp_path):
-    """What it proposes is never there: it raises nothing, and places nothing."""
+    """It always proposes a missing node: it raises nothing, and places nothing."""
     text = policy("return {'cluster_id': 'nowhere'}", "wrong:1-x")["code"]
     (tmp_path / "wrong.py").write_text(text)
     push = ("policy", "push", "wrong.py", "--uri", "wrong:1-x")

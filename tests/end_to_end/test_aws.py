@@ -1,4 +1,4 @@
-"""What a lease starts at AWS: on capacity that its node's labels describe, and never leaked."""
+"""Workloads at AWS run on the instance type of the node's labels, and none is leaked."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What a lease starts on this machine: on its own devices, found after a crash, never leaked."""
+"""Workloads on this machine use their own devices, are found after a crash, and never leak."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What docs/how-to/back-up-and-restore.md promises of a copy of the data folder."""
+"""Copies of the data folder, as docs/how-to/back-up-and-restore.md describes them."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Policies broken in many ways: the answers say what is wrong, and other clients are served.
+"""Policies broken in many ways: errors name the fault, and other clients are served.
 
 The daemon, its jail and its sockets are real. While they are uploaded, another client asks for
 placements and gets them.
@@ -31,7 +31,7 @@ Broken = dict[str, Any]
 
 
 def document(**more: Any) -> dict[str, Any]:
-    """Return a document that is good but for what is given; None leaves a field out."""
+    """Return a valid document with the given fields replaced; None omits a field."""
     whole = {"policy_rule_uri": URI, "code": GOOD, **more}
     return {key: value for key, value in whole.items() if value is not None}
 

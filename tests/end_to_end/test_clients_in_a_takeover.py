@@ -1,4 +1,4 @@
-"""What clients see of a takeover: two real servers on one PostgreSQL, whose writer goes away."""
+"""Clients during a takeover of two real servers on one PostgreSQL."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What was decided of late, page by page; the fleet as it was then; the playground over both."""
+"""Recent decisions in pages, the fleet at each decision, and the playground over both."""
 
 import base64
 import json

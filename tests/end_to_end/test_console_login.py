@@ -1,4 +1,4 @@
-"""The console's files and logins: what a page may do, and what no page of another site may.
+"""The console's files and logins, and the refusal of other sites' pages.
 
 Also what pages do without the tokens of leases, and what every operation would do.
 """
@@ -131,7 +131,7 @@ def test_a_wrong_login_gets_no_cookie(page, body, status, code):
 
 @pytest.mark.parametrize("tokens", [["guess"], ["", "of-an"], ["of-bobb"]])
 def test_failed_logins_of_an_address_are_slowed(server, tokens):
-    """A few wait for their answer, and what is tried meanwhile is refused at once."""
+    """A few attempts wait for their answer; others are refused at once."""
     token, statuses = cycle(tokens), Counter()
 
     def fail(_):

@@ -30,7 +30,7 @@ COST_MAX = 0.33
 
 
 class Map:
-    """What a page makes of the news."""
+    """The map that a page builds from news."""
 
     def __init__(self, server: Server, token: str = "") -> None:
         opened = ExitStack()
@@ -203,7 +203,7 @@ asyncio.run(main())
 
 
 async def test_fifty_open_maps_cost_little():
-    """Rounds with and without alternate in one run; what is compared are their medians."""
+    """Rounds with and without alternate in one run; their medians are compared."""
     with serving() as server:
         server.fill(*(cluster(f"c{n}", nodes=125, gpus=8) for n in range(10)))
         one = ask_message(resources={"gpus": 1}, lease=TERMS)

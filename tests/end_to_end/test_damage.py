@@ -1,4 +1,4 @@
-"""A damaged disk: what was promised holds, or the daemon says what does not."""
+"""A damaged disk: leases hold, or the daemon names the lost ones."""
 
 import json
 import os
@@ -21,7 +21,7 @@ FEW = {"MOORAGE_CHECKPOINT_EVERY_FACTS": "100"}
 
 
 def refusal(data: Path) -> str:
-    """Start a daemon that cannot start; return what it says."""
+    """Start a daemon that cannot start; return its error."""
     done = ran(*serve_command(data))
     assert (done.returncode, done.stdout) == (3, "")
     return done.stderr
@@ -29,7 +29,7 @@ def refusal(data: Path) -> str:
 
 @pytest.fixture(scope="module")
 def remains(tmp_path_factory) -> tuple[Path, list[dict]]:
-    """Return what a killed daemon left, and its leases as they were acknowledged."""
+    """Return the folder of a killed daemon, and its acknowledged leases."""
     data = tmp_path_factory.mktemp("killed") / "data"
     with serve_and_kill(data, environment=FEW) as server:
         server.fill(cluster("east", nodes=8, gpus=8))
@@ -76,7 +76,7 @@ def test_a_question_about_a_damaged_fact_ends_no_daemon(tmp_path):
 
 
 def care(word: str, data: Path, *flags: str) -> tuple[int, str]:
-    """Run `moored ledger verify` or `repair`; return its exit code and what it says."""
+    """Run `moored ledger verify` or `repair`; return its exit code and output."""
     done = moored("ledger", word, "--data", data, *flags)
     assert done.stderr == ""
     return done.returncode, done.stdout

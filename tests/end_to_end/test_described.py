@@ -1,4 +1,4 @@
-"""What a real daemon says over the socket is as its own AsyncAPI document and schemas say."""
+"""Messages of a real daemon agree with its AsyncAPI document and schemas."""
 
 import json
 
@@ -16,7 +16,7 @@ RESOURCES = {"gpus": 1}
 
 @pytest.fixture
 def session(server):
-    """Talks over one socket, and holds each message, reply and news against what is served."""
+    """Talks over one socket, and checks each message, reply and news by the served schemas."""
     schemas = {
         name: Draft202012Validator(server.http.get(path).json())
         for name, path in server.http.get("/schemas/").json().items()

@@ -142,7 +142,7 @@ def test_a_foreign_client_executes_on_the_executor_of_every_server(pair):
 
 
 class Liar(BaseHTTPRequestHandler):
-    """An executor that says what the test has it say."""
+    """An executor with answers prepared by the test."""
 
     says: bytes = b""
     status = 200

@@ -1,4 +1,4 @@
-"""What a person meets in the first hour: wrong ports and names, keys of the wire in sentences."""
+"""Mistakes of the first hour: wrong ports and names, and wire keys in sentences."""
 
 import pytest
 

@@ -22,7 +22,7 @@ LOG = {"MOORAGE_LOG_LEVEL": "info", "MOORAGE_LOG_FORMAT": "json"}
 
 
 def run(server: Server, folder: Path, *words: str) -> tuple[int, str, str]:
-    """Run a command; return its exit code, what it wrote, and what is said about it."""
+    """Run a command; return its exit code, its output and its errors."""
     words = ("run", "--cpu-milli", "10", *words)
     done = server.moorage(*words, XDG_STATE_HOME=str(folder), MOORAGE_STATE="")
     return done.returncode, done.stdout, done.stderr

@@ -56,7 +56,7 @@ class Podman:
         self.bounds = f"--ulimit=nofile={files}:{files}", f"--ulimit=nproc={tasks}:{tasks}"
 
     def run(self, *words: str | Path, fails: bool = False, seconds: float = 900) -> str:
-        """Run a command to its end; return what it printed, in both ways."""
+        """Run a command to its end; return its stdout and stderr."""
         done = subprocess.run(
             [*self._command, *words],
             stdout=subprocess.PIPE,
@@ -69,7 +69,7 @@ class Podman:
         return done.stdout
 
     def build(self, context: Path, image: str = IMAGE, target: str = "server") -> str:
-        """Build an image of a folder; return what it printed."""
+        """Build an image of a folder; return the output."""
         installs = [  # Downloads inside go the way that those of this machine go.
             f"--volume={each}:{each}:ro"
             for each in ("/etc/ssl/certs", "/etc/pip.conf")
@@ -103,7 +103,7 @@ def base() -> Path:
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the image is built of, as a copy that tests may change."""
+    """A copy of the image's sources, which tests may change."""
     folder = tmp_path_factory.mktemp("context")
     for name in CONTEXT:
         shutil.copy(ROOT / name, folder)
@@ -133,7 +133,7 @@ def engine(context: Path) -> Iterator[Podman]:
 
 @pytest.fixture(scope="module")
 def agent_build(engine: Podman, context: Path) -> str:
-    """What building the agent's image of a changed source printed."""
+    """The output of building the agent's image from a changed source."""
     with (context / "server" / "moorage" / "__init__.py").open("a") as file:
         file.write("# Changed.\n")
     return engine.build(context, AGENT_IMAGE, "agent")

@@ -1,4 +1,4 @@
-"""What leases start in Kubernetes, through a real daemon: exactly there, once, and to its end."""
+"""Workloads in Kubernetes run on their node, once, and to their end, through a real daemon."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What becomes of its log decides nothing: the daemon starts, serves, answers and stops."""
+"""A broken log never stops the daemon from starting, serving and stopping."""
 
 import contextlib
 import fcntl
@@ -79,7 +79,7 @@ def pipe_without_reader() -> int:
 
 
 def work(server: Server, *names: str) -> None:
-    """Do what has lines of the log written, in requests and in events of the core."""
+    """Cause log lines, by requests and by events of the core."""
     server.register(*(cluster(name) for name in names))
     assert all(reply["success"] for reply in server.say(QUOTA, CORDON))
     assert server.http.get("/healthz").status_code == 200

@@ -1,4 +1,4 @@
-"""What is changed over HTTP, or by `manage` over the socket, leaves a line: who, what, whence."""
+"""Each change over HTTP or by `manage` leaves a log line with caller, action and address."""
 
 import json
 
@@ -90,7 +90,7 @@ def call(server, operation, bodies):
 
 
 def order(operation):
-    """Make first what others need, and remove it last."""
+    """Create shared objects first, and remove them last."""
     method = operation.partition(" ")[0]
     rank = {"POST": 0, "PUT": 1, "DELETE": 2}[method]
     last = LAST.index(operation) if operation in LAST else -1

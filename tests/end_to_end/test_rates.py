@@ -1,4 +1,4 @@
-"""Rates of one tenant, at a real server: what is too fast is answered, others are not held up."""
+"""Rate limits of one tenant at a real server: surplus requests are refused, others served."""
 
 import json
 from collections.abc import Iterator

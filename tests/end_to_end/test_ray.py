@@ -1,4 +1,4 @@
-"""What leases start on a real Ray: where and on what they say, once, and nothing is left."""
+"""Workloads on a real Ray run on their devices, once, and leave nothing behind."""
 
 import collections
 import contextlib
@@ -172,7 +172,7 @@ def test_the_ray_autoscaler_gets_waiting_and_held_resources(ray_world, tmp_path)
 
 
 class Workers:
-    """What workloads say of themselves when they start: one file each."""
+    """The start records of workloads: one file each."""
 
     SCRIPT = (
         'echo "$CUDA_VISIBLE_DEVICES" > "$0/$MOORAGE_LEASE_ID.$MOORAGE_FENCING.$$"; exec sleep 1000'

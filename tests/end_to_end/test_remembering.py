@@ -1,4 +1,4 @@
-"""What policies remember and share: contexts, isolation, injected clients, precedence."""
+"""Contexts of policies: isolation, injected clients, and precedence."""
 
 import itertools
 import json

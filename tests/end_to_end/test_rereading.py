@@ -120,7 +120,7 @@ def test_other_settings_are_named_and_wait_for_a_restart(first):
 
 
 def test_a_closed_terminal_ends_the_daemon(tmp_path):
-    """As all programs do: SIGHUP says that too, and Ctrl-C could not end it any more."""
+    """SIGHUP ends it, as all programs: without a terminal, Ctrl-C no longer could."""
     serve = [sys.executable, "-m", "moorage", "serve", "--port", "0", "--http-port", "0"]
     command = [*serve, "--data", str(tmp_path)]
     pid, here = pty.fork()

@@ -1,4 +1,4 @@
-"""What is common and ends leases of others is an operator's, over both doors: cell by cell."""
+"""Changes to shared objects and to leases of others need an operator, over both ports."""
 
 import json
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def send(server: Server, token: str, method: str, path: str, body: object = None
 
 
 def is_refused(error: dict, text: str) -> bool:
-    """Tell whether it is refused as what only an operator may do, and says who is one."""
+    """Return whether the refusal says that only an operator may do this."""
     says = "MOORAGE_OPERATORS" in text and "operator" in error["expected"]
     return error["code"] == "unauthorized" and error["verdict"] == "not_you" and says
 

@@ -289,7 +289,7 @@ ESCAPES = b"\x1b]0;owned\x07\x1b[31mred\x1b[0m\x9b2J\tgr\xc3\xbcn\r\n\xff\x00\x7
 
 
 def on_a_terminal(environment, *words: str) -> bytes:
-    """Return what a command writes to a terminal."""
+    """Return the output of a command at a terminal."""
     here, there = os.openpty()
     attributes = termios.tcgetattr(there)
     attributes[1] &= ~termios.OPOST  # The terminal itself adds nothing to what is written.

@@ -11,7 +11,7 @@ NAMES = [f"site-{number}" for number in range(4)]
 
 
 def metrics(name: str, percent: float) -> dict:
-    """Return what a cluster's two nodes report: all GPUs and cores so busy."""
+    """Return metrics of a cluster's two nodes, with all GPUs and cores this busy."""
     trees = [
         {
             "id": f"{name}-{number}",

@@ -1,4 +1,4 @@
-"""A server that stands by answers what it knows, as the one that leads does."""
+"""A standby answers reads as the leader does."""
 
 import json
 import signal
@@ -162,7 +162,7 @@ def test_documents_are_followed(pair: tuple[One, One]):
 
 
 def body(server: Server, path: str) -> Any:
-    """Return what a path answers, without what says as of which fact it is."""
+    """Return the answer of a path, without the header that dates it."""
     answer = server.http.get(path).json()
     return bare(answer) if isinstance(answer, dict) else answer
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.heavy  # A daemon.
 
 
 class Authority:
-    """An authority, and what it signed, as files of a folder."""
+    """An authority and its certificates, as files of a folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()

@@ -63,7 +63,7 @@ def server(tmp_path_factory) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def _nothing_warm(request) -> Iterator[None]:
-    """End what a test leaves behind on the shared daemon."""
+    """End leases that a test leaves behind on the shared daemon."""
     yield
     if "server" in request.fixturenames:
         server = request.getfixturevalue("server")

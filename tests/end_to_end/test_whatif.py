@@ -1,4 +1,4 @@
-"""What-if over a real socket: nothing changes, and what it says is what then happens."""
+"""What-if over a real socket changes nothing, and its prediction holds."""
 
 import json
 import re

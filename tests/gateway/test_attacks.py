@@ -24,7 +24,7 @@ MIB = 2**20
 
 @pytest.fixture
 def measure_mib() -> Iterator[Callable[[], float]]:
-    """Trace memory. Each call tells the most MiB held since the call before, above what was."""
+    """Trace memory. Each call returns the peak MiB since the last call, above the base."""
     tracemalloc.start()
     base = 0
 

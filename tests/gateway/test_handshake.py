@@ -1,4 +1,4 @@
-"""Who is let in, and what the port answers over plain HTTP."""
+"""Accepted handshakes, and answers of the port to plain HTTP."""
 
 import base64
 

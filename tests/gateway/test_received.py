@@ -1,4 +1,4 @@
-"""Messages that are not complete: what is held of them, and how large ones wait for each other."""
+"""Incomplete messages: their memory, and turns of large ones."""
 
 import asyncio
 import json

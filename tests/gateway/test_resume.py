@@ -1,4 +1,4 @@
-"""A session without a connection: what it holds, for how long, and who gets it back."""
+"""A session without a connection: its buffer, its lifetime, and its resumption."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What `make lint` calls a breaking change of the specifications, and what it lets pass."""
+"""Breaking and harmless changes of the specifications, as `make lint` sees them."""
 
 import importlib.util
 import json

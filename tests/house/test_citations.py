@@ -1,4 +1,4 @@
-"""What sources cite is in the repository: the page, and the section of it that they name."""
+"""Each page and section that a source cites is in the repository."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a caller can catch: one tree per public package, drawn where its reader looks first."""
+"""Exceptions for callers: one tree per public package, shown in its docstring."""
 
 import importlib
 import re

@@ -1,4 +1,4 @@
-"""What tells users how to install what an extra brings."""
+"""Messages that name the extra to install."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What `pip install moorage` brings: a client that works without the server, and says so."""
+"""`pip install moorage` installs a client that works without the server."""
 
 import os
 import re

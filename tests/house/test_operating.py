@@ -1,4 +1,4 @@
-"""What operators are handed: the Makefile, the unit, and the image."""
+"""Files for operators: the Makefile, the unit, and the image."""
 
 import configparser
 import re
@@ -102,7 +102,7 @@ def test_systemd_understands_the_unit(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 def test_the_unit_is_little_exposed(root: Path) -> None:
-    """Of 10: what is left are the network, namespaces and calls that workloads need."""
+    """The exposure is out of 10. The rest is network, namespaces and calls of workloads."""
     unit = root / "deploy" / "systemd" / "moored.service"
     # In tenths; 0 is no exposure, and over 50 counts as medium.
     command = ["systemd-analyze", "security", "--offline=yes", "--threshold=33", unit]

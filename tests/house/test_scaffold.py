@@ -1,4 +1,4 @@
-"""What `tools/add_backend.py` writes runs at once, and few files name a backend."""
+"""The backend made by `tools/add_backend.py` runs at once, and few files name a backend."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What may stand in a source, and how sources are built: checks of all syntax trees.
+"""Rules for all sources, checked on their syntax trees.
 
 They are in one file so that the sources are parsed once.
 """

@@ -31,7 +31,7 @@ _LINKING: Final = (
 
 @dataclass(frozen=True)
 class Program:
-    """What to build: a package, and the folder of `tools` whose go.mod names its version."""
+    """The package to build, and the folder of `tools` whose go.mod names its version."""
 
     module: str
     package: str

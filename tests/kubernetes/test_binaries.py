@@ -1,4 +1,4 @@
-"""Where the programs come from: those that are there are taken, and no Go is said plainly."""
+"""Programs of the control plane: installed ones are used; without Go, an error says so."""
 
 import os
 import subprocess

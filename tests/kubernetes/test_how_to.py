@@ -1,4 +1,4 @@
-"""What docs/how-to/kubernetes.md tells people to type works, at a real API server."""
+"""The commands in docs/how-to/kubernetes.md work at a real API server."""
 
 import json
 import os

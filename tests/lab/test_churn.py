@@ -1,4 +1,4 @@
-"""What comes and goes: as much as the load says, for as long as it stays, from the start on."""
+"""Churn: arrivals match the load from the start on, and stay for their drawn time."""
 
 import numpy as np
 import pytest

@@ -126,7 +126,7 @@ async def test_dependence_on_metrics_is_found(body, says):
 
 
 async def test_a_choice_from_a_set_of_two_that_two_seeds_agree_about_is_found(all_seeds):
-    """Of this one, hash seeds 1, 2 and 3 yield the same element first."""
+    """For this set, hash seeds 1, 2 and 3 yield the same first element."""
     choice = "return {'cluster_id': 'alpha', 'x': next(iter({'e', 'g'}))}"
     report = await try_policy(PolicyTestJob(policy(choice), [{"inputs": {}}]))
     assert not report.passed

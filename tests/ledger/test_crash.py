@@ -1,4 +1,4 @@
-"""What was acknowledged is there: after kill -9 at any moment, and after the disk was full."""
+"""Acknowledged facts outlast kill -9 at any moment, and a full disk."""
 
 import random
 import signal

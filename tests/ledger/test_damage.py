@@ -216,7 +216,7 @@ async def test_no_flipped_bit_is_believed(path: Path, name: str, places: int):
 async def test_a_log_damaged_in_its_middle_is_noticed_also_where_the_mark_is_old(
     path: Path, place: float
 ):
-    """As a power cut may leave it: the mark was not on the disk yet."""
+    """A power cut may leave this: the mark was not on the disk yet."""
     await write_and_kill(path)
     whole = path.parent.rename(path.parent.with_name("whole"))
     shutil.copytree(whole, path.parent)

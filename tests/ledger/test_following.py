@@ -18,7 +18,7 @@ NOW = 1_763_647_000.0
 
 
 class Beside:
-    """What the writer of a file reads of it, as another process would: one writer at a time."""
+    """A follower of a file's facts, as in another process, with one writer at a time."""
 
     def __init__(self, store: SqliteFacts) -> None:
         self.store, self.place, self.is_broken = store, store.place, False

@@ -1,4 +1,4 @@
-"""What `moored ledger verify` finds, and what is left once a loss was accepted."""
+"""Findings of `moored ledger verify`, and the ledger after an accepted loss."""
 
 import random
 import shutil

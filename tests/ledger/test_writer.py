@@ -29,7 +29,7 @@ class Gate:
 
 
 class Groups:
-    """What a group commit reported: how many jobs each transaction had, and whether it failed."""
+    """The reports of group commits: jobs of each transaction, and failures."""
 
     def __init__(self, path: Path) -> None:
         self.seen: list[tuple[int, bool]] = []

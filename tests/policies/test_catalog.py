@@ -1,4 +1,4 @@
-"""What is published of the shipped policies: sources that stand alone, and their documents."""
+"""Published shipped policies: self-contained sources, and their documents."""
 
 import ast
 import json

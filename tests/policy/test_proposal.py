@@ -1,4 +1,4 @@
-"""What a policy returned, read as a proposal: anything at all may come."""
+"""Reading any value of a policy as a proposal."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Whatever comes: a message or one complete error, and nothing else."""
+"""Any input yields a message or one complete error."""
 
 import json
 from typing import Any

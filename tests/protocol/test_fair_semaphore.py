@@ -121,7 +121,7 @@ async def test_a_cancelled_waiter_is_forgotten(visits, semaphore):
 
 
 async def test_all_waiters_may_leave_as_another_arrives(visits, semaphore):
-    """As when a server stops: turns are given back before those who wait know they are gone."""
+    """A stopping server does this: turns are released before waiters notice their end."""
     flood = [f"a{number}" for number in range(2 + WAITING)]
     await visits.come(*flood)
     for name in flood:

@@ -1,4 +1,4 @@
-"""What JSON text becomes, counted before it is read."""
+"""Values of a JSON text, counted before it is decoded."""
 
 import json
 import random

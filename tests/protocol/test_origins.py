@@ -1,4 +1,4 @@
-"""Who may ask over HTTP: the one decision behind both doors and served pools."""
+"""Accepted origins of HTTP requests: one decision for both ports and served pools."""
 
 import pytest
 from hypothesis import example, given

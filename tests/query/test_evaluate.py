@@ -1,4 +1,4 @@
-"""What conditions mean, on one document: the documented forms and Mongo's, spelling by spelling."""
+"""Conditions on one document: the documented forms and Mongo's, spelling by spelling."""
 
 import pytest
 

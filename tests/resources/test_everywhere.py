@@ -1,4 +1,4 @@
-"""What `ResourceEngine` does at every backend, with no more set-up than the environment.
+"""`ResourceEngine` at every backend, set up by the environment alone.
 
 A `Place` brings the name of a backend, specs, and what really is there.
 """

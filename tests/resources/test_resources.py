@@ -1,4 +1,4 @@
-"""What the engine hands out, over real processes and containers: alive, clean, and what it says."""
+"""Resources of the engine, as real processes and containers: alive and clean."""
 
 import asyncio
 import contextlib

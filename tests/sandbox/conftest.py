@@ -205,7 +205,7 @@ async def hasty(make_bench):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def make_common():
-    """As `make_bench`, for all tests of a file."""
+    """Like `make_bench`, for all tests of a file."""
     async with _making() as make:
         yield make
 

@@ -212,7 +212,7 @@ def test_slices_remain_between_attempts(tmp_path):
 
 
 def test_a_repeated_job_takes_more_slices_if_available(make_pool, tmp_path, monkeypatch):
-    """What another pool frees meanwhile is used by the next attempt."""
+    """The next attempt uses capacity that another pool has freed."""
     monkeypatch.setattr("moorage.slices.manager.SCALE_UP_SECONDS_MIN", 0)
     monkeypatch.setenv("EFORMER_SCALE_ADD_TIMEOUT_S", "6")
     monkeypatch.setenv("EFORMER_SCALE_POLL_S", "20")  # A process of the slice starts in half of it.

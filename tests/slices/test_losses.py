@@ -88,7 +88,7 @@ def test_a_resumable_job_goes_on_when_a_raylet_was_killed(ready, settings, tmp_p
 def test_a_host_that_fails_because_another_is_lost_counts_as_lost(
     ready, settings, tmp_path, beside
 ):
-    """As a collective operation does, long before Ray notices the lost node."""
+    """A collective operation fails so, long before Ray notices the lost node."""
 
     def collective(folder):
         if os.environ["TPU_HOST_ID"] == "1":

@@ -1,4 +1,4 @@
-"""What needs no cluster: settings, shapes, devices, and the package where Ray is missing."""
+"""Tests without a cluster: settings, shapes, devices, and the package without Ray."""
 
 import subprocess
 import sys

@@ -243,7 +243,7 @@ class TestStale:
 
 
 class TestPlain:
-    """What a pool returns is data like any other; totals cannot be written, and say so."""
+    """Values of a pool are plain data; writing totals raises an error."""
 
     def test_results_are_plain_for_yaml_and_json(self):
         pool = ResourcePool({"resources": {"cpus": [{"id": "01", "slots": 2}], "gpus": 1}})

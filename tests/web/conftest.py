@@ -121,7 +121,7 @@ def tokens():
 
 @pytest.fixture(scope="session")
 def server_interface():
-    """What the server says of its interface, once the first has started."""
+    """The interface description of the first started server."""
     return {}
 
 

@@ -1,4 +1,4 @@
-"""What surrounds the endpoints: authentication, health, limits, and failures of every kind."""
+"""Authentication, health, limits and failures around the endpoints."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What no endpoint sees: requests of other sites' pages, of other names, of two lengths."""
+"""Requests that reach no endpoint: of other sites' pages, other host names, two lengths."""
 
 import asyncio
 

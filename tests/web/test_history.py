@@ -1,4 +1,4 @@
-"""`GET /history`: its bounds are said; what it answers, `tests/daemon/observability` looks at."""
+"""`GET /history` names its bounds; `tests/daemon/observability` checks its answers."""
 
 import httpx
 import pytest

@@ -457,7 +457,7 @@ async def test_the_error_names_a_node_that_is_not_there(world):
 
 
 async def test_the_reason_names_a_deleted_claim_after_a_while(world, monkeypatch):
-    """Of a pod that waits for it, Kubernetes may say nothing."""
+    """Kubernetes may report nothing about a pod that waits."""
     monkeypatch.setattr(runs, "SILENCE_SECONDS_MAX", 5.0)
     world.plane.create(*dra_node("n1"))
     world.plane.pause("kube-scheduler")

@@ -1,4 +1,4 @@
-"""What objects of a cluster say, as its document: no cluster is needed to see that."""
+"""Documents made from objects of a cluster, without a cluster."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a manifest may say; no cluster is needed for that."""
+"""The accepted fields of a manifest, without a cluster."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What `requirements.txt` may name, and which versions it may want."""
+"""Packages and versions that `requirements.txt` may name."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Where the code of a policy may come from: text, archives in text, paths, and real HTTP."""
+"""Sources of a policy's code: text, archives in text, paths, and real HTTP."""
 
 import asyncio
 import base64

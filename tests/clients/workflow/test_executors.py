@@ -82,7 +82,7 @@ def test_a_task_or_a_bound_for_an_unknown_node_is_an_error_before_anything_runs(
 
 @st.composite
 def workflows(draw):
-    """A graph, what its nodes need and cost, and which of them fail, are missing or are async."""
+    """A graph, with needs and durations of its nodes, and failing, missing or async ones."""
     size = draw(st.integers(1, 14))
     pairs = [(a, b) for b in range(size) for a in range(b)]
     edges = draw(st.lists(st.sampled_from(pairs), max_size=30)) if pairs else []
@@ -98,7 +98,7 @@ def workflows(draw):
 
 
 class Witness:
-    """Tasks that write down what they saw."""
+    """Tasks that record their observations."""
 
     def __init__(self, dag, pool, requirements, kinds):
         self.dag, self.pool, self.requirements, self.kinds = dag, pool, requirements, kinds

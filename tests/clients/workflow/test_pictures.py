@@ -1,4 +1,4 @@
-"""What a run looks like: the bar in a terminal, and the picture."""
+"""Views of a run: the progress bar in a terminal, and the picture."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""The pool: what is counted, who is served, and in which order."""
+"""The pool: its counts, and the order of service."""
 
 import asyncio
 import math

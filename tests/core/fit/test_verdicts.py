@@ -1,4 +1,4 @@
-"""What a "no" names: what could ever fit, what to change, and what each node lacks."""
+"""Contents of a refusal: whether it could ever fit, what to change, and what each node lacks."""
 
 import json
 

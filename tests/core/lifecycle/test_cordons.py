@@ -1,4 +1,4 @@
-"""What operators take out of service: nothing new comes there, and what is there can leave."""
+"""Cordons and drains: no new lease comes to the node, and leases there can move."""
 
 from typing import Any
 

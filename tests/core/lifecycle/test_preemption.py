@@ -1,4 +1,4 @@
-"""Who gives way to a request, when, and who does not."""
+"""Preemption: which leases end for a request, and when."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Who stands where: what the queue keeps for it, against counting all that wait."""
+"""Positions in the queue: its index agrees with a count of all waiters."""
 
 import json
 from collections.abc import Iterator

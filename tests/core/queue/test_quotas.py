@@ -86,7 +86,7 @@ def test_a_request_over_quota_reserves_no_nodes_and_is_served_later(hand: Hand) 
 
 
 def test_room_in_a_quota_wakes_a_waiter_for_another_node(hand: Hand) -> None:
-    """What is released is on another node than what the waiter can use."""
+    """The released capacity is on a node that the waiter cannot use."""
     allow(hand, "ann", gpus(8))
     hand.grant(of("ann", "one", ONE), place("n000", "0"))
     assert consults(hand.ask(of("ann", "waits", Demand(gpus=8), wait=60.0))) == []
@@ -96,7 +96,7 @@ def test_room_in_a_quota_wakes_a_waiter_for_another_node(hand: Hand) -> None:
 
 
 def test_a_request_is_consulted_again_after_its_quota_filled_meanwhile(hand: Hand) -> None:
-    """What makes room again is where the waiter could not be."""
+    """The new room is on a node that the waiter cannot use."""
     hand.see(nodes(1, 1, "d"))
     hand.see(nodes(1, 2, "e"))
     allow(hand, "ann", gpus(2))

@@ -1,4 +1,4 @@
-"""What the listings say."""
+"""Rows of the listings."""
 
 import pytest
 from by_hand import Hand, answers, ask, nodes, place, plain

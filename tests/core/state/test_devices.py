@@ -261,7 +261,7 @@ def test_no_device_is_promised_twice_however_documents_change(seed):
 
 
 def test_a_ledger_without_uuids_uses_device_indices():
-    """As the first release wrote it: UUIDs were in the identity of a node alone."""
+    """The form of the first release: only a node's identity had UUIDs."""
     before = replace(lab("aaa", "bbb", "ccc"), nodes=lab("aaa", "bbb", "ccc").nodes)
     body = FACTS.encode(ClusterSet(before))[1]
     old = json.loads(body)

@@ -1,4 +1,4 @@
-"""What is learned from how long leases lasted: by likeness, bounded, the old ones fading."""
+"""Learnt durations of leases: by similarity, bounded, with fading old ones."""
 
 import pytest
 from by_hand import Hand, ask, nodes, place

@@ -1,4 +1,4 @@
-"""Who hears what: tenants of their own leases, operators of all, with a bound."""
+"""Recipients of news: tenants get their own leases, operators all, within a bound."""
 
 from typing import Any
 

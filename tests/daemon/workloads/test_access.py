@@ -1,4 +1,4 @@
-"""What the owner of a lease reads of its workload, at its end."""
+"""Logs and outcome that a lease's owner reads at the workload's end."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What a cell keeps of documents, what it is sent before it asks, and how it learns of changes."""
+"""The document cache of a cell: kept and prefetched documents, and changes."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What a policy returns, as plain JSON: the quick way for proposals agrees with the careful one."""
+"""Policy values as plain JSON: the fast path for proposals agrees with the slow one."""
 
 import enum
 import math

@@ -139,7 +139,7 @@ async def test_a_policy_that_overruns_is_paused_for_its_tenant_only(make_bench):
 
 
 class CountingMeter:
-    """What each tenant's evaluations burnt, and who may have nothing more evaluated."""
+    """CPU time of each tenant's evaluations, and tenants at their limit."""
 
     def __init__(self):
         self.seconds = Counter()

@@ -1,4 +1,4 @@
-"""What policies see and what becomes of their answers, over real cells."""
+"""Inputs of policies and the handling of their answers, over real cells."""
 
 import asyncio
 import random

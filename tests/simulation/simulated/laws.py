@@ -1,4 +1,4 @@
-"""What must hold, and what must not: an independent model of leases, devices and answers.
+"""The laws: an independent model of leases, devices and answers.
 
 Nothing here calls the core's own verdicts (`apply`, `verify`, `Fleet`): a law that asks the
 defendant would acquit it.
@@ -99,7 +99,7 @@ class Model:
     lost: dict[str, list[DeviceId]] = field(default_factory=dict)
 
     def used(self, tenant: str, project: str | None) -> dict[str, int]:
-        """What an account holds, added up from its leases, warm ones too."""
+        """Return the amounts held by an account: the sum of its leases, warm ones included."""
         mine = (
             lease
             for lease in self.leases.values()
@@ -193,7 +193,7 @@ class Model:
     def beside(
         self, ask: Ask, now: float, gone: Collection[str]
     ) -> dict[tuple[str, str], Counter[str]]:
-        """What a request may not get of other nodes beyond what is held without some leases."""
+        """Return the parts of other nodes that a request may not use, without some leases."""
         if not self.partly:
             return {}
         until = self.until(ask, now, ())
@@ -329,7 +329,7 @@ class Model:
 
     @property
     def resetting(self) -> set[str]:
-        """What was released, and is made fit to stay warm."""
+        """A released lease that is prepared to stay warm."""
         released = {name for name, reason in self.ending.items() if reason == RELEASED}
         return {name for name in released if self.leases[name].provision.keep_warm_seconds}  # type: ignore[union-attr]  # Only what has one is `Ending`.
 
@@ -569,7 +569,7 @@ class Model:
                 self.lost[name] = gone
 
     def shown(self, name: str) -> list[Share]:
-        """Where the devices that a lease has lost are now."""
+        """Return the present places of devices that a lease has lost."""
         pairs = [(c.id, n.id) for c in self.clusters.values() for n in c.nodes]
         found = [(*pair, self._lost_devices(name, pair)) for pair in pairs if name in self.lost]
         return [Share(*each) for each in found if each[2]]  # type: ignore[arg-type]  # Plain values in tests.
@@ -832,7 +832,7 @@ class Model:
 
 
 def holds(shares: Iterable[Share]) -> dict[str, int]:
-    """What shares hold, by resource."""
+    """Return the amounts of shares, by resource."""
     total = Counter[str]()
     for share in shares:
         total["gpu_milli"] += len(share.gpus) * share.gpu_milli
@@ -847,7 +847,7 @@ def needs_of(ask: Ask) -> int:
 
 
 def needs(demand: Demand) -> dict[str, int]:
-    """What a demand is at least, by resource."""
+    """Return the least amounts of a demand, by resource."""
     gpus, nodes = demand.gpus * demand.gpu_milli, demand.nodes
     return {
         "gpu_milli": nodes * gpus,

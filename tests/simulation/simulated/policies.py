@@ -27,7 +27,7 @@ def view_of(fleet: Fleet, consult: Consult) -> FleetView:
 
 
 def hidden_demand(ask: Ask) -> Demand:
-    """What an ask without `resources` tells its policy alone."""
+    """Return the demand that an ask without `resources` gives only to its policy."""
     return Demand(gpus=ask.inputs["gpus"], gpu_milli=500)
 
 

@@ -211,7 +211,7 @@ class Witness:
             self._check_bounds()
 
     def _declined_waiters(self) -> set[str]:
-        """Who waits and is passed over, since its policy wants nothing of what is free."""
+        """Return waiters that are skipped because their policy declines all free nodes."""
         return {name for line in self._lines() if line.declined for name in line.waiters}
 
     def _lines(self) -> Iterable[WaiterLine]:
@@ -250,7 +250,7 @@ class Witness:
         return self.model.overtaken[name] >= self.world.overtaken_max
 
     def _keeps_quota(self, lease: Lease, event: Event) -> None:
-        """Who was overtaken too often finds its quota, where it is its own, as its lease ends."""
+        """An overtaken waiter gets its quota when a lease of its own account ends."""
         said = event.request if isinstance(event, Proposed | ConsultFailed) else ""
         for project in (None, lease.terms.project):
             first, *_ = [*self._overdue_on(lease.tenant, project), ""]
@@ -287,7 +287,7 @@ class Witness:
         return isinstance(fact, Preempted) and fact.lease not in self.model.notices
 
     def _not_in_vain(self, new: list[Preempted]) -> None:
-        """Who gets a notice makes room, and none gets one who need not leave.
+        """Each notified lease makes room, and no other lease is notified.
 
         Args:
             new: Those of one turn, before the model knows of them.
@@ -316,7 +316,7 @@ class Witness:
             )
 
     def _helps(self, fact: Ending | Ended, noticed_for: set[str]) -> None:
-        """Who leaves after a notice still makes room, whatever has happened meanwhile."""
+        """A lease that ends after a notice still makes room."""
         notice, model, now = self.model.notices.get(fact.lease), self.model, self.world.now
         if notice is None or notice.by in noticed_for or notice.by not in model.waiting:
             return
@@ -796,7 +796,7 @@ class Witness:
 
 
 def _sum(wanted: dict[str, int], more: dict[str, int]) -> dict[str, int]:
-    """What is needed to have both, of what the first needs at all."""
+    """Return the amounts for both, of the resources that the first one needs."""
     return {name: much + more[name] if much else 0 for name, much in wanted.items()}
 
 

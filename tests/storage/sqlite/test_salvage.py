@@ -1,4 +1,4 @@
-"""What is read of a write-ahead log behind the place where it is damaged."""
+"""Reading a write-ahead log behind its damaged place."""
 
 import shutil
 import sqlite3
