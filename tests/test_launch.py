@@ -99,7 +99,7 @@ def test_children_of_ours_import_standard_modules_and_nothing_from_here(hiding, 
     assert done.stdout.endswith("['one', 'two']\n"), done.stderr
 
 
-def test_errors_of_the_system_are_told_in_its_words(tmp_path):
+def test_errors_of_the_system_have_its_words(tmp_path):
     with pytest.raises(OSError) as missing:
         (tmp_path / "none.csv").read_text()
     assert launch.reason_of(missing.value) == f"{tmp_path}/none.csv: No such file or directory"

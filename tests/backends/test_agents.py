@@ -121,7 +121,7 @@ async def test_an_older_order_is_refused_also_by_the_next_agent(world: World) ->
     assert (await world.fleet.start(order(fencing=5))).phase is Phase.READY
 
 
-async def test_orders_of_a_deposed_server_start_and_stop_nothing(world: World) -> None:
+async def test_orders_of_a_replaced_server_are_ignored(world: World) -> None:
     await world.fleet.start(order("a", fencing=3))
     deposed = world.link
     assert deposed is not None

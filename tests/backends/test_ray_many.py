@@ -63,7 +63,7 @@ async def test_a_command_may_be_as_long_as_the_system_allows(backend):
     assert text == "399\n"
 
 
-async def test_commands_beside_a_workload_delay_nothing_else(backend, tmp_path):
+async def test_commands_of_one_workload_delay_no_others(backend, tmp_path):
     trap = f"trap 'touch {tmp_path}/heard; exit' TERM; echo begun; while :; do sleep 0.1; done"
     spec = ProcessResourceSpec(command=["sh", "-c", trap], stop_seconds=SECONDS_MAX)
     await backend.start(Order("a", spec))

@@ -181,7 +181,7 @@ def test_a_setting_of_a_broken_kind_is_refused_with_the_reason(site: Path) -> No
 
 
 @pytest.mark.heavy  # It starts a daemon.
-def test_a_server_starts_beside_a_broken_entry_point(site: Path) -> None:
+def test_a_server_starts_despite_a_broken_entry_point(site: Path) -> None:
     (site / "moorage_slurm.py").unlink()
     with daemon(environment={"PYTHONPATH": str(site)}) as running:
         assert "backend_kind_broken" in running.log.read_text()

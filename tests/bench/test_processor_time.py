@@ -29,7 +29,7 @@ def test_a_program_and_its_children_are_counted_apart():
     assert found.others > 0
 
 
-def test_a_program_that_has_ended_took_nothing():
+def test_an_ended_program_has_no_processor_time():
     with subprocess.Popen([sys.executable, "-c", ""]) as program:
         program.wait()
     assert processor_time_of(program.pid) == (0.0, 0.0)

@@ -149,7 +149,7 @@ def test_a_missing_server_is_named_with_the_way_out(shell, nowhere):
         (refusal("unknown_policy", "No policy “x”."), "`moorage policy push best_fit`"),
     ],
 )
-def test_a_hint_fits(capsys, error, hint):
+def test_each_error_has_the_right_hint(capsys, error, hint):
     explain_failure(error)
     assert hint in capsys.readouterr().err
     explain_failure(refusal("unknown_clusters", "No cluster “est” (did you mean east?)."))

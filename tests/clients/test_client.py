@@ -131,7 +131,7 @@ async def test_garbage_is_an_error_and_not_repeated(harbour, client, garbage):
     assert len(harbour.heard) == 1
 
 
-async def test_a_lease_that_is_none_is_garbage_too(harbour, client):
+async def test_an_invalid_lease_is_an_invalid_reply(harbour, client):
     await client.ask("first:1-x", lease={"ttl_seconds": 60})
     harbour.leases["l-1"]["placement"] = "everywhere"
     with pytest.raises(ProtocolViolated, match="placement"):

@@ -101,7 +101,7 @@ def test_a_cluster_that_exists_is_changed_by_an_option_alone(moorage, server):
     assert set(nodes(moorage, "bay")) == {"d"}
 
 
-def test_machines_that_join_at_one_time_are_all_there(server):
+def test_machines_that_join_concurrently_are_all_registered(server):
     names = [f"m{number}" for number in range(16)]
 
     def join(name):

@@ -493,7 +493,7 @@ async def test_two_names_are_two_workloads(bench, backend):
     assert (await backend.status("b")).phase is Phase.READY
 
 
-async def test_a_start_that_is_given_up_leaves_nothing(bench, backend):
+async def test_a_cancelled_start_leaves_no_workload(bench, backend):
     start = asyncio.create_task(backend.start(Order("a", bench.slow())))
     await asyncio.sleep(0.3)  # Well into the start, which takes many seconds.
     start.cancel()
@@ -514,7 +514,7 @@ async def test_a_stop_ends_a_start_under_way(bench, backend):
     assert started.phase is Phase.READY
 
 
-async def test_a_second_stop_and_one_of_nothing_do_nothing(bench, backend):
+async def test_a_second_stop_and_a_stop_of_an_unknown_workload_succeed(bench, backend):
     await backend.start(Order("a", bench.spec()))
     await backend.stop("a")
     await backend.stop("a")

@@ -50,7 +50,7 @@ async def replay(folder: Path) -> State:
         await ledger.close()
 
 
-async def test_all_that_is_promised_is_there(folder: Path):
+async def test_all_leases_are_there(folder: Path):
     state, before = await replay(folder), stored_answers(folder)
     assert [
         {
@@ -72,7 +72,7 @@ async def test_all_that_is_promised_is_there(folder: Path):
     assert {"/".join(place) for place in state.cordons} == before["cordons"].keys()
 
 
-async def test_all_that_is_registered_is_there(folder: Path):
+async def test_all_registered_documents_are_there(folder: Path):
     before = stored_answers(folder)
     catalog = await open_catalog(SqliteRecords(folder / "catalog.db"))
     try:
@@ -216,7 +216,7 @@ async def test_a_dry_run_of_pruning_agrees_with_pruning(folder: Path, damage):
     assert stayed == [count for count in counts if count]
 
 
-def test_a_ledger_of_which_nothing_can_be_read_is_said_to_be_lost(folder: Path):
+def test_an_unreadable_ledger_is_reported_as_lost(folder: Path):
     without("ledger.mark")(folder)
     (folder / "ledger.db").write_bytes(b"\1" * 8192)
     (folder / "ledger.db-wal").unlink()

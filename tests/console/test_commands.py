@@ -166,7 +166,7 @@ def sign_in(page: Any, console: str, view: str) -> Any:
     return button
 
 
-def test_each_click_copies_the_command_that_is_shown_then(page: Any, it: Seeded) -> None:
+def test_each_click_copies_the_shown_command(page: Any, it: Seeded) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     button = sign_in(page, it.console, f"leases/{it.leases[0]}")
     for lease in (it.leases[0], *it.leases):

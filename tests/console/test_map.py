@@ -30,7 +30,7 @@ def agree(page: Any, it: Seeded) -> None:
         time.sleep(0.1)  # The page counts twice a second.
 
 
-def test_the_tree_by_keys(page: Any, console_server: Seeded) -> None:
+def test_keys_move_through_the_tree(page: Any, console_server: Seeded) -> None:
     page.goto(f"{console_server.console}/fleet")
     tree(page).wait_for()
     page.keyboard.press("j")

@@ -186,7 +186,7 @@ WORDS = """async (field) => {
 }"""
 
 
-def test_a_change_that_would_fit_is_said_for_people(page: Any, console_server: Any) -> None:
+def test_a_change_that_would_fit_is_in_plain_words(page: Any, console_server: Any) -> None:
     page.goto(console_server.console)
     for field in Demand.__struct_fields__:
         said = f"It would fit with {field_title(field)}: 3 instead of a or b."

@@ -225,7 +225,7 @@ def test_a_ranking_that_never_ends_holds_up_no_other(server):
         assert read_message(socket)["error"]["code"] == "policy_timeout"
 
 
-def test_more_clusters_than_are_considered_are_said():
+def test_surplus_clusters_yield_a_warning():
     with serving(environment={"MOORAGE_CANDIDATES_MAX": "2"}) as small:
         small.fill(*(cluster(f"c{number}", gpus=number + 1) for number in range(4)))
         every = small.ask(FIRST_FIT, filter=filtering(), resources={"gpus": 1})

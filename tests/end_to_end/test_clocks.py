@@ -22,7 +22,7 @@ time.time = lambda: real() + struct.unpack("d", off)[0]
 """A calendar that is set by writing to a file: how far off it is, in seconds."""
 
 
-def test_a_daemon_that_was_stopped_reads_the_renewals_that_came_meanwhile(tmp_path):
+def test_a_resumed_daemon_reads_renewals_sent_during_its_stop(tmp_path):
     with serving(tmp_path) as server:
         server.fill(here(2))
         provision = {"backend": "local", "spec": {"command": ["sleep", "60"]}}

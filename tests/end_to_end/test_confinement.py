@@ -127,7 +127,7 @@ def test_everything_else_is_as_it_was(confined_server, tmp_path):
             assert printed == "made\n"
 
 
-def test_a_command_beside_a_workload_signals_it(confined_server):
+def test_a_command_of_a_workload_can_signal_it(confined_server):
     server, *_ = confined_server
     lease = run(server, ["sh", "-c", "trap 'echo heard' HUP; echo $$; while :; do sleep 0.1; done"])
     until(lambda: output(server, lease).strip())

@@ -242,7 +242,7 @@ def test_without_tokens_there_is_no_login_and_origins_still_count():
         page.http.close()
 
 
-def test_a_console_that_is_off_is_not_there():
+def test_a_disabled_console_answers_404():
     with serving(environment={**TOKENS, "MOORAGE_CONSOLE": "false"}) as server:
         for method, path in (("GET", "/console"), ("POST", "/console/session")):
             answer = server.http.request(method, path, headers=bearing("of-ann"))

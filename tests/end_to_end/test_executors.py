@@ -159,7 +159,7 @@ class Liar(BaseHTTPRequestHandler):
         """Be quiet."""
 
 
-def test_an_executor_that_lies_breaks_or_is_gone_grants_nothing(tmp_path):
+def test_a_lying_broken_or_missing_executor_grants_nothing(tmp_path):
     faulty = ThreadingHTTPServer(("127.0.0.1", 0), Liar)
     threading.Thread(target=faulty.serve_forever, daemon=True).start()
     elsewhere = {

@@ -123,7 +123,7 @@ def test_the_command_line_runs_reads_and_executes(fresh_plane, tmp_path):
         release(server, lease)
 
 
-def test_kills_of_the_daemon_lose_and_double_nothing(fresh_plane, tmp_path):
+def test_kills_of_the_daemon_lose_and_duplicate_no_lease(fresh_plane, tmp_path):
     """Killed with -9 while pods start and end: each lease has one pod, on its own devices."""
     plane, draws = fresh_plane, random.Random(14)
     for number in range(4):

@@ -86,7 +86,7 @@ def work(server: Server, *names: str) -> None:
 
 
 @pytest.mark.parametrize("log", [full, pipe_without_reader])
-def test_a_log_that_cannot_be_written_hinders_nothing(tmp_path, log):
+def test_a_broken_log_does_not_hinder_the_daemon(tmp_path, log):
     descriptor = log()
     with serving(tmp_path, descriptor) as (server, process):
         os.close(descriptor)
@@ -108,7 +108,7 @@ def test_a_start_that_fails_has_its_exit_code_all_the_same(tmp_path, log, flag, 
     assert done.returncode == code
 
 
-def test_the_line_that_says_ready_holds_up_nothing(tmp_path):
+def test_the_ready_line_does_not_block_the_daemon(tmp_path):
     reader, writer = os.pipe()
     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PAGE)
     os.write(writer, b"." * PAGE)

@@ -133,7 +133,7 @@ def test_a_storage_that_a_server_writes_is_refused(postgres, folder: Path, tmp_p
     assert not (tmp_path / "new").exists()
 
 
-def test_a_copy_overwrites_and_believes_nothing(postgres, folder: Path, tmp_path: Path) -> None:
+def test_a_copy_overwrites_no_data_and_is_verified(postgres, folder: Path, tmp_path: Path) -> None:
     address, other = postgres.database(), tmp_path / "other"
     other.mkdir()
     fill(SqliteStorage(other))

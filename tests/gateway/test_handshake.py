@@ -88,7 +88,7 @@ async def test_our_own_pages_and_named_ones_can(open_port):
         ("Accept: */*", 400),
     ],
 )
-async def test_plain_requests_are_looked_at_too(port, path, headers, status):
+async def test_plain_requests_are_checked(port, path, headers, status):
     answer = await port.http(f"GET {path} HTTP/1.1\r\n{headers}\r\n\r\n".encode())
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
 

@@ -184,7 +184,7 @@ def test_modules_are_named_by_nouns(sources) -> None:
     assert [each.name for each in sources if Path(each.name).name in vague] == []
 
 
-def test_no_test_checks_nothing(tests) -> None:
+def test_each_test_checks_something(tests) -> None:
     """It calls or asserts something, and what it asserts is no constant."""
     idle = [
         f"{each.name}:{node.lineno}: {node.name}"
@@ -511,7 +511,7 @@ def test_exceptions_to_rules_are_needed_and_have_reasons(sources, tests) -> None
 
 
 @pytest.mark.parametrize(("body", "too_long"), [(69, False), (70, True)])
-def test_the_ratchet_bites(mutant, body: int, too_long: bool) -> None:
+def test_functions_above_the_bound_are_found(mutant, body: int, too_long: bool) -> None:
     source = mutant("def f():\n" + "    pass\n" * body)
     (_, *functions) = measure([source])
     assert [lines > allowed for _, lines, allowed in functions] == [too_long]

@@ -74,7 +74,7 @@ async def test_the_same_input_gives_the_same_bytes(trace, tmp_path):
     assert other["rules"][0]["samples"] != first["samples"]
 
 
-async def test_a_policy_beside_itself_differs_in_nothing(trace):
+async def test_a_policy_compared_with_itself_shows_no_difference(trace):
     outcome = await backtest(BacktestJob(shipped_policies("best_fit", "best_fit"), **trace))
     assert [run["rule"] for run in outcome["rules"]] == [
         "best_fit:1.0-stable",

@@ -136,7 +136,7 @@ async def test_where_the_checkpoint_has_lost_its_own_fact_the_chain_goes_on(path
     assert (await read_back(path))[0] == facts[:1]
 
 
-async def test_a_link_alone_that_is_damaged_loses_nothing(path: Path):
+async def test_a_damaged_link_alone_loses_no_fact(path: Path):
     facts = await write_and_kill(path)
     change(path, "UPDATE fact SET chain = 7 WHERE seq = 150")
     assert repair(path) == []

@@ -322,7 +322,7 @@ def test_a_schema_is_only_so_deep(key):
     assert "expected at most 16 levels" in notes_on({"a": entry})
 
 
-def test_a_check_looks_at_so_many_values_and_characters_only():
+def test_a_check_reads_a_bounded_number_of_values_and_characters():
     numbers = {"l": {"type": "array", "items": {"type": "number"}}}
     assert f"at most {VALUES_MAX} values" in refusal(numbers, {"l": [0] * 10**6})
     texts = {"l": {"type": "array", "items": {"type": "string", "pattern": "(a|b)*c$"}}}
@@ -333,7 +333,7 @@ def test_a_check_looks_at_so_many_values_and_characters_only():
     assert "of at most 4096 characters" in refusal({"t": texts["l"]["items"]}, {"t": "a" * 5000})
 
 
-def test_fields_that_are_looked_for_in_vain_count_too():
+def test_missing_fields_count_in_the_budget():
     """Otherwise a list of empty objects would be looked through a thousand times each."""
     fields = {str(number): {"type": "any"} for number in range(400)}
     wide = {"l": {"type": "array", "items": {"type": "object", "properties": fields}}}

@@ -114,7 +114,7 @@ def test_another_instance_goes_on_as_the_last_one_was():
     assert MixLearner().typical(view, context) == learner.typical(view, context)
 
 
-def test_the_old_fades():
+def test_old_requests_fade():
     context, learner = {}, MixLearner()
     feed(learner, context, [Demand(1)] * (MixLearner.COUNT_MAX + MixLearner.BATCH))
     readings = feed(learner, context, [Demand(2)] * (2 * MixLearner.COUNT_MAX))

@@ -93,7 +93,7 @@ def longest_call_seconds(decode, encoded):
     return longest
 
 
-def test_other_threads_get_their_turn_meanwhile():
+def test_other_threads_run_during_decoding():
     """One call keeps the interpreter's lock, so it is a small part of the whole."""
     node = {"id": "node-1", "gpus": [{"modelName": "A100", "memory": 40960}] * 16}
     encoded = msgspec.json.encode({"nodes": {"nodeData": [node] * 5_000}})

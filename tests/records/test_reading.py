@@ -17,7 +17,7 @@ def test_an_older_server_leaves_fields_empty() -> None:
     assert (lease.workload.phase, lease.workload.attempts_max) == ("ready", 0)
 
 
-def test_a_newer_server_says_more() -> None:
+def test_unknown_fields_of_a_newer_server_are_ignored() -> None:
     row = {"state": "pondered", "code": "of_the_future", "resources": {"gpus": 1, "planets": 2}}
     read = read_record(DecisionRow, row | {"colour": "red"})
     assert (read.state, read.code) == ("pondered", msgspec.UNSET)

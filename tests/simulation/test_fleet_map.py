@@ -69,7 +69,7 @@ def test_the_map_follows_the_facts(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_facts_that_the_state_was_ahead_of_change_nothing(seed):
+def test_repeated_facts_change_nothing(seed):
     facts, state = play(seed).ledger, State()
     for number, fact in enumerate(facts):
         apply(state, fact)

@@ -395,7 +395,7 @@ class TestPlain:
 
     def test_extra_keys_of_instances_must_be_json(self):
         for value in (object(), float("nan"), {1, 2}, dt.date(2026, 1, 1)):
-            said = r"gpus\[0\]: 'x': expected what JSON can say"
+            said = r"gpus\[0\]: 'x': expected a JSON value"
             with pytest.raises(InvalidSpecification, match=said):
                 ResourcePool({"resources": {"gpus": [{"id": "0", "x": value}]}})
         for key in ("slot", "slotss", "partof", "part-of"):

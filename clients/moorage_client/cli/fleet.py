@@ -122,7 +122,7 @@ def import_fleet(
             raise refusal(
                 Code.ALREADY_EXISTS,
                 f"{', '.join(sorted(known))}: registered already, and nothing was changed; give"
-                " --replace to make them what was imported, or --merge to add its nodes",
+                " --replace to replace them, or --merge to add its nodes",
                 field="id",
             )
         if dry_run:

@@ -134,7 +134,7 @@ class Follower:
             except LedgerFailed as error:
                 if str(error) != finding:
                     finding = str(error)
-                    log.warning("standby", finding=finding)
+                    log.warning("standby_read_failed", finding=finding)
             else:
                 finding, pause = "", POLL_SECONDS
                 if is_all:
@@ -155,7 +155,7 @@ class Follower:
             except ServiceError as error:
                 if error.reason != finding:
                     finding = error.reason
-                    log.warning("standby", finding=finding)
+                    log.warning("standby_read_failed", finding=finding)
             else:
                 finding, self.documents_as_of = "", at
             await asyncio.sleep(CATALOG_SECONDS)

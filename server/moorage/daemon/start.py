@@ -313,7 +313,7 @@ async def _stand_by(
     gc.disable()
     if not standby.leads:
         raise Stopped
-    log.info("leads", finding="the server before is gone, and this one takes its place")
+    log.info("leads", finding="the former leader is gone, and this server replaces it")
     return prepared
 
 
@@ -332,9 +332,9 @@ async def _read_on(
                         entrance.doors.give_way()
                         entrance.gateway.change(standby, standby)  # What watches begins again.
         except (LedgerError, ServiceError, StorageError) as error:
-            log.warning("standby", finding=f"it does not follow: {error}")
+            log.warning("standby_read_failed", finding=f"it does not follow: {error}")
         except Exception:  # A defect here must not cost a takeover.
-            log.exception("standby", finding="a defect; it follows afresh")
+            log.exception("standby_read_failed", finding="a defect; it follows afresh")
         await asyncio.sleep(FOLLOW_PAUSE_SECONDS)
 
 
@@ -526,12 +526,12 @@ async def _open_stores(
         lost = "the clusters, policies, aliases and executors that this server had are gone"
         mend = "stop it and put the file back from a backup, or register and publish them again"
         log.error(
-            "damage", finding=f"{records.place} is not there, beside a ledger: {lost}; {mend}"
+            "damage_found", finding=f"{records.place} is not there, beside a ledger: {lost}; {mend}"
         )
     catalog = await _open_catalog(config, records, prepared)
     stack.push_async_callback(catalog.close)
     for warning in (*recovery.warnings, *catalog.warnings):
-        log.warning("damage", finding=warning)
+        log.warning("damage_found", finding=warning)
     audit = entrance.audit
     trail = AuditTrail(
         audit, lambda _: (None, ""), lambda _: None, allocator.state.lease, Standing()
@@ -706,7 +706,7 @@ def _workers(config: Config) -> WorkerSettings | None:
         return None
 
     def tell(place: str, finding: str, good: bool) -> None:
-        (log.info if good else log.warning)("policy_workers", place=place, finding=finding)
+        (log.info if good else log.warning)("policy_workers_changed", place=place, finding=finding)
 
     return WorkerSettings(config.policy_workers, config.policy_worker_cells, tell)
 
@@ -930,7 +930,7 @@ def _follow_prometheus(config: Config, catalog: Catalog, core: Core, stack: Asyn
         return
 
     def tell(finding: str) -> None:
-        log.warning("prometheus", finding=finding)
+        log.warning("prometheus_failed", finding=finding)
 
     poller = PrometheusPoller(catalog, services.prometheus_source(config), tell)
     stack.push_async_callback(poller.close)

@@ -212,7 +212,7 @@ class _Reader:
         low, high = first[0][0], last[-1][1]
         # A class such as \d is no end of a range.
         if first != ((low, low),) or last != ((high, high),) or low > high:
-            self._refuse("ends a range that goes nowhere")
+            self._refuse("ends a range without a start")
         return ((low, high),)
 
     def _one(self) -> Ranges:
@@ -249,7 +249,7 @@ class _Reader:
             return part
         self._takes("?")
         if self._next() in {"*", "+", "?", "{"} and self._next():
-            self._refuse("repeats what is repeated already; use a group")
+            self._refuse("repeats a repetition; use a group")
         return _Repeat(part, least, most)
 
     def _counts(self) -> tuple[int, int | None]:
@@ -319,7 +319,7 @@ class _Machine:
         raise QueryError(
             self.place,
             "a pattern with fewer repetitions and choices",
-            "it takes too much work to follow",
+            "it takes too many steps to match",
             Code.TOO_LARGE,
         )
 

@@ -81,7 +81,7 @@ class _Node:
         for (kind, name), (free, slots) in self.now.standing().items():
             left = Amount(idle.free(kind, name) - (slots - free))
             if left < 0:
-                raise InvalidSpecification(f"{at}.{kind} {name}: more of it is checked out")
+                raise InvalidSpecification(f"{at}.{kind} {name}: more slots of it are checked out")
             if free < slots:
                 now.set_slots(kind, name, left, idle.free(kind, name))
         self.now, self.idle = now, idle

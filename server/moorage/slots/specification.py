@@ -240,9 +240,7 @@ def _extra(row: Mapping[JsonValue, JsonValue], at: str) -> JsonObject:
         return dict(json.loads(json.dumps(extra, allow_nan=False))) if extra else extra
     except (TypeError, ValueError, RecursionError) as error:
         listed = _list(sorted(map(str, extra)))
-        raise InvalidSpecification(
-            f"{at}: {listed}: expected what JSON can say: {error}"
-        ) from error
+        raise InvalidSpecification(f"{at}: {listed}: expected a JSON value: {error}") from error
 
 
 def _part_of(document: JsonValue, at: str) -> tuple[str, str] | None:

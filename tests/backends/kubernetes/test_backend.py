@@ -449,7 +449,7 @@ async def test_a_start_that_takes_too_long_reports_the_last_status(world):
     assert world.pods() == []
 
 
-async def test_the_error_names_a_node_that_is_not_there(world):
+async def test_the_error_names_a_missing_node(world):
     world.plane.create(node("n1"))
     with pytest.raises(BackendError, match=r"NodeAffinity.*there is no node gone"):
         await world.backend.start(on(simulated_spec(), share("gone")))

@@ -130,7 +130,7 @@ async def test_metrics_are_read_by_get_if_there_is_no_post(faulty, open_catalogs
         await (await open_catalogs()).get("block_metrics", "busy")
 
 
-async def test_documents_of_a_service_are_changed_there(faulty, open_catalogs):
+async def test_documents_of_a_service_cannot_be_changed_here(faulty, open_catalogs):
     blocks = await open_catalogs()
     for refused in (
         blocks.put_metrics(BUSY),

@@ -89,7 +89,7 @@ FAILURES = {
     "403": (answer({}, 403), "refuses this server's credentials (403)", 1),
     "teapot": (answer("short and stout", 418), "answered 418: 'short and stout'", 1),
     "HTML": (answer("<html>hello</html>"), "no JSON document: '<html>hello</html>'", 1),
-    "HTML 404": (answer("<html>no</html>", 404), "answered 404 with what is no JSON", 1),
+    "HTML 404": (answer("<html>no</html>", 404), "answered 404 without a JSON", 1),
     "truncated JSON": (answer('[{"id": "a"'), "no JSON of the expected form", 1),
     "empty": (answer(""), "no JSON document", 1),
     "a number": (answer("7"), "no JSON document", 1),
@@ -463,6 +463,6 @@ async def test_an_error_of_the_search_service_is_passed_on(faulty, service, beha
 @pytest.mark.parametrize("data", [[{"id": "../../admin"}], [7], {"id": None}])
 async def test_a_search_answer_with_invalid_ids_is_an_error(faulty, service, data):
     faulty.behave = answer({"success": True, "data": data})
-    assert "found what is no cluster" in await unavailable(
+    assert "found an invalid cluster" in await unavailable(
         SearchService(service).find("search", {})
     )

@@ -183,7 +183,7 @@ def test_threads_share_a_pool():
             assert snapshot.allocated[name] + snapshot.available[name] == capacity
 
 
-def test_a_large_waiter_is_overtaken_so_often_and_then_reserved_for():
+def test_a_large_waiter_gets_a_reservation_after_enough_overtakes():
     account = Account([4])
     assert account.take(((0, 1),))
     large = ticket((0, 4))

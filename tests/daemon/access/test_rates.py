@@ -56,7 +56,7 @@ def test_uploads_are_counted_by_the_minute() -> None:
     limits.take_upload(ANN)
 
 
-def test_no_more_than_so_many_tenants_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_tenants_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "TENANTS_MAX", 2)
     limits = TenantRates(1, 0, Clock())
     for name in ("a", "b", "c"):

@@ -96,7 +96,7 @@ def test_selected_clusters_fit_and_refused_ones_do_not(seed):
         assert all(fleet.gpu_free[row][fleet.gpu_ids[row].index(gpu)] == 1000 for gpu in gpus)
 
 
-def test_the_best_is_the_first_of_the_highest_above_nothing():
+def test_the_first_cluster_with_the_highest_score_above_0_is_chosen():
     scores = {"a": 0.2, "b": 0.9, "c": 0.9, "d": 0.0}
     assert best((name, {"score": score}) for name, score in scores.items()) == "b"
     assert best([("d", {"score": 0}), ("e", {"score": 0.0})]) is None

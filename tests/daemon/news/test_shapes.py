@@ -119,7 +119,7 @@ def test_a_gang_takes_different_nodes_and_one_rack_where_it_says_so():
     assert ShapeCounts(Demand(gpus=4, nodes=2, topology="zone"), fleet).row()["fits"] == 2
 
 
-def test_the_most_frequent_shapes_come_first_and_the_usual_ones_behind():
+def test_the_most_frequent_shapes_come_before_the_default_ones():
     request = AskedShapes()
     for times, gpus in ((3, 3), (5, 5), (1, 8)):
         for _ in range(times):

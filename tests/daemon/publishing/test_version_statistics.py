@@ -83,7 +83,7 @@ def test_old_users_are_not_counted(statistics):
     assert statistics.fails_all
 
 
-def test_a_refusal_that_the_policy_is_not_to_blame_for_says_nothing(statistics, failures):
+def test_a_refusal_without_fault_of_the_policy_does_not_count(statistics, failures):
     note(statistics, Refusal(Code.BUSY, "it rests"), "b")
     assert failures == []
     note(statistics, FAULT, "a")

@@ -99,7 +99,7 @@ async def house() -> AsyncIterator[House]:
     assert not house.tasks.broken.done()
 
 
-async def test_a_deposed_server_starts_and_stops_nothing():
+async def test_a_replaced_server_starts_and_stops_no_workload():
     """Also where an order waited for another one while the server was deposed."""
     backend = MemoryBackend()
     house = House(backend)
@@ -325,7 +325,7 @@ async def test_a_defect_in_one_workload_ends_its_lease_and_nothing_else(call):
     assert (end.lease, end.fencing) == ("first", 1)
     if isinstance(end, WorkloadFailed):
         assert "KeyError: 'first'" in end.reason
-    assert [each["event"] for each in logs if each.get("exc_info")] == ["backend failed"]
+    assert [each["event"] for each in logs if each.get("exc_info")] == ["backend_failed"]
     assert [each.id for each in await backend.discover()] == ["other"]
     house.room.stop(other)
     await house.heard(WorkloadStopped)

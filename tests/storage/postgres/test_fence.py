@@ -70,7 +70,7 @@ def write_after_takeover(postgres: Any, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", WRITES)
-def test_a_deposed_server_writes_nothing(postgres, what: str):
+def test_a_replaced_server_writes_nothing(postgres, what: str):
     write_after_takeover(postgres, what)
 
 

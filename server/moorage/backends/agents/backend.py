@@ -387,7 +387,9 @@ class FleetBackend:
             try:
                 await link.call(wire.StopOrder(workload, None))
             except (BackendError, TimeoutError) as error:
-                log.warning("backend", name=self.name, workload=workload, finding=str(error))
+                log.warning(
+                    "agent_stop_failed", name=self.name, workload=workload, finding=str(error)
+                )
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 return
@@ -690,4 +692,4 @@ def _value(raw: msgspec.Raw, kind: type[T]) -> T:
         value = msgspec.msgpack.decode(raw, type=kind)
         return cast("T", wire.cut_to_bounds(value)) if isinstance(value, WorkloadReport) else value
     except msgspec.MsgspecError as error:
-        raise BackendError(f"the agent answers what this server does not read: {error}") from error
+        raise BackendError(f"this server cannot read the agent's answer: {error}") from error

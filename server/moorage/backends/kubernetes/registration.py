@@ -127,9 +127,9 @@ class FollowedClusters:
     def _note(self, cluster_id: str, stale: str) -> None:
         before, self._stale[cluster_id] = self._stale[cluster_id], stale
         if stale and (not before or before == _UNREAD):
-            log.warning("cluster", cluster=cluster_id, finding=f"out of date: {stale}")
+            log.warning("cluster_outdated", cluster=cluster_id, finding=f"out of date: {stale}")
         elif before and not stale:
-            log.info("cluster", cluster=cluster_id, finding="known as it is")
+            log.info("cluster_current", cluster=cluster_id, finding="known as it is")
 
     def _tell_drift(self, cluster_id: str, machines: Mapping[str, Document]) -> None:
         found = drifts(self._inventory.state.leases.values(), cluster_id, machines)
@@ -141,7 +141,7 @@ class FollowedClusters:
                 each = before[key] if over else now[key]
                 finding = f"no longer: {each.detail}" if over else each.detail
                 (log.info if over else log.warning)(
-                    "drift", lease=each.lease, cluster=cluster_id, finding=finding
+                    "lease_drifted", lease=each.lease, cluster=cluster_id, finding=finding
                 )
                 news: JsonObject = {
                     "id": each.lease,

@@ -91,11 +91,11 @@ class LocalBackend:
         folders, boxes = WorkloadStore(root), WorkloadStore(root.absolute() / "containers")
         self._folders, self._boxes = folders, boxes
         for finding in (*folders.quarantined, *boxes.quarantined):
-            log.warning("backend", name=self.name, finding=finding)
+            log.warning("workload_record_damaged", name=self.name, finding=finding)
         self._devices = Devices(gpus, {**folders.devices(), **boxes.devices()})
         confinement = Confinement() if hidden is None else find(os.fspath(hidden))
         if hidden is not None and not confinement.way:
-            log.warning("backend", name=self.name, finding=confinement.detail)
+            log.warning("workloads_not_confined", name=self.name, finding=confinement.detail)
         self._processes = Processes(
             folders, self._devices, self._tell, confinement, outlive=outlive
         )

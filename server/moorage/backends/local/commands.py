@@ -65,7 +65,9 @@ async def run(
                 preexec_fn=_preparation(folder, membership, confine),
             )
         except subprocess.SubprocessError as error:  # Of what was done before: what is unknown.
-            raise BackendError(f"it cannot be run in {folder}, or not be confined") from error
+            raise BackendError(
+                f"the command cannot run in {folder}, or cannot be confined"
+            ) from error
         except OSError as error:
             raise BackendError(f"{command[0]}: {error.strerror or error}") from error
         finally:

@@ -61,7 +61,7 @@ def payload_of(reply: ServiceReply) -> msgspec.Raw | Denied:
         return msgspec.Raw(reply.body)
     if start != b"{":
         raise WrongAnswer(
-            f"answered {reply.status} with what is no JSON document{quote_body(reply.body)}"
+            f"answered {reply.status} without a JSON document{quote_body(reply.body)}"
         )
     envelope = decode(reply.body, dict[str, msgspec.Raw])
     if reply.status in UNKNOWN:
@@ -114,14 +114,14 @@ def decode(raw: bytes, kind: object) -> JsonValue:
     try:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WrongAnswer(f"answered what is no JSON of the expected form ({error})") from error
+        raise WrongAnswer(f"answered with an unexpected form of JSON ({error})") from error
 
 
 def object_of(raw: msgspec.Raw | bytes, expected: str) -> Document:
     """Return the only object of an answer; raise `WrongAnswer` if it is not one object."""
     document = decode(bytes(raw), JsonValue)
     if not isinstance(document, dict):
-        raise WrongAnswer(f"answered what is not {expected}")
+        raise WrongAnswer(f"answered with something else than {expected}")
     check_depth(document)
     return document
 

@@ -204,7 +204,7 @@ def _instant(reply: ServiceReply) -> float:
     """Read the time of the Prometheus server, in seconds since the epoch."""
     samples = _samples(reply)
     if len(samples) != 1:
-        raise WrongAnswer("does not tell what time it is")
+        raise WrongAnswer("sends no valid time")
     return samples[0].value
 
 

@@ -375,5 +375,5 @@ def _read_ids(reply: ServiceReply) -> list[ClusterId] | Denied:
             found[cluster_id_of(given, "id")] = None
         except ServiceError as error:
             shown = repr(given)[:SHOWN_CHARS_MAX]
-            raise WrongAnswer(f"found what is no cluster ({shown}; {error})") from error
+            raise WrongAnswer(f"found an invalid cluster ({shown}; {error})") from error
     return list(found)

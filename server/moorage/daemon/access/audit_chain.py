@@ -49,7 +49,7 @@ def check_line(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> Ch
     origin = entry.prev if begins else before.hash
     digest = hashlib.sha256(origin.encode() + body).hexdigest()
     if entry.prev != origin or entry.hash != digest:
-        raise ChainError(f"{place}: entry {entry.number} is not as it was written")
+        raise ChainError(f"{place}: entry {entry.number} was changed")
     return ChainEnd(entry.number, entry.hash)
 
 

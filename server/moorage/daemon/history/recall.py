@@ -60,7 +60,7 @@ async def recall(question: Recall, ledger: LedgerHistory) -> Response:
         entries = await ledger.history(question.subject)
         since = await ledger.history_start()
     except LedgerError as error:
-        log.warning("ledger", finding=str(error), subject=question.subject)
+        log.warning("ledger_read_failed", finding=str(error), subject=question.subject)
         reason = f"What the ledger holds of {question.subject} cannot be read: {error}"
         return Refusal(Code.UNAVAILABLE, reason, "request")
     return answer(question, entries, since)

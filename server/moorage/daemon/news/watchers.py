@@ -272,7 +272,11 @@ class Watchers:
 
     def warn_of_examples(self, ref: PolicyRef, reason: str) -> None:
         """Inform all that a policy of a mirrored store fails its own examples."""
-        log.warning("policy", policy_rule_uri=ref.uri, finding=f"its examples fail: {reason}")
+        log.warning(
+            "policy_examples_failed",
+            policy_rule_uri=ref.uri,
+            finding=f"its examples fail: {reason}",
+        )
         self.tell("policies", "examples_failed", {"policy_rule_uri": ref.uri, "reason": reason})
 
     def metrics(self) -> Iterable[Metric]:

@@ -58,7 +58,9 @@ class ContextKeeper:
         except ServiceError as error:
             self._sandbox.return_contexts(key for key, _, _ in changes)
             if not self._failed:  # Once, not every second.
-                log.warning("contexts", finding=f"a restart will lose them: {error.reason}")
+                log.warning(
+                    "contexts_not_stored", finding=f"a restart will lose them: {error.reason}"
+                )
             self._failed = True
         else:
             self._failed = False

@@ -342,7 +342,7 @@ class Publishing:
         self.shadows.follow(alias.name, alias)
         data = {"alias": alias.name, "policy_rule_uri": alias.version, **_plain(change)}
         by_itself = change.who == SELF  # It fell back, or ended a canary: a user should look.
-        (log.warning if by_itself else log.info)("policy", **data)
+        (log.warning if by_itself else log.info)("alias_changed", **data)
         self._watchers.tell("policies", change.what, data)
 
     def _tidy(self, name: str, *versions: str) -> None:
@@ -394,7 +394,9 @@ class Publishing:
         try:
             await self._change(name, SELF, "canary_ended", version, failure, canary=None)
         except ServiceError as error:
-            log.warning("policy", alias=name, finding=f"the canary could not be ended: {error}")
+            log.warning(
+                "canary_not_ended", alias=name, finding=f"the canary could not be ended: {error}"
+            )
         finally:
             self._falling.discard(name)
 
@@ -411,7 +413,9 @@ class Publishing:
                     ref = await self._versions.require_of(name, uri, SELF, digest)
                     await self._activate(name, ref, SELF, "fell_back", failure, statistics.version)
                 except ServiceError as error:
-                    log.warning("policy", alias=name, finding=f"{uri} cannot take over: {error}")
+                    log.warning(
+                        "fallback_failed", alias=name, finding=f"{uri} cannot take over: {error}"
+                    )
                     finding += f"; {uri} cannot take over: {error.reason}"[:_FINDING_CHARS_MAX]
                 else:
                     return
@@ -423,7 +427,7 @@ class Publishing:
 
     def _stays(self, name: str, version: str, failure: str, finding: str) -> None:
         data = {"alias": name, "policy_rule_uri": version, "reason": failure}
-        log.warning("policy", finding=finding, **data)
+        log.warning("no_fallback", finding=finding, **data)
         self._watchers.tell("policies", "no_fallback", {**data, "finding": finding})
 
     # Looking -------------------------------------------------------------------------------

@@ -138,10 +138,10 @@ class WorkloadControl:
                     await self._sweep(backend, workloads)
             except (BackendError, TimeoutError) as error:  # No reason for the others to wait.
                 late = f"it has not said within {DISCOVER_SECONDS_MAX:g} s what runs there"
-                log.warning("backend", name=backend.name, finding=str(error) or late)
+                log.warning("backend_sweep_failed", name=backend.name, finding=str(error) or late)
                 self._sweeps.append(self._tasks.spawn(self._sweep_later(backend, workloads)))
             except Exception:
-                log.exception("backend failed", backend=backend.name)
+                log.exception("backend_failed", backend=backend.name)
                 self._sweeps.append(self._tasks.spawn(self._sweep_later(backend, workloads)))
 
     async def _sweep(self, backend: Backend, workloads: Collection[str]) -> None:
@@ -159,7 +159,7 @@ class WorkloadControl:
             except BackendError:
                 continue  # It was said when it began.
             except Exception:
-                log.exception("backend failed", backend=backend.name)
+                log.exception("backend_failed", backend=backend.name)
             else:
                 return
 
@@ -285,7 +285,7 @@ class WorkloadControl:
             await order(backend, lease)
         except Exception as error:
             name = lease.provision.backend if lease.provision else ""
-            log.exception("backend failed", backend=name, lease=str(lease.id))
+            log.exception("backend_failed", backend=name, lease=str(lease.id))
             reason = f"the backend {name} failed: {type(error).__name__}: {error}"
             if backend is not None:  # It says not how far it came.
                 await self._stopped(backend, lease.workload)
@@ -409,7 +409,7 @@ class WorkloadControl:
             except (BackendError, OSError):
                 await asyncio.sleep(pause)
             except Exception:
-                log.exception("backend failed", backend=backend.name, workload=name)
+                log.exception("backend_failed", backend=backend.name, workload=name)
                 await asyncio.sleep(pause)
             else:
                 return

@@ -292,9 +292,7 @@ class Policy:
 
     def _inspect_class(self) -> None:
         if is_inert(self._class):
-            self._fault(
-                f"{CLASS} is imported from what is not there ({self._class!r})", self._entry
-            )
+            self._fault(f"{CLASS} is imported from a missing module ({self._class!r})", self._entry)
             return
         if not inspect.isclass(self._class):
             name = name_of(self._class)

@@ -167,7 +167,7 @@ def read_ahead(frame: frames.Call | frames.Want) -> tuple[str, ...]:
 
     """
     if len(frame.ahead) > AHEAD_MAX or not all(map(_ID.fullmatch, frame.ahead)):
-        raise BreachError("it wanted something ahead that no cluster is called")
+        raise BreachError("it prefetched a cluster that does not exist")
     return frame.ahead
 
 

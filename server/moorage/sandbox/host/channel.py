@@ -541,4 +541,4 @@ class Cell(asyncio.Protocol):
 
 
 def _out_of_turn(frame: frames.FromCell) -> answers.BreachError:
-    return answers.BreachError(f"it said {type(frame).__name__} out of turn")
+    return answers.BreachError(f"it said {type(frame).__name__} at the wrong moment")
