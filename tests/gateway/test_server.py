@@ -155,7 +155,7 @@ async def test_a_stop_closes_everybody_with_1012_and_logs_nothing(open_port, cap
 
 
 async def test_a_replaced_handler_answers_no_more(open_port):
-    """Others are behind the door of a standby that leads: they know none of its sessions."""
+    """A standby that becomes leader has new handlers, which know none of its old sessions."""
     port = await open_port()
     before = await port.client()
     assert await before.answers()

@@ -273,7 +273,7 @@ def test_a_json_schema_keeps_its_meaning():
         ({"color": 1}, "inputs.color: expected no field of this name, only zone, gpus, "),
     ],
 )
-def test_a_json_schema_is_held_to(change, said):
+def test_a_json_schema_is_enforced(change, said):
     value = {name: each for name, each in {"zone": "a", **change}.items() if each is not ...}
     assert said in refusal(SETTINGS, value)
 

@@ -96,7 +96,7 @@ def test_a_message_with_too_many_parts_is_refused_with_its_id(name: str) -> None
     assert error.expected in error.reason
 
 
-def test_as_many_parts_as_may_be_are_read() -> None:
+def test_the_largest_number_of_parts_is_read() -> None:
     allowed = bounds.PARTS_MAX - 7  # Five named fields, and the objects around them.
     message = HEAD + json.dumps({"a": [[]] * (allowed - 1)}) + "}"
     assert isinstance(read(message), AllocationRequest)

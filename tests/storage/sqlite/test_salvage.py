@@ -68,7 +68,7 @@ def test_what_has_no_commit_behind_it_is_not_taken(tmp_path: Path):
 
 
 @pytest.mark.parametrize("size", [0, 20, 32, 32 + FRAME_BYTES // 2])
-def test_a_log_of_which_nothing_is_left_is_read_as_it_is(tmp_path: Path, size: int):
+def test_an_empty_log_is_read_without_damage(tmp_path: Path, size: int):
     path = write_and_kill(tmp_path, rounds=2)
     log = path.with_name(path.name + "-wal")
     log.write_bytes(log.read_bytes()[:size])

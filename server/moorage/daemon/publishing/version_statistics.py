@@ -168,8 +168,8 @@ class VersionStatistics:
 def percentiles(seconds: "deque[float]", *, whole: bool) -> dict[str, float] | None:
     """Return median and 99th percentile in milliseconds; None of nothing.
 
-    A version may take as long as it likes over an answer, and so reveal the request. So
-    who may not see that gets no percentile of few answers, and none that is that of the slowest.
+    A version can choose its time for an answer, and so reveal the request. A caller without
+    `whole` therefore gets no percentile of few answers, and never that of the slowest one.
     """
     if not seconds or (not whole and len(seconds) < MANY):
         return None
