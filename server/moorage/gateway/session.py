@@ -397,7 +397,7 @@ class Session:
 
     @property
     def reads_on(self) -> bool:
-        """Whether the client has taken, or will at once, all news that were pushed."""
+        """Whether all pushed news are sent to the client, or are about to be."""
         return not (self._gone or self._events or self._missed or self.connection.paused)
 
     def push(self, news: bytes) -> None:

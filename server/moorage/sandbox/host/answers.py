@@ -174,7 +174,7 @@ def read_ahead(frame: frames.Call | frames.Want) -> tuple[str, ...]:
 def at_hand(
     services: HostServices, kind: str, cluster_ids: Sequence[str], bytes_max: int
 ) -> frames.Items:
-    """Return the answers about these clusters that need no waiting and are small."""
+    """Return the small answers about these clusters that are in memory."""
     items: frames.Items = {}
     with contextlib.suppress(CallRefusedError):  # Its caller gets the error.
         for name, packed in _find(services, kind, cluster_ids):
