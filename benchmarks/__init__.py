@@ -1,1 +1,1 @@
-"""What measures Moorage, or others on its requests: `python -m benchmarks NAME…`, in a checkout."""
+"""Measures Moorage and other schedulers: `python -m benchmarks NAME…`, in a checkout."""

@@ -91,7 +91,7 @@ Message = dict[str, Any]
 
 
 class FaultWorld:
-    """The processes, and what the clients have seen.
+    """The processes, and the observations of the clients.
 
     Args:
         folder: Of all that they write.
@@ -204,7 +204,7 @@ class FaultWorld:
             await asyncio.sleep(ASKED_PAUSE_SECONDS)
 
     async def output(self, lease: Message) -> tuple[str, int | None, str]:
-        """Return all that a workload wrote, its exit code, and what is wrong; wait for its end."""
+        """Wait for the end of a workload; return its output, exit code and faults."""
         text, offset = "", 0
         end = time.monotonic() + SETTLE_SECONDS_MAX
         trouble = ""
@@ -242,7 +242,7 @@ class FaultWorld:
 
 
 async def measure(folder: Path, counts: tuple[int, int, int, int]) -> Figures:
-    """Return what went wrong, and how long things took.
+    """Return errors and durations.
 
     Args:
         folder: An empty one.
@@ -289,10 +289,10 @@ async def measure(folder: Path, counts: tuple[int, int, int, int]) -> Figures:
         over.set()
         await asyncio.gather(*loads, *cut)
         _say("all faults were made")
-        found = await _examined(world)
+        found = await _examine(world)
     finally:
         await asyncio.to_thread(world.close)
-    found["left_behind"] = _marked(folder)
+    found["left_behind"] = _find_marked(folder)
     return {
         "agents": agents,
         "gpus": GPUS * agents,
@@ -318,8 +318,8 @@ async def _restart(
     await asyncio.to_thread(start, name)
 
 
-async def _examined(world: FaultWorld) -> Figures:
-    """Return what is wrong with leases and workloads, once all have ended."""
+async def _examine(world: FaultWorld) -> Figures:
+    """Return the faults of leases and workloads, once all have ended."""
     lost, failed, not_reached = [], [], []
     for name, (lines, reading) in world.leases.items():
         text, code, trouble = await reading
@@ -355,7 +355,7 @@ def _running(world: FaultWorld) -> list[Path]:
     return [each for each in world.folder.glob("*/local/running/*") if each.is_dir()]
 
 
-def _marked(folder: Path) -> list[int]:
+def _find_marked(folder: Path) -> list[int]:
     """Return processes of workloads that are left."""
     found = []
     for each in Path("/proc").iterdir():

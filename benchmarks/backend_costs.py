@@ -68,7 +68,7 @@ def cycles(spec: BaseResourceSpec, times: int, starts: int = STARTS) -> Figures:
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
         open_before = _open_files()
         cold, warm, both = asyncio.run(_play(spec, times, starts, Path(folder)))
-        left = {"processes": len(_marked(folder)), "descriptors": _open_files() - open_before}
+        left = {"processes": len(_find_marked(folder)), "descriptors": _open_files() - open_before}
     if any(left.values()):
         raise CommandError(f"{times} cycles left behind: {left}")
     return {
@@ -122,7 +122,7 @@ def _open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def _marked(folder: str) -> list[str]:
+def _find_marked(folder: str) -> list[str]:
     """Return the processes that have the folder of a workload in their environment."""
     found = []
     for each in Path("/proc").iterdir():

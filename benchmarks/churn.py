@@ -41,7 +41,7 @@ SEEDS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class ChurnJob:
-    """What `churn` shall compare.
+    """The comparison that `churn` makes.
 
     Args:
         rules: Policies by the names they ship under, with `UNPRICED` or `LEARNING` behind.
@@ -119,10 +119,10 @@ def _policy(policy: str) -> tuple[str, bool, dict[str, Any]]:
     described = name == policy
     more: dict[str, Any] = {"prices": False} if name.endswith(UNPRICED) else {}
     name = name.removesuffix(UNPRICED)
-    known = name in catalog.shipped()
+    known = name in catalog.read_policies()
     if not known or not more.keys() <= catalog.document(name)["policy_parameters"].keys():
         raise CommandError(
-            f"churn knows no policy {policy}; there are {', '.join(catalog.shipped())}, "
+            f"churn knows no policy {policy}; there are {', '.join(catalog.read_policies())}, "
             f"expected_fill{UNPRICED}, and each with {LEARNING} behind"
         )
     return name, described, more
@@ -228,7 +228,7 @@ class _Running:
         count.waited_stays += (now - arrival.at) / MEAN_STAY_SECONDS
 
     def counts(self) -> Mapping[str, churn_report.SizeCount]:
-        """Return what became of those that were measured; who still waits has waited until now."""
+        """Return the outcomes of measured requests; one that still waits has waited until now."""
         while self._open:
             _, arrival = self._open.popitem()
             self._count(arrival, self._how.end, refused=False)

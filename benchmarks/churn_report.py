@@ -1,4 +1,4 @@
-"""What `churn` says of its runs: means with their standard errors, and a picture."""
+"""Reports of `churn`: means with their standard errors, and a picture."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ ALL: Final = "all"
 
 
 class SizeCount(msgspec.Struct):
-    """What became of the requests of one size.
+    """The outcomes of requests of one size.
 
     Attributes:
         requested, requested_milli: Measured requests, and the GPU milli that they asked for.
@@ -54,7 +54,7 @@ class ChurnRun(msgspec.Struct, frozen=True):
     microseconds: float
 
     def figures(self) -> dict[str, float]:
-        """Return what is averaged over the seeds."""
+        """Return the values to average over the seeds."""
         counts = self.sizes.values()
         figures = {
             "allocated_percent": self.allocated_percent,

@@ -28,7 +28,7 @@ import uvloop
 from websockets.asyncio.client import ClientConnection, connect
 
 from moorage.bench.load import drive
-from moorage.bench.processor_time import spent
+from moorage.bench.processor_time import processor_time_of
 from moorage.testing.daemon_process import Running, daemon
 from moorage_policies import catalog
 
@@ -65,7 +65,7 @@ def consoles(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]
         for view in VIEWS:
             taken: dict[bool, list[_Block]] = {False: [], True: []}
             for is_open in (False, True, True, False) * (BLOCKS // 2):
-                with opened(running, view) if is_open else contextlib.nullcontext():
+                with open_consoles(running, view) if is_open else contextlib.nullcontext():
                     taken[is_open].append(server.block())
             one = statistics.median(each.cpu / each.grants for each in taken[False])
             beside = [(each.cpu - one * each.grants) / each.seconds for each in taken[True]]
@@ -85,7 +85,7 @@ def consoles(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]
 
 
 class _Block(NamedTuple):
-    """What a block took, in seconds."""
+    """The duration of a block, in seconds."""
 
     cpu: float
     grants: int
@@ -101,12 +101,12 @@ class _Server:
 
     def block(self) -> _Block:
         """Grant and release for a while, at full load."""
-        began, before, count = time.monotonic(), spent(self.running.pid), 0
+        began, before, count = time.monotonic(), processor_time_of(self.running.pid), 0
         while time.monotonic() - began < BLOCK_SECONDS:
             granted = self.drive([self.request] * REQUESTS)
             self.drive(map(release, granted))
             count += REQUESTS
-        cpu = spent(self.running.pid).since(before).own
+        cpu = processor_time_of(self.running.pid).since(before).own
         return _Block(cpu, count, time.monotonic() - began)
 
     def drive(self, messages: Any) -> list[bytes]:
@@ -124,11 +124,13 @@ def prepare(running: Running) -> _Server:
         http.post("/clusters", json=cluster(WAITED_FOR, 4)).raise_for_status()
         answer = http.post("/policy", json=catalog.document(POLICY)).raise_for_status()
     uri = answer.json()["data"]["policy_rule_uri"]
-    server = _Server(running, asked(uri, clusters=[f"c{n}" for n in range(CLUSTERS)]))
+    server = _Server(running, ask_message(uri, clusters=[f"c{n}" for n in range(CLUSTERS)]))
     server.drive([server.request] * HELD)
-    server.drive([asked(uri, clusters=[WAITED_FOR])])
+    server.drive([ask_message(uri, clusters=[WAITED_FOR])])
     waits = (
-        asked(uri, {"gpus": GPUS, "nodes": 4, "cpu_milli": 1 + n % 12}, n, clusters=[WAITED_FOR])
+        ask_message(
+            uri, {"gpus": GPUS, "nodes": 4, "cpu_milli": 1 + n % 12}, n, clusters=[WAITED_FOR]
+        )
         for n in range(WAITERS)
     )
     threading.Thread(target=_wait_in_line, args=(running.ws, [*waits]), daemon=True).start()
@@ -163,7 +165,9 @@ def cluster(name: str, nodes: int) -> dict[str, Any]:
     return {"id": name, "nodes": {"nodeData": rows}}
 
 
-def asked(uri: str, resources: dict[str, Any] | None = None, number: int = 0, **more: Any) -> str:
+def ask_message(
+    uri: str, resources: dict[str, Any] | None = None, number: int = 0, **more: Any
+) -> str:
     """Return a message that asks for a lease; with `resources` it waits."""
     lease = {"ttl_seconds": TTL_SECONDS} | ({"wait_seconds": TTL_SECONDS} if resources else {})
     wanted = {"adhoc": True, "policy_rule_uri": uri, "inputs": {}, "id": number, **more}
@@ -171,13 +175,13 @@ def asked(uri: str, resources: dict[str, Any] | None = None, number: int = 0, **
 
 
 def release(reply: bytes) -> str:
-    """Return the message that gives back what a reply granted."""
+    """Return the message that releases the lease of a reply."""
     lease = msgspec.json.decode(reply)["lease"]
     return json.dumps({"op": "release", "lease": lease["id"], "token": lease["token"]})
 
 
 @contextmanager
-def opened(running: Running, view: str) -> Iterator[None]:
+def open_consoles(running: Running, view: str) -> Iterator[None]:
     """Have consoles show a view while the block runs, in a loop of their own."""
     loop, ready = asyncio.new_event_loop(), threading.Event()
     shown = _Shown(running, view)
@@ -250,7 +254,7 @@ class _Page:
             self.news = self.news or '"topic":"leases"' in text
 
     async def ask(self) -> None:
-        """Ask what the view asks, at its intervals."""
+        """Send the requests of a view at its intervals."""
         async for second in self._seconds():
             await {
                 "fleet": self._fleet,

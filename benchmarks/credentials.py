@@ -43,7 +43,7 @@ ENDPOINTS: Final = (
 
 
 class Shown(NamedTuple):
-    """What a request shows.
+    """The credentials of a request.
 
     Args:
         kind: `missing`, `bad`, `expired`, `forged`, `foreign`, `revoked` or `valid`.
@@ -70,7 +70,7 @@ def credentials(
     """
     with tempfile.TemporaryDirectory(prefix="moorage-") as name, _issuer() as issuer:
         folder = Path(name)
-        shown, valid = _all_shown(issuer, folder)
+        shown, valid = _credentials(issuer, folder)
         variables = {
             "MOORAGE_TOKENS": f"research:{SETTINGS_TOKEN}",
             "MOORAGE_OIDC_ISSUER": issuer.url,
@@ -161,7 +161,7 @@ async def _websocket(running: Running, shown: Shown, _: str) -> tuple[int, bytes
 async def _exchange(
     url: str, method: str, path: str, shown: Shown, more: Sequence[tuple[str, str]], body: bytes
 ) -> tuple[int, bytes]:
-    """Return the status and what was answered; of a socket that opens, the head alone."""
+    """Return the status and the answer; for a socket that opens, only the head."""
     split = urlsplit(url)
     reader, writer = await asyncio.open_connection(split.hostname, split.port)
     try:
@@ -179,7 +179,7 @@ async def _exchange(
         writer.close()
 
 
-def _all_shown(issuer: "Issuer", folder: Path) -> tuple[list[Shown], list[Shown]]:
+def _credentials(issuer: "Issuer", folder: Path) -> tuple[list[Shown], list[Shown]]:
     """Return credentials that must not let in, and those that must."""
     (folder / "data").mkdir()
     (folder / "other").mkdir()
@@ -228,12 +228,12 @@ def _all_shown(issuer: "Issuer", folder: Path) -> tuple[list[Shown], list[Shown]
     shown += [
         _bearer_lower(kind, token) for kind in ("expired", "revoked") for token in kinds[kind]
     ]
-    return shown + _malformed(named), [
+    return shown + _malformed_requests(named), [
         _bearer("valid", each) for each in (SETTINGS_TOKEN, named, good)
     ]
 
 
-def _malformed(named: str) -> list[Shown]:
+def _malformed_requests(named: str) -> list[Shown]:
     """Return requests without a token, and those that show a valid one where it does not count."""
     authorization = "Authorization"
     return [
@@ -289,7 +289,7 @@ class Issuer:
     public: bytes
 
     def token(self, *, key: Any = None, alg: str = "RS256", typ: str = "JWT", **claims: Any) -> str:
-        """Return a token that lets in, but for what is given."""
+        """Return a valid token with the given fields replaced."""
         import jwt  # noqa: PLC0415  # An extra.
 
         said = {
@@ -307,19 +307,19 @@ class Issuer:
         """Return tokens of the issuer's name that it did not sign so."""
         good = self.token(moorage_role="viewer")
         head, body, signature = good.split(".")
-        raised = {**json.loads(_unpacked(body)), "moorage_role": "admin"}
+        raised = {**json.loads(_unpack(body)), "moorage_role": "admin"}
         plain = {"alg": "none", "typ": "JWT", "kid": "one"}
         keyed = {"alg": "HS256", "typ": "JWT", "kid": "one"}
-        signed = f"{_packed(keyed)}.{_packed(raised)}"
+        signed = f"{_pack(keyed)}.{_pack(raised)}"
         own_key = {"alg": "RS256", "typ": "JWT", "kid": "one", "jku": "http://127.0.0.1:1/jwks"}
         return (
-            f"{head}.{_packed(raised)}.{signature}",
+            f"{head}.{_pack(raised)}.{signature}",
             f"{head}.{body}.",
             f"{head}.{body}.{signature[:-4]}AAAA",
-            f"{_packed(plain)}.{_packed(raised)}.",
-            f"{_packed(plain)}.{_packed(raised)}.{signature}",
+            f"{_pack(plain)}.{_pack(raised)}.",
+            f"{_pack(plain)}.{_pack(raised)}.{signature}",
             f"{signed}.{_hmac(self.public, signed)}",
-            f"{_packed(own_key)}.{_packed(raised)}.{signature}",
+            f"{_pack(own_key)}.{_pack(raised)}.{signature}",
             self.token(key=_new_key()),
         )
 
@@ -379,11 +379,11 @@ def _new_key() -> Any:
     return rsa.generate_private_key(65537, 2048)
 
 
-def _packed(part: dict[str, Any]) -> str:
+def _pack(part: dict[str, Any]) -> str:
     return base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
 
 
-def _unpacked(part: str) -> bytes:
+def _unpack(part: str) -> bytes:
     return base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
 
 

@@ -110,15 +110,15 @@ class _Course:
         if sampled and number not in self.waits:
             recent = self._recent[_size(job)]
             self.forecasts[number] = {
-                "history": self._expected(number),
+                "history": self._expectation(number),
                 "deadlines": self._by_deadlines(number),
                 "recent": float(np.median(recent)) if recent else None,
             }
 
-    def _expected(self, number: int) -> float | None:
+    def _expectation(self, number: int) -> float | None:
         state, now = self._core.state, self._jobs[number].at
         first = self._core.requests.queue.in_turn(forecast.WAITERS_MAX)
-        turns = forecast.expected(state, self._core.feasibility, first, now)
+        turns = forecast.expect_turns(state, self._core.feasibility, first, now)
         turn = turns.get(RequestId(str(number)))
         return None if turn is None else turn - now
 
@@ -126,7 +126,7 @@ class _Course:
         state = self._core.state
         learned, state.durations = state.durations, Durations()
         try:
-            return self._expected(number)
+            return self._expectation(number)
         finally:
             state.durations = learned
 

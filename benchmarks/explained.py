@@ -1,4 +1,4 @@
-"""What `explain` adds to a grant: part of `queue`.
+"""Measures the cost that `explain` adds to a grant: part of `queue`.
 
 One client asks for one GPU and releases it, every other time with reasons, through socket, jailed
 policy and ledger: so what else the machine does meanwhile slows both.
@@ -21,7 +21,7 @@ WARM_PAIRS: Final = 200
 """Asked first, and not counted."""
 
 
-def explained() -> dict[str, Any]:
+def measure_explanations() -> dict[str, Any]:
     """Measure how long a grant takes without reasons, and with them as a multiple of that."""
     with daemon() as running, connect(running.ws, proxy=None) as socket:
         uri = asyncio.run(prepare(running))

@@ -32,7 +32,7 @@ class _Lease(msgspec.Struct):
 
 
 class FastReply(msgspec.Struct):
-    """What a load needs to know of a reply."""
+    """The fields of a reply that a load reads."""
 
     success: bool = True
     id: str | int = ""
@@ -122,7 +122,7 @@ class FastClient(asyncio.Protocol):
             self.transport.write(data)
 
     def data_received(self, data: bytes) -> None:
-        """Read what has come."""
+        """Read the received bytes."""
         if self._handshake is not None:
             self._handshake.receive_data(data)
             if not self._handshake.events_received():

@@ -70,7 +70,7 @@ def _measure(data: Path, clusters: int) -> dict[str, float]:
 
 
 def _ingest(http: httpx.Client, clusters: int) -> dict[str, float]:
-    """Load the documents, several at a time, and ask meanwhile what the loop still answers."""
+    """Load the documents, several at a time, and measure the loop's answers meanwhile."""
     bodies = [msgspec.json.encode(cluster(number)) for number in range(clusters)]
     waits: list[float] = []
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What one tenant does at full force to a server that others use: the attackers of `floods`.
+"""The attackers of `floods`: one tenant attacks a shared server at full force.
 
 `python -m benchmarks.flood_attacks NAME WS HTTP TOKEN SECONDS` is one attacker, in a process of its
 own. It keeps as much under way as its connections take, and sends on as soon as it is answered. It
@@ -78,7 +78,7 @@ class Flood:
         self.outcomes: Counter[str] = Counter()
 
     def note(self, reply: FastReply) -> None:
-        """Count what a message was answered."""
+        """Count the answer to a message."""
         if not reply.event:
             self.outcomes["success" if reply.error is None else reply.error.code] += 1
 
@@ -261,7 +261,7 @@ async def logins(flood: Flood) -> None:
     await flood.calls(16, cycle([(path, right), (path, right), (path, right), (path, wrong)]))
 
 
-async def recalled_fleets(flood: Flood) -> None:
+async def recall_fleets(flood: Flood) -> None:
     """H4: the fleet of a while ago, over 16 connections."""
 
     async def fill() -> None:
@@ -353,7 +353,7 @@ ATTACKS: Final[dict[str, Callable[[Flood], Awaitable[None]]]] = {
         queries,
         log_readers,
         logins,
-        recalled_fleets,
+        recall_fleets,
         uploads,
         small_messages,
         tiny_frames,
@@ -371,7 +371,7 @@ async def _attack(name: str, flood: Flood, seconds: float) -> None:
 
 
 def main(name: str, ws: str, http: str, token: str, seconds: str) -> None:
-    """Attack for some seconds, and print what came of it."""
+    """Attack for some seconds, and print the result."""
 
     async def attack() -> dict[str, Any]:
         flood = Flood(ws, http, token)

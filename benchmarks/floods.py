@@ -1,4 +1,4 @@
-"""What one tenant at full force does to the requests of another, attack by attack.
+"""Measures how attacks of one tenant delay requests of another.
 
 Each attack of `flood_attacks` gets a server of its own, and a process on the same machine. This
 process is the other tenant: every 200 ms it sends a request, by turns over a fresh connection and
@@ -90,7 +90,7 @@ def floods(
 
 @dataclass(slots=True)
 class _Phase:
-    """What the bystander saw for a while."""
+    """The measurements of the bystander in one period."""
 
     asks: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     """When each request was sent, and how long its answer took."""
@@ -121,15 +121,15 @@ class _Bystander:
     async def connect(self) -> None:
         """Open the connections that stay."""
         self._open = await self._connect()
-        self._pings = await connect(self._running.ws, ignore, "b1", self._ponged)
+        self._pings = await connect(self._running.ws, ignore, "b1", self._note_pong)
 
     async def close(self) -> None:
         """Close them."""
         await self._open.close()
         await self._pings.close()
 
-    def _worked(self) -> float:
-        return _scheduled(self._running.pid)[0]
+    def _work_seconds(self) -> float:
+        return _read_schedule(self._running.pid)[0]
 
     async def _connect(self) -> FastClient:
         return await connect(self._running.ws, self._take_reply, "b1")
@@ -138,13 +138,13 @@ class _Bystander:
         if (wanted := self._wanted.pop(reply.id, None)) is not None and not wanted.done():
             wanted.set_result(reply)
 
-    def _ponged(self) -> None:
+    def _note_pong(self) -> None:
         if not (pong := self._sent.pop(0)).done():  # Its phase may be over.
             pong.set_result(None)
 
     @contextlib.asynccontextmanager
     async def look(self, pause: float) -> AsyncIterator[_Phase]:
-        """Ask and ping until the block ends; what is under way then is waited for."""
+        """Send requests and pings until the block ends; await those under way."""
         phase = _Phase()
         asks: set[asyncio.Task[None]] = set()
 
@@ -166,14 +166,14 @@ class _Bystander:
         self._number += 1
         identity = f"bob-{self._number}"
         fresh: FastClient | None = None
-        started, worked = time.perf_counter(), self._worked()
+        started, worked = time.perf_counter(), self._work_seconds()
         try:
             async with asyncio.timeout(ANSWER_SECONDS_MAX):
                 if self._number % 2:
                     fresh = await self._connect()
                 reply = await self._say(fresh or self._open, {**ask(MINE), "id": identity})
                 phase.asks.append((started, time.perf_counter() - started))
-                phase.worked.append(self._worked() - worked)
+                phase.worked.append(self._work_seconds() - worked)
                 if reply.lease is None:
                     phase.refused.append(reply.error.reason if reply.error else "no lease")
                 else:
@@ -198,13 +198,13 @@ class _Bystander:
         while True:
             pong = asyncio.get_running_loop().create_future()
             self._sent.append(pong)
-            started, worked = time.perf_counter(), self._worked()
+            started, worked = time.perf_counter(), self._work_seconds()
             self._pings.send(frame)
             try:
                 await pong
             finally:  # One that is under way when the phase ends counts for as long as it took.
                 phase.pings.append(time.perf_counter() - started)
-                phase.turns.append(self._worked() - worked)
+                phase.turns.append(self._work_seconds() - worked)
             await asyncio.sleep(PING_SECONDS)
 
 
@@ -222,11 +222,11 @@ async def _play(name: str, seconds: float) -> Figures:
             async with bystander.look(AFTER_ASK_SECONDS) as before:
                 await asyncio.sleep(BEFORE_SECONDS)
             memory, usage = _memory(running.pid), _processor(running.pid)
-            began, (_, waited) = time.perf_counter(), _scheduled(running.pid)
-            during, attacker, most = await _attacked(name, seconds, running, bystander)
+            began, (_, waited) = time.perf_counter(), _read_schedule(running.pid)
+            during, attacker, most = await _attack(name, seconds, running, bystander)
             lasted = time.perf_counter() - began
             cores = (_processor(running.pid) - usage) / lasted
-            starved = (_scheduled(running.pid)[1] - waited) / lasted
+            starved = (_read_schedule(running.pid)[1] - waited) / lasted
             calm = _quantile(before.taken, 0.99)
             back, after = await _until_back(bystander, calm)
             left = await _workloads(Path(folder))
@@ -280,10 +280,10 @@ def _fill(running: Running) -> None:
         http.post("/policy", json=catalog.document("first_fit")).raise_for_status()
 
 
-async def _attacked(
+async def _attack(
     name: str, seconds: float, running: Running, bystander: _Bystander
 ) -> tuple[_Phase, Figures, float]:
-    """Have a server attacked; return what the bystander and the attacker saw, and the memory."""
+    """Attack a server; return the figures of bystander and attacker, and the memory."""
     words = ["-m", "benchmarks.flood_attacks", name, running.ws, running.http, "m1"]
     attacker = await asyncio.create_subprocess_exec(
         *(sys.executable, *words, str(seconds)), stdout=asyncio.subprocess.PIPE
@@ -354,7 +354,7 @@ def _memory(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1024 / 1024
 
 
-def _scheduled(pid: int) -> tuple[float, float]:
+def _read_schedule(pid: int) -> tuple[float, float]:
     """Return for how long a process's main thread, that of its loop, ran, and waited for a core."""
     ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     return int(ran) / 1e9, int(waited) / 1e9

@@ -173,7 +173,7 @@ def main(
     clusters: Annotated[int, typer.Option(help="How many clusters they are in.")] = 10,
     seconds: Annotated[float, typer.Option(help="How long they are idle.")] = 60.0,
 ) -> None:
-    """Connect idle agents to a server; print what they cost it."""
+    """Connect idle agents to a server; print their cost."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         data = Path(folder) / "data"
         with daemon(data) as running:

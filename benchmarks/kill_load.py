@@ -119,7 +119,7 @@ class KillLoad:
         await asyncio.gather(*(self._client(url, wanted) for wanted in self._clients))
 
     async def finish(self, url: str, *, release: bool) -> None:
-        """Have everything answered that was not; then give back what is held, if so wanted.
+        """Wait until all requests are answered; then release all leases, if wanted.
 
         Raises:
             CommandError: An answer was not what it must be.
@@ -159,7 +159,7 @@ class KillLoad:
         return request
 
     async def _say(self, socket: ClientConnection, wanted: list[Wanted], each: Wanted) -> None:
-        """Send what a lease is waiting for, and take the answer to it."""
+        """Send the pending message of a lease, and take its answer."""
         if each.stage is LeaseStage.RELEASING:
             reply = await say(socket, {"op": "release", "lease": each.lease, "token": each.token})
             if not reply["success"]:
@@ -208,7 +208,7 @@ async def leases(url: str) -> dict[str, str]:
 
 
 async def fleet(url: str) -> dict[str, Any]:
-    """Return what the one cluster has, and what of it is free."""
+    """Return total and free capacity of the one cluster."""
     async with connect(url, compression=None, proxy=None) as socket:
         (cluster,) = (await say(socket, {"op": "fleet"}))["data"]["clusters"]
     found: dict[str, Any] = cluster

@@ -61,7 +61,7 @@ Figures = dict[str, Any]
 
 @dataclass(slots=True)
 class Findings:
-    """What is wrong, by name. There should be nothing.
+    """The faults found, by name. There should be none.
 
     Args:
         double_starts: Workloads that were started more than once.
@@ -86,7 +86,7 @@ def kills(
     image: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Figures:
-    """Kill the daemon several times under load, and count what went wrong.
+    """Kill the daemon several times under load, and count errors.
 
     Args:
         times: Kills.
@@ -120,7 +120,7 @@ def kills(
 
 
 class _Machine:
-    """What the workloads of a command are, and which of them run. Blocks.
+    """The workloads of a command, and those that run. Blocks.
 
     Args:
         folder: Of the command.
@@ -142,7 +142,7 @@ class _Machine:
 
     @property
     def resources(self) -> Mapping[str, Any]:
-        """What every lease holds; GPUs would have to be there to be given to containers."""
+        """The resources of every lease. Containers get no GPUs, as this machine may have none."""
         return {"gpus": 1} if self._image is None else {"cpu_milli": CPU_MILLI, "memory_mib": 32}
 
     def spec(self, kind: Kind) -> Mapping[str, Any]:
@@ -179,7 +179,7 @@ class _Machine:
                 yield f"GPU {gpu} of {', '.join(sorted(held_by))}"
 
     def left(self) -> Iterator[str]:
-        """Yield what is left of workloads and daemons."""
+        """Yield remaining processes of workloads and daemons."""
         reap()
         for pid in descendants():
             with contextlib.suppress(OSError):  # It has ended meanwhile.
@@ -189,7 +189,7 @@ class _Machine:
             yield f"workload {workload}"
 
     def clear(self) -> None:
-        """Kill what is left of a command that failed."""
+        """Kill the remaining processes of a failed command."""
         for pid in descendants():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -19,9 +19,9 @@ import msgspec
 import uvloop
 
 from moorage.bench import replay
-from moorage.bench.grants import made_up_nodes, made_up_pods
+from moorage.bench.grants import make_nodes, make_pods
 from moorage.bench.load import LoadResult, drive
-from moorage.bench.processor_time import spent
+from moorage.bench.processor_time import processor_time_of
 from moorage.lab import trace
 from moorage.testing.daemon_process import Running, child, serve_variables
 
@@ -99,9 +99,9 @@ def _serving(program: Sequence[str], **variables: str) -> Iterator[_Server]:
         log = folder / "stderr.log"
         with child([*program, "serve", *ports], log, environment) as (process, ready):
             running = Running(ready["ws"], ready["http"], process.pid, log)
-            machines = made_up_nodes()
+            machines = make_nodes()
             document = trace.cluster_document(machines)
-            yield _Server(running, replay.prepare(running, document, "first_fit", made_up_pods()))
+            yield _Server(running, replay.prepare(running, document, "first_fit", make_pods()))
 
 
 def _play(server: _Server) -> None:
@@ -114,7 +114,7 @@ def _play(server: _Server) -> None:
         "lease": {"ttl_seconds": 600},
     }
     message = msgspec.json.encode(request).decode()
-    before = spent(server.running.pid)
+    before = processor_time_of(server.running.pid)
     granted = _drive(server, [message] * REQUESTS)
     leases = [msgspec.json.decode(each)["lease"] for each in granted.replies]
     releases = [
@@ -122,7 +122,7 @@ def _play(server: _Server) -> None:
         for each in leases
     ]
     _drive(server, releases)
-    server.seconds.append(spent(server.running.pid).since(before).own / REQUESTS)
+    server.seconds.append(processor_time_of(server.running.pid).since(before).own / REQUESTS)
     server.per_second.append(granted.per_second)
 
 

@@ -36,7 +36,7 @@ FRAMES: Final = 4_096
 
 
 class _Load:
-    """Counts what becomes of requests, and releases what is granted."""
+    """Counts the outcomes of requests, and releases granted leases."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
@@ -92,7 +92,7 @@ async def _overload(running: Running) -> dict[str, Any]:
     load.again = ask
     for client in clients * WINDOW:
         ask(client)
-    peak = (await _counted(load))["granted"] / SECONDS
+    peak = (await _count(load))["granted"] / SECONDS
     load.again = ignore
     await asyncio.sleep(WARM_SECONDS)
     renewals: list[float] = []
@@ -101,7 +101,7 @@ async def _overload(running: Running) -> dict[str, Any]:
     calm = max(renewals, default=float("inf"))
     renewals.clear()
     offering = asyncio.create_task(_offer(clients, load, peak * FACTOR))
-    counted = await _counted(load)
+    counted = await _count(load)
     offering.cancel()
     renewing.cancel()
     ended, _ = await asyncio.wait([offering, renewing])
@@ -122,7 +122,7 @@ async def _overload(running: Running) -> dict[str, Any]:
     }
 
 
-async def _counted(load: _Load) -> dict[str, int]:
+async def _count(load: _Load) -> dict[str, int]:
     names = ("sent", "granted", "busy", "others")
     await asyncio.sleep(WARM_SECONDS)
     before = {name: getattr(load, name) for name in names}

@@ -20,7 +20,7 @@ from moorage.core.allocator import Allocator
 from moorage.core.state.facts import Fact, Refusal
 from moorage.core.turns.effects import Address, Consult, LeaseNews, Respond
 from moorage.core.turns.events import Asked, ClusterSeen, Event, Proposed
-from moorage.lab.trace import TraceNode, TracePod, cluster_document, permuted_names
+from moorage.lab.trace import TraceNode, TracePod, cluster_document, permute_names
 from moorage.model import Ask, Code, Demand, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
 from moorage.policy import FleetView, Rule
 from moorage.sandbox.cell.cluster_data import ClusterData
@@ -35,7 +35,7 @@ _NOW: Final = 0.0
 
 @dataclass
 class Packing:
-    """What one run came to.
+    """The result of one run.
 
     Attributes:
         allocated_percent: GPU milli held at the end, in percent of the fleet's.
@@ -107,7 +107,7 @@ class Consulting:
         self.seconds = 0.0
 
     def step(self, event: Event, now: float) -> list[Fact]:
-        """Take one event and all consultations that follow from it; return what came true."""
+        """Handle one event and its consultations; return the resulting facts."""
         allocator, facts = self._site.allocator, list[Fact]()
         turns = [allocator.step(event, now)]
         for turn in turns:
@@ -137,8 +137,8 @@ class Consulting:
 
 
 def openb(nodes: Sequence[TraceNode], seed: int, **metrics: Any) -> Site:
-    """Return a site with the nodes of a trace, in the random order of `permuted_names`."""
-    return Site(cluster_document(nodes, names=permuted_names(nodes, seed)), **metrics)
+    """Return a site with the nodes of a trace, in the random order of `permute_names`."""
+    return Site(cluster_document(nodes, names=permute_names(nodes, seed)), **metrics)
 
 
 def pack(

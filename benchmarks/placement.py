@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from benchmarks import packing
-from benchmarks.published_order import published_order
+from benchmarks.published_order import read_published_order
 from moorage.lab import trace
 from moorage.lab.errors import CommandError
 from moorage.lab.typical import typical_of
@@ -111,7 +111,7 @@ def compare(
     if unknown:
         listed = ", ".join((*PUBLISHED_AS, *EXPECTED_FILL))
         raise CommandError(f"placement knows no policy {', '.join(unknown)}; there are {listed}")
-    machines, known = trace.read_nodes(nodes), _published(nodes.with_name(PUBLISHED))
+    machines, known = trace.read_nodes(nodes), _read_published(nodes.with_name(PUBLISHED))
     comparisons: list[Comparison] = []
     for path in pods:
         name, requests = path.stem.removeprefix("pods_"), trace.read_pods(path)
@@ -134,7 +134,7 @@ def run(
     played: Rule = import_module(f"moorage_policies.{name}").AIOSv1PolicyRule(rule, {}, parameters)
     capacity = trace.capacity_milli(nodes)
     if rule in PUBLISHED_AS:
-        order, names = published_order(pods, nodes, capacity, ARRIVE, seed)
+        order, names = read_published_order(pods, nodes, capacity, ARRIVE, seed)
         site = packing.Site(trace.cluster_document(nodes, names=names))
     else:
         order = trace.arrivals(pods, capacity, ARRIVE, seed)
@@ -181,7 +181,7 @@ def placement(
 
 
 class _Reference(NamedTuple):
-    """What a mean is compared with."""
+    """The published reference of a mean."""
 
     runs: int
     mean: float
@@ -189,7 +189,7 @@ class _Reference(NamedTuple):
     mean_at_100: float
 
 
-def _published(path: Path) -> dict[tuple[str, str], _Reference]:
+def _read_published(path: Path) -> dict[tuple[str, str], _Reference]:
     if not path.exists():
         return {}
     with path.open(encoding="utf-8", newline="") as file:
@@ -204,7 +204,7 @@ def _published(path: Path) -> dict[tuple[str, str], _Reference]:
         }
 
 
-def _allowed(reference: _Reference, runs: int, deviation: float) -> float:
+def _allowed_deviation(reference: _Reference, runs: int, deviation: float) -> float:
     # The deviation of a single run says nothing; the published one is the better guess.
     own = (deviation if runs > 1 else reference.deviation) ** 2 / runs
     return max(POINTS_ALLOWED, 2 * sqrt(reference.deviation**2 / reference.runs + own))
@@ -226,5 +226,5 @@ def _comparison(
         deviation=deviation,
         reached_at_100=statistics.fmean(each.allocated_percent_at_100 for each in runs),
         runs=len(runs),
-        allowed=reference and _allowed(reference, len(runs), deviation),
+        allowed=reference and _allowed_deviation(reference, len(runs), deviation),
     )

@@ -46,7 +46,7 @@ _NOW: Final = 0.0
 
 @dataclass
 class Cost:
-    """What one policy came to.
+    """The result of one policy.
 
     Attributes:
         seconds: From each consultation to its proposal.

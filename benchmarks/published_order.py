@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from moorage.lab.trace import TraceNode, TracePod
 
+__all__ = ["GoRandom", "read_published_order"]
+
 _LENGTH: Final = 607
 _TAP: Final = 273
 _WARM_UP: Final = 7_800_000_000_000
@@ -40,7 +42,9 @@ class GoRandom:
     """
 
     def __init__(self, seed: int) -> None:
-        self._state = [a ^ b for a, b in zip(_cooked(), _seeded(seed, shift=20), strict=True)]
+        self._state = [
+            a ^ b for a, b in zip(_warm_state(), _seed_state(seed, shift=20), strict=True)
+        ]
         self._tap, self._feed = 0, _LENGTH - _TAP
 
     def int63(self) -> int:
@@ -84,7 +88,7 @@ class GoRandom:
         return product >> 32
 
 
-def published_order(
+def read_published_order(
     pods: Sequence[TracePod],
     nodes: Sequence[TraceNode],
     capacity_milli: int,
@@ -130,7 +134,7 @@ def published_order(
     return order, {name: f"{rank:04d}-{name}" for name, rank in zip(names, ranks, strict=True)}
 
 
-def _seeded(seed: int, shift: int) -> list[int]:
+def _seed_state(seed: int, shift: int) -> list[int]:
     """Return a state from a linear congruential generator: three of its draws to a place."""
     value = seed % _MERSENNE or _DEFAULT_SEED
     drawn: list[int] = []
@@ -144,7 +148,7 @@ def _seeded(seed: int, shift: int) -> list[int]:
 
 
 @cache
-def _cooked() -> list[int]:
+def _warm_state() -> list[int]:
     """Return the state after `_WARM_UP` steps from seed 1, without doing the steps.
 
     Go lists the 607 numbers of that state.
@@ -152,7 +156,7 @@ def _cooked() -> list[int]:
     Draw n is the sum of draws n - 273 and n - 607, so x**n modulo x**607 - x**334 - 1 says how
     607 draws in a row make up the one n after their first (Haramoto et al., 2008).
     """
-    filled = _seeded(1, shift=10)
+    filled = _seed_state(1, shift=10)
     # Draw n lies in place 334 - n, modulo 607; those up to 0 are what the state begins with.
     draws = [filled[(_LENGTH - _TAP - number) % _LENGTH] for number in range(1 - _LENGTH, 1)]
     for _ in range(_LENGTH - 1):
@@ -170,13 +174,13 @@ def _power_of_x(exponent: int) -> NDArray[np.uint64]:
     result = np.zeros(_LENGTH, np.uint64)
     result[0] = 1
     for bit in f"{exponent:b}":
-        result = _reduced(np.convolve(result, result))
+        result = _reduce(np.convolve(result, result))
         if bit == "1":
-            result = _reduced(np.concatenate([np.zeros(1, np.uint64), result]))
+            result = _reduce(np.concatenate([np.zeros(1, np.uint64), result]))
     return result
 
 
-def _reduced(polynomial: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _reduce(polynomial: NDArray[np.uint64]) -> NDArray[np.uint64]:
     rest = polynomial.copy()
     for degree in range(len(rest) - 1, _LENGTH - 1, -1):
         top = rest[degree : degree + 1]  # A slice: numpy warns of scalars that wrap around.

@@ -91,8 +91,8 @@ def query() -> dict[str, float]:
     calls["nearest 10"] = lambda index: nearest(index, "cluster-00003", k=HITS)
     figures: dict[str, float] = {}
     for name, call in calls.items():
-        _, base, hits = _timed(call, few)
-        first, best, hits_of_all = _timed(call, many)
+        _, base, hits = _time(call, few)
+        first, best, hits_of_all = _time(call, many)
         if hits != hits_of_all:
             raise CommandError(f"{name}: {hits} hits, then {hits_of_all}: not the same work")
         figures |= {f"{name}: many_to_few": best / base, f"{name}: first_seconds": first}
@@ -111,7 +111,7 @@ def _index(clusters: int) -> DocumentIndex:
     return index
 
 
-def _timed(
+def _time(
     call: Callable[[DocumentIndex], Sequence[object]], index: DocumentIndex
 ) -> tuple[float, float, int]:
     """Return the seconds of the first run, which makes the columns, and of the best; and hits."""

@@ -13,7 +13,7 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any, Final
 
-from benchmarks.explained import explained
+from benchmarks.explained import measure_explanations
 from benchmarks.overload import overload
 from moorage.core.allocator import Allocator
 from moorage.core.turns.effects import Address, Consult
@@ -139,7 +139,7 @@ def queue() -> dict[str, Any]:
         "refusal_seconds": refused[0],
         "refusal_125000_to_1250_nodes": refused[1] / refused[0],
         "waiter_bytes": _waiter_bytes(),
-        **explained(),
+        **measure_explanations(),
         **overload(),
     }
 

@@ -46,7 +46,7 @@ def slots() -> dict[str, Any]:
 
 
 def _half_full(instances: int, draw: random.Random) -> tuple[ResourcePool, list[Allocation]]:
-    """Return a pool, and what is checked out of it."""
+    """Return a pool and its checkouts."""
     rows = [{"id": str(number), "slots": SLOTS_EACH} for number in range(instances)]
     pool = ResourcePool({"resources": {"gpus": rows}})
     return pool, [pool.checkout(_request(draw)) for _ in range(instances * 2)]

@@ -69,7 +69,7 @@ WAITS: Final = ("wait_mean_seconds", "wait_p90_seconds")
 
 @dataclass
 class Played:
-    """What became of the jobs in one order.
+    """The outcomes of the jobs in one order.
 
     Attributes:
         waits: Seconds from submission to lease, by the job's number.
@@ -107,9 +107,9 @@ def waiting(
     """
     if pods is None:
         raise CommandError("waiting needs --pods, the jobs of a trace (timestamp,duration,…)")
-    if rule not in catalog.shipped():
+    if rule not in catalog.read_policies():
         raise CommandError(
-            f"waiting knows no policy {rule}; there are {', '.join(catalog.shipped())}"
+            f"waiting knows no policy {rule}; there are {', '.join(catalog.read_policies())}"
         )
     if load <= 0:
         raise CommandError(f"--load {load:g}; expected a number above 0")

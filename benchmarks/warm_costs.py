@@ -1,4 +1,4 @@
-"""What keeping workloads warm saves, through a real daemon; `engines` runs it.
+"""Measures the time saved by warm workloads, with a real daemon; `engines` runs it.
 
 From the request on the socket to the news that its workload is ready: once with a workload that has
 to be started, and once with one that the lease before left warm.

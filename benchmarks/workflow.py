@@ -41,7 +41,7 @@ def workflow() -> dict[str, Any]:
     take turns, so that a slow phase of the machine meets both.
     """
     figures: dict[str, Any] = {"nodes": NODES, "nodes_many": NODES_MANY}
-    for shape, dag in (("chain", _chain(NODES)), ("layered", _layered(LAYERS))):
+    for shape, dag in (("chain", _chain(NODES)), ("layered", _make_layers(LAYERS))):
         best = _quickest({"futures": lambda dag=dag: _futures(len(dag))} | _kinds(dag))
         figures[f"{shape}_futures_seconds_per_task"] = best["futures"] / len(dag)
         for kind in ("sync", "async", "async_plain"):
@@ -126,7 +126,7 @@ def _wide(nodes: int) -> DAG:
     return DAG([str(number) for number in range(nodes)], [[] for _ in range(nodes)])
 
 
-def _layered(layers: int) -> DAG:
+def _make_layers(layers: int) -> DAG:
     """Return `layers` layers of as many nodes, each node after the whole layer before."""
     rows = [range(row * layers, (row + 1) * layers) for row in range(layers)]
     following = [list(after) for after in rows[1:] for _ in range(layers)]

@@ -1,4 +1,4 @@
-"""What tests of all packages need: no test pays for another, a container engine, and Ctrl-C."""
+"""Fixtures of all packages: isolation of tests, a container engine, and Ctrl-C."""
 
 import contextlib
 import gc
@@ -78,7 +78,7 @@ class _FailureLines:
 
 
 class _Leftovers(logging.Handler):
-    """What asyncio says of tasks and futures when they are collected: they were not awaited."""
+    """Messages of asyncio about tasks and futures that nothing awaited."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ def _nothing_is_left_for_the_next_file(request: pytest.FixtureRequest) -> Iterat
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _ctrl_c_is_heard() -> None:
+def _restore_ctrl_c() -> None:
     """Undo what a shell does to what it runs in the background; children would inherit it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -306,7 +306,7 @@ def podman() -> Iterator[tuple[Path, Any]]:
         place = folder / "podman.sock"
         service = _serve(folder, place)
         try:
-            with _connected(place) as api:
+            with _connect(place) as api:
                 api.import_image_from_data(_busybox(), repository=IMAGE[:-2], tag=IMAGE[-1])
                 if not any(IMAGE in (each["RepoTags"] or ()) for each in api.images()):
                     api.tag(IMAGE[:-2], IMAGE[:-2], IMAGE[-1])  # Podman imports without the tag.
@@ -363,7 +363,7 @@ def _serve(folder: Path, place: Path) -> "subprocess.Popen[bytes]":
         )
 
 
-def _connected(place: Path) -> Any:
+def _connect(place: Path) -> Any:
     import docker  # noqa: PLC0415  # An extra, which the fast tests do without.
 
     deadline = time.monotonic() + SERVICE_SECONDS_MAX

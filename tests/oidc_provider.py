@@ -35,7 +35,7 @@ class Provider:
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
-        self.issuer: str = self._said()["issuer"]
+        self.issuer: str = self._read_line()["issuer"]
 
     def token(self, role: str, tenant: str = "research") -> str:
         """Return the access token of a program."""
@@ -49,7 +49,7 @@ class Provider:
     def rotate(self) -> None:
         """Sign with a new key; only the one before it is published beside it."""
         self._process.send_signal(signal.SIGHUP)
-        assert "signs" in self._said()
+        assert "signs" in self._read_line()
 
     def stop(self) -> None:
         """Take connections and answer none, until `go_on`."""
@@ -64,10 +64,10 @@ class Provider:
         with httpx.Client(follow_redirects=True, timeout=30) as browser:
             page = browser.get(url)
             for more in ({}, {"confirm": "yes"}, {"login": person, "password": "any"}, {}):
-                page = _submitted(browser, page, more)
+                page = _submit(browser, page, more)
         assert "successful" in page.text, page.text
 
-    def _said(self) -> dict[str, Any]:
+    def _read_line(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         late = threading.Timer(_READY_SECONDS_MAX, self._process.kill)
         late.start()
@@ -84,7 +84,7 @@ def provider(folder: Path, **variables: str) -> Iterator[Provider]:
     """Run an issuer until the block ends."""
     program = folder / _SOURCE.name
     program.write_bytes(_SOURCE.read_bytes())
-    (folder / "node_modules").symlink_to(_installed() / "node_modules")
+    (folder / "node_modules").symlink_to(_install() / "node_modules")
     with (folder / "stderr.log").open("w") as log:
         process = subprocess.Popen(
             ["node", program],
@@ -100,7 +100,7 @@ def provider(folder: Path, **variables: str) -> Iterator[Provider]:
         process.communicate()
 
 
-def _installed() -> Path:
+def _install() -> Path:
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("no Node here: apt-get install nodejs npm")
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -114,7 +114,7 @@ def _installed() -> Path:
     return folder
 
 
-def _submitted(browser: httpx.Client, page: httpx.Response, more: dict[str, str]) -> httpx.Response:
+def _submit(browser: httpx.Client, page: httpx.Response, more: dict[str, str]) -> httpx.Response:
     """Return the page that follows the form of one."""
     form = re.search(r'action="([^"]+)"', page.text)
     assert form is not None, page.text

@@ -83,7 +83,7 @@ def hiding(tmp_path):
     return os.environ | {"PYTHONPATH": str(tmp_path)}
 
 
-def test_what_hides_a_standard_module_is_named_and_left_aside(hiding, tmp_path):
+def test_a_file_that_hides_a_standard_module_is_named_and_skipped(hiding, tmp_path):
     done = run([program("moored"), "doctor", "--config", "none.toml"], env=hiding)
     said = done.stderr.splitlines()
     places = ["enum.py", "json/__init__.py", "random.py", "signal.py", "types.py"]
@@ -99,7 +99,7 @@ def test_children_of_ours_import_standard_modules_and_nothing_from_here(hiding, 
     assert done.stdout.endswith("['one', 'two']\n"), done.stderr
 
 
-def test_errors_of_the_system_are_told_in_its_words(tmp_path):
+def test_errors_of_the_system_have_its_words(tmp_path):
     with pytest.raises(OSError) as missing:
         (tmp_path / "none.csv").read_text()
     assert launch.reason_of(missing.value) == f"{tmp_path}/none.csv: No such file or directory"

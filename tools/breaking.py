@@ -1,4 +1,4 @@
-"""What a change of a JSON Schema, an OpenAPI or an AsyncAPI document breaks, in words.
+"""Names the breaking changes of a JSON Schema, an OpenAPI or an AsyncAPI document.
 
 A client must be able to go on saying what it said, and to read what it is told as it did. New
 operations, new optional fields, new fields of answers and new codes break nothing.
@@ -33,7 +33,7 @@ class Comparison:
             if pair in self._seen:
                 return
             self._seen.add(pair)
-        old, new = _resolved(self._old, old), _resolved(self._new, new)
+        old, new = _resolve(self._old, old), _resolve(self._new, new)
         olds, news = self._kinds(self._old, old), self._kinds(self._new, new)
         if not olds:  # It said nothing; a client may say anything, and is promised nothing.
             if news and direction == "said":
@@ -56,7 +56,7 @@ class Comparison:
         """Return the alternatives of a schema, by what tells them apart."""
         found: dict[str, Any] = {}
         for each in schema.get("anyOf", [schema]):
-            whole = _resolved(document, each)
+            whole = _resolve(document, each)
             if "anyOf" in whole:
                 found |= self._kinds(document, whole)
             elif "enum" in whole or "const" in whole:
@@ -71,7 +71,7 @@ class Comparison:
     ) -> Iterator[str]:
         """Yield what breaks between two schemas of one kind."""
         if direction == "said":
-            yield from _narrowed(old, new, where)
+            yield from _lost_values(old, new, where)
         added = set(new.get("required", ())) - set(old.get("required", ()))
         gone = set(old.get("required", ())) - set(new.get("required", ()))
         for name in sorted(added if direction == "said" else gone):
@@ -88,7 +88,7 @@ class Comparison:
                 yield from self.breaks(old[part], new[part], f"{where}[]", direction)
 
 
-def _narrowed(old: dict[str, Any], new: dict[str, Any], where: str) -> Iterator[str]:
+def _lost_values(old: dict[str, Any], new: dict[str, Any], where: str) -> Iterator[str]:
     """Yield values that could be said, and no longer can."""
     values, before = _values(new), _values(old)
     for value in before:
@@ -107,7 +107,7 @@ def _values(schema: dict[str, Any]) -> list[Any]:
     return [schema["const"]] if "const" in schema else schema.get("enum", [])
 
 
-def _resolved(document: dict[str, Any], part: Any) -> Any:
+def _resolve(document: dict[str, Any], part: Any) -> Any:
     while "$ref" in part:
         found: Any = document
         for name in part["$ref"].removeprefix("#/").split("/"):
@@ -177,7 +177,7 @@ def _messages(
     direction: Direction,
 ) -> Iterator[str]:
     before, after = (
-        {each["name"]: each["payload"] for each in (_resolved(whole, m) for m in part["messages"])}
+        {each["name"]: each["payload"] for each in (_resolve(whole, m) for m in part["messages"])}
         for whole, part in (old, new)
     )
     for name, payload in before.items():

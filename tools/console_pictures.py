@@ -130,7 +130,7 @@ def give_back(socket: ClientConnection, lease: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """What pictures are of: ids of leases and of a refused request.
+    """The objects in pictures: ids of leases and of a refused request.
 
     Args:
         lease: Has a whole node.
@@ -208,7 +208,7 @@ def join_agents(running: Running, folder: Path, stack: ExitStack) -> None:
     process.kill()
 
 
-def lengthened(document: dict[str, Any]) -> dict[str, Any]:
+def lengthen(document: dict[str, Any]) -> dict[str, Any]:
     """Return an answer of `/history` with a day before it, made up, that ends as it stands."""
     now = document["data"]["now"]
     points = 24 * 12
@@ -255,13 +255,13 @@ def lengthened(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def made_up(route: Any) -> None:
+def answer_with_long_history(route: Any) -> None:
     """Answer `/history` of the last day with `lengthened`: no one waits a day for a picture."""
     answer = route.fetch()
-    route.fulfill(response=answer, json=lengthened(answer.json()))
+    route.fulfill(response=answer, json=lengthen(answer.json()))
 
 
-def shown(page: Any, url: str) -> None:
+def show_view(page: Any, url: str) -> None:
     """Show a view, and wait until nothing of it is being loaded."""
     page.goto(url)
     page.get_by_role("heading", level=1).wait_for()
@@ -280,17 +280,17 @@ def views(page: Any, console: str, subjects: Subjects) -> Iterator[str]:
         ("policies", "policies/best_fit:stable"),
         ("operations", "operations"),
     ):
-        shown(page, f"{console}/{path}")
+        show_view(page, f"{console}/{path}")
         yield name
-    shown(page, f"{console}/fleet/oslo/oslo-003")
+    show_view(page, f"{console}/fleet/oslo/oslo-003")
     page.get_by_role("button", name="Drain", exact=True).click()
     page.get_by_role("dialog").get_by_text("JSON").wait_for()
     yield "dialog"
-    shown(page, f"{console}/queue")
+    show_view(page, f"{console}/queue")
     page.get_by_role("table", name="Queue").get_by_role("link").first.click()
     page.get_by_role("heading", name="Funnel").wait_for()
     yield "queue"
-    shown(page, f"{console}/whatif")
+    show_view(page, f"{console}/whatif")
     for kind, fields in CHANGES:
         page.get_by_role("button", name=kind, exact=True).click()
         for label, text in fields:
@@ -298,7 +298,7 @@ def views(page: Any, console: str, subjects: Subjects) -> Iterator[str]:
     page.get_by_role("button", name="What if?").click()
     page.get_by_role("region", name="What would happen").wait_for()
     yield "whatif"
-    shown(page, f"{console}/playground")
+    show_view(page, f"{console}/playground")
     page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_role("table", name="Results").wait_for()
     yield "playground"
@@ -308,7 +308,7 @@ def release(browser: Any, console: str, subjects: Subjects, look: dict[str, Any]
     """Open the dialog of a release, as the tenant sees it."""
     page = browser.new_page(**look)
     enter(page, console, subjects.tenant)
-    shown(page, f"{console}/leases/{subjects.released}")
+    show_view(page, f"{console}/leases/{subjects.released}")
     panel = page.get_by_role("complementary", name=f"Lease {subjects.released}")
     panel.get_by_role("button", name="Release", exact=True).click()
     page.get_by_role("dialog").get_by_text("JSON").wait_for()
@@ -340,7 +340,7 @@ def take(browser: Any, running: Running, subjects: Subjects, folder: Path | None
         look, console = {"viewport": size, "color_scheme": theme}, f"{running.http}/console"
         page = browser.new_page(**look)
         enter(page, console, OPERATOR)
-        page.route("**/history?step=5", made_up)
+        page.route("**/history?step=5", answer_with_long_history)
         for name in views(page, console, subjects):
             if folder is not None:
                 save(page, folder / f"{prefix}{name}.png", whole=name != "dialog")

@@ -101,11 +101,11 @@ def fields(schema: dict[str, Any]) -> str:
     rows = []
     for name, each in schema["properties"].items():
         default = "required" if name in required else f"`{each.get('default', 'none')}`"
-        rows.append((f"`{name}`", expected(each), default.replace("`None`", "none")))
+        rows.append((f"`{name}`", expectation(each), default.replace("`None`", "none")))
     return schema["description"] + "\n\n" + table(("Field", "Value", "Default"), rows)
 
 
-def expected(schema: dict[str, Any]) -> str:
+def expectation(schema: dict[str, Any]) -> str:
     """Return what a field may hold, in words."""
     if "$ref" in schema:
         return f"an object: `{schema['$ref'].rpartition('/')[2]}`"
@@ -114,7 +114,7 @@ def expected(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return " or ".join(f"`{each}`" for each in schema["enum"])
     if "anyOf" in schema:
-        parts = [expected(each) for each in schema["anyOf"] if each.get("type") != "null"]
+        parts = [expectation(each) for each in schema["anyOf"] if each.get("type") != "null"]
         return " or ".join(parts)
     return f"{schema.get('type', 'anything')}"
 
@@ -124,11 +124,11 @@ def metrics() -> str:
     found = {}
     for file in sorted((ROOT / "server" / "moorage").rglob("*.py")):
         if "moorage_" in (text := file.read_text(encoding="utf-8")):
-            found |= dict(measured(ast.parse(text)))
+            found |= dict(find_metrics(ast.parse(text)))
     return table(("Metric", "What it counts"), [(f"`{n}`", a) for n, a in sorted(found.items())])
 
 
-def measured(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def find_metrics(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Yield the metrics of a module: calls with a name and a sentence."""
     texts = {  # A sentence may have a name of its own.
         target.id: node.value.value
@@ -163,7 +163,7 @@ def walk(command: click.Command) -> Iterator[click.Command]:
 
 
 @cache
-def served() -> dict[str, Any]:
+def served_document() -> dict[str, Any]:
     """Return the OpenAPI document that a daemon of this tree serves."""
     with daemon() as running:
         return dict(httpx.get(f"{running.http}/openapi.json", trust_env=False).json())
@@ -172,7 +172,7 @@ def served() -> dict[str, Any]:
 def paths() -> str:
     """Return every path of HTTP, by subject."""
     by_tag: dict[str, list[str]] = {}
-    for path, methods in served()["paths"].items():
+    for path, methods in served_document()["paths"].items():
         for method, each in methods.items():
             told = each.get("description", "").strip()
             text = f"### {method.upper()} {path}\n\n{each['summary']}. {told}\n"
@@ -231,7 +231,7 @@ def pages() -> dict[str, str]:
     }
 
 
-def relinked(text: str, name: str) -> str:
+def relink(text: str, name: str) -> str:
     """Return a page whose links lead to pages of the docs, or to nothing outside of them.
 
     Args:

@@ -24,7 +24,7 @@ TYPES: Final = ROOT / "clients" / "typescript" / "messages.ts"
 NAMES: Final = ("openapi.json", "asyncapi.json")
 
 
-def served() -> dict[str, dict[str, Any]]:
+def served_documents() -> dict[str, dict[str, Any]]:
     """Return the documents that a daemon of this tree serves."""
     with daemon() as running:
         return {name: httpx.get(f"{running.http}/{name}", trust_env=False).json() for name in NAMES}
@@ -42,7 +42,7 @@ def check(now: dict[str, dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     """Do what the argument says."""
-    now = served()
+    now = served_documents()
     match sys.argv[1:]:
         case ["check"]:
             found = check(now)

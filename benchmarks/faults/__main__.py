@@ -64,7 +64,7 @@ class FaultRun:
         _say(f"{name}: {ended - begun:.2f} s, {len(self.load.history.grants)} grants")
 
     def report(self, seed: int) -> dict[str, Any]:
-        """Return what was tried and found."""
+        """Return the trials and the faults found."""
         history = self.load.history
         times = [each.answered_at for each in history.answers()]
         pauses: dict[str, list[float]] = {}
@@ -174,7 +174,7 @@ def _say(text: str) -> None:
 
 
 def _tables(report: Mapping[str, Any]) -> list[Table]:
-    """Return what was tried, and what was found."""
+    """Return the trials and the faults found."""
     about = ", ".join(
         f"{value} {name.replace('_', ' ')}"
         for name, value in report.items()

@@ -55,7 +55,7 @@ class PostgresServer:
         self._lost = "", 0
 
     def as_user(self) -> list[str]:
-        """Return what has a program run as another user than root, which none of these may be."""
+        """Return the command prefix that runs a program as another user than root."""
         user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
         return user if os.getuid() == 0 else []
 

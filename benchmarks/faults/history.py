@@ -1,4 +1,4 @@
-"""What clients were answered, and the laws that it must keep. Pure: tests give it broken ones.
+"""The answers to clients, and the laws for them. Pure: tests check it with broken answers.
 
 All times are of one monotonic clock: that of the process in which the clients run.
 """
@@ -46,7 +46,7 @@ class AcknowledgedRelease(NamedTuple):
 
 @dataclass
 class FaultHistory:
-    """What all clients of a run did and saw, and what the last server has.
+    """The requests and answers of all clients of a run, and the state of the last server.
 
     Args:
         sent: Keys of all requests that were sent, and when.
@@ -111,7 +111,7 @@ def gpus_in_two_leases(history: FaultHistory) -> list[str]:
     return found
 
 
-def lost_leases(history: FaultHistory) -> list[str]:
+def find_lost_leases(history: FaultHistory) -> list[str]:
     """Find acknowledged leases that are not there although no client released them."""
     return [
         f"{each.lease} with number {each.fencing} is {history.leases.get(each.lease, 'not there')}"
@@ -125,7 +125,7 @@ def undone_releases(history: FaultHistory) -> list[str]:
     return [each.lease for each in history.releases if each.lease in history.leases]
 
 
-def unanswered_leases(history: FaultHistory) -> list[str]:
+def find_unanswered_leases(history: FaultHistory) -> list[str]:
     """Find leases that no client knows of, although all have their answers."""
     return sorted(history.leases.keys() - {each.lease for each in history.grants})
 
@@ -159,7 +159,7 @@ def commits_out_of_order(history: FaultHistory) -> list[str]:
     ]
 
 
-def forgotten_requests(history: FaultHistory) -> list[str]:
+def find_forgotten_requests(history: FaultHistory) -> list[str]:
     """Find requests that were never answered, and such as wait though no client does."""
     granted = {each.key for each in history.grants}
     return [key for key in history.sent if key not in granted] + history.waiting
@@ -168,11 +168,11 @@ def forgotten_requests(history: FaultHistory) -> list[str]:
 def leases_beside_keys(history: FaultHistory) -> list[str]:
     """Find idempotency keys with two leases, and leases with two keys."""
     pairs = {(each.key, each.lease) for each in history.grants}
-    return [*_repeated(key for key, _ in pairs), *_repeated(lease for _, lease in pairs)]
+    return [*_repetitions(key for key, _ in pairs), *_repetitions(lease for _, lease in pairs)]
 
 
-def answers_of_the_deposed(history: FaultHistory) -> list[str]:
-    """Find processes that acknowledged what was sent when a later one had answered already."""
+def find_late_acknowledgements(history: FaultHistory) -> list[str]:
+    """Find processes that acknowledged a message sent after a later process had answered."""
     answers = [each for each in history.answers() if each.server]
     begun: dict[str, float] = {}
     for each in answers:
@@ -187,14 +187,14 @@ def answers_of_the_deposed(history: FaultHistory) -> list[str]:
 
 LAWS: Final[dict[str, Callable[[FaultHistory], list[str]]]] = {
     "GPUs in two leases": gpus_in_two_leases,
-    "acknowledged leases lost": lost_leases,
+    "acknowledged leases lost": find_lost_leases,
     "releases undone": undone_releases,
-    "leases without an answer": unanswered_leases,
+    "leases without an answer": find_unanswered_leases,
     "fencing numbers not above those before": fencing_out_of_order,
     "fencing numbers not in the order of commits": commits_out_of_order,
-    "requests forgotten": forgotten_requests,
+    "requests forgotten": find_forgotten_requests,
     "keys with two leases": leases_beside_keys,
-    "answers of a deposed server": answers_of_the_deposed,
+    "answers of a deposed server": find_late_acknowledgements,
 }
 
 
@@ -209,5 +209,5 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, -(-len(ordered) * round(share * 100) // 100) - 1)]
 
 
-def _repeated(values: Iterable[str]) -> list[str]:
+def _repetitions(values: Iterable[str]) -> list[str]:
     return [each for each, times in Counter(values).items() if times > 1]

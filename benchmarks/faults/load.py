@@ -33,7 +33,7 @@ class LoadStalled(Exception):  # noqa: N818  # It names what happened.
 
 @dataclass(frozen=True)
 class Target:
-    """What the clients ask, and for what.
+    """The requests of the clients.
 
     Args:
         urls: Of the servers, separated by commas.
@@ -71,7 +71,7 @@ class Load:
         self._answers: Counter[str] = Counter()
 
     async def during(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Have all of them ask while some work is done, and then see what the server has.
+        """Let all clients send requests during some work, then read the server's state.
 
         Each client ends with one lease at most, which is released when it was seen. Where they are
         answered no more, the work ends.
@@ -114,7 +114,7 @@ class Load:
             raise LoadStalled from None
 
     async def _look(self, client: Client) -> None:
-        """Write down what the server that leads has in the end."""
+        """Record the final state of the leading server."""
         known = {each.lease for each in self.history.grants}
         async for lease in client.leases():
             if self._target.alone or lease.id in known:

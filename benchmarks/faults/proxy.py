@@ -1,4 +1,4 @@
-"""A TCP proxy that can hold back what goes one way, or both, as a broken network does."""
+"""A TCP proxy that can hold back traffic in one or both directions, as a broken network does."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ class Proxy:
             self._passes[way].clear()
 
     def heal(self) -> None:
-        """Pass on again, beginning with what was held back."""
+        """Pass on traffic again, first the bytes that were held back."""
         for each in self._passes.values():
             each.set()
 

@@ -72,7 +72,7 @@ class ServerSeat:
 
     @property
     def url(self) -> str:
-        """Where clients reach it."""
+        """The URL for clients."""
         return f"ws://127.0.0.1:{self.clients.port}"
 
     async def run(self) -> None:
@@ -174,12 +174,12 @@ class ServerPair:
 
     @property
     def address(self) -> str:
-        """Of the database itself."""
+        """The URL of the database itself."""
         return self._storage(self._postgres.port)
 
     @property
     def urls(self) -> str:
-        """Of both, for clients."""
+        """The URLs of both servers, for clients."""
         return ",".join(each.url for each in self.seats)
 
     def name_server(self, url: str) -> str:
@@ -249,7 +249,7 @@ class ServerPair:
         leader.signal(signal.SIGCONT)
 
     async def partition(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Hold back what goes one way between it and the database, and let that through later."""
+        """Hold back traffic of one direction between server and database, and pass it on later."""
         leader.database.cut(self._draw.choice(WAYS))
         try:
             await settle()
@@ -289,7 +289,7 @@ class ServerPair:
     async def cut_off_clients(
         self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]
     ) -> None:
-        """Hold back for a while what goes one way between it and its clients."""
+        """Hold back traffic in one direction between the server and its clients for a while."""
         await leader.clients.partition(
             self._draw.uniform(*CUT_OFF_SECONDS), self._draw.choice(WAYS)
         )
@@ -307,10 +307,10 @@ class ServerPair:
 
     async def committed(self) -> list[int]:
         """Return the fencing numbers of all grants in the ledger, which must be whole."""
-        return await asyncio.to_thread(read_committed, self.address)
+        return await asyncio.to_thread(read_grants, self.address)
 
 
-def read_committed(address: str) -> list[int]:
+def read_grants(address: str) -> list[int]:
     """Return the fencing numbers of grants in the order of their commits; no server may run.
 
     Raises:
@@ -319,7 +319,7 @@ def read_committed(address: str) -> list[int]:
     """
     from moorage.core.state.facts import Granted  # noqa: PLC0415  # With the extra.
     from moorage.ledger.codec import unseal  # noqa: PLC0415  # As above.
-    from moorage.ledger.inspection import check_linked  # noqa: PLC0415  # As above.
+    from moorage.ledger.inspection import check_links  # noqa: PLC0415  # As above.
     from moorage.storage.postgres.contents import reading  # noqa: PLC0415  # An extra.
 
     numbers = []
@@ -327,7 +327,7 @@ def read_committed(address: str) -> list[int]:
         after = contents.facts.pruned_seq()
         chain = contents.facts.chain_of(after)
         for rows in contents.fact_pages():
-            check_linked(rows, after, chain, [], contents.place)
+            check_links(rows, after, chain, [], contents.place)
             after, chain = rows[-1].seq, rows[-1].chain
             facts = [unseal(row, contents.place).fact for row in rows]
             numbers += [each.lease.fencing for each in facts if isinstance(each, Granted)]

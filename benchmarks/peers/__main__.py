@@ -25,7 +25,7 @@ from benchmarks.peers import (
 from benchmarks.peers.measure import Extent, Figures, measure
 from benchmarks.peers.report import JSON_FILE, PeersReport, Row, keep, machine, table, today
 from benchmarks.peers.session import Nodes, Peer
-from moorage.bench.grants import made_up_nodes
+from moorage.bench.grants import make_nodes
 from moorage.commands import display
 from moorage.commands.errors import command_errors
 from moorage.commands.options import JsonFlag
@@ -67,14 +67,14 @@ def compare(
     """Measure Moorage beside others. Installs nothing, but says how to."""
     console = Console(stderr=True, quiet=as_json, highlight=False)
     with command_errors():
-        chosen = _chosen(names or list(PEERS))
+        chosen = _choose(names or list(PEERS))
         report = PeersReport(machine=machine())
         for peer in list(chosen):
             if peer.version() is None:
                 chosen.remove(peer)
                 report.skipped[peer.name] = peer.install
                 console.print(f"{peer.name}: skipped, as it is not here: {peer.install}")
-        fleet = trace.read_nodes(nodes) if nodes else made_up_nodes()
+        fleet = trace.read_nodes(nodes) if nodes else make_nodes()
         for number in range(rounds):
             console.print(f"round {number + 1} of {rounds}")
             _round(report, chosen, fleet, console)
@@ -86,7 +86,7 @@ def compare(
         display.show(table(report.rows.values()))
 
 
-def _chosen(names: list[str]) -> list[Peer]:
+def _choose(names: list[str]) -> list[Peer]:
     groups = {peer.group for peer in PEERS.values()}
     if unknown := [name for name in names if name not in PEERS and name not in groups]:
         listed = ", ".join([*PEERS, *sorted(groups)])

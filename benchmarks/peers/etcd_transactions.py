@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.peers.probes import Probes
-from benchmarks.peers.servers import folder, found, free_port, library, program, version_of
+from benchmarks.peers.servers import find_program, folder, free_port, library, program, version_of
 from benchmarks.peers.session import CONNECTIONS, Booking, Nodes, Peer, devices
 
 LEASE_SECONDS: Final = 3_600
@@ -20,7 +20,7 @@ _BUILT: Final = f"{Path.home()}/.cache/moorage-tests/kubernetes/etcd-*/etcd"
 Value = int | bytes
 
 
-def encoded(*fields: tuple[int, Value]) -> bytes:
+def encode(*fields: tuple[int, Value]) -> bytes:
     """Return a message of Protocol Buffers of these numbered fields."""
     return b"".join(
         _varint(number << 3) + _varint(value)
@@ -30,7 +30,7 @@ def encoded(*fields: tuple[int, Value]) -> bytes:
     )
 
 
-def decoded(message: bytes) -> dict[int, list[Any]]:
+def decode(message: bytes) -> dict[int, list[Any]]:
     """Return the values of each field of a message."""
     fields: defaultdict[int, list[Any]] = defaultdict(list)
     at = 0
@@ -87,44 +87,44 @@ class _Session:
         self._watch = channels[0].stream_stream("/etcdserverpb.Watch/Watch")
 
     async def place(self) -> Booking | None:
-        (lease,) = decoded(await self._grant(encoded((1, LEASE_SECONDS))))[2]
+        (lease,) = decode(await self._grant(encode((1, LEASE_SECONDS))))[2]
         for place in self._probes():
             if await self._create(place, lease):
                 return Booking(lease, *self._gpus[place])
         for place in self._probes.shuffled(await self._free()):
             if await self._create(place, lease):
                 return Booking(lease, *self._gpus[place])
-        await self._revoke(encoded((1, lease)))
+        await self._revoke(encode((1, lease)))
         return None
 
     async def _create(self, place: int, lease: int) -> bool:
         key = self._keys[place]
-        absent = encoded((2, 1), (3, key), (5, 0))  # Created at revision 0.
-        put = encoded((2, encoded((1, key), (2, b"held"), (3, lease))))
-        answer = decoded(await self._txn(encoded((1, absent), (2, put))))
+        absent = encode((2, 1), (3, key), (5, 0))  # Created at revision 0.
+        put = encode((2, encode((1, key), (2, b"held"), (3, lease))))
+        answer = decode(await self._txn(encode((1, absent), (2, put))))
         return bool(answer.get(2))
 
     async def _free(self) -> list[int]:
-        query = encoded((1, _PREFIX), (2, _AFTER_PREFIX), (8, 1))
-        held = {decoded(each)[1][0] for each in decoded(await self._range(query))[2]}
+        query = encode((1, _PREFIX), (2, _AFTER_PREFIX), (8, 1))
+        held = {decode(each)[1][0] for each in decode(await self._range(query))[2]}
         return [place for place, key in enumerate(self._keys) if key not in held]
 
     async def release(self, booking: Booking) -> None:
-        await self._revoke(encoded((1, booking.handle)))
+        await self._revoke(encode((1, booking.handle)))
 
     async def wait(self, parked: asyncio.Event) -> Booking:
         stream = self._watch()
-        create = encoded((1, _PREFIX), (2, _AFTER_PREFIX), (5, 0))  # No puts.
-        await stream.write(encoded((1, create)))
+        create = encode((1, _PREFIX), (2, _AFTER_PREFIX), (5, 0))  # No puts.
+        await stream.write(encode((1, create)))
         try:
             await stream.read()  # It watches.
             booking = await self.place()
             while booking is None:
                 parked.set()
-                events = decoded(await stream.read())[11]
-                (lease,) = decoded(await self._grant(encoded((1, LEASE_SECONDS))))[2]
+                events = decode(await stream.read())[11]
+                (lease,) = decode(await self._grant(encode((1, LEASE_SECONDS))))[2]
                 for event in events:
-                    key = decoded(decoded(event)[2][0])[1][0]
+                    key = decode(decode(event)[2][0])[1][0]
                     place = self._keys.index(key)
                     if await self._create(place, lease):
                         booking = Booking(lease, *self._gpus[place])
@@ -163,7 +163,7 @@ async def _run(nodes: Nodes) -> AsyncIterator[_Session]:
 
 
 def _program() -> str | None:
-    return found("etcd", _BUILT)
+    return find_program("etcd", _BUILT)
 
 
 PEER: Final = Peer(

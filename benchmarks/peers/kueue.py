@@ -54,7 +54,7 @@ def workload_of(name: str) -> JsonObject:
 
 
 def queues_of(nodes: Nodes) -> list[tuple[str, JsonObject]]:
-    """Return a queue whose quota is what the nodes have, and what it needs, with their paths."""
+    """Return a queue with a quota for all nodes, and its other objects, with their paths."""
     amounts = {
         "cpu": f"{sum(node.cpu_milli for node in nodes)}m",
         "memory": f"{sum(node.memory_mib for node in nodes)}Mi",

@@ -1,4 +1,4 @@
-"""The protocol that every peer goes through, and what it gives.
+"""Measures every peer by the same protocol.
 
 Singles, one after the other; a closed loop; fill to the last GPU; wakes on the full fleet: a
 request waits, and another's GPU is released. Nothing may be booked twice at any time.
@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from benchmarks.peers.session import UNDER_WAY, Booking, Nodes, Peer, PeerSession
-from moorage.bench.processor_time import spent
+from moorage.bench.processor_time import processor_time_of
 from moorage.lab.errors import CommandError
 
 SINGLES: Final = 500
@@ -69,10 +69,10 @@ async def measure(peer: Peer, nodes: Nodes, extent: Extent) -> Figures:
     async with peer.run(nodes) as session:
         held: list[Booking] = []
         single = await _singles(session, extent.singles, held)
-        before = _spent(session)
+        before = _processor_seconds(session)
         async with asyncio.timeout(STEP_SECONDS_MAX):
             seconds = await _loop(session, extent.requests, held)
-        worked = _spent(session) - before
+        worked = _processor_seconds(session) - before
         await _fill(session, nodes, held)
         check(peer.name, nodes, held)
         async with asyncio.timeout(STEP_SECONDS_MAX):
@@ -108,12 +108,12 @@ async def _singles(session: PeerSession, count: int, held: list[Booking]) -> flo
     taken: list[float] = []
     for _ in range(count):
         started = time.perf_counter()
-        held.append(await _placed(session))
+        held.append(await _place(session))
         taken.append(time.perf_counter() - started)
     return median(taken)
 
 
-async def _placed(session: PeerSession) -> Booking:
+async def _place(session: PeerSession) -> Booking:
     booking = await session.place()
     if booking is None:
         raise CommandError("a request was refused while GPUs are free")
@@ -126,7 +126,7 @@ async def _loop(session: PeerSession, count: int, held: list[Booking]) -> float:
 
     async def work() -> None:
         for _ in turns:
-            booking = await _placed(session)
+            booking = await _place(session)
             held.append(booking)
 
     started = time.perf_counter()
@@ -160,5 +160,5 @@ async def _wakes(session: PeerSession, count: int, held: list[Booking]) -> float
     return median(taken)
 
 
-def _spent(session: PeerSession) -> float:
-    return sum(sum(spent(pid)) for pid in session.pids)
+def _processor_seconds(session: PeerSession) -> float:
+    return sum(sum(processor_time_of(pid)) for pid in session.pids)

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from benchmarks.peers.servers import (
     POLL_SECONDS,
+    find_program,
     folder,
-    found,
     free_port,
     library,
     program,
@@ -26,7 +26,9 @@ _PROGRAMS: Final = "/usr/lib/postgresql/*/bin/"
 
 def version() -> str | None:
     """Return the version of the server, where its client is there, too."""
-    return version_of(found("postgres", f"{_PROGRAMS}postgres")) if library("asyncpg") else None
+    return (
+        version_of(find_program("postgres", f"{_PROGRAMS}postgres")) if library("asyncpg") else None
+    )
 
 
 @contextlib.asynccontextmanager
@@ -38,7 +40,7 @@ async def server() -> AsyncIterator[tuple[int, Any, Any]]:
     """
     import asyncpg  # noqa: PLC0415  # This peer's alone.
 
-    init, serve = (found(name, f"{_PROGRAMS}{name}") for name in ("initdb", "postgres"))
+    init, serve = (find_program(name, f"{_PROGRAMS}{name}") for name in ("initdb", "postgres"))
     assert init is not None
     assert serve is not None
     with folder() as home:

@@ -44,9 +44,9 @@ class _Session:
         self._book, self._release = scripts
 
     async def place(self) -> Booking | None:
-        return await self._booked()
+        return await self._book_gpus()
 
-    async def _booked(self, *gpu: bytes) -> Booking | None:
+    async def _book_gpus(self, *gpu: bytes) -> Booking | None:
         now = int(time.time())
         connection, until = next(self._connections), now + LEASE_SECONDS
         answer: list[Any] | None = await connection.send("EVALSHA", self._book, 0, now, until, *gpu)
@@ -63,7 +63,7 @@ class _Session:
     async def wait(self, parked: asyncio.Event) -> Booking:
         moved = self._waiter.send("BLMOVE", "free", "moving", "LEFT", "RIGHT", 0)
         parked.set()
-        booking = await self._booked(await moved)
+        booking = await self._book_gpus(await moved)
         assert booking is not None
         return booking
 

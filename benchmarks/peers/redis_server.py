@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
-from benchmarks.peers.servers import folder, found, free_port, library, program, version_of
+from benchmarks.peers.servers import find_program, folder, free_port, library, program, version_of
 from benchmarks.peers.session import CONNECTIONS
 from moorage.lab.errors import CommandError
 
 
 def version() -> str | None:
     """Return the version of the server, where its client is there, too."""
-    return version_of(found("redis-server")) if library("hiredis") else None
+    return version_of(find_program("redis-server")) if library("hiredis") else None
 
 
 class RedisConnection(asyncio.Protocol):
@@ -60,7 +60,7 @@ async def server() -> AsyncIterator[tuple[int, list[RedisConnection]]]:
     Yields:
         Its process, connections for requests, and a last one for who waits.
     """
-    path, port = found("redis-server"), free_port()
+    path, port = find_program("redis-server"), free_port()
     assert path is not None
     with folder() as data:
         flags = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(data), "--save", ""]

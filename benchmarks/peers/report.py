@@ -50,7 +50,7 @@ class PeersReport(msgspec.Struct):
 
 
 def machine() -> str:
-    """Return what a reader must know of this machine."""
+    """Describe this machine for readers of the report."""
     try:
         system = platform.freedesktop_os_release()["PRETTY_NAME"]
     except OSError:
@@ -121,7 +121,7 @@ def markdown(report: PeersReport) -> str:
     return "\n".join(lines) + "\n"
 
 
-def stored() -> PeersReport:
+def read_stored() -> PeersReport:
     """Return the report in the repository."""
     return msgspec.json.decode((_ROOT / JSON_FILE).read_bytes(), type=PeersReport)
 
@@ -139,7 +139,7 @@ def keep(report: PeersReport) -> None:
     """Write a report over the stored one, whose other peers stay, and its page."""
     path = _ROOT / JSON_FILE
     if path.exists():
-        earlier = stored()
+        earlier = read_stored()
         if earlier.machine == report.machine:
             report.rows = {**earlier.rows, **report.rows}
     report.skipped = {name: how for name, how in report.skipped.items() if name not in report.rows}

@@ -78,7 +78,7 @@ async def _answers(child: "subprocess.Popen[bytes]", port: int, log: Path) -> No
                 return
 
 
-def found(name: str, *patterns: str) -> str | None:
+def find_program(name: str, *patterns: str) -> str | None:
     """Return where a program is: on the PATH, or the newest that a pattern of paths finds."""
     if path := shutil.which(name):
         return path

@@ -1,4 +1,4 @@
-"""What a peer must be able to do to be measured, and what one says of itself."""
+"""The interface of a measured peer, and the description of one."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ Nodes = Sequence[TraceNode]
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer, and what it says of itself.
+    """A peer and its description.
 
     Args:
         name: As on the command line.

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.peers.servers import folder, found, free_port, program, version_of
+from benchmarks.peers.servers import find_program, folder, free_port, program, version_of
 from benchmarks.peers.session import Booking, Nodes, Peer
 from moorage.lab.errors import CommandError
 
@@ -185,11 +185,13 @@ async def _run(nodes: Nodes) -> AsyncIterator[_Session]:
 
 
 def _program(name: str) -> str:
-    return found(name, f"/usr/sbin/{name}") or name
+    return find_program(name, f"/usr/sbin/{name}") or name
 
 
 def _version() -> str | None:
-    if not all(found(name, f"/usr/sbin/{name}") for name in ("munged", "slurmctld", "slurmd")):
+    if not all(
+        find_program(name, f"/usr/sbin/{name}") for name in ("munged", "slurmctld", "slurmd")
+    ):
         return None
     return version_of(_program("slurmctld"), "-V")
 

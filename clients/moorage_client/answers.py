@@ -24,7 +24,7 @@ __all__ = [
     "Workload",
     "read_answer",
     "read_as",
-    "read_flushed",
+    "read_flush",
     "read_from",
     "read_lease",
     "read_object",
@@ -77,7 +77,8 @@ def read_lease(document: JsonValue) -> Lease:
     """Return the lease that a reply or a JSON object describes.
 
     Raises:
-        UnreadableError: The object is not what the protocol promises.
+        UnreadableError: The object breaks the protocol.
+
     """
     try:
         return read_record(Lease, document)
@@ -116,7 +117,7 @@ def read_object(value: JsonValue) -> JsonObject:
     return value
 
 
-def read_flushed(value: JsonValue) -> list[str]:
+def read_flush(value: JsonValue) -> list[str]:
     """Return the ids of the leases that `flush` ends."""
     return read_as(list[str], read_object(value).get("flushed"))
 

@@ -329,7 +329,7 @@ class Client:
     async def flush(self, cluster: str = "") -> list[str]:
         """End your warm leases, in one cluster or everywhere; return their ids."""
         return answers.read_from(
-            self.url, answers.read_flushed, await self.call({"op": "flush", "cluster": cluster})
+            self.url, answers.read_flush, await self.call({"op": "flush", "cluster": cluster})
         )
 
     async def cordon(self, cluster: str, node: str = "", reason: str = "") -> JsonObject:

@@ -104,7 +104,7 @@ class Connection:
         self._orphans: dict[str, Callable[[Reply], None]] = {}
         self._issued = 0
         self._end: MoorageError | None = None
-        self.on_event: Callable[[Event], None] = _unwatched
+        self.on_event: Callable[[Event], None] = _ignore_event
         self._reader = asyncio.create_task(self._read(), name="moorage-client-reader")
         self._guard: asyncio.Task[None] | None = None
 
@@ -141,9 +141,9 @@ class Connection:
                 create_connection=ClientSocket,
             )
         except (InvalidURI, InvalidProxy, InvalidHandshake, ImportError) as error:
-            raise _not_opened(endpoint, error) from error
+            raise _open_error(endpoint, error) from error
         except OSError as error:
-            failed = _not_opened(endpoint, error, open_seconds_max)
+            failed = _open_error(endpoint, error, open_seconds_max)
             # The causes are dozens of lines from the event loop, which say no more.
             raise failed from None
         assert isinstance(socket, ClientSocket)
@@ -236,7 +236,7 @@ class Connection:
                 future.exception()  # Seen, also where the send met the closed socket first.
         return reply
 
-    async def ended_by(self) -> MoorageError:
+    async def wait_end(self) -> MoorageError:
         """Wait until the socket closes; return the reason."""
         await asyncio.shield(self._reader)
         return self.end
@@ -284,7 +284,7 @@ class Connection:
                 self._hear(text)
             end = ConnectionFailed(self._url, "the server closed the socket")
         except ConnectionClosed as error:
-            end = self._why_closed(error)
+            end = self._close_error(error)
             if isinstance(end, Unauthorized) and await self._has_another_token():
                 end = ConnectionFailed(self._url, "the token ended; there is another one since")
         except ProtocolViolated as error:
@@ -299,7 +299,7 @@ class Connection:
         except MoorageError:  # The file is gone, say.
             return False
 
-    def _why_closed(self, error: ConnectionClosed) -> MoorageError:
+    def _close_error(self, error: ConnectionClosed) -> MoorageError:
         frame = error.rcvd
         if frame is None:
             if error.sent is not None and error.sent.code == Close.TOO_LARGE:
@@ -360,8 +360,15 @@ def _of_standby(reply: Reply) -> Reply:
     return Reply(success=False, message="is a standby", details=details, id=reply.id)
 
 
-def _not_opened(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) -> MoorageError:
-    """Return our error for a socket that `connect` could not open."""
+def _open_error(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) -> MoorageError:
+    """Return our error for a socket that `connect` could not open.
+
+    Args:
+        endpoint: Where to.
+        error: What `connect` raised; an ImportError: the package that SOCKS needs is missing.
+        seconds_max: The time limit that a TimeoutError exceeded.
+
+    """
     url = endpoint.shown
     match error:
         case InvalidURI():
@@ -377,7 +384,7 @@ def _not_opened(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
             reason = socks_advice() if isinstance(error, ImportError) else str(error)
             return ProxyFailed(url, reason + endpoint.through)
         case InvalidHandshake():
-            return _refused(url, error)
+            return _refusal_error(url, error)
         case TimeoutError():
             cause = f"no answer within {seconds_max:g} s"
         case _:  # What the system says.
@@ -403,7 +410,7 @@ async def _bearer(endpoint: Endpoint) -> str | None:
     return bearer_of(endpoint)
 
 
-def _refused(url: str, error: InvalidHandshake) -> MoorageError:
+def _refusal_error(url: str, error: InvalidHandshake) -> MoorageError:
     if isinstance(error.__cause__, EOFError):
         tls = "; perhaps this port speaks TLS: use wss://" if url.startswith("ws:") else ""
         return ConnectionFailed(url, f"closed during the handshake{tls}")
@@ -422,5 +429,5 @@ def _refused(url: str, error: InvalidHandshake) -> MoorageError:
     return ProtocolViolated(url, f"answers HTTP {status}, no WebSocket")
 
 
-def _unwatched(event: Event) -> None:
+def _ignore_event(event: Event) -> None:
     """Ignore an event: the default if there is no watcher."""

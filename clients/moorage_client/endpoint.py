@@ -24,6 +24,19 @@ if TYPE_CHECKING:
 else:
     ssl = LazyModule("ssl")
 
+__all__ = [
+    "ADDRESSES_MAX",
+    "HTTP_URL_DEFAULT",
+    "URL_DEFAULT",
+    "Endpoint",
+    "check_token",
+    "read_token",
+    "read_token_file",
+    "setting",
+    "socks_advice",
+    "split_addresses",
+]
+
 URL_DEFAULT: Final = "ws://127.0.0.1:8765"
 HTTP_URL_DEFAULT: Final = "http://127.0.0.1:8080"
 """Where `moored serve` answers HTTP; it stands in for the documents' `http://<server-url>:3000`
@@ -261,7 +274,7 @@ def read_token(given: str | None) -> str | None:
         SettingRefused: No header can carry it.
     """
     named = "token" if setting(given) else "MOORAGE_TOKEN"
-    return checked_token(setting(given, "MOORAGE_TOKEN"), named) or None
+    return check_token(setting(given, "MOORAGE_TOKEN"), named) or None
 
 
 def read_token_file(path: str) -> str | None:
@@ -278,10 +291,10 @@ def read_token_file(path: str) -> str | None:
         raise SettingRefused(TOKEN_FILE_VARIABLE, f"cannot read {path}: {cause}") from error
     if len(token) > TOKEN_CHARS_MAX:
         raise SettingRefused(TOKEN_FILE_VARIABLE, f"{path} is longer than any token")
-    return checked_token(token, TOKEN_FILE_VARIABLE) or None
+    return check_token(token, TOKEN_FILE_VARIABLE) or None
 
 
-def checked_token(token: str, named: str) -> str:
+def check_token(token: str, named: str) -> str:
     """Return a token; refuse one that an HTTP header cannot hold.
 
     Args:

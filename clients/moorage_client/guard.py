@@ -63,7 +63,7 @@ class LeaseGuard:
     ) -> None:
         self._inside = False
         self._keeping.cancel()
-        ours = self._interrupted and self._uncancelled() and kind is asyncio.CancelledError
+        ours = self._interrupted and self._undo_cancel() and kind is asyncio.CancelledError
         try:
             self._held.check()
             await self._release(self._held)
@@ -77,7 +77,7 @@ class LeaseGuard:
             self._interrupted = True
             self._task.cancel(f"lease {self._held.id} is lost")
 
-    def _uncancelled(self) -> bool:
+    def _undo_cancel(self) -> bool:
         """Undo our own cancellation of the task; return whether it was the only one."""
         return self._task is not None and self._task.uncancel() <= self._cancelling
 

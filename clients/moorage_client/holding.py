@@ -139,7 +139,7 @@ class HeldLease:
         return self._deadline - time.monotonic()
 
 
-async def keep_renewed(renewer: Renewer, held: HeldLease, on_lost: Callable[[], None]) -> None:
+async def renew_until_lost(renewer: Renewer, held: HeldLease, on_lost: Callable[[], None]) -> None:
     """Renew a lease until it is lost; cancel this when it is not needed any more.
 
     Args:
@@ -213,7 +213,7 @@ class Keeper:
         with self._starting:
             if self._thread is None:
                 self._thread = LoopThread("moorage-renewals")
-        return self._thread.submit(keep_renewed(self._renewer, held, on_lost))
+        return self._thread.submit(renew_until_lost(self._renewer, held, on_lost))
 
     async def stop(self) -> None:
         """Close the socket, and end the thread if it was started for this keeper.

@@ -87,7 +87,7 @@ class HttpSession(requests.Session):
             return ConnectionFailed(url, "is not an http:// or https:// URL")
         return ConnectionFailed(url, _cause(error))
 
-    def was_sent(self, error: BaseException) -> bool:
+    def may_have_reached(self, error: BaseException) -> bool:
         """Return whether a request may have reached the server before this error."""
         return not any(isinstance(each, _UNSENT) for each in _causes(error))
 

@@ -115,7 +115,7 @@ class Link:
             ConnectionFailed: Nothing answers.
             RequestRefused: The server refused the token.
         """
-        await self._connected()
+        await self._connect()
 
     async def call(
         self,
@@ -178,7 +178,7 @@ class Link:
         raise AssertionError("the pauses never end")
 
     async def _attempt(self, call: "_Call") -> Reply:
-        connection = await self._connected()
+        connection = await self._connect()
         call.sent += 1
         try:
             reply = await connection.ask(call.message, call.orphaned, call.number)
@@ -250,9 +250,9 @@ class Link:
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._forget_task)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _forget_task(self, task: asyncio.Task[None]) -> None:
         """Forget a task; ignore its error, since closing a socket with unsent data may fail."""
         self._tasks.discard(task)
         if not task.cancelled():
@@ -273,7 +273,7 @@ class Link:
         finally:
             self._aside.discard(connection)
 
-    async def _connected(self) -> Connection:
+    async def _connect(self) -> Connection:
         async with self._opening:
             if self._closed:
                 raise MoorageError("this client is closed; make a new one")

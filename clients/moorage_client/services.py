@@ -230,53 +230,53 @@ class Services:
 
     def sign_in(self) -> JsonValue:
         """Return how to sign in: `issuer`, `client_id`, `audience`, `scopes`."""
-        return self._enveloped("GET", "/sign-in", kind=dict[str, str])
+        return self._request_data("GET", "/sign-in", kind=dict[str, str])
 
     def check_token(self) -> None:
         """Check our token at the server; errors say why it is refused."""
-        self._enveloped("POST", "/websocket-ticket")
+        self._request_data("POST", "/websocket-ticket")
 
     def publish_policy(self, document: JsonMapping) -> str:
         """Register a policy; return its URI. Registering the same content again is no error.
 
         What may not be as its author thinks is in `warnings` then.
         """
-        registered = self._enveloped("POST", "/policy", document, kind=JsonObject)
-        return str(self._understood(str, registered.get("policy_rule_uri")))
+        registered = self._request_data("POST", "/policy", document, kind=JsonObject)
+        return str(self._read_value(str, registered.get("policy_rule_uri")))
 
     def policy(self, uri: str) -> JsonValue:
         """Return the PolicyRule document of a policy."""
-        return self._enveloped("GET", f"/policy/{quote(uri, safe='')}", kind=JsonObject)
+        return self._request_data("GET", f"/policy/{quote(uri, safe='')}", kind=JsonObject)
 
     def policy_history(self, uri: str) -> JsonValue:
         """Return who changed a policy and when: `at`, `who`, `what`, `digest`, `fields`."""
-        return self._enveloped("GET", f"/policy/{quote(uri, safe='')}/history", kind=Rows)
+        return self._request_data("GET", f"/policy/{quote(uri, safe='')}/history", kind=Rows)
 
     def policies(self, query: JsonMapping | None = None) -> JsonValue:
         """Return the PolicyRule documents that match a Mongo-style filter; None: all."""
-        return self._enveloped("POST", "/policy/query", query or {}, kind=Rows)
+        return self._request_data("POST", "/policy/query", query or {}, kind=Rows)
 
     def delete_policy(self, uri: str, *, force: bool = False) -> None:
         """Delete a policy; by force, also one that an alias would fall back to."""
         query = "?force=true" if force else ""
-        self._enveloped("DELETE", f"/policy/{quote(uri, safe='')}{query}")
+        self._request_data("DELETE", f"/policy/{quote(uri, safe='')}{query}")
 
     def manage_policy(self, uri: str, action: str, data: JsonMapping | None = None) -> JsonValue:
         """Call the `management` of a policy and return its result."""
         body = {"action": action, "data": data or {}}
-        return self._enveloped("POST", f"/policy/{quote(uri, safe='')}/manage", body)
+        return self._request_data("POST", f"/policy/{quote(uri, safe='')}/manage", body)
 
     def policy_logs(self, uri: str) -> JsonValue:
         """Return a version's recent output and log lines for requests of our tenant."""
-        return self._enveloped("GET", f"/policy/{quote(uri, safe='')}/logs")
+        return self._request_data("GET", f"/policy/{quote(uri, safe='')}/logs")
 
     def aliases(self) -> JsonValue:
         """Return all aliases, without their histories."""
-        return self._enveloped("GET", "/policy-alias", kind=Rows)
+        return self._request_data("GET", "/policy-alias", kind=Rows)
 
     def alias(self, alias: str) -> JsonValue:
         """Return an alias: its active version, its canary, its shadow and its history."""
-        return self._enveloped("GET", _alias(alias), kind=JsonObject)
+        return self._request_data("GET", _alias(alias), kind=JsonObject)
 
     def activate_policy(
         self, alias: str, policy_rule_uri: str, *, force: bool = False
@@ -290,15 +290,15 @@ class Services:
         """
         body: JsonObject = {"policy_rule_uri": policy_rule_uri}
         body |= {"force": True} if force else {}  # Earlier servers do not know the field.
-        return self._enveloped("POST", _alias(alias, "/activate"), body, kind=JsonObject)
+        return self._request_data("POST", _alias(alias, "/activate"), body, kind=JsonObject)
 
     def roll_back_policy(self, alias: str) -> JsonValue:
         """Make an alias point at its previous version; return the alias."""
-        return self._enveloped("POST", _alias(alias, "/rollback"), {}, kind=JsonObject)
+        return self._request_data("POST", _alias(alias, "/rollback"), {}, kind=JsonObject)
 
     def delete_alias(self, alias: str) -> JsonValue:
         """Delete an alias and return its last state; its versions stay."""
-        return self._enveloped("DELETE", _alias(alias), kind=JsonObject)
+        return self._request_data("DELETE", _alias(alias), kind=JsonObject)
 
     def start_canary(
         self,
@@ -319,37 +319,37 @@ class Services:
             seed: Another seed is another draw.
         """
         body = {"policy_rule_uri": policy_rule_uri, "percent": percent, "by": by, "seed": seed}
-        return self._enveloped("POST", _alias(alias, "/canary"), body, kind=JsonObject)
+        return self._request_data("POST", _alias(alias, "/canary"), body, kind=JsonObject)
 
     def stop_canary(self, alias: str) -> JsonValue:
         """Send all requests of an alias to its active version again; return the alias."""
-        return self._enveloped("DELETE", _alias(alias, "/canary"), kind=JsonObject)
+        return self._request_data("DELETE", _alias(alias, "/canary"), kind=JsonObject)
 
     def canary_report(self, alias: str) -> JsonValue:
         """Return the results of the active version and of the canary."""
-        return self._enveloped("GET", _alias(alias, "/canary"), kind=JsonObject)
+        return self._request_data("GET", _alias(alias, "/canary"), kind=JsonObject)
 
     def start_shadow(self, alias: str, policy_rule_uri: str) -> JsonValue:
         """Evaluate a candidate on the alias's requests, without effect; return the alias."""
         body = {"policy_rule_uri": policy_rule_uri}
-        return self._enveloped("POST", _alias(alias, "/shadow"), body, kind=JsonObject)
+        return self._request_data("POST", _alias(alias, "/shadow"), body, kind=JsonObject)
 
     def stop_shadow(self, alias: str) -> JsonValue:
         """Stop evaluating the candidate; return the alias."""
-        return self._enveloped("DELETE", _alias(alias, "/shadow"), kind=JsonObject)
+        return self._request_data("DELETE", _alias(alias, "/shadow"), kind=JsonObject)
 
     def shadow_report(self, alias: str) -> JsonValue:
         """Return the differences between candidate and active version, and the candidate's cost."""
-        return self._enveloped("GET", _alias(alias, "/shadow"), kind=JsonObject)
+        return self._request_data("GET", _alias(alias, "/shadow"), kind=JsonObject)
 
     def clusters(self, query: JsonMapping | None = None) -> JsonValue:
         """Return the cluster documents that match a Mongo-style filter; None: all."""
         found = self._call("POST", "/clusters/query", {"query": query or {}})
-        return self._understood(Rows, found)
+        return self._read_value(Rows, found)
 
     def create_cluster(self, document: JsonMapping) -> JsonValue:
         """Register a cluster; return the document as stored. It must not exist yet."""
-        return self._understood(JsonObject, self._call("POST", "/clusters", document))
+        return self._read_value(JsonObject, self._call("POST", "/clusters", document))
 
     def replace_cluster(self, document: JsonMapping) -> JsonValue:
         """Replace the document of the cluster `document["id"]`; return it as stored.
@@ -360,7 +360,7 @@ class Services:
         stored = {name for found in self.clusters({"id": document["id"]}) for name in found}
         gone = sorted(name for name in stored - document.keys() if "." not in name)
         change = {**document, "$unset": gone} if gone else document
-        return self._understood(JsonObject, self._call("PUT", path, change))
+        return self._read_value(JsonObject, self._call("PUT", path, change))
 
     def add_nodes(self, document: JsonMapping) -> JsonValue:
         """Add the nodes of a document to the cluster `document["id"]`; return the stored document.
@@ -369,12 +369,12 @@ class Services:
         Where there is none, it becomes the document.
         """
         path = f"/clusters/{quote(str(document['id']), safe='')}/nodes"
-        return self._understood(JsonObject, self._call("POST", path, document))
+        return self._read_value(JsonObject, self._call("POST", path, document))
 
     def delete_cluster(self, cluster_id: str) -> JsonValue:
         """Remove a cluster from the inventory; return its document. Leases on it stay."""
         path = f"/clusters/{quote(cluster_id, safe='')}"
-        return self._understood(JsonObject, self._call("DELETE", path))
+        return self._read_value(JsonObject, self._call("DELETE", path))
 
     def put_cluster(self, document: JsonMapping) -> JsonValue:
         """Register a cluster, or replace its document; return the document as stored."""
@@ -385,14 +385,14 @@ class Services:
                 raise
         return self.replace_cluster(document)
 
-    def _understood(self, kind: Any, document: JsonValue) -> JsonValue:
+    def _read_value(self, kind: Any, document: JsonValue) -> JsonValue:
         try:
             return read_as(kind, document)
         except UnreadableError as error:
             finding = f"sent what the protocol does not know: {error}"
             raise ProtocolViolated(self._at.shown, finding) from error
 
-    def _enveloped(
+    def _request_data(
         self, method: str, path: str, body: JsonMapping | None = None, *, kind: Any = Any
     ) -> JsonValue:
         """Return the `data` of a reply in the envelope of the policy service."""
@@ -401,8 +401,8 @@ class Services:
             raise ProtocolViolated(self._at.shown, f"{method} {path} answered no envelope")
         if reply["success"] is not True:
             raise _refusal(reply, Code.INTERNAL, "the server gave no reason")
-        self.warnings = tuple(self._understood(list[str], reply.get("warnings") or []))
-        return self._understood(kind, reply.get("data"))
+        self.warnings = tuple(self._read_value(list[str], reply.get("warnings") or []))
+        return self._read_value(kind, reply.get("data"))
 
     def _call(self, method: str, path: str, body: JsonMapping | None = None) -> JsonValue:
         """Send a request to the leader; return the answer.
@@ -436,7 +436,9 @@ class Services:
             try:
                 answer = self._send(at, method, path, body)
             except (ConnectionFailed, Unauthorized, Timeout) as error:
-                was_sent = not isinstance(error, Unauthorized) and self._session(at).was_sent(error)
+                was_sent = not isinstance(error, Unauthorized) and self._session(
+                    at
+                ).may_have_reached(error)
                 if not self._addresses.several or (was_sent and not repeats):
                     raise
                 self._addresses.failed(at, error)

@@ -45,7 +45,7 @@ def origin_of(url: str) -> str:
     return f"{'https' if parts.scheme.lower() in _SECURE else 'http'}://{parts.hostname or ''}"
 
 
-def stored_login(url: str) -> JsonObject | None:
+def read_stored_login(url: str) -> JsonObject | None:
     """Return the stored login for the server of a URL; None if none can be read."""
     with contextlib.suppress(HomeMissing, StateUnusable, ValueError):
         return logins().read().get(origin_of(url))
@@ -63,11 +63,11 @@ def bearer_of(endpoint: Endpoint) -> str | None:
     if endpoint.token_file:
         return read_token_file(endpoint.token_file)
     server = endpoint.named_by or endpoint.url
-    login = stored_login(server)
+    login = read_stored_login(server)
     if login is not None and _is_due(login):
         with contextlib.suppress(StateUnusable):
-            logins().change(lambda entries: _refreshed(entries, origin_of(server)))
-        login = stored_login(server)
+            logins().change(lambda entries: _refresh(entries, origin_of(server)))
+        login = read_stored_login(server)
     return None if login is None else str(login["token"])
 
 
@@ -75,7 +75,7 @@ def asks_issuer(endpoint: Endpoint) -> bool:
     """Return whether `bearer_of` would take the time to ask the issuer now."""
     if endpoint.token is not None or endpoint.token_file or not endpoint.signs_in:
         return False
-    login = stored_login(endpoint.named_by or endpoint.url)
+    login = read_stored_login(endpoint.named_by or endpoint.url)
     return login is not None and _is_due(login)
 
 
@@ -84,7 +84,7 @@ def _is_due(login: JsonMapping) -> bool:
     return bool(login.get("refresh_token")) and ends - REFRESH_BEFORE_SECONDS < time.time()
 
 
-def _refreshed(entries: Entries, origin: str) -> Entries:
+def _refresh(entries: Entries, origin: str) -> Entries:
     """Return the logins with a new token for one of them, unless another command got it."""
     login = entries.get(origin)
     if login is None or not _is_due(login):

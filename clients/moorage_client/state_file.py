@@ -81,7 +81,7 @@ class StateFile:
         """
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with self._locked():
+            with self._hold_lock():
                 self._write(change(self.read()))
         except OSError as error:
             raise StateUnusable(f"cannot write {self.path}: {error.strerror}") from error
@@ -99,7 +99,7 @@ class StateFile:
             raise
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         # The lock is a file of its own, since the file itself is replaced.
         path = self.path.with_name(f"{self.path.name}.lock")
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

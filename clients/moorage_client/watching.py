@@ -51,33 +51,42 @@ class Watch:
     ) -> Self:
         """Begin to receive news; arguments and errors as `Client.watch`."""
         watch = cls(Addresses(endpoints), topics, reconnect_seconds)
-        watch._connection = await watch._settled(is_new=True)
+        watch._connection = await watch._subscribe_and_settle(is_new=True)
         watch._ending = asyncio.create_task(watch._follow())
         return watch
 
     async def _follow(self) -> MoorageError:
         """Continue at another server when one is lost; return the reason for the end."""
         while True:
-            error = await self._connection.ended_by()
+            error = await self._connection.wait_end()
             if self._closed or not self._addresses.several:
                 return error
             self._addresses.lost(self._connection.endpoint, error)
             try:
-                self._connection = await self._settled(is_new=False)
+                self._connection = await self._subscribe_and_settle(is_new=False)
             except MoorageError as problem:
                 return problem
             data = {"url": self._connection.endpoint.shown, "reason": str(error)}
             self._hear(Event("reconnected", data))
 
-    async def _settled(self, *, is_new: bool) -> Connection:
-        """As `_subscribed`, and cancel all other open attempts."""
+    async def _subscribe_and_settle(self, *, is_new: bool) -> Connection:
+        """As `_subscribe`, and cancel all other open attempts."""
         try:
-            return await self._subscribed(is_new=is_new)
+            return await self._subscribe(is_new=is_new)
         finally:
             await self._dialer.settle()
 
-    async def _subscribed(self, *, is_new: bool) -> Connection:
-        """Return a socket to a server that sends its news."""
+    async def _subscribe(self, *, is_new: bool) -> Connection:
+        """Return a socket to a server that sends its news.
+
+        Args:
+            is_new: A server that is missing is an error at once.
+
+        Raises:
+            RequestRefused: It does not tell these.
+            ConnectionFailed: None does, or none that could be reached.
+
+        """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._reconnect_seconds
         is_led = False

@@ -67,7 +67,7 @@ export interface AllocationRequestReply {
   leader?: string;
 }
 
-/** `anti_affinity` of a lease: what it shares with no other lease of its tenant and group. */
+/** `anti_affinity` of a lease: the domain that no two leases of its tenant and group share. */
 export interface AntiAffinityRequest {
   /** Any name; it is the tenant's own. Expected: a string of 1 to 128 characters. */
   group: string;
@@ -131,7 +131,7 @@ export interface CancelledRequest {
 }
 
 /**
- * A cluster: what it has, and what of it is free.
+ * A cluster, with total and free capacity.
  *
  * `owner` is the tenant that registered it, `(server)` for those that the server maintains; null
  * where that was not noted.
@@ -161,7 +161,7 @@ export interface ClusterPage {
 export type Code = "already_exists" | "bad_json" | "bad_message" | "bad_policy" | "busy" | "cancelled" | "conflict" | "engine_failed" | "forbidden" | "idempotency_mismatch" | "internal" | "lease_ended" | "missing_fields" | "never_fits" | "no_capacity" | "not_found" | "not_leader" | "policy_bad_output" | "policy_crashed" | "policy_declined" | "policy_error" | "policy_memory" | "policy_timeout" | "policy_unsound" | "quota_exceeded" | "shutting_down" | "too_large" | "unauthorized" | "unavailable" | "unknown_clusters" | "unknown_lease" | "unknown_op" | "unknown_policy" | "unknown_request" | "unsupported" | "wait_timeout" | "wrong_token";
 
 /**
- * What would come of a change.
+ * The predicted effects of a change.
  *
  * `others` counts what other tenants have and the reply leaves out, `other_tenants` these tenants.
  */
@@ -235,7 +235,7 @@ export interface DecisionFleetReply {
   leader?: string;
 }
 
-/** What was decided of late, newest first: the tenant's own; for operators, all. */
+/** List recent decisions, newest first: the tenant's own; for operators, all. */
 export interface DecisionListing {
   op: "decisions";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
@@ -271,7 +271,7 @@ export interface DecisionListingReply {
   leader?: string;
 }
 
-/** One page of decisions. `kept_since`: what was decided before is pruned; null: nothing is. */
+/** One page of decisions. `kept_since`: older decisions are pruned; null: none are. */
 export interface DecisionPage {
   decisions: DecisionRow[];
   /** `after` of the next page; null: this is the last. */
@@ -279,7 +279,7 @@ export interface DecisionPage {
   kept_since: number | null;
 }
 
-/** What was decided about a request. `resources` of a lease may be what it was granted. */
+/** A decision about a request. For a lease, `resources` may be the granted ones. */
 export interface DecisionRow {
   request: string;
   /** Seconds since the epoch. */
@@ -366,7 +366,7 @@ export interface ExecReply {
   leader?: string;
 }
 
-/** What a command inside of a workload did. */
+/** The result of a command inside a workload. */
 export interface ExecutionAnswer {
   exit_code: number;
   output: string;
@@ -448,7 +448,7 @@ export interface FilesReply {
   leader?: string;
 }
 
-/** What there is and what of it is free: the clusters, or the nodes of `cluster`. */
+/** List total and free capacity: of all clusters, or of the nodes of `cluster`. */
 export interface FleetListing {
   op: "fleet";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
@@ -609,7 +609,7 @@ export interface LeaseAnswer {
   project?: string;
 }
 
-/** Who holds what: the tenant's own; for operators, all. With `sort`, and how many in all. */
+/** List leases: the tenant's own; for operators, all. With `sort`, also their total number. */
 export interface LeaseListing {
   op: "leases";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
@@ -687,14 +687,14 @@ export interface LeasesOfOthers {
   tenants: number;
 }
 
-/** What is in the folder of a workload and is not fetched: a link, a pipe, one file too many. */
+/** An object of a workload's folder that is not fetched: a link, a pipe, a surplus file. */
 export interface LeftOutFile {
   path: string;
   reason: string;
 }
 
 /**
- * What the workload of a lease wrote, from a byte offset on; a negative one is from the end.
+ * Read the output of a lease's workload from a byte offset; a negative one counts from the end.
  *
  * Where nothing has been written there yet, the reply waits for it, up to `wait_seconds`. The
  * offset counts in what the start number `attempt` wrote, and starts again with the next one; 0
@@ -778,7 +778,7 @@ export interface NewsMessage {
   id?: string | number;
 }
 
-/** A node: what it has, and what of it is free; `gpus` says how many thousandths of each. */
+/** A node, with total and free capacity; `gpus` gives the free thousandths of each device. */
 export interface NodeCapacity {
   cluster_id: string;
   node_id: string;
@@ -805,7 +805,7 @@ export interface NodePage {
   next: string | null;
 }
 
-/** What a node says to a request now; `has` and `needs` count what it lacks. */
+/** The verdict of a node on a request now. `has` and `needs` give the missing amount. */
 export interface NodeVerdict {
   cluster_id: string;
   node_id: string;
@@ -895,7 +895,7 @@ export interface ProvisionRequest {
   keep_warm_seconds?: number;
 }
 
-/** Who waits: the tenant's own; for operators, all. */
+/** List waiting requests: the tenant's own; for operators, all. */
 export interface QueueListing {
   op: "queue";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
@@ -971,7 +971,7 @@ export interface QuotaAmounts {
   memory_mib?: number | null;
 }
 
-/** What tenants and projects may hold, and what they hold of it. */
+/** List the quotas of tenants and projects, and how much each of them holds. */
 export interface QuotaListing {
   op: "quotas";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
@@ -1014,7 +1014,7 @@ export interface QuotaPage {
   next: string | null;
 }
 
-/** What a tenant or project may hold and holds; `*` is each tenant without a quota. */
+/** The quota and use of a tenant or project; `*` is each tenant without a quota. */
 export interface QuotaState {
   tenant: string;
   project: string | null;
@@ -1167,7 +1167,7 @@ export interface RequestChange {
   fits: Json;
 }
 
-/** What only one tenant gets for a time. `used`: it has had a lease on a node of it since. */
+/** A reservation of nodes for one tenant. `used`: the tenant has had a lease there. */
 export interface ReservationAnswer {
   reservation: string;
   tenant: string;
@@ -1181,7 +1181,7 @@ export interface ReservationAnswer {
   used: boolean;
 }
 
-/** What is reserved, and when: the tenant's own; for operators, all. */
+/** List reservations and their times: the tenant's own; for operators, all. */
 export interface ReservationListing {
   op: "reservations";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
@@ -1262,7 +1262,7 @@ export interface ReserveNodesReply {
   leader?: string;
 }
 
-/** What is reserved of a node: all of it if `whole`, else devices and a part of the rest. */
+/** The reserved part of a node: all of it if `whole`, else devices and amounts. */
 export interface ReservedNode {
   cluster_id: string;
   node_id: string;
@@ -1273,7 +1273,7 @@ export interface ReservedNode {
   memory_mib?: number | null;
 }
 
-/** What is held of one resource; null: no limit. */
+/** The use of one resource; null: no limit. */
 export interface ResourceUse {
   used: number;
   quota: number | null;
@@ -1337,7 +1337,7 @@ export interface ResumedLease {
 }
 
 /**
- * What the session left behind.
+ * The open requests and leases of a resumed session.
  *
  * `open` has the `id` of each message whose reply is to come; null: it had none. `topics` are
  * watched on. What was pushed while it was away comes next; `missed` says how much did not.
@@ -1574,7 +1574,7 @@ export interface WhatIf {
   change?: { [name: string]: Json };
 }
 
-/** What a request would be answered. `waiting`: its place in the queue is `position`. */
+/** The predicted answer to a request. If `waiting`, `position` is its place in the queue. */
 export interface WhatIfAnswer {
   state: "advised" | "granted" | "refused" | "waiting";
   request: string;

@@ -57,7 +57,7 @@ class PolicyCluster(TypedDict):
 
 
 class PolicyInput(TypedDict):
-    """What `eval` gets as `input_data`.
+    """The argument `input_data` of `eval`.
 
     Attributes:
         cluster_data: By cluster id.

@@ -14,6 +14,15 @@ TYPE_CHECKING = False  # As `typing` has it, which is slow to import.
 if TYPE_CHECKING:
     from typing import Any, Final, NoReturn
 
+__all__ = [
+    "EXIT_INTERRUPTED",
+    "EXIT_UNWRITABLE",
+    "command",
+    "find_hidden_modules",
+    "reason_of",
+    "run_program",
+]
+
 EXIT_INTERRUPTED: "Final" = 130
 EXIT_UNWRITABLE: "Final" = 74
 """`EX_IOERR` of sysexits.h."""
@@ -60,7 +69,7 @@ def run_program(name: str, module: str) -> "NoReturn":
 
 
 def _import(name: str, module: str) -> "Any":
-    """Import a program. Ctrl-C meanwhile ends the process: what is half imported may swallow it."""
+    """Import a program. Ctrl-C ends the process: a half imported module may swallow it."""
     import signal  # noqa: PLC0415  # From the standard library, which is first by now.
 
     def end(*_: object) -> "NoReturn":
@@ -86,13 +95,13 @@ def command(module: str, *arguments: str) -> "list[str]":
 
 
 def reason_of(error: Exception) -> str:
-    """Return what went wrong in words; of the system's errors the file and the system's words."""
+    """Return an error in words; for errors of the system, its message and the file."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error) or repr(error)
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
-def hidden_modules() -> "list[tuple[str, str]]":
+def find_hidden_modules() -> "list[tuple[str, str]]":
     """Return the files of PYTHONPATH that have the name of a standard module, and that name."""
     found = []
     for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep):

@@ -13,6 +13,8 @@ from typing import Any, Final, TypeAlias
 
 import ray
 
+__all__ = ["DeviceError", "DeviceHolder", "Holders", "device_names", "devices_of_actor"]
+
 RayHandle: TypeAlias = Any
 """An actor or a reference: Ray has no types for their methods and values."""
 FREE_SECONDS_MAX: Final = 10.0
@@ -32,14 +34,14 @@ class DeviceHolder:
 
     def devices(self, gpus: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return what Ray gave this actor, and how Ray calls the devices of a lease."""
-        return given_devices(), device_names(gpus)
+        return devices_of_actor(), device_names(gpus)
 
     def leave(self) -> None:
         """End this process: when the caller hears of it, the device is free."""
         ray.actor.exit_actor()  # type: ignore[no-untyped-call]  # Ray has no types for it.
 
 
-def given_devices() -> list[str]:
+def devices_of_actor() -> list[str]:
     """Return the devices that Ray gave this actor."""
     return list(ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
 
@@ -106,7 +108,7 @@ class Holders:
                     others.append(holder)
                     ref = holder.devices.remote(list(gpus))
                     try:
-                        given, names = self._given(ref, node, missing.values(), given_up)
+                        given, names = self._wait_for_device(ref, node, missing.values(), given_up)
                     except DeviceError:
                         ray.kill(others[-1], no_restart=True)  # It could not leave.
                         raise
@@ -121,7 +123,7 @@ class Holders:
             finally:
                 self._leave([*held, *others])
 
-    def _given(
+    def _wait_for_device(
         self, ref: Any, node: str, missing: Collection[str], given_up: threading.Event | None
     ) -> tuple[list[str], list[str]]:
         """Wait until a holder has got a device."""

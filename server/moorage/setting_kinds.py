@@ -10,6 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args, get_type_hints
 
+__all__ = [
+    "FILE",
+    "FOLDER",
+    "NAME",
+    "NAMES",
+    "NAME_CHARS_MAX",
+    "PREFIX",
+    "SWITCH",
+    "Setting",
+    "SettingKind",
+    "choice",
+    "choices",
+    "plain",
+    "read_list",
+    "read_settings",
+    "seconds",
+    "whole",
+]
+
 PREFIX: Final = "MOORAGE_"
 """A setting's name in the environment is this and its own name in capitals."""
 NAME_CHARS_MAX: Final = 253
@@ -53,7 +72,7 @@ class Setting:
         return PREFIX + self.name.upper()
 
 
-def declared(owner: type) -> dict[str, Setting]:
+def read_settings(owner: type) -> dict[str, Setting]:
     """Return the settings that a dataclass declares in the annotations of its fields, by name."""
     hints = get_type_hints(owner, include_extras=True)
     found: dict[str, Setting] = {}

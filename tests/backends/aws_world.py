@@ -61,7 +61,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Memory:
-    """What the proxy knows; forgotten before each test."""
+    """The state of the proxy; cleared before each test."""
 
     faults: list[Fault] = field(default_factory=list)
     calls: list[tuple[str, dict[str, str]]] = field(default_factory=list)
@@ -195,7 +195,7 @@ class Proxy(BaseHTTPRequestHandler):
         target = self.headers.get("X-Amz-Target", "").rpartition(".")[2]
         if "AmazonSSM" in self.headers.get("X-Amz-Target", ""):
             memory.calls.append((target, json.loads(body)))
-            self._fault_or(target, {}, lambda: self._managed(target, body))
+            self._fault_or(target, {}, lambda: self._run_command(target, body))
             return
         if "GetProducts" in self.headers.get("X-Amz-Target", ""):
             memory.calls.append(("GetProducts", {"body": body.decode()}))
@@ -239,7 +239,7 @@ class Proxy(BaseHTTPRequestHandler):
         memory = self.aws.memory
         if action == "RunInstances":
             with self.aws.launching:
-                return self._launched(parameters, body)
+                return self._launch(parameters, body)
         by_tag = any(value.startswith("tag:") for value in parameters.values())
         if action == "DescribeInstances" and by_tag and memory.hidden:
             memory.hidden -= 1
@@ -249,7 +249,7 @@ class Proxy(BaseHTTPRequestHandler):
             instance = instance_of(memory.tokens[token][1])
             body = body.replace(b"client-token", b"instance-id")
             body = body.replace(token.encode(), instance.encode())
-        status, answer = self._passed_on(body)
+        status, answer = self._pass_on(body)
         named = parameters.get("InstanceId.1", parameters.get("ResourceId.1", ""))
         match action, memory.bench.get(named):
             case ["DescribeInstanceStatus", "slow" | "fails" as kind]:
@@ -260,14 +260,14 @@ class Proxy(BaseHTTPRequestHandler):
                 threading.Timer(DIES_SECONDS, self.aws.terminate, (named,)).start()
         return status, answer
 
-    def _launched(self, parameters: dict[str, str], body: bytes) -> tuple[int, bytes]:
+    def _launch(self, parameters: dict[str, str], body: bytes) -> tuple[int, bytes]:
         memory, token = self.aws.memory, parameters["ClientToken"]
         if token in memory.tokens:
             before, answer = memory.tokens[token]
             if before != parameters:
                 return 400, error("IdempotentParameterMismatch", "The arguments differ")
             return 200, answer
-        status, answer = self._passed_on(body)
+        status, answer = self._pass_on(body)
         if status == 200:  # HTTP.
             memory.tokens[token] = parameters, answer
             keys = {value: name for name, value in parameters.items() if name.endswith(".Key")}
@@ -275,10 +275,10 @@ class Proxy(BaseHTTPRequestHandler):
                 memory.bench[instance_of(answer)] = parameters[f"{name.removesuffix('.Key')}.Value"]
         return status, answer
 
-    def _managed(self, action: str, body: bytes) -> tuple[int, bytes]:
+    def _run_command(self, action: str, body: bytes) -> tuple[int, bytes]:
         """Have moto answer, and run commands on this machine: it runs none."""
         running, request = self.aws.memory.running, json.loads(body)
-        status, answer = self._passed_on(body)
+        status, answer = self._pass_on(body)
         if action == "SendCommand" and status == 200:  # HTTP.
             name = json.loads(answer)["Command"]["CommandId"]
             (script,) = request["Parameters"]["commands"]
@@ -306,7 +306,7 @@ class Proxy(BaseHTTPRequestHandler):
         answer = {"FormatVersion": "aws_v1", "PriceList": self.aws.memory.prices}
         return 200, json.dumps(answer).encode()
 
-    def _passed_on(self, body: bytes) -> tuple[int, bytes]:
+    def _pass_on(self, body: bytes) -> tuple[int, bytes]:
         moto = http.client.HTTPConnection("127.0.0.1", self.aws.moto_port, timeout=30)
         try:
             own = ("host", "content-length")  # http.client's.

@@ -20,7 +20,7 @@ from moorage.backends.specs import BaseResourceSpec, ProcessResourceSpec, Servic
 from moorage.model import GPU_MILLI, ClusterId, NodeId, Share
 from tests.ray_clusters import RayCluster, raylets, until
 
-__all__ = ["RayWorld", "emptied", "ray_backend", "ray_world", "share", "until"]
+__all__ = ["RayWorld", "empty", "ray_backend", "ray_world", "share", "until"]
 
 GPUS: Final = 4
 
@@ -119,7 +119,7 @@ def ray_backend(
     made.connection.close()
 
 
-async def emptied(backend: RayBackend) -> None:
+async def empty(backend: RayBackend) -> None:
     """Stop all that a backend has started."""
     for workload in await backend.discover():
         await backend.stop(workload.id)

@@ -121,7 +121,7 @@ async def test_an_older_order_is_refused_also_by_the_next_agent(world: World) ->
     assert (await world.fleet.start(order(fencing=5))).phase is Phase.READY
 
 
-async def test_orders_of_a_deposed_server_start_and_stop_nothing(world: World) -> None:
+async def test_orders_of_a_replaced_server_are_ignored(world: World) -> None:
     await world.fleet.start(order("a", fencing=3))
     deposed = world.link
     assert deposed is not None
@@ -209,16 +209,16 @@ async def test_workloads_ended_by_an_unheard_machine_have_failed(world: World) -
     living.cancel()
 
 
-def held(name: str, *nodes: str) -> Lease:
+def lease_on(name: str, *nodes: str) -> Lease:
     placement = tuple(Share(PLACE[0], NodeId(each), cpu_milli=100) for each in nodes)
     about = Tenant("t"), "", PolicyRef("rule", "0"), placement, 1, 0.0, 60.0, LeaseTerms(60.0)
     return Lease(RequestId(name), *about)
 
 
-async def test_what_runs_on_a_lost_machine_is_lost_until_that_is_heard_again(world: World) -> None:
+async def test_a_lost_machine_loses_its_workloads_until_it_reconnects(world: World) -> None:
     for name in ("a", "over"):
         await world.fleet.start(order(name))
-    world.leases["a"] = held("a", "n1")
+    world.leases["a"] = lease_on("a", "n1")
     assert world.link is not None
     world.link.abort()
     await until(lambda: world.machine.link is None)
@@ -236,7 +236,7 @@ async def test_what_runs_on_a_lost_machine_is_lost_until_that_is_heard_again(wor
 
 async def test_a_gang_is_lost_until_all_its_machines_are_heard_again(world: World) -> None:
     other = world.fleet.machine((PLACE[0], NodeId("n2")))
-    world.leases["a"] = held("a", "n1", "n2")
+    world.leases["a"] = lease_on("a", "n1", "n2")
     await world.agents.start(order())
     ready = WorkloadReport("a", Phase.READY)
     for machine in (world.machine, other):
@@ -257,7 +257,7 @@ async def test_a_gang_is_lost_until_all_its_machines_are_heard_again(world: Worl
     assert len(reports) == 3
 
 
-async def test_an_agent_is_not_believed_about_what_runs_elsewhere_by_now(world: World) -> None:
+async def test_an_agent_cannot_report_on_a_workload_that_moved(world: World) -> None:
     await world.fleet.start(order())
     reports: list[WorkloadReport] = []
     world.fleet.listen(reports.append)
@@ -271,7 +271,7 @@ async def test_an_agent_is_not_believed_about_what_runs_elsewhere_by_now(world: 
 def test_a_deadline_holds_until_the_server_has_agreed_to_another_one(tmp_path: Path) -> None:
     assert not HeardFile(tmp_path, 0.0).passed
     before = deadline.now()
-    HeardFile(tmp_path, 50.0).agreed(before)
+    HeardFile(tmp_path, 50.0).note_agreement(before)
     file = tmp_path / "heard.json"
     assert json.loads(file.read_text())["seconds"] == 50
     later = HeardFile(tmp_path, 0.0)
@@ -282,7 +282,7 @@ def test_a_deadline_holds_until_the_server_has_agreed_to_another_one(tmp_path: P
     assert json.loads(file.read_text())["at"] == before + 1
     shorter.note_contact(before - 100)
     assert not shorter.passed
-    later.agreed(before)
+    later.note_agreement(before)
     assert not file.exists()
 
 
@@ -329,7 +329,7 @@ async def test_a_gang_with_a_machine_that_was_forgotten_never_reads_as_healthy(
 ) -> None:
     """The server was down meanwhile, so it remembers nothing but the lease."""
     await world.agents.start(order())
-    world.leases["a"] = held("a", "n1", "n9")
+    world.leases["a"] = lease_on("a", "n1", "n9")
     for look in (world.fleet.status, world.fleet.probe):
         with pytest.raises(BackendError, match="machine n9 was forgotten"):
             await look("a")

@@ -13,17 +13,17 @@ pytestmark = pytest.mark.heavy  # The extra `aws`.
 
 
 @pytest.fixture
-def shipped(tmp_path):
+def catalogue(tmp_path):
     return load(tmp_path, "us-east-1")
 
 
-def test_the_catalogue_has_the_region_and_date_of_its_prices(shipped):
-    assert shipped.region == "us-east-1"
-    assert re.fullmatch(r"20\d\d-\d\d-\d\d", shipped.as_of)
-    assert "Price List" in shipped.source
-    families = {each.name.partition(".")[0] for each in shipped.types if each.gpus}
+def test_the_catalogue_has_the_region_and_date_of_its_prices(catalogue):
+    assert catalogue.region == "us-east-1"
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", catalogue.as_of)
+    assert "Price List" in catalogue.source
+    families = {each.name.partition(".")[0] for each in catalogue.types if each.gpus}
     assert families >= {"p3", "p4d", "p5", "g4dn", "g5", "g6", "g6e"}
-    assert all(each.usd_per_hour and each.vcpus and each.memory_mib for each in shipped.types)
+    assert all(each.usd_per_hour and each.vcpus and each.memory_mib for each in catalogue.types)
 
 
 @pytest.mark.parametrize(
@@ -36,19 +36,19 @@ def test_the_catalogue_has_the_region_and_date_of_its_prices(shipped):
         ({"vcpus": 2, "memory_mib": 4096}, "t3.medium"),
     ],
 )
-def test_the_cheapest_that_fits_comes_first(shipped, wanted, cheapest):
-    assert shipped.fitting(**wanted)[0].name == cheapest
+def test_the_cheapest_that_fits_comes_first(catalogue, wanted, cheapest):
+    assert catalogue.fitting(**wanted)[0].name == cheapest
 
 
-def test_cpu_demands_get_types_without_gpus_and_huge_ones_none(shipped):
-    assert not any(each.gpus for each in shipped.fitting(vcpus=4))
-    assert shipped.fitting(gpus=9) == []
-    assert shipped.fitting(gpu_model="A1") == []
+def test_cpu_demands_get_types_without_gpus_and_huge_ones_none(catalogue):
+    assert not any(each.gpus for each in catalogue.fitting(vcpus=4))
+    assert catalogue.fitting(gpus=9) == []
+    assert catalogue.fitting(gpu_model="A1") == []
 
 
-def test_prices_of_another_region_are_not_used(shipped):
-    assert shipped.of("us-east-1") is shipped
-    assert {each.usd_per_hour for each in shipped.of("eu-west-1").types} == {None}
+def test_prices_of_another_region_are_not_used(catalogue):
+    assert catalogue.of("us-east-1") is catalogue
+    assert {each.usd_per_hour for each in catalogue.of("eu-west-1").types} == {None}
 
 
 def product(kind: str, price: str, unit: str = "Hrs") -> str:

@@ -1,4 +1,4 @@
-"""What AWS says of an instance, in the backend's own words."""
+"""Reports about AWS instances in the backend's words."""
 
 from datetime import UTC, datetime
 

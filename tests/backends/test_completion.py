@@ -1,11 +1,11 @@
-"""What must not be left half done is finished, whatever becomes of the caller."""
+"""`finish` completes its work even if the caller is cancelled."""
 
 import asyncio
 import gc
 
 import pytest
 
-from moorage.backends.completion import finished
+from moorage.backends.completion import finish
 
 
 async def test_work_is_finished_before_its_caller_is_cancelled():
@@ -15,7 +15,7 @@ async def test_work_is_finished_before_its_caller_is_cancelled():
         await go_on.wait()
         done.append("whole")
 
-    caller = asyncio.ensure_future(finished(work()))
+    caller = asyncio.ensure_future(finish(work()))
     for _ in range(3):  # However often.
         await asyncio.sleep(0)
         caller.cancel()
@@ -31,9 +31,9 @@ async def test_results_and_errors_of_the_work_are_passed_on():
     async def fail() -> None:
         raise OSError("no")
 
-    assert await finished(asyncio.sleep(0, "yes")) == "yes"
+    assert await finish(asyncio.sleep(0, "yes")) == "yes"
     with pytest.raises(OSError, match="no"):
-        await finished(fail())
+        await finish(fail())
 
 
 async def test_an_error_after_the_cancellation_is_its_cause_and_is_not_reported():
@@ -44,7 +44,7 @@ async def test_an_error_after_the_cancellation_is_its_cause_and_is_not_reported(
         await go_on.wait()
         raise OSError("too late")
 
-    caller = asyncio.ensure_future(finished(fail()))
+    caller = asyncio.ensure_future(finish(fail()))
     await asyncio.sleep(0)
     caller.cancel()
     await asyncio.sleep(0)

@@ -31,7 +31,7 @@ def share(**fields: Any) -> Share:
     return Share(ClusterId("lab"), NodeId("here"), **fields)
 
 
-def planned(spec: ContainerResourceSpec, *placement: Share, **fields: Any) -> ContainerPlan:
+def make_plan(spec: ContainerResourceSpec, *placement: Share, **fields: Any) -> ContainerPlan:
     order = Order("a", spec, placement, **fields)
     grant = Devices(["u0", "u1"], {}).take(order)
     return plan(order, spec, grant, "name", {})
@@ -42,43 +42,43 @@ def planned(spec: ContainerResourceSpec, *placement: Share, **fields: Any) -> Co
 
 def test_a_containers_default_limits_are_those_of_its_lease():
     lease = share(gpus=("3", "GPU-aa"), cpu_milli=1500, memory_mib=64)
-    made = planned(ContainerResourceSpec(), lease)
+    made = make_plan(ContainerResourceSpec(), lease)
     assert made.devices == ["nvidia.com/gpu=3", "nvidia.com/gpu=GPU-aa"]
     assert (made.cpu_count, made.memory_bytes) == (1.5, 64 << 20)
     assert made.image == "ubuntu:22.04"
-    made = planned(ContainerResourceSpec(cpu_count=0.5, mem_limit="1g", gpus="all"), lease)
+    made = make_plan(ContainerResourceSpec(cpu_count=0.5, mem_limit="1g", gpus="all"), lease)
     assert (made.cpu_count, made.memory_bytes) == (0.5, 1 << 30)
     assert len(made.devices) == 2, "those of the lease, and no others"
 
 
 def test_gpus_without_a_lease_are_counted_or_named():
-    assert planned(ContainerResourceSpec()).devices == []
-    assert len(planned(ContainerResourceSpec(gpus=2)).devices) == 2
-    assert planned(ContainerResourceSpec(gpus="all")).devices == ["nvidia.com/gpu=all"]
-    assert planned(ContainerResourceSpec(gpus=["1"])).devices == ["nvidia.com/gpu=1"]
+    assert make_plan(ContainerResourceSpec()).devices == []
+    assert len(make_plan(ContainerResourceSpec(gpus=2)).devices) == 2
+    assert make_plan(ContainerResourceSpec(gpus="all")).devices == ["nvidia.com/gpu=all"]
+    assert make_plan(ContainerResourceSpec(gpus=["1"])).devices == ["nvidia.com/gpu=1"]
     with pytest.raises(UnsupportedSpecError, match="gpus"):
-        planned(ContainerResourceSpec(gpus=3))
+        make_plan(ContainerResourceSpec(gpus=3))
 
 
 def test_an_image_cannot_give_gpus_to_a_container_without_any():
-    environment = planned(ContainerResourceSpec(), share()).environment
+    environment = make_plan(ContainerResourceSpec(), share()).environment
     assert environment == {"NVIDIA_VISIBLE_DEVICES": "void"}
     part = share(gpus=("0",), gpu_milli=250)
-    environment = planned(ContainerResourceSpec(environment={"A": "1"}), part).environment
+    environment = make_plan(ContainerResourceSpec(environment={"A": "1"}), part).environment
     assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
     assert environment["A"] == "1"
     assert "CUDA_VISIBLE_DEVICES" not in environment, "inside, they are numbered again"
     assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     own = ContainerResourceSpec(environment={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
-    assert planned(own, part).environment["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+    assert make_plan(own, part).environment["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 
 
 def test_ports_of_the_readiness_check_are_published():
     spec = ContainerResourceSpec(
         ports={80: 8080}, container_port=81, readiness=Readiness(path="/", port=82)
     )
-    assert planned(spec).ports == {80: 8080, 81: 0, 82: 0}
-    assert planned(spec).host_ip == "127.0.0.1"
+    assert make_plan(spec).ports == {80: 8080, 81: 0, 82: 0}
+    assert make_plan(spec).host_ip == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ async def test_a_container_that_a_killed_daemon_had_just_created_is_adopted(
 
 
 @pytest.mark.heavy
-async def test_a_container_whose_folder_is_gone_is_found_and_stopped(
+async def test_a_container_without_its_folder_is_stopped(
     tmp_path, backend, container_engine, container_image
 ):
     await backend.start(Order("a", shell(container_image, "exec sleep 1000")))
@@ -396,7 +396,7 @@ async def test_a_container_ends_when_the_server_is_silent_too_long(
     tmp_path, backend, container_image
 ):
     agent = HeardFile(tmp_path / "root", 3_600.0)
-    agent.agreed(now())
+    agent.note_agreement(now())
     reports: asyncio.Queue[WorkloadReport] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     await backend.start(Order("a", shell(container_image, "exec sleep 1000")))
@@ -406,7 +406,7 @@ async def test_a_container_ends_when_the_server_is_silent_too_long(
         assert (await reports.get()).phase is Phase.FAILED
     with pytest.raises(BackendError, match="not heard the server"):
         await backend.start(Order("b", shell(container_image, "exec sleep 1000")))
-    HeardFile(tmp_path / "root", 0.0).agreed(now())  # What guards it leaves.
+    HeardFile(tmp_path / "root", 0.0).note_agreement(now())  # What guards it leaves.
 
 
 _LIBRARY = """

@@ -1,4 +1,4 @@
-"""What holds a GPU of this machine, whatever nodes call it: no workload starts beside that."""
+"""GPUs of this machine: no workload starts on one in use, under any of its names."""
 
 import json
 import sys
@@ -127,7 +127,7 @@ def cards(tmp_path, monkeypatch):
     look_again()
 
 
-def known(name: str, *gpus: tuple[str, str], milli: int = 1000) -> Order:
+def order_by_uuid(name: str, *gpus: tuple[str, str], milli: int = 1000) -> Order:
     """An order for devices by name and UUID; `a/b` is the instance b of a."""
     ids = []
     for _, uuid in gpus:
@@ -137,29 +137,29 @@ def known(name: str, *gpus: tuple[str, str], milli: int = 1000) -> Order:
     return Order(name, SPEC, (share,), devices=(tuple(ids),))
 
 
-def restarted(**held) -> Devices:
-    """As the next daemon finds them in its workload store."""
+def devices_after_restart(**held) -> Devices:
+    """Return the devices as the next daemon finds them in its workload store."""
     return Devices([], json.loads(json.dumps({name: each.rows for name, each in held.items()})))
 
 
 @pytest.mark.parametrize("nvml", [True, False])
-def test_no_workload_starts_on_a_card_whose_uuid_changed(cards, nvml):
+def test_a_gpu_with_another_uuid_runs_no_workload(cards, nvml):
     """Once NVML says which card a name is, and once only the documents do."""
     if nvml:
         cards("aaa", "bbb", "ccc", "ddd")
-    devices = restarted(old=Devices([], {}).take(known("old", ("2", "ccc"))))
+    devices = devices_after_restart(old=Devices([], {}).take(order_by_uuid("old", ("2", "ccc"))))
     if nvml:
         cards("aaa", "ccc", "ddd")
     with pytest.raises(BackendError, match="GPU 1 of this machine is in use by the workload old"):
-        devices.take(known("new", ("1", "ccc")))
-    devices.take(known("beside", ("2", "ddd")))
+        devices.take(order_by_uuid("new", ("1", "ccc")))
+    devices.take(order_by_uuid("beside", ("2", "ddd")))
     devices.give("old")
-    devices.take(known("new", ("1", "ccc")))
+    devices.take(order_by_uuid("new", ("1", "ccc")))
 
 
 def test_an_order_without_uuids_cannot_use_a_busy_card(cards):
     cards("aaa", "bbb", "ccc")
-    devices = restarted(old=Devices([], {}).take(order("old", "n", "2")))
+    devices = devices_after_restart(old=Devices([], {}).take(order("old", "n", "2")))
     cards("ccc", "aaa", "bbb")
     with pytest.raises(BackendError, match="GPU 0 of this machine is in use by the workload old"):
         devices.take(order("new", "n", "0"))
@@ -169,7 +169,7 @@ def test_an_order_without_uuids_cannot_use_a_busy_card(cards):
 def test_a_card_is_named_by_its_current_index(cards):
     cards("bbb", "aaa")
     devices = Devices([], {})
-    binding = devices.take(known("stale", ("0", "aaa")))
+    binding = devices.take(order_by_uuid("stale", ("0", "aaa")))
     assert binding.environment["CUDA_VISIBLE_DEVICES"] == "1"
     assert devices.environment("stale") == {}
     cards("aaa", "bbb")
@@ -177,28 +177,28 @@ def test_a_card_is_named_by_its_current_index(cards):
     cards("bbb")
     assert devices.environment("stale") == {}, "it is gone, and no other is meant"
     with pytest.raises(BackendError, match="GPU 0 of c/n is GPU-aaa, which this machine has not"):
-        devices.take(known("other", ("0", "aaa")))
+        devices.take(order_by_uuid("other", ("0", "aaa")))
 
 
 def test_a_mig_instance_is_identified_by_its_uuid(cards):
     cards("xxx a b", "yyy")
     devices = Devices([], {})
-    binding = devices.take(known("old", ("0:1", "xxx/b")))
+    binding = devices.take(order_by_uuid("old", ("0:1", "xxx/b")))
     assert binding.environment["CUDA_VISIBLE_DEVICES"] == "MIG-b"
     assert binding.environment["NVIDIA_VISIBLE_DEVICES"] == "0:1"
     cards("yyy", "xxx b a")
-    devices = restarted(old=binding)
+    devices = devices_after_restart(old=binding)
     for name, uuid in (("1:0", "xxx/b"), ("1", "xxx")):
         with pytest.raises(BackendError, match="is in use by the workload old"):
-            devices.take(known("new", (name, uuid)))
-    devices.take(known("new", ("1:1", "xxx/a")))
+            devices.take(order_by_uuid("new", (name, uuid)))
+    devices.take(order_by_uuid("new", ("1:1", "xxx/a")))
 
 
 def test_shares_of_a_card_are_counted_under_all_its_names(cards):
     cards("aaa", "bbb")
     devices = Devices([], {})
-    devices.take(known("one", ("0", "aaa"), milli=600))
+    devices.take(order_by_uuid("one", ("0", "aaa"), milli=600))
     cards("bbb", "aaa")
     with pytest.raises(BackendError, match="in use by the workload one"):
-        devices.take(known("two", ("1", "aaa"), milli=500))
-    devices.take(known("two", ("1", "aaa"), milli=400))
+        devices.take(order_by_uuid("two", ("1", "aaa"), milli=500))
+    devices.take(order_by_uuid("two", ("1", "aaa"), milli=400))

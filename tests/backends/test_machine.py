@@ -15,38 +15,38 @@ from moorage.protocol.cluster_documents import machine_key
 
 
 @pytest.fixture
-def called(monkeypatch):
+def set_hostname(monkeypatch):
     """Have this machine be called something; root could do it for real, in a namespace."""
     return lambda name: monkeypatch.setattr(platform, "node", lambda: name)
 
 
-def test_a_renamed_machine_keeps_its_nodes(tmp_path, called):
+def test_a_renamed_machine_keeps_its_nodes(tmp_path, set_hostname):
     for name, known in (
         ("", ("localhost",)),
         ("cloud-image", ("localhost", "cloud-image")),
         ("dhcp-7", ("localhost", "cloud-image", "dhcp-7")),
         ("cloud-image", ("localhost", "cloud-image", "dhcp-7")),
     ):
-        called(name)
+        set_hostname(name)
         assert machine.names_of(tmp_path, ()) == known
 
 
-def test_a_container_with_a_new_host_name_keeps_its_node(tmp_path, called):
-    called("first")
+def test_a_container_with_a_new_host_name_keeps_its_node(tmp_path, set_hostname):
+    set_hostname("first")
     machine.names_of(tmp_path, ())
-    machine.note_registered(tmp_path, RegisteredNode("lab", "second"))
+    machine.write_registration(tmp_path, RegisteredNode("lab", "second"))
     for number in range(40):
-        called(f"container-{number}")
+        set_hostname(f"container-{number}")
         names = machine.names_of(tmp_path, ())
         assert names[0] == "first"
         assert {f"container-{number}", "second", "localhost"} <= set(names)
         assert len(names) <= NAMES_MAX + 2
-    assert machine.registered(tmp_path) == RegisteredNode("lab", "second")
+    assert machine.read_registration(tmp_path) == RegisteredNode("lab", "second")
 
 
 @pytest.mark.parametrize("remembers", [True, False])
 def test_the_machine_id_is_used_only_without_a_stored_node(
-    tmp_path, called, monkeypatch, remembers
+    tmp_path, set_hostname, monkeypatch, remembers
 ):
     """Copies of one disk, as containers of one image, share their machine id."""
     file = tmp_path / "machine-id"
@@ -55,7 +55,7 @@ def test_the_machine_id_is_used_only_without_a_stored_node(
     key = machine_key(file.read_text().strip())
     node = Node(NodeId("before"), 1000, 1024, identity=(f"machine {key}",))
     other = replace(node, id=NodeId("other"), identity=("machine 77",))
-    called("now")
+    set_hostname("now")
     if remembers:
         machine.names_of(tmp_path, ())
     names = machine.names_of(tmp_path, [Cluster(ClusterId("c"), (node, other))])
@@ -63,7 +63,7 @@ def test_the_machine_id_is_used_only_without_a_stored_node(
 
 
 async def test_workloads_keep_running_when_nodes_are_renamed(tmp_path):
-    """As after a change of the setting `local_nodes`."""
+    """This happens after a change of the setting `local_nodes`."""
     spec = ProcessResourceSpec(command=["sleep", "1000"])
     there = (Share(ClusterId("c"), NodeId("old")),)
     before = LocalBackend(tmp_path, ["old"])

@@ -52,7 +52,7 @@ def starts(folder: Path) -> list[str]:
     return (folder / "starts").read_text().split() if (folder / "starts").exists() else []
 
 
-async def started(folder: Path, times: int) -> list[str]:
+async def wait_starts(folder: Path, times: int) -> list[str]:
     """Wait until so many starts were noted down; return the processes."""
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while len(starts(folder)) < times:  # noqa: ASYNC110  # Another process is waited for.
@@ -66,7 +66,7 @@ def supervise(folder: Path) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, check=False, capture_output=True, timeout=SEEN_SECONDS_MAX)
 
 
-def marked(folder: Path) -> set[str]:
+def marks(folder: Path) -> set[str]:
     """Return the processes that belong to workloads of a backend."""
     found = set()
     for each in Path("/proc").iterdir():
@@ -173,7 +173,7 @@ async def test_the_leases_devices_override_the_environment(backend, tmp_path):
         environment={"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
     )
     await backend.start(Order("a", spec, (held,)))
-    assert await started(tmp_path, 1) == ["3,PCI_BUS_ID"]
+    assert await wait_starts(tmp_path, 1) == ["3,PCI_BUS_ID"]
 
 
 async def test_the_spec_can_set_cuda_device_order(backend, tmp_path):
@@ -183,7 +183,7 @@ async def test_the_spec_can_set_cuda_device_order(backend, tmp_path):
     await backend.start(
         Order("a", ProcessResourceSpec(command=command, environment=order), (held,))
     )
-    assert await started(tmp_path, 1) == ["3,FASTEST_FIRST"]
+    assert await wait_starts(tmp_path, 1) == ["3,FASTEST_FIRST"]
 
 
 async def test_a_lease_with_too_many_processors_is_refused(backend):
@@ -212,7 +212,7 @@ async def test_a_command_ignores_no_signal(backend, tmp_path):
     said = f"grep SigIgn /proc/self/status | cut -f2 > {tmp_path}/new; mv {tmp_path}/new"
     spec = ProcessResourceSpec(command=["sh", "-c", f"{said} {tmp_path}/starts"])
     await backend.start(Order("a", spec))
-    (ignored,) = await started(tmp_path, 1)
+    (ignored,) = await wait_starts(tmp_path, 1)
     ours = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     assert [each for each in ours if int(ignored, 16) >> (each - 1) & 1] == []
 
@@ -223,28 +223,28 @@ async def test_exec_ends_although_a_child_process_still_runs(backend, tmp_path):
     done = await backend.execute("a", ("sh", "-c", script), timeout_seconds=SEEN_SECONDS_MAX)
     left, word = done.output.split()
     assert (done.exit_code, word) == (0, "done")
-    assert left in marked(tmp_path), "it goes on"
+    assert left in marks(tmp_path), "it goes on"
     await backend.stop("a")
-    assert marked(tmp_path) == set(), "until the workload does"
+    assert marks(tmp_path) == set(), "until the workload does"
 
 
 async def test_processes_left_by_exec_end_before_the_next_user(backend, tmp_path):
     await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
-    before = marked(tmp_path)
+    before = marks(tmp_path)
     await backend.execute("a", ("sh", "-c", "setsid sleep 1000 &"))
-    assert marked(tmp_path) > before
+    assert marks(tmp_path) > before
     with pytest.raises(UnsupportedSpecError):  # It has no reset_command.
         await backend.reset("a")
-    assert marked(tmp_path) == before
+    assert marks(tmp_path) == before
 
 
 async def test_a_command_that_takes_too_long_is_killed_with_all_it_started(backend, tmp_path):
     await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
-    before = marked(tmp_path)
+    before = marks(tmp_path)
     script = "setsid sleep 1000 & sleep 1000"
     with pytest.raises(TimeoutError, match=r"longer than 0\.5 s"):
         await backend.execute("a", ("sh", "-c", script), timeout_seconds=0.5)
-    assert marked(tmp_path) == before
+    assert marks(tmp_path) == before
 
 
 async def test_exec_has_the_limits_and_folder_of_its_workload(backend, tmp_path):
@@ -312,7 +312,7 @@ async def test_a_limit_of_memory_that_was_lowered_can_be_raised_again(backend, t
     spec = noting(tmp_path, "exec sleep 1000")
     spec.mem_limit = "512m"
     await backend.start(Order("a", spec))
-    await started(tmp_path, 1)
+    await wait_starts(tmp_path, 1)
     for mib in (512, 256, 512, 1024):
         await backend.control("a", {"mem_limit": f"{mib}m"})
         assert data_limits(tmp_path)[0] == mib
@@ -324,7 +324,7 @@ async def test_a_limit_refused_by_the_system_is_reported_with_the_reason(backend
     spec = noting(tmp_path, f"ulimit -S -d {128 << 10}; ulimit -H -d {512 << 10}; exec sleep 1000")
     spec.mem_limit = "256m"
     await backend.start(Order("a", spec))
-    await started(tmp_path, 1)
+    await wait_starts(tmp_path, 1)
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while data_limits(tmp_path) != (128, 512):  # noqa: ASYNC110  # As above.
             await asyncio.sleep(0.02)  # A process does not report its limits.
@@ -352,11 +352,11 @@ async def test_a_service_may_listen_on_ipv6(backend):
 
 async def test_a_stop_that_was_cut_short_is_finished_before_the_next_start(backend, tmp_path):
     await backend.start(Order("a", noting(tmp_path, "exec sleep 1000")))
-    (first,) = await started(tmp_path, 1)
+    (first,) = await wait_starts(tmp_path, 1)
     (tmp_path / "running" / "a" / "stop").touch()
     again = await backend.start(Order("a", noting(tmp_path, "exec sleep 1000")))
     assert again.phase is Phase.READY
-    _, second = await started(tmp_path, 2)
+    _, second = await wait_starts(tmp_path, 2)
     with pytest.raises(ProcessLookupError):
         os.kill(int(first), 0)
     os.kill(int(second), 0)
@@ -524,9 +524,9 @@ def test_an_out_of_memory_kill_is_reported(tmp_path):
     events = tmp_path / "memory.events"
     (tmp_path / "memory.max").write_text("134217728\n")
     events.write_text("low 0\nhigh 0\nmax 7\noom 1\noom_kill 0\n")
-    assert supervisor.killed_for_memory(str(tmp_path)) == ""
+    assert supervisor.memory_kill_message(str(tmp_path)) == ""
     events.write_text("low 0\nhigh 0\nmax 9\noom 2\noom_kill 2\n")
-    assert "memory together than its mem_limit of 128 MiB" in supervisor.killed_for_memory(
+    assert "memory together than its mem_limit of 128 MiB" in supervisor.memory_kill_message(
         str(tmp_path)
     )
 
@@ -568,7 +568,7 @@ async def test_a_workload_that_writes_fast_never_passes_the_bound_of_its_log(bac
     assert log.read_bytes().endswith(b"01the end\n")
 
 
-def granted(folder: Path, fencing: int, script: str, attempt: int = 1, **more) -> Order:
+def grant_order(folder: Path, fencing: int, script: str, attempt: int = 1, **more) -> Order:
     """Order a service that never answers, for one grant of a lease; it notes down each start."""
     command = ["sh", "-c", f"echo $$ >> {folder}/starts; {script}"]
     spec = ServiceResourceSpec(command=command, port=0, readiness=Readiness(path="/"))
@@ -587,7 +587,7 @@ async def test_a_failed_start_is_not_repeated_after_a_daemon_crash(
     backend, tmp_path, moment, script, kind, reason, more
 ):
     """Before it could write down that it failed: after it, the same start is ordered again."""
-    order = granted(tmp_path, 7, script, **more)
+    order = grant_order(tmp_path, 7, script, **more)
     with pytest.raises(kind, match=reason):
         await backend.start(order)
     (ended,) = (tmp_path / "ended").iterdir()
@@ -602,7 +602,7 @@ async def test_a_failed_start_is_not_repeated_after_a_daemon_crash(
     assert kind is TimeoutError or reports[0].exit_code == 4
     assert list(await after.discover()) == []
     with pytest.raises(kind, match=reason):
-        await after.start(granted(tmp_path, 8, script, attempt=2, **more))
+        await after.start(grant_order(tmp_path, 8, script, attempt=2, **more))
     assert len(starts(tmp_path)) == 2, "another grant is another start"
     await after.close()
 
@@ -611,10 +611,10 @@ async def test_the_time_of_a_stop_is_limited_for_any_spec(backend, tmp_path):
     stubborn = f"trap '' TERM; echo $$ >> {tmp_path}/starts; while :; do sleep 0.1; done"
     spec = ProcessResourceSpec(command=["sh", "-c", stubborn], stop_seconds=3600)
     await backend.start(Order("a", spec))
-    await started(tmp_path, 1)
+    await wait_starts(tmp_path, 1)
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         await backend.stop("a", 0.2)
-    assert marked(tmp_path) == set()
+    assert marks(tmp_path) == set()
 
 
 def test_all_output_is_stored_while_another_process_holds_the_pipe(tmp_path):
@@ -657,7 +657,7 @@ async def test_a_process_ends_when_the_server_is_silent_too_long(backend, tmp_pa
     well = ProcessResourceSpec(command=["sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"])
     await backend.start(Order("a", well))
     agent = HeardFile(tmp_path, 3_600.0)
-    agent.agreed(now())
+    agent.note_agreement(now())
     await backend.start(Order("b", noting(tmp_path, "sleep 1000")))
     assert (await backend.status("a")).phase is Phase.READY
     HeardFile(tmp_path, 0.001)

@@ -1,4 +1,4 @@
-"""What the backend `ray` does beyond the conformance of all backends, on a real Ray."""
+"""The backend `ray` beyond the conformance of all backends, on a real Ray."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from ray_world import RayWorld, emptied, share, until
+from ray_world import RayWorld, empty, share, until
 
 from moorage.backends.base import (
     BackendError,
@@ -36,13 +36,13 @@ FOREVER = ProcessResourceSpec(command=["sh", "-c", "echo $CUDA_VISIBLE_DEVICES; 
 @pytest.fixture
 async def backend(ray_backend: RayBackend, ray_world: RayWorld) -> AsyncIterator[RayBackend]:
     yield ray_backend
-    await emptied(ray_backend)
+    await empty(ray_backend)
     assert ray_world.workloads() == set()
 
 
 @pytest.fixture
 def reports(backend: RayBackend) -> list[WorkloadReport]:
-    """What the backend says by itself."""
+    """The reports that the backend sends unasked."""
     heard: list[WorkloadReport] = []
     backend.listen(heard.append)
     return heard
@@ -54,7 +54,7 @@ async def end(reports: list[WorkloadReport]) -> WorkloadReport:
     return next(each for each in reports if each.phase.over)
 
 
-async def written(backend: RayBackend, name: str) -> str:
+async def wait_output(backend: RayBackend, name: str) -> str:
     async with asyncio.timeout(60):
         while not (text := (await backend.logs(name)).text):  # noqa: ASYNC110  # Nothing tells.
             await asyncio.sleep(0.05)  # As above.
@@ -76,7 +76,7 @@ async def test_a_workload_gets_its_leases_gpus_and_not_rays_choice(backend, ray_
     for name, gpus in {"a": ("2", "1"), "b": ("0",), "c": ("3",)}.items():
         placement = (share(ray_world, 0, *gpus),)
         await backend.start(Order(name, FOREVER, placement))
-        assert await written(backend, name) == ",".join(gpus)
+        assert await wait_output(backend, name) == ",".join(gpus)
     seen = await backend.observe()
     (free,) = [each["free"] for each in seen["nodes"] if each["id"] == ray_world.node(0)]
     assert free.get("GPU", 0) == 0, "Ray knows that all are held"
@@ -92,13 +92,13 @@ async def test_a_workload_gets_its_leases_gpus_and_not_rays_choice(backend, ray_
 async def test_leases_starting_at_the_same_time_get_their_own_gpus(backend, ray_world):
     orders = [Order(f"w{gpu}", FOREVER, (share(ray_world, 1, str(gpu)),)) for gpu in (2, 0, 1)]
     await asyncio.gather(*map(backend.start, orders))
-    assert [await written(backend, each.id) for each in orders] == ["2", "0", "1"]
+    assert [await wait_output(backend, each.id) for each in orders] == ["2", "0", "1"]
 
 
 async def test_two_workloads_share_one_gpu(backend, ray_world):
     for name in "ab":
         await backend.start(Order(name, FOREVER, (share(ray_world, 0, "1", milli=500),)))
-        assert await written(backend, name) == "1"
+        assert await wait_output(backend, name) == "1"
     with pytest.raises(BackendError, match="one GPU of a node"):
         await backend.start(Order("c", FOREVER, (share(ray_world, 0, "0", "1", milli=500),)))
 
@@ -111,16 +111,16 @@ async def test_resources_of_other_programs_are_not_leased(backend, ray_world):
     group = ray.util.placement_group([{"GPU": 1}], bundle_label_selector=[label])
     assert group.wait(30)
 
-    def offered():
-        return asyncio.run_coroutine_threadsafe(seen(), loop).result()
+    def offer():
+        return asyncio.run_coroutine_threadsafe(observation(), loop).result()
 
-    async def seen():
+    async def observation():
         document = inventory.document("ray", await backend.observe())
         (found,) = [each for each in document["nodes"]["nodeData"] if each["id"] == node]
         return [each["id"] for each in found["gpus"]["gpus"]], found["vcpus"]["count"]
 
     loop = asyncio.get_running_loop()
-    await asyncio.to_thread(until, lambda: offered() == (["1", "2"], 3))
+    await asyncio.to_thread(until, lambda: offer() == (["1", "2"], 3))
     job = RayJobResourceSpec(command=["sleep", "1000"])
     orders = [Order("b", FOREVER, (share(ray_world, 0, "0"),))]
     orders += [Order("j", job, (share(ray_world, 1, "0"),))]
@@ -130,7 +130,7 @@ async def test_resources_of_other_programs_are_not_leased(backend, ray_world):
     for stranger in strangers:
         ray.kill(stranger)
     ray.util.remove_placement_group(group)
-    await asyncio.to_thread(until, lambda: offered() == (["0", "1", "2", "3"], 4))
+    await asyncio.to_thread(until, lambda: offer() == (["0", "1", "2", "3"], 4))
     assert (await backend.status("a")).phase is Phase.READY
 
 
@@ -209,7 +209,7 @@ async def test_all_members_of_a_gang_start_and_end_together(backend, ray_world):
     ready = await backend.start(Order("g", spec, both))
     assert ready.phase is Phase.READY
     assert len(ray_world.actors()) == 2
-    assert await written(backend, "g") == "0 1"
+    assert await wait_output(backend, "g") == "0 1"
     await backend.stop("g")
     assert ray_world.workloads() == set()
     fails = ServiceResourceSpec(command=["sh", "-c", "exit $MOORAGE_RANK"])
@@ -229,7 +229,7 @@ async def test_one_member_that_fails_fails_the_gang(backend, ray_world, reports)
 async def test_an_actor_that_is_killed_takes_its_processes_with_it(backend, ray_world, reports):
     script = "pwd; setsid sleep 1000 & exec sleep 1000"
     await backend.start(Order("a", ProcessResourceSpec(command=["sh", "-c", script])))
-    folder = Path(await written(backend, "a"))
+    folder = Path(await wait_output(backend, "a"))
     (name,) = ray_world.actors()
     ray.kill(ray.get_actor(name, namespace="moorage"))
     ended = await end(reports)

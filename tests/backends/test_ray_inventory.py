@@ -5,7 +5,7 @@ from typing import Any
 from moorage.backends.ray import inventory
 
 
-def seen(*, answers: bool) -> dict[str, Any]:
+def observation(*, answers: bool) -> dict[str, Any]:
     node = {
         "id": "n1",
         "name": "",
@@ -22,7 +22,7 @@ def seen(*, answers: bool) -> dict[str, Any]:
 
 def test_a_silent_node_is_listed_and_gets_no_new_leases() -> None:
     lost, fine = (
-        inventory.document("ray", seen(answers=answers))["nodes"]["nodeData"][0]
+        inventory.document("ray", observation(answers=answers))["nodes"]["nodeData"][0]
         for answers in (False, True)
     )
     assert lost == fine | {"unavailable": "its raylet does not answer"}

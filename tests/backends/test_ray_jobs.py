@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from ray_world import RayWorld, emptied, share, until
+from ray_world import RayWorld, empty, share, until
 
 from moorage.backends.base import BackendError, Order, Phase, UnsupportedSpecError
 from moorage.backends.kubernetes.specs import JobResourceSpec
@@ -39,7 +39,7 @@ def processes_of_jobs() -> int:
 @pytest.fixture
 async def backend(ray_backend: RayBackend, ray_world: RayWorld) -> AsyncIterator[RayBackend]:
     yield ray_backend
-    await emptied(ray_backend)
+    await empty(ray_backend)
     await asyncio.to_thread(until, lambda: not ray_world.workloads())
     await asyncio.to_thread(until, lambda: not ray_world.groups())
     await asyncio.to_thread(until, lambda: not processes_of_jobs())
@@ -56,7 +56,7 @@ async def until_free(backend: RayBackend, node: str, count: float) -> None:
             await asyncio.sleep(0.1)  # Nothing tells.
 
 
-async def printed(backend: RayBackend, name: str) -> dict:
+async def wait_output(backend: RayBackend, name: str) -> dict:
     """Return what the job says once its tasks have run."""
     async with asyncio.timeout(60):
         while True:
@@ -73,7 +73,7 @@ async def test_tasks_of_a_job_get_its_leases_gpus_and_not_rays_choice(backend, r
     node = ray_world.node(0)
     ready = await backend.start(Order("a", job(2, "stays"), (share(ray_world, 0, "2", "1"),)))
     assert ready.phase is Phase.READY
-    seen = await printed(backend, "a")
+    seen = await wait_output(backend, "a")
     assert seen["tasks"] == [[node, "1"], [node, "2"]]
     assert seen["below"] in ([node, "1"], [node, "2"])
     assert seen["stays"][0] in {"1", "2"}
@@ -92,7 +92,7 @@ async def test_a_job_on_two_nodes_runs_one_command_with_both_resources(backend, 
     both = (share(ray_world, 1, "1", cpu_milli=1000), share(ray_world, 0, "2", cpu_milli=1000))
     await backend.start(Order("g", job(2, "ends"), both))
     assert len(ray_world.actors()) == 1
-    seen = await printed(backend, "g")
+    seen = await wait_output(backend, "g")
     assert sorted(seen["tasks"]) == sorted([[ray_world.node(1), "1"], [ray_world.node(0), "2"]])
     async with asyncio.timeout(30):
         while not (end := await backend.status("g")).phase.over:  # noqa: ASYNC110  # Nothing tells.
@@ -116,12 +116,12 @@ async def test_a_job_is_adopted_after_a_crash_of_the_daemon(ray_world, tmp_path)
     before, after = (RayBackend(tmp_path, ray_world.address) for _ in range(2))
     try:
         await before.start(order)
-        seen = await printed(before, "a")
+        seen = await wait_output(before, "a")
         groups = ray_world.groups()
         os.kill(before.connection.pid, signal.SIGKILL)
         assert [each.phase for each in await after.discover()] == [Phase.READY]
         assert (await after.start(order)).phase is Phase.READY
-        assert await printed(after, "a") == seen, "it was not started a second time"
+        assert await wait_output(after, "a") == seen, "it was not started a second time"
         assert ray_world.groups() == groups
         await after.stop("a")
         assert ray_world.workloads() == set()
@@ -141,11 +141,11 @@ async def test_a_placement_group_left_by_a_crash_is_removed(backend, ray_world):
     await asyncio.to_thread(until, lambda: not ray_world.groups())  # Another look may have it.
 
 
-async def test_a_job_whose_actor_is_killed_leaves_nothing(backend, ray_world):
+async def test_a_killed_actor_leaves_nothing_of_its_job(backend, ray_world):
     reports = []
     backend.listen(reports.append)
     await backend.start(Order("a", job(1, "stays"), (share(ray_world, 0, "1"),)))
-    await printed(backend, "a")
+    await wait_output(backend, "a")
     (name,) = ray_world.actors()
     ray.kill(ray.get_actor(name, namespace="moorage"))
     await asyncio.to_thread(until, lambda: any(each.phase.over for each in reports))
@@ -155,7 +155,7 @@ async def test_a_job_whose_actor_is_killed_leaves_nothing(backend, ray_world):
     await asyncio.to_thread(until, lambda: not stays())
 
 
-async def test_a_job_whose_gpu_is_taken_leaves_nothing(backend, ray_world):
+async def test_a_job_without_its_gpu_leaves_nothing(backend, ray_world):
     stranger = await ray_world.stranger(0)
     try:
         whole = share(ray_world, 0, "0", "1", "2", "3")

@@ -1,4 +1,4 @@
-"""What the backend `ray` does beside a workload, and of many at once, on a real Ray."""
+"""The backend `ray`: commands beside a workload, and many workloads, on a real Ray."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
-from ray_world import RayWorld, emptied, until
+from ray_world import RayWorld, empty, until
 
 from moorage import ray_devices
 from moorage.backends.base import BackendError, Order, Phase
@@ -28,12 +28,12 @@ STARTS = 140
 @pytest.fixture
 async def backend(ray_backend: RayBackend, ray_world: RayWorld) -> AsyncIterator[RayBackend]:
     yield ray_backend
-    await emptied(ray_backend)
+    await empty(ray_backend)
     assert ray_world.workloads() == set()
 
 
 @pytest.mark.parametrize("spec", [FOREVER, COUNTER], ids=["process", "actor"])
-async def test_what_a_command_leaves_running_ends_with_the_workload(backend, ray_world, spec):
+async def test_background_processes_end_with_the_workload(backend, ray_world, spec):
     await backend.start(Order("a", spec))
     leaves = "setsid sleep 1000 > /dev/null 2>&1 & echo left; exit 3"
     done = await backend.execute("a", ["sh", "-c", leaves])
@@ -63,7 +63,7 @@ async def test_a_command_may_be_as_long_as_the_system_allows(backend):
     assert text == "399\n"
 
 
-async def test_commands_beside_a_workload_delay_nothing_else(backend, tmp_path):
+async def test_commands_of_one_workload_delay_no_others(backend, tmp_path):
     trap = f"trap 'touch {tmp_path}/heard; exit' TERM; echo begun; while :; do sleep 0.1; done"
     spec = ProcessResourceSpec(command=["sh", "-c", trap], stop_seconds=SECONDS_MAX)
     await backend.start(Order("a", spec))

@@ -64,7 +64,7 @@ def restartable() -> Iterator[Restartable]:
 
 
 @contextlib.contextmanager
-def connected(address: str) -> Iterator[None]:
+def connect(address: str) -> Iterator[None]:
     ray.init(address, log_to_driver=False)
     try:
         yield
@@ -131,7 +131,7 @@ async def test_workloads_run_through_the_port_of_rays_client(restartable, tmp_pa
     await backend.start(Order("a", FOREVER, (await share(backend),)))
     assert (await backend.execute("a", ["echo", "x"])).output == "x\n"
     await backend.request([{"GPU": 2.0}])
-    with connected(restartable.address):
+    with connect(restartable.address):
         request = internal_kv._internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL)
     assert json.loads(request) == [{"GPU": 2.0}]
     await backend.stop("a")
@@ -144,7 +144,7 @@ async def test_workloads_run_through_the_port_of_rays_client(restartable, tmp_pa
     (line,) = [each for each in text.splitlines() if each.startswith("{")]
     assert [device for _, device in json.loads(line)["tasks"]] == ["2"]
     await backend.stop("j")
-    with connected(restartable.address):
+    with connect(restartable.address):
         groups = ray.util.placement_group_table().values()
         assert {each["state"] for each in groups} == {"REMOVED"}
     assert list(await backend.discover()) == []

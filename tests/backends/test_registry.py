@@ -9,7 +9,7 @@ import pytest
 
 from moorage.backends.registry import kinds
 from moorage.config.settings import settings
-from moorage.setting_kinds import declared
+from moorage.setting_kinds import read_settings
 from moorage.testing.daemon_process import daemon
 
 LIGHT = """
@@ -81,10 +81,10 @@ def test_shipped_kinds_come_in_their_order() -> None:
 
 
 def test_settings_of_a_kind_begin_with_its_name() -> None:
-    names = {name for kind in kinds().values() for name in declared(kind.settings)}
+    names = {name for kind in kinds().values() for name in read_settings(kind.settings)}
     assert names <= set(settings())
     for kind in kinds().values():
-        assert all(name.startswith(f"{kind.name}_") for name in declared(kind.settings))
+        assert all(name.startswith(f"{kind.name}_") for name in read_settings(kind.settings))
 
 
 def test_reading_settings_imports_no_extra(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_setting_of_a_broken_kind_is_refused_with_the_reason(site: Path) -> No
 
 
 @pytest.mark.heavy  # It starts a daemon.
-def test_a_server_starts_beside_a_broken_entry_point(site: Path) -> None:
+def test_a_server_starts_despite_a_broken_entry_point(site: Path) -> None:
     (site / "moorage_slurm.py").unlink()
     with daemon(environment={"PYTHONPATH": str(site)}) as running:
         assert "backend_kind_broken" in running.log.read_text()

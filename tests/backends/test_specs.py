@@ -1,4 +1,4 @@
-"""What a spec may say, from JSON and in Python: whatever else is refused by field."""
+"""Fields of specs in JSON and Python; errors name each wrong field."""
 
 import dataclasses
 import json

@@ -45,7 +45,7 @@ def test_both_place_the_same_demand_on_the_same_nodes(tmp_path: Path) -> None:
     assert figures["grants_to_pods"] == figures["grants_per_second"] / figures["pods_per_second"]
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_errors_name_the_missing_part(tmp_path: Path) -> None:
     few = bench(table(tmp_path / "few.csv", 1))
     assert "20 GPUs" in few.stdout + few.stderr
     nothing = {name: str(tmp_path) for name in ("KUBEBUILDER_ASSETS", "XDG_CACHE_HOME", "PATH")}

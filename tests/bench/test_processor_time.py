@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from moorage.bench.processor_time import spent
+from moorage.bench.processor_time import processor_time_of
 
 WORK = """
 import subprocess, sys, time
@@ -18,18 +18,18 @@ sys.stdin.read()
 """
 
 
-def test_a_program_and_what_it_started_are_counted_apart():
+def test_a_program_and_its_children_are_counted_apart():
     command = [sys.executable, "-c", WORK, "both", WORK]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
-        before = spent(program.pid)
+        before = processor_time_of(program.pid)
         assert program.stdout.readline() == b"worked\n"
-        found = spent(program.pid).since(before)
+        found = processor_time_of(program.pid).since(before)
         program.communicate()
     assert found.own > 0
     assert found.others > 0
 
 
-def test_a_program_that_has_ended_took_nothing():
+def test_an_ended_program_has_no_processor_time():
     with subprocess.Popen([sys.executable, "-c", ""]) as program:
         program.wait()
-    assert spent(program.pid) == (0.0, 0.0)
+    assert processor_time_of(program.pid) == (0.0, 0.0)

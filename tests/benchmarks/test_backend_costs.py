@@ -1,4 +1,4 @@
-"""What the resource engine saves, and that using it again and again leaves nothing behind."""
+"""Costs of the resource engine; repeated use leaves nothing behind."""
 
 import pytest
 

@@ -38,14 +38,14 @@ def folder(tmp_path):
     return tmp_path
 
 
-def played(rule="best_fit", load=1.5, *, queued=False, later=(), stays="memoryless", seed=1):
+def play(rule="best_fit", load=1.5, *, queued=False, later=(), stays="memoryless", seed=1):
     how = Churn(load, stays, 8.0)
     return run("t", rule, NODES, PODS, how, seed, queued=queued, later=later)
 
 
 @pytest.mark.parametrize("stays", ["memoryless", "lognormal", "sized"])
 def test_a_fleet_with_too_much_demand_is_full_and_refuses_the_rest(stays):
-    outcome = played(stays=stays)
+    outcome = play(stays=stays)
     demanded = sum(each.requested_milli for each in outcome.sizes.values())
     refused = sum(each.refused_milli for each in outcome.sizes.values())
     assert 70 < outcome.allocated_percent <= 100
@@ -55,35 +55,35 @@ def test_a_fleet_with_too_much_demand_is_full_and_refuses_the_rest(stays):
     assert sum(each.waited_stays for each in outcome.sizes.values()) == 0
 
 
-def test_what_is_held_is_the_demand_less_what_was_refused():
+def test_held_capacity_is_the_demand_less_refusals():
     # Hardly anything is refused, so that the load is held, give or take the chance of arrivals.
-    outcomes = [played(load=0.4, seed=seed) for seed in range(1, 9)]
+    outcomes = [play(load=0.4, seed=seed) for seed in range(1, 9)]
     assert sum(each.allocated_percent for each in outcomes) / 8 == pytest.approx(40, rel=0.15)
 
 
 def test_with_a_queue_no_request_is_refused_and_large_requests_wait():
-    outcome = played(load=0.9, queued=True)
+    outcome = play(load=0.9, queued=True)
     assert sum(each.refused for each in outcome.sizes.values()) == 0
     assert outcome.sizes["4 GPUs"].waited_stays > 0
     assert outcome.figures()["wait 4 GPUs"] > outcome.figures()["wait share"]
 
 
 def test_requests_of_the_second_half_come_from_another_trace():
-    outcome = played(later=[TracePod("x", 0, 0, 2, 1000)])
+    outcome = play(later=[TracePod("x", 0, 0, 2, 1000)])
     assert outcome.sizes["2 GPUs"].requested > 0
     assert outcome.sizes["1 GPU"].requested > 0
 
 
 def test_all_policies_get_the_same_requests_and_the_same_run_ends_the_same():
-    one, two = played("fgd"), played("expected_fill")
+    one, two = play("fgd"), play("expected_fill")
     assert {size: each.requested for size, each in one.sizes.items()} == {
         size: each.requested for size, each in two.sizes.items()
     }
-    again = played("expected_fill")
+    again = play("expected_fill")
     assert (two.allocated_percent, two.sizes) == (again.allocated_percent, again.sizes)
 
 
-def test_what_is_held_is_added_up_over_the_time_that_counts():
+def test_held_capacity_is_summed_over_the_measured_time():
     held = HeldMilli(4000, 10.0)
     lease = Lease(
         "r", "t", "", PolicyRef("", ""), (Share("c", "n", ("0", "1"), 500),), 1, 0.0, 9.0,

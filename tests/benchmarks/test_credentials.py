@@ -7,7 +7,7 @@ pytestmark = pytest.mark.heavy
 KINDS = ("missing", "bad", "expired", "forged", "foreign", "revoked")
 
 
-def test_no_such_request_is_let_in_and_each_is_answered_as_documented() -> None:
+def test_invalid_credentials_are_refused_as_documented() -> None:
     pytest.importorskip("jwt", reason="the extra `oidc` is not installed")
     from benchmarks.credentials import credentials  # noqa: PLC0415  # It needs the extra.
 

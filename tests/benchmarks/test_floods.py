@@ -18,7 +18,7 @@ PREPARING_SECONDS = 6.0
 PREPARED = {"alternatives", "log_readers", "recalled_fleets", "waiters"}
 
 
-def played(*words: str) -> "subprocess.CompletedProcess[str]":
+def play(*words: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "benchmarks", "floods", "--json", *words]
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
 
@@ -31,12 +31,12 @@ def server(tmp_path_factory: pytest.TempPathFactory):
         yield running, folder
 
 
-async def flooded(attack: str, running: Running, folder: Path) -> tuple[floods._Phase, dict, int]:
+async def flood(attack: str, running: Running, folder: Path) -> tuple[floods._Phase, dict, int]:
     bystander = floods._Bystander(running)
     await bystander.connect()
     try:
         seconds = PREPARING_SECONDS if attack in PREPARED else SECONDS
-        during, attacker, _ = await floods._attacked(attack, seconds, running, bystander)
+        during, attacker, _ = await floods._attack(attack, seconds, running, bystander)
     finally:
         await bystander.close()
     return during, attacker, await floods._workloads(folder)
@@ -45,7 +45,7 @@ async def flooded(attack: str, running: Running, folder: Path) -> tuple[floods._
 @pytest.mark.heavy
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_flood_of_one_tenant_has_nothing_of_another_refused(attack: str, server) -> None:
-    during, attacker, left = uvloop.run(flooded(attack, *server))
+    during, attacker, left = uvloop.run(flood(attack, *server))
     assert during.asks
     assert during.refused == []
     assert attacker["sent"] > 0
@@ -54,7 +54,7 @@ def test_a_flood_of_one_tenant_has_nothing_of_another_refused(attack: str, serve
 
 @pytest.mark.heavy
 def test_the_command_gives_a_row_for_an_attack() -> None:
-    done = played("--attack", "queries", "--seconds", "1")
+    done = play("--attack", "queries", "--seconds", "1")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["floods"]["attacks"]
     assert (row["attack"], row["refused"], row["refusals"]) == ("queries", 0, [])
@@ -62,6 +62,6 @@ def test_the_command_gives_a_row_for_an_attack() -> None:
 
 
 def test_an_attack_that_there_is_not_is_refused() -> None:
-    done = played("--attack", "rain")
+    done = play("--attack", "rain")
     assert done.returncode == 1
     assert "there is no attack rain; there are short_leases, endless_policies" in done.stderr

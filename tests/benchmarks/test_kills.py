@@ -16,7 +16,7 @@ FINDINGS = (
 )
 
 
-def killed(*words: str) -> dict:
+def play_kills(*words: str) -> dict:
     """Play the command as its users do: it takes in orphans, which this process shall not."""
     command = [sys.executable, "-m", "benchmarks", "kills", "--json", *words]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=1800)
@@ -28,7 +28,7 @@ def killed(*words: str) -> dict:
 
 @pytest.mark.heavy
 def test_kills_leave_no_process_behind_and_start_none_twice():
-    figures = killed("--kills", "4")
+    figures = play_kills("--kills", "4")
     assert figures["kills"] == 4
     assert figures["leases_granted"] >= 8
     assert figures["workloads_started"] >= 8
@@ -36,7 +36,7 @@ def test_kills_leave_no_process_behind_and_start_none_twice():
 
 @pytest.mark.heavy
 def test_kills_leave_no_container_behind_and_start_none_twice(container_engine, container_image):
-    figures = killed("--kills", "3", "--category", "container", "--image", container_image)
+    figures = play_kills("--kills", "3", "--category", "container", "--image", container_image)
     assert figures["workloads_started"] >= 4
     assert container_engine.containers(all=True) == []
 

@@ -12,14 +12,14 @@ HALF = TracePod("h", 2000, 1024, 1, 500)
 CPU = TracePod("c", 1000, 1024, 0, 0)
 
 
-def test_it_counts_what_was_placed():
+def test_packing_counts_placed_requests():
     packing = pack(FirstFit("", {}, {}), openb(NODES, 1), [WHOLE, HALF, WHOLE, CPU])
     assert (packing.granted, packing.declined) == (3, 1)
     assert packing.allocated_percent == 75.0
     assert packing.microseconds_per_decision > 0
 
 
-def test_it_knows_what_was_held_when_the_demand_first_exceeded_the_capacity():
+def test_packing_reports_allocation_at_the_first_overload():
     packing = pack(FirstFit("", {}, {}), openb(NODES, 1), [HALF, WHOLE, WHOLE, HALF, CPU])
     assert packing.allocated_percent_at_100 == 75.0
     assert packing.allocated_percent == 100.0
@@ -30,7 +30,7 @@ def test_a_request_that_fits_nowhere_needs_no_decision():
     assert (packing.granted, packing.declined, packing.decisions) == (2, 2, 2)
 
 
-def test_policies_see_what_cells_see():
+def test_policies_see_the_same_fleet_as_in_cells():
     seen = []
 
     class Curious(FirstFit):
@@ -65,7 +65,7 @@ def test_an_unsound_policy_is_not_packed_with(gpus):
         pack(Greedy(gpus), openb(NODES, 1), [WHOLE, WHOLE])
 
 
-def test_nor_is_one_that_declines_what_fits():
+def test_a_policy_that_declines_feasible_requests_is_refused():
     class Shy:
         def eval(self, parameters, input_data, context):
             return {"declined": "not today"}

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from benchmarks.peers import report
 from benchmarks.peers.__main__ import PEERS
-from benchmarks.peers.etcd_transactions import decoded, encoded
+from benchmarks.peers.etcd_transactions import decode, encode
 from benchmarks.peers.measure import Extent, check, measure
 from benchmarks.peers.session import Booking, Peer, devices
 from moorage.commands import display
@@ -25,7 +25,7 @@ NODES = [TraceNode(f"n{number:02}", 64_000, 262_144, 8, "A") for number in range
 HOME_MADE = [peer.name for peer in PEERS.values() if peer.group == "home-made"]
 
 
-def test_what_teams_write_themselves_books_nothing_twice(tmp_path: Path) -> None:
+def test_self_written_schedulers_book_nothing_twice(tmp_path: Path) -> None:
     missing = {peer.name: peer.install for peer in PEERS.values() if not peer.version()}
     if lacking := {name: missing[name] for name in HOME_MADE if name in missing}:
         pytest.skip(f"missing here: {lacking}")
@@ -108,14 +108,14 @@ def test_more_pods_on_a_node_than_it_has_gpus_are_refused() -> None:
 
 
 def test_messages_for_etcd_are_read_as_they_were_written() -> None:
-    assert encoded((1, 300), (2, b"key")) == b"\x08\xac\x02\x12\x03key"
-    assert decoded(encoded((1, 300), (2, b"a"), (2, b""))) == {1: [300], 2: [b"a", b""]}
+    assert encode((1, 300), (2, b"key")) == b"\x08\xac\x02\x12\x03key"
+    assert decode(encode((1, 300), (2, b"a"), (2, b""))) == {1: [300], 2: [b"a", b""]}
 
 
 def test_the_page_is_made_of_the_stored_runs() -> None:
     root = Path(__file__).parents[2]
     text = (root / report.PAGE_FILE).read_text()
-    assert report.page(text, report.stored()) == text
+    assert report.page(text, report.read_stored()) == text
 
 
 def test_a_wide_table_turns_into_rows(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:

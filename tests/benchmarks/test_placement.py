@@ -27,12 +27,12 @@ def folder(tmp_path):
     return tmp_path
 
 
-def compared(folder, *rules, seeds=(1, 2)):
+def comparison(folder, *rules, seeds=(1, 2)):
     return compare(folder / "nodes.csv", [folder / "pods_full.csv"], rules, seeds)
 
 
 def test_means_agree_within_points_or_two_standard_errors(folder):
-    near, far, scattered = compared(folder, "best_fit", "random", "fgd")
+    near, far, scattered = comparison(folder, "best_fit", "random", "fgd")
     assert [each.reached for each in (near, far, scattered)] == [100, 100, 100]
     assert (near.allowed, near.agrees) == (0.3, True)
     assert (far.allowed, far.agrees) == (0.3, False)
@@ -41,7 +41,7 @@ def test_means_agree_within_points_or_two_standard_errors(folder):
 
 
 def test_one_run_is_taken_to_scatter_as_the_published_ones(folder):
-    (alone,) = compared(folder, "fgd", seeds=[1])
+    (alone,) = comparison(folder, "fgd", seeds=[1])
     assert alone.allowed == pytest.approx(2 * (16 / 10 + 16) ** 0.5)
 
 
@@ -49,14 +49,14 @@ def test_what_cannot_be_run_is_said(folder):
     with pytest.raises(CommandError, match="--nodes"):
         placement()
     with pytest.raises(CommandError, match=r"no policy spread; there are random, "):
-        compared(folder, "spread")
+        comparison(folder, "spread")
     (folder / "pods_full.csv").unlink()
     with pytest.raises(CommandError, match=r"no pods_\*.csv"):
         placement(folder / "nodes.csv")
 
 
-def test_what_was_not_published_stands_alone(folder):
-    for each in compared(folder, "dot_product", "expected_fill"):
+def test_unpublished_results_have_no_reference(folder):
+    for each in comparison(folder, "dot_product", "expected_fill"):
         assert each.reached == 100
         assert (each.published, each.difference, each.allowed, each.agrees) == (None,) * 4
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.published_order import GoRandom, published_order
+from benchmarks.published_order import GoRandom, read_published_order
 from moorage.lab.trace import TraceNode, TracePod
 
 PODS = [TracePod(f"p{number}", 1000, 1024, 1, 500, ()) for number in range(8)]
@@ -19,7 +19,7 @@ NODES = [TraceNode(f"n{number}", 64_000, 65_536, 4, "T4") for number in range(5)
         (1 << 40, 5470237361722394362, 6322525149314491254, [1, 5, 7, 3, 4, 6, 2, 0], "2681395704"),
     ],
 )
-def test_the_generator_draws_what_go_draws(seed, first, second, permutation, shuffled):
+def test_the_generator_agrees_with_go(seed, first, second, permutation, shuffled):
     draws = GoRandom(seed)
     assert (draws.int63(), draws.int63()) == (first, second)
     draws.int63()
@@ -39,13 +39,16 @@ def test_the_generator_goes_on_as_go_does():
 
 
 def test_an_order_has_every_request_once_and_then_more_up_to_the_limit():
-    order, names = published_order(PODS, NODES, 4000, arrive=1.5, seed=42)
+    order, names = read_published_order(PODS, NODES, 4000, arrive=1.5, seed=42)
     assert sorted(pod.name for pod in order[:8]) == [pod.name for pod in PODS]
     assert sum(pod.demand_milli for pod in order) == 6000
     assert order[8:] != PODS[:4]
     assert sorted(names.values()) == [f"{rank:04d}-{names_of(names, rank)}" for rank in range(5)]
-    assert published_order(PODS[::-1], NODES[::-1], 4000, arrive=1.5, seed=42) == (order, names)
-    assert published_order(PODS, NODES, 4000, arrive=1.5, seed=43) != (order, names)
+    assert read_published_order(PODS[::-1], NODES[::-1], 4000, arrive=1.5, seed=42) == (
+        order,
+        names,
+    )
+    assert read_published_order(PODS, NODES, 4000, arrive=1.5, seed=43) != (order, names)
 
 
 def names_of(names: dict[str, str], rank: int) -> str:
@@ -54,11 +57,11 @@ def names_of(names: dict[str, str], rank: int) -> str:
 
 
 def test_an_order_that_asks_for_too_much_loses_requests_at_random():
-    order, _ = published_order(PODS, NODES, 4000, arrive=0.5, seed=42)
+    order, _ = read_published_order(PODS, NODES, 4000, arrive=0.5, seed=42)
     assert sum(pod.demand_milli for pod in order) == 2000
     assert len({pod.name for pod in order}) == 4
 
 
 def test_requests_without_gpus_are_not_inflated():
     pods = [TracePod("p", 1000, 1024, 0, 0, ())]
-    assert published_order(pods, NODES, 4000, arrive=1.5, seed=42)[0] == pods
+    assert read_published_order(pods, NODES, 4000, arrive=1.5, seed=42)[0] == pods

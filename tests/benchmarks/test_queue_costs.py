@@ -1,4 +1,4 @@
-"""What the queue may cost as it grows, in CPU time; and what remains of it under overload."""
+"""The queue's CPU time as it grows, and its behaviour under overload."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_a_refusal_on_a_large_fleet_costs_little_more_than_on_a_small_one() -> N
     assert grown / base <= RATIO_MAX
 
 
-def test_requests_over_what_can_be_decided_are_granted_or_busy() -> None:
+def test_requests_above_the_bound_are_granted_or_busy() -> None:
     figures = overload()
     print(figures)
     assert figures["overload_grants_to_peak"] > 0.25, "it was 0.8 beside other tests"

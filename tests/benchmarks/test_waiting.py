@@ -43,7 +43,7 @@ def test_the_largest_first_overtake():
     assert waits("first_come", backfill=False, jobs=jobs) == [0, 99, 108]
 
 
-def test_fair_share_serves_who_holds_less():
+def test_fair_share_serves_the_tenant_that_holds_less():
     jobs = [Job(0, 100, 8, "a"), Job(1, 100, 4, "a"), Job(2, 100, 4, "a"), Job(3, 100, 4, "b")]
     assert waits("fair_share", backfill=False, jobs=jobs)[3] == 97
     assert waits("first_come", backfill=False, jobs=jobs)[3] == 197
@@ -68,7 +68,7 @@ def test_small_jobs_give_way_after_an_hour_and_lose_their_work():
     assert played.lost_gpu_hours == 4.0
 
 
-def test_what_like_jobs_did_is_a_better_guess_than_their_deadlines():
+def test_durations_of_similar_jobs_predict_better_than_deadlines():
     """One job at a time, of ten minutes; users ask for an hour. Each finds eight before it."""
     jobs = [Job(max(n / 10, 600 * (n - 8)), 600, 8, "a") for n in range(60)]
     found = calibrate(jobs, 1, "best_fit")
@@ -110,14 +110,14 @@ def test_the_command_prints_a_row_for_each_order(trace, tmp_path):
         ("timestamp,duration,num_gpus,cluster", "asks for no GPUs"),
     ],
 )
-def test_what_is_wrong_in_a_trace_is_named(tmp_path, text, said):
+def test_errors_name_the_fault_in_a_trace(tmp_path, text, said):
     path = tmp_path / "jobs.csv"
     path.write_text(text)
     with pytest.raises(CommandError, match=said):
         read_jobs(path)
 
 
-def test_without_a_trace_it_says_what_it_needs():
+def test_without_a_trace_the_error_names_the_needed_file():
     with pytest.raises(CommandError, match="--pods"):
         waiting()
 

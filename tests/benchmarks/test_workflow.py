@@ -1,4 +1,4 @@
-"""What an executor of `moorage_client.workflow` adds to a task does not grow with the graph."""
+"""The overhead of a workflow executor per task does not grow with the graph."""
 
 import math
 import time

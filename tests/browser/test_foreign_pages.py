@@ -45,7 +45,7 @@ FORM = """([url, text]) => {
 
 
 @pytest.fixture(scope="module", params=["open", "tokens"])
-def served(request) -> Iterator[tuple[Running, dict[str, str]]]:
+def server(request) -> Iterator[tuple[Running, dict[str, str]]]:
     """A default `moored serve`, and what a program must send it."""
     tokens = {"MOORAGE_TOKENS": "ann:key"} if request.param == "tokens" else {}
     with daemon(environment=tokens) as running:
@@ -89,7 +89,7 @@ def start_of_a_process(file: Path) -> list[tuple[str, str]]:
 
 
 def test_the_attack_works_where_a_program_makes_it(tmp_path):
-    """Else it would prove nothing that pages cannot."""
+    """Without this, the failure of pages would prove nothing."""
     file = tmp_path / "ran"
     with daemon() as running, httpx.Client(base_url=running.http, timeout=30) as http:
         for path, text in start_of_a_process(file):
@@ -101,8 +101,8 @@ def test_the_attack_works_where_a_program_makes_it(tmp_path):
 
 
 @pytest.mark.parametrize("way", ["form", "fetch"])
-def test_a_page_of_another_site_starts_no_process(page, served, site_port, tmp_path, way):
-    running, token = served
+def test_a_page_of_another_site_starts_no_process(page, server, site_port, tmp_path, way):
+    running, token = server
     file = tmp_path / "ran"
     for path, text in start_of_a_process(file):
         answers = show(page, f"http://evil.example:{site_port}/")
@@ -121,9 +121,9 @@ def test_a_page_of_another_site_starts_no_process(page, served, site_port, tmp_p
 
 
 @pytest.mark.parametrize("site", ["evil.example", "localhost", "127.0.0.1"])
-def test_pages_of_other_sites_and_ports_are_refused(page, served, site_port, site):
+def test_pages_of_other_sites_and_ports_are_refused(page, server, site_port, site):
     """Those of this machine's other ports, too: `localhost` is of one site with us."""
-    running, token = served
+    running, token = server
     answers = show(page, f"http://{site}:{site_port}/")
     for url in (running.http, f"http://localhost:{port(running.http)}"):
         for path in ("/healthz", "/metrics"):
@@ -136,8 +136,8 @@ def test_pages_of_other_sites_and_ports_are_refused(page, served, site_port, sit
         assert page.evaluate(SOCKET, url) == "refused"
 
 
-def test_links_and_frames_are_refused(page, served, site_port):
-    running, _ = served
+def test_links_and_frames_are_refused(page, server, site_port):
+    running, _ = server
     answers = show(page, f"http://evil.example:{site_port}/")
     with page.expect_response(f"{running.http}/metrics?frame"):
         page.evaluate(
@@ -150,9 +150,9 @@ def test_links_and_frames_are_refused(page, served, site_port):
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1"])
-def test_a_page_that_hides_its_origin_is_refused(page, served, site_port, host):
+def test_a_page_that_hides_its_origin_is_refused(page, server, site_port, host):
     """A sandboxed frame says `null`, also where our own page shows it."""
-    running, _ = served
+    running, _ = server
     at = port(running.http) if host == "127.0.0.1" else site_port
     answers = show(page, f"http://{host}:{at}/page")
     page.evaluate(
@@ -169,9 +169,9 @@ def test_a_page_that_hides_its_origin_is_refused(page, served, site_port, host):
     assert frame.evaluate(SOCKET, running.ws) == "refused"
 
 
-def test_a_rebound_name_reads_and_changes_nothing(page, served):
+def test_a_rebound_name_reads_and_changes_nothing(page, server):
     """Its page is of one origin with us to the browser; only its name gives it away."""
-    running, token = served
+    running, token = server
     here = f"http://evil.example:{port(running.http)}"
     show(page, f"{here}/page")
     for path, options in (
@@ -188,8 +188,8 @@ def test_a_rebound_name_reads_and_changes_nothing(page, served):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_our_own_page_is_answered(page, served, host):
-    running, token = served
+def test_our_own_page_is_answered(page, server, host):
+    running, token = server
     here = f"http://{host}:{port(running.http)}"
     show(page, f"{here}/page")
     for path, options in (

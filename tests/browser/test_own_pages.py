@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from moorage.testing.daemon_process import Running, daemon
-from tests.clients.test_typescript import built
+from tests.clients.test_typescript import client_folder
 
-__all__ = ["built"]
+__all__ = ["client_folder"]
 
 pytestmark = pytest.mark.heavy  # A browser.
 
@@ -36,7 +36,7 @@ CONNECT = """async ([url, credential]) => {
 
 
 @pytest.fixture(scope="module")
-def served(site_port: int) -> Iterator[Running]:
+def server(site_port: int) -> Iterator[Running]:
     """A server with tokens that lets pages of one site in."""
     ours = f"http://ours.example:{site_port}"
     environment = {"MOORAGE_TOKENS": f"ann:{TOKEN}", "MOORAGE_ALLOWED_ORIGINS": ours}
@@ -55,39 +55,39 @@ def ticket(running: Running) -> dict:
     return answer.json()["data"]
 
 
-def test_a_page_that_knows_the_token_is_let_in(page, served, site_port):
+def test_a_page_that_knows_the_token_is_let_in(page, server, site_port):
     page.goto(f"http://ours.example:{site_port}/")
-    assert page.evaluate(SOCKET, [served.ws, bearer(TOKEN)]) == [True, "moorage"]
+    assert page.evaluate(SOCKET, [server.ws, bearer(TOKEN)]) == [True, "moorage"]
     for wrong in ([], ["moorage"], bearer("wrong"), bearer(TOKEN)[1:]):
-        assert page.evaluate(SOCKET, [served.ws, wrong]) == "refused"
+        assert page.evaluate(SOCKET, [server.ws, wrong]) == "refused"
     page.goto(f"http://evil.example:{site_port}/")
-    for known in (bearer(TOKEN), ticket(served)["protocols"]):
-        assert page.evaluate(SOCKET, [served.ws, known]) == "refused"
+    for known in (bearer(TOKEN), ticket(server)["protocols"]):
+        assert page.evaluate(SOCKET, [server.ws, known]) == "refused"
 
 
-def test_a_ticket_lets_a_page_in_once(page, served, site_port):
+def test_a_ticket_lets_a_page_in_once(page, server, site_port):
     page.goto(f"http://ours.example:{site_port}/")
-    issued = ticket(served)
+    issued = ticket(server)
     assert TOKEN not in str(issued)
-    assert page.evaluate(SOCKET, [served.ws, issued["protocols"]]) == [True, "moorage"]
-    assert page.evaluate(SOCKET, [served.ws, issued["protocols"]]) == "refused"
+    assert page.evaluate(SOCKET, [server.ws, issued["protocols"]]) == [True, "moorage"]
+    assert page.evaluate(SOCKET, [server.ws, issued["protocols"]]) == "refused"
 
 
-def test_the_typescript_client_lets_a_page_in_or_says_why_not(page, served, site_port, built):
-    def shown(route):
+def test_the_typescript_client_lets_a_page_in_or_says_why_not(page, server, site_port, built):
+    def record_page(route):
         name = route.request.url.rpartition("/")[2]
         route.fulfill(path=built / "dist" / name, content_type="text/javascript")
 
-    page.route("**/dist/*", shown)
+    page.route("**/dist/*", record_page)
     page.goto(f"http://ours.example:{site_port}/")
-    once = {"ticket": ticket(served)["ticket"]}
+    once = {"ticket": ticket(server)["ticket"]}
     for credential in ({"token": TOKEN}, once):
-        assert page.evaluate(CONNECT, [served.ws, credential]) == {"clusters": [], "next": None}
+        assert page.evaluate(CONNECT, [server.ws, credential]) == {"clusters": [], "next": None}
     origin = f"http://ours.example:{site_port} in the setting allowed_origins"
     for wrong, said in (
         (once, f"is the ticket unused and not older than ten seconds, and is {origin}?"),
         ({"token": "wrong"}, f"is the token right, and is {origin}?"),
         (None, f"give connect() {{ token }} or {{ ticket }}, or name {origin}"),
     ):
-        refused = page.evaluate(CONNECT, [served.ws, wrong])
-        assert refused == f"{served.ws} does not let this page in: {said}"
+        refused = page.evaluate(CONNECT, [server.ws, wrong])
+        assert refused == f"{server.ws} does not let this page in: {said}"

@@ -18,15 +18,15 @@ from moorage_policies import catalog as shipped
 NAMES = ("first_fit", "fgd", "cheapest", "gang")
 
 
-async def opened(path: Path) -> Catalog:
+async def open_files(path: Path) -> Catalog:
     return await open_catalog(SqliteRecords(path))
 
 
-async def killed(path: Path) -> dict[str, dict]:
+async def kill_writer(path: Path) -> dict[str, dict]:
     """Leave a catalog's files as a kill -9 leaves them; return its policies."""
     alive = path.parent / "alive" / path.name
     alive.parent.mkdir(parents=True)
-    catalog = await opened(alive)
+    catalog = await open_files(alive)
     for name in NAMES:
         await catalog.policies.register(await catalog.policies.prepare(shipped.document(name)))
         await catalog.metrics.put({"clusterId": name, "nodes": []})
@@ -38,7 +38,7 @@ async def killed(path: Path) -> dict[str, dict]:
 
 
 async def policies(path: Path) -> tuple[dict[str, dict], list[str]]:
-    catalog = await opened(path)
+    catalog = await open_files(path)
     try:
         found = {uri: dict(await catalog.policies.get(uri)) for uri in catalog.memory.policy_uris()}
         return found, list(catalog.warnings)
@@ -74,14 +74,14 @@ def path(tmp_path: Path) -> Path:
 
 
 async def test_a_killed_catalog_is_intact(path: Path):
-    stored = await killed(path)
+    stored = await kill_writer(path)
     assert len(stored) == len(NAMES)
     assert await policies(path) == (stored, [])
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.5, 0.8])
 async def test_a_truncated_log_is_noticed_and_left_unchanged(path: Path, keep: float):
-    await killed(path)
+    await kill_writer(path)
     log = path.with_name("catalog.db-wal")
     cut(log, keep)
     before = log.stat().st_size
@@ -92,7 +92,7 @@ async def test_a_truncated_log_is_noticed_and_left_unchanged(path: Path, keep: f
 
 @pytest.mark.parametrize("name", ["catalog.db-wal", "catalog.db", "catalog.mark"])
 async def test_a_missing_file_is_noticed(path: Path, name: str):
-    await killed(path)
+    await kill_writer(path)
     remove(path.parent / name)
     with pytest.raises(ServiceError) as caught:
         await policies(path)
@@ -103,7 +103,7 @@ async def test_a_missing_file_is_noticed(path: Path, name: str):
 async def test_a_policy_that_was_changed_is_set_aside_and_may_be_stored_again(
     path: Path, column: str
 ):
-    stored = await killed(path)
+    stored = await kill_writer(path)
     uri = next(iter(stored))
     changed = f"CAST(replace(CAST({column} AS TEXT), 'e', 'f') AS BLOB)"
     change(path, f"UPDATE records SET {column} = {changed} WHERE kind = 'policy' AND id = '{uri}'")  # noqa: S608  # Ours.
@@ -111,7 +111,7 @@ async def test_a_policy_that_was_changed_is_set_aside_and_may_be_stored_again(
     assert found == {name: policy for name, policy in stored.items() if name != uri}
     assert f"the policy {uri} in" in warning
     assert "does not match its checksum" in warning
-    catalog = await opened(path)
+    catalog = await open_files(path)
     assert catalog.warnings == []
     name = uri.partition(":")[0]
     await catalog.policies.register(await catalog.policies.prepare(shipped.document(name)))
@@ -121,7 +121,7 @@ async def test_a_policy_that_was_changed_is_set_aside_and_may_be_stored_again(
 
 async def test_a_policy_is_checked_against_its_digest_when_it_is_read(path: Path):
     """Also where all checksums are right: only a digest knows what was registered."""
-    stored = await killed(path)
+    stored = await kill_writer(path)
     uri = next(iter(stored))
     store = await DocumentStore.open(SqliteRecords(path))
 
@@ -138,7 +138,7 @@ async def test_a_policy_is_checked_against_its_digest_when_it_is_read(path: Path
 
 
 async def test_a_record_that_went_missing_is_noticed(path: Path):
-    await killed(path)
+    await kill_writer(path)
     change(path, "DROP TRIGGER record_removed")
     change(path, "DELETE FROM records WHERE id = 'fgd' AND kind = 'metrics'")
     with pytest.raises(ServiceError, match=r"records are missing.*metrics"):
@@ -146,7 +146,7 @@ async def test_a_record_that_went_missing_is_noticed(path: Path):
 
 
 async def test_an_outdated_record_is_noticed(path: Path):
-    await killed(path)
+    await kill_writer(path)
     change(path, "DROP TRIGGER record_changed")
     older = await DocumentStore.open(SqliteRecords(path))
     await older.run(
@@ -169,7 +169,7 @@ async def test_an_outdated_record_is_noticed(path: Path):
     ],
 )
 async def test_every_flipped_bit_is_noticed(path: Path, name: str, places: int):
-    stored = await killed(path)
+    stored = await kill_writer(path)
     if name == "catalog.db":
         await policies(path)  # Has its log brought over into it.
     dice = random.Random(places)

@@ -27,7 +27,7 @@ async def catalog(tmp_path):
     await catalog.close()
 
 
-async def refused(work, place="nodes.nodeData[0]"):
+async def refusal(work, place="nodes.nodeData[0]"):
     with pytest.raises(ServiceError) as caught:
         await work
     assert caught.value.code is Code.CONFLICT
@@ -57,7 +57,7 @@ def test_identities_of_machines_do_not_split_kinds_of_nodes():
 )
 async def test_a_machine_under_another_name_is_refused_with_the_one_it_has(catalog, same):
     await catalog.clusters.create(cluster("lab", node("gpu1", "GPU-1", machineId="m")))
-    error = await refused(catalog.clusters.create(cluster("copy", node("own"), same)), NODE_1)
+    error = await refusal(catalog.clusters.create(cluster("copy", node("own"), same)), NODE_1)
     assert "copy/x is the machine that is registered as lab/gpu1" in error.reason
     assert "take it out of lab first" in error.reason
     assert error.details == {"registered_as": "lab/gpu1"}
@@ -68,7 +68,7 @@ async def test_a_machine_under_another_name_is_refused_with_the_one_it_has(catal
 NODE_1 = "nodes.nodeData[1]"
 
 
-async def test_a_machine_of_another_tenant_is_refused_with_whose_it_is(catalog):
+async def test_a_refusal_names_the_tenant_that_owns_the_machine(catalog):
     await catalog.clusters.create(cluster("lab", node("gpu1", "GPU-1")), "bob")
     await catalog.clusters.create(cluster("agents", node("gpu2", "GPU-2")), SERVER_ITSELF)
     await catalog.clusters.create(cluster("mine"), "mallory")
@@ -80,19 +80,19 @@ async def test_a_machine_of_another_tenant_is_refused_with_whose_it_is(catalog):
         catalog.clusters.update("mine", change),
         catalog.clusters.add_nodes("mine", cluster("mine", *taken), "mallory"),
     ):
-        reason = (await refused(work, NODE_1)).reason
+        reason = (await refusal(work, NODE_1)).reason
         assert "registered as lab/gpu1" in reason
         assert "ask an operator to take it out of lab first, which is of the tenant “bob”" in reason
-    reason = (await refused(catalog.clusters.create(cluster("copy", node("x", "GPU-2"))))).reason
+    reason = (await refusal(catalog.clusters.create(cluster("copy", node("x", "GPU-2"))))).reason
     assert "take it out of agents first, which is of the server" in reason
     ON_BEHALF_OF.set("bob")
-    reason = (await refused(catalog.clusters.create(cluster("copy", node("x", "GPU-1"))))).reason
+    reason = (await refusal(catalog.clusters.create(cluster("copy", node("x", "GPU-1"))))).reason
     assert "To move it, take it out of lab first;" in reason
     await catalog.clusters.update("lab", {"$set": {"nodes.nodeData": []}})
     await catalog.clusters.update("mine", change)
 
 
-async def test_what_may_be_the_same_and_is_not_is_registered(catalog):
+async def test_similar_but_different_machines_are_registered(catalog):
     await catalog.clusters.create(cluster("lab", node("gpu1", "GPU-1", machineId="m")))
     copy = node("gpu1", "GPU-2", machineId="m")
     nothing_known = {**node("plain"), "gpus": {"gpus": [{"id": "0"}, {"id": "1"}]}}
@@ -103,7 +103,7 @@ async def test_what_may_be_the_same_and_is_not_is_registered(catalog):
 async def test_two_nodes_of_one_document_are_one_machine(catalog):
     document = cluster("lab", node("a", machineId="m"), node("b", machineId="m"))
     assert (
-        "registered as lab/a" in (await refused(catalog.clusters.create(document), NODE_1)).reason
+        "registered as lab/a" in (await refusal(catalog.clusters.create(document), NODE_1)).reason
     )
 
 
@@ -111,7 +111,7 @@ async def test_an_instance_and_its_gpu_are_one_machine(catalog):
     await catalog.clusters.create(cluster("lab", node("a", "GPU-1")))
     part = node("b", "MIG-1")
     part["gpus"]["gpus"][0]["parentUuid"] = "GPU-1"
-    await refused(catalog.clusters.create(cluster("copy", part)))
+    await refusal(catalog.clusters.create(cluster("copy", part)))
     both = node("c", "GPU-5", "MIG-5")
     both["gpus"]["gpus"][1]["parentUuid"] = "GPU-5"
     with pytest.raises(ServiceError, match=r"gpus\.gpus\[1\]\.uuid") as caught:
@@ -126,10 +126,10 @@ async def test_a_machine_can_be_updated_renamed_and_moved(catalog):
     await catalog.clusters.update("lab", renamed)
     await catalog.clusters.create(cluster("hall", node("x")))
     moved = cluster("hall", node("new-name", machineId="m"))
-    await refused(catalog.clusters.update("hall", moved))
+    await refusal(catalog.clusters.update("hall", moved))
     await catalog.clusters.update("lab", cluster("lab", node("b")))
     await catalog.clusters.update("hall", moved)
-    await refused(catalog.clusters.update("lab", cluster("lab", node("b", machineId="m"))))
+    await refusal(catalog.clusters.update("lab", cluster("lab", node("b", machineId="m"))))
     await catalog.clusters.delete("hall")
     await catalog.clusters.create(cluster("third", node("c", machineId="m")))
 
@@ -140,5 +140,5 @@ async def test_machines_are_known_after_a_restart(tmp_path):
     await catalog.clusters.create(cluster("lab", node("a", machineId="m")))
     await catalog.close()
     catalog = await open_catalog(SqliteRecords(path))
-    await refused(catalog.clusters.create(cluster("copy", node("a", machineId="m"))))
+    await refusal(catalog.clusters.create(cluster("copy", node("a", machineId="m"))))
     await catalog.close()

@@ -28,7 +28,7 @@ def free(least):
     return {"variable": "cluster.gpu.totalFreeMem", "operator": ">=", "value": str(least)}
 
 
-def wanted(**queries):
+def filter_of(**queries):
     return parse_filter({"matchType": "cluster", "filter": queries})
 
 
@@ -46,20 +46,22 @@ async def catalog(tmp_path):
 
 
 async def test_a_filter_finds_clusters_in_the_order_of_their_ids_live_or_not(catalog):
-    assert await catalog.search.matching(wanted(clusterQuery=gpus(2))) == ["c2", "c4", "c8"]
-    assert await catalog.search.matching(wanted()) == ["c1", "c2", "c4", "c8"]
-    assert await catalog.search.matching(wanted(clusterQuery=gpus(9))) == []
+    assert await catalog.search.matching(filter_of(clusterQuery=gpus(2))) == ["c2", "c4", "c8"]
+    assert await catalog.search.matching(filter_of()) == ["c1", "c2", "c4", "c8"]
+    assert await catalog.search.matching(filter_of(clusterQuery=gpus(9))) == []
     assert [name for name in ("c1", "c8", "none") if catalog.memory.is_live(name)] == ["c1"]
 
 
 async def test_metrics_are_searched_first_and_limit_the_clusters(catalog):
-    both = wanted(clusterQuery=gpus(2), clusterMetricsQuery=free(10))
+    both = filter_of(clusterQuery=gpus(2), clusterMetricsQuery=free(10))
     assert await catalog.search.matching(both) == ["c4"]
-    assert await catalog.search.matching(wanted(clusterMetricsQuery=free(10))) == ["c1", "c4"]
+    assert await catalog.search.matching(filter_of(clusterMetricsQuery=free(10))) == ["c1", "c4"]
     # Metrics of unknown clusters find nothing; neither does a condition nothing meets.
-    assert await catalog.search.matching(wanted(clusterMetricsQuery=free(99))) == []
+    assert await catalog.search.matching(filter_of(clusterMetricsQuery=free(99))) == []
     assert (
-        await catalog.search.matching(wanted(clusterQuery=gpus(1), clusterMetricsQuery=free(100)))
+        await catalog.search.matching(
+            filter_of(clusterQuery=gpus(1), clusterMetricsQuery=free(100))
+        )
         == []
     )
 
@@ -69,15 +71,15 @@ async def test_clusters_and_metrics_are_intersected_for_any_number_of_hits(catal
     names = [f"n{number:04d}" for number in range(FEW + 10)]
     await asyncio.gather(*(catalog.clusters.create(cluster(n, int(n[1:]))) for n in names))
     await asyncio.gather(*(catalog.metrics.put(metrics(n, int(n[1:]) % 7)) for n in names))
-    both = wanted(clusterQuery=gpus(least), clusterMetricsQuery=free(6))
+    both = filter_of(clusterQuery=gpus(least), clusterMetricsQuery=free(6))
     expected = [n for n in names if int(n[1:]) >= least and int(n[1:]) % 7 == 6]
     expected = [n for n, least_free in (("c1", 1), ("c4", 4)) if least_free >= least] + expected
     assert await catalog.search.matching(both) == expected
 
 
 async def test_a_search_sees_every_change_that_was_made_before_it(catalog):
-    two = wanted(clusterQuery=gpus(2))
-    busy = wanted(clusterMetricsQuery=free(10))
+    two = filter_of(clusterQuery=gpus(2))
+    busy = filter_of(clusterMetricsQuery=free(10))
     assert await catalog.search.matching(two) == ["c2", "c4", "c8"]
     assert await catalog.search.matching(busy) == ["c1", "c4"]
     await catalog.clusters.create(cluster("c3", 3))
@@ -96,18 +98,18 @@ async def test_a_search_sees_every_change_that_was_made_before_it(catalog):
 
 
 async def test_a_search_sees_more_changes_than_the_buffer_holds(catalog):
-    assert await catalog.search.matching(wanted(clusterQuery=gpus(8))) == ["c8"]
+    assert await catalog.search.matching(filter_of(clusterQuery=gpus(8))) == ["c8"]
     await catalog.clusters.delete("c8")
     for number in range(CHANGED_MAX + 1):  # As if so many had come and gone.
         catalog.memory.index.changed(f"gone-{number}")
     await catalog.clusters.create(cluster("c9", 9))
-    assert await catalog.search.matching(wanted(clusterQuery=gpus(4))) == ["c4", "c9"]
+    assert await catalog.search.matching(filter_of(clusterQuery=gpus(4))) == ["c4", "c9"]
 
 
 async def test_documents_are_found_after_a_restart(catalog, tmp_path):
     await catalog.close()
     again = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
-    assert await again.search.matching(wanted(clusterMetricsQuery=free(40))) == ["c4"]
+    assert await again.search.matching(filter_of(clusterMetricsQuery=free(40))) == ["c4"]
     await again.close()
 
 
@@ -127,17 +129,17 @@ async def test_documents_come_as_stored_in_the_requested_order(catalog):
 
 async def test_too_many_searches_at_one_time_are_refused(catalog):
     results = await asyncio.gather(
-        *(catalog.search.matching(wanted(clusterQuery=gpus(2))) for _ in range(WAITING_MAX + 3)),
+        *(catalog.search.matching(filter_of(clusterQuery=gpus(2))) for _ in range(WAITING_MAX + 3)),
         return_exceptions=True,
     )
     refused = [each for each in results if isinstance(each, ServiceError)]
     assert [each.code for each in refused] == [Code.BUSY] * 3
     assert results.count(["c2", "c4", "c8"]) == WAITING_MAX
-    assert await catalog.search.matching(wanted(clusterQuery=gpus(8))) == ["c8"]
+    assert await catalog.search.matching(filter_of(clusterQuery=gpus(8))) == ["c8"]
 
 
 async def test_a_cancelled_search_loses_no_change(catalog):
-    two = wanted(clusterQuery=gpus(8))
+    two = filter_of(clusterQuery=gpus(8))
     assert await catalog.search.matching(two) == ["c8"]
     await catalog.clusters.delete("c8")
     given_up = [asyncio.ensure_future(catalog.search.matching(two)) for _ in range(8)]
@@ -153,7 +155,7 @@ async def test_a_pattern_that_would_read_too_much_is_refused_by_its_place(catalo
         await catalog.metrics.put({"clusterId": f"m{number}", "text": "x" * (3_500 + number)})
     pattern = {"text": {"$regex": "[a-w][0-9]"}}
     with pytest.raises(ServiceError) as refused:
-        await catalog.search.matching(wanted(clusterMetricsQuery=pattern))
+        await catalog.search.matching(filter_of(clusterMetricsQuery=pattern))
     assert refused.value.code is Code.TOO_LARGE
     assert refused.value.field == "filter.clusterMetricsQuery.text.$regex"
 
@@ -161,7 +163,7 @@ async def test_a_pattern_that_would_read_too_much_is_refused_by_its_place(catalo
 async def test_a_closed_catalog_refuses_searches(catalog):
     await catalog.close()
     with pytest.raises(ServiceError) as refused:
-        await catalog.search.matching(wanted())
+        await catalog.search.matching(filter_of())
     assert refused.value.code is Code.SHUTTING_DOWN
 
 

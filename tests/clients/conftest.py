@@ -140,12 +140,12 @@ class Harbour:
         return sum(message.get("op", "ask") == op for message in self.heard)
 
     def take_over(self, other: "Harbour") -> None:
-        """Write from now on, with what the other one wrote."""
+        """Lead from now on, with the state of the other server."""
         self.leases, self.keys, self._fencing = other.leases, other.keys, other._fencing
         self.standby = False
 
     def freeze(self) -> None:
-        """Answer nothing any more, no ping either, and take what comes."""
+        """Stop answering, pings too, and only receive."""
 
         async def freeze_them() -> None:
             assert self._server is not None
@@ -245,7 +245,7 @@ class Harbour:
         self.leases[lease["id"]] = lease
         return lease
 
-    def _owned(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _find_owned(self, message: dict[str, Any]) -> dict[str, Any]:
         lease = self.leases.get(message["lease"])
         if lease is None:
             return no("unknown_lease", f"There is no lease {message['lease']}.")
@@ -254,7 +254,7 @@ class Harbour:
         return lease
 
     def _renew(self, message: dict[str, Any]) -> dict[str, Any]:
-        lease = self._owned(message)
+        lease = self._find_owned(message)
         if "success" in lease:
             return lease
         if lease["state"] == "ended":
@@ -264,7 +264,7 @@ class Harbour:
         return {"success": True, "data": lease["placement"], "lease": lease}
 
     def _release(self, message: dict[str, Any]) -> dict[str, Any]:
-        lease = self._owned(message)
+        lease = self._find_owned(message)
         if "success" in lease:
             return lease
         lease |= {"state": "ended", "reason": "released"}
@@ -276,7 +276,7 @@ class Harbour:
             return no("unknown_lease", "There is no such lease.")
         if self.states:
             lease |= self.states.pop(0)
-        return {"success": True, "data": lease["placement"], "lease": _shown(lease)}
+        return {"success": True, "data": lease["placement"], "lease": _public_part(lease)}
 
     def _decisions(self, message: dict[str, Any]) -> dict[str, Any]:
         wanted = message.get("filters", {}).get("state")
@@ -291,7 +291,7 @@ class Harbour:
 
     def _leases(self, message: dict[str, Any]) -> dict[str, Any]:
         wanted = message.get("filters", {}).get("state")
-        rows = [_shown(row) for row in self.leases.values() if wanted in (None, row["state"])]
+        rows = [_public_part(row) for row in self.leases.values() if wanted in (None, row["state"])]
         start = int(message.get("after", 0))
         following = str(start + 2) if len(rows) > start + 2 else None
         return {"success": True, "data": {"leases": rows[start : start + 2], "next": following}}
@@ -309,7 +309,7 @@ class Harbour:
         return no("not_found", "There is no such session.")
 
 
-def _shown(lease: dict[str, Any]) -> dict[str, Any]:
+def _public_part(lease: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in lease.items() if name != "token"}
 
 
@@ -319,7 +319,7 @@ def no(code: str, reason: str, **more: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def opened() -> Iterator[Harbour]:
+def open_harbour() -> Iterator[Harbour]:
     harbour = Harbour()
     harbour.start()
     yield harbour
@@ -330,14 +330,14 @@ def opened() -> Iterator[Harbour]:
 @pytest.fixture
 def harbour() -> Iterator[Harbour]:
     """A harbour that is open."""
-    with opened() as harbour:
+    with open_harbour() as harbour:
         yield harbour
 
 
 @pytest.fixture
 def other() -> Iterator[Harbour]:
     """A second harbour that is open."""
-    with opened() as other:
+    with open_harbour() as other:
         yield other
 
 

@@ -37,8 +37,8 @@ def serving(*options: str, **environment: str) -> Iterator[tuple[str, "subproces
         process.stdout.close()
 
 
-def refused(*options: str, **environment: str) -> str:
-    """Serve where it must be refused; return what is said."""
+def refusal(*options: str, **environment: str) -> str:
+    """Serve at an address that is refused; return the error."""
     command, given = [MOORAGE, "pool", "serve", *options], environment or dict(os.environ)
     done = subprocess.run(
         command, env=given, capture_output=True, text=True, check=False, timeout=SECONDS_MAX

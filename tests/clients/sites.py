@@ -1,4 +1,4 @@
-"""Small HTTP servers that answer what a test lays out."""
+"""Small HTTP servers with answers prepared by a test."""
 
 import json
 import ssl

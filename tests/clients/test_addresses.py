@@ -1,4 +1,4 @@
-"""Several addresses: which server a client goes to, and what it does where that is a standby."""
+"""Several addresses: the client's choice of a server, and its behaviour at a standby."""
 
 import asyncio
 import json
@@ -64,7 +64,7 @@ class TestWhichAddress:
                 assert client.url == harbour.url
                 assert await lease_of(client)
 
-    async def test_where_none_answers_each_says_what_it_said(self, nowhere, harbour):
+    async def test_the_error_quotes_each_server_if_none_answers(self, nowhere, harbour):
         harbour.token = "another"  # noqa: S105  # Of the test.
         with pytest.raises(AddressesFailed) as caught:
             await Client(f"{nowhere},{harbour.url}").__aenter__()
@@ -119,7 +119,7 @@ class TestTheWriter:
         assert third.headers == []
         third.end()
 
-    async def test_what_a_standby_can_answer_it_answers(self, harbour, standby):
+    async def test_a_standby_answers_reads(self, harbour, standby):
         async with Client(two(standby, harbour)) as client:
             assert [each["cluster_id"] async for each in client.fleet()] == ["c0"]
             assert client.url == standby.url
@@ -177,7 +177,7 @@ class TestTheWriter:
         assert why in addresses.word_of(endpoint)
         assert addresses.order() == [endpoint]
 
-    def test_a_writer_has_the_token_and_the_authority_of_who_names_it(self):
+    def test_a_named_leader_gets_the_same_token_and_authority(self):
         (endpoint,) = Endpoint.of_socket("wss://a.example", "secret", "ca.pem")
         addresses = Addresses([endpoint])
         named = {"leader": "wss://b.example:8765/"}
@@ -188,7 +188,7 @@ class TestTheWriter:
 
 
 class TestATakeover:
-    async def test_what_waits_is_sent_to_the_next_writer_with_its_key(self, harbour, standby):
+    async def test_waiting_requests_go_to_the_next_leader_with_their_keys(self, harbour, standby):
         async with Client(two(harbour, standby)) as client:
             waiting = [asyncio.create_task(lease_of(client, "slow:1-x")) for _ in range(5)]
             await asyncio.to_thread(harbour.wait_for, lambda: harbour.count("ask") == 5)
@@ -262,7 +262,7 @@ class TestATakeover:
 
 
 class Registry(Site):
-    """Answers with no policies, or as a standby does; notes what came."""
+    """Answers without policies, or like a standby; records requests."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str, str | None]] = []
@@ -312,7 +312,7 @@ class TestHttp:
             other.refusal = None
             assert asking.result(60) == []
 
-    def test_what_may_not_be_repeated_is_not(self, sites):
+    def test_requests_that_may_not_be_repeated_are_sent_once(self, sites):
         one, another = sites
         one.cuts = True
         with Services(f"{one.url},{another.url}") as services:
@@ -323,12 +323,12 @@ class TestHttp:
 
 
 class TestTheCommandLine:
-    def test_it_takes_several_addresses(self, standby, shell: Shell, nowhere):
+    def test_the_client_takes_several_addresses(self, standby, shell: Shell, nowhere):
         done = shell("--url", f"{nowhere},{standby.url}", "ask", "first:1-x", "--lease", "--json")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["lease"]["id"] == "l-1"
 
-    def test_it_names_each_address_that_failed_or_is_wrong(self, shell: Shell, nowhere):
+    def test_the_error_names_each_failed_or_wrong_address(self, shell: Shell, nowhere):
         shell.environment["MOORAGE_URL"] = f"{nowhere},ws://127.0.0.1:1"
         done = shell("leases")
         assert done.returncode == 4

@@ -77,7 +77,7 @@ def test_a_lost_lease_is_noticed_and_raised_at_the_end(harbour):
         assert harbour.count("release") == 0
 
 
-def test_a_lease_that_cannot_be_released_is_said_so_without_hiding_the_error(harbour):
+def test_a_failed_release_is_reported_without_hiding_the_error(harbour):
     with BlockingClient(harbour.url, timeout=0.15) as client:
         with pytest.raises(Timeout), client.lease("first:1-x"):
             harbour.mute.add("release")

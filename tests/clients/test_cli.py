@@ -31,7 +31,7 @@ def state(shell):
     return Path(shell.environment["XDG_STATE_HOME"]) / "moorage" / "leases.json"
 
 
-def test_advice_is_what_the_policy_said(shell, harbour):
+def test_advice_prints_the_value_of_the_policy(shell, harbour):
     done = shell("ask", "first:1-x", "--inputs", '{"say": {"hello": 1}}', "--gpus", "2")
     assert (done.returncode, done.stdout) == (0, '{"hello": 1}\n')
     assert done.stderr == "warning: three clusters\n"
@@ -149,7 +149,7 @@ def test_a_missing_server_is_named_with_the_way_out(shell, nowhere):
         (refusal("unknown_policy", "No policy “x”."), "`moorage policy push best_fit`"),
     ],
 )
-def test_a_hint_fits(capsys, error, hint):
+def test_each_error_has_the_right_hint(capsys, error, hint):
     explain_failure(error)
     assert hint in capsys.readouterr().err
     explain_failure(refusal("unknown_clusters", "No cluster “est” (did you mean east?)."))
@@ -188,19 +188,19 @@ def test_garbage_and_silence_are_unreachable_too(shell, harbour):
 
 
 def test_tokens_of_leases_and_of_people(shell, harbour):
-    def refused(*words):
+    def refusal(*words):
         done = shell(*words, "--json")
         assert done.returncode == 5
         return only_json(done)["error"]["code"]
 
-    assert refused("renew", "l-9") == "token_missing"
+    assert refusal("renew", "l-9") == "token_missing"
     assert "--lease-token" in shell("renew", "l-9").stderr
-    assert refused("release", "l-9") == "unknown_lease"
+    assert refusal("release", "l-9") == "unknown_lease"
     shell("ask", "first:1-x", "--lease")
-    assert refused("release", "l-1", "--lease-token", "t-2") == "wrong_token"
-    assert refused("release", "l-9", "--lease-token", "t-1") == "unknown_lease"
+    assert refusal("release", "l-1", "--lease-token", "t-2") == "wrong_token"
+    assert refusal("release", "l-9", "--lease-token", "t-1") == "unknown_lease"
     harbour.token = "secret"
-    assert refused("leases") == "unauthorized"
+    assert refusal("leases") == "unauthorized"
     assert shell("leases", "--token", "secret").returncode == 0
 
 
@@ -222,14 +222,14 @@ def test_wrong_command_lines(shell, harbour, words):
     assert harbour.heard == []
 
 
-def helped(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def command_helps(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for name, command in getattr(group, "commands", {}).items():
         yield (*path, name)
-        yield from helped(command, (*path, name))
+        yield from command_helps(command, (*path, name))
 
 
 def test_every_command_has_help(capsys):
-    paths = list(helped(typer.main.get_command(program.app)))
+    paths = list(command_helps(typer.main.get_command(program.app)))
     assert len(paths) > 30
     for path in paths:
         assert program.run([*path, "--help"]) == 0
@@ -370,7 +370,7 @@ def starts(phase, **more):
 PROVISION = ("ask", "first:1-x", "--lease", "--provision", '{"backend": "local"}')
 
 
-def test_ask_waits_until_what_it_starts_is_ready(shell, harbour):
+def test_ask_waits_until_its_workload_is_ready(shell, harbour):
     harbour.states = [starts("pulling", detail="3 of 9"), starts("ready", state="active")]
     done = shell(*PROVISION, "--until", "active")
     assert (done.returncode, done.stdout) == (0, "l-1  c0/n1 gpus 0,1\n")
@@ -396,7 +396,7 @@ def test_a_share_is_named_where_it_is_a_part_of_a_gpu():
         assert looking._wants(msgspec.json.decode(document, type=Resources)) == words
 
 
-def test_history_is_what_ended_or_was_refused_and_why(shell, harbour):
+def test_history_lists_ends_and_refusals_with_reasons(shell, harbour):
     rows = only_json(shell("history", "--json"))
     assert [row["request"] for row in rows] == ["r-1", "r-2", "r-3"]
     assert [row["request"] for row in only_json(shell("history", "--limit=1", "--json"))] == ["r-1"]
@@ -455,7 +455,7 @@ def test_each_reason_of_a_node_has_its_words():
 
 
 @pytest.mark.parametrize("value", [[], {}, [""], {"a": [""]}, [[], {}]])
-def test_what_is_empty_is_not_shown(capsys, value):
+def test_empty_fields_are_not_printed(capsys, value):
     fields({"fits_if": value, "models": value, "state": "refused"})
     assert capsys.readouterr().out == "state    refused\n"
 

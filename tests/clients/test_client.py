@@ -22,7 +22,7 @@ from moorage_client import (
 from moorage_client.connection import IN_FLIGHT_MAX
 
 
-async def test_advice_carries_what_the_policy_returned_and_the_warnings(harbour, client):
+async def test_advice_has_the_value_of_the_policy_and_warnings(harbour, client):
     answer = await client.ask("first:1-x", inputs={"say": [1, "two"]}, clusters=["c0"])
     assert answer.data == [1, "two"]
     assert answer.lease is None
@@ -85,7 +85,7 @@ async def test_many_requests_share_one_socket_and_overtake_each_other(harbour, c
     assert len(harbour.headers) == 1
 
 
-async def test_what_an_evaluation_may_take_adds_to_the_time_for_a_reply(harbour, client):
+async def test_the_evaluation_deadline_adds_to_the_reply_timeout(harbour, client):
     slow = asyncio.create_task(client.ask("slow:1-x", deadline_seconds=3600, timeout=0.0))
     await client.ask("first:1-x")
     harbour.gate.set()
@@ -131,7 +131,7 @@ async def test_garbage_is_an_error_and_not_repeated(harbour, client, garbage):
     assert len(harbour.heard) == 1
 
 
-async def test_a_lease_that_is_none_is_garbage_too(harbour, client):
+async def test_an_invalid_lease_is_an_invalid_reply(harbour, client):
     await client.ask("first:1-x", lease={"ttl_seconds": 60})
     harbour.leases["l-1"]["placement"] = "everywhere"
     with pytest.raises(ProtocolViolated, match="placement"):
@@ -167,7 +167,7 @@ async def test_a_cancelled_ask_gives_its_late_lease_back(harbour, client):
     await asyncio.to_thread(harbour.wait_for, lambda: harbour.count("release") == 1)
 
 
-async def test_who_draws_the_key_keeps_the_late_lease(harbour, client):
+async def test_a_caller_with_its_own_key_keeps_a_late_lease(harbour, client):
     terms = {"ttl_seconds": 60, "idempotency_key": "mine"}
     with pytest.raises(Timeout):
         await client.ask("slow:1-x", lease=terms, timeout=0.05)
@@ -178,7 +178,7 @@ async def test_who_draws_the_key_keeps_the_late_lease(harbour, client):
     assert harbour.count("release") == 0
 
 
-async def test_an_ask_whose_answer_was_lost_returns_the_same_lease(harbour, client):
+async def test_an_ask_repeated_after_a_lost_answer_returns_the_same_lease(harbour, client):
     harbour.drop_after_grant = True
     answer = await client.ask("first:1-x", lease={"ttl_seconds": 60})
     assert answer.lease is not None
@@ -196,7 +196,7 @@ async def test_a_restarted_server_is_reached_again(harbour, client):
     assert (await renewing).id == lease.id
 
 
-async def test_what_may_not_be_repeated_is_not(harbour, client):
+async def test_requests_that_may_not_be_repeated_are_sent_once(harbour, client):
     harbour.mute.add("manage")
     doing = asyncio.create_task(client.manage("first:1-x", "poke"))
     await asyncio.to_thread(harbour.wait_for, lambda: harbour.count("manage") == 1)
@@ -236,7 +236,7 @@ async def test_mistakes_of_the_program_stay_python_errors(client):
     assert (await client.ask("first:1-x")).data
 
 
-async def test_closing_ends_what_still_waits(harbour):
+async def test_closing_ends_waiting_calls(harbour):
     harbour.mute.add("why")
     client = Client(harbour.url)
     async with client, asyncio.timeout(60):

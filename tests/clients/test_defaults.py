@@ -1,4 +1,4 @@
-"""What a user who says nothing gets, and how times are shown to people and to programs."""
+"""Defaults of the client, and times as people and programs see them."""
 
 import inspect
 import json

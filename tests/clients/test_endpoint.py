@@ -53,7 +53,7 @@ def site():
 
 
 @pytest.fixture(params=[DEAD_PROXY, "socks5://127.0.0.1:9"])
-def proxied(request, monkeypatch):
+def proxy_url(request, monkeypatch):
     for name in PROXIES:
         monkeypatch.setenv(name, request.param)
     return request.param
@@ -72,7 +72,7 @@ def test_a_proxy_is_not_on_the_way_to_this_machine(host, here):
     assert Endpoint(f"ws://{host}:1", None).is_here is here
 
 
-@pytest.mark.usefixtures("proxied")
+@pytest.mark.usefixtures("proxy_url")
 def test_this_machine_is_reached_without_a_proxy(site, shell, harbour, monkeypatch):
     with Services(site.url.replace("127.0.0.1", "localhost")) as services:
         assert services.policies() == []
@@ -86,7 +86,7 @@ def test_this_machine_is_reached_without_a_proxy(site, shell, harbour, monkeypat
         dashboard_inventory("ray", site.url, "")
 
 
-def test_a_proxy_that_fails_is_named(shell, proxied):
+def test_a_proxy_that_fails_is_named(shell, proxy_url):
     shell.environment |= {
         "MOORAGE_HTTP_URL": "http://moorage.example:8080",
         "MOORAGE_URL": "ws://moorage.example:8765",
@@ -95,7 +95,7 @@ def test_a_proxy_that_fails_is_named(shell, proxied):
         done = shell(*command)
         assert done.returncode == 4
         assert "through the proxy" in done.stderr
-        assert proxied.rpartition("@")[2].removeprefix("socks5://") in done.stderr
+        assert proxy_url.rpartition("@")[2].removeprefix("socks5://") in done.stderr
         assert "NO_PROXY=moorage.example" in done.stderr
         assert "Start a server" not in done.stderr
         assert "hidden" not in done.stderr
@@ -302,45 +302,45 @@ def secure(authority, tmp_path_factory):
 
 
 @pytest.fixture
-def secured(shell, secure):
+def secure_shell(shell, secure):
     """The command line, pointed at the servers with that certificate."""
     shell.environment |= secure
     return shell
 
 
 @each_side
-def test_an_unknown_authority_is_said(secured, command):
-    done = secured(*command)
+def test_an_unknown_authority_is_named(secure_shell, command):
+    done = secure_shell(*command)
     assert done.returncode == 4
     assert "signed by an authority that is not known here" in done.stderr
     assert "--ca-file or MOORAGE_CA_FILE" in done.stderr
     assert "ca_file=" not in done.stderr
-    assert "--ca-file or" in secured("--json", *command).stdout
+    assert "--ca-file or" in secure_shell("--json", *command).stdout
     assert "Start a server" not in done.stderr
 
 
 @each_side
-def test_a_file_without_the_authority_is_named(secured, command, tmp_path):
+def test_a_file_without_the_authority_is_named(secure_shell, command, tmp_path):
     file = tmp_path / "other.pem"
     file.write_bytes(certificate("another")[1].public_bytes(serialization.Encoding.PEM))
-    given = secured("--ca-file", str(file), *command).stderr
+    given = secure_shell("--ca-file", str(file), *command).stderr
     assert f"signed by an authority that is not in {file} (" in given
     assert "--ca-file names that file" in given
-    secured.environment["SSL_CERT_FILE"] = str(file)
-    said = secured(*command).stderr
+    secure_shell.environment["SSL_CERT_FILE"] = str(file)
+    said = secure_shell(*command).stderr
     assert f"not in {file} (" in said
     assert "SSL_CERT_FILE names that file" in said
     assert "MOORAGE_CA_FILE goes before it" in said
 
 
-def test_a_folder_is_called_one_and_serves_where_it_is_prepared(secured, authority, tmp_path):
+def test_a_folder_is_called_one_and_serves_where_it_is_prepared(secure_shell, authority, tmp_path):
     (tmp_path / "authority.pem").write_bytes(authority[0].read_bytes())
     for command in SIDES:
-        said = secured("--ca-file", str(tmp_path), *command).stderr
+        said = secure_shell("--ca-file", str(tmp_path), *command).stderr
         assert "--ca-file names that folder; name a file, or prepare it with `openssl" in said
     subprocess.run(["openssl", "rehash", tmp_path], check=True)
     for command in SIDES:
-        done = secured("--ca-file", str(tmp_path), *command)
+        done = secure_shell("--ca-file", str(tmp_path), *command)
         assert done.returncode == 0, done.stderr
 
 
@@ -354,24 +354,24 @@ def test_a_program_reads_its_own_parameter_for_an_authority(secure):
 
 
 @pytest.mark.parametrize("named", ["MOORAGE_CA_FILE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
-def test_an_authority_of_the_environment_serves_both_sides(secured, authority, named):
-    secured.environment[named] = f"{authority[0]}\n"
+def test_an_authority_of_the_environment_serves_both_sides(secure_shell, authority, named):
+    secure_shell.environment[named] = f"{authority[0]}\n"
     for command in SIDES:
-        done = secured(*command)
+        done = secure_shell(*command)
         assert done.returncode == 0, done.stderr
 
 
-def test_an_authority_that_is_given_goes_before_the_environment(
-    secured, authority, monkeypatch, tmp_path
+def test_an_explicit_authority_overrides_the_environment(
+    secure_shell, authority, monkeypatch, tmp_path
 ):
     file, (socket_url, http_url) = (
         str(authority[0]),
-        (secured.environment[name] for name in ("MOORAGE_URL", "MOORAGE_HTTP_URL")),
+        (secure_shell.environment[name] for name in ("MOORAGE_URL", "MOORAGE_HTTP_URL")),
     )
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing"))
     for command in SIDES:
         for words in (["--ca-file", file, *command], [*command, "--ca-file", file]):
-            done = secured(*words)
+            done = secure_shell(*words)
             assert done.returncode == 0, done.stderr
     with Services(http_url, ca_file=file) as services:
         assert services.policies() == []
@@ -388,17 +388,17 @@ def test_an_authority_that_is_given_goes_before_the_environment(
     [(None, "MOORAGE_CA_FILE: cannot read"), ("nothing\n", "no certificate in PEM format")],
 )
 def test_a_file_of_authorities_that_cannot_be_used_is_named(
-    secured, tmp_path, command, content, reason
+    secure_shell, tmp_path, command, content, reason
 ):
     file = tmp_path / "ca.pem"
     if content:
         file.write_text(content)
-    secured.environment["MOORAGE_CA_FILE"] = str(file)
-    done = secured(*command)
+    secure_shell.environment["MOORAGE_CA_FILE"] = str(file)
+    done = secure_shell(*command)
     assert (done.returncode, reason in done.stderr) == (2, True)
 
 
-def test_other_certificates_are_refused_for_what_they_are(authority, tmp_path):
+def test_refusals_name_the_fault_of_the_certificate(authority, tmp_path):
     file, key, built = authority
     with Site(context_of(tmp_path, *certificate("late", (key, built), days=-1))) as site:
         expired = f"https://127.0.0.1:{site.server_port}"

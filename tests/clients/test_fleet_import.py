@@ -80,28 +80,28 @@ def test_a_cluster_that_exists_is_changed_by_an_option_alone(moorage, server):
         words = ("fleet", "import", "-", "--cluster-id=bay", "--json", *options)
         return moorage(*words, given=table(*rows))
 
-    def changed(*options, rows):
+    def change(*options, rows):
         (cluster,) = document(give(*options, rows=rows))["clusters"]
         return cluster["action"], cluster["vcpus"]
 
-    assert changed(rows=["a,1000,1,0,", "b,1000,1,0,"]) == ("created", 2.0)
+    assert change(rows=["a,1000,1,0,", "b,1000,1,0,"]) == ("created", 2.0)
     status, error = refusal(give(rows=["c,1000,1,0,"]))
     assert (status, error["code"]) == (3, "already_exists")
     assert "--replace" in error["reason"]
     assert "--merge" in error["reason"]
     assert set(nodes(moorage, "bay")) == {"a", "b"}
     # Added up again over all nodes.
-    assert changed("--merge", rows=["b,2000,1,0,", "c,1000,1,0,"]) == ("merged", 4.0)
+    assert change("--merge", rows=["b,2000,1,0,", "c,1000,1,0,"]) == ("merged", 4.0)
     found = {name: row["cpu_milli_free"] for name, row in nodes(moorage, "bay").items()}
     assert found == {"a": 1000, "b": 2000, "c": 1000}
     with httpx.Client(base_url=server.http) as http:
         http.put("/clusters/bay", json={"region": "north"}).raise_for_status()
-        assert changed("--replace", rows=["d,1000,1,0,"]) == ("replaced", 1.0)
+        assert change("--replace", rows=["d,1000,1,0,"]) == ("replaced", 1.0)
         assert "region" not in http.get("/clusters/bay").json()
     assert set(nodes(moorage, "bay")) == {"d"}
 
 
-def test_machines_that_join_at_one_time_are_all_there(server):
+def test_machines_that_join_concurrently_are_all_registered(server):
     names = [f"m{number}" for number in range(16)]
 
     def join(name):
@@ -159,7 +159,7 @@ def test_clusters_are_stored_one_by_one_and_a_failure_says_which_were(moorage, t
         (["ray:http://127.0.0.1:1"], "expected a Ray dashboard at http://127.0.0.1:1"),
     ],
 )
-def test_what_cannot_be_read_is_a_wrong_command_line(moorage, arguments, said):
+def test_an_unreadable_file_is_a_usage_error(moorage, arguments, said):
     given = table("a,x,1,0,")
     done = moorage("fleet", "import", *arguments, "--cluster-id=c", "--json", given=given)
     status, error = refusal(done)

@@ -117,7 +117,7 @@ async def test_a_cancelled_block_stays_cancelled(harbour, client):
     assert harbour.leases["l-1"]["state"] == "ended"
 
 
-async def test_a_lease_that_had_ended_by_the_end_of_its_block_is_said_to_be_lost(harbour, client):
+async def test_a_lease_that_ended_within_its_block_raises_lease_lost(harbour, client):
     with pytest.raises(LeaseLost, match="There is no lease"):
         async with client.lease("first:1-x", ttl_seconds=60) as held:
             del harbour.leases[held.id]

@@ -39,7 +39,7 @@ def no_home(monkeypatch):
     monkeypatch.setattr(pwd, "getpwuid", unknown)
 
 
-def test_programs_say_what_to_name_instead_of_a_home(homeless, harbour):
+def test_without_a_home_programs_name_the_option_to_set(homeless, harbour):
     done = homeless("moorage", "ask", "first:1-x", "--ttl=20", MOORAGE_URL=harbour.url)
     assert done.returncode == 0, done.stderr
     [lease] = harbour.leases.values()

@@ -1,4 +1,4 @@
-"""A server that answers anything at all: each command says one clear thing, and what it ends in."""
+"""A server with arbitrary answers: each command prints one clear error and its exit code."""
 
 import contextlib
 import io
@@ -63,7 +63,7 @@ def data(value: Any) -> dict[str, Any]:
     return {"success": True, "data": value}
 
 
-def leased(value: Any = None) -> dict[str, Any]:
+def lease_answer(value: Any = None) -> dict[str, Any]:
     return {"success": True, "data": value, "lease": LEASE, "warnings": ["hm"], "request": "r-1"}
 
 
@@ -81,13 +81,13 @@ REFUSAL = {"success": False, "message": "no", "request": "r-1", "error": FAULT}
 TOKEN = ("--lease-token", "t")
 COMMANDS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("ask", "one:1-x", "--explain"), data({"cluster_id": "c"}) | {"reasons": {"a": [1]}}),
-    (("ask", "one:1-x", "--lease"), leased()),
-    (("renew", "r-1", *TOKEN), leased()),
-    (("release", "r-1", *TOKEN), leased()),
+    (("ask", "one:1-x", "--lease"), lease_answer()),
+    (("renew", "r-1", *TOKEN), lease_answer()),
+    (("release", "r-1", *TOKEN), lease_answer()),
     (("flush",), data({"flushed": ["r-1"]})),
     (("cancel", "r-1"), data(WAITER)),
     (("leases",), data({"leases": [LEASE], "next": None})),
-    (("status", "r-1"), leased()),
+    (("status", "r-1"), lease_answer()),
     (("why", "r-1"), data({"request": "r-1", "lease": LEASE, "at": 1e9})),
     (("queue",), data({"waiting": [WAITER, WAITER], "next": None})),
     (("fleet",), data({"clusters": [TOTALS], "next": None})),
@@ -95,7 +95,7 @@ COMMANDS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("logs", "r-1", *TOKEN), data(LOG)),
     (("logs", "r-1", "-f", *TOKEN), data(LOG)),
     (("exec", "r-1", *TOKEN, "--", "x"), data({"exit_code": 0, "output": "hello"})),
-    (("run", "--", "x"), leased() | {"data": LOG}),
+    (("run", "--", "x"), lease_answer() | {"data": LOG}),
     (("watch", "--count", "1"), data({"topics": ["leases"]})),
     (("policy", "list"), data([{"policy_rule_uri": "one:1-x", "description": "d"}])),
     (("policy", "show", "one:1-x"), data({"policy_rule_uri": "one:1-x", "code": "pass"})),
@@ -133,12 +133,12 @@ WAYS = [{" ".join(words[:2]): words for words, _ in COMMANDS}[way] for way in _W
 """One command for each way to a server."""
 
 
-def nested(depth: int) -> bytes:
+def nest(depth: int) -> bytes:
     return b'{"success":true,"data":' + b"[" * depth + b"]" * depth + b"}"
 
 
 class Hostile(Site):
-    """Answers every request, on the socket and over HTTP, with what a test lays out."""
+    """Answers every request, on the socket and over HTTP, as a test prepared."""
 
     def __init__(self) -> None:
         self.calm()
@@ -188,7 +188,7 @@ class Hostile(Site):
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory) -> Iterator[Hostile]:
+def hostile_server(tmp_path_factory) -> Iterator[Hostile]:
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "rule.py").write_text("pass\n")
     (folder / "fleet.json").write_text(json.dumps([CLUSTER]))
@@ -205,13 +205,13 @@ def opened(tmp_path_factory) -> Iterator[Hostile]:
 
 
 @pytest.fixture
-def hostile(opened: Hostile) -> Hostile:
-    opened.calm()
-    return opened
+def hostile(hostile_server: Hostile) -> Hostile:
+    hostile_server.calm()
+    return hostile_server
 
 
 def run_command(words: tuple[str, ...], *, as_json: bool, seconds: float = 5.0) -> int:
-    """Run a command; see that it says what it has to say, and nothing else. Return its code."""
+    """Run a command; check that it prints one clear error. Return its exit code."""
     files = {"RULE": "rule.py", "FLEET": "fleet.json"}
     given = [os.path.join(os.environ["HOSTILE"], files[w]) if w in files else w for w in words]  # noqa: PTH118  # Words of a command line.
     shared = ["--timeout", str(seconds), *(["--json"] if as_json else [])]
@@ -243,7 +243,7 @@ def paths(document: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from paths(part, (*at, key))
 
 
-def changed(document: Any, at: tuple[Any, ...], value: Any, *, gone: bool) -> Any:
+def change(document: Any, at: tuple[Any, ...], value: Any, *, gone: bool) -> Any:
     """Return a document with another value at one place, or without it."""
     if not at:
         return value
@@ -251,7 +251,7 @@ def changed(document: Any, at: tuple[Any, ...], value: Any, *, gone: bool) -> An
     if gone and len(at) == 1:
         del copy[at[0]]
     else:
-        copy[at[0]] = changed(document[at[0]], at[1:], value, gone=gone)
+        copy[at[0]] = change(document[at[0]], at[1:], value, gone=gone)
     return copy
 
 
@@ -281,7 +281,7 @@ def test_a_good_answer_is_shown(hostile, words, answer, as_json):
 )
 def test_one_absurd_part_of_an_answer_is_one_error(hostile, case, value, gone, js):
     words, answer, at = case
-    hostile.document = changed(answer, at, value, gone=gone)
+    hostile.document = change(answer, at, value, gone=gone)
     run_command(words, as_json=js)
 
 
@@ -290,7 +290,7 @@ def test_one_absurd_part_of_an_answer_is_one_error(hostile, case, value, gone, j
     "raw",
     [
         *(b"", b"{", b"null", b"NaN", b"\xff\xfe\x00", b"<html>\x1b[31m</html>"),
-        *(nested(500), nested(990), nested(100_000)),
+        *(nest(500), nest(990), nest(100_000)),
         b'{"success":true,"data":NaN}',
         b'{"success":true,"data":1e999}',
         b'{"success":true,"data":' + b"9" * 5000 + b"}",

@@ -1,4 +1,4 @@
-"""Files of every form become cluster documents, and what is wrong in them is named."""
+"""Files of every form become cluster documents, and errors name their faults."""
 
 import io
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moorage.lab import trace
-from moorage_client.inventory import InventoryError, TableError, collect, merged, read
+from moorage_client.inventory import InventoryError, TableError, collect, merge_documents, read
 from moorage_client.inventory.documents import machine_key
 from moorage_client.inventory.kubernetes_live import cluster_id_of
 
@@ -184,7 +184,7 @@ def test_sources_of_one_cluster_are_put_together(put):
         ('{"id": "a", "memory": -Infinity}', "-Infinity is not JSON"),
     ],
 )
-def test_what_is_wrong_in_a_document_is_named(put, content, place):
+def test_errors_name_the_fault_in_a_document(put, content, place):
     with pytest.raises(InventoryError, match=place) as caught:
         collect([put("fleet.json", content)])
     assert "fleet.json" in str(caught.value)
@@ -204,7 +204,7 @@ def test_files_that_cannot_be_read(put, tmp_path):
 def test_merging_replaces_nodes_by_id_and_keeps_everything_else():
     old = cluster("lab", node("a"), node("b", memory=1), tags=["x"], vcpus={"count": 8}, memory=9)
     new = cluster("lab", node("b", memory=2), node("c"), tags=["y"])
-    both = merged(old, new)
+    both = merge_documents(old, new)
     assert both == {
         "id": "lab",
         "tags": ["x"],
@@ -220,7 +220,7 @@ def by_name(document):
     return {each["id"]: each for each in document["nodes"]["nodeData"]}
 
 
-def test_what_kubectl_prints_becomes_a_cluster():
+def test_output_of_kubectl_becomes_a_cluster():
     found = collect([str(NODES)], "k8s")
     (document,) = found.documents
     assert (document["id"], document["regionId"]) == ("k8s", "eu-west-1")
@@ -292,7 +292,7 @@ def test_mig_instances_are_devices_that_are_not_shared_and_replicas_are_one():
         ({"kind": "Pod"}, r"items\[0\].kind: expected a Node"),
     ],
 )
-def test_what_is_wrong_in_a_node_is_named(put, change, said):
+def test_errors_name_the_fault_in_a_node(put, change, said):
     item = {"kind": "Node", "metadata": {"name": "n"}, "status": {"capacity": {}}, **change}
     source = put("nodes.json", {"kind": "List", "items": [item]})
     with pytest.raises(InventoryError, match=said) as caught:
@@ -315,7 +315,7 @@ def test_quantities_are_those_of_the_api(put, kind, given, count):
     assert (document["vcpus"]["count"] if kind == "cpu" else document["memory"]) == count
 
 
-def listed(*nodes):
+def node_list(*nodes):
     return {"kind": "NodeList", "items": list(nodes)}
 
 
@@ -328,7 +328,7 @@ def kubernetes_node(name, machine, provider):
 def test_nodes_of_kubernetes_say_which_machines_they_are(put):
     one, two = "ec2a" * 8, "ec2b" * 8
     nodes = [kubernetes_node("a", one, "aws:///eu/i-1"), kubernetes_node("b", two, "aws:///eu/i-2")]
-    (document,) = collect([put("nodes.json", listed(*nodes))], "lab").documents
+    (document,) = collect([put("nodes.json", node_list(*nodes))], "lab").documents
     first, second = document["nodes"]["nodeData"]
     assert first["machineId"] == machine_key(one) != machine_key(two) == second["machineId"]
     assert one not in str(document), "others are not to know it"
@@ -340,7 +340,7 @@ def test_nodes_of_kubernetes_say_which_machines_they_are(put):
 def test_copies_of_one_disk_have_no_machine_id(put):
     same = "ec2a" * 8
     nodes = [kubernetes_node(name, same, f"p://{name}") for name in "ab"]
-    found = collect([put("nodes.json", listed(*nodes))], "lab")
+    found = collect([put("nodes.json", node_list(*nodes))], "lab")
     rows = found.documents[0]["nodes"]["nodeData"]
     assert [row.get("machineId") for row in rows] == [None, None]
     assert "2 nodes share their machine id" in found.notes[-1]

@@ -69,7 +69,7 @@ def dashboard(monkeypatch, tmp_path) -> Iterator[Dashboard]:
         yield dashboard
 
 
-def imported(dashboard):
+def import_document(dashboard):
     (document,) = collect([f"ray:{dashboard.url}/"], "ray").documents
     return document["nodes"]["nodeData"]
 
@@ -89,33 +89,33 @@ def test_a_dashboard_tells_nodes_and_devices(dashboard):
 
 def test_devices_that_were_not_measured_have_the_model_that_ray_schedules_by(dashboard):
     dashboard.summary = [{"raylet": {"nodeId": ALIVE["node_id"]}, "gpus": [GPU]}]
-    (node,) = imported(dashboard)
+    (node,) = import_document(dashboard)
     assert node["gpus"]["gpus"] == [{"modelName": "A100", "memory": 0}] * 2
     dashboard.summary = []
-    assert imported(dashboard) == [node]
+    assert import_document(dashboard) == [node]
 
 
 def test_a_token_of_ray_is_shown(dashboard, monkeypatch, tmp_path):
     dashboard.token = "secret"  # noqa: S105  # Of a server that lives for one test.
     with pytest.raises(InventoryError, match="HTTP 401 Unauthorized"):
-        imported(dashboard)
+        import_document(dashboard)
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("secret\n")  # Ray made it.
-    assert len(imported(dashboard)) == 1
+    assert len(import_document(dashboard)) == 1
     (tmp_path / "other").write_text("wrong")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "other"))
     with pytest.raises(InventoryError, match="put the cluster's token into RAY_AUTH_TOKEN"):
-        imported(dashboard)
+        import_document(dashboard)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
-    assert len(imported(dashboard)) == 1
+    assert len(import_document(dashboard)) == 1
 
 
-def test_what_ray_leaves_out_is_a_note_or_an_error(dashboard):
+def test_fields_missing_at_ray_yield_a_note_or_an_error(dashboard):
     dashboard.warning = "1 node did not answer"
     assert collect([f"ray:{dashboard.url}"], "r").notes[-1].endswith("1 node did not answer")
     dashboard.total = 12_000
     with pytest.raises(InventoryError, match=r"at most 10000 nodes.*not 12000"):
-        imported(dashboard)
+        import_document(dashboard)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_what_ray_leaves_out_is_a_note_or_an_error(dashboard):
 def test_a_server_that_is_no_dashboard_is_named(dashboard, raw, said):
     dashboard.raw = raw
     with pytest.raises(InventoryError, match=said) as caught:
-        imported(dashboard)
+        import_document(dashboard)
     assert dashboard.url in str(caught.value)
 
 
@@ -139,7 +139,7 @@ def test_nothing_that_answers(nowhere):
         collect([f"ray:{nowhere.replace('ws', 'http')}"], "r")
 
 
-def test_what_ray_printed_is_read_from_a_file(tmp_path):
+def test_output_of_ray_is_read_from_a_file(tmp_path):
     path = tmp_path / "nodes.json"
     path.write_text(json.dumps([PRINTED, FROM_PYTHON]))
     (document,) = collect([str(path)], "ray").documents
@@ -157,7 +157,7 @@ def test_what_ray_printed_is_read_from_a_file(tmp_path):
         ({"resources_total": {"GPU": -1}}, r"\[0\].resources_total.GPU"),
     ],
 )
-def test_what_is_wrong_in_a_node_is_named(tmp_path, change, said):
+def test_errors_name_the_fault_in_a_node(tmp_path, change, said):
     path = tmp_path / "nodes.json"
     path.write_text(json.dumps([ALIVE | change]))
     with pytest.raises(InventoryError, match=said):

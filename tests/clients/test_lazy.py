@@ -1,4 +1,4 @@
-"""What an import of a client brings along, and what waits until the client is used."""
+"""Importing a client loads few modules; the rest is loaded at first use."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ SLOW |= {"moorage.model", "moorage_client.link", "moorage_client.services"}
         ("import moorage_client.services", {"asyncio", "requests", "ssl", "urllib3"}),
     ],
 )
-def test_what_is_imported_is_not_used_yet(imported, slow):
+def test_imported_modules_are_unused_at_first(imported, slow):
     code = f"import sys; {imported}; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60

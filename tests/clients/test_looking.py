@@ -1,4 +1,4 @@
-"""What `moorage fleet CLUSTER` says of each node."""
+"""The output of `moorage fleet CLUSTER` for each node."""
 
 from moorage.records.replies import NodeCapacity
 from moorage_client.answers import read_as

@@ -58,7 +58,7 @@ def test_a_policy_is_tried_from_a_file_and_its_verdict_is_the_exit_code(tmp_path
 
 
 @pytest.mark.heavy
-def test_what_cannot_be_tried_is_a_matter_of_the_command_line(tmp_path):
+def test_an_untestable_policy_is_a_usage_error(tmp_path):
     policy, broken = tmp_path / "rule.py", tmp_path / "broken.json"
     policy.write_text(POLICY)
     broken.write_text("[1")
@@ -84,17 +84,17 @@ def test_no_module_of_the_working_directory_is_run_outside_of_the_jail(tmp_path)
 
 
 def test_wrong_words_are_refused_before_anything_runs(shell, tmp_path):
-    def refused(*words):
+    def refusal(*words):
         done = shell("policy", *map(str, words))
         assert done.returncode == 2
         return done.stderr
 
-    said = refused("test", "best_fitt")
+    said = refusal("test", "best_fitt")
     assert "no shipped policy 'best_fitt'; did you mean best_fit?" in said
     (tmp_path / "rule.py").write_text(POLICY)
     for words in (("--seed", 2**31), ("--sandbox", "none")):
         for command in (["test"], ["backtest", "--trace", "n.csv", "p.csv"]):
-            assert words[0] in refused(*command, tmp_path / "rule.py", *words)
+            assert words[0] in refusal(*command, tmp_path / "rule.py", *words)
 
 
 @pytest.mark.heavy

@@ -1,4 +1,4 @@
-"""Where a pool is served: what is an address, and which one counts."""
+"""Addresses of pools: their syntax, and which of several is used."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ from moorage_client.pool.addresses import Tcp, Uds, address_here, parse_address
         ("tcp:[::1]:8000", Tcp("::1", 8000)),
     ],
 )
-def test_what_is_an_address(text, address):
+def test_addresses_are_accepted(text, address):
     assert parse_address(text) == address
     assert parse_address("uds:pool.sock") == Uds(Path.cwd() / "pool.sock")
 
@@ -29,7 +29,7 @@ def test_what_is_an_address(text, address):
         "http://127.0.0.1:8000", "tcp:10.0.0.1:8000", "tcp:0.0.0.0:8000", "tcp:example.org:80",
     ],
 )  # fmt: skip
-def test_what_is_none(text):
+def test_invalid_addresses_are_refused(text):
     with pytest.raises(ValueError, match="expected"):
         parse_address(text)
 

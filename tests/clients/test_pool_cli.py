@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from moorage_client.pool import ResourcePoolAdapter
-from tests.clients.pools import MOORAGE, comes_back, refused, serving
+from tests.clients.pools import MOORAGE, comes_back, refusal, serving
 
 pytestmark = pytest.mark.heavy
 
@@ -59,7 +59,7 @@ def test_with_json_a_checkout_is_a_document(moorage):
     moorage("checkin", whole["transaction"])
 
 
-def test_what_no_process_holds_has_its_time_only(moorage):
+def test_slots_without_a_process_end_with_their_time(moorage):
     taken = json.loads(moorage("checkout", "gpus", "--pid", "0", "--ttl", "60", "--json").stdout)
     (holding,) = json.loads(moorage("show", "--json").stdout)["holdings"]
     assert holding["pid"] is None
@@ -79,13 +79,13 @@ def test_what_no_process_holds_has_its_time_only(moorage):
         ("gpus=99999999999", 2, "COUNT up to 10000"),
     ],
 )
-def test_what_cannot_be_had_ends_with_its_exit_code(moorage, wanted, exit_code, said):
+def test_a_refused_acquire_has_its_own_exit_code(moorage, wanted, exit_code, said):
     done = moorage("checkout", *wanted.split())
     assert done.returncode == exit_code
     assert said in done.stdout + done.stderr
 
 
-def test_what_a_shell_holds_comes_back_when_it_ends(address):
+def test_the_end_of_a_shell_releases_its_slots(address):
     """The holder is the caller of the command, not the command itself."""
     script = f'"{MOORAGE}" pool checkout gpus=2x2 >&2; "{MOORAGE}" pool show --json; true'
     environment = {**os.environ, "MOORAGE_POOL_ADDRESS": address}
@@ -115,4 +115,4 @@ def test_no_server_serves_a_pool(shell, tmp_path):
     ],
 )
 def test_a_server_that_cannot_be_says_why(options, said):
-    assert said in refused(*options.split())
+    assert said in refusal(*options.split())

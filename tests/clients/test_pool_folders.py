@@ -1,4 +1,4 @@
-"""Where a pool is served: what others planted there is neither used nor harmed."""
+"""Folders of pools: files planted by others are neither used nor harmed."""
 
 import os
 import socket
@@ -22,8 +22,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return given | {"TMPDIR": str(tmp_path)}
 
 
-def refused(tmp_path: Path, *options: str) -> str:
-    return pools.refused("-r", "cpus=1", *options, **environment(tmp_path))
+def refusal(tmp_path: Path, *options: str) -> str:
+    return pools.refusal("-r", "cpus=1", *options, **environment(tmp_path))
 
 
 def serving(tmp_path: Path, *options: str) -> AbstractContextManager:
@@ -64,7 +64,7 @@ def test_an_own_folder_is_made_and_used(tmp_path, folder, monkeypatch):
 )
 def test_a_folder_that_another_may_have_made_is_not_used(tmp_path, folder, plant):
     plant(folder)
-    assert f"{folder}: expected a folder of yours" in refused(tmp_path)
+    assert f"{folder}: expected a folder of yours" in refusal(tmp_path)
     assert not (folder / "pool.sock").exists()
 
 
@@ -73,7 +73,7 @@ def test_a_planted_link_empties_no_file(tmp_path):
     victim.write_text("precious")
     lock = tmp_path / "pool.sock.lock"
     lock.symlink_to(victim)
-    assert f"{lock}: is a link" in refused(tmp_path, "--address", f"uds:{path}")
+    assert f"{lock}: is a link" in refusal(tmp_path, "--address", f"uds:{path}")
     assert victim.read_text() == "precious"
     lock.unlink()
     lock.write_text("notes")  # No link, and a user's all the same.
@@ -90,10 +90,10 @@ def test_a_planted_link_empties_no_file(tmp_path):
         pytest.param(os.mkfifo, id="pipe"),
     ],
 )
-def test_what_is_no_socket_is_left_alone(tmp_path, make):
+def test_a_file_that_is_no_socket_stays(tmp_path, make):
     path = tmp_path / "precious"
     make(path)
-    assert f"{path}: is no socket" in refused(tmp_path, "--address", f"uds:{path}")
+    assert f"{path}: is no socket" in refusal(tmp_path, "--address", f"uds:{path}")
     assert path.is_symlink() or path.exists()
 
 
@@ -102,7 +102,7 @@ def test_the_socket_of_another_program_is_left_alone(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
-        said = refused(tmp_path, "--address", f"uds:{path}")
+        said = refusal(tmp_path, "--address", f"uds:{path}")
         assert "another program listens there" in said
         with socket.socket(socket.AF_UNIX) as caller:
             caller.connect(str(path))

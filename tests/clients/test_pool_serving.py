@@ -22,7 +22,7 @@ from moorage_client.pool import Checkout, ResourcePoolAdapter
 from moorage_client.pool.adapter import ANSWER_BYTES_MAX
 from moorage_client.pool.addresses import Tcp, Uds
 from tests.clients import pools
-from tests.clients.pools import SECONDS_MAX, comes_back, free, refused
+from tests.clients.pools import SECONDS_MAX, comes_back, free, refusal
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -31,7 +31,7 @@ serving = partial(pools.serving, "-r", "gpus=4", "-r", "cpus=2", "--address")
 
 
 @pytest.fixture(scope="module", params=["uds", "tcp"])
-def served(request, tmp_path_factory) -> Iterator[str]:
+def pool_server(request, tmp_path_factory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("pool")
     where = f"uds:{folder}/pool.sock" if request.param == "uds" else "tcp:127.0.0.1:0"
     with serving(where) as (address, _):
@@ -39,8 +39,8 @@ def served(request, tmp_path_factory) -> Iterator[str]:
 
 
 @pytest.fixture
-def pool(served) -> Iterator[ResourcePoolAdapter]:
-    adapter = ResourcePoolAdapter(served)
+def pool(pool_server) -> Iterator[ResourcePoolAdapter]:
+    adapter = ResourcePoolAdapter(pool_server)
     yield adapter
     assert adapter.state()["holdings"] == [], "a test left something checked out"
 
@@ -115,7 +115,7 @@ class TestAdapter:
         with pytest.raises(InvalidCheckin):
             pool.checkin(dict(second))
 
-    def test_the_state_says_who_holds_what(self, pool):
+    def test_the_state_lists_holders_and_slots(self, pool):
         taken = pool.checkout(GPU, ttl_seconds=100)
         (holding,) = pool.state()["holdings"]
         assert holding["transaction"] == taken.transaction
@@ -125,7 +125,7 @@ class TestAdapter:
 
 
 class TestEndpoints:
-    """As the documented client uses them, which knows neither processes nor transactions."""
+    """The documented client uses them; it knows neither processes nor transactions."""
 
     @pytest.fixture
     def http(self, pool) -> Iterator[httpx.Client]:
@@ -166,7 +166,7 @@ class TestEndpoints:
             ("/renew", 3, "expected an object"),
         ],
     )
-    def test_what_is_wrong_is_said(self, http, path, body, said):
+    def test_errors_name_the_wrong_field(self, http, path, body, said):
         answer = http.post(path, json=body)
         assert answer.status_code == 400
         assert said in answer.json()["message"]
@@ -201,7 +201,7 @@ class TestEndpoints:
 class TestHolders:
     """Nothing is held for ever without a holder."""
 
-    def test_what_a_killed_process_held_comes_back(self, pool):
+    def test_a_killed_process_releases_its_slots(self, pool):
         with holder(str(pool.address)) as (process, transaction):
             assert free(pool) == 2
             with pytest.raises(ResourceUnavailable):
@@ -223,7 +223,7 @@ class TestHolders:
         with pytest.raises(InvalidCheckin):
             pool.checkin(also)
 
-    def test_what_is_not_renewed_comes_back_when_its_time_is_up(self, pool):
+    def test_slots_that_are_not_renewed_are_released_in_time(self, pool):
         brief, long = pool.checkout(GPU, ttl_seconds=0.2), pool.checkout(GPU, ttl_seconds=1)
         assert pool.renew(long, 600) > time.time() + 500
         assert comes_back(pool, 3)
@@ -257,14 +257,14 @@ print("done", granted)
 """
 
 
-def test_processes_never_hold_the_same(served, tmp_path):
-    command = [sys.executable, "-c", WORKER, served]
+def test_processes_never_hold_the_same(pool_server, tmp_path):
+    command = [sys.executable, "-c", WORKER, pool_server]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     workers = [subprocess.Popen([*command, str(n), tmp_path], **pipes) for n in range(3)]
     for each in workers:
         out, err = each.communicate(timeout=120)
         assert out == "done 20\n", err
-    pool = ResourcePoolAdapter(served)
+    pool = ResourcePoolAdapter(pool_server)
     assert free(pool) == 4
     assert pool.state()["holdings"] == []
 
@@ -310,7 +310,7 @@ class TestServing:
         with serving(f"uds:{path}") as (address, _):
             assert oct(path.stat().st_mode)[-3:] == "600"
             assert oct(path.parent.stat().st_mode)[-3:] == "700"
-            assert "served" in refused("--address", address)
+            assert "served" in refusal("--address", address)
             assert ResourcePoolAdapter(address).count("gpus") == 4
         assert not path.exists()
         with pytest.raises(ConnectionFailed, match="No such file"):

@@ -26,7 +26,7 @@ from tests.clients.sites import Answer, Site
 
 
 class Registry(Site):
-    """Answers each request with what the test laid out for it, and remembers the request."""
+    """Answers each request as the test prepared, and records it."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, object]] = {}

@@ -64,7 +64,7 @@ def test_a_token_that_is_due_is_shown_where_the_issuer_does_not_answer(folder: P
         assert logins().read()["https://gpu.example"]["refresh_token"] == refresh
 
 
-def test_of_the_issuers_tokens_the_one_for_the_server_is_taken() -> None:
+def test_the_token_for_the_server_is_chosen() -> None:
     access, identity = jwt(aud=["x", "moorage"], exp=7), jwt(aud="moorage", exp=8)
     both = {"access_token": access, "id_token": identity, "refresh_token": "r"}
     assert entry_of(both, "moorage") == {"token": access, "expires_at": 7.0, "refresh_token": "r"}

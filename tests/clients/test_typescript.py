@@ -99,7 +99,7 @@ console.log("open");
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def client_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The client, built in a folder of its own."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("no Node here: apt-get install nodejs npm")
@@ -111,7 +111,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def started(folder: Path, program: str, **environment: str) -> subprocess.Popen[str]:
+def start_program(folder: Path, program: str, **environment: str) -> subprocess.Popen[str]:
     (folder / "program.mjs").write_text(program)
     return subprocess.Popen(
         ["node", "--experimental-websocket", "--no-warnings", "program.mjs"],
@@ -123,13 +123,13 @@ def started(folder: Path, program: str, **environment: str) -> subprocess.Popen[
     )
 
 
-def test_it_goes_to_the_writer_and_asks_nothing_twice(
-    built: Path, harbour: Harbour, other: Harbour
+def test_the_typescript_client_finds_the_leader_and_repeats_no_request(
+    client_folder: Path, harbour: Harbour, other: Harbour
 ) -> None:
     other.standby, other.leader = True, harbour.url
     harbour.mute.add("manage")
     urls = f"ws://127.0.0.1:9, {other.url},{harbour.url}"
-    with started(built, FOLLOWING, URLS=urls, LAST=other.url) as node:
+    with start_program(client_folder, FOLLOWING, URLS=urls, LAST=other.url) as node:
         harbour.wait_for(lambda: harbour.count("ask") == harbour.count("manage") == 1)
         harbour.stop()
         other.take_over(harbour)
@@ -144,18 +144,18 @@ def test_it_goes_to_the_writer_and_asks_nothing_twice(
 
 
 def test_standbys_that_name_each_other_end_in_a_sentence(
-    built: Path, harbour: Harbour, other: Harbour
+    client_folder: Path, harbour: Harbour, other: Harbour
 ) -> None:
     harbour.standby, harbour.leader = True, other.url
     other.standby, other.leader = True, harbour.url
-    with started(built, FLAPPING, URLS=f"{harbour.url},{other.url}") as node:
+    with start_program(client_folder, FLAPPING, URLS=f"{harbour.url},{other.url}") as node:
         said, _ = node.communicate(timeout=60)
     assert said.startswith("none of 2 addresses serves: "), said
     assert f"{other.port}: is a standby, and names {harbour.port}" in said
     assert harbour.count("ask") + other.count("ask") < 30
 
 
-def test_it_shows_another_token_where_the_first_one_ended(built: Path, tmp_path: Path) -> None:
+def test_the_typescript_client_refreshes_its_token(client_folder: Path, tmp_path: Path) -> None:
     file, data, now = tmp_path / "token", tmp_path / "data", time.time()
     data.mkdir()
     store = TokenStore(open_storage("", data).tokens())
@@ -164,7 +164,7 @@ def test_it_shows_another_token_where_the_first_one_ended(built: Path, tmp_path:
     with (
         contextlib.closing(store),
         daemon(data) as running,
-        started(built, RENEWING, URL=running.ws, FILE=str(file)) as node,
+        start_program(client_folder, RENEWING, URL=running.ws, FILE=str(file)) as node,
     ):
         assert node.stdout is not None
         assert node.stdout.readline() == "open\n"
@@ -176,7 +176,7 @@ def test_it_shows_another_token_where_the_first_one_ended(built: Path, tmp_path:
     assert said == "lost\n"
 
 
-def test_the_typescript_client_talks_with_a_daemon(built: Path) -> None:
+def test_the_typescript_client_talks_with_a_daemon(client_folder: Path) -> None:
     gpu = {"modelName": "A100", "memory": 40_960}
     machine = {
         "id": "n0",
@@ -191,7 +191,7 @@ def test_the_typescript_client_talks_with_a_daemon(built: Path) -> None:
         httpx.post(f"{url}/clusters", json=cluster, headers=known).raise_for_status()
         document = catalog.document("first_fit")
         httpx.post(f"{url}/policy", json=document, headers=known, timeout=60).raise_for_status()
-        with started(built, PROGRAM, URL=running.ws, HTTP=running.http) as node:
+        with start_program(client_folder, PROGRAM, URL=running.ws, HTTP=running.http) as node:
             said, _ = node.communicate(timeout=60)
     assert said.splitlines() == [
         *["true the server at URL needs a token: give connect() { token } or { ticket }"] * 2,

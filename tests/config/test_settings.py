@@ -35,7 +35,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def refused(
+def refusal(
     overrides: dict[str, Any] | None = None,
     environ: dict[str, str] | None = None,
     file: Path | None = None,
@@ -69,7 +69,7 @@ def test_a_home_is_needed_only_where_no_folder_is_named(
 
 
 def test_the_password_of_a_database_is_not_shown() -> None:
-    error = refused(environ={"MOORAGE_STORAGE": "mysql://m:hunter2@h/d"})
+    error = refusal(environ={"MOORAGE_STORAGE": "mysql://m:hunter2@h/d"})
     assert error.setting == "storage"
     assert "hunter2" not in str(error)
     config = Config.load({}, HOME | {"MOORAGE_STORAGE": "postgresql://m:hunter2@h/d"})
@@ -209,7 +209,7 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
 
 def test_metrics_come_from_one_place() -> None:
     both = {"MOORAGE_PROMETHEUS_URL": "http://p", "GLOBAL_CLUSTER_METRICS_URL": "http://m"}
-    assert refused(environ=both).setting == "prometheus_url"
+    assert refusal(environ=both).setting == "prometheus_url"
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_metrics_come_from_one_place() -> None:
 )
 def test_a_malformed_value_names_setting_source_and_expectation(name: str, text: str) -> None:
     setting = settings()[name]
-    error = refused(environ={setting.environment: text})
+    error = refusal(environ={setting.environment: text})
     assert error.setting == name
     assert str(error).startswith(f"{setting.environment}: expected {setting.kind.expected}, got ")
     assert text in str(error)
@@ -275,7 +275,7 @@ def test_a_malformed_value_names_setting_source_and_expectation(name: str, text:
 )
 def test_the_file_must_have_the_right_types(tmp_path: Path, line: str) -> None:
     file = write(tmp_path / "moored.toml", line + "\n")
-    error = refused(file=file)
+    error = refusal(file=file)
     assert error.setting == line.partition(" ")[0]
     assert error.source == f"{error.setting} in {file}"
 
@@ -300,14 +300,14 @@ LINKS = {
 and Docker a container with a link to one called moorage."""
 
 
-def test_what_kubernetes_says_of_services_is_no_setting() -> None:
+def test_service_variables_of_kubernetes_are_no_settings() -> None:
     config = Config.load({}, HOME | LINKS)
     assert (config.port, config.http_port) == (8765, 8080)
     assert service_links(HOME | LINKS) == set(LINKS)
     assert Config.load({}, HOME | LINKS | {"MOORAGE_PORT": "1"}).port == 1
     for wrong in ("MOORAGE_SERVICE_HOTS", "MOORAGE_PORTS", "MOORAGE_PORT_TCP", "MOORAGE_HOST_X"):
-        assert "no such setting" in str(refused(environ=LINKS | {wrong: "10.96.12.7"}))
-    assert refused(environ={"MOORAGE_PORT": "http://10.96.12.7"}).setting == "port"
+        assert "no such setting" in str(refusal(environ=LINKS | {wrong: "10.96.12.7"}))
+    assert refusal(environ={"MOORAGE_PORT": "http://10.96.12.7"}).setting == "port"
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_what_kubernetes_says_of_services_is_no_setting() -> None:
     ['"ann:secret"', "'ann:secret,bob:secrets'", "ann:'secret'", '"ann":"secret"', 'a:b2,"c":d2'],
 )
 def test_quotes_around_tokens_are_refused(quoted: str) -> None:
-    error = refused(environ={"MOORAGE_TOKENS": quoted})
+    error = refusal(environ={"MOORAGE_TOKENS": quoted})
     assert "without quotes around them" in str(error)
     assert "secret" not in str(error)
 
@@ -327,9 +327,9 @@ def test_a_token_may_have_quotes_within() -> None:
 
 def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:
     file = write(tmp_path / "moored.toml", "prot = 1\n")
-    assert str(refused(file=file)).endswith("there is no such setting; the nearest is port")
-    assert "the nearest is MOORAGE_TOKENS" in str(refused(environ={"MOORAGE_TOKNES": "a:b"}))
-    assert "the nearest is sandbox" in str(refused({"sandbx": "jail"}))
+    assert str(refusal(file=file)).endswith("there is no such setting; the nearest is port")
+    assert "the nearest is MOORAGE_TOKENS" in str(refusal(environ={"MOORAGE_TOKNES": "a:b"}))
+    assert "the nearest is sandbox" in str(refusal({"sandbx": "jail"}))
 
 
 def test_names_of_the_clients_and_empty_variables_are_left_alone() -> None:
@@ -360,34 +360,34 @@ def test_an_external_service_by_its_old_name_and_by_ours(name: str, setting: str
         "http://d b",
     ],
 )
-def test_what_is_no_url_of_a_service_is_refused_and_not_repeated(url: str) -> None:
-    error = refused(environ={"POLICY_DB_URL": url})
+def test_an_invalid_service_url_is_refused_and_not_quoted(url: str) -> None:
+    error = refusal(environ={"POLICY_DB_URL": url})
     assert str(error).startswith("POLICY_DB_URL: expected an http or https URL")
     assert "secret" not in str(error)
 
 
 def test_a_daemon_is_no_external_service_of_its_own() -> None:
     for host in ("localhost", "127.0.0.1", "[::1]"):
-        error = refused(environ={"CLUSTER_SERVICE_URL": f"http://{host}:8080"})
+        error = refusal(environ={"CLUSTER_SERVICE_URL": f"http://{host}:8080"})
         assert "this daemon's own HTTP port 8080" in str(error)
     Config.load({}, HOME | {"CLUSTER_SERVICE_URL": "http://elsewhere:8080"})
 
 
 def test_files_that_are_missing_large_or_no_toml(tmp_path: Path) -> None:
-    assert "cannot be read (No such file" in str(refused(file=tmp_path / "none.toml"))
-    assert "cannot be read (Is a directory" in str(refused(file=tmp_path))
-    assert "expected a TOML file" in str(refused(file=write(tmp_path / "bad", "port 1")))
+    assert "cannot be read (No such file" in str(refusal(file=tmp_path / "none.toml"))
+    assert "cannot be read (Is a directory" in str(refusal(file=tmp_path))
+    assert "expected a TOML file" in str(refusal(file=write(tmp_path / "bad", "port 1")))
     (tmp_path / "latin").write_bytes(b"host = '\xff'")
-    assert "expected a TOML file" in str(refused(file=tmp_path / "latin"))
+    assert "expected a TOML file" in str(refusal(file=tmp_path / "latin"))
     large = write(tmp_path / "large", "#" * (FILE_BYTES_MAX + 1))
-    assert f"expected at most {FILE_BYTES_MAX} bytes" in str(refused(file=large))
+    assert f"expected at most {FILE_BYTES_MAX} bytes" in str(refusal(file=large))
 
 
 @pytest.mark.parametrize(
     "text", ["ann", "ann:", ":k1", "ann:k 1", "a nn:k1", "ann:k1,bob:k1", "ann:k1,bob", "ann:k"]
 )
 def test_malformed_tokens_are_refused_and_not_repeated(text: str) -> None:
-    error = refused(environ={"MOORAGE_TOKENS": text})
+    error = refusal(environ={"MOORAGE_TOKENS": text})
     assert error.setting == "tokens"
     assert "k1" not in str(error)
     assert "2 characters or more (8 where other machines reach it)" in str(error)
@@ -399,7 +399,7 @@ def test_a_short_token_is_refused_where_other_machines_can_try_some(setting: str
         f"MOORAGE_{setting.upper()}": "10.0.0.1",
         "MOORAGE_TOKENS": "ann:k1234567,bob:k123456",
     }
-    error = refused(environ=environ)
+    error = refusal(environ=environ)
     assert (error.setting, "k12" in str(error)) == ("tokens", False)
     assert "8 characters or more" in error.expected
 
@@ -416,21 +416,21 @@ def test_an_issuer_is_enough_beyond_loopback_and_needs_an_audience() -> None:
     plain = {"MOORAGE_INSECURE_PLAINTEXT": "true"}
     config = Config.load({}, HOME | given | plain | {"MOORAGE_OIDC_AUDIENCE": "moorage"})
     assert config.backends == ("memory",)
-    assert refused(environ=given).setting == "oidc_audience"
+    assert refusal(environ=given).setting == "oidc_audience"
     for name in ("oidc_audience", "oidc_client_id"):
-        error = refused(environ={f"MOORAGE_{name.upper()}": "x"})
+        error = refusal(environ={f"MOORAGE_{name.upper()}": "x"})
         assert (error.setting, "oidc_issuer" in str(error)) == (name, True)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "moorage.example", "128.0.0.1"])  # noqa: S104  # The very addresses that must be refused.
 def test_beyond_loopback_nothing_starts_without_tokens(host: str) -> None:
-    error = refused({"host": host})
+    error = refusal({"host": host})
     assert error.setting == "host"
     assert error.source == "--host"
     assert "MOORAGE_TOKENS" in error.expected
-    assert refused(environ={"MOORAGE_HTTP_HOST": host}).setting == "http_host"
+    assert refusal(environ={"MOORAGE_HTTP_HOST": host}).setting == "http_host"
     tokens = HOME | {"MOORAGE_TOKENS": "ann:k1234567"}
-    error = refused({"host": host}, environ=tokens)
+    error = refusal({"host": host}, environ=tokens)
     assert (error.setting, "--insecure-plaintext" in error.expected) == ("host", True)
     allowed = Config.load({"host": host, "insecure_plaintext": True}, tokens)
     assert (allowed.host, allowed.http_host) == (host, host)
@@ -457,7 +457,7 @@ def test_loopback() -> None:
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
-    assert refused({"port": 8080}).setting == "http_port"
+    assert refusal({"port": 8080}).setting == "http_port"
     assert Config.load({"port": 0, "http_port": 0}, HOME).port == 0
 
 
@@ -483,7 +483,7 @@ def test_table_and_help_name_every_setting() -> None:
 
 
 def test_policies_elsewhere_need_a_server_that_executes_them() -> None:
-    error = refused(environ={"POLICY_EXECUTION_MODE": "central"})
+    error = refusal(environ={"POLICY_EXECUTION_MODE": "central"})
     assert "policy_executor_host_url" in str(error)
     elsewhere = {"POLICY_EXECUTION_MODE": "central", "POLICY_EXECUTOR_HOST_URL": "http://x:10000"}
     config = Config.load({}, HOME | elsewhere | {"POLICY_SYSTEM_EXECUTOR_ID": "e1"})
@@ -508,7 +508,7 @@ def test_kubernetes_clusters_are_contexts_with_an_id(given: str, clusters: dict[
 
 
 @pytest.mark.parametrize("given", ["a/b", "=ctx", "a=", "a,a=b", "query"])
-def test_what_is_no_cluster_id_is_refused(given: str) -> None:
+def test_an_invalid_cluster_id_is_refused(given: str) -> None:
     with pytest.raises(ConfigError, match="CLUSTER_ID=CONTEXT"):
         Config.load({}, HOME | {"MOORAGE_KUBERNETES_CLUSTERS": given})
 

@@ -1,4 +1,4 @@
-"""What every backend must do, over the one in memory and every real backend that works here.
+"""The conformance suite of backends, for memory and every real backend that works here.
 
 A `Bench` brings what a backend needs: a backend, another one over the same machine (the daemon
 after a crash), and specs with and without faults.
@@ -175,9 +175,9 @@ class ProcessBench:
         return ProcessResourceSpec(command=WRITING)
 
     async def left(self) -> int:
-        return await asyncio.to_thread(self._marked)
+        return await asyncio.to_thread(self._count_marked)
 
-    def _marked(self) -> int:
+    def _count_marked(self) -> int:
         """Count workloads of which any process is left, by the mark in its environment."""
         mark = f"MOORAGE_WORKLOAD={self.root}".encode()
         marked = set()
@@ -463,7 +463,7 @@ async def test_a_start_waits_until_the_workload_is_ready_and_a_stop_until_nothin
     assert list(await backend.discover()) == []
 
 
-async def test_a_glance_says_ready_only_of_what_is(bench, backend):
+async def test_a_glance_reports_only_ready_workloads_as_ready(bench, backend):
     """And may say nothing at all: not every backend knows without asking."""
     assert backend.glance("a") is None
     ready = await backend.start(Order("a", bench.spec()))
@@ -493,7 +493,7 @@ async def test_two_names_are_two_workloads(bench, backend):
     assert (await backend.status("b")).phase is Phase.READY
 
 
-async def test_a_start_that_is_given_up_leaves_nothing(bench, backend):
+async def test_a_cancelled_start_leaves_no_workload(bench, backend):
     start = asyncio.create_task(backend.start(Order("a", bench.slow())))
     await asyncio.sleep(0.3)  # Well into the start, which takes many seconds.
     start.cancel()
@@ -514,7 +514,7 @@ async def test_a_stop_ends_a_start_under_way(bench, backend):
     assert started.phase is Phase.READY
 
 
-async def test_a_second_stop_and_one_of_nothing_do_nothing(bench, backend):
+async def test_a_second_stop_and_a_stop_of_an_unknown_workload_succeed(bench, backend):
     await backend.start(Order("a", bench.spec()))
     await backend.stop("a")
     await backend.stop("a")
@@ -544,7 +544,7 @@ async def test_a_start_that_fails_half_way_says_why_and_leaves_nothing(bench, ba
     assert list(await backend.discover()) == []
 
 
-async def test_the_name_of_what_failed_is_free_again(bench, backend):
+async def test_a_failed_workload_frees_its_name(bench, backend):
     """A lease whose workload failed starts it again under the same name."""
     failing, _ = bench.failing()
     with pytest.raises(BackendError):
@@ -562,7 +562,7 @@ async def test_the_name_of_what_failed_is_free_again(bench, backend):
     assert await bench.left() == 1
 
 
-async def test_a_backend_after_a_crash_adopts_what_runs(bench, backend):
+async def test_a_backend_adopts_running_workloads_after_a_crash(bench, backend):
     await backend.start(Order("a", bench.spec()))
     after = bench.backend()  # The first one is not closed: its daemon was killed.
     assert [each.id for each in await after.discover()] == ["a"]
@@ -589,7 +589,7 @@ async def test_the_listener_hears_of_an_end(bench, backend):
     assert list(await backend.discover()) == []
 
 
-async def test_what_ended_unwatched_is_not_started_again(bench, backend):
+async def test_a_workload_that_ended_during_a_crash_is_not_restarted(bench, backend):
     spec, _ = bench.dying()
     await backend.start(Order("a", spec))
 
@@ -696,11 +696,11 @@ async def test_a_gang_that_lost_a_member_has_failed(bench, backend):
         assert (await after.start(replace(order, resumed=True))).phase is Phase.FAILED
     await after.stop("a")
     await backend.stop("a")
-    await until(nothing_left(bench))
+    await until(none_remain(bench))
     await after.close()
 
 
-def nothing_left(bench: Bench) -> Callable[[], Any]:
+def none_remain(bench: Bench) -> Callable[[], Any]:
     async def left() -> bool:
         return await bench.left() == 0
 

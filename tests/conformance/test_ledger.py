@@ -1,4 +1,4 @@
-"""What every ledger must do, over the one in memory and those in files and in PostgreSQL."""
+"""The conformance suite of ledgers: in memory, in files, and in PostgreSQL."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ POSTGRES = (pytest.mark.heavy, pytest.mark.postgres)
 
 
 class Place(Protocol):
-    """Where ledgers leave their facts, and how a disk can spoil them while none is open."""
+    """The storage of a ledger under test, and ways to damage it while it is closed."""
 
     def ledger(self) -> Ledger: ...
     def relabel(self, seq: int, kind: str, version: int) -> None: ...
@@ -61,7 +61,7 @@ class MemoryPlace:
         # Sealed again, as a release that knows the kind would have done.
         row = self.storage.rows[seq - 1]
         self.storage.rows[seq - 1] = row._replace(
-            kind=kind, version=version, checksum=resealed(row, kind, version)
+            kind=kind, version=version, checksum=seal(row, kind, version)
         )
 
     def flip_a_bit(self, seq: int) -> None:
@@ -94,7 +94,7 @@ class SqlitePlace:
         )
         connection.execute(
             "UPDATE fact SET kind = ?, version = ?, checksum = ? WHERE seq = ?",
-            (kind, version, resealed(row, kind, version), seq),
+            (kind, version, seal(row, kind, version), seq),
         )
         connection.commit()
         connection.close()
@@ -118,7 +118,7 @@ class SqlitePlace:
         connection.close()
 
 
-def resealed(row: FactRow, kind: str, version: int) -> int:
+def seal(row: FactRow, kind: str, version: int) -> int:
     return _checksum(row.seq, row.at, kind, version, row.subject, row.body)
 
 
@@ -142,7 +142,7 @@ class PostgresPlace:
             "UPDATE moorage.fact SET kind = %s, version = %s, checksum = %s WHERE seq = %s",
             kind,
             version,
-            resealed(row, kind, version),
+            seal(row, kind, version),
             seq,
         )
 
@@ -181,7 +181,7 @@ async def ledger(place: Place) -> AsyncIterator[Ledger]:
     await made.close()
 
 
-def granted(number: int) -> Granted:
+def grant(number: int) -> Granted:
     return Granted(
         Lease(
             id=RequestId(f"r-{number}"),
@@ -198,11 +198,11 @@ def granted(number: int) -> Granted:
     )
 
 
-def numbered(first: int, last: int) -> list[Fact]:
+def numbered_facts(first: int, last: int) -> list[Fact]:
     return [Renewed(RequestId(f"r-{number}"), float(number)) for number in range(first, last + 1)]
 
 
-async def left_behind(place: Place) -> list[Fact]:
+async def read_remains(place: Place) -> list[Fact]:
     """Open, read everything back, close."""
     ledger = place.ledger()
     recovery = await ledger.open()
@@ -224,7 +224,7 @@ async def test_a_new_ledger_is_empty(place: Place):
 
 
 async def test_facts_come_back_in_order_after_reopening(ledger: Ledger, place: Place):
-    first: list[Fact] = [granted(1), Renewed(RequestId("r-1"), NOW + 600)]
+    first: list[Fact] = [grant(1), Renewed(RequestId("r-1"), NOW + 600)]
     second: list[Fact] = [Ended(RequestId("r-1"), NOW, "released"), ClusterRemoved(ClusterId("c"))]
     assert await ledger.append(first, NOW) == 2
     assert await ledger.append(second, NOW) == 4
@@ -234,13 +234,13 @@ async def test_facts_come_back_in_order_after_reopening(ledger: Ledger, place: P
     recovery = await ledger.open()
     assert list(recovery.facts) == first + second
     assert recovery.last_seq == ledger.last_seq == 4
-    assert await ledger.append(numbered(5, 5), NOW) == 5
+    assert await ledger.append(numbered_facts(5, 5), NOW) == 5
     await ledger.close()
 
 
-async def test_nothing_to_append_waits_for_what_came_before(ledger: Ledger):
+async def test_an_empty_append_waits_for_earlier_appends(ledger: Ledger):
     assert await ledger.append([], NOW) == 0
-    earlier = asyncio.ensure_future(ledger.append(numbered(1, 3), NOW))
+    earlier = asyncio.ensure_future(ledger.append(numbered_facts(1, 3), NOW))
     await asyncio.sleep(0)
     assert await ledger.append([], NOW) == 3
     assert earlier.done()
@@ -253,122 +253,124 @@ async def test_concurrent_appends_are_stored_in_the_order_of_the_calls(
     sizes = [1 + number * 7 % 5 for number in range(300)]
     calls, last, lasts = [], 0, []
     for size in sizes:
-        calls.append(asyncio.ensure_future(ledger.append(numbered(last + 1, last + size), NOW)))
+        calls.append(
+            asyncio.ensure_future(ledger.append(numbered_facts(last + 1, last + size), NOW))
+        )
         last += size
         lasts.append(last)
     assert await asyncio.gather(*calls) == lasts
-    assert [entry.fact for entry in await ledger.read()] == numbered(1, last)
+    assert [entry.fact for entry in await ledger.read()] == numbered_facts(1, last)
     await ledger.close()
-    assert await left_behind(place) == numbered(1, last)
+    assert await read_remains(place) == numbered_facts(1, last)
 
 
-async def test_what_close_was_given_is_durable(ledger: Ledger, place: Place):
-    calls = [asyncio.ensure_future(ledger.append([fact], NOW)) for fact in numbered(1, 50)]
+async def test_facts_appended_before_close_are_durable(ledger: Ledger, place: Place):
+    calls = [asyncio.ensure_future(ledger.append([fact], NOW)) for fact in numbered_facts(1, 50)]
     await asyncio.sleep(0)
     await ledger.close()
     assert await asyncio.gather(*calls) == list(range(1, 51))
-    assert await left_behind(place) == numbered(1, 50)
+    assert await read_remains(place) == numbered_facts(1, 50)
 
 
 async def test_a_cancelled_append_disturbs_no_other(ledger: Ledger):
-    calls = [asyncio.ensure_future(ledger.append([fact], NOW)) for fact in numbered(1, 9)]
+    calls = [asyncio.ensure_future(ledger.append([fact], NOW)) for fact in numbered_facts(1, 9)]
     await asyncio.sleep(0)
     calls[4].cancel()
     await asyncio.wait(calls)
-    assert await ledger.append(numbered(10, 10), NOW) == ledger.last_seq == 10
-    assert [entry.fact for entry in await ledger.read()] == numbered(1, 10)
+    assert await ledger.append(numbered_facts(10, 10), NOW) == ledger.last_seq == 10
+    assert [entry.fact for entry in await ledger.read()] == numbered_facts(1, 10)
 
 
 async def test_a_checkpoint_stands_for_the_facts_before_it(ledger: Ledger, place: Place):
-    await ledger.append(numbered(1, 10), NOW)
-    condensed = [granted(number) for number in range(700)]
+    await ledger.append(numbered_facts(1, 10), NOW)
+    condensed = [grant(number) for number in range(700)]
     await ledger.checkpoint(8, condensed)
-    await ledger.append(numbered(11, 12), NOW)
+    await ledger.append(numbered_facts(11, 12), NOW)
     await ledger.close()
     ledger = place.ledger()
     recovery = await ledger.open()
-    assert list(recovery.facts) == [*condensed, *numbered(9, 12)]
+    assert list(recovery.facts) == [*condensed, *numbered_facts(9, 12)]
     assert (recovery.checkpoint_seq, recovery.last_seq) == (8, 12)
-    assert [entry.fact for entry in await ledger.read()] == numbered(1, 12)
+    assert [entry.fact for entry in await ledger.read()] == numbered_facts(1, 12)
     await ledger.close()
 
 
 async def test_a_checkpoint_of_nothing_is_one(ledger: Ledger, place: Place):
-    await ledger.append(numbered(1, 3), NOW)
+    await ledger.append(numbered_facts(1, 3), NOW)
     await ledger.checkpoint(3, [])
     await ledger.close()
-    assert await left_behind(place) == []
+    assert await read_remains(place) == []
 
 
 async def test_appends_go_on_during_a_checkpoint(ledger: Ledger, place: Place):
-    await ledger.append(numbered(1, 5), NOW)
-    under_way = asyncio.ensure_future(ledger.checkpoint(5, [granted(n) for n in range(2000)]))
+    await ledger.append(numbered_facts(1, 5), NOW)
+    under_way = asyncio.ensure_future(ledger.checkpoint(5, [grant(n) for n in range(2000)]))
     last = 5
     while not under_way.done():
         last += 1
-        assert await ledger.append(numbered(last, last), NOW) == last
+        assert await ledger.append(numbered_facts(last, last), NOW) == last
     await under_way
     await ledger.close()
-    assert (await left_behind(place))[2000:] == numbered(6, last)
+    assert (await read_remains(place))[2000:] == numbered_facts(6, last)
 
 
 async def test_a_damaged_checkpoint_gives_way_to_the_one_before(ledger: Ledger, place: Place):
     for seq in (2, 4, 6):
-        await ledger.append(numbered(seq - 1, seq), NOW)
-        await ledger.checkpoint(seq, [granted(seq)])
-    await ledger.append(numbered(7, 7), NOW)
+        await ledger.append(numbered_facts(seq - 1, seq), NOW)
+        await ledger.checkpoint(seq, [grant(seq)])
+    await ledger.append(numbered_facts(7, 7), NOW)
     await ledger.close()
-    assert await left_behind(place) == [granted(6), *numbered(7, 7)]
+    assert await read_remains(place) == [grant(6), *numbered_facts(7, 7)]
     place.spoil_newest_checkpoint()
     ledger = place.ledger()
     recovery = await ledger.open()
-    assert list(recovery.facts) == [granted(4), *numbered(5, 7)]
+    assert list(recovery.facts) == [grant(4), *numbered_facts(5, 7)]
     assert recovery.checkpoint_seq == 4
     [warning] = recovery.warnings
     assert "fact 6 is damaged" in warning
     await ledger.close()
     place.spoil_newest_checkpoint()
-    assert await left_behind(place) == numbered(1, 7)  # The third was dropped as too old.
+    assert await read_remains(place) == numbered_facts(1, 7)  # The third was dropped as too old.
     ledger = place.ledger()
     await ledger.open()
-    await ledger.checkpoint(7, [granted(7)])
+    await ledger.checkpoint(7, [grant(7)])
     await ledger.close()
-    assert await left_behind(place) == [granted(7)]
+    assert await read_remains(place) == [grant(7)]
 
 
 async def test_a_checkpoint_lies_between_the_last_one_and_the_last_fact(
     ledger: Ledger, place: Place
 ):
-    await ledger.append(numbered(1, 5), NOW)
+    await ledger.append(numbered_facts(1, 5), NOW)
     await ledger.checkpoint(3, [])
     for seq in (2, 6):
         with pytest.raises(LedgerError, match=r"between the last checkpoint's \(3\).*\(5\)"):
             await ledger.checkpoint(seq, [])
-    await ledger.checkpoint(3, [granted(1)])
+    await ledger.checkpoint(3, [grant(1)])
     await ledger.close()
-    assert await left_behind(place) == [granted(1), *numbered(4, 5)]
+    assert await read_remains(place) == [grant(1), *numbered_facts(4, 5)]
 
 
 async def test_an_unwritable_fact_is_refused_and_stores_nothing(ledger: Ledger, place: Place):
-    await ledger.append(numbered(1, 1), NOW)
+    await ledger.append(numbered_facts(1, 1), NOW)
     endless = Renewed(RequestId("r-9"), float("inf"))
     with pytest.raises(FactUnwritable, match="Renewed cannot be stored"):
-        await ledger.append([*numbered(2, 2), endless], NOW)
+        await ledger.append([*numbered_facts(2, 2), endless], NOW)
     with pytest.raises(FactUnwritable):
-        await ledger.checkpoint(1, [granted(1), endless])
-    assert await ledger.append(numbered(2, 2), NOW) == 2
+        await ledger.checkpoint(1, [grant(1), endless])
+    assert await ledger.append(numbered_facts(2, 2), NOW) == 2
     await ledger.close()
-    assert await left_behind(place) == numbered(1, 2)
+    assert await read_remains(place) == numbered_facts(1, 2)
 
 
 async def test_history_tells_of_one_subject(ledger: Ledger):
     story: list[Fact] = [
-        granted(1),
+        grant(1),
         Renewed(RequestId("r-1"), NOW + 600),
         Ended(RequestId("r-1"), NOW + 1, "released"),
     ]
-    await ledger.append([story[0], granted(2)], NOW)
-    await ledger.append([story[1], granted(11), story[2]], NOW + 1)
+    await ledger.append([story[0], grant(2)], NOW)
+    await ledger.append([story[1], grant(11), story[2]], NOW + 1)
     entries = await ledger.history("r-1")
     assert [entry.fact for entry in entries] == story
     assert [(entry.seq, entry.at) for entry in entries] == [(1, NOW), (3, NOW + 1), (5, NOW + 1)]
@@ -377,7 +379,7 @@ async def test_history_tells_of_one_subject(ledger: Ledger):
 
 
 async def test_pages_are_bounded_and_join(ledger: Ledger):
-    await ledger.append(numbered(1, 2 * PAGE_FACTS_MAX + 1), NOW)
+    await ledger.append(numbered_facts(1, 2 * PAGE_FACTS_MAX + 1), NOW)
     sizes, after = [], 0
     while page := await ledger.read(after, limit=10 * PAGE_FACTS_MAX):
         assert page[0].seq == after + 1
@@ -393,21 +395,21 @@ async def test_a_page_of_large_facts_ends_early(ledger: Ledger, place: Place):
     assert [entry.seq for entry in await ledger.read()] == [1, 2, 3, 4]
     assert [entry.seq for entry in await ledger.history("r", after=4)] == [5, 6]
     await ledger.close()
-    assert await left_behind(place) == large
+    assert await read_remains(place) == large
 
 
 async def test_reading_while_writing_sees_a_gapless_beginning(ledger: Ledger):
 
     async def write() -> None:
         for number in range(1, 201):
-            await ledger.append(numbered(number, number), NOW)
+            await ledger.append(numbered_facts(number, number), NOW)
 
     writing = asyncio.ensure_future(write())
     while not writing.done():
         durable = ledger.last_seq
         seen = [entry.fact for entry in await ledger.read()]
         assert len(seen) >= durable
-        assert seen == numbered(1, len(seen))
+        assert seen == numbered_facts(1, len(seen))
     await writing
     assert len(await ledger.read()) == 200
 
@@ -415,12 +417,12 @@ async def test_reading_while_writing_sees_a_gapless_beginning(ledger: Ledger):
 async def test_recovery_ends_where_the_ledger_ended_when_it_was_opened(
     ledger: Ledger, place: Place
 ):
-    await ledger.append(numbered(1, 3), NOW)
+    await ledger.append(numbered_facts(1, 3), NOW)
     await ledger.close()
     ledger = place.ledger()
     recovery = await ledger.open()
-    await ledger.append(numbered(4, 5), NOW)
-    assert list(recovery.facts) == numbered(1, 3)
+    await ledger.append(numbered_facts(4, 5), NOW)
+    assert list(recovery.facts) == numbered_facts(1, 3)
     await ledger.close()
 
 
@@ -431,20 +433,20 @@ async def test_one_ledger_has_one_writer(ledger: Ledger, place: Place):
     assert caught.value.pid == os.getpid()
     with pytest.raises(LedgerError, match="open already"):
         await ledger.open()
-    assert await ledger.append(numbered(1, 1), NOW) == 1
+    assert await ledger.append(numbered_facts(1, 1), NOW) == 1
     await ledger.close()
     recovery = await second.open()
-    assert list(recovery.facts) == numbered(1, 1)
+    assert list(recovery.facts) == numbered_facts(1, 1)
     await second.close()
 
 
 async def test_a_closed_ledger_says_so_and_may_be_opened_again(place: Place):
     ledger = place.ledger()
     with pytest.raises(LedgerError, match="not open"):
-        await ledger.append(numbered(1, 1), NOW)
+        await ledger.append(numbered_facts(1, 1), NOW)
     await ledger.close()
     await ledger.open()
-    await ledger.append(numbered(1, 1), NOW)
+    await ledger.append(numbered_facts(1, 1), NOW)
     await ledger.close()
     await ledger.close()
     for call in (
@@ -456,7 +458,7 @@ async def test_a_closed_ledger_says_so_and_may_be_opened_again(place: Place):
         with pytest.raises(LedgerError, match="not open"):
             await call()
     recovery = await ledger.open()
-    assert list(recovery.facts) == numbered(1, 1)
+    assert list(recovery.facts) == numbered_facts(1, 1)
     await ledger.close()
 
 
@@ -464,7 +466,7 @@ async def test_a_closed_ledger_says_so_and_may_be_opened_again(place: Place):
 async def test_an_unknown_kind_is_never_skipped(
     ledger: Ledger, place: Place, kind: str, version: int
 ):
-    await ledger.append(numbered(1, 3), NOW)
+    await ledger.append(numbered_facts(1, 3), NOW)
     await ledger.close()
     place.relabel(2, kind, version)
     ledger = place.ledger()
@@ -481,24 +483,24 @@ async def test_an_unknown_kind_is_never_skipped(
 
 
 async def test_a_changed_fact_is_noticed(ledger: Ledger, place: Place):
-    await ledger.append(numbered(1, 3), NOW)
+    await ledger.append(numbered_facts(1, 3), NOW)
     await ledger.close()
     place.flip_a_bit(2)
     with pytest.raises(LedgerCorrupt, match=r"fact 2 does not match its checksum.*from a backup"):
-        await left_behind(place)
+        await read_remains(place)
 
 
 @pytest.mark.parametrize("seq", [1, 2])
 async def test_a_missing_fact_is_noticed(ledger: Ledger, place: Place, seq: int):
-    await ledger.append(numbered(1, 3), NOW)
+    await ledger.append(numbered_facts(1, 3), NOW)
     await ledger.close()
     place.lose(seq)
     with pytest.raises(LedgerCorrupt, match=f"fact {seq} is missing"):
-        await left_behind(place)
+        await read_remains(place)
 
 
 async def test_facts_lost_from_the_end_are_noticed_by_the_checkpoint(ledger: Ledger, place: Place):
-    await ledger.append(numbered(1, 3), NOW)
+    await ledger.append(numbered_facts(1, 3), NOW)
     await ledger.checkpoint(3, [])
     await ledger.close()
     place.lose(3)
@@ -512,14 +514,14 @@ async def test_facts_lost_from_the_end_are_noticed_by_the_checkpoint(ledger: Led
         await ledger.open()
 
 
-async def checkpointed(ledger: Ledger, last: int) -> None:
+async def append_and_checkpoint(ledger: Ledger, last: int) -> None:
     """Append facts up to one, a second apart, and take a checkpoint."""
     for number in range(ledger.last_seq + 1, last + 1):
-        await ledger.append([granted(number)], NOW + number)
-    await ledger.checkpoint(last, numbered(1, 1))
+        await ledger.append([grant(number)], NOW + number)
+    await ledger.checkpoint(last, numbered_facts(1, 1))
 
 
-async def pruned(ledger: Ledger, before: float, bytes_max: int) -> None:
+async def prune(ledger: Ledger, before: float, bytes_max: int) -> None:
     while await ledger.prune(before, bytes_max):
         pass
 
@@ -527,23 +529,23 @@ async def pruned(ledger: Ledger, before: float, bytes_max: int) -> None:
 async def test_history_is_pruned_by_age_and_no_further_than_the_older_checkpoint(
     ledger: Ledger, place: Place
 ):
-    await pruned(ledger, NOW + 1e9, 0)
-    await checkpointed(ledger, 300)
-    await pruned(ledger, NOW + 1e9, 0)
+    await prune(ledger, NOW + 1e9, 0)
+    await append_and_checkpoint(ledger, 300)
+    await prune(ledger, NOW + 1e9, 0)
     assert (await ledger.read())[0].seq == 1, "one checkpoint alone may turn out damaged"
     assert await ledger.history_start() is None
-    await checkpointed(ledger, 400)
-    await pruned(ledger, NOW + 150, 1 << 40)
+    await append_and_checkpoint(ledger, 400)
+    await prune(ledger, NOW + 150, 1 << 40)
     assert (await ledger.read())[0].seq == 150
     assert await ledger.history_start() == NOW + 150
     assert await ledger.history("r-149") == []
     assert len(await ledger.history("r-150")) == 1
-    await pruned(ledger, NOW + 1e9, 1 << 40)
+    await prune(ledger, NOW + 1e9, 1 << 40)
     assert (await ledger.read())[0].seq == 300
-    await ledger.append(numbered(401, 401), NOW + 401)
+    await ledger.append(numbered_facts(401, 401), NOW + 401)
     await ledger.close()
     ledger = place.ledger()
-    assert list((await ledger.open()).facts) == [*numbered(1, 1), *numbered(401, 401)]
+    assert list((await ledger.open()).facts) == [*numbered_facts(1, 1), *numbered_facts(401, 401)]
     assert [entry.seq for entry in await ledger.read()] == list(range(300, 402))
     assert await ledger.history_start() == NOW + 300
     await ledger.close()
@@ -555,21 +557,21 @@ async def test_history_is_pruned_by_age_and_no_further_than_the_older_checkpoint
     await ledger.close()
 
 
-async def test_history_is_pruned_by_size_whatever_its_age(ledger: Ledger):
-    await checkpointed(ledger, 300)
-    await checkpointed(ledger, 600)
-    await pruned(ledger, 0.0, 1 << 40)
+async def test_history_is_pruned_by_size_regardless_of_age(ledger: Ledger):
+    await append_and_checkpoint(ledger, 300)
+    await append_and_checkpoint(ledger, 600)
+    await prune(ledger, 0.0, 1 << 40)
     assert await ledger.history_start() is None
-    await pruned(ledger, 0.0, 100_000)
+    await prune(ledger, 0.0, 100_000)
     assert 1 < (await ledger.read())[0].seq <= 300
 
 
 async def test_pruning_disturbs_neither_appends_nor_readers(ledger: Ledger):
-    await checkpointed(ledger, 400)
-    await checkpointed(ledger, 500)
-    pruning = asyncio.ensure_future(pruned(ledger, NOW + 1e9, 0))
+    await append_and_checkpoint(ledger, 400)
+    await append_and_checkpoint(ledger, 500)
+    pruning = asyncio.ensure_future(prune(ledger, NOW + 1e9, 0))
     while not pruning.done():
-        first = await ledger.append([granted(ledger.last_seq + 1)], NOW + 600)
+        first = await ledger.append([grant(ledger.last_seq + 1)], NOW + 600)
         seen = [entry.seq for entry in await ledger.read(limit=50)]
         assert seen == list(range(seen[0], seen[0] + 50))
         assert first == ledger.last_seq

@@ -1,4 +1,4 @@
-"""What earlier releases wrote is there, whole; what a newer one wrote is refused by name."""
+"""Folders of earlier releases open whole; those of newer ones are refused by name."""
 
 import json
 import sqlite3
@@ -33,11 +33,11 @@ def folder(request, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def said(folder: Path) -> dict:
+def stored_answers(folder: Path) -> dict:
     return json.loads((folder / "said.json").read_text())
 
 
-async def replayed(folder: Path) -> State:
+async def replay(folder: Path) -> State:
     ledger = StoredLedger(SqliteFacts(folder / "ledger.db"))
     recovery = await ledger.open()
     try:
@@ -50,8 +50,8 @@ async def replayed(folder: Path) -> State:
         await ledger.close()
 
 
-async def test_all_that_is_promised_is_there(folder: Path):
-    state, before = await replayed(folder), said(folder)
+async def test_all_leases_are_there(folder: Path):
+    state, before = await replay(folder), stored_answers(folder)
     assert [
         {
             "id": lease.id,
@@ -72,8 +72,8 @@ async def test_all_that_is_promised_is_there(folder: Path):
     assert {"/".join(place) for place in state.cordons} == before["cordons"].keys()
 
 
-async def test_all_that_is_registered_is_there(folder: Path):
-    before = said(folder)
+async def test_all_registered_documents_are_there(folder: Path):
+    before = stored_answers(folder)
     catalog = await open_catalog(SqliteRecords(folder / "catalog.db"))
     try:
         assert catalog.warnings == []
@@ -88,9 +88,9 @@ async def test_all_that_is_registered_is_there(folder: Path):
         await catalog.closing.aclose()
 
 
-async def test_it_is_whole_and_stays_so(folder: Path):
+async def test_an_old_folder_opens_whole_and_stays_whole(folder: Path):
     assert verify(folder).findings == []
-    await replayed(folder)
+    await replay(folder)
     assert verify(folder).findings == []
 
 
@@ -116,7 +116,7 @@ async def test_a_newer_format_is_refused_with_the_release_that_reads_it(
     named = rf"{name} has format 2, .* reads formats up to 1: start moored 7\.1\.0,"
     with pytest.raises((LedgerError, ServiceError), match=named):
         await (
-            replayed(folder) if name == "ledger.db" else open_catalog(SqliteRecords(folder / name))
+            replay(folder) if name == "ledger.db" else open_catalog(SqliteRecords(folder / name))
         )
     for accepted in (False, True):
         with pytest.raises(LedgerError, match=named):
@@ -200,7 +200,7 @@ def lose_a_fact(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut_log, cut_database, lose_a_fact])
-async def test_what_is_said_to_stay_is_what_stays(folder: Path, damage):
+async def test_a_dry_run_of_pruning_agrees_with_pruning(folder: Path, damage):
     damage(folder)
     announced = repair(folder, accept_loss=False)
     assert any("promised or ended since" in each for each in announced.lost)
@@ -216,7 +216,7 @@ async def test_what_is_said_to_stay_is_what_stays(folder: Path, damage):
     assert stayed == [count for count in counts if count]
 
 
-def test_a_ledger_of_which_nothing_can_be_read_is_said_to_be_lost(folder: Path):
+def test_an_unreadable_ledger_is_reported_as_lost(folder: Path):
     without("ledger.mark")(folder)
     (folder / "ledger.db").write_bytes(b"\1" * 8192)
     (folder / "ledger.db-wal").unlink()

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # Lets the tests here import `consoles`.
 
-from consoles import Seeded, opened, seeded
+from consoles import Seeded, open_page, seed_server
 
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
@@ -36,14 +36,14 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture
 def page(chromium: Any) -> Iterator[Any]:
     """A page that may neither fail nor break its content security policy."""
-    with opened(chromium) as each:
+    with open_page(chromium) as each:
         yield each
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Seeded]:
+def console_server() -> Iterator[Seeded]:
     """Two clusters, some leases, one refusal, an alias of two versions."""
-    with seeded() as it:
+    with seed_server() as it:
         it.fleet("east", 24, model="A100")
         it.fleet("west", 16, model="H100")
         for n in range(12):

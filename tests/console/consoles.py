@@ -24,12 +24,12 @@ VIEWS = {name.lower().replace("-", ""): name for name in _NAMES}
 
 
 @contextmanager
-def opened(chromium: Any, **options: Any) -> Iterator[Any]:
+def open_page(chromium: Any, **options: Any) -> Iterator[Any]:
     context = chromium.new_context(viewport=WIDE, **options)
     page = context.new_page()
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda said: wrong.append(said.text) if refused(said) else None)
+    page.on("console", lambda said: wrong.append(said.text) if is_refusal(said) else None)
     page.set_default_timeout(60_000)
     try:
         yield page
@@ -46,7 +46,7 @@ def enter(page: Any, url: str, token: str) -> None:
     page.get_by_role("heading", level=1).wait_for()
 
 
-def refused(said: Any) -> bool:
+def is_refusal(said: Any) -> bool:
     """Whether the browser says that it did not do something; lost connections are no fault."""
     return said.type == "error" and "Content Security Policy" in said.text
 
@@ -58,7 +58,7 @@ class Seeded:
     running: Running
     http: httpx.Client
     leases: list[str] = field(default_factory=list)
-    refused: str = ""
+    is_refusal: str = ""
 
     @property
     def console(self) -> str:
@@ -117,7 +117,7 @@ class Seeded:
 
 
 @contextmanager
-def seeded(
+def seed_server(
     data: Path | None = None, *, options: tuple[str, ...] = (), **environment: str
 ) -> Iterator[Seeded]:
     with daemon(data, options=options, environment=environment) as running:
@@ -130,7 +130,7 @@ def seeded(
             yield it
 
 
-def counted(page: Any) -> Counter[str]:
+def legend_counts(page: Any) -> Counter[str]:
     """Return the legend: how many slots are free, held and so on; 0 of what it leaves out."""
     items = page.get_by_role("list", name="What the colours mean").get_by_role("listitem")
     found: Counter[str] = Counter()

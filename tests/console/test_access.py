@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from consoles import VIEWS, opened
+from consoles import VIEWS, open_page
 
 pytestmark = pytest.mark.heavy  # A browser.
 
@@ -16,19 +16,19 @@ def settle(page: Any) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing(chromium: Any, served: Any, theme: str) -> None:
+def test_axe_finds_nothing(chromium: Any, console_server: Any, theme: str) -> None:
     found: dict[str, str] = {}
-    with opened(chromium, color_scheme=theme) as page:
+    with open_page(chromium, color_scheme=theme) as page:
         objects = (
             "fleet/east/east-n0000",
-            f"leases/{served.leases[0]}",
-            f"why/{served.refused}",
+            f"leases/{console_server.leases[0]}",
+            f"why/{console_server.refused}",
             "policies/first_fit:stable",
             "policies/first_fit:1.1-stable",
             "nothing",
         )
         for path in (*VIEWS, *objects):
-            page.goto(f"{served.console}/{path}")
+            page.goto(f"{console_server.console}/{path}")
             settle(page)
             answer = Axe().run(page)
             if answer.violations_count:
@@ -37,10 +37,10 @@ def test_axe_finds_nothing(chromium: Any, served: Any, theme: str) -> None:
 
 
 def test_axe_finds_nothing_in_dialogs_and_an_action_needs_keys_alone(
-    page: Any, served: Any
+    page: Any, console_server: Any
 ) -> None:
-    lease = served.ask(1)["lease"]["id"]
-    page.goto(f"{served.console}/leases/{lease}")
+    lease = console_server.ask(1)["lease"]["id"]
+    page.goto(f"{console_server.console}/leases/{lease}")
     release = page.get_by_role("button", name="Release", exact=True)
     release.focus()
     page.keyboard.press("Enter")
@@ -56,8 +56,8 @@ def test_axe_finds_nothing_in_dialogs_and_an_action_needs_keys_alone(
     assert Axe().run(page).violations_count == 0, Axe().run(page).generate_report()
 
 
-def test_keys_reach_every_view_and_every_row(page: Any, served: Any) -> None:
-    page.goto(f"{served.console}/operations")
+def test_keys_reach_every_view_and_every_row(page: Any, console_server: Any) -> None:
+    page.goto(f"{console_server.console}/operations")
     settle(page)
     for key, name in zip("vfqlwpyio", VIEWS.values(), strict=True):
         page.keyboard.press("g")
@@ -70,16 +70,16 @@ def test_keys_reach_every_view_and_every_row(page: Any, served: Any) -> None:
     page.keyboard.press("j")
     page.keyboard.press("k")
     page.keyboard.press("Enter")
-    page.get_by_role("complementary", name=f"Lease {served.leases[0]}").wait_for()
+    page.get_by_role("complementary", name=f"Lease {console_server.leases[0]}").wait_for()
 
 
-def test_the_command_bar(page: Any, served: Any) -> None:
-    page.goto(f"{served.console}/operations")
+def test_the_command_bar(page: Any, console_server: Any) -> None:
+    page.goto(f"{console_server.console}/operations")
     settle(page)
     for text, path in (
         ("queue", "queue"),
-        (served.leases[0], f"leases/{served.leases[0]}"),
-        (served.refused, f"why/{served.refused}"),
+        (console_server.leases[0], f"leases/{console_server.leases[0]}"),
+        (console_server.refused, f"why/{console_server.refused}"),
         ("first_fit:1.0-stable", "policies/first_fit%3A1.0-stable"),
         ("east/east-n0001", "fleet/east/east-n0001"),
     ):

@@ -4,18 +4,18 @@ import re
 from typing import Any
 
 import pytest
-from consoles import Seeded, counted
+from consoles import Seeded, legend_counts
 
 pytestmark = pytest.mark.heavy  # A browser.
 
 
-def test_a_cordon_behind_its_dry_run(page: Any, served: Seeded) -> None:
-    page.goto(f"{served.console}/fleet/west/west-n0015")
+def test_a_cordon_behind_its_dry_run(page: Any, console_server: Seeded) -> None:
+    page.goto(f"{console_server.console}/fleet/west/west-n0015")
     node = page.get_by_role("region", name="west/west-n0015")
     node.get_by_role("button", name="Cordon", exact=True).click()
     dialog = page.get_by_role("dialog", name="Cordon west/west-n0015")
     dialog.get_by_text("The dry run as JSON").wait_for()
-    assert counted(page)["cordoned"] == 0
+    assert legend_counts(page)["cordoned"] == 0
     dialog.get_by_role("button", name="Cordon now").click()
     node.get_by_role("button", name="Uncordon").wait_for()
     page.wait_for_function(
@@ -26,13 +26,13 @@ def test_a_cordon_behind_its_dry_run(page: Any, served: Seeded) -> None:
     node.get_by_role("button", name="Cordon", exact=True).wait_for()
 
 
-def test_a_release_says_who_is_served_then(page: Any, served: Seeded) -> None:
+def test_a_release_names_the_waiters_that_it_serves(page: Any, console_server: Seeded) -> None:
     """One node more than are free of 40: the lease of a whole one gives it."""
-    lease = served.ask(8)["lease"]["id"]
-    empty = served.http.get("/history").json()["data"]["now"]["models"]
+    lease = console_server.ask(8)["lease"]["id"]
+    empty = console_server.http.get("/history").json()["data"]["now"]["models"]
     nodes = sum(each["nodes_empty"] for each in empty.values()) + 1
-    with served.waiter(8, nodes=nodes):
-        page.goto(f"{served.console}/leases/{lease}")
+    with console_server.waiter(8, nodes=nodes):
+        page.goto(f"{console_server.console}/leases/{lease}")
         panel = page.get_by_role("complementary", name=f"Lease {lease}")
         panel.get_by_role("button", name="Release", exact=True).click()
         dialog = page.get_by_role("dialog", name=f"Release lease {lease}")
@@ -44,9 +44,9 @@ def test_a_release_says_who_is_served_then(page: Any, served: Seeded) -> None:
         panel.get_by_text(re.compile("ended|ending")).first.wait_for()
 
 
-def test_a_waiter_is_seen_and_cancelled(page: Any, served: Seeded) -> None:
-    with served.waiter(8, nodes=38) as request:
-        page.goto(f"{served.console}/queue")
+def test_a_waiter_is_seen_and_cancelled(page: Any, console_server: Seeded) -> None:
+    with console_server.waiter(8, nodes=38) as request:
+        page.goto(f"{console_server.console}/queue")
         page.get_by_role("table", name="Queue").get_by_role("link", name=request).click()
         panel = page.get_by_role("complementary", name=f"Request {request}")
         panel.get_by_role("region", name="Why it waits").get_by_text(
@@ -59,8 +59,8 @@ def test_a_waiter_is_seen_and_cancelled(page: Any, served: Seeded) -> None:
         panel.get_by_text("It waits no longer.").wait_for()
 
 
-def test_a_flush(page: Any, served: Seeded) -> None:
-    page.goto(f"{served.console}/leases")
+def test_a_flush(page: Any, console_server: Seeded) -> None:
+    page.goto(f"{console_server.console}/leases")
     page.get_by_role("button", name="Flush warm leases").click()
     dialog = page.get_by_role("dialog", name="Flush all that is kept warm")
     dialog.get_by_text("The dry run as JSON").wait_for()

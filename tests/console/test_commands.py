@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consoles import POLICY, Seeded, enter, seeded
+from consoles import POLICY, Seeded, enter, seed_server
 
 from moorage_client.cli.program import run
 
@@ -38,7 +38,7 @@ def it() -> Iterator[Seeded]:
     Commands that are pasted change it, so each test, and each second try of one, has its own.
     """
     local = {"MOORAGE_BACKENDS": "local", "MOORAGE_ALLOWED_HOSTS": "moored.example"}
-    with seeded(MOORAGE_TOKENS="ann:of-ann", MOORAGE_OPERATORS="ann", **local) as each:
+    with seed_server(MOORAGE_TOKENS="ann:of-ann", MOORAGE_OPERATORS="ann", **local) as each:
         each.fleet("east", 2)
         node = {"id": "localhost", "vcpus": {"count": 8}, "memory": 64_000}
         each.http.post("/clusters", json={"id": "here", "nodes": {"nodeData": [node]}})
@@ -55,7 +55,7 @@ def it() -> Iterator[Seeded]:
 
 
 class Shell:
-    """Where a user pastes: a machine that has the token, and nothing else of the server."""
+    """The user's machine: it has the token, and nothing else of the server."""
 
     def __init__(self) -> None:
         self._beside = ThreadPoolExecutor(1)  # The browser has the loop of this thread.
@@ -108,7 +108,7 @@ def dialogs(page: Any, shell: Shell, *labels: str) -> None:
 
 
 def test_each_command_works_when_it_is_pasted(page: Any, it: Seeded, shell: Shell) -> None:
-    signed_in(page, it.console, "operations")
+    sign_in(page, it.console, "operations")
     held, works = it.leases
 
     def see(path: str, *labels: str) -> None:
@@ -158,7 +158,7 @@ def test_each_command_works_when_it_is_pasted(page: Any, it: Seeded, shell: Shel
         assert any(line.startswith(words) for line in plain(shell)), words
 
 
-def signed_in(page: Any, console: str, view: str) -> Any:
+def sign_in(page: Any, console: str, view: str) -> Any:
     """Show a view to ann; return the first button of a command there."""
     enter(page, f"{console}/{view}", "of-ann")
     button = page.get_by_role("button", name="Copy as command").first
@@ -166,9 +166,9 @@ def signed_in(page: Any, console: str, view: str) -> Any:
     return button
 
 
-def test_each_click_copies_the_command_that_is_shown_then(page: Any, it: Seeded) -> None:
+def test_each_click_copies_the_shown_command(page: Any, it: Seeded) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    button = signed_in(page, it.console, f"leases/{it.leases[0]}")
+    button = sign_in(page, it.console, f"leases/{it.leases[0]}")
     for lease in (it.leases[0], *it.leases):
         page.goto(f"{it.console}/leases/{lease}")
         page.get_by_role("heading", name=lease[:8]).first.wait_for()
@@ -182,10 +182,10 @@ def test_each_click_copies_the_command_that_is_shown_then(page: Any, it: Seeded)
             assert lease in copied
 
 
-def test_a_page_without_a_clipboard_selects_what_can_be_copied(page: Any, it: Seeded) -> None:
+def test_without_a_clipboard_the_page_selects_the_text(page: Any, it: Seeded) -> None:
     """Over plain HTTP from another machine, browsers let no page write to the clipboard."""
     console = it.console.replace("127.0.0.1", "moored.example")
-    signed_in(page, console, "playground")
+    sign_in(page, console, "playground")
     assert page.evaluate("navigator.clipboard === undefined")
     button = page.get_by_role("button", name="Copy as command").first
     for _ in range(2):

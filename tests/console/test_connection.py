@@ -1,11 +1,11 @@
-"""What a page does when its server goes, stalls or asks who it is; and what its policy forbids."""
+"""A page whose server stops, stalls or wants a login; and its content security policy."""
 
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
-from consoles import enter, opened, refused, seeded
+from consoles import enter, is_refusal, open_page, seed_server
 
 pytestmark = pytest.mark.heavy  # A browser, and a daemon for each way to lose it.
 
@@ -18,7 +18,7 @@ def free_port() -> str:
 
 def test_a_restart_under_an_open_page(page: Any, tmp_path: Path) -> None:
     options = ("--port", free_port(), "--http-port", free_port())
-    with seeded(tmp_path / "data", options=options) as it:
+    with seed_server(tmp_path / "data", options=options) as it:
         it.fleet("east", 4)
         lease = it.ask(2)["lease"]["id"]
         page.goto(f"{it.console}/leases")
@@ -27,7 +27,7 @@ def test_a_restart_under_an_open_page(page: Any, tmp_path: Path) -> None:
     stale.wait_for()
     assert "as of" in stale.inner_text()
     assert page.get_by_role("link", name=lease).is_visible()
-    with seeded(tmp_path / "data", options=options) as it:
+    with seed_server(tmp_path / "data", options=options) as it:
         page.get_by_text("live", exact=True).wait_for()
         added = it.ask(1)["lease"]["id"]
         page.get_by_role("button", name="1 new").click()
@@ -35,8 +35,8 @@ def test_a_restart_under_an_open_page(page: Any, tmp_path: Path) -> None:
         assert page.get_by_role("link", name=lease).is_visible()
 
 
-def test_a_login_and_what_a_tenant_sees(chromium: Any) -> None:
-    with seeded(MOORAGE_TOKENS="ann:a-key") as it, opened(chromium) as page:
+def test_a_login_shows_the_data_of_its_tenant(chromium: Any) -> None:
+    with seed_server(MOORAGE_TOKENS="ann:a-key") as it, open_page(chromium) as page:
         urls: list[str] = []
         page.on("request", lambda request: urls.append(request.url))
         it.fleet("east", 2)
@@ -53,13 +53,15 @@ def test_a_login_and_what_a_tenant_sees(chromium: Any) -> None:
         page.get_by_role("heading", name="Log in to Moorage").wait_for()
 
 
-def test_the_policy_of_the_page_forbids_scripts_of_others(chromium: Any, served: Any) -> None:
-    """Else no test here that sees no violation would prove anything."""
+def test_the_policy_of_the_page_forbids_scripts_of_others(
+    chromium: Any, console_server: Any
+) -> None:
+    """Without this, tests that see no violation would prove nothing."""
     context = chromium.new_context()
     page = context.new_page()
     wrong: list[str] = []
-    page.on("console", lambda said: wrong.append(said.text) if refused(said) else None)
-    page.goto(served.console)
+    page.on("console", lambda said: wrong.append(said.text) if is_refusal(said) else None)
+    page.goto(console_server.console)
     page.get_by_role("heading", level=1).wait_for()
     assert wrong == []
     page.evaluate(

@@ -8,9 +8,9 @@ from consoles import Seeded
 pytestmark = pytest.mark.heavy  # A browser.
 
 
-def test_columns_order_the_rows(page: Any, served: Seeded) -> None:
-    short = served.ask(1, lease={"ttl_seconds": 900})["lease"]["id"]
-    page.goto(f"{served.console}/leases")
+def test_columns_order_the_rows(page: Any, console_server: Seeded) -> None:
+    short = console_server.ask(1, lease={"ttl_seconds": 900})["lease"]["id"]
+    page.goto(f"{console_server.console}/leases")
     table = page.get_by_role("table", name="Leases")
     table.wait_for()
     assert table.get_by_role("rowheader").first.inner_text() == short
@@ -25,8 +25,8 @@ def test_columns_order_the_rows(page: Any, served: Seeded) -> None:
     assert page.get_by_text("A100").count() > 0
 
 
-def test_the_timeline_by_keys_and_its_brush(page: Any, served: Seeded) -> None:
-    page.goto(f"{served.console}/leases")
+def test_the_timeline_by_keys_and_its_brush(page: Any, console_server: Seeded) -> None:
+    page.goto(f"{console_server.console}/leases")
     canvas = page.get_by_role("img", name="Timeline of")
     canvas.wait_for()
     legend = page.get_by_role("list", name="Colours by tenant")
@@ -51,12 +51,12 @@ LINES = """async ([rows, order, cut]) => {
 }"""
 
 
-def test_the_timeline_draws_whole_nodes_only(page: Any, served: Seeded) -> None:
+def test_the_timeline_draws_whole_nodes_only(page: Any, console_server: Seeded) -> None:
     def lease(ends: float, *nodes: str) -> dict[str, Any]:
         shares = [{"cluster_id": "c", "node_id": each, "gpus": ["0"]} for each in nodes]
         return {"placement": shares, "expires_at": ends, "tenant": "ann"}
 
-    page.goto(served.console)
+    page.goto(console_server.console)
     rows = [lease(1, "a"), lease(5, "a"), lease(2, "b", "d"), lease(4, "b"), lease(3, "c")]
     whole = [["c/a", 2], ["c/b", 2], ["c/d", 1]]
     assert page.evaluate(LINES, [rows, "ends", False]) == [*whole, ["c/c", 1]]
@@ -65,9 +65,9 @@ def test_the_timeline_draws_whole_nodes_only(page: Any, served: Seeded) -> None:
     assert page.evaluate(LINES, [rows[:4], "ends", True]) == [["c/a", 2]]
 
 
-def test_several_are_released_behind_one_dialog(page: Any, served: Seeded) -> None:
-    chosen = [served.ask(1, lease={"ttl_seconds": 600})["lease"]["id"] for _ in range(2)]
-    page.goto(f"{served.console}/leases")
+def test_several_are_released_behind_one_dialog(page: Any, console_server: Seeded) -> None:
+    chosen = [console_server.ask(1, lease={"ttl_seconds": 600})["lease"]["id"] for _ in range(2)]
+    page.goto(f"{console_server.console}/leases")
     for lease in chosen:
         page.get_by_role("checkbox", name=f"Select {lease}").check()
     page.get_by_text("2 selected").wait_for()

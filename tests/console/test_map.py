@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from consoles import POLICY, Seeded, counted, opened, seeded
+from consoles import POLICY, Seeded, legend_counts, open_page, seed_server
 from websockets.sync.client import connect
 
 pytestmark = pytest.mark.heavy  # A browser.
@@ -25,13 +25,13 @@ def tree(page: Any) -> Any:
 def agree(page: Any, it: Seeded) -> None:
     page.get_by_role("list", name="What the colours mean").wait_for()
     deadline = time.monotonic() + 60
-    while counted(page)["free"] != truth(it):
-        assert time.monotonic() < deadline, (counted(page), truth(it))
+    while legend_counts(page)["free"] != truth(it):
+        assert time.monotonic() < deadline, (legend_counts(page), truth(it))
         time.sleep(0.1)  # The page counts twice a second.
 
 
-def test_the_tree_by_keys(page: Any, served: Seeded) -> None:
-    page.goto(f"{served.console}/fleet")
+def test_keys_move_through_the_tree(page: Any, console_server: Seeded) -> None:
+    page.goto(f"{console_server.console}/fleet")
     tree(page).wait_for()
     page.keyboard.press("j")
     east = tree(page).get_by_role("row", name="east")
@@ -51,15 +51,15 @@ def test_the_tree_by_keys(page: Any, served: Seeded) -> None:
     assert tree(page).locator("[tabindex='0']").count() == 1
 
 
-def test_the_map_follows_and_a_click_opens_a_node(page: Any, served: Seeded) -> None:
-    page.goto(f"{served.console}/fleet")
+def test_the_map_follows_and_a_click_opens_a_node(page: Any, console_server: Seeded) -> None:
+    page.goto(f"{console_server.console}/fleet")
     shape = page.get_by_role("region", name="Shapes").get_by_role("button", name="8 GPUs").first
     shape.click()
     assert shape.get_attribute("aria-pressed") == "true"
     assert "if defragmented" in shape.inner_text()
-    agree(page, served)
-    served.ask(3)
-    agree(page, served)
+    agree(page, console_server)
+    console_server.ask(3)
+    agree(page, console_server)
     canvas = page.get_by_role("img", name="Map of the fleet")
     canvas.click(position={"x": 30, "y": 40})  # Below the names of its cluster and rack.
     page.wait_for_url("**/fleet/east/east-n0000")
@@ -73,9 +73,9 @@ BLOCKS = """each => {
 }"""
 
 
-def test_the_nodes_of_a_rack_are_a_block_below_its_name(page: Any, served: Seeded) -> None:
-    page.goto(f"{served.console}/fleet")
-    agree(page, served)
+def test_the_nodes_of_a_rack_are_a_block_below_its_name(page: Any, console_server: Seeded) -> None:
+    page.goto(f"{console_server.console}/fleet")
+    agree(page, console_server)
     canvas = page.get_by_role("img", name="Map of the fleet")
     page.wait_for_function("() => document.querySelector('canvas').painter.layout")
     blocks: dict[tuple[str, str], set[tuple[int, int]]] = {}
@@ -89,7 +89,7 @@ def test_the_nodes_of_a_rack_are_a_block_below_its_name(page: Any, served: Seede
         assert (rack, *min(block)) in named
 
 
-def test_missed_deltas_are_no_guess(page: Any, served: Seeded) -> None:
+def test_missed_deltas_are_no_guess(page: Any, console_server: Seeded) -> None:
     lost: list[str] = []
 
     def losing(route: Any) -> None:
@@ -104,13 +104,13 @@ def test_missed_deltas_are_no_guess(page: Any, served: Seeded) -> None:
         server.on_message(pass_on)
 
     page.route_web_socket("**", losing)
-    page.goto(f"{served.console}/fleet")
-    agree(page, served)
+    page.goto(f"{console_server.console}/fleet")
+    agree(page, console_server)
     while not lost:
-        served.ask(1)
+        console_server.ask(1)
         page.wait_for_timeout(300)
-    served.ask(1)
-    agree(page, served)
+    console_server.ask(1)
+    agree(page, console_server)
     page.keyboard.press("g")
     page.keyboard.press("o")
     gaps = page.locator("dt", has_text="gaps in the map").locator("xpath=../dd")
@@ -133,7 +133,7 @@ def truth(it: Seeded) -> int:
 
 def test_the_fleet_of_a_while_ago(page: Any) -> None:
     """The page's clock is five minutes ahead: what it calls five minutes ago is just now."""
-    with seeded() as it:
+    with seed_server() as it:
         it.fleet("east", 2)
         it.ask(3)
         then = say(it, {"op": "decisions"})["data"]["decisions"][0]["at"]
@@ -142,22 +142,22 @@ def test_the_fleet_of_a_while_ago(page: Any) -> None:
         page.clock.set_fixed_time(then + 300.05)
         page.goto(f"{it.console}/fleet")
         agree(page, it)
-        assert counted(page)["held"] == 5
+        assert legend_counts(page)["held"] == 5
         minutes = page.get_by_role("slider", name="Time")
         minutes.focus()
         page.keyboard.press("ArrowLeft")
         page.get_by_text("As it was").wait_for()
-        assert counted(page)["held"] == 3
+        assert legend_counts(page)["held"] == 3
         it.ask(1)
         page.keyboard.press("ArrowLeft")
         page.get_by_role("img", name="0 GPUs on 0 nodes").wait_for()
         page.keyboard.press("End")
         agree(page, it)
-        assert counted(page)["held"] == 6
+        assert legend_counts(page)["held"] == 6
 
 
 def test_reservations_are_listed(page: Any) -> None:
-    with seeded() as it:
+    with seed_server() as it:
         it.fleet("east", 2)
         page.goto(f"{it.console}/fleet")
         listed = page.get_by_role("region", name="Reservations")
@@ -174,7 +174,7 @@ def test_reservations_are_listed(page: Any) -> None:
 @pytest.fixture(scope="module")
 def large() -> Iterator[Seeded]:
     """10,000 GPUs."""
-    with seeded() as it:
+    with seed_server() as it:
         for n in range(5):
             it.fleet(f"c{n}", 250)
         yield it
@@ -186,17 +186,17 @@ def churn(it: Seeded) -> None:
     request = {"adhoc": True, "policy_rule_uri": POLICY, "inputs": {}, **terms}
     with connect(it.running.ws) as socket:
 
-        def answered(message: dict[str, Any]) -> dict[str, Any]:
+        def send_and_confirm(message: dict[str, Any]) -> dict[str, Any]:
             socket.send(json.dumps(message))
             answer: dict[str, Any] = json.loads(socket.recv(timeout=60))
             return answer
 
         held: list[dict[str, str]] = []
         for _ in range(CHANGES):
-            held.append(answered(request)["lease"])
+            held.append(send_and_confirm(request)["lease"])
             if len(held) > CHANGES // 4:
                 lease = held.pop(0)
-                answered({"op": "release", "lease": lease["id"], "token": lease["token"]})
+                send_and_confirm({"op": "release", "lease": lease["id"], "token": lease["token"]})
 
 
 COUNTING = """each => {
@@ -211,7 +211,7 @@ def test_ten_thousand_gpus_are_sent_once_and_only_changes_are_drawn_again(
     chromium: Any, large: Seeded
 ) -> None:
     sent: list[int] = []
-    with opened(chromium) as page:
+    with open_page(chromium) as page:
         counting = ("framereceived", lambda data: sent.append(len(data)))
         page.on("websocket", lambda socket: socket.on(*counting))
         page.goto(f"{large.console}/fleet")
@@ -255,8 +255,8 @@ MILLION = """async () => {
 }"""
 
 
-def test_a_million_slots_are_drawn_as_one_image(page: Any, served: Seeded) -> None:
-    page.goto(f"{served.console}/operations")
+def test_a_million_slots_are_drawn_as_one_image(page: Any, console_server: Seeded) -> None:
+    page.goto(f"{console_server.console}/operations")
     drawn = page.evaluate(MILLION)
     print(drawn)
     assert drawn["fits"]

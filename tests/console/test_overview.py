@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-from consoles import PHONE, VIEWS, Seeded, opened
+from consoles import PHONE, VIEWS, Seeded, open_page
 
 pytestmark = pytest.mark.heavy  # A browser.
 
 
-def test_numbers_charts_and_where_they_lead(page: Any, served: Seeded) -> None:
-    page.goto(f"{served.console}/overview")
+def test_numbers_charts_and_where_they_lead(page: Any, console_server: Seeded) -> None:
+    page.goto(f"{console_server.console}/overview")
     page.get_by_text("Nothing calls for attention.").wait_for()
     models = page.get_by_role("table", name="GPUs by model")
     rows = models.get_by_role("row").all_inner_texts()
@@ -26,9 +26,11 @@ def test_numbers_charts_and_where_they_lead(page: Any, served: Seeded) -> None:
     page.wait_for_url("**/leases?sort=expires_at")
 
 
-def test_who_waits_longest_and_why(page: Any, served: Seeded) -> None:
-    with served.waiter(8, nodes=39) as request:
-        page.goto(f"{served.console}/overview")
+def test_the_overview_lists_the_longest_waiters_with_reasons(
+    page: Any, console_server: Seeded
+) -> None:
+    with console_server.waiter(8, nodes=39) as request:
+        page.goto(f"{console_server.console}/overview")
         row = page.get_by_role("table", name="Waits longest").get_by_role("row").last
         row.get_by_text("8 GPUs on each of 39 nodes").wait_for()
         row.get_by_text("could take it when empty").wait_for()
@@ -37,8 +39,8 @@ def test_who_waits_longest_and_why(page: Any, served: Seeded) -> None:
         page.get_by_role("table", name="Waits for").wait_for()
 
 
-def test_the_theme_is_chosen_and_stays(page: Any, served: Seeded) -> None:
-    page.goto(served.console)
+def test_the_theme_is_chosen_and_stays(page: Any, console_server: Seeded) -> None:
+    page.goto(console_server.console)
     page.get_by_label("Theme").select_option("dark")
     ground = "() => getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(ground)
@@ -49,12 +51,12 @@ def test_the_theme_is_chosen_and_stays(page: Any, served: Seeded) -> None:
     assert page.evaluate(ground) != dark
 
 
-def test_no_view_scrolls_sideways_on_a_phone(chromium: Any, served: Seeded) -> None:
+def test_no_view_scrolls_sideways_on_a_phone(chromium: Any, console_server: Seeded) -> None:
     wide = {}
-    with opened(chromium) as page:
+    with open_page(chromium) as page:
         page.set_viewport_size(PHONE)
-        for path in (*VIEWS, f"leases/{served.leases[0]}", f"why/{served.refused}"):
-            page.goto(f"{served.console}/{path}")
+        for path in (*VIEWS, f"leases/{console_server.leases[0]}", f"why/{console_server.refused}"):
+            page.goto(f"{console_server.console}/{path}")
             page.get_by_role("heading", level=1).wait_for()
             page.wait_for_function("() => !document.querySelector('.loading')")
             if (width := page.evaluate("document.documentElement.scrollWidth")) > PHONE["width"]:

@@ -19,8 +19,8 @@ TRACE = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n" + "".join(
 
 
 @pytest.fixture
-def playground(page: Any, served: Seeded) -> Any:
-    page.goto(f"{served.console}/playground")
+def playground(page: Any, console_server: Seeded) -> Any:
+    page.goto(f"{console_server.console}/playground")
     page.get_by_label("Policy (Python)").fill(CODE)
     return page
 

@@ -1,4 +1,4 @@
-"""What is of others: seen by operators, and no button on it; for other tenants it is not there."""
+"""Objects of other tenants: operators see them, without buttons; other tenants do not."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consoles import Seeded, enter, seeded
+from consoles import Seeded, enter, seed_server
 
 pytestmark = pytest.mark.heavy  # A browser.
 
@@ -16,14 +16,14 @@ pytestmark = pytest.mark.heavy  # A browser.
 def it() -> Iterator[Seeded]:
     """A daemon of ann, who holds a lease, of bob, and of the operator."""
     tokens = "ann:of-ann,bob:of-bob,olga:of-olga"
-    with seeded(MOORAGE_TOKENS=tokens, MOORAGE_OPERATORS="olga") as each:
+    with seed_server(MOORAGE_TOKENS=tokens, MOORAGE_OPERATORS="olga") as each:
         each.fleet("east", 2)
         each.ask(2)
         yield each
 
 
 @pytest.mark.parametrize(("tenant", "buttons"), [("ann", 1), ("olga", 0)])
-def test_who_may_release_or_cancel_sees_the_button(
+def test_only_callers_with_the_right_see_release_and_cancel(
     page: Any, it: Seeded, tenant: str, buttons: int
 ) -> None:
     enter(page, f"{it.console}/leases/{it.leases[0]}", f"of-{tenant}")
@@ -37,7 +37,7 @@ def test_who_may_release_or_cancel_sees_the_button(
         assert panel.get_by_role("button", name="Cancel", exact=True).count() == buttons
 
 
-def test_what_is_of_another_tenant_is_not_there(page: Any, it: Seeded) -> None:
+def test_objects_of_other_tenants_are_hidden(page: Any, it: Seeded) -> None:
     with it.waiter(8, nodes=2) as request:
         enter(page, f"{it.console}/leases/{it.leases[0]}", "of-bob")
         panel = page.get_by_role("complementary", name=f"Lease {it.leases[0]}")
@@ -51,11 +51,11 @@ def test_what_is_of_another_tenant_is_not_there(page: Any, it: Seeded) -> None:
         assert panel.get_by_role("button", name="Cancel").count() == 0
 
 
-def test_a_viewer_sees_what_its_role_may_not_do(page: Any, tmp_path: Path) -> None:
+def test_a_viewer_sees_the_limits_of_its_role(page: Any, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "moorage", "token", "create", "eye", "--role", "viewer"]
     command += ["--tenant", "ann", "--data", str(tmp_path)]
     made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    with seeded(tmp_path, MOORAGE_TOKENS="ann:of-ann") as it:
+    with seed_server(tmp_path, MOORAGE_TOKENS="ann:of-ann") as it:
         it.fleet("east", 1)
         lease = it.ask(1)["lease"]["id"]
         enter(page, f"{it.console}/leases/{lease}", made.stdout.split()[-1])

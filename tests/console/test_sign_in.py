@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consoles import opened
+from consoles import open_page
 
 from moorage.testing.daemon_process import daemon
 from tests.oidc_provider import provider
@@ -39,7 +39,7 @@ def sign_in(page: Any, console: str, person: str) -> None:
 def test_a_person_signs_in_at_the_issuer_and_gets_a_cookie_alone(
     chromium: Any, console: str
 ) -> None:
-    with opened(chromium) as page:
+    with open_page(chromium) as page:
         sign_in(page, console, "team.operator")
         page.get_by_role("heading", name="Overview", level=1).wait_for()
         session = page.evaluate("async () => (await (await fetch('/console/session')).json()).data")
@@ -55,7 +55,7 @@ def test_a_person_signs_in_at_the_issuer_and_gets_a_cookie_alone(
 def test_a_person_without_a_role_or_with_a_forged_callback_is_refused(
     chromium: Any, console: str
 ) -> None:
-    with opened(chromium) as page:
+    with open_page(chromium) as page:
         sign_in(page, console, "team.king")
         page.get_by_text("Your sign-in was refused").wait_for()
         assert page.get_by_role("link", name="Sign in").is_visible()

@@ -14,7 +14,7 @@ SCRIPTS = sorted([*STATIC.rglob("*.js"), *STATIC.rglob("*.mjs")])
 OWN = [path for path in SCRIPTS if VENDORED not in path.parents]
 
 
-def listed() -> dict[str, tuple[str, str, str, str]]:
+def vendored_rows() -> dict[str, tuple[str, str, str, str]]:
     """Return the rows of VENDORED.md, by file: package, version, licence, sum."""
     rows = re.findall(r"^\| (.+?) \|$", (VENDORED / "VENDORED.md").read_text(), re.MULTILINE)
     cells = [row.split(" | ") for row in rows][1:]
@@ -24,8 +24,8 @@ def listed() -> dict[str, tuple[str, str, str, str]]:
 
 
 def test_vendored_files_are_those_that_are_listed() -> None:
-    assert set(listed()) == {path.name for path in VENDORED.glob("*.mjs")}
-    for name, (package, version, licence, sum_) in listed().items():
+    assert set(vendored_rows()) == {path.name for path in VENDORED.glob("*.mjs")}
+    for name, (package, version, licence, sum_) in vendored_rows().items():
         assert package, name
         assert re.fullmatch(r"\d+\.\d+\.\d+", version), name
         kind, _, text = licence.partition(", ")
@@ -46,7 +46,7 @@ def test_scripts_are_small() -> None:
 
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
-def test_scripts_import_what_is_there(path: Path) -> None:
+def test_scripts_import_existing_files(path: Path) -> None:
     text, index = path.read_text(), INDEX.read_text()
     for name in re.findall(r'^import .* from "(.+?)";', text, re.MULTILINE):
         if name.startswith("."):

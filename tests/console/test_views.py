@@ -8,7 +8,7 @@ import pytest
 from consoles import VIEWS
 
 from moorage.model import Demand
-from moorage.records.fields import shown_name
+from moorage.records.fields import field_title
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # A browser.
@@ -18,8 +18,8 @@ def by(page: Any, role: str, name: str, **more: Any) -> Any:
     return page.get_by_role(role, name=name, **more)
 
 
-def test_the_root_shows_the_overview_and_links_lead_on(page: Any, served: Any) -> None:
-    page.goto(served.console)
+def test_the_root_shows_the_overview_and_links_lead_on(page: Any, console_server: Any) -> None:
+    page.goto(console_server.console)
     by(page, "heading", "Overview", level=1).wait_for()
     for name in list(VIEWS.values())[1:]:
         page.get_by_role("navigation").get_by_role("link", name=name, exact=True).click()
@@ -29,9 +29,9 @@ def test_the_root_shows_the_overview_and_links_lead_on(page: Any, served: Any) -
     by(page, "heading", "What-if", level=1).wait_for()
 
 
-def test_leases_and_the_release_of_one(page: Any, served: Any) -> None:
-    lease = served.ask(2)["lease"]["id"]
-    page.goto(f"{served.console}/leases/{lease}")
+def test_leases_and_the_release_of_one(page: Any, console_server: Any) -> None:
+    lease = console_server.ask(2)["lease"]["id"]
+    page.goto(f"{console_server.console}/leases/{lease}")
     table = by(page, "table", "Leases")
     table.get_by_role("link", name=lease).wait_for()
     panel = by(page, "complementary", f"Lease {lease}")
@@ -40,8 +40,8 @@ def test_leases_and_the_release_of_one(page: Any, served: Any) -> None:
     assert f'"id": "{lease}"' in by(page, "region", "JSON").inner_text()
 
 
-def test_leases_are_filtered_by_the_server(page: Any, served: Any) -> None:
-    page.goto(f"{served.console}/leases")
+def test_leases_are_filtered_by_the_server(page: Any, console_server: Any) -> None:
+    page.goto(f"{console_server.console}/leases")
     by(page, "table", "Leases").wait_for()
     by(page, "textbox", "Node").fill("east-n0000")
     page.get_by_role("button", name="Filter").click()
@@ -52,12 +52,12 @@ def test_leases_are_filtered_by_the_server(page: Any, served: Any) -> None:
     assert all("east/east-n0000" in place for place in places)
 
 
-def test_new_rows_wait_and_those_that_are_gone_stay(page: Any, served: Any) -> None:
-    page.goto(f"{served.console}/leases")
+def test_new_rows_wait_and_those_that_are_gone_stay(page: Any, console_server: Any) -> None:
+    page.goto(f"{console_server.console}/leases")
     table = by(page, "table", "Leases")
     table.wait_for()
     before = table.get_by_role("rowheader").all_inner_texts()
-    added = [served.ask(1)["lease"]["id"] for _ in range(2)]
+    added = [console_server.ask(1)["lease"]["id"] for _ in range(2)]
     new = by(page, "button", "2 new")
     new.wait_for()
     assert table.get_by_role("rowheader").all_inner_texts() == before
@@ -66,8 +66,10 @@ def test_new_rows_wait_and_those_that_are_gone_stay(page: Any, served: Any) -> N
         table.get_by_role("link", name=lease).wait_for()
 
 
-def test_policies_activate_and_roll_back_behind_a_difference(page: Any, served: Any) -> None:
-    page.goto(f"{served.console}/policies/first_fit:stable")
+def test_policies_activate_and_roll_back_behind_a_difference(
+    page: Any, console_server: Any
+) -> None:
+    page.goto(f"{console_server.console}/policies/first_fit:stable")
     panel = by(page, "complementary", "first_fit:stable")
     panel.get_by_role("button", name="Roll back").click()
     dialog = by(page, "dialog", "Roll first_fit:stable back")
@@ -76,22 +78,24 @@ def test_policies_activate_and_roll_back_behind_a_difference(page: Any, served: 
     assert "+ " in difference
     dialog.get_by_role("button", name="Roll back now").click()
     panel.get_by_role("link", name="first_fit:1.0-stable").wait_for()
-    page.goto(f"{served.console}/policies/first_fit:1.1-stable")
+    page.goto(f"{console_server.console}/policies/first_fit:1.1-stable")
     panel = by(page, "complementary", "first_fit:1.1-stable")
     by(panel, "textbox", "Alias").fill("first_fit:stable")
     panel.get_by_role("button", name="Activate").click()
     by(page, "button", "Activate now").click()
     by(page, "table", "Aliases").get_by_text("first_fit:1.1-stable").wait_for()
-    assert served.http.get("/policy-alias/first_fit:stable").json()["data"]["policy_rule_uri"] == (
-        "first_fit:1.1-stable"
-    )
+    assert console_server.http.get("/policy-alias/first_fit:stable").json()["data"][
+        "policy_rule_uri"
+    ] == ("first_fit:1.1-stable")
 
 
-def test_a_canary_behind_a_difference(page: Any, served: Any) -> None:
+def test_a_canary_behind_a_difference(page: Any, console_server: Any) -> None:
     """The alias means one version; the other one is tried on a share of its requests."""
-    means = served.http.get("/policy-alias/first_fit:stable").json()["data"]["policy_rule_uri"]
+    means = console_server.http.get("/policy-alias/first_fit:stable").json()["data"][
+        "policy_rule_uri"
+    ]
     other = next(uri for uri in ("first_fit:1.0-stable", "first_fit:1.1-stable") if uri != means)
-    page.goto(f"{served.console}/policies/{other}")
+    page.goto(f"{console_server.console}/policies/{other}")
     panel = by(page, "complementary", other)
     by(panel, "spinbutton", "Percent").fill("25")
     by(panel, "button", "Canary", exact=True).click()
@@ -103,11 +107,13 @@ def test_a_canary_behind_a_difference(page: Any, served: Any) -> None:
     by(page, "button", "Stop the canary", exact=True).click()
     by(page, "button", "Stop the canary now").click()
     by(page, "button", "Stop the canary", exact=True).wait_for(state="hidden")
-    assert served.http.get("/policy-alias/first_fit:stable").json()["data"]["canary"] is None
+    assert (
+        console_server.http.get("/policy-alias/first_fit:stable").json()["data"]["canary"] is None
+    )
 
 
-def test_the_playground_saves_a_version(page: Any, served: Any) -> None:
-    page.goto(f"{served.console}/playground")
+def test_the_playground_saves_a_version(page: Any, console_server: Any) -> None:
+    page.goto(f"{console_server.console}/playground")
     page.get_by_label("Policy (Python)").fill(catalog.document("first_fit")["code"])
     by(page, "button", "Save as a version…").click()
     by(page, "textbox", "Version", exact=True).fill("mine:0.1-draft")
@@ -117,53 +123,53 @@ def test_the_playground_saves_a_version(page: Any, served: Any) -> None:
     by(page, "complementary", "mine:0.1-draft").get_by_text("registered").wait_for()
 
 
-def test_operations(page: Any, served: Any) -> None:
-    page.goto(f"{served.console}/operations")
+def test_operations(page: Any, console_server: Any) -> None:
+    page.goto(f"{console_server.console}/operations")
     page.get_by_text("Requests are served.").wait_for()
     by(page, "table", "Metrics").get_by_text("moorage_").first.wait_for()
-    served.ask(1)
+    console_server.ask(1)
     page.get_by_text("was granted to local on").wait_for()
     page.get_by_text("was registered or changed: 24 nodes").wait_for()
     by(page, "table", "Cells of policies").get_by_role("link", name="first_fit:1").first.wait_for()
 
 
-def test_what_there_is_not_says_so(page: Any, served: Any) -> None:
-    page.goto(f"{served.console}/nothing")
+def test_missing_objects_have_a_page_that_says_so(page: Any, console_server: Any) -> None:
+    page.goto(f"{console_server.console}/nothing")
     page.get_by_text("There is no view “nothing”.").wait_for()
     for path, name in (
         ("leases/100%", "Lease 100%"),
         ("leases/nothing", "Lease nothing"),
         ("policies/none:1-stable", "none:1-stable"),
     ):
-        page.goto(f"{served.console}/{path}")
+        page.goto(f"{console_server.console}/{path}")
         by(page, "complementary", name).get_by_role("alert").wait_for()
-    page.goto(f"{served.console}/queue")
+    page.goto(f"{console_server.console}/queue")
     page.get_by_text("The queue is empty.").wait_for()
 
 
-def test_why_lists_decisions_and_opens_one_with_its_fleet(page: Any, served: Any) -> None:
-    page.goto(f"{served.console}/why")
+def test_why_lists_decisions_and_opens_one_with_its_fleet(page: Any, console_server: Any) -> None:
+    page.goto(f"{console_server.console}/why")
     table = by(page, "table", "Decisions")
-    table.get_by_role("link", name=served.refused).wait_for()
+    table.get_by_role("link", name=console_server.refused).wait_for()
     by(page, "combobox", "State").select_option("refused")
     page.get_by_role("button", name="Filter").click()
     page.wait_for_url("**/why?state=refused")
     page.get_by_text(re.compile(r"^\d+ shown$")).wait_for()
     assert all("refused" in row for row in table.get_by_role("row").all_inner_texts()[1:])
-    table.get_by_role("link", name=served.refused).click()
-    panel = by(page, "complementary", f"Decision {served.refused}")
+    table.get_by_role("link", name=console_server.refused).click()
+    panel = by(page, "complementary", f"Decision {console_server.refused}")
     by(panel, "textbox", "Version", exact=True).fill("first_fit:1.1-stable")
     by(panel, "button", "Compare").click()
     another = panel.get_by_role("region", name="Another version")
     another.get_by_text("first_fit:1.1-stable: ✕ refused").wait_for()
-    granted = page.goto(f"{served.console}/why/{served.leases[0]}")
+    granted = page.goto(f"{console_server.console}/why/{console_server.leases[0]}")
     assert granted.ok
-    panel = by(page, "complementary", f"Decision {served.leases[0]}")
+    panel = by(page, "complementary", f"Decision {console_server.leases[0]}")
     by(panel, "button", "Score the nodes as they were").click()
     scores = by(panel, "table", "Scores of the best nodes")
     scores.get_by_role("cell", name=re.compile(r"^8 GPUs, .* cores and .* GiB$")).first.wait_for()
-    page.goto(f"{served.console}/why/{served.refused}")
-    panel = by(page, "complementary", f"Decision {served.refused}")
+    page.goto(f"{console_server.console}/why/{console_server.refused}")
+    panel = by(page, "complementary", f"Decision {console_server.refused}")
     panel.get_by_role("link", name="Open in the playground").click()
     page.wait_for_url("**/playground?decision=*")
     page.wait_for_function("() => document.querySelector('#code').value.includes('All equal')")
@@ -180,10 +186,10 @@ WORDS = """async (field) => {
 }"""
 
 
-def test_a_change_that_would_fit_is_said_for_people(page: Any, served: Any) -> None:
-    page.goto(served.console)
+def test_a_change_that_would_fit_is_in_plain_words(page: Any, console_server: Any) -> None:
+    page.goto(console_server.console)
     for field in Demand.__struct_fields__:
-        said = f"It would fit with {shown_name(field)}: 3 instead of a or b."
+        said = f"It would fit with {field_title(field)}: 3 instead of a or b."
         assert page.evaluate(WORDS, field) == said
 
 
@@ -193,29 +199,29 @@ TURN = """async ([row, why]) => {
 }"""
 
 
-def test_a_turn_is_a_point_a_span_or_why_there_is_none(page: Any, served: Any) -> None:
-    page.goto(served.console)
+def test_a_turn_is_a_point_a_span_or_why_there_is_none(page: Any, console_server: Any) -> None:
+    page.goto(console_server.console)
     now = time.time()
     row = {"position": 1, "deadline": now + 9000, "resources": {"gpus": 1}}
     waits = {"waits_for": [{"expires_at": now + 60}], "room_at": now + 3600}
 
-    def said(why: dict[str, Any], **more: Any) -> str:
+    def turn_text(why: dict[str, Any], **more: Any) -> str:
         text: str = page.evaluate(TURN, [row | more, why])
         return text
 
-    assert said(waits, expected_at=now + 600).startswith("in ")
-    assert "unless leases are renewed" in said(waits)
-    assert " to " in said(waits)
-    assert "or later: others come first" in said(waits, position=2)
-    assert "after it gives up" in said(waits, deadline=now + 1800)
-    assert "kept for a request before it" in said({"nodes": 3, "misfits": {"cpu": 1}})
-    assert "only its policy knows" in said({}, resources=None)
+    assert turn_text(waits, expected_at=now + 600).startswith("in ")
+    assert "unless leases are renewed" in turn_text(waits)
+    assert " to " in turn_text(waits)
+    assert "or later: others come first" in turn_text(waits, position=2)
+    assert "after it gives up" in turn_text(waits, deadline=now + 1800)
+    assert "kept for a request before it" in turn_text({"nodes": 3, "misfits": {"cpu": 1}})
+    assert "only its policy knows" in turn_text({}, resources=None)
 
 
-def test_refusals_alike_are_one_row(page: Any, served: Any) -> None:
+def test_refusals_alike_are_one_row(page: Any, console_server: Any) -> None:
     for _ in range(3):
-        served.ask(7, resources={"gpus": 77})
-    page.goto(f"{served.console}/why")
+        console_server.ask(7, resources={"gpus": 77})
+    page.goto(f"{console_server.console}/why")
     table = by(page, "table", "Refused and waiting")
     row = table.get_by_role("row").filter(has_text="77 GPUs")
     row.get_by_text("alike").wait_for()

@@ -1,4 +1,4 @@
-"""What-if: changes are put together in a form, and what would come of them is shown."""
+"""The what-if form collects changes and shows their predicted effects."""
 
 import re
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from consoles import POLICY, Seeded, seeded
+from consoles import POLICY, Seeded, seed_server
 
 pytestmark = pytest.mark.heavy  # A browser.
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.heavy  # A browser.
 @pytest.fixture(scope="module")
 def it() -> Iterator[Seeded]:
     """One node, of which a lease holds two of eight GPUs."""
-    with seeded() as each:
+    with seed_server() as each:
         each.fleet("east", 1)
         each.ask(2)
         yield each
@@ -115,7 +115,7 @@ def test_a_field_that_is_no_json(page: Any, it: Seeded) -> None:
     page.get_by_role("alert").get_by_text("this is no JSON").wait_for()
 
 
-def test_it_begins_with_an_example_of_the_fleet(page: Any, it: Seeded) -> None:
+def test_the_form_begins_with_an_example_of_the_fleet(page: Any, it: Seeded) -> None:
     page.goto(f"{it.console}/whatif")
     page.get_by_role("button", name="Leave out change 1").wait_for()
     shown = ask(page)

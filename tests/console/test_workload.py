@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consoles import Seeded, enter, seeded
+from consoles import Seeded, enter, seed_server
 from websockets.sync.client import connect
 
 pytestmark = pytest.mark.heavy  # A browser.
@@ -30,7 +30,9 @@ def working(it: Seeded, sign: Path) -> str:
 def it() -> Iterator[Seeded]:
     """A daemon that starts processes, for two tenants; the one that sees all owns nothing."""
     tokens = "ann:of-ann,bob:of-bob"
-    with seeded(MOORAGE_TOKENS=tokens, MOORAGE_OPERATORS="bob", MOORAGE_BACKENDS="local") as each:
+    with seed_server(
+        MOORAGE_TOKENS=tokens, MOORAGE_OPERATORS="bob", MOORAGE_BACKENDS="local"
+    ) as each:
         # The backend `local` starts on a node of this name alone.
         gpus = {"count": 4, "gpus": [{"modelName": "A100", "memory": 80_000}] * 4}
         node = {"id": "localhost", "gpus": gpus, "vcpus": {"count": 8}, "memory": 64_000}
@@ -55,12 +57,12 @@ def test_output_follows_and_a_command_prints(page: Any, it: Seeded, tmp_path: Pa
     assert "42 gpus" in panel.get_by_label("Output of the command").inner_text()
 
 
-def test_pages_look_into_what_is_their_tenants_alone(it: Seeded, tmp_path: Path) -> None:
+def test_pages_show_workloads_of_their_tenant_alone(it: Seeded, tmp_path: Path) -> None:
     lease = working(it, tmp_path / "go")
     logs = {"op": "logs", "lease": lease, "wait_seconds": 20}
     command = {"op": "exec", "lease": lease, "command": ["echo", "42"]}
 
-    def said(name: str, *messages: dict[str, Any], **headers: str) -> list[dict[str, Any]]:
+    def say(name: str, *messages: dict[str, Any], **headers: str) -> list[dict[str, Any]]:
         sent = {"Authorization": f"Bearer of-{name}", **headers}
         with connect(it.running.ws, additional_headers=sent) as socket:
             answers = []
@@ -72,11 +74,11 @@ def test_pages_look_into_what_is_their_tenants_alone(it: Seeded, tmp_path: Path)
     def codes(answers: list[dict[str, Any]]) -> list[str]:
         return [each["error"]["code"] for each in answers]
 
-    read, ran = said("ann", logs, command, Origin=it.running.http)
+    read, ran = say("ann", logs, command, Origin=it.running.http)
     assert "it starts" in read["data"]["text"]
     assert ran["data"]["output"] == "42\n"
-    assert all(each["success"] for each in said("ann", logs, command)), "a program does, too"
-    others = said("bob", logs, command, Origin=it.running.http)
+    assert all(each["success"] for each in say("ann", logs, command)), "a program does, too"
+    others = say("bob", logs, command, Origin=it.running.http)
     assert codes(others) == ["unknown_lease"] * 2
     wrong = [{**each, "token": "no-token"} for each in (logs, command)]
-    assert codes(said("ann", *wrong, Origin=it.running.http)) == ["wrong_token"] * 2
+    assert codes(say("ann", *wrong, Origin=it.running.http)) == ["wrong_token"] * 2

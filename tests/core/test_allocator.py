@@ -102,7 +102,7 @@ def test_parts_of_several_requests_are_granted_and_refused_one_by_one() -> None:
     check(hand.allocator.state)
 
 
-def test_parts_of_several_requests_for_one_demand_and_of_a_gang() -> None:
+def test_a_list_of_proposals_may_have_gaps_only_outside_gangs() -> None:
     hand = Hand()
     hand.see(nodes(2, 4))
     (one,) = answers(hand.grant(ask("one", ONE), [None, place("n000", "0")]))

@@ -84,11 +84,11 @@ def record(machine: Machine, tmp_path: Path) -> CalendarRecord:
 def test_a_calendar_that_was_set_while_no_server_ran_shows(machine, record, hours):
     last_at = machine.date
     machine.run(600.0)
-    assert record.moved_seconds(last_at) == 0.0
+    assert record.calendar_shift(last_at) == 0.0
     machine.date += hours * 3_600.0
-    assert record.moved_seconds(last_at) == hours * 3_600.0
+    assert record.calendar_shift(last_at) == hours * 3_600.0
     record.write()
-    assert record.moved_seconds(machine.date) == 0.0
+    assert record.calendar_shift(machine.date) == 0.0
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"boot": "another", "started_at": 0}'])
@@ -98,21 +98,21 @@ def test_after_a_restart_of_the_machine_a_calendar_behind_the_ledger_shows(
     (tmp_path / CALENDAR).write_text(text)
     last_at = machine.date
     machine.run(60.0)
-    assert record.moved_seconds(last_at) == 0.0, "or its hours are those that it was off"
+    assert record.calendar_shift(last_at) == 0.0, "or its hours are those that it was off"
     machine.date -= 7_200.0
-    assert record.moved_seconds(last_at) == 60.0 - 7_200.0
+    assert record.calendar_shift(last_at) == 60.0 - 7_200.0
 
 
-def test_facts_of_a_server_elsewhere_whose_calendar_is_ahead_count(machine):
+def test_facts_of_a_server_with_a_clock_ahead_count(machine):
     elsewhere = CalendarRecord(None, lambda: machine.date, lambda: machine.uptime)
     elsewhere.write()
     machine.run(60.0)
-    assert elsewhere.moved_seconds(machine.date + 30.0) == -30.0
+    assert elsewhere.calendar_shift(machine.date + 30.0) == -30.0
     machine.date += 7_200.0
-    assert elsewhere.moved_seconds(machine.date) == 0.0
+    assert elsewhere.calendar_shift(machine.date) == 0.0
 
 
 def test_a_calendar_that_cannot_be_recorded_stops_no_server(machine, tmp_path):
     nowhere = CalendarRecord(tmp_path / "gone", lambda: machine.date, lambda: machine.uptime)
     nowhere.write()
-    assert nowhere.moved_seconds(machine.date) == 0.0
+    assert nowhere.calendar_shift(machine.date) == 0.0

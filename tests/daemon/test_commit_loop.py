@@ -58,9 +58,9 @@ class SlowLedger(MemoryLedger):
 
     def append(self, facts: Sequence[Fact], at: float) -> Coroutine[Any, Any, int]:
         self.log.append("+".join(type(fact).__name__ for fact in facts))
-        return self._synced(super().append(facts, at))
+        return self._sync(super().append(facts, at))
 
-    async def _synced(self, stored: Coroutine[Any, Any, int]) -> int:
+    async def _sync(self, stored: Coroutine[Any, Any, int]) -> int:
         if not self.is_fast:
             await self.syncs.get()
         return await stored
@@ -78,10 +78,10 @@ class Log:
         self.consultations: list[Consult] = []
         self.changed = asyncio.Event()
 
-    def stepped(self, *_: object) -> None:
+    def observe_step(self, *_: object) -> None:
         """See `Effects`."""
 
-    def committed(self, *_: object) -> None:
+    def observe_commit(self, *_: object) -> None:
         """See `Effects`."""
 
     def durable(self, facts: Sequence[Fact]) -> None:
@@ -141,7 +141,7 @@ class Played:
 
 
 @asynccontextmanager
-async def played(folder: Path = Path(), ttl_seconds: float = 60.0) -> AsyncIterator[Played]:
+async def play(folder: Path = Path(), ttl_seconds: float = 60.0) -> AsyncIterator[Played]:
     it = Played(folder, ttl_seconds)
     await it.ledger.open()
     it.tasks.spawn(it.loop.commit_forever())
@@ -161,7 +161,7 @@ async def played(folder: Path = Path(), ttl_seconds: float = 60.0) -> AsyncItera
 
 
 async def test_facts_of_a_release_reach_the_disk_before_the_waiter_reaches_its_policy() -> None:
-    async with played() as it:
+    async with play() as it:
         it.ask("waiter", 2, wait_seconds=60.0)
         await it.rest()
         it.ledger.sync()
@@ -175,7 +175,7 @@ async def test_facts_of_a_release_reach_the_disk_before_the_waiter_reaches_its_p
 
 
 async def test_grant_of_a_waiter_follows_the_release_without_a_pause_of_the_disk() -> None:
-    async with played() as it:
+    async with play() as it:
         it.ask("waiter", 2, wait_seconds=60.0)
         await it.rest()
         it.ledger.sync()
@@ -194,7 +194,7 @@ async def test_grant_of_a_waiter_follows_the_release_without_a_pause_of_the_disk
 
 
 async def test_while_requests_are_at_their_policy_facts_gather_for_one_sync() -> None:
-    async with played() as it:
+    async with play() as it:
         it.release("a", 2)
         await it.rest()
         it.ask("new", 3)
@@ -213,7 +213,7 @@ async def test_while_requests_are_at_their_policy_facts_gather_for_one_sync() ->
 
 
 async def test_answer_without_facts_waits_for_the_facts_before_it() -> None:
-    async with played() as it:
+    async with play() as it:
         it.release("a", 2)
         await it.rest()
         it.inbox.post(Inquired(Address(SessionId("s"), 3), "queue", TENANT), TENANT)
@@ -229,7 +229,7 @@ async def test_answer_without_facts_waits_for_the_facts_before_it() -> None:
 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_checkpoint_beside_commits_is_written_once_it_returns(waits: bool) -> None:
-    async with played() as it:
+    async with play() as it:
         if waits:
             it.release("a", 2)
             await it.rest()
@@ -246,7 +246,7 @@ async def test_checkpoint_beside_commits_is_written_once_it_returns(waits: bool)
 
 async def test_leases_have_a_grace_after_a_stall_of_the_disk() -> None:
     """A renewal is stepped while the disk stalls, and its reply comes when its time is up."""
-    async with played(ttl_seconds=2.0) as it:
+    async with play(ttl_seconds=2.0) as it:
         it.tasks.spawn(it.loop.watch_clocks())
         it.inbox.post(RenewAsked(Address(SessionId("s"), 2), RequestId("a"), "", None))
         await asyncio.sleep(SECONDS)  # The disk stalls, which reports nothing.
@@ -262,7 +262,7 @@ async def test_leases_have_a_grace_after_a_stall_of_the_disk() -> None:
 
 async def test_a_calendar_that_was_set_before_the_start_is_followed_first(tmp_path: Path) -> None:
     """The last fact is of a day after this one, as under a clock that was wrong."""
-    async with played(tmp_path, 100_000.0) as it:
+    async with play(tmp_path, 100_000.0) as it:
         it.ledger.is_fast = True
         lease = it.allocator.state.leases[RequestId("a")]
         fact = Renewed(lease.id, lease.expires_at)

@@ -1,4 +1,4 @@
-"""What a standby answers of itself: as far as it has followed, and no older than its bound."""
+"""Answers of a standby: from its followed state, and no older than its bound."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ from moorage.storage.sqlite.records import SqliteRecords
 
 
 class Beside:
-    """What the writer of a file reads of it, as another process would; its way there may break."""
+    """A follower of a file's facts, as in another process; the test can break its access."""
 
     def __init__(self, store: SqliteFacts) -> None:
         self.place, self.reading, self.close = store.place, store.reading, store.close
@@ -63,7 +63,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     await ledger.close()
 
 
-async def test_it_waits_for_a_fact_and_is_as_of_when_it_looked(scene: Scene) -> None:
+async def test_a_follower_waits_for_a_fact_and_dates_its_answer(scene: Scene) -> None:
     revision = await scene.append("a", "b")
     assert await scene.follower.has(revision)
     assert scene.follower.revision == revision == 2
@@ -78,7 +78,7 @@ async def test_the_wait_for_a_fact_is_bounded(
     assert not await scene.follower.has(1)
 
 
-async def test_it_is_not_fresh_without_the_database_and_goes_on_with_it(
+async def test_a_follower_is_stale_without_the_database_and_recovers(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "RETRY_SECONDS", 0.01)
@@ -94,7 +94,7 @@ async def test_it_is_not_fresh_without_the_database_and_goes_on_with_it(
     assert scene.follower.is_fresh
 
 
-async def test_another_history_ends_it(scene: Scene) -> None:
+async def test_a_follower_ends_at_another_history(scene: Scene) -> None:
     assert await scene.follower.has(await scene.append("a"))
     scene.follower._ledger._chain += 1  # As of another fact.
     await scene.append("b")

@@ -23,34 +23,34 @@ def request(name):
     return Asked(TO, Ask(RequestId(name), TENANT, PolicyRef("one:1-x", "digest")))
 
 
-def renewed(name):
+def renew_event(name):
     return RenewAsked(TO, RequestId(name), "digest", None)
 
 
-def taken(inbox):
+def take_all(inbox):
     return [inbox.take() for _ in range(len(inbox))]
 
 
-def test_what_is_about_leases_and_decisions_goes_ahead_in_its_own_order():
+def test_events_of_leases_and_decisions_go_first_in_order():
     inbox = Inbox()
     first, second = request("a"), request("b")
-    renewal, proposal = renewed("x"), Proposed(RequestId("y"), 1, {})
+    renewal, proposal = renew_event("x"), Proposed(RequestId("y"), 1, {})
     lost = SessionLost(SessionId("s"))
     for event in (first, renewal, second, lost, proposal):
         inbox.post(event, TENANT)
     assert inbox.requests(TENANT) == 2
-    assert taken(inbox) == [renewal, proposal, first, second, lost]
+    assert take_all(inbox) == [renewal, proposal, first, second, lost]
     assert inbox.requests(TENANT) == 0
 
 
-def test_what_cancels_a_request_that_still_waits_stays_behind_it():
+def test_a_cancellation_stays_behind_its_request():
     inbox = Inbox()
     first, other = request("a"), request("b")
     early = CancelAsked(TO, RequestId("a"), TENANT)
     late = CancelAsked(TO, RequestId("long ago"), TENANT)
     for event in (other, first, early, late):
         inbox.post(event, TENANT)
-    assert taken(inbox) == [late, other, first, early]
+    assert take_all(inbox) == [late, other, first, early]
 
 
 def test_requests_of_a_session_that_is_over_are_dropped():
@@ -60,7 +60,7 @@ def test_requests_of_a_session_that_is_over_are_dropped():
         inbox.post(event, TENANT)
     inbox.leave(TO.session, TENANT)
     assert (len(inbox), inbox.requests(TENANT)) == (3, 1)
-    assert taken(inbox) == [cancel, other, SessionLost(TO.session)]
+    assert take_all(inbox) == [cancel, other, SessionLost(TO.session)]
     assert inbox.requests(TENANT) == 0
 
 
@@ -74,11 +74,11 @@ def test_tenants_take_turns_and_keep_their_order():
     for event in (late, lost):
         inbox.post(event, other)
     inbox.post(seen)
-    assert taken(inbox) == [seen, many[0], late, many[1], lost, many[2]]
+    assert take_all(inbox) == [seen, many[0], late, many[1], lost, many[2]]
 
 
 def test_requests_are_counted_by_tenant():
-    """So that those of one, however many, have none of another refused as too many."""
+    """One tenant's requests never cause refusals of another tenant's."""
     inbox, bob = Inbox(), Tenant("bob")
     for name in "abc":
         inbox.post(request(name), TENANT)
@@ -96,8 +96,8 @@ def test_others_have_their_turn_among_many_that_go_ahead():
     waiting = request("a")
     inbox.post(waiting)
     for number in range(3 * AHEAD_MAX):
-        inbox.post(renewed(str(number)))
-    assert taken(inbox).index(waiting) == AHEAD_MAX
+        inbox.post(renew_event(str(number)))
+    assert take_all(inbox).index(waiting) == AHEAD_MAX
 
 
 async def test_a_client_is_read_on_after_a_batch_and_at_once_where_nothing_waits():
@@ -115,9 +115,9 @@ async def test_a_client_is_read_on_after_a_batch_and_at_once_where_nothing_waits
     await waiting
 
 
-def test_what_came_in_before_a_deadline_is_stepped_before_it():
+def test_events_before_a_deadline_are_handled_before_it():
     inbox = Inbox()
-    renewals = [renewed(str(number)) for number in range(3)]
-    for event in (request("a"), *renewals, Tick(), late := renewed("late")):
+    renewals = [renew_event(str(number)) for number in range(3)]
+    for event in (request("a"), *renewals, Tick(), late := renew_event("late")):
         inbox.post(event, TENANT)
-    assert taken(inbox)[:5] == [*renewals, Tick(), late]
+    assert take_all(inbox)[:5] == [*renewals, Tick(), late]

@@ -20,7 +20,7 @@ METRIC = re.compile(r"moorage_\w+")
 
 
 @pytest.fixture(scope="module")
-def served() -> set[str]:
+def metric_names() -> set[str]:
     """Names of the metrics that a new server has; its histograms have three samples each."""
     with daemon() as running:
         text = httpx.get(f"{running.http}/metrics").text
@@ -38,14 +38,14 @@ def expressions() -> list[str]:
     return [target["expr"] for panel in panels for target in panel["targets"]]
 
 
-def test_every_metric_of_alerts_and_charts_is_served(served: set[str]) -> None:
+def test_every_metric_of_alerts_and_charts_is_served(metric_names: set[str]) -> None:
     used = {
         name
         for each in [*expressions(), *(r["expr"] for r in rules())]
         for name in METRIC.findall(each)
     }
     assert len(used) > 15
-    assert used - served == set()
+    assert used - metric_names == set()
 
 
 def test_every_alert_has_its_section_and_the_other_way_round() -> None:
@@ -102,23 +102,23 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
                 {"series": nodes % "_unavailable", "values": "5x5 6x20"},
             ],
             "alert_rule_test": [
-                expected("1m", "MoorageDown"),
-                expected("10m", "MoorageDown", "page", "a does not answer", job="moorage"),
-                expected(
+                expectation("1m", "MoorageDown"),
+                expectation("10m", "MoorageDown", "page", "a does not answer", job="moorage"),
+                expectation(
                     "10m",
                     "MoorageDiskFull",
                     "page",
                     "The disk of a is full: it grants no leases",
                     job="moorage",
                 ),
-                expected(
+                expectation(
                     "25m",
                     "MoorageCommitSlow",
                     "ticket",
                     "Commits on a take more than 250 ms at p99",
                 ),
-                expected("20m", "MoorageNodesOut"),
-                expected(
+                expectation("20m", "MoorageNodesOut"),
+                expectation(
                     "25m",
                     "MoorageNodesOut",
                     "ticket",
@@ -136,7 +136,7 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
-def expected(at: str, alert: str, severity: str = "", summary: str = "", **labels: str) -> dict:
+def expectation(at: str, alert: str, severity: str = "", summary: str = "", **labels: str) -> dict:
     """Return what promtool expects of an alert at a time; without a severity: nothing."""
     if not severity:
         return {"eval_time": at, "alertname": alert, "exp_alerts": []}

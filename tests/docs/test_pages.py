@@ -24,7 +24,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return [each for each in BLOCK.findall(page.read_text()) if each[0]]
 
 
-def played() -> list[str]:
+def typed_pages() -> list[str]:
     """Return the pages that have something to type."""
     names = [page.relative_to(DOCS).as_posix() for page in sorted(DOCS.rglob("*.md"))]
     return [
@@ -35,7 +35,7 @@ def played() -> list[str]:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", played())
+@pytest.mark.parametrize("name", typed_pages())
 def test_every_block_of_a_page_runs(name: str, reader, tmp_path: Path) -> None:
     found = blocks(DOCS / name)
     if "javascript" in {kind for kind, _ in found} and shutil.which("node") is None:
@@ -57,7 +57,7 @@ def test_the_quick_starts_of_the_readme_run_twice(reader, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_what_is_played_elsewhere_is(name: str) -> None:
+def test_pages_marked_as_played_elsewhere_are(name: str) -> None:
     assert name.rpartition("/")[2] in (ROOT / ELSEWHERE[name]).read_text()
 
 
@@ -81,7 +81,7 @@ def tasks() -> list[str]:
 
 
 @pytest.mark.parametrize("name", tasks())
-def test_a_task_says_what_can_go_wrong(name: str) -> None:
+def test_each_how_to_lists_possible_failures(name: str) -> None:
     text = (DOCS / "how-to" / name).read_text()
     assert "\n## What can go wrong\n" in text
     title, purpose = text.split("\n\n")[:2]
@@ -89,7 +89,7 @@ def test_a_task_says_what_can_go_wrong(name: str) -> None:
     assert purpose[0] not in "#`|-", "the first paragraph says what it is for"
 
 
-def test_what_looks_like_what(alike) -> None:
+def test_sections_of_one_kind_look_alike(alike) -> None:
     reply = {"success": True, "lease": {"id": "a", "placement": [{"gpus": ["0"]}]}, "more": 1}
     assert alike(reply, {"lease": {"placement": [{"gpus": ["7"]}]}}) == []
     assert alike(reply, {"lease": {"token": ""}}) == [".lease.token"]

@@ -17,7 +17,7 @@ def letters(text: str) -> str:
 
 
 @pytest.mark.heavy  # A daemon, and four programs.
-def test_the_picture_shows_what_the_server_says() -> None:
+def test_the_picture_agrees_with_the_server() -> None:
     drawn: dict[float, list[tuple[float, str]]] = {}
     place = r'<text class="[^"]*" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>'
     for left, top, text in re.findall(place, PICTURE.read_text()):

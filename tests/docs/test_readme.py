@@ -10,7 +10,7 @@ CHARACTERS_MAX = 9_000
 EXAMPLE_LINES_MAX = 10
 
 
-def test_it_can_be_read_in_a_minute() -> None:
+def test_the_readme_takes_a_minute_to_read() -> None:
     assert len(README.splitlines()) <= LINES_MAX
     assert len(README) <= CHARACTERS_MAX
 

@@ -53,7 +53,7 @@ def commands(app: typer.Typer, prefix: str) -> Iterator[str]:
     return walk(typer.main.get_command(app), prefix)
 
 
-def named(app_module: str, prefix: str) -> list[str]:
+def command_names(app_module: str, prefix: str) -> list[str]:
     module = __import__(app_module, fromlist=["app"])
     return list(commands(module.app, prefix))
 
@@ -63,14 +63,14 @@ def named(app_module: str, prefix: str) -> list[str]:
     [("moorage.commands.program", "moored"), ("moorage_client.cli.program", "moorage")],
 )
 def test_every_command_is_there(pages, module: str, program: str) -> None:
-    found = named(module, program)
+    found = command_names(module, program)
     assert found
     assert [each for each in found if f"`{each}`" not in pages["reference/command-line.md"]] == []
 
 
 def test_no_command_is_named_that_does_not_exist(text: str) -> None:
-    """What a page promises can be typed."""
-    known = named("moorage.commands.program", "moored") + named(
+    """Each command on a page works as typed."""
+    known = command_names("moorage.commands.program", "moored") + command_names(
         "moorage_client.cli.program", "moorage"
     )
     words = {" ".join(each.split()[:2]) for each in known}
@@ -161,4 +161,4 @@ def test_every_marker_is_known_and_filled_in(pages) -> None:
     ],
 )
 def test_links_stay_in_the_docs(name: str, link: str, expected: str) -> None:
-    assert reference.relinked(link, name) == expected
+    assert reference.relink(link, name) == expected

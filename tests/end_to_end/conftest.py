@@ -34,7 +34,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_held(request) -> Iterator[None]:
+def _end_leases(request) -> Iterator[None]:
     """End every lease that a test leaves behind on the shared daemon."""
     yield
     if "server" in request.fixturenames:

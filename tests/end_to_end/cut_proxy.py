@@ -42,7 +42,7 @@ class CutProxy(ThreadingTCPServer):
 
     @contextlib.contextmanager
     def closed(self) -> Iterator[None]:
-        """Cut all, and whatever comes until the end of the block."""
+        """Cut all connections, also new ones, until the end of the block."""
         self.is_closed = True
         self.cut()
         try:

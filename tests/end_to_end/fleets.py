@@ -54,7 +54,7 @@ class Fleet:
         return process
 
     def refused(self, command: list[str]) -> str:
-        """Run an agent that must not get in; return what it says."""
+        """Run an agent that is refused; return its output."""
         done = ran(*command)
         assert done.returncode == 3, done.stderr
         return done.stderr
@@ -99,7 +99,9 @@ class Fleet:
 
 
 @contextmanager
-def served(folder: Path, *options: str, bearer: str = "", **environment: str) -> Iterator[Fleet]:
+def serve_fleet(
+    folder: Path, *options: str, bearer: str = "", **environment: str
+) -> Iterator[Fleet]:
     data = folder / "data"
     with ExitStack() as stack:
         running = daemon(data, options=options, environment=environment)

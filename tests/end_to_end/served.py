@@ -1,4 +1,4 @@
-"""What the end-to-end tests do with a running daemon, and documents to feed it."""
+"""A running daemon for end-to-end tests, and documents for it."""
 
 import contextlib
 import io
@@ -58,17 +58,17 @@ def policy(body: str, name: str, **more) -> dict:
 
 
 def bearing(token: str) -> dict[str, str]:
-    """Return what a request brings along that shows a token."""
+    """Return the headers of a request with a token."""
     return {"Authorization": f"Bearer {token}"}
 
 
 def tell(socket, message: dict) -> dict:
-    """Send a message, and return what comes next."""
+    """Send a message, and return the next one received."""
     socket.send(json.dumps(message))
-    return heard(socket)
+    return read_message(socket)
 
 
-def heard(socket) -> dict:
+def read_message(socket) -> dict:
     return json.loads(socket.recv(60))
 
 
@@ -126,7 +126,7 @@ class Server:
         return self.running.log.read_text()
 
     def _check(self, response: httpx.Response) -> None:
-        """Hold every exchange against what the server says of its interface, if it is small."""
+        """Check every small exchange against the server's interface description."""
         request = response.request
         length = int(response.headers.get("content-length", CHECKED_BYTES_MAX + 1))
         if request.url.path == "/openapi.json" or length > CHECKED_BYTES_MAX:
@@ -241,7 +241,7 @@ def serving(
 
 
 @contextlib.contextmanager
-def killed(data: Path, **more: Any) -> Iterator[Server]:
+def serve_and_kill(data: Path, **more: Any) -> Iterator[Server]:
     """Run a daemon that the test kills, which is no error."""
     with contextlib.suppress(CommandError), serving(data, **more) as server:
         yield server
@@ -261,7 +261,7 @@ def is_over(pid: int) -> bool:
         return True
 
 
-def marked(data: Path) -> dict[str, set[int]]:
+def workload_processes(data: Path) -> dict[str, set[int]]:
     """Return the processes of workloads of a daemon's folder, by the name of the workload."""
     found: dict[str, set[int]] = {}
     prefix = f"MOORAGE_WORKLOAD={data}".encode()

@@ -1,11 +1,11 @@
-"""What operators and waiters have said outlasts kill -9: one daemon holds all of it."""
+"""Settings of operators and waiting requests outlast kill -9, in one daemon."""
 
 import json
 import time
 from pathlib import Path
 
 import pytest
-from served import FIRST_FIT, ask_message, cluster, kill, killed, serving, until
+from served import FIRST_FIT, ask_message, cluster, kill, serve_and_kill, serving, until
 
 from moorage.model import Demand
 from moorage_client import BlockingClient
@@ -28,7 +28,7 @@ def test_reservations_cordons_quotas_and_alternatives_outlast_a_kill(tmp_path: P
     some = [of("A100", number) for number in (4, 3, 2)]
     wants = {"resources": some[0], "alternatives": some[1:], "lease": terms}
     times = {"starts_at": now + 3600, "ends_at": now + 7200}
-    with killed(tmp_path) as server:
+    with serve_and_kill(tmp_path) as server:
         server.fill(
             cluster("one", nodes=1, gpus=4),
             cluster("two", nodes=1, gpus=1, model="H100"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from disks import fill
-from fleets import Fleet, served
+from fleets import Fleet, serve_fleet
 from served import until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
@@ -25,12 +25,12 @@ NODE = {"vcpus": {"count": 1}, "memory": 1024}
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with served(tmp_path_factory.mktemp("attacks")) as fleet:
+    with serve_fleet(tmp_path_factory.mktemp("attacks")) as fleet:
         yield fleet
 
 
 @contextmanager
-def dialled(fleet: Fleet, secret: str) -> Iterator[ClientConnection]:
+def dial(fleet: Fleet, secret: str) -> Iterator[ClientConnection]:
     headers = {"Authorization": f"Bearer {secret}"}
     url = fleet.server.running.ws + AGENT_PATH
     with connect(url, additional_headers=headers, max_size=None) as raw:
@@ -53,7 +53,7 @@ def call(raw: ClientConnection, order: type) -> wire.AgentCall:
             return found
 
 
-def done(call: wire.AgentCall, value: object) -> bytes:
+def done_frame(call: wire.AgentCall, value: object) -> bytes:
     return wire.encode(wire.AgentDone(call.id, msgspec.Raw(wire.encode(value))))
 
 
@@ -62,7 +62,7 @@ def join(fleet: Fleet, raw: ClientConnection, name: str) -> None:
     raw.send(hello({**NODE, "id": name}, name))
     welcome = answer(raw)
     assert isinstance(welcome, wire.AgentWelcome), welcome
-    raw.send(done(call(raw, wire.DiscoverOrder), []))
+    raw.send(done_frame(call(raw, wire.DiscoverOrder), []))
     until(lambda: fleet.listed().get(name, {}).get("connected"))
 
 
@@ -78,7 +78,7 @@ FIRST_FRAMES = [
 
 @pytest.mark.parametrize(("frame", "reason"), FIRST_FRAMES, ids=lambda value: repr(value)[:40])
 def test_a_bad_first_frame_is_refused_in_a_sentence(fleet: Fleet, frame: bytes | str, reason: str):
-    with dialled(fleet, fleet.token()) as raw:
+    with dial(fleet, fleet.token()) as raw:
         raw.send(frame)
         farewell = answer(raw)
     assert isinstance(farewell, wire.AgentFarewell), farewell
@@ -86,7 +86,7 @@ def test_a_bad_first_frame_is_refused_in_a_sentence(fleet: Fleet, frame: bytes |
 
 
 def test_a_first_frame_that_is_too_large_cuts_the_connection(fleet: Fleet) -> None:
-    with dialled(fleet, fleet.token()) as raw:
+    with dial(fleet, fleet.token()) as raw:
         with suppress(ConnectionClosed):
             raw.send(b"\0" * (9 << 20))
         with pytest.raises(ConnectionClosed):
@@ -94,9 +94,9 @@ def test_a_first_frame_that_is_too_large_cuts_the_connection(fleet: Fleet) -> No
 
 
 def test_frames_that_are_none_cut_a_connection_and_nothing_else(fleet: Fleet) -> None:
-    with dialled(fleet, fleet.token()) as raw:
+    with dial(fleet, fleet.token()) as raw:
         join(fleet, raw, "liar")
-        raw.send(done(wire.AgentCall(10**6, wire.DiscoverOrder(), 0), 1))
+        raw.send(done_frame(wire.AgentCall(10**6, wire.DiscoverOrder(), 0), 1))
         raw.send(wire.encode(wire.AgentNews(WorkloadReport("no-such", Phase.FAILED))))
         raw.send(b"\x93\x01")
         with pytest.raises(ConnectionClosed):
@@ -107,7 +107,7 @@ def test_frames_that_are_none_cut_a_connection_and_nothing_else(fleet: Fleet) ->
 
 def test_a_token_used_by_two_at_the_same_time_lets_one_in(fleet: Fleet) -> None:
     token = fleet.token()
-    with dialled(fleet, token) as first, dialled(fleet, token) as second:
+    with dial(fleet, token) as first, dial(fleet, token) as second:
         first.send(hello({**NODE, "id": "one"}, "one"))
         second.send(hello({**NODE, "id": "two"}, "two"))
         kinds = {type(answer(first)), type(answer(second))}
@@ -116,8 +116,8 @@ def test_a_token_used_by_two_at_the_same_time_lets_one_in(fleet: Fleet) -> None:
     until(lambda: len({each["id"] for each in nodes} & {"one", "two"}) == 1)
 
 
-def test_what_an_agent_says_of_a_workload_is_bounded(fleet: Fleet) -> None:
-    with dialled(fleet, fleet.token()) as raw:
+def test_reports_of_an_agent_are_bounded(fleet: Fleet) -> None:
+    with dial(fleet, fleet.token()) as raw:
         join(fleet, raw, "talker")
         where = [{"key": "moorage/node", "operator": "In", "values": ["talker"]}]
         lease = fleet.server.ask(
@@ -130,9 +130,9 @@ def test_what_an_agent_says_of_a_workload_is_bounded(fleet: Fleet) -> None:
         lines = ("y" * 100_000,) * 50
         long = WorkloadReport(lease["id"], Phase.FAILED, detail="x" * 1_000_000, log_tail=lines)
         raw.send(wire.encode(wire.AgentNews(long)))
-        raw.send(done(start, long))
-        raw.send(done(call(raw, wire.StatusOrder), long))
-        raw.send(done(call(raw, wire.StopOrder), None))
+        raw.send(done_frame(start, long))
+        raw.send(done_frame(call(raw, wire.StatusOrder), long))
+        raw.send(done_frame(call(raw, wire.StopOrder), None))
         until(lambda: fleet.state(lease) == "ended")
         assert len(json.dumps(fleet.server.status(lease))) < 60_000
 
@@ -154,7 +154,7 @@ def test_a_command_that_writes_a_lot_is_bounded_and_holds_up_none(fleet: Fleet, 
         until(lambda: wordy.state(lease) == "ended")
 
 
-def test_an_agent_on_a_full_disk_stays_and_says_what_is_wrong(fleet, tmp_path, disk):
+def test_an_agent_on_a_full_disk_keeps_running_and_reports_it(fleet, tmp_path, disk):
     data = str(disk)
     with fleet.apart(tmp_path) as full:
         agent = full.agent("box", full.token(), "--data", data)

@@ -16,7 +16,7 @@ import httpx
 import msgspec
 import pytest
 from cut_proxy import cut_proxy
-from fleets import Fleet, served
+from fleets import Fleet, serve_fleet
 from served import bearing, invoke, until
 from test_clocks import SHIFTED
 from test_slow_readers import UPGRADE
@@ -41,19 +41,19 @@ LINES = 100
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("server")
-    with served(folder, bearer="of-ops", **VARIABLES) as fleet:
+    with serve_fleet(folder, bearer="of-ops", **VARIABLES) as fleet:
         yield fleet
 
 
 @pytest.fixture
-def fleet(shared: Fleet, tmp_path: Path) -> Iterator[Fleet]:
-    with shared.apart(tmp_path) as fleet:
+def fleet(shared_fleet: Fleet, tmp_path: Path) -> Iterator[Fleet]:
+    with shared_fleet.apart(tmp_path) as fleet:
         yield fleet
 
 
-def test_a_partitioned_machine_is_lost_and_comes_back_with_what_it_runs(fleet: Fleet) -> None:
+def test_a_partitioned_machine_returns_with_its_workloads(fleet: Fleet) -> None:
     with cut_proxy(urlsplit(fleet.server.running.ws).port) as proxy:
         fleet.agent("box", fleet.token(), "--server", proxy.url)
         lease = fleet.ask(COUNTING.format(go=fleet.folder))
@@ -73,7 +73,7 @@ def test_clocks_that_are_set_lose_no_machine_and_end_nothing(tmp_path: Path, mon
     for name in ("server", "box"):
         (tmp_path / f"{name}.off").write_bytes(struct.pack("d", 0.0))
     monkeypatch.setenv("CALENDAR", str(tmp_path / "server.off"))
-    with served(tmp_path, MOORAGE_AGENT_LOST_SECONDS="12") as fleet:
+    with serve_fleet(tmp_path, MOORAGE_AGENT_LOST_SECONDS="12") as fleet:
         monkeypatch.setenv("CALENDAR", str(tmp_path / "box.off"))
         fleet.agent("box", fleet.token(), "--unheard-seconds", "2")
         seen = tmp_path / "seen"
@@ -93,7 +93,7 @@ def test_clocks_that_are_set_lose_no_machine_and_end_nothing(tmp_path: Path, mon
 
 
 async def test_an_agent_waits_for_a_server_of_its_own_release(tmp_path: Path) -> None:
-    """Servers of other releases refuse it, and send what it does not know."""
+    """Servers of other releases refuse it, and send unknown fields."""
     refusal = wire.encode(
         wire.AgentFarewell("the agent speaks version 3, and this server 4", final=False)
     )
@@ -156,7 +156,7 @@ def secrets_of(fleet: Fleet) -> dict[str, str]:
     return {"key": key, "token": fleet.token()}
 
 
-def test_what_lets_an_agent_in_opens_nothing_else(fleet: Fleet) -> None:
+def test_a_credential_of_an_agent_opens_nothing_else(fleet: Fleet) -> None:
     paths = fleet.server.http.get("/openapi.json").json()["paths"]
     calls = [(method, path) for path, each in paths.items() for method in each]
     bare = [(m, p) for m, p in calls if fleet_status(fleet, m, p, {}) != 401]
@@ -175,7 +175,7 @@ def fleet_status(fleet: Fleet, method: str, path: str, headers: dict[str, str]) 
     return httpx.request(method, url, headers=headers, json={}).status_code
 
 
-def test_an_agent_cannot_ask_for_what_clients_may(fleet: Fleet) -> None:
+def test_an_agent_may_not_send_requests_of_clients(fleet: Fleet) -> None:
     door = fleet.server.running.ws + AGENT_PATH
     for token in ("of-ann", "of-ops"):
         with pytest.raises(InvalidStatus, match="401"):

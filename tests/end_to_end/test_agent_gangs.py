@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleets import Fleet, served
-from served import heard, kill, killed, until
+from fleets import Fleet, serve_fleet
+from served import kill, read_message, serve_and_kill, until
 
 from moorage_policies import catalog
 
@@ -33,7 +33,7 @@ STAYS = "echo $MOORAGE_NODE_ID >>{seen}; exec sleep 1000"
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with served(tmp_path_factory.mktemp("gangs")) as fleet:
+    with serve_fleet(tmp_path_factory.mktemp("gangs")) as fleet:
         for name in "abc":
             fleet.agent(name, fleet.token())
         yield fleet
@@ -51,7 +51,7 @@ def pids(fleet: Fleet, lease: dict) -> dict[str, int]:
     }
 
 
-def ended(fleet: Fleet, lease: dict) -> str:
+def wait_end(fleet: Fleet, lease: dict) -> str:
     """Await the end of a lease, of which nothing remains; return its reason."""
     until(lambda: fleet.state(lease) == "ended")
     assert pids(fleet, lease) == {}
@@ -63,7 +63,7 @@ def test_members_of_a_gang_meet(fleet: Fleet) -> None:
     text, code = fleet.output(lease)
     _, second, third = nodes_of(lease)
     assert (text, code) == (f"rank 0 met 1={second} 2={third}\n", 0)
-    ended(fleet, lease)
+    wait_end(fleet, lease)
 
 
 def test_a_gang_knows_its_shape(fleet: Fleet) -> None:
@@ -79,7 +79,7 @@ def test_a_gang_knows_its_shape(fleet: Fleet) -> None:
     assert shape == ["0", "2", "2", "0"]
     assert known["PET_MASTER_PORT"] == known["MASTER_PORT"]
     assert fleet.server.release(lease)["success"]
-    ended(fleet, lease)
+    wait_end(fleet, lease)
 
 
 def test_a_gang_that_loses_a_member_ends_with_the_node_named(fleet: Fleet, tmp_path: Path) -> None:
@@ -88,12 +88,12 @@ def test_a_gang_that_loses_a_member_ends_with_the_node_named(fleet: Fleet, tmp_p
     lost = nodes_of(lease)[1]
     until(lambda: lost in pids(fleet, lease))
     os.kill(pids(fleet, lease)[lost], signal.SIGKILL)
-    assert f"node {lost}: it was killed by signal 9" in ended(fleet, lease)
+    assert f"node {lost}: it was killed by signal 9" in wait_end(fleet, lease)
 
 
 def test_a_gang_says_which_of_its_machines_is_lost(tmp_path: Path) -> None:
-    """It holds what it has, as the machine may run on, and is as before once that is heard."""
-    with served(tmp_path, MOORAGE_AGENT_LOST_SECONDS="4") as fleet:
+    """It keeps its devices, as the machine may run on, and recovers once that reconnects."""
+    with serve_fleet(tmp_path, MOORAGE_AGENT_LOST_SECONDS="4") as fleet:
         boxes = {name: fleet.agent(name, fleet.token()) for name in "ab"}
         lease = fleet.ask(STAYS.format(seen=tmp_path / "seen"), nodes=2)
         until(lambda: fleet.state(lease) == "active")
@@ -101,22 +101,22 @@ def test_a_gang_says_which_of_its_machines_is_lost(tmp_path: Path) -> None:
         lost = nodes_of(lease)[1]
         with fleet.server.watching("leases") as news:
             boxes[lost].kill()
-            told = awaited(news, "lost")
+            told = wait_phase(news, "lost")
             assert (told["id"], lost in told["detail"]) == (lease["id"], True)
             fleet.agent(lost)
-            assert awaited(news, "ready")["id"] == lease["id"]
+            assert wait_phase(news, "ready")["id"] == lease["id"]
         until(lambda: fleet.server.status(lease)["workload"]["phase"] == "ready")
         held = fleet.server.status(lease)
         assert (held["state"], held.get("reason")) == ("active", None)
         assert pids(fleet, lease) == before
         assert fleet.server.release(lease)["success"]
-        ended(fleet, lease)
+        wait_end(fleet, lease)
 
 
-def awaited(news: Any, phase: str) -> dict:
+def wait_phase(news: Any, phase: str) -> dict:
     """Return the next news that a workload is in a phase."""
     while True:
-        message = heard(news)
+        message = read_message(news)
         if message["event"] == "workload" and message["data"]["phase"] == phase:
             return message["data"]
 
@@ -130,7 +130,7 @@ def test_a_gang_is_requeued_as_a_whole(fleet: Fleet, tmp_path: Path) -> None:
     until(lambda: fleet.state(lease) == "active")
     assert len(pids(fleet, lease)) == 2
     assert fleet.server.release(lease)["success"]
-    ended(fleet, lease)
+    wait_end(fleet, lease)
 
 
 OWN = {"MOORAGE_LOCAL_NODES": "own"}
@@ -144,8 +144,8 @@ def register_own(fleet: Fleet) -> None:
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with served(tmp_path_factory.mktemp("mixed"), **OWN) as fleet:
+def mixed_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with serve_fleet(tmp_path_factory.mktemp("mixed"), **OWN) as fleet:
         fleet.agent("a", fleet.token())
         register_own(fleet)
         yield fleet
@@ -157,34 +157,34 @@ def own_pids(fleet: Fleet, lease: dict) -> dict[str, int]:
     return pids(fleet, lease) | own
 
 
-def test_the_servers_own_machine_is_a_member_of_a_gang(mixed: Fleet) -> None:
-    lease = mixed.ask(f"cat >meet.py <<'END'\n{MEET}\nEND\npython3 meet.py", nodes=2)
-    text, code = mixed.output(lease)
+def test_the_servers_own_machine_is_a_member_of_a_gang(mixed_fleet: Fleet) -> None:
+    lease = mixed_fleet.ask(f"cat >meet.py <<'END'\n{MEET}\nEND\npython3 meet.py", nodes=2)
+    text, code = mixed_fleet.output(lease)
     assert sorted(nodes_of(lease)) == ["a", "own"]
     assert (text, code) == (f"rank 0 met 1={nodes_of(lease)[1]}\n", 0)
-    ended(mixed, lease)
-    assert own_pids(mixed, lease) == {}
+    wait_end(mixed_fleet, lease)
+    assert own_pids(mixed_fleet, lease) == {}
 
 
 @pytest.mark.parametrize("lost", ["a", "own"])
-def test_a_gang_with_the_servers_own_machine_ends_as_a_whole(mixed: Fleet, lost: str) -> None:
-    lease = mixed.ask("exec sleep 1000", nodes=2)
-    until(lambda: mixed.state(lease) == "active")
-    os.kill(own_pids(mixed, lease)[lost], signal.SIGKILL)
-    assert f"node {lost}: it was killed by signal 9" in ended(mixed, lease)
-    assert own_pids(mixed, lease) == {}
+def test_a_gang_with_the_servers_own_machine_ends_as_a_whole(mixed_fleet: Fleet, lost: str) -> None:
+    lease = mixed_fleet.ask("exec sleep 1000", nodes=2)
+    until(lambda: mixed_fleet.state(lease) == "active")
+    os.kill(own_pids(mixed_fleet, lease)[lost], signal.SIGKILL)
+    assert f"node {lost}: it was killed by signal 9" in wait_end(mixed_fleet, lease)
+    assert own_pids(mixed_fleet, lease) == {}
 
 
-def test_a_gang_whose_start_fails_on_one_node_leaves_nothing(fleet: Fleet) -> None:
+def test_a_gang_that_fails_on_one_node_leaves_nothing(fleet: Fleet) -> None:
     spec = {"category": "service", "command": ["sh", "-c", "[ $RANK = 0 ] || exit 4; sleep 1000"]}
-    ended(fleet, fleet.ask("", nodes=2, spec=spec))
+    wait_end(fleet, fleet.ask("", nodes=2, spec=spec))
 
 
 def test_gangs_and_commands_outlive_their_killed_server_and_agents(tmp_path: Path) -> None:
     seen, go, data = tmp_path / "seen", tmp_path / "go", tmp_path / "data"
     counts = f"seq 20; until [ -e {go} ]; do sleep 0.05; done; seq 21 40; exit 3"
     with ExitStack() as agents:
-        with killed(data) as server:
+        with serve_and_kill(data) as server:
             server.publish(catalog.document("first_fit"))
             fleet = Fleet(tmp_path, server, agents, data)
             boxes = {each: fleet.agent(each, fleet.token()) for each in "ab"}
@@ -196,7 +196,7 @@ def test_gangs_and_commands_outlive_their_killed_server_and_agents(tmp_path: Pat
             kill(server)
         go.touch()
         before = pids(fleet, gang)
-        with served(tmp_path, "--port", server.running.ws.rpartition(":")[2]) as fleet:
+        with serve_fleet(tmp_path, "--port", server.running.ws.rpartition(":")[2]) as fleet:
             fleet.agent("b")
             text = "".join(f"{number}\n" for number in range(1, 41))
             assert fleet.output(alone[0]) == (text, 3)
@@ -205,16 +205,16 @@ def test_gangs_and_commands_outlive_their_killed_server_and_agents(tmp_path: Pat
             assert pids(fleet, gang) == before
             assert before.keys() == {"a", "b"}
             os.kill(before["b"], signal.SIGKILL)
-            ended(fleet, gang)
+            wait_end(fleet, gang)
             assert fleet.server.release(alone[1])["success"]
-            ended(fleet, alone[1])
+            wait_end(fleet, alone[1])
     assert sorted(seen.read_text().split()) == ["a", "b"]
 
 
 def test_a_gang_with_the_servers_own_machine_outlives_its_killed_server(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with ExitStack() as agents:
-        with killed(data, environment=OWN) as server:
+        with serve_and_kill(data, environment=OWN) as server:
             server.publish(catalog.document("first_fit"))
             fleet = Fleet(tmp_path, server, agents, data)
             fleet.agent("a", fleet.token())
@@ -225,10 +225,10 @@ def test_a_gang_with_the_servers_own_machine_outlives_its_killed_server(tmp_path
         before = own_pids(fleet, gang)
         assert before.keys() == {"a", "own"}
         port = server.running.ws.rpartition(":")[2]
-        with served(tmp_path, "--port", port, **OWN) as fleet:
+        with serve_fleet(tmp_path, "--port", port, **OWN) as fleet:
             until(lambda: fleet.listed()["a"]["connected"])
             until(lambda: fleet.state(gang) == "active")
             assert own_pids(fleet, gang) == before
             os.kill(before["own"], signal.SIGKILL)
-            assert "node own: " in ended(fleet, gang)
+            assert "node own: " in wait_end(fleet, gang)
     assert own_pids(fleet, gang) == {}

@@ -1,4 +1,4 @@
-"""What agents say of their machines: metrics that policies see, and GPUs that others use.
+"""Metrics of agents, as policies see them, and GPUs in use by others.
 
 The GPUs are those of a stand-in for NVML, which an agent imports in the place of the bindings.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fleets import Fleet, served
+from fleets import Fleet, serve_fleet
 from served import until
 
 from moorage.backends.local.machine import this_node
@@ -68,15 +68,15 @@ def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cards:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with served(tmp_path_factory.mktemp("server"), MOORAGE_AGENT_LOST_SECONDS="3") as fleet:
+def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with serve_fleet(tmp_path_factory.mktemp("server"), MOORAGE_AGENT_LOST_SECONDS="3") as fleet:
         fleet.server.publish(catalog.document("least_loaded"))
         yield fleet
 
 
 @pytest.fixture
-def fleet(shared: Fleet, tmp_path: Path, cards: Cards) -> Iterator[Fleet]:
-    with shared.apart(tmp_path) as fleet:
+def fleet(shared_fleet: Fleet, tmp_path: Path, cards: Cards) -> Iterator[Fleet]:
+    with shared_fleet.apart(tmp_path) as fleet:
         yield fleet
 
 
@@ -85,7 +85,7 @@ def metrics(fleet: Fleet) -> dict:
     return answer.get("data", {"nodes": ()})
 
 
-def measured(fleet: Fleet, node: str = "box") -> dict:
+def node_metrics(fleet: Fleet, node: str = "box") -> dict:
     return next((each for each in metrics(fleet)["nodes"] if each["id"] == node), {})
 
 
@@ -103,8 +103,8 @@ def gpu_of(fleet: Fleet, **more) -> str:
 def test_metrics_have_the_documented_shape(fleet: Fleet, cards: Cards) -> None:
     cards(a={"used": 250, "busy": 60})
     fleet.agent("box", fleet.token())
-    until(lambda: measured(fleet))
-    tree = measured(fleet)
+    until(lambda: node_metrics(fleet))
+    tree = node_metrics(fleet)
     assert tree["memory"]["freeMem"] > 0
     assert {"load1m", "load5m", "load_5m", "load15m"} <= tree["vcpu"].keys()
     assert tree["storage"]["freeMem"] > 0
@@ -119,7 +119,7 @@ def test_metrics_have_the_documented_shape(fleet: Fleet, cards: Cards) -> None:
 def test_policies_see_metrics_of_agents(fleet: Fleet, cards: Cards) -> None:
     cards(a={"busy": 90}, b={"busy": 5})
     fleet.agent("box", fleet.token())
-    until(lambda: measured(fleet).get("gpus"))
+    until(lambda: node_metrics(fleet).get("gpus"))
     assert gpu_of(fleet, policy_rule_uri="least_loaded:1.0-stable") == "1"
 
 
@@ -138,13 +138,13 @@ def test_a_gpu_that_others_use_is_not_given_out(fleet: Fleet, cards: Cards) -> N
     assert gpu_of(fleet) == "0"
 
 
-def test_what_a_lease_runs_is_not_others_use(fleet: Fleet, cards: Cards) -> None:
+def test_processes_of_a_lease_are_no_use_by_others(fleet: Fleet, cards: Cards) -> None:
     fleet.agent("box", fleet.token())
     spec = {"category": "process", "command": ["sleep", "1000"]}
     lease = lease_of(fleet, 2, provision={"backend": "local", "spec": spec})
     until(lambda: fleet.state(lease) == "active")
     cards(a={"pids": [1], "busy": 77}, b={"pids": [1]})
-    until(lambda: measured(fleet).get("gpus", [{}])[0].get("cudaUtilization") == 77)
+    until(lambda: node_metrics(fleet).get("gpus", [{}])[0].get("cudaUtilization") == 77)
     assert "busy" not in fleet.node("box")
     assert fleet.server.release(lease)["success"]
     until(lambda: len(fleet.node("box").get("busy", ())) == 2)
@@ -154,22 +154,22 @@ def test_metrics_of_a_lost_machine_are_stale_and_go_with_it(fleet, monkeypatch):
     agent = fleet.agent("box", fleet.token())
     monkeypatch.delenv("PYTHONPATH")  # It would have the same GPUs.
     fleet.agent("other", fleet.token())
-    until(lambda: measured(fleet) and measured(fleet, "other"))
+    until(lambda: node_metrics(fleet) and node_metrics(fleet, "other"))
     agent.kill()
-    until(lambda: measured(fleet)["stale"])
-    assert measured(fleet, "other")["stale"] is False
+    until(lambda: node_metrics(fleet)["stale"])
+    assert node_metrics(fleet, "other")["stale"] is False
     until(lambda: "unavailable" in fleet.node("box"))
     assert fleet.server.moorage("fleet", "forget", f"{fleet.cluster}/box").returncode == 0
-    until(lambda: not measured(fleet))
-    assert measured(fleet, "other")
+    until(lambda: not node_metrics(fleet))
+    assert node_metrics(fleet, "other")
 
 
-def test_the_servers_own_machine_says_what_agents_say_of_theirs(tmp_path: Path, cards: Cards):
+def test_the_servers_own_machine_reports_like_an_agent(tmp_path: Path, cards: Cards):
     cards(a={"pids": [os.getpid()], "used": 300, "busy": 60})
-    with served(tmp_path, "--here") as fleet:
+    with serve_fleet(tmp_path, "--here") as fleet:
         fleet.cluster = this_node()
-        until(lambda: measured(fleet, fleet.cluster).get("gpus"))
-        tree = measured(fleet, fleet.cluster)
+        until(lambda: node_metrics(fleet, fleet.cluster).get("gpus"))
+        tree = node_metrics(fleet, fleet.cluster)
         assert tree["gpus"][0]["cudaUtilization"] == 60
         assert (tree["memory"]["freeMem"] > 0, tree["stale"]) == (True, False)
         until(lambda: "busy" in fleet.node(fleet.cluster))

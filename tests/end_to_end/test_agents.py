@@ -18,7 +18,7 @@ from subprocess import Popen
 from typing import NamedTuple
 
 import pytest
-from fleets import Fleet, served
+from fleets import Fleet, serve_fleet
 from served import FIRST_FIT, bearing, invoke, until
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -37,19 +37,19 @@ COUNTED = ("".join(f"{number}\n" for number in range(1, 41)) + "whole\n", 3)
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with served(tmp_path_factory.mktemp("server"), bearer="of-ops", **VARIABLES) as fleet:
+def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with serve_fleet(tmp_path_factory.mktemp("server"), bearer="of-ops", **VARIABLES) as fleet:
         yield fleet
 
 
 @pytest.fixture
-def fleet(shared: Fleet, tmp_path: Path) -> Iterator[Fleet]:
-    with shared.apart(tmp_path) as fleet:
+def fleet(shared_fleet: Fleet, tmp_path: Path) -> Iterator[Fleet]:
+    with shared_fleet.apart(tmp_path) as fleet:
         yield fleet
 
 
 def complaint(fleet: Fleet, *more: str, data: str = "") -> str:
-    """Run an agent `box` that tries again and again; return the first line of what it says."""
+    """Run an agent `box` that retries; return the first line of its output."""
     command = fleet.command("box", *more, data=data)
     with Popen(command, stderr=subprocess.PIPE, text=True) as agent:
         assert agent.stderr is not None
@@ -68,7 +68,7 @@ def test_only_the_server_changes_a_cluster_of_agents(fleet: Fleet) -> None:
     assert {node["id"] for node in document["nodes"]["nodeData"]} == {"box", "more"}
 
 
-def test_a_machine_joins_and_runs_what_a_lease_is_for(fleet: Fleet) -> None:
+def test_a_machine_joins_and_runs_the_workload_of_a_lease(fleet: Fleet) -> None:
     token = fleet.token()
     fleet.agent("box", token)
     assert fleet.listed()["box"]["connected"]
@@ -93,13 +93,13 @@ def test_strangers_are_not_let_in(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("address", ["nonsense", "http://127.0.0.1:1", "ws://"])
-def test_what_is_no_address_of_a_server_is_refused_at_once(fleet: Fleet, address: str) -> None:
+def test_an_invalid_server_address_is_refused_at_once(fleet: Fleet, address: str) -> None:
     said = fleet.refused(fleet.command("a", "--token", "t", "--server", address))
     assert "--server: expected ws://HOST:PORT" in said
 
 
 @pytest.mark.parametrize("cluster", [" ", "a/b", "a\nb", "x" * 254])
-def test_no_token_is_made_for_what_names_no_cluster(fleet: Fleet, cluster: str) -> None:
+def test_a_token_needs_a_cluster(fleet: Fleet, cluster: str) -> None:
     made = invoke("agent", "token", "--cluster", cluster, "--data", fleet.data)
     assert (made.returncode, made.stdout) == (2, "")
     assert "--cluster: expected" in made.stderr
@@ -152,7 +152,7 @@ SCENES = {
 def away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Away]]:
     """Machines of several clusters that go away at one moment, as a loss takes seconds."""
     folder = tmp_path_factory.mktemp("lost")
-    with served(folder, MOORAGE_AGENT_LOST_SECONDS="12") as server, ExitStack() as stack:
+    with serve_fleet(folder, MOORAGE_AGENT_LOST_SECONDS="12") as server, ExitStack() as stack:
         scenes = {}
         for name, (nodes, command, _, options) in SCENES.items():
             (folder / name).mkdir()
@@ -231,7 +231,7 @@ def test_a_lease_without_another_place_runs_again_where_it_was(away: dict[str, A
     assert not Path(f"/proc/{first}").exists()
 
 
-def test_an_agent_that_ends_what_it_runs_too_late_is_refused(fleet: Fleet) -> None:
+def test_an_agent_that_stops_workloads_too_late_is_refused(fleet: Fleet) -> None:
     line = complaint(fleet, "--token", fleet.token(), "--unheard-seconds", "51")
     assert "agent_lost_seconds, 60, is not longer by 10 s" in line
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from served import ask_message, cluster, heard, policy, tell
+from served import ask_message, cluster, policy, read_message, tell
 
 
 def hold(server, **more) -> dict:
@@ -97,7 +97,7 @@ def test_a_message_without_an_id_has_no_name_to_be_cancelled_by(server):
         reply = tell(socket, {"op": "cancel", "request": "None", "id": "cancel"})
         assert (reply["id"], reply["error"]["code"]) == ("cancel", "unknown_request")
         server.release(filled)
-        server.leases.append(heard(socket)["lease"])
+        server.leases.append(read_message(socket)["lease"])
 
 
 def test_a_policy_sees_documents_metrics_capacity_inputs_and_its_clients(server):
@@ -124,7 +124,7 @@ return [names, seen, load, same, free, reads, input_data["inputs"], parameters]
         assert reply["data"] == [names, "west", 0.5, True, 1000, reads, {"a": [1]}, parameters]
 
 
-def test_a_policy_reads_what_holds_now(server):
+def test_a_policy_reads_the_present_state(server):
     body = """
 ok, document = self.settings["cluster_client"].read_cluster("north")
 try:

@@ -95,8 +95,8 @@ def test_push_tests_first_unless_it_is_switched_off(server, tmp_path):
     ]
 
 
-def test_examples_say_what_a_policy_is_for(server, tmp_path):
-    """What ranks fails at requests; its own examples decide."""
+def test_examples_describe_the_use_of_a_policy(server, tmp_path):
+    """A ranking policy fails at requests; its own examples decide."""
     text = policy("return [each['id'] for each in input_data]", "ranks:1-x")["code"]
     (tmp_path / "ranks.py").write_text(text)
     examples = [{"input_data": [{"id": "a"}, {"id": "b"}], "output": ["a", "b"]}]
@@ -106,8 +106,8 @@ def test_examples_say_what_a_policy_is_for(server, tmp_path):
     moorage(server, *push, "--examples", "examples.json", folder=tmp_path)
 
 
-def test_what_is_unsound_is_registered_by_force_alone(server, tmp_path):
-    """What it proposes is never there: it raises nothing, and places nothing."""
+def test_unsound_policies_are_registered_only_by_force(server, tmp_path):
+    """It always proposes a missing node: it raises nothing, and places nothing."""
     text = policy("return {'cluster_id': 'nowhere'}", "wrong:1-x")["code"]
     (tmp_path / "wrong.py").write_text(text)
     push = ("policy", "push", "wrong.py", "--uri", "wrong:1-x")
@@ -117,7 +117,7 @@ def test_what_is_unsound_is_registered_by_force_alone(server, tmp_path):
 
 
 @pytest.mark.parametrize("shown", ["mine/code/function.py", "mine.py"])
-def test_a_file_has_one_name_in_what_is_said_of_it(server, tmp_path, shown):
+def test_a_file_has_one_name_in_all_messages(server, tmp_path, shown):
     path, name = tmp_path / shown, shown.partition("/")[0]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("improt json\n")

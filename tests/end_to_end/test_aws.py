@@ -1,11 +1,11 @@
-"""What a lease starts at AWS: on capacity that its node's labels describe, and never leaked."""
+"""Workloads at AWS run on the instance type of the node's labels, and none is leaked."""
 
 import json
 import sys
 
 import pytest
 from aws_world import aws_server
-from served import Server, cluster, invoke, kill, killed, ran, serving, until
+from served import Server, cluster, invoke, kill, ran, serve_and_kill, serving, until
 
 from moorage.extras import install_command
 
@@ -46,10 +46,10 @@ def rent(aws_server, tags: dict[str, str]) -> None:
     aws_server.ec2().run_instances(ImageId="x", MinCount=1, MaxCount=1, TagSpecifications=spec)
 
 
-def test_a_lease_rents_what_its_node_says_and_finds_it_again_after_kill_9(
+def test_a_lease_rents_its_node_type_and_finds_the_instance_after_kill_9(
     aws_server, environment, tmp_path
 ):
-    with killed(tmp_path, environment=environment) as server:
+    with serve_and_kill(tmp_path, environment=environment) as server:
         fill(server)
         lease = ask(server)["lease"]
         server.in_state(lease, "active")
@@ -96,7 +96,7 @@ def test_the_reason_of_aws_reaches_the_client(aws_server, environment, tmp_path)
         assert ask(server, tags={"aws:x": "1"})["error"]["field"] == "provision.spec"
 
 
-def test_without_boto3_the_daemon_says_what_to_install(tmp_path):
+def test_without_boto3_the_daemon_names_the_extra(tmp_path):
     program = "import sys; sys.modules['boto3'] = None\nfrom moorage.__main__ import main\nmain()"
     serve = ("serve", "--port", "0", "--http-port", "0")
     done = ran(sys.executable, "-c", program, *serve, **ENVIRONMENT, MOORAGE_DATA_DIR=str(tmp_path))

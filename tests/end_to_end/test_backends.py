@@ -1,4 +1,4 @@
-"""What a lease starts on this machine: on its own devices, found after a crash, never leaked."""
+"""Workloads on this machine use their own devices, are found after a crash, and never leak."""
 
 import os
 import platform
@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from served import Server, here, kill, killed, marked, serving, until
+from served import Server, here, kill, serve_and_kill, serving, until, workload_processes
 
 from moorage.testing.daemon_process import daemon
 
@@ -49,11 +49,11 @@ def test_a_workload_sees_its_own_devices_and_its_lease(server, data, tmp_path):
     assert seen["MOORAGE_NODE_ID"] == platform.node()
     assert not any("TOKEN" in name for name in seen)
     server.in_state(lease, "active")
-    pids = marked(data)[lease["id"]]
+    pids = workload_processes(data)[lease["id"]]
     assert all(len(os.sched_getaffinity(pid)) == 1 for pid in pids), "one processor is its share"
     server.release(lease)
     server.in_state(lease, "ended")
-    assert lease["id"] not in marked(data)
+    assert lease["id"] not in workload_processes(data)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ COMMAND = {"command": ["x"]}
         ),
     ],
 )
-def test_what_could_never_start_is_refused_before_anything_is_held(server, spec, code, field):
+def test_an_unstartable_request_is_refused_before_a_lease(server, spec, code, field):
     provision = {"backend": "local", "spec": spec}
     error = server.ask(resources={"gpus": 1}, lease=LEASE, provision=provision)["error"]
     assert error["code"] == code
@@ -101,35 +101,35 @@ def test_what_could_never_start_is_refused_before_anything_is_held(server, spec,
 
 
 @pytest.mark.heavy
-def test_what_runs_is_found_again_after_kill_9_and_what_ended_meanwhile_is_noticed(tmp_path):
-    with killed(tmp_path) as server:
+def test_after_kill_9_running_workloads_are_adopted_and_ended_ones_noticed(tmp_path):
+    with serve_and_kill(tmp_path) as server:
         server.fill(here())
         lives, ends = run(server, SLEEP), run(server, ["sleep", "0.5"])
         server.in_state(lives, "active")
-        until(lambda: len(marked(tmp_path).get(lives["id"], ())) == 2)
-        before = marked(tmp_path)[lives["id"]]
+        until(lambda: len(workload_processes(tmp_path).get(lives["id"], ())) == 2)
+        before = workload_processes(tmp_path)[lives["id"]]
         kill(server)
-        until(lambda: ends["id"] not in marked(tmp_path))
+        until(lambda: ends["id"] not in workload_processes(tmp_path))
         with serving(tmp_path) as server:
             assert "exit status 0" in server.in_state(ends, "ended")["reason"]
             assert server.status(lives)["state"] == "active"
-            assert marked(tmp_path)[lives["id"]] == before, "not started twice"
+            assert workload_processes(tmp_path)[lives["id"]] == before, "not started twice"
             server.release(lives)
             server.in_state(lives, "ended")
-            assert marked(tmp_path) == {}
+            assert workload_processes(tmp_path) == {}
 
 
 @pytest.mark.heavy
-def test_what_runs_for_no_lease_is_stopped(tmp_path):
-    with killed(tmp_path) as server:
+def test_workloads_without_a_lease_are_stopped(tmp_path):
+    with serve_and_kill(tmp_path) as server:
         server.fill(here())
         server.in_state(run(server, SLEEP), "active")
         kill(server)
-        assert marked(tmp_path)
+        assert workload_processes(tmp_path)
         for each in tmp_path.glob("ledger.*"):
             each.unlink()
         with daemon(tmp_path):
-            until(lambda: not marked(tmp_path))
+            until(lambda: not workload_processes(tmp_path))
 
 
 def test_a_gang_is_refused_where_a_backend_has_one_machine(server):
@@ -151,7 +151,7 @@ def test_after_kill_9_containers_are_found_again_and_so_is_their_end(
         return Counter(each["Labels"]["moorage.workload"] for each in found)
 
     more = {"category": "container", "image": container_image, "stop_seconds": 0}
-    with killed(tmp_path) as server:
+    with serve_and_kill(tmp_path) as server:
         server.fill(here())
         lives = run(server, ["sh", "-c", "exec sleep 1000"], 0, **more)
         ends = run(server, ["sh", "-c", "sleep 1; exit 3"], 0, **more)

@@ -1,4 +1,4 @@
-"""What docs/how-to/back-up-and-restore.md promises of a copy of the data folder."""
+"""Copies of the data folder, as docs/how-to/back-up-and-restore.md describes them."""
 
 import shutil
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def grant(client: BlockingClient) -> Lease:
 
 
 @contextmanager
-def filled(data: Path) -> Iterator[BlockingClient]:
+def fill(data: Path) -> Iterator[BlockingClient]:
     """Run a daemon with a cluster and a policy."""
     with daemon(data) as running, Services(running.http) as services:
         services.put_cluster(cluster("east"))
@@ -42,7 +42,7 @@ def filled(data: Path) -> Iterator[BlockingClient]:
 
 def test_a_restored_copy_has_its_leases_with_their_tokens(tmp_path: Path, data: Path) -> None:
     backup = tmp_path / "backup"
-    with filled(data) as client:
+    with fill(data) as client:
         held = grant(client)
     shutil.copytree(data, backup)
     with daemon(data) as running, BlockingClient(running.ws) as client:
@@ -68,7 +68,7 @@ def test_a_copy_of_the_ledger_alone_is_refused(tmp_path: Path, data: Path) -> No
 
 def test_a_backup_of_a_running_server_is_restored(tmp_path: Path, data: Path) -> None:
     backup, restored = tmp_path / "backup", tmp_path / "restored"
-    with filled(data) as client:
+    with fill(data) as client:
         held = grant(client)
         done = invoke("backup", backup, "--data", data)
         assert (done.returncode, "all as they were written" in done.stdout) == (0, True)

@@ -322,15 +322,15 @@ def test_dry_run_over_http_has_the_envelope(site):
 
 
 def test_allocate_answers_a_task(site):
-    def finished(document: dict) -> dict:
+    def wait_finished(document: dict) -> dict:
         task_id = site.http.post("/blockActions/allocate", json=document).json()["task_id"]
         path = f"/api/tasks/{task_id}"
         until(lambda: site.http.get(path).json()["data"]["status"] != "pending")
         return site.http.get(path).json()["data"]
 
-    done = finished(block(where=only("two")))
+    done = wait_finished(block(where=only("two")))
     assert (done["status"], done["result"]["id"]) == ("completed", "two")
-    failed = finished(block(where=only("nowhere")))
+    failed = wait_finished(block(where=only("nowhere")))
     assert (failed["status"], failed["error"]["code"]) == ("failed", "unknown_clusters")
     assert "result" not in failed
     unknown = site.http.get("/api/tasks/none")

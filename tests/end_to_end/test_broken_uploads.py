@@ -1,4 +1,4 @@
-"""Policies broken in many ways: the answers say what is wrong, and other clients are served.
+"""Policies broken in many ways: errors name the fault, and other clients are served.
 
 The daemon, its jail and its sockets are real. While they are uploaded, another client asks for
 placements and gets them.
@@ -31,18 +31,18 @@ Broken = dict[str, Any]
 
 
 def document(**more: Any) -> dict[str, Any]:
-    """Return a document that is good but for what is given; None leaves a field out."""
+    """Return a valid document with the given fields replaced; None omits a field."""
     whole = {"policy_rule_uri": URI, "code": GOOD, **more}
     return {key: value for key, value in whole.items() if value is not None}
 
 
-def coded(content: bytes | str) -> dict[str, Any]:
+def code_document(content: bytes | str) -> dict[str, Any]:
     """Return a document whose `code` is source text, or an archive in base64."""
     text = content if isinstance(content, str) else base64.b64encode(content).decode()
     return document(code=text)
 
 
-def zipped(**members: str) -> bytes:
+def zip_of(**members: str) -> bytes:
     """Return a zip of files whose names have `_` where a dot is."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as packed:
@@ -51,7 +51,7 @@ def zipped(**members: str) -> bytes:
     return stream.getvalue()
 
 
-def tarred(*names: str) -> bytes:
+def tar_of(*names: str) -> bytes:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as packed:
         for name in names:
@@ -61,15 +61,15 @@ def tarred(*names: str) -> bytes:
     return stream.getvalue()
 
 
-def damaged() -> bytes:
-    packed = bytearray(zipped(function_py=GOOD))
+def damaged_zip() -> bytes:
+    packed = bytearray(zip_of(function_py=GOOD))
     packed[packed.index(GOOD.encode()[:20]) + 3] ^= 0xFF  # The checksum then does not agree.
     return bytes(packed)
 
 
 def files(**named: str) -> dict[str, Any]:
     """Return a document with an archive of these files beside a good function.py."""
-    return coded(zipped(**{"function_py": GOOD, **named}))
+    return code_document(zip_of(**{"function_py": GOOD, **named}))
 
 
 def method(line: str) -> str:
@@ -79,7 +79,7 @@ def method(line: str) -> str:
     return HEAD + rest + f"    {line}\n"
 
 
-def exampled(*examples: Any, **more: Any) -> dict[str, Any]:
+def with_examples(*examples: Any, **more: Any) -> dict[str, Any]:
     return document(metadata={"examples": list(examples)}, **more)
 
 
@@ -109,54 +109,58 @@ BROKEN: Broken = {
     "neither UTF-8 text nor a known": document(code="data:;base64,gIGC"),
     "more than 8388608 bytes": document(code="#" * (9 << 20) + "\n"),
     # Archives.
-    r"has a member 'code\\function.py'": coded(tarred("code\\function.py")),
-    r"has a member 'code/a\nb.py'": coded(tarred("code/a\nb.py")),
-    "paths of at most 255 characters": coded(tarred("code/" + "a" * 300)),
-    "has a member '.'": coded(tarred(".", "code/function.py")),
-    "function.py' is a file and a folder": coded(
-        zipped(**{"function_py": GOOD, "function_py/x_py": ""})
+    r"has a member 'code\\function.py'": code_document(tar_of("code\\function.py")),
+    r"has a member 'code/a\nb.py'": code_document(tar_of("code/a\nb.py")),
+    "paths of at most 255 characters": code_document(tar_of("code/" + "a" * 300)),
+    "has a member '.'": code_document(tar_of(".", "code/function.py")),
+    "function.py' is a file and a folder": code_document(
+        zip_of(**{"function_py": GOOD, "function_py/x_py": ""})
     ),
-    "Bad CRC-32 for file 'code/function.py'": coded(damaged()),
-    "the .tar.gz is damaged: invalid header": coded(gzip.compress(b"hello" * 400)),
-    "Memory usage limit exceeded": lambda: coded(
+    "Bad CRC-32 for file 'code/function.py'": code_document(damaged_zip()),
+    "the .tar.gz is damaged: invalid header": code_document(gzip.compress(b"hello" * 400)),
+    "Memory usage limit exceeded": lambda: code_document(
         lzma.compress(GOOD.encode(), filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 30}])
     ),
     # Code.
-    "line 4: SyntaxError: '(' was never closed\nx = (1,\n    ^": coded(GOOD + "x = (1,\n"),
-    "unterminated string literal": coded(GOOD + "x = 'a\n"),
-    "IndentationError": coded(GOOD + "  x = 1\n"),
-    "TabError": coded("if 1:\n        a = 1\n\tb = 2\n"),
-    "unknown encoding: klingon": coded("# coding: klingon\n" + GOOD),
-    "too many nested parentheses": coded("x = " + "(" * 5000 + "\n"),
+    "line 4: SyntaxError: '(' was never closed\nx = (1,\n    ^": code_document(GOOD + "x = (1,\n"),
+    "unterminated string literal": code_document(GOOD + "x = 'a\n"),
+    "IndentationError": code_document(GOOD + "  x = 1\n"),
+    "TabError": code_document("if 1:\n        a = 1\n\tb = 2\n"),
+    "unknown encoding: klingon": code_document("# coding: klingon\n" + GOOD),
+    "too many nested parentheses": code_document("x = " + "(" * 5000 + "\n"),
     "code: helper.py, line 1: SyntaxError": files(helper_py="def f(:\n"),
     "a library is called 'json' too; rename": files(json_py="x = 1\n"),
-    "cannot import name 'nothing'": coded("from json import nothing\n" + GOOD),
-    "function.py: there is no class AIOSv1PolicyRule": coded("x = 1\n"),
-    "it has a function of that name": coded("def AIOSv1PolicyRule(): pass\n"),
-    "line 2: KeyError: '__init__'": coded(
+    "cannot import name 'nothing'": code_document("from json import nothing\n" + GOOD),
+    "function.py: there is no class AIOSv1PolicyRule": code_document("x = 1\n"),
+    "it has a function of that name": code_document("def AIOSv1PolicyRule(): pass\n"),
+    "line 2: KeyError: '__init__'": code_document(
         "class Hidden(type):\n    def __getattribute__(self, name): raise KeyError(name)\n"
         "class AIOSv1PolicyRule(metaclass=Hidden): pass\n"
     ),
-    "MemoryError": coded("x = " + "-" * 100_000 + "1\n"),
-    "AIOSv1PolicyRule has no eval(self, parameters, input_data, con": coded(HEAD + INIT),
-    "AIOSv1PolicyRule has no __init__(self, rule_id, settings": coded(HEAD + EVAL),
-    "line 3: eval cannot be called as eval(": coded(method("def eval(self, parameters): pass")),
-    "__init__ cannot be called as": coded(method("def __init__(self, a, b, c, d): pass")),
-    "eval must return its answer: write it": coded(method("async def eval(self, a, b, c): pass")),
-    "line 1: ZeroDivisionError: division by zero": coded("1 / 0\n" + GOOD),
-    "PermissionError": coded("open('/etc/passwd')\n" + GOOD),
-    "did not load within": coded("while True: pass\n" + GOOD),
-    "exited with status 7": coded("import os; os._exit(7)\n" + GOOD),
-    "line 1: MemoryError": coded("x = 'x' * (1 << 40)\n" + GOOD),
-    "SystemExit: enough": coded("raise SystemExit('enough')\n" + GOOD),
-    "AssertionError: not today": coded("assert False, 'not today'\n" + GOOD),
+    "MemoryError": code_document("x = " + "-" * 100_000 + "1\n"),
+    "AIOSv1PolicyRule has no eval(self, parameters, input_data, con": code_document(HEAD + INIT),
+    "AIOSv1PolicyRule has no __init__(self, rule_id, settings": code_document(HEAD + EVAL),
+    "line 3: eval cannot be called as eval(": code_document(
+        method("def eval(self, parameters): pass")
+    ),
+    "__init__ cannot be called as": code_document(method("def __init__(self, a, b, c, d): pass")),
+    "eval must return its answer: write it": code_document(
+        method("async def eval(self, a, b, c): pass")
+    ),
+    "line 1: ZeroDivisionError: division by zero": code_document("1 / 0\n" + GOOD),
+    "PermissionError": code_document("open('/etc/passwd')\n" + GOOD),
+    "did not load within": code_document("while True: pass\n" + GOOD),
+    "exited with status 7": code_document("import os; os._exit(7)\n" + GOOD),
+    "line 1: MemoryError": code_document("x = 'x' * (1 << 40)\n" + GOOD),
+    "SystemExit: enough": code_document("raise SystemExit('enough')\n" + GOOD),
+    "AssertionError: not today": code_document("assert False, 'not today'\n" + GOOD),
     # Examples.
-    'to be "lob"; it is "lab"': exampled({**ONE, "output": {"cluster_id": "lob"}}),
-    "“nowhere” is none": exampled({"request": {"inputs": {"cluster_id": "nowhere"}}}),
-    "output.node_id: expected a text; it is missing": exampled(
+    'to be "lob"; it is "lab"': with_examples({**ONE, "output": {"cluster_id": "lob"}}),
+    "“nowhere” is none": with_examples({"request": {"inputs": {"cluster_id": "nowhere"}}}),
+    "output.node_id: expected a text; it is missing": with_examples(
         ONE, policy_output_schema={"node_id": {"type": "string", "required": True}}
     ),
-    "list indices must be integers or slices, not str": exampled({"input_data": []}),
+    "list indices must be integers or slices, not str": with_examples({"input_data": []}),
 }
 
 WARNED: Broken = {
@@ -164,10 +168,12 @@ WARNED: Broken = {
     "x.git' is not available": files(requirements_txt="git+https://example.org/x.git"),
     "line 1: '-r more.txt' is not available": files(requirements_txt="-r more.txt"),
     "requirements.txt has more than 1000 lines": files(requirements_txt="numpy\n" * 1001),
-    "line 1: 'requests' is not available to": coded("import requests\n" + GOOD),
-    "management cannot be called": coded(GOOD + "    def management(self, action): pass\n"),
-    "management must return its answer": coded(GOOD + "    def management(self, a, b): yield\n"),
-    "(KeyError: 'gone')": coded(method("def __init__(self, a, b, c): self.x = b['gone']")),
+    "line 1: 'requests' is not available to": code_document("import requests\n" + GOOD),
+    "management cannot be called": code_document(GOOD + "    def management(self, action): pass\n"),
+    "management must return its answer": code_document(
+        GOOD + "    def management(self, a, b): yield\n"
+    ),
+    "(KeyError: 'gone')": code_document(method("def __init__(self, a, b, c): self.x = b['gone']")),
     # Schemas.
     "policy_input_schema: expected an object with one entry": document(policy_input_schema="x"),
 }
@@ -216,7 +222,7 @@ def answers(server):
     return found
 
 
-def test_what_existing_documents_have_is_registered_with_a_warning(server):
+def test_unknown_fields_of_existing_documents_yield_a_warning(server):
     for text, document in WARNED.items():
         status, reply = upload(server, document)
         assert status == 200, (text, reply)
@@ -225,7 +231,7 @@ def test_what_existing_documents_have_is_registered_with_a_warning(server):
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_the_answer_says_what_is_wrong_and_what_is_expected(answers, text):
+def test_the_error_names_the_fault_and_the_expected_value(answers, text):
     status, reply = answers[text]
     assert status in {400, 413, 429, 503}, reply  # Never 500: that is a defect of the server.
     assert reply["success"] is False
@@ -238,6 +244,6 @@ def test_no_two_answers_are_the_same(answers):
     assert len({reply["message"] for _, reply in answers.values()}) == len(answers)
 
 
-def test_none_is_registered(server, answers):
+def test_no_broken_upload_is_registered(server, answers):
     assert answers
     assert server.http.get(f"/policy/{URI}").status_code == 404

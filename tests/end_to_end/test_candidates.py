@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from served import FIRST_FIT, ask_message, cluster, heard, policy, serving
+from served import FIRST_FIT, ask_message, cluster, policy, read_message, serving
 
 from moorage_policies import catalog
 
@@ -68,17 +68,17 @@ SEARCH = "/api/similarity-search"
 EU = filtering(simple("tags", "==", "eu"))
 
 
-def enveloped(body) -> dict:
+def envelope(body) -> dict:
     return {"header": {"templateUri": "x"}, "body": {"values": body}}
 
 
-def seen(server, **more) -> list[str]:
+def candidates_seen(server, **more) -> list[str]:
     reply = server.ask(SEEN, **more)
     assert reply["success"], reply
     return reply["data"]["clusters"]
 
 
-def found(server, path, body) -> list[str]:
+def search_ids(server, path, body) -> list[str]:
     answer = server.http.post(path, json=body)
     assert answer.status_code == 200, answer.text
     assert answer.json()["success"] is True
@@ -90,16 +90,16 @@ BOTH = filtering(simple("gpus.count", ">", 2), simple("cluster.vcpu.load_5m", ">
 
 
 def test_a_filter_finds_the_same_over_every_door(server):
-    for form in (BOTH, enveloped(BOTH)):
-        assert seen(server, filter=form) == ["east", "south"]
-        assert found(server, "/api/filter-data", form) == ["east", "south"]
-        assert found(server, "/api/no-ir/filter", form) == ["east", "south"]
+    for form in (BOTH, envelope(BOTH)):
+        assert candidates_seen(server, filter=form) == ["east", "south"]
+        assert search_ids(server, "/api/filter-data", form) == ["east", "south"]
+        assert search_ids(server, "/api/no-ir/filter", form) == ["east", "south"]
     body = {"policy_rule_uri": SEEN, "inputs": {}, "filter": BOTH}
     answer = server.http.post("/allocate", json=body).json()
     assert answer["data"]["clusters"] == ["east", "south"]
     # The draining one is found, and is no candidate.
-    assert found(server, "/api/filter-data", filtering()) == sorted(DOCUMENTS)
-    assert seen(server, filter=filtering()) == ["east", "north", "south", "west"]
+    assert search_ids(server, "/api/filter-data", filtering()) == sorted(DOCUMENTS)
+    assert candidates_seen(server, filter=filtering()) == ["east", "north", "south", "west"]
 
 
 def test_clusters_win_over_filter_and_filter_over_search(server):
@@ -113,8 +113,13 @@ def test_clusters_win_over_filter_and_filter_over_search(server):
     two = server.ask(SEEN, filter=EU, search=search)
     assert two["data"]["clusters"] == ["east", "north"]
     assert two["warnings"] == ["search was ignored: filter was given and wins."]
-    assert seen(server, filter={}, search=search) == ["south"]
-    assert seen(server, filter=None, search={}, clusters=[]) == ["east", "north", "south", "west"]
+    assert candidates_seen(server, filter={}, search=search) == ["south"]
+    assert candidates_seen(server, filter=None, search={}, clusters=[]) == [
+        "east",
+        "north",
+        "south",
+        "west",
+    ]
 
 
 def test_where_nothing_is_found_no_policy_is_evaluated(server):
@@ -132,27 +137,36 @@ def test_where_nothing_is_found_no_policy_is_evaluated(server):
         assert reply["error"]["code"] == "unknown_clusters", reply
         assert reply["error"]["field"] == field
         assert reason in reply["message"]
-    assert found(server, "/api/filter-data", none) == []
-    assert found(server, SEARCH, ranked) == []
+    assert search_ids(server, "/api/filter-data", none) == []
+    assert search_ids(server, SEARCH, ranked) == []
 
 
 @pytest.mark.parametrize("wrap", [False, True])
-def test_a_policy_ranks_what_the_filter_rule_finds(server, wrap):
+def test_a_policy_ranks_the_clusters_of_the_filter_rule(server, wrap):
     def search(*more, **parameters):
         body = ranking(CHEAPEST, *more, **parameters)
         if wrap:
             body["rankingPolicyRule"] = {"values": body["rankingPolicyRule"]}
-        return enveloped(body) if wrap else body
+        return envelope(body) if wrap else body
 
     # The policy's default says the highest first; the caller's parameters and settings win.
-    assert found(server, SEARCH, search(filterRule=EU)) == ["north", "east", "zzz"]
-    assert found(server, SEARCH, search(filterRule=EU, highest=False)) == ["zzz", "east", "north"]
-    assert found(server, SEARCH, search({"by": "id"}, filterRule={})) == sorted(DOCUMENTS)[::-1]
+    assert search_ids(server, SEARCH, search(filterRule=EU)) == ["north", "east", "zzz"]
+    assert search_ids(server, SEARCH, search(filterRule=EU, highest=False)) == [
+        "zzz",
+        "east",
+        "north",
+    ]
+    assert (
+        search_ids(server, SEARCH, search({"by": "id"}, filterRule={})) == sorted(DOCUMENTS)[::-1]
+    )
     for give in ("ids", ""):
-        assert found(server, SEARCH, search(**{"return": 2}, give=give)) == ["north", "east"]
-    assert found(server, SEARCH, search(give="one")) == ["north"]
-    assert seen(server, search=search(filterRule=EU, **{"return": 1})) == ["north"]
-    assert seen(server, search=search(highest=False, **{"return": 2})) == ["south", "west"]
+        assert search_ids(server, SEARCH, search(**{"return": 2}, give=give)) == ["north", "east"]
+    assert search_ids(server, SEARCH, search(give="one")) == ["north"]
+    assert candidates_seen(server, search=search(filterRule=EU, **{"return": 1})) == ["north"]
+    assert candidates_seen(server, search=search(highest=False, **{"return": 2})) == [
+        "south",
+        "west",
+    ]
 
 
 def test_more_than_a_policy_can_be_given_is_refused_and_likeness_still_ranks_it(server):
@@ -161,7 +175,9 @@ def test_more_than_a_policy_can_be_given_is_refused_and_likeness_still_ranks_it(
     answer = server.http.post(SEARCH, json=ranking(CHEAPEST)).json()
     assert answer["error"]["code"] == "too_large"
     assert "filterRule" in answer["message"]
-    assert len(found(server, SEARCH, ranking(like={"gpus": {"count": 8}}, **{"return": 1}))) == 1
+    assert (
+        len(search_ids(server, SEARCH, ranking(like={"gpus": {"count": 8}}, **{"return": 1}))) == 1
+    )
     for each in big:
         server.http.delete(f"/clusters/{each['id']}").raise_for_status()
 
@@ -182,9 +198,9 @@ OPERATOR = "filter.clusterQuery.operator"
 RULE = "rankingPolicyRule.policyRuleURI"
 BAD_AT = [
     ("filter", {"matchType": "vdag", "filter": {}}, "matchType", "unsupported"),
-    ("filter", enveloped(filtering(simple("a", "~", 1))), f"body.values.{OPERATOR}", "bad_message"),
+    ("filter", envelope(filtering(simple("a", "~", 1))), f"body.values.{OPERATOR}", "bad_message"),
     ("search", {"matchType": "cluster"}, "rankingPolicyRule", "bad_message"),
-    ("search", enveloped(ranking("none:1-x")), f"body.values.{RULE}", "unknown_policy"),
+    ("search", envelope(ranking("none:1-x")), f"body.values.{RULE}", "unknown_policy"),
     ("search", ranking(CHEAPEST, give=["other"]), RULE, "policy_bad_output"),
     ("search", ranking(CHEAPEST, give={"error": "x"}), RULE, "policy_bad_output"),
     ("search", ranking(CHEAPEST, {"by": []}), RULE, "policy_error"),
@@ -192,7 +208,7 @@ BAD_AT = [
 
 
 @pytest.mark.parametrize(("field", "body", "place", "code"), BAD_AT, ids=lambda v: str(v)[:60])
-def test_what_is_wrong_is_refused_by_its_place(server, field, body, place, code):
+def test_a_refusal_names_the_wrong_field(server, field, body, place, code):
     error = server.ask(SEEN, **{field: body})["error"]
     assert (error["code"], error["field"]) == (code, f"{field}.{place}")
     answer = server.http.post("/api/filter-data" if field == "filter" else SEARCH, json=body)
@@ -205,11 +221,11 @@ def test_a_ranking_that_never_ends_holds_up_no_other(server):
     server.publish(policy("while True: pass", "endless:1.0-x"))
     with server.socket() as socket:
         socket.send(json.dumps(ask_message(SEEN, search=ranking("endless:1.0-x"))))
-        assert seen(server, search=ranking(CHEAPEST, **{"return": 1})) == ["north"]
-        assert heard(socket)["error"]["code"] == "policy_timeout"
+        assert candidates_seen(server, search=ranking(CHEAPEST, **{"return": 1})) == ["north"]
+        assert read_message(socket)["error"]["code"] == "policy_timeout"
 
 
-def test_more_clusters_than_are_considered_are_said():
+def test_surplus_clusters_yield_a_warning():
     with serving(environment={"MOORAGE_CANDIDATES_MAX": "2"}) as small:
         small.fill(*(cluster(f"c{number}", gpus=number + 1) for number in range(4)))
         every = small.ask(FIRST_FIT, filter=filtering(), resources={"gpus": 1})
@@ -224,11 +240,11 @@ def test_documents_metrics_and_policies_of_other_services_are_searched_here(serv
     parts = ("CLUSTER_SERVICE_URL", "GLOBAL_CLUSTER_METRICS_URL", "POLICY_DB_URL")
     with serving(environment=dict.fromkeys(parts, server.running.http)) as outpost:
         free = filtering(None, simple("cluster.gpu.totalFreeMem", ">", "20"))
-        assert seen(outpost, filter=free) == ["north", "south"]
+        assert candidates_seen(outpost, filter=free) == ["north", "south"]
         search = ranking(CHEAPEST, filterRule=EU, **{"return": 1})
-        assert seen(outpost, search=search) == ["north"]
-        assert found(outpost, SEARCH, search) == ["north"]
-        assert found(outpost, "/api/filter-data", free) == ["north", "south"]
+        assert candidates_seen(outpost, search=search) == ["north"]
+        assert search_ids(outpost, SEARCH, search) == ["north"]
+        assert search_ids(outpost, "/api/filter-data", free) == ["north", "south"]
         unknown = outpost.ask(SEEN, search=ranking("none:1-x"))
         assert unknown["error"]["code"] == "unknown_policy"
         assert outpost.log() == ""

@@ -1,4 +1,4 @@
-"""What clients see of a takeover: two real servers on one PostgreSQL, whose writer goes away."""
+"""Clients during a takeover of two real servers on one PostgreSQL."""
 
 import asyncio
 import json
@@ -88,7 +88,7 @@ async def names_until(news: Watch, last: str) -> list[str]:
     return names
 
 
-async def test_what_waits_is_served_in_its_order_and_news_and_renewals_go_on(pair: tuple[One, One]):
+async def test_waiters_keep_their_order_and_news_and_renewals_go_on(pair: tuple[One, One]):
     writer, other = pair
 
     async def wait(client: Client) -> int:
@@ -120,7 +120,7 @@ async def test_what_waits_is_served_in_its_order_and_news_and_renewals_go_on(pai
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_commands_and_what_runs_on_a_machine_with_an_agent_go_on(pair, storage, tmp_path, how):
+def test_commands_and_workloads_of_agents_go_on(pair, storage, tmp_path, how):
     writer, other = pair
     own = {"MOORAGE_URL": urls(pair), "MOORAGE_HTTP_URL": urls(pair, "http")}
     ask = ("ask", FIRST_FIT, "--gpus", "1", "--ttl", "60", "--json")

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from served import ask_message, cluster, heard, here, marked, serving, until
+from served import ask_message, cluster, here, read_message, serving, until, workload_processes
 
 pytestmark = pytest.mark.heavy
 
@@ -22,7 +22,7 @@ time.time = lambda: real() + struct.unpack("d", off)[0]
 """A calendar that is set by writing to a file: how far off it is, in seconds."""
 
 
-def test_a_daemon_that_was_stopped_reads_the_renewals_that_came_meanwhile(tmp_path):
+def test_a_resumed_daemon_reads_renewals_sent_during_its_stop(tmp_path):
     with serving(tmp_path) as server:
         server.fill(here(2))
         provision = {"backend": "local", "spec": {"command": ["sleep", "60"]}}
@@ -43,16 +43,16 @@ def test_a_daemon_that_was_stopped_reads_the_renewals_that_came_meanwhile(tmp_pa
             renewing.send(json.dumps({**shorter, "ttl_seconds": 60}))
             time.sleep(4)  # It does not run, so it reports nothing.
             os.kill(server.pid, signal.SIGCONT)
-            renewed = heard(renewing)
+            renewed = read_message(renewing)
             assert renewed["success"], renewed
             assert server.status(lease)["state"] == "active"
-            assert marked(tmp_path).keys() == {lease["id"]}
+            assert workload_processes(tmp_path).keys() == {lease["id"]}
             # The grace of a restart is 30 s.
             assert 20 < server.status(other)["expires_at"] - time.time() <= 30
             assert server.waiting()
             server.release(lease)
             server.release(other)
-            assert heard(waiting)["success"]
+            assert read_message(waiting)["success"]
 
 
 def test_a_waiter_is_served_though_the_daemon_stood_still(tmp_path):
@@ -67,7 +67,7 @@ def test_a_waiter_is_served_though_the_daemon_stood_still(tmp_path):
             os.kill(server.pid, signal.SIGSTOP)
             time.sleep(4)  # It does not run, so it reports nothing.
             os.kill(server.pid, signal.SIGCONT)
-            assert heard(waiting)["success"]
+            assert read_message(waiting)["success"]
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def shift(offset: Path, seconds: float) -> None:
         file.write(struct.pack("d", seconds))
 
 
-def shifted(offset: Path) -> dict[str, str]:
+def clock_variables(offset: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(offset.parent), "CALENDAR": str(offset)}
 
 
@@ -93,7 +93,7 @@ def test_a_lease_lasts_as_long_over_a_restart_under_another_calendar(tmp_path, o
     """The machine starts its server with a wrong clock, and mends it later."""
     second = 0.0 if first else -HOURS
     shift(offset, first)
-    with serving(tmp_path / "data", environment=shifted(offset)) as server:
+    with serving(tmp_path / "data", environment=clock_variables(offset)) as server:
         server.fill(cluster("east", nodes=2, gpus=1))
         lease = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 600})["lease"]
         hour = time.time() + 2 * HOURS
@@ -101,7 +101,7 @@ def test_a_lease_lasts_as_long_over_a_restart_under_another_calendar(tmp_path, o
         made = server.say({**reserve, "starts_at": hour, "ends_at": hour + 600})[0]
         assert made["success"], made
     shift(offset, second)
-    with serving(tmp_path / "data", environment=shifted(offset)) as server:
+    with serving(tmp_path / "data", environment=clock_variables(offset)) as server:
         assert 400 < server.status(lease)["expires_at"] - (time.time() + second) <= 600
         shift(offset, 0.0)
         until(lambda: abs(server.status(lease)["granted_at"] - time.time()) < 300)
@@ -113,7 +113,7 @@ def test_a_lease_lasts_as_long_over_a_restart_under_another_calendar(tmp_path, o
 
 def test_times_follow_a_calendar_that_is_set(tmp_path, offset):
     shift(offset, -HOURS)
-    with serving(tmp_path / "data", environment=shifted(offset)) as server:
+    with serving(tmp_path / "data", environment=clock_variables(offset)) as server:
         server.fill(cluster("east", nodes=2, gpus=1))
         lease = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 600})["lease"]
         assert abs(lease["expires_at"] - (time.time() - HOURS + 600)) < 60

@@ -42,7 +42,7 @@ def test_a_program_says_its_version(program):
     assert re.fullmatch(program + r" \d+\.\d+\.\d+\n", output.stdout)
 
 
-def test_gpus_lists_what_fits_by_model_and_size(server):
+def test_gpus_lists_free_gpus_by_model_and_size(server):
     hold(server, **HELD)
     hold(server, gpus=1, gpu_milli=400, models=["H100"])
     rows = {row["model"]: row for row in json.loads(run(server, "gpus", "-o", "json"))}
@@ -95,7 +95,7 @@ def watching(server, *options, stdout=subprocess.PIPE, **more):
     )
 
 
-def test_a_watched_listing_follows_what_happens(server):
+def test_a_watched_listing_follows_changes(server):
     with watching(server, "--json") as seen:
         assert json.loads(seen.stdout.readline()) == []
         lease = hold(server, **HELD)
@@ -136,7 +136,7 @@ def test_a_terminal_has_colours_unless_it_wants_none(server, variables, coloured
         os.close(each)
 
 
-def completed(server, program, line, **more):
+def complete(server, program, line, **more):
     """Return what bash would offer for the word at the end of a line."""
     wanted = {
         f"_{program.upper()}_COMPLETE": "complete_bash",
@@ -150,10 +150,10 @@ def completed(server, program, line, **more):
 
 def test_ids_uris_and_clusters_are_completed(server):
     lease = hold(server, **HELD)
-    assert completed(server, "moorage", "release ") == [lease]
-    assert completed(server, "moorage", f"why {lease[:4]}") == [lease]
-    assert completed(server, "moorage", "ask fir") == [FIRST_FIT]
-    assert completed(server, "moorage", "fleet cordon we") == ["west"]
-    assert completed(server, "moored", "doc") == ["doctor"]
+    assert complete(server, "moorage", "release ") == [lease]
+    assert complete(server, "moorage", f"why {lease[:4]}") == [lease]
+    assert complete(server, "moorage", "ask fir") == [FIRST_FIT]
+    assert complete(server, "moorage", "fleet cordon we") == ["west"]
+    assert complete(server, "moored", "doc") == ["doctor"]
     nowhere = {"MOORAGE_URL": "ws://127.0.0.1:1"}
-    assert completed(server, "moorage", "release ", **nowhere) == [], "silent without a server"
+    assert complete(server, "moorage", "release ", **nowhere) == [], "silent without a server"

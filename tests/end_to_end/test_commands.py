@@ -51,7 +51,7 @@ def test_the_demo_does_not_follow_the_operators_own_settings():
     assert shown["first_lease_seconds"] > 0
 
 
-def traced(folder: Path, nodes: str, pods: str) -> tuple[str, ...]:
+def write_trace(folder: Path, nodes: str, pods: str) -> tuple[str, ...]:
     """Write a trace; return the options that name it."""
     files = folder / "nodes.csv", folder / "pods.csv"
     files[0].write_text("sn,cpu_milli,memory_mib,gpu,model\n" + nodes)
@@ -61,7 +61,7 @@ def traced(folder: Path, nodes: str, pods: str) -> tuple[str, ...]:
 
 def test_a_command_that_is_stopped_takes_its_daemon_along(tmp_path):
     rows = "".join(f"p{number},0,0,0,0\n" for number in range(50_000))
-    trace = traced(tmp_path, "a,8000,8192,8,T4\n", rows)
+    trace = write_trace(tmp_path, "a,8000,8192,8,T4\n", rows)
     command = [sys.executable, "-m", "moorage", "replay", *trace]
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, start_new_session=True, text=True
@@ -161,7 +161,7 @@ def test_the_command_line_says_which_port_and_which_option():
 @pytest.fixture
 def trace(tmp_path) -> tuple[str, ...]:
     rows = "".join(f"p{number},1000,1024,1,500\n" for number in range(9))
-    return traced(tmp_path, "a,8000,8192,2,T4\nb,8000,8192,2,T4\n", rows)
+    return write_trace(tmp_path, "a,8000,8192,2,T4\nb,8000,8192,2,T4\n", rows)
 
 
 def test_replay_answers_every_request_of_a_trace(trace):
@@ -171,16 +171,16 @@ def test_replay_answers_every_request_of_a_trace(trace):
     assert run["refusals"] == {"no_capacity": 2}
 
 
-def test_replay_shows_what_any_terminal_can_print(trace):
+def test_replay_prints_plain_characters(trace):
     words = ("--limit", "3", "--connections", "2")
     shown = moored("replay", *trace, *words, PYTHONIOENCODING="ascii")
     assert "expected_fill on pods.csv" in shown.stdout
 
 
-def test_replay_names_what_is_wrong_with_a_file(tmp_path):
-    bad = traced(tmp_path, "a,many,8192,2,T4\n", "")
+def test_replay_names_the_fault_in_a_file(tmp_path):
+    bad = write_trace(tmp_path, "a,many,8192,2,T4\n", "")
     assert "line 2, column cpu_milli" in invoke("replay", *bad).stderr
-    bare = traced(tmp_path, "a,8000,8192,0,\n", "p,1000,1024,0,0\n")
+    bare = write_trace(tmp_path, "a,8000,8192,0,\n", "p,1000,1024,0,0\n")
     assert "nodes.csv, column gpu: expected at least one GPU" in invoke("replay", *bare).stderr
     assert invoke("replay", *bare, "--arrive", "inf").returncode == 2
 
@@ -203,7 +203,7 @@ def test_openb_default_comes_out_as_published():
 def test_bench_figures_are_ratios(tmp_path):
     nodes = "".join(f"n{number},64000,262144,8,T4\n" for number in range(150))
     pods = "".join(f"p{number},1000,1024,1,1000\n" for number in range(50))
-    words = ("bench", "grants", *traced(tmp_path, nodes, pods), "--json")
+    words = ("bench", "grants", *write_trace(tmp_path, nodes, pods), "--json")
     grants = json.loads(moored(*words, seconds=600).stdout)["grants"]
     assert grants["granted"] == grants["requests"] == 1_200
     for name in ("grants_to_echo", "grant_p50_to_echo_p50", "cpu_to_echo"):
@@ -215,7 +215,7 @@ def test_bench_figures_are_ratios(tmp_path):
     [(signal.SIGINT, 130, "moorage: interrupted\n"), (signal.SIGKILL, -signal.SIGKILL, "")],
     ids=["ctrl_c", "kill_9"],
 )
-def test_the_end_of_a_command_ends_what_it_has_started(tmp_path, number, code, words):
+def test_the_end_of_a_command_ends_its_children(tmp_path, number, code, words):
     """`policy test` runs the server's sandbox in a process of its own, with folders of its own."""
     (tmp_path / "hangs.py").write_text(
         policy("import time\ntime.sleep(60)\nreturn {}", "hangs:1-x")["code"]
@@ -269,7 +269,7 @@ def about(name: str, report: dict) -> tuple[str, str]:
     return found["state"], found["detail"]
 
 
-def test_doctor_names_what_ended_or_is_damaged(tmp_path: Path) -> None:
+def test_doctor_names_ended_servers_and_damage(tmp_path: Path) -> None:
     signer = certificate("an authority")
     for name, days in (("old", -1), ("new", 100), ("soon", 3)):
         for ending, text in zip(

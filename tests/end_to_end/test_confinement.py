@@ -18,7 +18,7 @@ WAYS = {"mounts": [], "siblings": ["setpriv", "--bounding-set=-sys_admin"]}
 
 
 @pytest.fixture(scope="module", params=WAYS)
-def confined(request, tmp_path_factory):
+def confined_server(request, tmp_path_factory):
     """A daemon, its data folder, and its pid."""
     way = request.param
     folder = tmp_path_factory.mktemp(way)
@@ -41,7 +41,7 @@ def output(server: Server, lease: dict) -> str:
     return server.say(message)[0]["data"]["text"]
 
 
-def tried(server: Server, script: str) -> list[str]:
+def try_script(server: Server, script: str) -> list[str]:
     """Run a script as a workload, and as a command beside one; return what each printed."""
     lease = run(server, ["sh", "-c", f"{script}\necho over; exec sleep 1000"])
     until(lambda: "over\n" in output(server, lease))
@@ -77,14 +77,14 @@ ATTEMPTS = [
 ]
 
 
-def test_no_workload_gets_at_the_data(confined):
-    server, data, pid, _ = confined
+def test_no_workload_gets_at_the_data(confined_server):
+    server, data, pid, _ = confined_server
     before = sorted(each.name for each in data.iterdir())
     attempts = [each.format(data=data, pid=pid) for each in ATTEMPTS]
     script = "\n".join(
         f"({each}) > seen 2> /dev/null; echo $? $(wc -c < seen)" for each in attempts
     )
-    for printed in tried(server, script):
+    for printed in try_script(server, script):
         for attempt, line in zip(ATTEMPTS, printed.splitlines(), strict=True):
             code, size = line.split()
             harmless = attempt.startswith(("rm -f", "cat /proc"))  # Or there is nothing.
@@ -94,8 +94,8 @@ def test_no_workload_gets_at_the_data(confined):
     assert server.http.get("/healthz").status_code == 200
 
 
-def test_a_workload_signals_neither_the_daemon_nor_its_supervisor(confined):
-    server, _, pid, _ = confined
+def test_a_workload_signals_neither_the_daemon_nor_its_supervisor(confined_server):
+    server, _, pid, _ = confined_server
     if tuple(map(int, platform.release().split(".")[:2])) < (6, 12):
         pytest.skip("this kernel's Landlock knows no signals")
     script = f"kill -9 {pid} || kill -9 $PPID || kill -0 $$ && echo its own only"
@@ -105,8 +105,8 @@ def test_a_workload_signals_neither_the_daemon_nor_its_supervisor(confined):
     server.in_state(lease, "ended")
 
 
-def test_everything_else_is_as_it_was(confined, tmp_path):
-    server, data, _, way = confined
+def test_everything_else_is_as_it_was(confined_server, tmp_path):
+    server, data, _, way = confined_server
     (tmp_path / "old").write_text("old")
     script = f"""
         pwd; echo own > file; cat file; mkdir -p deep/er; mv file deep/er; ls deep/er
@@ -118,17 +118,17 @@ def test_everything_else_is_as_it_was(confined, tmp_path):
         {sys.executable} -c 'import socket, tempfile; tempfile.TemporaryFile(); print("python")'
     """
     expected = ["own", "file", "oldnew", "listed", "word", "4", "temporary", "proc", "python"]
-    for printed in tried(server, script):
+    for printed in try_script(server, script):
         place, *lines = printed.split()
         assert place.endswith("/work")
         assert lines == expected
     if way == "mounts":
-        for printed in tried(server, f"echo n > {data.parent}/made-$$ && echo made"):
+        for printed in try_script(server, f"echo n > {data.parent}/made-$$ && echo made"):
             assert printed == "made\n"
 
 
-def test_a_command_beside_a_workload_signals_it(confined):
-    server, *_ = confined
+def test_a_command_of_a_workload_can_signal_it(confined_server):
+    server, *_ = confined_server
     lease = run(server, ["sh", "-c", "trap 'echo heard' HUP; echo $$; while :; do sleep 0.1; done"])
     until(lambda: output(server, lease).strip())
     pid = output(server, lease).strip()

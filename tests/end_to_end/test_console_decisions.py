@@ -1,4 +1,4 @@
-"""What was decided of late, page by page; the fleet as it was then; the playground over both."""
+"""Recent decisions in pages, the fleet at each decision, and the playground over both."""
 
 import base64
 import json
@@ -7,7 +7,7 @@ import zlib
 from contextlib import ExitStack
 
 import pytest
-from served import FIRST_FIT, ask_message, cluster, heard, policy, serving, tell, until
+from served import FIRST_FIT, ask_message, cluster, policy, read_message, serving, tell, until
 
 pytestmark = pytest.mark.heavy
 
@@ -22,7 +22,7 @@ def server():
         yield server
 
 
-def decided(server, **fields):
+def decisions(server, **fields):
     (answer,) = server.say({"op": "decisions", **fields})
     assert answer["success"], answer
     return answer["data"]
@@ -35,7 +35,7 @@ def hold(server, **more):
     return lease
 
 
-def unpacked(text):
+def unpack(text):
     return json.loads(zlib.decompress(base64.b64decode(text)))
 
 
@@ -48,9 +48,9 @@ def test_grants_refusals_queue_and_ends_are_listed_newest_first(server):
         socket.send(json.dumps(ask_message(id="w", resources={"gpus": 1}, lease=waits)))
         until(server.waiting)
         server.release(held)
-        granted = heard(socket)["lease"]
+        granted = read_message(socket)["lease"]
     server.leases.append(granted)
-    page = decided(server, limit=6)
+    page = decisions(server, limit=6)
     assert page["kept_since"] is None
     rows = page["decisions"]
     states = [row["state"] for row in rows]
@@ -66,16 +66,16 @@ def test_grants_refusals_queue_and_ends_are_listed_newest_first(server):
 
 
 def test_pages_join_without_gap_or_double(server):
-    before = len(decided(server, limit=1000)["decisions"])
+    before = len(decisions(server, limit=1000)["decisions"])
     for _ in range(5):
         server.release(server.ask(resources={"gpus": 1}, lease=TERMS)["lease"])
         server.ask(resources={"gpus": 5}, lease=TERMS)
-    whole = decided(server, limit=1000)["decisions"]
+    whole = decisions(server, limit=1000)["decisions"]
     assert len(whole) == before + 15
     for limit in (1, 3, 7):
         rows, after = [], {}
         while True:
-            page = decided(server, limit=limit, **after)
+            page = decisions(server, limit=limit, **after)
             assert len(page["decisions"]) <= limit
             rows += page["decisions"]
             if page["next"] is None:
@@ -96,7 +96,7 @@ def test_the_server_filters(server):
         ({"policy_rule_uri": "other:1-x"}, []),
         ({"state": "ended"}, []),
     ]:
-        rows = decided(server, filters=filters)["decisions"]
+        rows = decisions(server, filters=filters)["decisions"]
         found = [row["request"] for row in rows if row["request"] in {held["id"], refused}]
         assert found == wanted, filters
 
@@ -111,20 +111,20 @@ def test_the_server_filters(server):
         ({"limit": 0}, "limit"),
     ],
 )
-def test_what_cannot_be_listed_is_refused_with_its_field(server, fields, field):
+def test_an_invalid_listing_is_refused_with_its_field(server, fields, field):
     (answer,) = server.say({"op": "decisions", **fields})
     assert (answer["error"]["code"], answer["error"]["field"]) == ("bad_message", field)
 
 
-def test_after_a_restart_the_ledger_has_what_was_granted(tmp_path):
+def test_after_a_restart_grants_come_from_the_ledger(tmp_path):
     with serving(tmp_path) as server:
         server.fill(cluster("east", nodes=2, gpus=4))
         held = server.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
     with serving(tmp_path) as server:
-        (row,) = decided(server)["decisions"]
+        (row,) = decisions(server)["decisions"]
         assert (row["request"], row["state"]) == (held["id"], "granted")
         refused = server.ask(id="r", resources={"gpus": 5}, lease=TERMS)["request"]
-        assert [row["request"] for row in decided(server)["decisions"]] == [refused, held["id"]]
+        assert [row["request"] for row in decisions(server)["decisions"]] == [refused, held["id"]]
 
 
 def test_the_fleet_of_a_decision(server):
@@ -142,7 +142,7 @@ def test_the_fleet_of_a_decision(server):
     ]:
         (answer,) = server.say({"op": "decision_fleet", "request": request})
         then = answer["data"]
-        assert unpacked(then["packed"])["milli"] == taken
+        assert unpack(then["packed"])["milli"] == taken
         assert then["request"]["resources"]["gpus"] == gpus
         assert then["request"]["policy_rule_uri"] == FIRST_FIT
         assert then["at"] > 1e9
@@ -158,7 +158,7 @@ def test_the_fleet_at_a_time(server):
     held = hold(server)
     hold(server, resources={"gpus": 1})
     server.release(held)
-    rows = decided(server, limit=3)["decisions"]
+    rows = decisions(server, limit=3)["decisions"]
     times = {row["state"]: row["at"] for row in rows}
     first = min(row["at"] for row in rows)
 
@@ -166,7 +166,7 @@ def test_the_fleet_at_a_time(server):
         (answer,) = server.say({"op": "past_fleet", "at": at})
         assert answer["success"], answer
         assert answer["data"]["at"] == at
-        fleet = unpacked(answer["data"]["packed"])
+        fleet = unpack(answer["data"]["packed"])
         return fleet["nodes"], sum(fleet["milli"]), answer["data"]["seq"]
 
     assert then(0) == ([], 0, 0)
@@ -179,7 +179,7 @@ def test_the_fleet_at_a_time(server):
     assert (wrong["error"]["code"], wrong["error"]["field"]) == ("bad_message", "at")
 
 
-def listed(socket, op, name, key, **more):
+def list_keys(socket, op, name, key, **more):
     return [row[key] for row in tell(socket, {"op": op, **more})["data"][name]]
 
 
@@ -196,15 +196,19 @@ def test_tenants_see_their_own_and_operators_all():
             held[name] = tell(socket, ask_message(resources={"gpus": 4}, lease=TERMS))["lease"]
         mine, lease = held["ann"]["id"], held["bob"]["id"]
         refused = tell(bob, ask_message(id="r", resources={"gpus": 9}))["request"]
-        assert listed(ann, "decisions", "decisions", "request", limit=3) == [refused, lease, mine]
-        assert listed(bob, "decisions", "decisions", "request", limit=2) == [refused, lease]
+        assert list_keys(ann, "decisions", "decisions", "request", limit=3) == [
+            refused,
+            lease,
+            mine,
+        ]
+        assert list_keys(bob, "decisions", "decisions", "request", limit=2) == [refused, lease]
         of = {name: {"filters": {"tenant": name}} for name in sockets}
-        assert set(listed(bob, "decisions", "decisions", "tenant", **of["ann"])) <= {"bob"}
+        assert set(list_keys(bob, "decisions", "decisions", "tenant", **of["ann"])) <= {"bob"}
         foreign = tell(bob, {"op": "decision_fleet", "request": mine})
         assert foreign["error"]["code"] == "unknown_request"
 
         def tenants(socket, **message):
-            return unpacked(tell(socket, message)["data"]["packed"])["tenants"]
+            return unpack(tell(socket, message)["data"]["packed"])["tenants"]
 
         now = time.time()
         assert "ann" not in tenants(bob, op="decision_fleet", request=lease)
@@ -215,15 +219,15 @@ def test_tenants_see_their_own_and_operators_all():
         for name, socket in sockets.items():
             waiter = stack.enter_context(shared.socket(bearer=f"of-{name}"))
             waiter.send(json.dumps(ask_message(id="w", **waits)))
-            until(lambda s=socket, n=name: n in listed(s, "queue", "waiting", "tenant"))
+            until(lambda s=socket, n=name: n in list_keys(s, "queue", "waiting", "tenant"))
         for row in tell(ann, {"op": "queue"})["data"]["waiting"]:
             requests[row["tenant"]] = row["request"]
         assert requests.keys() == {"ann", "bob"}
-        assert listed(bob, "queue", "waiting", "tenant") == ["bob"]
-        assert listed(ann, "leases", "leases", "tenant") == ["ann", "bob"]
-        assert listed(bob, "leases", "leases", "tenant") == ["bob"]
-        assert listed(ann, "leases", "leases", "id", **of["bob"]) == [lease]
-        assert listed(bob, "leases", "leases", "id", **of["ann"]) == []
+        assert list_keys(bob, "queue", "waiting", "tenant") == ["bob"]
+        assert list_keys(ann, "leases", "leases", "tenant") == ["ann", "bob"]
+        assert list_keys(bob, "leases", "leases", "tenant") == ["bob"]
+        assert list_keys(ann, "leases", "leases", "id", **of["bob"]) == [lease]
+        assert list_keys(bob, "leases", "leases", "id", **of["ann"]) == []
         for op in ("status", "why"):
             for field, ids in (("lease", {"ann": mine, "bob": lease}), ("request", requests)):
                 reply = tell(ann, {"op": op, field: ids["bob"]})
@@ -233,7 +237,7 @@ def test_tenants_see_their_own_and_operators_all():
         assert not tell(ann, {"op": "cancel", "request": requests["bob"]})["success"]
         stolen = {"op": "release", "lease": lease, "token": held["ann"]["token"]}
         assert not tell(ann, stolen)["success"]
-        assert listed(bob, "leases", "leases", "tenant") == ["bob"]
+        assert list_keys(bob, "leases", "leases", "tenant") == ["bob"]
 
 
 PRINTS = """
@@ -248,12 +252,12 @@ def play(server, **body) -> dict:
     return answer.json()["data"]
 
 
-def refused(server, **body) -> tuple[int, dict]:
+def refusal(server, **body) -> tuple[int, dict]:
     answer = server.http.post("/console/playground", json=body, timeout=120)
     return answer.status_code, answer.json()["error"]
 
 
-def placed(played: dict) -> list[list[tuple[str, list[str]]]]:
+def placements(played: dict) -> list[list[tuple[str, list[str]]]]:
     """Return where each request is placed; an empty list is nowhere."""
     return [
         [(share["node_id"], share["gpus"]) for share in each.get("placement") or ()]
@@ -265,7 +269,7 @@ def test_a_policy_is_tried_on_the_fleet_as_it_is_and_nothing_changes(server):
     held = server.ask(resources={"gpus": 3}, lease=TERMS)["lease"]
     played = play(server, policy_rule_uri=FIRST_FIT, requests=[{"resources": {"gpus": 2}}] * 3)
     assert played["fleet"] == {"nodes": 2, "gpus": 8}
-    assert placed(played) == [[("east-1", ["0", "1"])], [("east-1", ["2", "3"])], []]
+    assert placements(played) == [[("east-1", ["0", "1"])], [("east-1", ["2", "3"])], []]
     assert [each.get("code") for each in played["results"]] == [None, None, "no_capacity"]
     assert all(each["seconds"] >= 0 for each in played["results"])
     assert [row["id"] for row in server.held()] == [held["id"]]
@@ -296,9 +300,9 @@ def test_a_decision_opens_with_the_fleet_as_it_was(server):
     for decision, expected in ((leases[1]["id"], [[place], []]), (no, [[], []])):
         fleet = {"decision": decision}
         then = play(server, policy_rule_uri=FIRST_FIT, fleet=fleet, requests=[demand] * 2)
-        assert placed(then) == expected
+        assert placements(then) == expected
     now = play(server, policy_rule_uri=FIRST_FIT, requests=[demand] * 2)
-    assert all(placed(now))
+    assert all(placements(now))
 
 
 @pytest.mark.parametrize(
@@ -316,12 +320,12 @@ def test_a_decision_opens_with_the_fleet_as_it_was(server):
         ({"code": "x", "more": 1}, "more"),
     ],
 )
-def test_what_cannot_be_tried_is_refused_with_its_field(server, body, field):
-    status, error = refused(server, **body)
+def test_an_invalid_trial_is_refused_with_its_field(server, body, field):
+    status, error = refusal(server, **body)
     assert (status, error["code"], error.get("field", "")) == (400, "bad_message", field)
 
 
 def test_unknown_decisions_and_policies_are_named(server):
-    status, error = refused(server, code="x", fleet={"decision": "unheard-of"})
+    status, error = refusal(server, code="x", fleet={"decision": "unheard-of"})
     assert (status, error["code"], error["field"]) == (404, "unknown_request", "request")
-    assert refused(server, policy_rule_uri="none:1.0-a")[0] == 404
+    assert refusal(server, policy_rule_uri="none:1.0-a")[0] == 404

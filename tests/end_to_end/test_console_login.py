@@ -1,4 +1,4 @@
-"""The console's files and logins: what a page may do, and what no page of another site may.
+"""The console's files and logins, and the refusal of other sites' pages.
 
 Also what pages do without the tokens of leases, and what every operation would do.
 """
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from served import ask_message, bearing, cluster, heard, serving, tell, until
+from served import ask_message, bearing, cluster, read_message, serving, tell, until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -108,7 +108,7 @@ def test_a_token_is_exchanged_for_a_cookie_that_pages_cannot_read(page):
         assert leases(socket)["success"]
 
 
-def test_a_session_says_who_is_no_operator(page):
+def test_a_session_says_whether_its_caller_is_an_operator(page):
     assert page.log_in("of-bob").json()["data"]["operator"] is False
 
 
@@ -131,7 +131,7 @@ def test_a_wrong_login_gets_no_cookie(page, body, status, code):
 
 @pytest.mark.parametrize("tokens", [["guess"], ["", "of-an"], ["of-bobb"]])
 def test_failed_logins_of_an_address_are_slowed(server, tokens):
-    """A few wait for their answer, and what is tried meanwhile is refused at once."""
+    """A few attempts wait for their answer; others are refused at once."""
     token, statuses = cycle(tokens), Counter()
 
     def fail(_):
@@ -193,7 +193,7 @@ def test_a_socket_takes_the_cookie_and_the_origin(page, headers, status):
     assert refused.value.response.status_code == status
 
 
-def test_who_logs_out_is_out_everywhere(page):
+def test_a_logout_ends_all_pages_of_the_login(page):
     page.log_in("of-bob")
     other = Page(page.server)
     other.log_in("of-bob")
@@ -242,7 +242,7 @@ def test_without_tokens_there_is_no_login_and_origins_still_count():
         page.http.close()
 
 
-def test_a_console_that_is_off_is_not_there():
+def test_a_disabled_console_answers_404():
     with serving(environment={**TOKENS, "MOORAGE_CONSOLE": "false"}) as server:
         for method, path in (("GET", "/console"), ("POST", "/console/session")):
             answer = server.http.request(method, path, headers=bearing("of-ann"))
@@ -328,7 +328,7 @@ def test_a_request_that_waits_goes_on_waiting_after_a_dry_run(server):
         assert other["error"]["code"] == "unknown_request"
         assert server.waiting()
         server.say(cancel)
-        assert heard(socket)["error"]["code"] == "cancelled"
+        assert read_message(socket)["error"]["code"] == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -340,6 +340,6 @@ def test_a_request_that_waits_goes_on_waiting_after_a_dry_run(server):
         ({"op": "cancel", "request": "none"}, "unknown_request"),
     ],
 )
-def test_what_would_be_refused_is_refused_in_a_dry_run_too(server, message, code):
+def test_a_dry_run_refuses_the_same_requests(server, message, code):
     wet, dry = say(server, message, {**message, "dry_run": True}, who="of-ann")
     assert wet["error"]["code"] == dry["error"]["code"] == code

@@ -30,7 +30,7 @@ COST_MAX = 0.33
 
 
 class Map:
-    """What a page makes of the news."""
+    """The map that a page builds from news."""
 
     def __init__(self, server: Server, token: str = "") -> None:
         opened = ExitStack()
@@ -81,7 +81,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def shown(server: Server) -> Iterator[Map]:
+def open_map(server: Server) -> Iterator[Map]:
     with closing(Map(server)) as shown:
         shown.until(lambda seen: seen)
         yield shown
@@ -91,8 +91,8 @@ def lease(server: Server, **resources) -> dict:
     return server.ask(resources={"gpus": 1, **resources}, lease=TERMS)["lease"]
 
 
-def test_the_snapshot_names_all_slots(shown):
-    seen = shown.seen
+def test_the_snapshot_names_all_slots(open_map):
+    seen = open_map.seen
     assert (seen["clusters"], seen["cluster_nodes"]) == (["east", "west"], [3, 2])
     assert seen["devices"] == [4, 4, 4, 8, 8]
     assert seen["nodes"] == ["east-0", "east-1", "east-2", "west-0", "west-1"]
@@ -102,28 +102,30 @@ def test_the_snapshot_names_all_slots(shown):
     assert (seen["rack"], seen["racks"], seen["link"]) == ([], [], [])
 
 
-def test_grants_and_releases_come_as_numbered_deltas(server, shown):
+def test_grants_and_releases_come_as_numbered_deltas(server, open_map):
     first = lease(server, gpus=2, gpu_milli=500)
-    shown.until(holds(2))
-    slots = shown.held()
-    assert [shown.seen["milli"][slot] for slot in slots] == [500, 500]
-    assert {shown.seen["ends"][slot] for slot in slots} == {int(first["expires_at"])}
-    assert [shown.seen["tenants"][shown.seen["tenant"][slot]] for slot in slots] == ["local"] * 2
+    open_map.until(holds(2))
+    slots = open_map.held()
+    assert [open_map.seen["milli"][slot] for slot in slots] == [500, 500]
+    assert {open_map.seen["ends"][slot] for slot in slots} == {int(first["expires_at"])}
+    assert [open_map.seen["tenants"][open_map.seen["tenant"][slot]] for slot in slots] == [
+        "local"
+    ] * 2
     server.release(first)
-    shown.until(holds(0))
-    assert shown.messages.count("snapshot") == 1
-    assert shown.messages.count("delta") >= 2
+    open_map.until(holds(0))
+    assert open_map.messages.count("snapshot") == 1
+    assert open_map.messages.count("delta") >= 2
 
 
-def test_cordons_and_new_clusters_come_as_a_new_snapshot(server, shown):
+def test_cordons_and_new_clusters_come_as_a_new_snapshot(server, open_map):
     server.say({"op": "cordon", "cluster": "east", "node": "east-1"})
-    shown.until(lambda seen: seen["state"].count(CORDONED) == 4)
+    open_map.until(lambda seen: seen["state"].count(CORDONED) == 4)
     server.say({"op": "uncordon", "cluster": "east", "node": "east-1"})
-    shown.until(lambda seen: seen["state"].count(CORDONED) == 0)
+    open_map.until(lambda seen: seen["state"].count(CORDONED) == 0)
     server.register(cluster("new", nodes=1, gpus=2))
-    shown.until(lambda seen: len(seen["state"]) == 30)
+    open_map.until(lambda seen: len(seen["state"]) == 30)
     server.http.delete("/clusters/new").raise_for_status()
-    shown.until(lambda seen: len(seen["state"]) == 28)
+    open_map.until(lambda seen: len(seen["state"]) == 28)
 
 
 def test_tenants_see_their_own_and_operators_all():
@@ -201,7 +203,7 @@ asyncio.run(main())
 
 
 async def test_fifty_open_maps_cost_little():
-    """Rounds with and without alternate in one run; what is compared are their medians."""
+    """Rounds with and without alternate in one run; their medians are compared."""
     with serving() as server:
         server.fill(*(cluster(f"c{n}", nodes=125, gpus=8) for n in range(10)))
         one = ask_message(resources={"gpus": 1}, lease=TERMS)

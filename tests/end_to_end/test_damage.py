@@ -1,4 +1,4 @@
-"""A damaged disk: what was promised holds, or the daemon says what does not."""
+"""A damaged disk: leases hold, or the daemon names the lost ones."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, kill, killed, moored, ran, serving, until
+from served import Server, cluster, kill, moored, ran, serve_and_kill, serving, until
 
 from moorage.testing.daemon_process import serve_command
 
@@ -21,17 +21,17 @@ FEW = {"MOORAGE_CHECKPOINT_EVERY_FACTS": "100"}
 
 
 def refusal(data: Path) -> str:
-    """Start a daemon that cannot start; return what it says."""
+    """Start a daemon that cannot start; return its error."""
     done = ran(*serve_command(data))
     assert (done.returncode, done.stdout) == (3, "")
     return done.stderr
 
 
 @pytest.fixture(scope="module")
-def left(tmp_path_factory) -> tuple[Path, list[dict]]:
-    """Return what a killed daemon left, and its leases as they were acknowledged."""
+def remains(tmp_path_factory) -> tuple[Path, list[dict]]:
+    """Return the folder of a killed daemon, and its acknowledged leases."""
     data = tmp_path_factory.mktemp("killed") / "data"
-    with killed(data, environment=FEW) as server:
+    with serve_and_kill(data, environment=FEW) as server:
         server.fill(cluster("east", nodes=8, gpus=8))
         granted = [
             server.ask(resources={"gpus": 1, "gpu_milli": 100}, lease=LEASE)["lease"]
@@ -42,13 +42,13 @@ def left(tmp_path_factory) -> tuple[Path, list[dict]]:
 
 
 @pytest.fixture
-def copied(left, tmp_path) -> tuple[Path, list[dict]]:
+def damaged_copy(remains, tmp_path) -> tuple[Path, list[dict]]:
     """Return a copy of that, to be damaged."""
-    data, granted = left
+    data, granted = remains
     return shutil.copytree(data, tmp_path / "data"), granted
 
 
-def held(server: Server) -> dict[str, dict]:
+def leases_by_id(server: Server) -> dict[str, dict]:
     leases = server.say({"op": "leases", "limit": 1000})[0]["data"]["leases"]
     return {lease["id"]: lease for lease in leases}
 
@@ -76,13 +76,13 @@ def test_a_question_about_a_damaged_fact_ends_no_daemon(tmp_path):
 
 
 def care(word: str, data: Path, *flags: str) -> tuple[int, str]:
-    """Run `moored ledger verify` or `repair`; return its exit code and what it says."""
+    """Run `moored ledger verify` or `repair`; return its exit code and output."""
     done = moored("ledger", word, "--data", data, *flags)
     assert done.stderr == ""
     return done.returncode, done.stdout
 
 
-def test_what_is_whole_is_said_to_be_and_only_its_owner_may_read_it(tmp_path):
+def test_a_whole_copy_is_reported_and_private(tmp_path):
     old = os.umask(0o002)
     try:
         with serving(tmp_path) as server:
@@ -104,8 +104,8 @@ def test_what_is_whole_is_said_to_be_and_only_its_owner_may_read_it(tmp_path):
     assert json.loads(said)["findings"] == []
 
 
-def test_a_loss_is_accepted_by_a_command_only_and_nothing_is_promised_twice(copied):
-    data, granted = copied
+def test_a_loss_is_accepted_by_a_command_only_and_nothing_is_promised_twice(damaged_copy):
+    data, granted = damaged_copy
     log = data / "ledger.db-wal"
     content = bytearray(log.read_bytes())
     content[len(content) // 2] ^= 1
@@ -129,7 +129,7 @@ def test_a_loss_is_accepted_by_a_command_only_and_nothing_is_promised_twice(copi
     assert care("verify", data)[0] == 0
     with serving(data) as server:
         server.fill(cluster("east", nodes=8, gpus=8))
-        found = held(server)
+        found = leases_by_id(server)
         by_id = {lease["id"]: lease for lease in granted}
         assert 0 < len(found) < len(granted)
         assert all(by_id[name]["fencing"] == lease["fencing"] for name, lease in found.items())
@@ -155,14 +155,14 @@ def test_why_says_since_when_there_is_history(tmp_path):
 
         until(lambda: "was pruned" in reason())
         assert "History before 2" in reason()
-        assert len(held(server)) == 1
+        assert len(leases_by_id(server)) == 1
         assert care("verify", tmp_path)[0] == 0
 
 
-def test_a_catalog_that_is_gone_is_missed(copied):
-    data, granted = copied
+def test_a_catalog_that_is_gone_is_missed(damaged_copy):
+    data, granted = damaged_copy
     for each in data.glob("catalog*"):
         each.unlink()
     with serving(data) as server:
         assert "catalog.db is not there, beside a ledger" in server.log()
-        assert held(server).keys() == {lease["id"] for lease in granted}
+        assert leases_by_id(server).keys() == {lease["id"] for lease in granted}

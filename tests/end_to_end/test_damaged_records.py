@@ -9,7 +9,17 @@ import socket
 from pathlib import Path
 
 import pytest
-from served import Server, heard, here, is_over, kill, killed, marked, serving, until
+from served import (
+    Server,
+    here,
+    is_over,
+    kill,
+    read_message,
+    serve_and_kill,
+    serving,
+    until,
+    workload_processes,
+)
 from test_backends import run
 
 from moorage.testing.daemon_process import child, serve_command, serve_variables
@@ -65,13 +75,13 @@ DAMAGES = [as_folder, as_loop, as_fifo, as_socket]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_a_workload_put_in_the_place_of_a_file_is_its_own_affair(server, damage):
+def test_files_replaced_by_a_workload_affect_only_that_workload(server, damage):
     names = ("output.log", "order.json", "process.json", "lock")
     leases = {name: run(server, WRITES) for name in names}
     for lease in leases.values():
         server.in_state(lease, "active")
         until(lambda lease=lease: logs(server, lease)["data"]["text"])
-    started = marked(server.data)
+    started = workload_processes(server.data)
     for name, lease in leases.items():
         damage(server.data / "local" / "running" / lease["id"] / name)
         reply = logs(server, lease)
@@ -79,7 +89,7 @@ def test_what_a_workload_put_in_the_place_of_a_file_is_its_own_affair(server, da
         server.release(lease)
     for lease in leases.values():
         server.in_state(lease, "ended")
-        assert lease["id"] not in marked(server.data)
+        assert lease["id"] not in workload_processes(server.data)
         assert all(map(is_over, started[lease["id"]]))
     assert server.http.get("/healthz").status_code == 200
 
@@ -93,7 +103,7 @@ def test_commands_beside_one_workload_are_bounded(server):
             ask = json.loads(asking("exec", first)) | {"id": str(number)}
             command = ["sh", "-c", "until [ -e go ]; do sleep 0.1; done"]
             client.send(json.dumps({**ask, "command": command}))
-        refused = [heard(client) for _ in range(4)]
+        refused = [read_message(client) for _ in range(4)]
         assert {each["error"]["code"] for each in refused} == {"busy"}
         assert server.say(asking("exec", second))[0]["success"], "another's are its own"
         ask = json.loads(asking("exec", first))
@@ -101,15 +111,15 @@ def test_commands_beside_one_workload_are_bounded(server):
         assert server.say(asking("logs", first))[0]["success"]
         (server.data / "local" / "running" / first["id"] / "work" / "go").touch()
         for _ in range(8):
-            assert heard(client)["data"]["exit_code"] == 0
+            assert read_message(client)["data"]["exit_code"] == 0
     assert server.say(ask)[0]["success"]
     for lease in (first, second):
         server.release(lease)
         server.in_state(lease, "ended")
 
 
-def test_a_start_puts_aside_what_it_cannot_read_and_says_so(data):
-    with killed(data) as before:
+def test_a_start_sets_unreadable_files_aside_and_reports_them(data):
+    with serve_and_kill(data) as before:
         before.fill(here())
         leases = [(damage, run(before, WRITES)) for damage in (*DAMAGES, shutil.rmtree)]
         for _, lease in leases:
@@ -122,7 +132,7 @@ def test_a_start_puts_aside_what_it_cannot_read_and_says_so(data):
     with serving(data) as after:
         for damage, lease in leases:
             after.in_state(lease, "ended")
-            assert lease["id"] not in marked(data), damage
+            assert lease["id"] not in workload_processes(data), damage
             if damage is not shutil.rmtree:
                 said = f"{lease['id']} is no record of a workload"
                 assert said in after.log(), damage
@@ -149,7 +159,7 @@ def test_connections_leave_the_daemon_descriptors_of_its_own(data, tmp_path):
                     more.connect(("127.0.0.1", port))
                 for op in ("exec", "logs") * 5:
                     client.send(asking(op, lease))
-                    assert heard(client)["success"]
+                    assert read_message(client)["success"]
         server.release(lease)
         server.in_state(lease, "ended")
         server.close()
@@ -166,9 +176,9 @@ def test_requests_are_answered_busy_where_no_descriptor_is_left(server):
             resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (used + left, limits[1]))
             for op in ("logs", "exec"):
                 client.send(asking(op, lease))
-                assert heard(client)["error"]["code"] == "busy"
+                assert read_message(client)["error"]["code"] == "busy"
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, limits)
         client.send(asking("exec", lease))
-        assert heard(client)["success"]
+        assert read_message(client)["success"]
     server.release(lease)
     server.in_state(lease, "ended")

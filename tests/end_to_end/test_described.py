@@ -1,10 +1,10 @@
-"""What a real daemon says over the socket is as its own AsyncAPI document and schemas say."""
+"""Messages of a real daemon agree with its AsyncAPI document and schemas."""
 
 import json
 
 import pytest
 from jsonschema import Draft202012Validator
-from served import ask_message, heard, here
+from served import ask_message, here, read_message
 
 NAMES = {"ask": "AllocationRequest", "queue": "QueueListing", "leases": "LeaseListing"} | {
     "fleet": "FleetListing",
@@ -16,7 +16,7 @@ RESOURCES = {"gpus": 1}
 
 @pytest.fixture
 def session(server):
-    """Talks over one socket, and holds each message, reply and news against what is served."""
+    """Talks over one socket, and checks each message, reply and news by the served schemas."""
     schemas = {
         name: Draft202012Validator(server.http.get(path).json())
         for name, path in server.http.get("/schemas/").json().items()
@@ -121,7 +121,7 @@ def test_waiting_is_as_described(server, session):
 def test_a_resumed_session_is_as_described(server, session):
     with server.socket() as lost:
         lost.send(json.dumps(ask_message(resources=RESOURCES, lease={"ttl_seconds": 60}, id="m")))
-        server.leases = [heard(lost)["lease"]]
+        server.leases = [read_message(lost)["lease"]]
         name = lost.response.headers["Moorage-Session"]
         resumed = session.say({"op": "resume", "session": name})["data"]
         (held,) = resumed["leases"]

@@ -45,7 +45,7 @@ def pair() -> Iterator[tuple[Server, Server]]:
             yield decides, executes
 
 
-def counted(server: Server) -> float:
+def count_evaluations(server: Server) -> float:
     """Return how many evaluations a daemon's own sandbox has made."""
     lines = server.http.get("/metrics").text.splitlines()
     found = [line for line in lines if line.startswith('moorage_sandbox{what="evaluations"}')]
@@ -54,7 +54,7 @@ def counted(server: Server) -> float:
 
 def test_leases_are_decided_by_a_policy_that_runs_on_the_other_daemon(pair):
     decides, executes = pair
-    here, there = counted(decides), counted(executes)
+    here, there = count_evaluations(decides), count_evaluations(executes)
     one = {"resources": {"gpus": 1}, "lease": {"ttl_seconds": 60}}
     held = [decides.ask(**one)["lease"] for _ in range(8)]
     replies = decides.say(*(ask_message(**one, id=number) for number in range(8)))
@@ -64,13 +64,13 @@ def test_leases_are_decided_by_a_policy_that_runs_on_the_other_daemon(pair):
     places = [(s["node_id"], gpu) for each in held for s in each["placement"] for gpu in s["gpus"]]
     assert len(set(places)) == 16, "what is free travels along"
     assert decides.ask(**one)["error"]["code"] == "no_capacity"
-    assert counted(executes) >= there + 16
-    assert counted(decides) == here, "nothing ran here"
+    assert count_evaluations(executes) >= there + 16
+    assert count_evaluations(decides) == here, "nothing ran here"
     for lease in held:
         decides.release(lease)
 
 
-def test_the_policy_gets_what_is_documented_and_the_caller_overrides(pair):
+def test_the_policy_gets_documented_fields_with_overrides_of_the_caller(pair):
     decides, _ = pair
     given = {"parameters": {"y": 3}, "settings": {"a": "mine"}, "clusters": ["east"]}
     said = decides.ask("shows:1-x", **given)["data"]
@@ -86,7 +86,7 @@ def test_the_policy_gets_what_is_documented_and_the_caller_overrides(pair):
         ("spins:1-x", "policy_timeout", "did not answer within 0.3 s"),
     ],
 )
-def test_what_a_policy_does_wrong_there_is_said_here(pair, policy, code, says):
+def test_faults_of_a_policy_at_an_executor_are_reported(pair, policy, code, says):
     decides, _ = pair
     for _ in range(6):
         error = decides.ask(policy)["error"]
@@ -142,7 +142,7 @@ def test_a_foreign_client_executes_on_the_executor_of_every_server(pair):
 
 
 class Liar(BaseHTTPRequestHandler):
-    """An executor that says what the test has it say."""
+    """An executor with answers prepared by the test."""
 
     says: bytes = b""
     status = 200
@@ -159,7 +159,7 @@ class Liar(BaseHTTPRequestHandler):
         """Be quiet."""
 
 
-def test_an_executor_that_lies_breaks_or_is_gone_grants_nothing(tmp_path):
+def test_a_lying_broken_or_missing_executor_grants_nothing(tmp_path):
     faulty = ThreadingHTTPServer(("127.0.0.1", 0), Liar)
     threading.Thread(target=faulty.serve_forever, daemon=True).start()
     elsewhere = {

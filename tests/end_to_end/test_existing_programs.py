@@ -69,7 +69,7 @@ JSON_SCHEMA = {
 }
 
 
-def archived(**files: str) -> str:
+def archive(**files: str) -> str:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as packed:
         for name, content in files.items():
@@ -80,7 +80,7 @@ def archived(**files: str) -> str:
 TUTORIAL = {
     "name": "tutorial", "version": "0.0.1", "release_tag": "stable",
     "metadata": {"author": "admin", "category": "allocation"}, "tags": "gpu,allocation",
-    "code": archived(function__py=POLICY, requirements__txt="requests==2.31.0\nredis\nnumpy\n"),
+    "code": archive(function__py=POLICY, requirements__txt="requests==2.31.0\nredis\nnumpy\n"),
     "code_type": "zip", "type": "policy", "policy_input_schema": JSON_SCHEMA,
     "policy_output_schema": {"type": "object", "properties": {"allowed": {"type": "boolean"}}},
     "policy_settings_schema": {}, "policy_parameters_schema": {"type": "object"},
@@ -122,7 +122,7 @@ DOCUMENTS = {
         "metadata": None, "policy_input_schema": None, "policy_parameters": None,
     },
     "with tags in a list": {
-        "policy_rule_uri": "tags:1-x", "code": archived(function__py=SIMPLE), "tags": ["a", "b"],
+        "policy_rule_uri": "tags:1-x", "code": archive(function__py=SIMPLE), "tags": ["a", "b"],
         "_id": "5", "created_at": 1,
     },
 }  # fmt: skip
@@ -210,7 +210,7 @@ ELSEWHERE = {
 }
 
 
-def test_what_has_no_meaning_here_says_so(server):
+def test_fields_without_meaning_yield_a_warning(server):
     for operation in ((method, path) for method in ELSEWHERE for path in ELSEWHERE[method].split()):
         answer = server.http.request(*operation)
         assert answer.status_code == 400, operation
@@ -219,7 +219,7 @@ def test_what_has_no_meaning_here_says_so(server):
         assert len(error["reason"]) > 40, operation
 
 
-def test_a_search_is_about_what_its_filter_finds(server):
+def test_a_search_is_limited_to_its_filter(server):
     server.http.post("/blocks", json={"id": "s1", "kind": "searched"}).raise_for_status()
     server.publish({
         "policy_rule_uri": "ranked:1-x",

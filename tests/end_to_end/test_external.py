@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import served
-from served import Server, cluster, heard, kill, killed, policy
+from served import Server, cluster, kill, policy, read_message, serve_and_kill
 
 from moorage_policies import catalog
 
@@ -79,7 +79,7 @@ def test_a_site_serves_another_daemon_is_killed_and_comes_back(tmp_path):
     one = {"resources": {"gpus": 1}, "lease": LEASE}
     with serving(tmp_path / "here", **external, **QUICK) as here:
         assert here.ask(lease=LEASE)["error"]["code"] == "unavailable"
-        with killed(**site_at) as site:
+        with serve_and_kill(**site_at) as site:
             fill(site, "east")
             site.publish(catalog.document("first_fit"), READS_METRICS)
             held = [until(lambda: here.ask(**one), lambda reply: reply["success"])["lease"]]
@@ -157,7 +157,7 @@ def truth(names):
     return behave
 
 
-def test_what_fails_of_the_examples_of_a_mirrored_policy_is_said_with_each_answer():
+def test_answers_warn_of_failing_examples_of_a_mirrored_policy():
     examples = [
         {"name": "one", "request": {"resources": {"gpus": 1}}},
         {"name": "the second node", "request": {}, "output": {"node_id": "node-2"}},
@@ -168,7 +168,7 @@ def test_what_fails_of_the_examples_of_a_mirrored_policy_is_said_with_each_answe
         here.register(cluster("east"))
         with here.watching("policies") as news:
             assert here.ask("fails:1-x", clusters=["east"])["data"]["cluster_id"] == "east"
-            said = heard(news)
+            said = read_message(news)
         assert (said["event"], said["data"]["policy_rule_uri"]) == ("examples_failed", "fails:1-x")
         assert "metadata.examples[1] “the second node” fails" in said["data"]["reason"]
         reply = here.ask("fails:1-x", clusters=["east"])

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from served import MOORAGE, Server, ask_message, cluster, heard, policy, serving, tell, until
+from served import MOORAGE, Server, ask_message, cluster, policy, read_message, serving, tell, until
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -81,7 +81,7 @@ def test_after_some_failures_in_a_row_the_last_good_version_answers(steady, bad)
     assert active(steady) == ALSO_GOOD
 
 
-def test_a_good_answer_after_the_last_fault_does_not_change_what_is_said(steady):
+def test_a_good_answer_keeps_the_reason_of_the_last_fault(steady):
     hasty = "steady:7-hasty"
     steady.publish(policy(FAILS_ON_DEMAND, hasty))
     activate(steady, hasty)
@@ -108,17 +108,17 @@ def test_tenants_see_their_own_leases_and_move_no_others_policy(harbour):
     with harbour.watching("leases", bearer="beta") as news:
         for who in ("alpha", "beta"):
             harbour.say(ask_message(GOOD, lease={"ttl_seconds": 600}), bearer=who)
-        assert heard(news)["data"]["tenant"] == "two"
+        assert read_message(news)["data"]["tenant"] == "two"
     with harbour.watching("policies", bearer="beta") as news:
         ask("alpha", fail=False)
         activate(harbour, picky, "picky")
-        assert heard(news)["event"] == "activated"
+        assert read_message(news)["event"] == "activated"
         ask("beta", fail=False)
         ask("alpha", fail=True, times=2 * FAILURES)
-        stays = heard(news)
+        stays = read_message(news)
         assert active(harbour, "picky") == picky
         ask("beta", fail=True)
-        falls = heard(news)
+        falls = read_message(news)
     assert (stays["event"], falls["event"]) == ("no_fallback", "fell_back")
     assert stays["data"]["finding"] == "it fails, but not for all who use it"
     assert "of 1 of the 2 tenants that used it" in stays["data"]["reason"]
@@ -130,10 +130,10 @@ def test_with_nothing_to_fall_back_to_it_stays_and_says_so(harbour):
     with harbour.watching("policies") as news:
         harbour.publish(policy("raise ValueError('no')", "lone:1-x"))
         activate(harbour, "lone:1-x", "lone")
-        activated = heard(news)
+        activated = read_message(news)
         for _ in range(FAILURES):
             harbour.ask("lone")
-        nothing = heard(news)
+        nothing = read_message(news)
     assert (activated["topic"], activated["event"]) == ("policies", "activated")
     assert (nothing["event"], nothing["data"]["policy_rule_uri"]) == ("no_fallback", "lone:1-x")
     assert active(harbour, "lone") == "lone:1-x"
@@ -155,7 +155,7 @@ def test_other_code_under_the_uri_of_a_good_version_does_not_take_over(harbour):
     harbour.http.delete(f"/policy/{first}", params={"force": "true"}).raise_for_status()
     with harbour.watching("policies") as news:
         fail(harbour, FAILURES, "urn")
-        nothing = heard(news)
+        nothing = read_message(news)
     assert nothing["event"] == "no_fallback"
     assert f"{first} cannot take over: no policy" in nothing["data"]["finding"]
     assert active(harbour, "urn") == bad
@@ -182,7 +182,7 @@ def test_metrics_count_changes_and_faults(steady):
     assert 'moorage_watchers{topic="policies"} 0.0' in text
 
 
-def test_what_overruns_again_and_again_rests_until_it_is_activated(harbour):
+def test_a_version_that_overruns_repeatedly_rests_until_activation(harbour):
     uri = "rests:1-loop"
     harbour.publish(policy("while True: pass", uri))
     with harbour.watching("policies") as watching:
@@ -192,7 +192,7 @@ def test_what_overruns_again_and_again_rests_until_it_is_activated(harbour):
         error = errors[-1]
         assert f"{uri} is not asked for another" in error["reason"]
         assert error["retry_after_seconds"] > 0
-        news = heard(watching)
+        news = read_message(watching)
         assert (news["topic"], news["event"]) == ("policies", "rests")
         assert news["data"]["policy_rule_uri"] == uri
         assert set(news["data"]) == {"policy_rule_uri", "overruns", "seconds"}
@@ -215,7 +215,7 @@ def test_news_of_policies_leases_and_fleet_come_in_order(steady):
         steady.release(held)
         steady.register(cluster("north"))
         steady.http.delete("/clusters/north").raise_for_status()
-        news = [heard(socket) for _ in range(6)]
+        news = [read_message(socket) for _ in range(6)]
     assert [(each["topic"], each["event"]) for each in news] == [
         ("policies", "activated"),
         ("leases", "granted"),

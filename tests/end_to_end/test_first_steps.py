@@ -1,11 +1,11 @@
-"""What a person meets in the first hour: wrong ports and names, keys of the wire in sentences."""
+"""Mistakes of the first hour: wrong ports and names, and wire keys in sentences."""
 
 import pytest
 
 pytestmark = pytest.mark.heavy  # A daemon.
 
 
-def test_a_port_for_something_else_is_said_in_one_sentence(server):
+def test_a_wrong_port_is_reported_in_one_sentence(server):
     ws, http = server.running.ws, server.running.http
     done = server.moorage("leases", "--url", http.replace("http:", "ws:"))
     assert done.returncode == 4

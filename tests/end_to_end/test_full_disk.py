@@ -1,4 +1,4 @@
-"""A disk that is full: nothing new is promised, what is promised can end, nothing is lost."""
+"""A full disk: no new lease is granted, leases can end, and nothing is lost."""
 
 import json
 

@@ -22,14 +22,14 @@ LOG = {"MOORAGE_LOG_LEVEL": "info", "MOORAGE_LOG_FORMAT": "json"}
 
 
 def run(server: Server, folder: Path, *words: str) -> tuple[int, str, str]:
-    """Run a command; return its exit code, what it wrote, and what is said about it."""
+    """Run a command; return its exit code, its output and its errors."""
     words = ("run", "--cpu-milli", "10", *words)
     done = server.moorage(*words, XDG_STATE_HOME=str(folder), MOORAGE_STATE="")
     return done.returncode, done.stdout, done.stderr
 
 
 def test_run_works_right_after_serve_and_again_after_a_second_start(tmp_path):
-    node, shipped = platform.node(), catalog.shipped()
+    node, shipped = platform.node(), catalog.read_policies()
     for start in (1, 2):
         with serving(
             tmp_path / "data", options=["--here"], environment=TOKENS | LOG, bearer="sesame"
@@ -71,7 +71,7 @@ def test_a_backend_is_given_the_nodes_that_it_starts_on(tmp_path):
 
 
 @contextlib.contextmanager
-def called(name: str, data: Path) -> Iterator[Server]:
+def serve_named(name: str, data: Path) -> Iterator[Server]:
     """Serve on a machine of this name."""
     log = data.with_name(f"{name}.log")
     renamed = f"hostname {name}; exec {shlex.join([*serve_command(data), '--here'])}"
@@ -82,12 +82,12 @@ def called(name: str, data: Path) -> Iterator[Server]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may rename a machine")
-def test_a_renamed_machine_has_its_node_its_leases_and_what_they_run(tmp_path):
+def test_a_renamed_machine_keeps_node_leases_and_workloads(tmp_path):
     data, mark = tmp_path / "data", f"{os.getpid()}.25"
-    with called("old-name", data) as server:
+    with serve_named("old-name", data) as server:
         command = {"backend": "local", "spec": {"command": ["sleep", mark]}}
         lease = server.ask(resources={"cpu_milli": 100}, lease=TTL, provision=command)["lease"]
-    with called("new-name", data) as server:
+    with serve_named("new-name", data) as server:
         server.in_state(lease, "active")
         assert running_commands(mark)
         code, out, said = run(server, tmp_path, "--", "echo", "x")

@@ -56,7 +56,7 @@ class Podman:
         self.bounds = f"--ulimit=nofile={files}:{files}", f"--ulimit=nproc={tasks}:{tasks}"
 
     def run(self, *words: str | Path, fails: bool = False, seconds: float = 900) -> str:
-        """Run a command to its end; return what it printed, in both ways."""
+        """Run a command to its end; return its stdout and stderr."""
         done = subprocess.run(
             [*self._command, *words],
             stdout=subprocess.PIPE,
@@ -69,7 +69,7 @@ class Podman:
         return done.stdout
 
     def build(self, context: Path, image: str = IMAGE, target: str = "server") -> str:
-        """Build an image of a folder; return what it printed."""
+        """Build an image of a folder; return the output."""
         installs = [  # Downloads inside go the way that those of this machine go.
             f"--volume={each}:{each}:ro"
             for each in ("/etc/ssl/certs", "/etc/pip.conf")
@@ -103,7 +103,7 @@ def base() -> Path:
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the image is built of, as a copy that tests may change."""
+    """A copy of the image's sources, which tests may change."""
     folder = tmp_path_factory.mktemp("context")
     for name in CONTEXT:
         shutil.copy(ROOT / name, folder)
@@ -133,7 +133,7 @@ def engine(context: Path) -> Iterator[Podman]:
 
 @pytest.fixture(scope="module")
 def agent_build(engine: Podman, context: Path) -> str:
-    """What building the agent's image of a changed source printed."""
+    """The output of building the agent's image from a changed source."""
     with (context / "server" / "moorage" / "__init__.py").open("a") as file:
         file.write("# Changed.\n")
     return engine.build(context, AGENT_IMAGE, "agent")
@@ -147,7 +147,7 @@ def free_ports() -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def served(
+def serve_image(
     engine: Podman, *options: str, plain: bool = True, **variables: str
 ) -> Iterator[tuple[int, int]]:
     """Run the image as the container `moored`; yield its ports once it is healthy."""
@@ -162,8 +162,8 @@ def served(
     named = [f"--env={name}={value}" for name, value in given.items()]
     engine.run("run", "-d", "--name=moored", *SAFE, *engine.bounds, *named, *options, IMAGE)
     try:
-        until(lambda: is_healthy(engine) or ended(engine))
-        assert not ended(engine), engine.run("logs", "moored")
+        until(lambda: is_healthy(engine) or has_ended(engine))
+        assert not has_ended(engine), engine.run("logs", "moored")
         yield ports
         engine.run("stop", "--time=30", "moored")
         assert exit_code(engine) == 0, engine.run("logs", "moored")
@@ -179,7 +179,7 @@ def is_healthy(engine: Podman) -> bool:
     return False
 
 
-def ended(engine: Podman) -> bool:
+def has_ended(engine: Podman) -> bool:
     return engine.run("inspect", "moored", "--format={{.State.Running}}").strip() != "true"
 
 
@@ -189,7 +189,7 @@ def exit_code(engine: Podman) -> int:
 
 def test_without_any_right_it_serves_a_lease_and_an_agent(engine: Podman, agent_build: str) -> None:
     own = ("--env=MOORAGE_STATE=/tmp", f"--env=MOORAGE_TOKEN={TOKEN}", "moored", "moorage", "run")
-    with served(engine, MOORAGE_BACKENDS="local") as (port, http_port):
+    with serve_image(engine, MOORAGE_BACKENDS="local") as (port, http_port):
         status = engine.run("exec", "moored", "cat", "/proc/1/status")
         rows = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         assert set(rows["Uid"].split()) == {"10001"}
@@ -225,13 +225,13 @@ def test_health_comes_over_tls_where_the_server_speaks_it(engine: Podman, tmp_pa
         f"MOORAGE_TLS_{name}": f"/tls/{file}"
         for name, file in (("CERT", "tls.crt"), ("KEY", "tls.key"), ("CLIENT_CA", "ca.crt"))
     }
-    with served(engine, f"--volume={tmp_path}:/tls:ro", plain=False, **variables):
+    with serve_image(engine, f"--volume={tmp_path}:/tls:ro", plain=False, **variables):
         closed = "--env=MOORAGE_HTTP_PORT=1"
         silent = engine.run("exec", closed, "moored", "moored", "health", fails=True)
         assert "no answer at 127.0.0.1:1" in silent
 
 
-def test_without_tokens_it_says_what_it_lacks(engine: Podman) -> None:
+def test_without_tokens_the_image_names_the_missing_setting(engine: Podman) -> None:
     said = engine.run("run", "--rm", *SAFE, *engine.bounds, IMAGE, fails=True)
     assert "MOORAGE_TOKENS" in said
 

@@ -1,4 +1,4 @@
-"""Whatever is read over HTTP is as `/openapi.json` describes it; test_notes goes through changes.
+"""All HTTP reads agree with `/openapi.json`; test_notes covers changes.
 
 `served.Server` holds every exchange against the description.
 """

@@ -1,4 +1,4 @@
-"""What leases start in Kubernetes, through a real daemon: exactly there, once, and to its end."""
+"""Workloads in Kubernetes run on their node, once, and to their end, through a real daemon."""
 
 import contextlib
 import os
@@ -42,16 +42,16 @@ def variables(plane: Plane, folder: Path, clusters: Sequence[str]) -> dict[str, 
 
 
 @contextlib.contextmanager
-def served(plane: Plane, folder: Path, *clusters: str) -> Iterator[Server]:
+def serve_clusters(plane: Plane, folder: Path, *clusters: str) -> Iterator[Server]:
     clusters = clusters or ("west",)
     with serving(folder / "data", environment=variables(plane, folder, clusters)) as server:
         server.publish(catalog.document("first_fit"), catalog.document("best_fit"))
         for name in clusters:
-            until(lambda name=name: known(server, name), SEEN_SECONDS_MAX)
+            until(lambda name=name: is_known(server, name), SEEN_SECONDS_MAX)
         yield server
 
 
-def known(server: Server, name: str) -> bool:
+def is_known(server: Server, name: str) -> bool:
     return server.http.get(f"/clusters/{name}").is_success
 
 
@@ -82,7 +82,7 @@ def release(server: Server, lease: dict[str, Any]) -> None:
 def test_a_gang_is_leased_and_started_whole(fresh_plane, tmp_path):
     plane = fresh_plane
     plane.create(*dra_node("n1"), *dra_node("n2"))
-    with served(plane, tmp_path) as server:
+    with serve_clusters(plane, tmp_path) as server:
         lease = ask(server, 4, nodes=2)
         in_state(server, lease, "active")
         assert sorted(each["spec"]["nodeName"] for each in plane.all("Pod")) == ["n1", "n2"]
@@ -90,9 +90,9 @@ def test_a_gang_is_leased_and_started_whole(fresh_plane, tmp_path):
         assert plane.all("Pod") == []
 
 
-def test_what_fails_in_one_cluster_is_tried_in_the_other(fresh_plane, tmp_path):
+def test_a_workload_that_fails_in_one_cluster_moves_to_the_other(fresh_plane, tmp_path):
     fresh_plane.create(node("n1", gpus=2))
-    with served(fresh_plane, tmp_path, "west", "east") as server:
+    with serve_clusters(fresh_plane, tmp_path, "west", "east") as server:
         spec = {"image": IMAGE, "environment": {"SIM_FATE": "imagepull"}}
         lease = ask(server, 1, "west", "east", spec=spec, on_failure="requeue", attempts_max=2)
         first = lease["placement"][0]["cluster_id"]
@@ -106,7 +106,7 @@ def test_what_fails_in_one_cluster_is_tried_in_the_other(fresh_plane, tmp_path):
 
 def test_the_command_line_runs_reads_and_executes(fresh_plane, tmp_path):
     fresh_plane.create(*dra_node("n1"))
-    with served(fresh_plane, tmp_path) as server:
+    with serve_clusters(fresh_plane, tmp_path) as server:
         state = {"MOORAGE_STATE": str(tmp_path / "leases.json")}
         words = ["run", "--backend", "kubernetes", "--image", IMAGE, "--gpus", "1"]
         words += ["--cluster", "west", "--env", "SIM_RUN=1s", "--env", "SIM_EXIT=3", "--", "train"]
@@ -123,25 +123,25 @@ def test_the_command_line_runs_reads_and_executes(fresh_plane, tmp_path):
         release(server, lease)
 
 
-def test_kills_of_the_daemon_lose_and_double_nothing(fresh_plane, tmp_path):
+def test_kills_of_the_daemon_lose_and_duplicate_no_lease(fresh_plane, tmp_path):
     """Killed with -9 while pods start and end: each lease has one pod, on its own devices."""
     plane, draws = fresh_plane, random.Random(14)
     for number in range(4):
         plane.create(*dra_node(f"n{number}"))
-    with contextlib.suppress(CommandError), served(plane, tmp_path) as server:
+    with contextlib.suppress(CommandError), serve_clusters(plane, tmp_path) as server:
         first = ask(server, 2)
         in_state(server, first, "active")
         (before,) = plane.all("Pod")
         os.kill(server.pid, signal.SIGKILL)
     held: list[dict[str, Any]] = []
     for _ in range(KILLS):
-        with contextlib.suppress(CommandError), served(plane, tmp_path) as server:
+        with contextlib.suppress(CommandError), serve_clusters(plane, tmp_path) as server:
             held += [ask(server, 1), ask(server, 1)]
             server.release(held.pop(0))
             time.sleep(draws.uniform(0, 1))  # The moment is what is tried.
             os.kill(server.pid, signal.SIGKILL)
     held.append(first)
-    with served(plane, tmp_path) as server:
+    with serve_clusters(plane, tmp_path) as server:
         for lease in held:
             in_state(server, lease, "active")
         until(lambda: len(plane.all("Pod")) == len(held), SEEN_SECONDS_MAX)

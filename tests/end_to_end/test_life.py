@@ -19,7 +19,7 @@ pytestmark = pytest.mark.heavy  # Many daemons.
 LEASE = {"ttl_seconds": 3_600}
 
 
-def test_a_clean_stop_answers_all_closes_with_1012_and_complains_of_nothing(tmp_path):
+def test_a_clean_stop_answers_all_closes_with_1012_and_logs_no_error(tmp_path):
     with serving(tmp_path) as server, Server(server.running).http as http:
         server.fill(cluster("east", nodes=1, gpus=1))
         held = server.ask(resources={"gpus": 1}, lease=LEASE)["lease"]

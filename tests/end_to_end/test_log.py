@@ -1,4 +1,4 @@
-"""What becomes of its log decides nothing: the daemon starts, serves, answers and stops."""
+"""A broken log never stops the daemon from starting, serving and stopping."""
 
 import contextlib
 import fcntl
@@ -71,7 +71,7 @@ def full() -> int:
     return os.open("/dev/full", os.O_WRONLY)
 
 
-def left() -> int:
+def pipe_without_reader() -> int:
     """Return a pipe whose reader has gone."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -79,14 +79,14 @@ def left() -> int:
 
 
 def work(server: Server, *names: str) -> None:
-    """Do what has lines of the log written, in requests and in events of the core."""
+    """Cause log lines, by requests and by events of the core."""
     server.register(*(cluster(name) for name in names))
     assert all(reply["success"] for reply in server.say(QUOTA, CORDON))
     assert server.http.get("/healthz").status_code == 200
 
 
-@pytest.mark.parametrize("log", [full, left])
-def test_a_log_that_cannot_be_written_hinders_nothing(tmp_path, log):
+@pytest.mark.parametrize("log", [full, pipe_without_reader])
+def test_a_broken_log_does_not_hinder_the_daemon(tmp_path, log):
     descriptor = log()
     with serving(tmp_path, descriptor) as (server, process):
         os.close(descriptor)
@@ -97,7 +97,7 @@ def test_a_log_that_cannot_be_written_hinders_nothing(tmp_path, log):
 
 
 @pytest.mark.parametrize(
-    ("log", "flag", "code"), [(full, "--data=/dev/null", 3), (left, "--port=x", 2)]
+    ("log", "flag", "code"), [(full, "--data=/dev/null", 3), (pipe_without_reader, "--port=x", 2)]
 )
 def test_a_start_that_fails_has_its_exit_code_all_the_same(tmp_path, log, flag, code):
     descriptor = log()
@@ -108,7 +108,7 @@ def test_a_start_that_fails_has_its_exit_code_all_the_same(tmp_path, log, flag, 
     assert done.returncode == code
 
 
-def test_the_line_that_says_ready_holds_up_nothing(tmp_path):
+def test_the_ready_line_does_not_block_the_daemon(tmp_path):
     reader, writer = os.pipe()
     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PAGE)
     os.write(writer, b"." * PAGE)

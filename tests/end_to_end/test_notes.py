@@ -1,4 +1,4 @@
-"""What is changed over HTTP, or by `manage` over the socket, leaves a line: who, what, whence."""
+"""Each change over HTTP or by `manage` leaves a log line with caller, action and address."""
 
 import json
 
@@ -51,14 +51,14 @@ NEEDED = {
 LAST = ("DELETE /policy-alias/{alias}", "DELETE /policy/{uri}")
 
 
-def managed(name):
+def managed_policy(name):
     document = policy("return {}", name)
     document["code"] += "    def management(self, action, data):\n        return action\n"
     return document
 
 
 @pytest.fixture(scope="module")
-def shared():
+def notes_server():
     variables = {
         "MOORAGE_TOKENS": "ann:sesame",
         "MOORAGE_OPERATORS": "ann",
@@ -69,11 +69,11 @@ def shared():
 
 
 @pytest.fixture
-def noting(shared):
+def noting(notes_server):
     """The daemon; only lines of the test itself count."""
-    shared.before = 0
-    shared.before = len(changes(shared))
-    return shared
+    notes_server.before = 0
+    notes_server.before = len(changes(notes_server))
+    return notes_server
 
 
 def changes(server):
@@ -81,7 +81,7 @@ def changes(server):
     return [line for line in read if line.get("event") == "changed"][server.before :]
 
 
-def said(server, operation, bodies):
+def call(server, operation, bodies):
     method, _, path = operation.partition(" ")
     before = len(changes(server))
     answer = server.http.request(method, path.format(**NAMES), json=bodies.get(operation))
@@ -90,7 +90,7 @@ def said(server, operation, bodies):
 
 
 def order(operation):
-    """Make first what others need, and remove it last."""
+    """Create shared objects first, and remove them last."""
     method = operation.partition(" ")[0]
     rank = {"POST": 0, "PUT": 1, "DELETE": 2}[method]
     last = LAST.index(operation) if operation in LAST else -1
@@ -107,17 +107,17 @@ def test_every_change_has_its_line(noting):
         if method in {"post", "put", "patch", "delete"}
     }
     assert set(READS) - set(paths) == set()
-    noting.publish(managed("one:2-x"), managed("one:1-x"))
+    noting.publish(managed_policy("one:2-x"), managed_policy("one:1-x"))
     noting.http.post(
         "/policy-alias/one/activate", json={"policy_rule_uri": "one:2-x"}
     ).raise_for_status()
     until(lambda: len(changes(noting)) == 3)
-    bodies = BODIES | {"POST /policy": managed("one:3-x")}
+    bodies = BODIES | {"POST /policy": managed_policy("one:3-x")}
     for operation in sorted(operations - REFUSED - LOGINS, key=order):
         for first in NEEDED.get(operation, ()):
-            said(noting, first, bodies)
+            call(noting, first, bodies)
         before = len(changes(noting))
-        said(noting, operation, bodies)
+        call(noting, operation, bodies)
         lines = changes(noting)
         assert len(lines) == before + 1, operation
         line = lines[-1]
@@ -127,7 +127,7 @@ def test_every_change_has_its_line(noting):
         assert any(value in about for value in line.values()), line
 
 
-def test_what_was_refused_or_only_read_leaves_none(noting):
+def test_refusals_and_reads_leave_no_line(noting):
     noting.http.post("/clusters/query", json={})
     noting.http.get("/policy")
     assert noting.http.delete("/clusters/none").status_code == 404
@@ -135,7 +135,7 @@ def test_what_was_refused_or_only_read_leaves_none(noting):
     assert changes(noting) == []
 
 
-def test_what_a_header_says_of_the_remote_is_another_field(noting):
+def test_a_forwarded_address_has_its_own_field(noting):
     forged = {"X-Forwarded-For": "10.9.9.9"}
     noting.http.post("/clusters", json=cluster("west"), headers=forged).raise_for_status()
     until(lambda: changes(noting))
@@ -145,7 +145,7 @@ def test_what_a_header_says_of_the_remote_is_another_field(noting):
     assert (line["id"], line["who"]) == ("west", "ann")
 
 
-def test_who_logs_in_and_out_has_lines(noting):
+def test_logins_and_logouts_leave_lines(noting):
     url = noting.running.http
     with httpx.Client(base_url=url, headers={"Origin": url}) as page:
         login = page.post("/console/session", json={"token": "sesame"}).json()["data"]
@@ -160,7 +160,7 @@ def test_who_logs_in_and_out_has_lines(noting):
 
 
 def test_management_over_the_socket_has_its_line_too(noting):
-    noting.publish(managed("own:1-x"))
+    noting.publish(managed_policy("own:1-x"))
     message = {"op": "manage", "policy_rule_uri": "own:1-x", "action": "look", "data": {}}
     assert noting.say(message)[0]["success"]
     until(lambda: len(changes(noting)) == 2)

@@ -39,57 +39,59 @@ def issuer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provider]:
 
 
 @pytest.fixture(scope="module")
-def served(issuer: Provider) -> Iterator[Server]:
+def serve_issuer(issuer: Provider) -> Iterator[Server]:
     with serving(environment=settings(issuer.issuer), bearer=issuer.token("admin")) as server:
         server.fill(cluster("east"))
         yield server
 
 
-def closed_with(socket) -> int:
+def close_code(socket) -> int:
     with pytest.raises(ConnectionClosed) as closed:
         socket.recv(30)
     assert closed.value.rcvd is not None
     return closed.value.rcvd.code
 
 
-def test_claims_say_tenant_and_role_at_both_doors(issuer: Provider, served: Server) -> None:
+def test_claims_say_tenant_and_role_at_both_doors(issuer: Provider, serve_issuer: Server) -> None:
     client, viewer = (bearing(issuer.token(each)) for each in ("client", "viewer"))
-    with served.socket(client) as socket:
+    with serve_issuer.socket(client) as socket:
         message = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 60})
         lease = tell(socket, message)["lease"]
         (row,) = tell(socket, {"op": "leases"})["data"]["leases"]
         assert (row["id"], row["tenant"]) == (lease["id"], "research")
-    assert served.release(lease)["success"]
-    refused = served.http.post("/policy", json=catalog.document("first_fit"), headers=client)
+    assert serve_issuer.release(lease)["success"]
+    refused = serve_issuer.http.post("/policy", json=catalog.document("first_fit"), headers=client)
     assert (refused.status_code, "role client" in refused.text) == (403, True)
-    assert served.http.get("/policy", headers=viewer).status_code == 200
-    assert served.http.get("/policy", headers={"Authorization": ""}).status_code == 401
+    assert serve_issuer.http.get("/policy", headers=viewer).status_code == 200
+    assert serve_issuer.http.get("/policy", headers={"Authorization": ""}).status_code == 401
 
 
-def test_a_token_of_the_issuer_logs_in_to_the_console(issuer: Provider, served: Server) -> None:
-    page = {"Origin": served.running.http, "Authorization": ""}
+def test_a_token_of_the_issuer_logs_in_to_the_console(
+    issuer: Provider, serve_issuer: Server
+) -> None:
+    page = {"Origin": serve_issuer.running.http, "Authorization": ""}
     body = {"token": issuer.token("viewer")}
-    session = served.http.post("/console/session", json=body, headers=page).json()["data"]
+    session = serve_issuer.http.post("/console/session", json=body, headers=page).json()["data"]
     assert (session["tenant"], session["role"]) == ("research", "viewer")
     assert session["expires_at"] < time.time() + 3_600  # Its token lasts for minutes.
 
 
 def test_a_rotated_key_is_taken_at_once_and_a_withdrawn_one_ends_sessions(
-    issuer: Provider, served: Server
+    issuer: Provider, serve_issuer: Server
 ) -> None:
     before = bearing(issuer.token("client"))
-    with served.socket(before) as socket:
+    with serve_issuer.socket(before) as socket:
         assert tell(socket, {"op": "fleet"})["success"]
         issuer.rotate()
-        with served.socket(bearing(issuer.token("client"))) as other:
+        with serve_issuer.socket(bearing(issuer.token("client"))) as other:
             assert tell(other, {"op": "fleet"})["success"]
-        assert served.http.get("/policy", headers=before).status_code == 200
+        assert serve_issuer.http.get("/policy", headers=before).status_code == 200
         issuer.rotate()
         now = bearing(issuer.token("client"))
-        assert served.http.get("/policy", headers=now).status_code == 200
-        assert closed_with(socket) == 4401
-    assert served.http.get("/policy", headers=before).status_code == 401
-    served.http.headers.update(bearing(issuer.token("admin")))
+        assert serve_issuer.http.get("/policy", headers=now).status_code == 200
+        assert close_code(socket) == 4401
+    assert serve_issuer.http.get("/policy", headers=before).status_code == 401
+    serve_issuer.http.headers.update(bearing(issuer.token("admin")))
 
 
 def test_a_session_ends_with_its_token_though_the_issuers_clock_is_late(tmp_path: Path) -> None:
@@ -101,15 +103,15 @@ def test_a_session_ends_with_its_token_though_the_issuers_clock_is_late(tmp_path
         token = late.token("client")
         with server.socket(bearer=token) as socket:
             assert tell(socket, {"op": "fleet"})["success"]
-            assert closed_with(socket) == 4401
+            assert close_code(socket) == 4401
         assert server.http.get("/policy", headers=bearing(token)).status_code == 401
 
 
-def packed(part: object) -> str:
+def pack(part: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode()
 
 
-def unpacked(part: str) -> dict:
+def unpack(part: str) -> dict:
     found: dict = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
     return found
 
@@ -117,22 +119,22 @@ def unpacked(part: str) -> dict:
 def jwt_of(issuer: str) -> str:
     """Return what looks like a token of an issuer, until its keys are there."""
     claims = {"iss": issuer, "aud": "moorage", "exp": time.time() + 600}
-    return f"{packed({'alg': 'RS256', 'kid': 'one'})}.{packed(claims)}.c2lnbmVk"
+    return f"{pack({'alg': 'RS256', 'kid': 'one'})}.{pack(claims)}.c2lnbmVk"
 
 
-def test_what_is_made_of_a_real_token_lets_none_in(issuer: Provider, served: Server) -> None:
+def test_altered_tokens_are_refused(issuer: Provider, serve_issuer: Server) -> None:
     good = issuer.token("client")
     head, body, signature = good.split(".")
-    header, claims = unpacked(head), unpacked(body)
+    header, claims = unpack(head), unpack(body)
 
     def with_claims(**changed: object) -> str:
-        return f"{head}.{packed(claims | changed)}.{signature}"
+        return f"{head}.{pack(claims | changed)}.{signature}"
 
     made = {
-        "alg none": f"{packed(header | {'alg': 'none'})}.{body}.",
-        "alg none, signed": f"{packed(header | {'alg': 'none'})}.{body}.{signature}",
-        "alg HS256": f"{packed(header | {'alg': 'HS256'})}.{body}.{signature}",
-        "own keys": f"{packed(header | {'jwk': {'kty': 'oct', 'k': 'AA'}})}.{body}.{signature}",
+        "alg none": f"{pack(header | {'alg': 'none'})}.{body}.",
+        "alg none, signed": f"{pack(header | {'alg': 'none'})}.{body}.{signature}",
+        "alg HS256": f"{pack(header | {'alg': 'HS256'})}.{body}.{signature}",
+        "own keys": f"{pack(header | {'jwk': {'kty': 'oct', 'k': 'AA'}})}.{body}.{signature}",
         "role": with_claims(moorage_role="admin"),
         "tenant": with_claims(moorage_tenant="rival"),
         "audience": with_claims(aud="another"),
@@ -146,16 +148,19 @@ def test_what_is_made_of_a_real_token_lets_none_in(issuer: Provider, served: Ser
     for what, token in made.items():
         shown = bearing(token)
         with contextlib.suppress(OSError, HTTPError):  # A header so long is not read to its end.
-            status = served.http.get("/policy", headers=shown).status_code
+            status = serve_issuer.http.get("/policy", headers=shown).status_code
             assert status == (400 if what == "longer than a header" else 401), what
-        with pytest.raises((InvalidStatus, OSError, WebSocketException)), served.socket(shown):
+        with (
+            pytest.raises((InvalidStatus, OSError, WebSocketException)),
+            serve_issuer.socket(shown),
+        ):
             pass
-    assert served.http.get("/policy", headers=bearing(good)).status_code == 200
+    assert serve_issuer.http.get("/policy", headers=bearing(good)).status_code == 200
 
 
-def test_a_tenant_reaches_nothing_of_another(issuer: Provider, served: Server) -> None:
+def test_a_tenant_reaches_nothing_of_another(issuer: Provider, serve_issuer: Server) -> None:
     client, rival = (bearing(issuer.token("client", each)) for each in ("research", "rival"))
-    with served.socket(client) as ours, served.socket(rival) as theirs:
+    with serve_issuer.socket(client) as ours, serve_issuer.socket(rival) as theirs:
         message = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 60})
         lease = tell(ours, message)["lease"]
         assert tell(theirs, {"op": "leases"})["data"]["leases"] == []
@@ -165,21 +170,23 @@ def test_a_tenant_reaches_nothing_of_another(issuer: Provider, served: Server) -
         assert tell(ours, over)["success"]
 
 
-def test_an_issuer_that_hangs_holds_up_none_whose_key_is_known(
-    issuer: Provider, served: Server
+def test_a_hanging_issuer_delays_no_token_with_a_known_key(
+    issuer: Provider, serve_issuer: Server
 ) -> None:
     known, unknown = bearing(issuer.token("client")), bearing(jwt_of(issuer.issuer))
-    assert served.http.get("/policy", headers=known).status_code == 200
+    assert serve_issuer.http.get("/policy", headers=known).status_code == 200
     issuer.stop()
     try:
         with ThreadPoolExecutor() as pool:
-            waiting = [pool.submit(served.http.get, "/policy", headers=unknown) for _ in range(5)]
-            assert served.http.get("/policy", headers=known).status_code == 200
+            waiting = [
+                pool.submit(serve_issuer.http.get, "/policy", headers=unknown) for _ in range(5)
+            ]
+            assert serve_issuer.http.get("/policy", headers=known).status_code == 200
             assert not all(each.done() for each in waiting)
             assert {each.result(60).status_code for each in waiting} == {503}
     finally:
         issuer.go_on()
-    assert served.http.get("/policy", headers=unknown).status_code == 401
+    assert serve_issuer.http.get("/policy", headers=unknown).status_code == 401
 
 
 def test_while_the_issuer_is_away_callers_are_to_come_again() -> None:
@@ -214,13 +221,13 @@ def logging_in(server: Server, state: Path) -> Iterator[tuple[subprocess.Popen[s
 
 
 def test_login_by_device_code_serves_commands_until_logout(
-    issuer: Provider, served: Server, tmp_path: Path
+    issuer: Provider, serve_issuer: Server, tmp_path: Path
 ) -> None:
     def moorage(*words: str) -> subprocess.CompletedProcess[str]:
-        return served.moorage(*words, **WITHOUT_TOKEN, XDG_STATE_HOME=str(tmp_path))
+        return serve_issuer.moorage(*words, **WITHOUT_TOKEN, XDG_STATE_HOME=str(tmp_path))
 
     assert "moorage login" in moorage("leases").stderr
-    with logging_in(served, tmp_path) as (login, url):
+    with logging_in(serve_issuer, tmp_path) as (login, url):
         issuer.confirm(url, "team.author")
         out, _ = login.communicate(timeout=60)
         assert login.returncode == 0
@@ -246,9 +253,9 @@ def test_login_by_device_code_serves_commands_until_logout(
 
 
 def test_a_person_without_a_role_is_not_signed_in(
-    issuer: Provider, served: Server, tmp_path: Path
+    issuer: Provider, serve_issuer: Server, tmp_path: Path
 ) -> None:
-    with logging_in(served, tmp_path) as (login, url):
+    with logging_in(serve_issuer, tmp_path) as (login, url):
         issuer.confirm(url, "team.king")
         out, _ = login.communicate(timeout=60)
         assert "no valid token" in out

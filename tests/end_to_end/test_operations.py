@@ -15,11 +15,11 @@ from served import (
     Server,
     ask_message,
     cluster,
-    heard,
     here,
-    marked,
+    read_message,
     serving,
     until,
+    workload_processes,
 )
 
 from moorage_client import BlockingClient, LeaseLost, NotFound, RequestRefused
@@ -59,7 +59,7 @@ def test_a_drain_empties_a_node_while_others_go_on(server: Server) -> None:
         held = ask(server, "A10", 600)["lease"]
         node = held["placement"][0]["node_id"]
         drained = client.drain("drained", node, "new fans", seconds=300)
-        news = heard(watching)
+        news = read_message(watching)
         assert drained["leases"] == [held["id"]]
         assert (news["event"], news["data"]["node_id"]) == ("draining", node)
         (row,) = [each for each in client.fleet("drained") if each["node_id"] == node]
@@ -76,7 +76,7 @@ def test_a_drain_empties_a_node_while_others_go_on(server: Server) -> None:
             server.release(lease)
 
 
-def test_what_is_reserved_is_for_its_tenant(server: Server) -> None:
+def test_reserved_nodes_are_for_their_tenant(server: Server) -> None:
     now, url = time.time(), server.running.ws
     two, seven = ({"resources": {"gpus": gpus, "models": ["B200"]}} for gpus in (2, 7))
     reserve = {"op": "reserve", **two, "starts_at": now, "ends_at": now + 3600, "tenant": "bob"}
@@ -101,7 +101,7 @@ def test_what_is_reserved_is_for_its_tenant(server: Server) -> None:
         ops.call({"op": "unreserve", "reservation": held["reservation"]})
 
 
-def test_a_holder_loses_what_is_reserved_for_others(server: Server) -> None:
+def test_a_reservation_ends_leases_of_other_tenants(server: Server) -> None:
     def hold(ann: BlockingClient, ops: BlockingClient) -> None:
         eight = {"resources": {"gpus": 8, "models": ["B200"]}}
         with ann.lease(FIRST_FIT, **eight, ttl_seconds=1.5) as held:
@@ -177,7 +177,7 @@ def news_of(watching, lease: dict, last: str) -> list[dict]:
     """Return the news about a lease, up to an event."""
     news: list[dict] = []
     while not news or news[-1]["event"] != last:
-        said = heard(watching)
+        said = read_message(watching)
         if said.get("data", {}).get("id") == lease["id"] and said["event"] != "workload":
             news.append(said)
     return news
@@ -191,7 +191,7 @@ def test_a_victim_has_notice_stops_and_starts_again(server: Server) -> None:
         provision={"backend": "local", "spec": spec, "on_failure": "requeue"},
     )["lease"]
     server.in_state(victim, "active")
-    (first,) = marked(server.data).values()
+    (first,) = workload_processes(server.data).values()
     with server.watching("leases") as watching:
         winner = server.ask(resources=TWO, lease=WAITS)["lease"]
         news = news_of(watching, victim, "requeued")
@@ -203,19 +203,21 @@ def test_a_victim_has_notice_stops_and_starts_again(server: Server) -> None:
         assert notice["reason"] == why
         assert why in news[-1]["data"]["reason"]
         assert server.status(victim)["state"] == "queued"
-        until(lambda: not marked(server.data))  # Its processes are gone, not only its lease.
+        until(
+            lambda: not workload_processes(server.data)
+        )  # Its processes are gone, not only its lease.
         server.release(winner)
         news_of(watching, victim, "started")
     again = server.in_state(victim, "active")
     assert again["workload"]["attempt"] == 2
     assert again["fencing"] > winner["fencing"]
-    (second,) = marked(server.data).values()
+    (second,) = workload_processes(server.data).values()
     assert not first & second
     server.release(victim)
     server.in_state(victim, "ended")
 
 
-def test_run_says_who_preempted_it(server: Server, tmp_path: Path) -> None:
+def test_run_names_the_preempting_tenant(server: Server, tmp_path: Path) -> None:
     urls = {"MOORAGE_URL": server.running.ws, "MOORAGE_TOKEN": "o1"}
     variables = {**os.environ, **urls, "MOORAGE_STATE": str(tmp_path / "leases.json")}
     words = ["run", "--policy", FIRST_FIT, "-g", "2", "--model", "T4", "--preemptible"]

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from served import bearing, cluster, kill, killed, moored, ran, serving, until
+from served import bearing, cluster, kill, moored, ran, serve_and_kill, serving, until
 
 from moorage.testing.daemon_process import child, serve_command, serve_variables
 
@@ -16,7 +16,7 @@ HOUR = {"ttl_seconds": 3_600}
 
 def test_leases_outlast_a_kill_and_the_folder(postgres, tmp_path: Path) -> None:
     data, environment = tmp_path / "data", {"MOORAGE_STORAGE": postgres.database()}
-    with killed(data, environment=environment) as server:
+    with serve_and_kill(data, environment=environment) as server:
         server.fill(cluster("east", nodes=2, gpus=8))
         held = [server.ask(resources={"gpus": 1}, lease=HOUR)["lease"] for _ in range(5)]
         kill(server)
@@ -60,7 +60,7 @@ def test_tokens_are_in_the_database(postgres, tmp_path: Path) -> None:
         until(lambda: server.http.get("/policy", headers=bearing(made)).status_code == 401)
 
 
-def test_commands_say_what_is_of_files_alone(postgres) -> None:
+def test_commands_for_files_refuse_a_database(postgres) -> None:
     environment = {"MOORAGE_STORAGE": postgres.database()}
     verified = moored("ledger", "verify", **environment)
     assert (verified.returncode, "keeps its ledger in PostgreSQL" in verified.stderr) == (1, True)

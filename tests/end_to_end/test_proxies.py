@@ -132,10 +132,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module", params=PROXIES)
 def proxy(request: pytest.FixtureRequest) -> str:
-    return installed(request.param)
+    return find_program(request.param)
 
 
-def installed(name: str) -> str:
+def find_program(name: str) -> str:
     if shutil.which(name) is None:
         pytest.skip(f"no {name} here: apt-get install nginx-light caddy haproxy")
     return name
@@ -276,16 +276,16 @@ async def test_pings_keep_sockets_open_that_the_timeouts_of_the_files_would_cut(
     """All wait at the same time; Caddy cuts none."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def opened(name: str, seconds: int) -> ClientConnection:
+        async def open_socket(name: str, seconds: int) -> ClientConnection:
             def shorten(text: str) -> str:
                 return text.replace("75s", f"{seconds}s")
 
             folder = tmp_path / f"{name}{seconds}"
-            site = stack.enter_context(serve(installed(name), server, folder, shorten))
+            site = stack.enter_context(serve(find_program(name), server, folder, shorten))
             return await stack.enter_async_context(site.connect())
 
-        cut = [await opened(name, int(PING_SECONDS / 10)) for name in ("nginx", "haproxy")]
-        alive = [await opened(name, IDLE_SECONDS) for name in PROXIES]
+        cut = [await open_socket(name, int(PING_SECONDS / 10)) for name in ("nginx", "haproxy")]
+        alive = [await open_socket(name, IDLE_SECONDS) for name in PROXIES]
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(alive[-1].recv(), IDLE_SECONDS + 3)
         for connection in alive:

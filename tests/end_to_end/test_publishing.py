@@ -11,7 +11,17 @@ from collections import Counter
 
 import httpx
 import pytest
-from served import Server, ask_message, bearing, cluster, kill, killed, policy, serving, tell
+from served import (
+    Server,
+    ask_message,
+    bearing,
+    cluster,
+    kill,
+    policy,
+    serve_and_kill,
+    serving,
+    tell,
+)
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -54,7 +64,7 @@ def test_an_alias_and_a_bare_name_are_answered_by_the_active_version(swap):
     assert (twin["success"], twin["policy_rule_uri"]) == (True, TWO)
 
 
-def test_rollback_activates_the_former_and_the_history_says_who_and_when(swap):
+def test_rollback_activates_the_former_version_and_is_in_the_history(swap):
     activate(swap, "swap", TWO)
     for expected in (ONE, TWO, ONE):
         answer = swap.http.post("/policy-alias/swap/rollback")
@@ -86,7 +96,7 @@ def test_a_repeated_request_is_answered_by_the_version_of_the_first(swap):
         ("a b", ONE, "bad_message", "alias: expected"),
     ],
 )
-def test_what_cannot_be_activated_is_refused_in_words(swap, alias, uri, code, says):
+def test_a_refused_activation_gives_its_reason(swap, alias, uri, code, says):
     answer = swap.http.post(f"/policy-alias/{alias}/activate", json={"policy_rule_uri": uri})
     error = answer.json()["error"]
     assert (error["code"], says in error["reason"]) == (code, True), error
@@ -178,7 +188,7 @@ def test_activations_while_four_sockets_ask_disturb_none(swap):
 
 def test_a_kill_in_the_middle_of_activating_leaves_one_of_the_two(tmp_path):
     for turn in range(4):
-        with killed(tmp_path / "data") as server:
+        with serve_and_kill(tmp_path / "data") as server:
             if turn:
                 after = server.http.get("/policy-alias/swap").json()["data"]["policy_rule_uri"]
                 assert after in {ONE, TWO}
@@ -297,7 +307,7 @@ def test_a_policy_is_managed_at_each_door_and_may_come_back_otherwise(swap):
     assert reply["data"] == {"id": "managed:1-x", "x": {}}
 
 
-def test_logs_show_what_a_policy_printed_at_ones_own_requests(swap):
+def test_logs_show_policy_output_of_the_callers_requests(swap):
     says = "print(input_data['inputs'])\nreturn {}"
     swap.publish(policy(says, "prints:1-x"))
     assert json.loads(run(swap, "policy", "logs", "prints:1-x", "--json"))["printed"] == {}
@@ -364,7 +374,7 @@ class AIOSv1PolicyRule:
 """
 
 
-def test_what_management_changes_stays_and_is_shown_and_undone(tmp_path):
+def test_changes_by_management_persist_and_can_be_undone(tmp_path):
     document = {
         "policy_rule_uri": "knobs:1-x",
         "code": KNOBS,
@@ -383,7 +393,7 @@ def test_what_management_changes_stays_and_is_shown_and_undone(tmp_path):
     def manage(action, **data):
         return server.http.post("/policy/knobs:1-x/manage", json={"action": action, "data": data})
 
-    with killed(tmp_path, **tokens) as server:
+    with serve_and_kill(tmp_path, **tokens) as server:
         server.register(cluster("c"))
         server.publish(document)
         assert ask() == first

@@ -22,14 +22,14 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @contextlib.contextmanager
-def served(token: str = "", **environment: str) -> Iterator[Server]:
+def serve_quotas(token: str = "", **environment: str) -> Iterator[Server]:
     with serving(environment=environment, bearer=token) as server:
         server.fill(cluster("east", nodes=1, gpus=4))
         yield server
 
 
-def test_the_page_does_what_it_says(tmp_path: Path) -> None:
-    with served() as server:
+def test_the_page_works_as_described(tmp_path: Path) -> None:
+    with serve_quotas() as server:
         variables = {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "MOORAGE_URL": server.running.ws,
@@ -55,7 +55,7 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
 
 def test_operators_change_quotas_over_http_while_it_runs() -> None:
     tokens = {"MOORAGE_TOKENS": "ann:a1,ops:o1", "MOORAGE_OPERATORS": "ops"}
-    with served("o1", **tokens) as server, BlockingClient(server.running.ws, "a1") as ann:
+    with serve_quotas("o1", **tokens) as server, BlockingClient(server.running.ws, "a1") as ann:
         other, http = bearing("a1"), server.http
         change = {"nominal": {"gpu_milli": 1000}, "weight": 2}
         one = {"resources": {"gpus": 2}, "lease": {"ttl_seconds": 60}}
@@ -67,7 +67,7 @@ def test_operators_change_quotas_over_http_while_it_runs() -> None:
             assert answer.status_code == status, answer.text
             return answer.json()
 
-        def refused(path: str, body: object, status: int = 400, **headers: str) -> dict:
+        def refusal(path: str, body: object, status: int = 400, **headers: str) -> dict:
             return put(path, body, status, **headers)["error"]
 
         row = put("/quotas/ann", change)["data"]
@@ -83,20 +83,20 @@ def test_operators_change_quotas_over_http_while_it_runs() -> None:
         own = http.get("/quotas", headers=other).json()["data"]["quotas"]
         assert [row["project"] for row in own] == [None, "night"]
 
-        assert refused("/quotas/ann", change, 403, **other)["code"] == "unauthorized"
+        assert refusal("/quotas/ann", change, 403, **other)["code"] == "unauthorized"
         put("/quotas/ann", change, 401, Authorization="")
         foreign = {"Origin": "https://elsewhere.example"}
-        assert refused("/quotas/ann", change, 403, **foreign)["code"] == "forbidden"
-        assert refused("/quotas/*?project=x", change)["field"] == "project"
-        assert refused("/quotas/ann?project=", change)["field"] == "project"
-        nominal = refused("/quotas/ann", {"gpus": 2})["reason"]
+        assert refusal("/quotas/ann", change, 403, **foreign)["code"] == "forbidden"
+        assert refusal("/quotas/*?project=x", change)["field"] == "project"
+        assert refusal("/quotas/ann?project=", change)["field"] == "project"
+        nominal = refusal("/quotas/ann", {"gpus": 2})["reason"]
         assert nominal.endswith("(did you mean nominal.gpu_milli?)")
         names = ("nominal", "borrow", "lend", "weight", "notice_seconds")
         wrong = {"wieght": 2, "op": "flush", **dict.fromkeys(names)}
         for name, value in wrong.items():
-            assert refused("/quotas/ann", {name: value})["field"] == name
+            assert refusal("/quotas/ann", {name: value})["field"] == name
         below = {"nominal": {"gpu_milli": -1}}
-        assert refused("/quotas/ann", below)["field"] == "nominal.gpu_milli"
+        assert refusal("/quotas/ann", below)["field"] == "nominal.gpu_milli"
 
         for path in ("/quotas/ann?project=night", "/quotas/ann"):
             assert http.delete(path).json()["data"]["quota"] is None

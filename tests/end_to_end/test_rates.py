@@ -1,10 +1,10 @@
-"""Rates of one tenant, at a real server: what is too fast is answered, others are not held up."""
+"""Rate limits of one tenant at a real server: surplus requests are refused, others served."""
 
 import json
 from collections.abc import Iterator
 
 import pytest
-from served import Server, ask_message, bearing, cluster, heard, policy, serving, tell
+from served import Server, ask_message, bearing, cluster, policy, read_message, serving, tell
 
 from moorage_policies import catalog
 
@@ -22,14 +22,14 @@ ENVIRONMENT = {
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Server]:
+def rates_server() -> Iterator[Server]:
     with serving(environment=ENVIRONMENT, bearer="o1") as server:
         server.fill(cluster("lab", nodes=1, gpus=4))
         yield server
 
 
-def test_a_flood_is_refused_and_another_tenant_is_served(served: Server) -> None:
-    with served.socket(bearer="a1") as ann, served.socket(bearer="b1") as bob:
+def test_a_flood_is_refused_and_another_tenant_is_served(rates_server: Server) -> None:
+    with rates_server.socket(bearer="a1") as ann, rates_server.socket(bearer="b1") as bob:
         lease = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 600})
         held = tell(ann, lease)["lease"]
         for number in range(60):
@@ -37,7 +37,7 @@ def test_a_flood_is_refused_and_another_tenant_is_served(served: Server) -> None
         renew = {"op": "renew", "lease": held["id"], "token": held["token"], "id": "renew"}
         ann.send(json.dumps(renew))
         assert tell(bob, lease)["success"]
-        replies = [heard(ann) for _ in range(61)]
+        replies = [read_message(ann) for _ in range(61)]
         refused = [each["error"] for each in replies if not each["success"]]
         assert refused
         assert {each["code"] for each in refused} == {"busy"}
@@ -46,28 +46,28 @@ def test_a_flood_is_refused_and_another_tenant_is_served(served: Server) -> None
         assert next(each for each in replies if each["id"] == "renew")["success"]
 
 
-def test_an_upload_too_many_is_answered_429(served: Server) -> None:
+def test_an_upload_too_many_is_answered_429(rates_server: Server) -> None:
     document = catalog.document("best_fit")
     first, second = (
-        served.http.post("/policy", json=document, headers=bearing("b1")) for _ in range(2)
+        rates_server.http.post("/policy", json=document, headers=bearing("b1")) for _ in range(2)
     )
     assert first.status_code == 200
     assert second.status_code == 429
     assert "tenant_uploads_per_minute" in second.json()["error"]["reason"]
 
 
-def test_a_watcher_too_many_is_refused(served: Server) -> None:
+def test_a_watcher_too_many_is_refused(rates_server: Server) -> None:
     watch = {"op": "watch", "topics": ["leases"]}
-    with served.socket(bearer="b1") as one, served.socket(bearer="b1") as two:
+    with rates_server.socket(bearer="b1") as one, rates_server.socket(bearer="b1") as two:
         for socket in (one, two, one):  # Again is not one more.
             assert tell(socket, watch)["success"]
-        with served.socket(bearer="b1") as three:
+        with rates_server.socket(bearer="b1") as three:
             error = tell(three, watch)["error"]
         assert (error["code"], error["field"]) == ("busy", "topics")
-        assert served.say(watch)[0]["success"]
+        assert rates_server.say(watch)[0]["success"]
 
 
-def test_a_tenant_that_burnt_too_much_is_refused_over_both_doors(served: Server) -> None:
+def test_a_tenant_that_burnt_too_much_is_refused_over_both_doors(rates_server: Server) -> None:
     burns = """
 import time
 end = time.process_time() + 0.4
@@ -76,10 +76,10 @@ while time.process_time() < end:
 return {"burnt": 0.4}
 """
     document = policy(burns, "burns:1.0-stable")
-    answer = served.http.post("/policy", json=document, headers=bearing("c1"))
+    answer = rates_server.http.post("/policy", json=document, headers=bearing("c1"))
     assert answer.status_code == 200
     message = {"policy_rule_uri": "burns:1.0-stable", "adhoc": True, "inputs": {}, "id": 1}
-    with served.socket(bearer="c1") as cal:
+    with rates_server.socket(bearer="c1") as cal:
         replies = [tell(cal, message)]
         while replies[-1]["success"] and len(replies) < 6:
             replies.append(tell(cal, message))
@@ -88,7 +88,7 @@ return {"burnt": 0.4}
     assert error["code"] == "busy"
     assert "tenant_evaluation_seconds_per_minute" in error["reason"]
     assert error["retry_after_seconds"] > 0
-    assert served.say(message, bearer="b1")[0]["success"], "it is not his"
-    answer = served.http.post("/allocate", json=message, headers=bearing("c1"))
+    assert rates_server.say(message, bearer="b1")[0]["success"], "it is not his"
+    answer = rates_server.http.post("/allocate", json=message, headers=bearing("c1"))
     assert answer.status_code == 429
     assert "tenant_evaluation_seconds_per_minute" in answer.text

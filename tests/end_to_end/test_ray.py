@@ -1,4 +1,4 @@
-"""What leases start on a real Ray: where and on what they say, once, and nothing is left."""
+"""Workloads on a real Ray run on their devices, once, and leave nothing behind."""
 
 import collections
 import contextlib
@@ -67,7 +67,7 @@ def gpus(server: Server) -> int:
     return reply.json()["gpus"]["count"] if reply.status_code == 200 else 0
 
 
-def opened(running, world: RayWorld) -> Server:
+def open_server(running, world: RayWorld) -> Server:
     """Return a server with the whole Ray cluster in its inventory."""
     server = Server(running)
     until(lambda: gpus(server) == 8, 120)
@@ -94,21 +94,21 @@ def clear(world: RayWorld) -> None:
 
 
 @pytest.fixture(scope="module")
-def shared(ray_world, tmp_path_factory) -> Iterator[Server]:
+def ray_server(ray_world, tmp_path_factory) -> Iterator[Server]:
     """The daemon of all tests that kill none, and need no other settings."""
     folder = tmp_path_factory.mktemp("data")
     with daemon(folder, environment=environment(ray_world)) as running:
-        server = opened(running, ray_world)
+        server = open_server(running, ray_world)
         server.publish(catalog.document("first_fit"))
         yield server
         server.close()
 
 
-def test_run_shows_what_a_command_wrote_on_ray(ray_world, shared, tmp_path):
+def test_run_prints_the_output_of_a_command_on_ray(ray_world, ray_server, tmp_path):
     variables = {
         "PATH": os.environ["PATH"],
-        "MOORAGE_URL": shared.running.ws,
-        "MOORAGE_HTTP_URL": shared.running.http,
+        "MOORAGE_URL": ray_server.running.ws,
+        "MOORAGE_HTTP_URL": ray_server.running.http,
         "MOORAGE_STATE": str(tmp_path / "leases.json"),
         "MOORAGE_POLICY": "first_fit:1.0-stable",
     }
@@ -119,34 +119,34 @@ def test_run_shows_what_a_command_wrote_on_ray(ray_world, shared, tmp_path):
     )
     assert done.returncode == 3, done.stderr
     assert re.fullmatch(r"gpus \d,\d\ndone\n", done.stdout)
-    until(lambda: not leases(shared))
+    until(lambda: not leases(ray_server))
     until(lambda: not ray_world.workloads())
-    reply = ask(shared, {"command": ["sleep", "1000"], "cpu_count": 2})
+    reply = ask(ray_server, {"command": ["sleep", "1000"], "cpu_count": 2})
     assert reply["error"]["code"] == "unsupported"
     assert reply["error"]["field"] == "provision.spec"
 
 
-def test_the_document_of_the_cluster_that_a_client_deletes_comes_again(shared):
-    assert shared.http.delete("/clusters/ray").status_code == 200
-    until(lambda: gpus(shared) == 8, 120)
+def test_the_document_of_the_cluster_that_a_client_deletes_comes_again(ray_server):
+    assert ray_server.http.delete("/clusters/ray").status_code == 200
+    until(lambda: gpus(ray_server) == 8, 120)
 
 
-def requested() -> list[dict]:
+def autoscaler_requests() -> list[dict]:
     """Return what Ray's autoscaler reads as the requests of users, where it finds it."""
     text = internal_kv._internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL)
     return json.loads(text or "[]")
 
 
-def test_rays_autoscaler_gets_what_waits_beside_what_is_taken(ray_world, tmp_path):
+def test_the_ray_autoscaler_gets_waiting_and_held_resources(ray_world, tmp_path):
     """The test is the autoscaler: it adds the node that the request wants."""
     clear(ray_world)  # An attempt before this one may have failed.
     request_resources(bundles=[{"GPU": 64}])  # A daemon that is gone left this.
     variables = {**environment(ray_world), "MOORAGE_RAY_AUTOSCALE": "true"}
     spec = {"command": ["sleep", "1000"]}
     with daemon(tmp_path, environment=variables) as running:
-        server = opened(running, ray_world)
+        server = open_server(running, ray_world)
         server.publish(catalog.document("first_fit"))
-        until(lambda: requested() == [])
+        until(lambda: autoscaler_requests() == [])
         replies = [ask(server, spec, count) for count in (4, 3)]
         assert all(each["success"] for each in replies), replies
         held = [each["lease"] for each in replies]
@@ -159,11 +159,11 @@ def test_rays_autoscaler_gets_what_waits_beside_what_is_taken(ray_world, tmp_pat
                 lease=waits,
                 provision={"backend": "ray", "spec": spec},
             )
-            until(lambda: [each.get("GPU") for each in requested()] == [4, 4, 2])
+            until(lambda: [each.get("GPU") for each in autoscaler_requests()] == [4, 4, 2])
             ray_world.add(2)
             reply = waiting.result(100)
         assert reply["lease"]["placement"][0]["node_id"] == ray_world.node(2)
-        until(lambda: requested() == [])
+        until(lambda: autoscaler_requests() == [])
         for lease in (*held, reply["lease"]):
             server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
         until(lambda: not ray_world.workloads())
@@ -172,7 +172,7 @@ def test_rays_autoscaler_gets_what_waits_beside_what_is_taken(ray_world, tmp_pat
 
 
 class Workers:
-    """What workloads say of themselves when they start: one file each."""
+    """The start records of workloads: one file each."""
 
     SCRIPT = (
         'echo "$CUDA_VISIBLE_DEVICES" > "$0/$MOORAGE_LEASE_ID.$MOORAGE_FENCING.$$"; exec sleep 1000'
@@ -248,7 +248,7 @@ def test_kill_9_of_the_daemon_leaves_nothing_double_and_nothing_orphaned(ray_wor
                 server.close()
         wrong += workers.doubled() + workers.overlaps()
     with daemon(tmp_path / "data", environment=variables) as running:
-        server = opened(running, ray_world)
+        server = open_server(running, ray_world)
         until(lambda: all(each["state"] == "active" for each in leases(server)), 120)
         held = {each["id"] for each in leases(server)}
 
@@ -272,17 +272,17 @@ def test_kill_9_of_the_daemon_leaves_nothing_double_and_nothing_orphaned(ray_wor
     clear(ray_world)
 
 
-def test_a_gang_that_lost_a_node_is_queued_again_and_then_ends(ray_world, shared):
+def test_a_gang_that_lost_a_node_is_queued_again_and_then_ends(ray_world, ray_server):
     clear(ray_world)  # An attempt before this one may have failed.
-    until(lambda: gpus(shared) == 8, 120)
+    until(lambda: gpus(ray_server) == 8, 120)
     spec = {"command": ["sleep", "1000"]}
     provision = {"backend": "ray", "spec": spec, "on_failure": "requeue", "attempts_max": 2}
     terms = {"ttl_seconds": 3_600}
-    reply = shared.ask(resources={"gpus": 1, "nodes": 2}, lease=terms, provision=provision)
+    reply = ray_server.ask(resources={"gpus": 1, "nodes": 2}, lease=terms, provision=provision)
     lease = reply["lease"]["id"]
 
     def status() -> dict:
-        return shared.say({"op": "status", "lease": lease})[0]["lease"]
+        return ray_server.say({"op": "status", "lease": lease})[0]["lease"]
 
     def is_active_on(*numbers: int) -> bool:
         now = status()
@@ -302,15 +302,15 @@ def test_a_gang_that_lost_a_node_is_queued_again_and_then_ends(ray_world, shared
     clear(ray_world)
 
 
-def test_a_lease_takes_hardly_longer_than_ray_alone(ray_world, shared):
+def test_a_lease_takes_hardly_longer_than_ray_alone(ray_world, ray_server):
     """From the ask to the running actor, against Ray's own start of the same class, in turn."""
     ours: list[float] = []
     alone: list[float] = []
     within = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
         ray_world.node(0), soft=False
     )
-    until(lambda: gpus(shared) == 8, 120)
-    with shared.socket() as socket:
+    until(lambda: gpus(ray_server) == 8, 120)
+    with ray_server.socket() as socket:
 
         def say(message: dict) -> dict:
             socket.send(json.dumps(message))
@@ -325,14 +325,14 @@ def test_a_lease_takes_hardly_longer_than_ray_alone(ray_world, shared):
             assert ray.get(actor.devices.remote(), timeout=60)[0]
             alone.append(time.perf_counter() - began)
             ray.kill(actor)
-            until(lambda: gpus(shared) == 8)
+            until(lambda: gpus(ray_server) == 8)
             began = time.perf_counter()
             lease = say(LEASE)["lease"]
             while say({"op": "status", "lease": lease["id"]})["lease"]["state"] != "active":
                 time.sleep(0.005)  # What is measured ends with this.
             ours.append(time.perf_counter() - began)
             say({"op": "release", "lease": lease["id"], "token": lease["token"]})
-            until(lambda: not leases(shared))
+            until(lambda: not leases(ray_server))
     ratio = statistics.median(ours) / statistics.median(alone)
     print(
         f"ask to running actor: {statistics.median(ours) * 1000:.0f} ms, Ray alone "

@@ -24,7 +24,7 @@ OUTSIDE = ("pip ", "MOORAGE_BACKENDS=")
 """What the test itself has done."""
 
 
-def test_the_page_does_what_it_says(ray_world: RayWorld, tmp_path: Path) -> None:
+def test_the_page_works_as_described(ray_world: RayWorld, tmp_path: Path) -> None:
     settings = {"MOORAGE_BACKENDS": "ray,memory", "MOORAGE_RAY_ADDRESS": ray_world.address}
     with daemon(tmp_path / "data", environment=settings) as running:
         with httpx.Client(base_url=running.http) as http:

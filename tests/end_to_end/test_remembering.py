@@ -1,4 +1,4 @@
-"""What policies remember and share: contexts, isolation, injected clients, precedence."""
+"""Contexts of policies: isolation, injected clients, and precedence."""
 
 import itertools
 import json
@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from served import Server, ask_message, cluster, heard, kill, killed, policy, serving
+from served import Server, ask_message, cluster, kill, policy, read_message, serve_and_kill, serving
 
 pytestmark = pytest.mark.heavy  # Daemons, restarts and a kill.
 
@@ -77,7 +77,7 @@ def test_contexts_outlive_restarts_and_go_with_their_policy(tmp_path):
         server.register(cluster("east"))
         server.publish(policy(COUNTS, "counts:1-x"), SWAPS_RULE)
         assert [data_of(server.ask("counts:1-x"))["n"] for _ in range(2)] == [1, 2]
-    with killed(tmp_path) as server:
+    with serve_and_kill(tmp_path) as server:
         assert data_of(server.ask("counts:1-x"))["n"] == 3
         server.http.delete("/policy/counts:1-x").raise_for_status()
         versions = [manage(server, "set", {"n": n})["version"] for n in range(6)]
@@ -127,7 +127,7 @@ def test_swaps_lose_no_change_and_management_shares_the_context(server):
             for number in range(10):
                 message = ask_message("swaps:1-x", inputs={"spin": 200_000}, id=number)
                 socket.send(json.dumps(message))
-            return [heard(socket) for _ in range(10)]
+            return [read_message(socket) for _ in range(10)]
 
     with ThreadPoolExecutor(4) as pool:
         replies = itertools.chain(*pool.map(send_ten, range(4)))

@@ -7,7 +7,17 @@ import random
 import time
 
 import pytest
-from served import Server, ask_message, heard, here, kill, killed, marked, serving, until
+from served import (
+    Server,
+    ask_message,
+    here,
+    kill,
+    read_message,
+    serve_and_kill,
+    serving,
+    until,
+    workload_processes,
+)
 
 from moorage_client import BlockingClient
 
@@ -56,7 +66,7 @@ def test_a_failed_workload_starts_again_and_watchers_see_it(server, tmp_path):
         assert lease["workload"]["attempts_max"] == 3
         news = []
         while [each["event"] for each in news][-1:] != ["started"] or len(news) < len(tried):
-            one = heard(watching)
+            one = read_message(watching)
             news += [one] if one["event"] != "workload" else []
     names = [each["event"] for each in news]
     assert names[: -len(tried)] in (["granted"], ["granted", "started"])  # It ends at once.
@@ -87,7 +97,7 @@ def test_a_queued_lease_survives_kill_9_and_starts_again(tmp_path, monkeypatch):
     go = tmp_path / "go"
     script = 'test -e "$0.once" && exec sleep 1000; touch "$0.once"; '
     script += 'until test -e "$0"; do sleep 0.02; done; echo broken; exit 7'
-    with killed(tmp_path / "data") as server:
+    with serve_and_kill(tmp_path / "data") as server:
         server.fill(here(1))
         lease = run(server, ["sh", "-c", script, str(go)], ttl=60)
         server.in_state(lease, "active")
@@ -96,7 +106,7 @@ def test_a_queued_lease_survives_kill_9_and_starts_again(tmp_path, monkeypatch):
             waiting.send(json.dumps(ask_message(lease=terms, resources={"gpus": 1})))
             until(server.waiting)
             go.touch()
-            other = heard(waiting)["lease"]
+            other = read_message(waiting)["lease"]
         queued = server.in_state(lease, "queued")
         assert queued["placement"] == []
         assert queued["workload"]["outcome"]["log_tail"] == ["broken"]
@@ -107,7 +117,7 @@ def test_a_queued_lease_survives_kill_9_and_starts_again(tmp_path, monkeypatch):
             assert same.retry_at == queued["retry_at"]
         assert renew(server, lease)["state"] == "queued"
         kill(server)
-    assert marked(tmp_path / "data") == {}
+    assert workload_processes(tmp_path / "data") == {}
     with serving(tmp_path / "data") as server:
         assert server.status(lease)["state"] == "queued"
         (row,) = server.waiting()
@@ -119,7 +129,7 @@ def test_a_queued_lease_survives_kill_9_and_starts_again(tmp_path, monkeypatch):
         assert again["granted_at"] >= queued["retry_at"]
         assert "retry_at" not in again
         assert len(again["placement"]) == 1
-        assert marked(tmp_path / "data").keys() == {lease["id"]}
+        assert workload_processes(tmp_path / "data").keys() == {lease["id"]}
         server.release(lease)
         server.in_state(lease, "ended")
 
@@ -134,7 +144,7 @@ def test_random_kills_among_failures_start_nothing_twice(tmp_path):
     command = ["sh", "-c", script, str(starts)]
     held: dict[str, dict] = {}
     for number in range(5):
-        with killed(tmp_path / "data") as server:
+        with serve_and_kill(tmp_path / "data") as server:
             if number == 0:
                 server.fill(here(4))
             stop_at = time.monotonic() + draw.random() / 2

@@ -17,7 +17,7 @@ WITHOUT_OLD = '[tokens]\nann = ["stays", "fresh"]\nbob = "open"\n'
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
+def shared_server(tmp_path_factory):
     file = tmp_path_factory.mktemp("config") / "moored.toml"
     file.write_text(FIRST)
     info = {"MOORAGE_LOG_LEVEL": "info"}
@@ -26,9 +26,9 @@ def shared(tmp_path_factory):
 
 
 @pytest.fixture
-def first(shared):
+def first(shared_server):
     """A server that knows the first tokens, and its file."""
-    file, server = shared
+    file, server = shared_server
     if not is_known(server, "old"):
         file.write_text(FIRST)
         os.kill(server.pid, signal.SIGHUP)
@@ -52,7 +52,7 @@ def lines(server, event):
 @pytest.mark.parametrize("sends_sighup", [True, False])
 def test_sessions_of_a_removed_token_end_and_no_others(first, sends_sighup):
     file, server = first
-    before = len(lines(server, "tokens"))
+    before = len(lines(server, "tokens_changed"))
     with (
         server.socket(bearer="old") as old,
         server.socket(bearer="stays") as stays,
@@ -71,8 +71,8 @@ def test_sessions_of_a_removed_token_end_and_no_others(first, sends_sighup):
         assert answers(bob)
         with server.socket(bearer="fresh") as fresh:
             assert answers(fresh)
-        until(lambda: lines(server, "tokens")[before:])
-        (line,) = lines(server, "tokens")[before:]
+        until(lambda: lines(server, "tokens_changed")[before:])
+        (line,) = lines(server, "tokens_changed")[before:]
         assert (line["known"], line["added"], line["removed"]) == (3, 1, 1)
         text = server.log()
         assert not any(token in text for token in ("stays", "fresh"))
@@ -91,14 +91,14 @@ def test_a_broken_file_changes_no_token_and_is_named(first):
     file, server = first
     with server.socket(bearer="old") as old:
         for text, setting, reason in BROKEN:
-            before = len(lines(server, "settings"))
+            before = len(lines(server, "settings_refused"))
             if text is None:
                 file.unlink()
             else:
                 file.write_text(text)
             os.kill(server.pid, signal.SIGHUP)
-            until(lambda before=before: lines(server, "settings")[before:])
-            (line,) = lines(server, "settings")[before:]
+            until(lambda before=before: lines(server, "settings_refused")[before:])
+            (line,) = lines(server, "settings_refused")[before:]
             assert (line["level"], line["setting"]) == ("error", setting)
             assert reason in line["finding"]
             assert "two words" not in line["finding"]
@@ -110,17 +110,17 @@ def test_a_broken_file_changes_no_token_and_is_named(first):
 
 def test_other_settings_are_named_and_wait_for_a_restart(first):
     file, server = first
-    before = len(lines(server, "settings"))
+    before = len(lines(server, "settings_need_restart"))
     file.write_text('candidates_max = 7\nray_cluster = "rays"\n' + WITHOUT_OLD)
     os.kill(server.pid, signal.SIGHUP)
     until(lambda: is_known(server, "fresh"))
-    until(lambda: lines(server, "settings")[before:])
-    (line,) = lines(server, "settings")[before:]
+    until(lambda: lines(server, "settings_need_restart")[before:])
+    (line,) = lines(server, "settings_need_restart")[before:]
     assert line["changed"] == ["candidates_max", "ray_cluster"]
 
 
-def test_a_daemon_whose_terminal_is_closed_ends(tmp_path):
-    """As all programs do: SIGHUP says that too, and Ctrl-C could not end it any more."""
+def test_a_closed_terminal_ends_the_daemon(tmp_path):
+    """SIGHUP ends it, as all programs: without a terminal, Ctrl-C no longer could."""
     serve = [sys.executable, "-m", "moorage", "serve", "--port", "0", "--http-port", "0"]
     command = [*serve, "--data", str(tmp_path)]
     pid, here = pty.fork()

@@ -1,4 +1,4 @@
-"""What is common and ends leases of others is an operator's, over both doors: cell by cell."""
+"""Changes to shared objects and to leases of others need an operator, over both ports."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ ANN, BOB, OPS = "a1", "b1", "o1"
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Server]:
+def rights_server() -> Iterator[Server]:
     """A daemon of ann, who holds leases on `east`, of bob, and of the operator ops."""
     with serving(environment=TOKENS, bearer=BOB) as server:
         server.fill(cluster("east", nodes=2, gpus=4), cluster("idle", nodes=1, gpus=1))
@@ -21,19 +21,19 @@ def served() -> Iterator[Server]:
 
 
 @pytest.fixture
-def lease(served: Server) -> Iterator[dict]:
+def lease(rights_server: Server) -> Iterator[dict]:
     """A lease of ann on the cluster `east`."""
-    lease = leased(served, "east")
+    lease = lease_on(rights_server, "east")
     yield lease
-    say(served, OPS, {"op": "uncordon", "cluster": "east"})
-    release(served, lease)
+    say(rights_server, OPS, {"op": "uncordon", "cluster": "east"})
+    release(rights_server, lease)
 
 
 def say(server: Server, token: str, message: dict) -> dict:
     return server.say(message, bearer=token)[0]
 
 
-def leased(server: Server, cluster: str) -> dict:
+def lease_on(server: Server, cluster: str) -> dict:
     terms = {"resources": {"gpus": 1}, "lease": {"ttl_seconds": 600}, "clusters": [cluster]}
     lease: dict = say(server, ANN, ask_message(**terms))["lease"]
     return lease
@@ -48,32 +48,32 @@ def send(server: Server, token: str, method: str, path: str, body: object = None
 
 
 def is_refused(error: dict, text: str) -> bool:
-    """Tell whether it is refused as what only an operator may do, and says who is one."""
+    """Return whether the refusal says that only an operator may do this."""
     says = "MOORAGE_OPERATORS" in text and "operator" in error["expected"]
     return error["code"] == "unauthorized" and error["verdict"] == "not_you" and says
 
 
 @pytest.mark.parametrize("op", ["cordon", "drain", "uncordon"])
-def test_a_dry_run_counts_what_is_of_others(served: Server, lease: dict, op: str) -> None:
+def test_a_dry_run_counts_leases_of_others(rights_server: Server, lease: dict, op: str) -> None:
     message = {"op": op, "cluster": "east", "dry_run": True}
-    own = say(served, ANN, message)["data"]
+    own = say(rights_server, ANN, message)["data"]
     assert (own["leases"], own["others"]) == ([lease["id"]], {"leases": 0, "tenants": 0})
-    reply = say(served, BOB, message)
+    reply = say(rights_server, BOB, message)
     assert (reply["data"]["leases"], reply["data"]["others"]) == ([], {"leases": 1, "tenants": 1})
     assert lease["id"] not in json.dumps(reply)
     assert "ann" not in json.dumps(reply)
-    everything = say(served, OPS, message)["data"]
+    everything = say(rights_server, OPS, message)["data"]
     assert everything["leases"] == [lease["id"]]
     assert "others" not in everything
 
 
-def test_a_what_if_counts_what_is_of_others(served: Server, lease: dict) -> None:
+def test_a_what_if_counts_leases_of_others(rights_server: Server, lease: dict) -> None:
     message = {"op": "whatif", "change": {"drain": [{"cluster": "east"}]}}
-    reply = say(served, BOB, message)
+    reply = say(rights_server, BOB, message)
     seen = reply["data"]
     assert (seen["drained"], seen["others"], seen["other_tenants"]) == ([], {"drained": 1}, 1)
     assert lease["id"] not in json.dumps(reply)
-    seen = say(served, OPS, message)["data"]
+    seen = say(rights_server, OPS, message)["data"]
     assert ([row["lease"] for row in seen["drained"]], seen["other_tenants"]) == ([lease["id"]], 0)
 
 
@@ -87,67 +87,69 @@ CHANGES = [
 
 @pytest.mark.parametrize(("method", "body"), CHANGES)
 def test_a_cluster_with_leases_of_others_is_an_operators(
-    served: Server, lease: dict, method: str, body: object
+    rights_server: Server, lease: dict, method: str, body: object
 ) -> None:
-    before = send(served, BOB, "GET", "/clusters/east").json()
-    answer = send(served, BOB, method, "/clusters/east", body)
+    before = send(rights_server, BOB, "GET", "/clusters/east").json()
+    answer = send(rights_server, BOB, method, "/clusters/east", body)
     assert answer.status_code == 403
     assert is_refused(answer.json()["details"], answer.json()["error"]), answer.text
     assert lease["id"] not in answer.text
     assert "ann" not in answer.text
-    assert send(served, BOB, "GET", "/clusters/east").json() == before
+    assert send(rights_server, BOB, "GET", "/clusters/east").json() == before
 
 
-def test_a_cluster_is_changed_where_only_ones_own_leases_are(served: Server) -> None:
-    mine = send(served, ANN, "POST", "/clusters", cluster("mine", nodes=1, gpus=1))
+def test_a_cluster_is_changed_where_only_ones_own_leases_are(rights_server: Server) -> None:
+    mine = send(rights_server, ANN, "POST", "/clusters", cluster("mine", nodes=1, gpus=1))
     assert mine.status_code == 201
-    own = leased(served, "mine")
-    document = send(served, ANN, "GET", "/clusters/mine").json()
-    assert send(served, ANN, "PUT", "/clusters/mine", document).status_code == 200
-    release(served, own)
-    document = send(served, ANN, "GET", "/clusters/east").json()
-    assert send(served, OPS, "PUT", "/clusters/east", document).status_code == 200
+    own = lease_on(rights_server, "mine")
+    document = send(rights_server, ANN, "GET", "/clusters/mine").json()
+    assert send(rights_server, ANN, "PUT", "/clusters/mine", document).status_code == 200
+    release(rights_server, own)
+    document = send(rights_server, ANN, "GET", "/clusters/east").json()
+    assert send(rights_server, OPS, "PUT", "/clusters/east", document).status_code == 200
     change = {"reputation": 3}
-    assert send(served, BOB, "PUT", "/clusters/idle", change).status_code == 200
-    assert send(served, BOB, "DELETE", "/clusters/idle").status_code == 200
-    answer = send(served, BOB, "POST", "/clusters", cluster("idle", nodes=1, gpus=1))
+    assert send(rights_server, BOB, "PUT", "/clusters/idle", change).status_code == 200
+    assert send(rights_server, BOB, "DELETE", "/clusters/idle").status_code == 200
+    answer = send(rights_server, BOB, "POST", "/clusters", cluster("idle", nodes=1, gpus=1))
     assert answer.status_code == 201, "anybody registers a new one"
-    again = send(served, BOB, "POST", "/clusters", document)
+    again = send(rights_server, BOB, "POST", "/clusters", document)
     assert again.status_code == 409
 
 
-def test_no_other_takes_the_name_of_a_gone_cluster_with_leases(served: Server) -> None:
-    served.register(cluster("gone", nodes=1, gpus=1))
-    lease = leased(served, "gone")
-    assert send(served, OPS, "DELETE", "/clusters/gone").status_code == 200
+def test_no_other_takes_the_name_of_a_gone_cluster_with_leases(rights_server: Server) -> None:
+    rights_server.register(cluster("gone", nodes=1, gpus=1))
+    lease = lease_on(rights_server, "gone")
+    assert send(rights_server, OPS, "DELETE", "/clusters/gone").status_code == 200
     document = cluster("gone", nodes=1, gpus=8)
-    assert send(served, BOB, "POST", "/clusters", document).status_code == 403
-    assert send(served, ANN, "POST", "/clusters", document).status_code == 201
-    release(served, lease)
-    assert send(served, BOB, "DELETE", "/clusters/gone").status_code == 403, "it is ann's now"
-    assert send(served, ANN, "DELETE", "/clusters/gone").status_code == 200
+    assert send(rights_server, BOB, "POST", "/clusters", document).status_code == 403
+    assert send(rights_server, ANN, "POST", "/clusters", document).status_code == 201
+    release(rights_server, lease)
+    assert send(rights_server, BOB, "DELETE", "/clusters/gone").status_code == 403, (
+        "it is ann's now"
+    )
+    assert send(rights_server, ANN, "DELETE", "/clusters/gone").status_code == 200
 
 
-def test_a_reservation_of_another_tenant_counts_as_a_lease(served: Server) -> None:
-    served.register(cluster("later", nodes=1, gpus=1))
+def test_a_reservation_of_another_tenant_counts_as_a_lease(rights_server: Server) -> None:
+    rights_server.register(cluster("later", nodes=1, gpus=1))
     times = {"starts_at": 4e9, "ends_at": 4e9 + 60}
     message = {"op": "reserve", "resources": {"gpus": 1}, "tenant": "ann", "clusters": ["later"]}
-    made = say(served, OPS, message | times)["data"]
-    assert send(served, BOB, "DELETE", "/clusters/later").status_code == 403
-    say(served, OPS, {"op": "unreserve", "reservation": made["reservation"]})
-    assert send(served, BOB, "DELETE", "/clusters/later").status_code == 200
+    made = say(rights_server, OPS, message | times)["data"]
+    assert send(rights_server, BOB, "DELETE", "/clusters/later").status_code == 403
+    say(rights_server, OPS, {"op": "unreserve", "reservation": made["reservation"]})
+    assert send(rights_server, BOB, "DELETE", "/clusters/later").status_code == 200
 
 
-def test_the_command_line_says_which_role_may(served: Server, lease: dict) -> None:
+def test_the_command_line_says_which_role_may(rights_server: Server, lease: dict) -> None:
     for word in ("drain", "delete"):
-        done = served.moorage("fleet", word, "east", MOORAGE_TOKEN=BOB)
+        done = rights_server.moorage("fleet", word, "east", MOORAGE_TOKEN=BOB)
         assert done.returncode != 0
         assert "MOORAGE_OPERATORS" in done.stderr
         assert "Say who you are" not in done.stderr, "the caller is known"
-    assert say(served, ANN, {"op": "status", "lease": lease["id"]})["success"]
+    assert say(rights_server, ANN, {"op": "status", "lease": lease["id"]})["success"]
 
 
-def test_what_a_tenant_stored_beside_its_clusters_is_its_own(served: Server) -> None:
+def test_documents_of_a_tenant_belong_to_it(rights_server: Server) -> None:
     made = [
         ("/blocks", {"id": "anns"}),
         ("/block", {"blockId": "anns"}),
@@ -155,9 +157,9 @@ def test_what_a_tenant_stored_beside_its_clusters_is_its_own(served: Server) -> 
         ("/cluster", {"clusterId": "anns"}),
     ]
     for path, body in made:
-        assert send(served, ANN, "POST", path, body).is_success
+        assert send(rights_server, ANN, "POST", path, body).is_success
     for path, body in reversed(made):
         for method, change in (("PUT", body), ("DELETE", None)):
-            answer = send(served, BOB, method, f"{path}/anns", change)
+            answer = send(rights_server, BOB, method, f"{path}/anns", change)
             assert (answer.status_code, "MOORAGE_OPERATORS" in answer.text) == (403, True)
-        assert send(served, OPS, "DELETE", f"{path}/anns").is_success
+        assert send(rights_server, OPS, "DELETE", f"{path}/anns").is_success

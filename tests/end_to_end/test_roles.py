@@ -85,7 +85,7 @@ def tokens(folder: Path) -> dict[Role, str]:
 
 
 @pytest.fixture(scope="module")
-def served(folder: Path, tokens: dict[Role, str]) -> Iterator[Server]:
+def serve_roles(folder: Path, tokens: dict[Role, str]) -> Iterator[Server]:
     with serving(folder, bearer=tokens[Role.ADMIN]) as server:
         server.fill(cluster("east"))
         yield server
@@ -98,13 +98,13 @@ def test_every_operation_is_tried() -> None:
 
 @pytest.mark.parametrize("role", [role for role in Role if role is not Role.METRICS])
 def test_each_message_is_answered_by_the_table_of_rights(
-    served: Server, tokens: dict[Role, str], role: Role
+    serve_roles: Server, tokens: dict[Role, str], role: Role
 ) -> None:
     rights = {kind.__struct_config__.tag: right for kind, right in RIGHT_OF.items()}
     caller = Caller(Tenant("ann"), role)
     for name, fields in EVERY_OPERATION.items():
         message = fields if name in {"allocate", "block"} else {"op": name, **fields}
-        (reply,) = served.say({**message, "id": 1}, bearer=tokens[role])
+        (reply,) = serve_roles.say({**message, "id": 1}, bearer=tokens[role])
         right = rights.get(name, Right.PLACE)
         error = reply.get("error") or {}
         refused = (error.get("code"), error.get("verdict")) == ("unauthorized", "not_you")
@@ -115,54 +115,54 @@ def test_each_message_is_answered_by_the_table_of_rights(
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize(("method", "path", "right"), HTTP)
 def test_each_endpoint_is_answered_by_the_table_of_rights(
-    served: Server, tokens: dict[Role, str], role: Role, method: str, path: str, right: Right
+    serve_roles: Server, tokens: dict[Role, str], role: Role, method: str, path: str, right: Right
 ) -> None:
     headers = bearing(tokens[role])
     body = None if method in {"GET", "DELETE"} else {}
-    answer = served.http.request(method, path, json=body, headers=headers)
+    answer = serve_roles.http.request(method, path, json=body, headers=headers)
     missing = answer.status_code == 403
     assert missing is not Caller(Tenant("ann"), role).may(right), answer.text
     if missing:
         assert "not_you" in answer.text
 
 
-def test_figures_name_no_tenant(served: Server, tokens: dict[Role, str]) -> None:
-    text = served.http.get("/metrics", headers=bearing(tokens[Role.METRICS])).text
+def test_figures_name_no_tenant(serve_roles: Server, tokens: dict[Role, str]) -> None:
+    text = serve_roles.http.get("/metrics", headers=bearing(tokens[Role.METRICS])).text
     assert "moorage_build_info" in text
     assert "tenant=" not in text
 
 
-def test_a_metrics_token_opens_no_socket(served: Server, tokens: dict[Role, str]) -> None:
-    with pytest.raises(InvalidStatus) as refused, served.socket(bearer=tokens[Role.METRICS]):
+def test_a_metrics_token_opens_no_socket(serve_roles: Server, tokens: dict[Role, str]) -> None:
+    with pytest.raises(InvalidStatus) as refused, serve_roles.socket(bearer=tokens[Role.METRICS]):
         pass
     assert refused.value.response.status_code == 403
     assert b"role metrics" in (refused.value.response.body or b"")
 
 
 def test_the_dry_run_of_a_drain_needs_no_more_than_reading(
-    served: Server, tokens: dict[Role, str]
+    serve_roles: Server, tokens: dict[Role, str]
 ) -> None:
     drain = {"op": "drain", "cluster": "east", "dry_run": True}
-    assert served.say(drain, bearer=tokens[Role.VIEWER])[0]["success"]
+    assert serve_roles.say(drain, bearer=tokens[Role.VIEWER])[0]["success"]
 
 
 @pytest.fixture(scope="module")
-def bob(served: Server, folder: Path) -> dict[str, str]:
+def bob(serve_roles: Server, folder: Path) -> dict[str, str]:
     """The headers of an author of another tenant."""
     return bearing(make(folder, "bob", "author", "bob"))
 
 
 def test_policies_and_aliases_of_others_are_read_only(
-    served: Server, tokens: dict[Role, str], bob: dict[str, str]
+    serve_roles: Server, tokens: dict[Role, str], bob: dict[str, str]
 ) -> None:
     ann = bearing(tokens[Role.AUTHOR])
     mine, theirs = "mine:1.0-stable", "mine:2.0-stable"
     for headers, version in ((ann, mine), (bob, theirs)):
         new = policy("return None", version)
-        assert served.http.post("/policy", json=new, headers=headers).status_code == 200
+        assert serve_roles.http.post("/policy", json=new, headers=headers).status_code == 200
 
     def refuse(method: str, path: str, body: dict | None = None) -> None:
-        refused = served.http.request(method, path, json=body, headers=bob)
+        refused = serve_roles.http.request(method, path, json=body, headers=bob)
         assert refused.status_code == 403, refused.text
         assert "tenant “ann”" in refused.text
 
@@ -170,79 +170,81 @@ def test_policies_and_aliases_of_others_are_read_only(
     for name in ("mine", "mine:stable", "mine:prod"):
         refuse("POST", f"/policy-alias/{name}/activate", {"policy_rule_uri": theirs})
     means, alias = {"policy_rule_uri": mine}, "/policy-alias/mine:stable"
-    assert served.http.post(f"{alias}/activate", json=means, headers=ann).status_code == 200
+    assert serve_roles.http.post(f"{alias}/activate", json=means, headers=ann).status_code == 200
     refuse("PUT", f"/policy/{mine}", {"description": "bob's"})
     refuse("DELETE", f"/policy/{mine}")
     refuse("POST", f"{alias}/activate", means)
     refuse("POST", f"{alias}/rollback")
     refuse("POST", f"{alias}/canary", {**means, "percent": 50})
     refuse("DELETE", f"{alias}/canary")
-    assert served.http.delete(alias, headers=bob).status_code == 409
-    assert served.http.get(f"/policy/{mine}", headers=bob).status_code == 200
+    assert serve_roles.http.delete(alias, headers=bob).status_code == 409
+    assert serve_roles.http.get(f"/policy/{mine}", headers=bob).status_code == 200
     operator = bearing(tokens[Role.OPERATOR])
     for path in (alias, f"/policy/{mine}", f"/policy/{theirs}"):
-        assert served.http.delete(path, headers=operator).status_code == 200
+        assert serve_roles.http.delete(path, headers=operator).status_code == 200
 
 
 def test_a_cluster_of_another_tenant_is_refused(
-    served: Server, tokens: dict[Role, str], bob: dict[str, str], tmp_path: Path
+    serve_roles: Server, tokens: dict[Role, str], bob: dict[str, str], tmp_path: Path
 ) -> None:
     new = cluster("hers", nodes=1)
     ann = bearing(tokens[Role.AUTHOR])
-    assert served.http.post("/clusters", json=new, headers=ann).status_code == 201
-    before = served.http.get("/clusters/hers", headers=bob).json()
+    assert serve_roles.http.post("/clusters", json=new, headers=ann).status_code == 201
+    before = serve_roles.http.get("/clusters/hers", headers=bob).json()
     assert "owner" not in before
     for method, path, body in (
         ("PUT", "/clusters/hers", {"reputation": 3}),
         ("POST", "/clusters/hers/nodes", new),
         ("DELETE", "/clusters/hers", None),
     ):
-        answer = served.http.request(method, path, json=body, headers=bob)
+        answer = serve_roles.http.request(method, path, json=body, headers=bob)
         assert (answer.status_code, answer.json()["details"]["verdict"]) == (403, "not_you")
-    assert served.http.get("/clusters/hers", headers=bob).json() == before
+    assert serve_roles.http.get("/clusters/hers", headers=bob).json() == before
     (tmp_path / "hers.json").write_text(json.dumps(new | {"reputation": 5}))
     bobs = bob["Authorization"].removeprefix("Bearer ")
-    until(lambda: "hers" in served.moorage("fleet", MOORAGE_TOKEN=bobs).stdout)
-    (row,) = [each for each in served.moorage("fleet").stdout.splitlines() if "hers" in each]
+    until(lambda: "hers" in serve_roles.moorage("fleet", MOORAGE_TOKEN=bobs).stdout)
+    (row,) = [each for each in serve_roles.moorage("fleet").stdout.splitlines() if "hers" in each]
     assert row.split()[-1] == "ann"
     for words in (("import", tmp_path / "hers.json", "--replace"), ("delete", "hers")):
-        refused = served.moorage("fleet", *words, MOORAGE_TOKEN=bobs)
+        refused = serve_roles.moorage("fleet", *words, MOORAGE_TOKEN=bobs)
         assert refused.returncode != 0
         assert "tenant “ann”" in refused.stderr, refused.stderr
     operator = tokens[Role.OPERATOR]
-    assert served.moorage("fleet", "delete", "hers", MOORAGE_TOKEN=operator).returncode == 0
+    assert serve_roles.moorage("fleet", "delete", "hers", MOORAGE_TOKEN=operator).returncode == 0
 
 
-def test_a_revoked_token_ends_its_sessions_and_lets_none_in(served: Server, folder: Path) -> None:
+def test_a_revoked_token_ends_its_sessions_and_lets_none_in(
+    serve_roles: Server, folder: Path
+) -> None:
     headers = bearing(make(folder, "gone", "client"))
-    with served.socket(headers) as socket:
+    with serve_roles.socket(headers) as socket:
         assert tell(socket, {"op": "leases"})["success"]
         assert token(folder, "revoke", "gone").returncode == 0
-        assert served.http.get("/metrics", headers=headers).status_code == 401
+        assert serve_roles.http.get("/metrics", headers=headers).status_code == 401
         with pytest.raises(ConnectionClosed) as closed:
             socket.recv(30)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 4401
-    with pytest.raises(InvalidStatus), served.socket(headers):
+    with pytest.raises(InvalidStatus), serve_roles.socket(headers):
         pass
 
 
-def test_an_expired_token_ends_its_sessions(served: Server, folder: Path) -> None:
+def test_an_expired_token_ends_its_sessions(serve_roles: Server, folder: Path) -> None:
     headers = bearing(make(folder, "short", "client", "ann", "--expires", "2s"))
-    with contextlib.suppress(InvalidStatus), served.socket(headers) as socket:
+    with contextlib.suppress(InvalidStatus), serve_roles.socket(headers) as socket:
         with pytest.raises(ConnectionClosed) as closed:
             socket.recv(30)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 4401
-    assert served.http.get("/metrics", headers=headers).status_code == 401
+    assert serve_roles.http.get("/metrics", headers=headers).status_code == 401
 
 
 def test_a_client_goes_on_with_the_new_token_of_its_file(
-    served: Server, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve_roles: Server, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def revoke(name: str, held: str) -> None:
         """Revoke a token, and wait until the sessions that showed it are closed."""
-        with served.socket(bearing(held)) as socket:
+        with serve_roles.socket(bearing(held)) as socket:
             assert token(folder, "revoke", name).returncode == 0
             with pytest.raises(ConnectionClosed):
                 socket.recv(30)
@@ -252,7 +254,10 @@ def test_a_client_goes_on_with_the_new_token_of_its_file(
     file.write_text(first)
     monkeypatch.delenv("MOORAGE_TOKEN", raising=False)
     monkeypatch.setenv("MOORAGE_TOKEN_FILE", str(file))
-    with BlockingClient(served.running.ws) as client, Services(served.running.http) as services:
+    with (
+        BlockingClient(serve_roles.running.ws) as client,
+        Services(serve_roles.running.http) as services,
+    ):
         client.leases()
         file.write_text(f"{second}\n")
         revoke(f"one-{tag}", first)
@@ -265,10 +270,10 @@ def test_a_client_goes_on_with_the_new_token_of_its_file(
         with pytest.raises(SettingRefused, match=f"MOORAGE_TOKEN_FILE: cannot read {file}"):
             services.policies()
     without = {"MOORAGE_TOKEN": "", "MOORAGE_TOKEN_FILE": str(file)}
-    done = served.moorage("leases", **without)
+    done = serve_roles.moorage("leases", **without)
     assert (done.returncode, str(file) in done.stderr) == (2, True), done.stderr
     file.write_text(make(folder, f"three-{tag}", "client"))
-    assert served.moorage("leases", **without).returncode == 0
+    assert serve_roles.moorage("leases", **without).returncode == 0
 
 
 def test_the_first_token_closes_an_open_server(tmp_path: Path) -> None:
@@ -302,7 +307,7 @@ def test_a_server_with_named_tokens_registers_its_own_machine(tmp_path: Path) ->
         (("revoke", "nothing"), "no token is named “nothing”"),
     ],
 )
-def test_wrong_words_are_answered_with_what_is_expected(
+def test_wrong_words_are_refused_with_the_expected_ones(
     tmp_path: Path, words: tuple[str, ...], sentence: str
 ) -> None:
     refused = token(tmp_path, *words)

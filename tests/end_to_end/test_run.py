@@ -48,7 +48,7 @@ def moorage(server, environment):
     return partial(server.moorage, MOORAGE_STATE=environment["MOORAGE_STATE"])
 
 
-def started(environment, *words: str) -> "subprocess.Popen[str]":
+def start(environment, *words: str) -> "subprocess.Popen[str]":
     """Begin what `moorage` does to its end."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([MOORAGE, *words], env=environment, text=True, **pipes)
@@ -104,7 +104,7 @@ def test_a_command_that_cannot_start_exits_as_in_a_shell(server, moorage, tmp_pa
 
 
 @pytest.fixture(scope="module")
-def failed(server, tmp_path_factory) -> tuple[str, str, list[str]]:
+def failed_lease(server, tmp_path_factory) -> tuple[str, str, list[str]]:
     """A lease whose command failed four times, its token, and the lines of its output."""
     state = tmp_path_factory.mktemp("state") / "leases.json"
     script = "echo out $MOORAGE_FENCING; echo MESSAGE >&2; exit 5"
@@ -117,8 +117,8 @@ def failed(server, tmp_path_factory) -> tuple[str, str, list[str]]:
     return lease, json.loads(state.read_text())["leases"][lease]["token"], done.stdout.splitlines()
 
 
-def test_the_output_of_each_start_stays_readable(failed, moorage):
-    lease, _, lines = failed
+def test_the_output_of_each_start_stays_readable(failed_lease, moorage):
+    lease, _, lines = failed_lease
     assert [line.split()[0] for line in lines] == ["out", "MESSAGE"] * 4
     assert len(set(lines)) == 5, "each start has a fencing number of its own"
     for words in (["logs", lease], ["logs", "-f", lease]):
@@ -135,8 +135,8 @@ def test_the_output_of_each_start_stays_readable(failed, moorage):
     assert "has been started 4 times" in never.stderr
 
 
-def test_a_command_that_fails_every_time_ends_as_it_did_last(server, failed, moorage):
-    lease, *_ = failed
+def test_a_command_that_fails_every_time_ends_as_it_did_last(server, failed_lease, moorage):
+    lease, *_ = failed_lease
     ended = server.status({"id": lease})
     assert ended["reason"].startswith("attempt 4 of 4 failed"), "not merely released"
     outcome = ended["workload"]["outcome"]
@@ -148,8 +148,8 @@ def test_a_command_that_fails_every_time_ends_as_it_did_last(server, failed, moo
     assert "null" not in shown
 
 
-def test_output_of_a_start_comes_under_its_own_number(server, failed):
-    lease, token, lines = failed
+def test_output_of_a_start_comes_under_its_own_number(server, failed_lease):
+    lease, token, lines = failed_lease
 
     def logs(attempt: int, **more) -> dict:
         message = {"op": "logs", "lease": lease, "token": token, "attempt": attempt}
@@ -178,10 +178,10 @@ def test_long_output_that_is_no_text_comes_out_as_it_was_written(environment, tm
     assert done.stdout == data
 
 
-def test_exec_logs_and_release_know_what_run_started(server, environment, moorage):
+def test_exec_logs_and_release_find_the_lease_of_run(server, environment, moorage):
     script = "echo hello; exec sleep 1000"
     words = ["run", "--gpus", "1", "--env", "A=1", "--", "sh", "-c", script]
-    process = started(environment, *words)
+    process = start(environment, *words)
     assert process.stdout is not None
     assert process.stdout.readline() == "hello\n"
     (lease,) = [each["id"] for each in server.held()]
@@ -192,7 +192,7 @@ def test_exec_logs_and_release_know_what_run_started(server, environment, moorag
     assert (late.returncode, "longer than 0.2 s" in late.stderr) == (1, True)
     for tail, text in (("6", "hello\n"), ("3", "lo\n"), ("0", "")):
         assert moorage("logs", lease, "--tail", tail).stdout == text
-    follow = started(environment, "logs", "-f", lease)
+    follow = start(environment, "logs", "-f", lease)
     assert moorage("release", lease).returncode == 0
     assert follow.communicate(timeout=30)[0] == "hello\n"
     process.communicate(timeout=30)
@@ -214,11 +214,11 @@ INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     ],
 )
 def test_a_run_that_a_signal_ends_leaves_nothing(server, environment, sent, late, tmp_path):
-    """It waits for that, also where a second signal comes amid its end."""
+    """It waits for its workload to end, also after a second signal."""
     pid, ending = tmp_path / "pid", tmp_path / "ending"
     script = f"trap 'touch {ending}; sleep 0.5; exit' TERM; echo $$ > {pid}; "
     script += "while :; do sleep 0.05; done"
-    process = started(environment, "run", "--gpus", "1", "--", "sh", "-c", script)
+    process = start(environment, "run", "--gpus", "1", "--", "sh", "-c", script)
     until(lambda: pid.exists() and pid.read_text().strip())
     for number in sent:
         process.send_signal(number)
@@ -238,7 +238,7 @@ def test_a_late_ctrl_c_leaves_a_server_that_is_gone(environment, tmp_path):
         one.publish(catalog.document("best_fit"))
         urls = {"MOORAGE_URL": one.running.ws, "MOORAGE_HTTP_URL": one.running.http}
         words = ("run", "--", "sh", "-c", f"touch {begun}; sleep 20")
-        with started(environment | urls, *words) as process:
+        with start(environment | urls, *words) as process:
             until(begun.exists)
             kill(one)
             assert "trying again" in next(line for line in process.stderr if "lease " not in line)
@@ -254,7 +254,7 @@ def test_output_after_the_signal_is_passed_on(server, environment, tmp_path):
     begun = tmp_path / "begun"
     script = f"trap 'sleep 0.3; echo saved; exit 3' TERM; echo running; touch {begun}; "
     script += "while :; do sleep 0.05; done"
-    process = started(environment, "run", "--gpus", "1", "--", "sh", "-c", script)
+    process = start(environment, "run", "--gpus", "1", "--", "sh", "-c", script)
     until(begun.exists)
     process.send_signal(signal.SIGTERM)
     wrote, errors = process.communicate(timeout=30)
@@ -265,13 +265,13 @@ def test_output_after_the_signal_is_passed_on(server, environment, tmp_path):
 
 
 def test_only_the_owner_looks_inside(server):
-    def leased(**more) -> dict:
+    def lease_node(**more) -> dict:
         reply = server.ask("best_fit:1.0-stable", lease={"ttl_seconds": 60}, **more)
         return reply["lease"]
 
     spec = {"command": ["sleep", "1000"]}
-    lease = leased(resources={}, provision={"backend": "local", "spec": spec})
-    bare = leased(resources={"gpus": 1})
+    lease = lease_node(resources={}, provision={"backend": "local", "spec": spec})
+    bare = lease_node(resources={"gpus": 1})
     for op in ({"op": "logs"}, {"op": "exec", "command": ["true"]}):
         for name, token, code in (
             (lease["id"], "wrong", "wrong_token"),
@@ -289,7 +289,7 @@ ESCAPES = b"\x1b]0;owned\x07\x1b[31mred\x1b[0m\x9b2J\tgr\xc3\xbcn\r\n\xff\x00\x7
 
 
 def on_a_terminal(environment, *words: str) -> bytes:
-    """Return what a command writes to a terminal."""
+    """Return the output of a command at a terminal."""
     here, there = os.openpty()
     attributes = termios.tcgetattr(there)
     attributes[1] &= ~termios.OPOST  # The terminal itself adds nothing to what is written.
@@ -326,7 +326,7 @@ def test_a_workload_drives_no_terminal_but_files_get_every_byte(environment, tmp
 def test_a_command_inside_of_it_drives_no_terminal_either(environment, tmp_path, moorage):
     file = tmp_path / "escapes"
     file.write_bytes(ESCAPES.decode(errors="replace").encode())
-    with started(environment, "run", "--", "sh", "-c", "echo begun; exec sleep 60") as process:
+    with start(environment, "run", "--", "sh", "-c", "echo begun; exec sleep 60") as process:
         assert process.stdout.readline() == "begun\n"
         lease = process.stderr.readline().split()[1]
         inside = ("exec", lease, "--", "cat", str(file))

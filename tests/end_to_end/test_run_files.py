@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fleets import Fleet, served
+from fleets import Fleet, serve_fleet
 from served import until
 
 from moorage.backends.local.machine import this_node
@@ -20,13 +20,13 @@ ln -s /etc folder; touch empty; exit 3
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with served(tmp_path_factory.mktemp("files"), "--here") as fleet:
+    with serve_fleet(tmp_path_factory.mktemp("files"), "--here") as fleet:
         fleet.agent("box", fleet.token())
         until(lambda: "unavailable" not in fleet.node("box"))
         yield fleet
 
 
-def begun(fleet: Fleet, command: str) -> tuple[dict, dict]:
+def begin(fleet: Fleet, command: str) -> tuple[dict, dict]:
     """Return a lease whose command has written `done`, and a message about its files."""
     lease = fleet.ask(command)
     message = {"lease": lease["id"], "token": lease["token"]}
@@ -60,7 +60,7 @@ def test_a_run_that_ended_well_without_all_files_says_so(fleet: Fleet, tmp_path:
 
 
 def test_no_path_leaves_the_folder_of_a_run(fleet: Fleet) -> None:
-    lease, message = begun(fleet, WRITES.replace("exit 3", "echo done; sleep 1000"))
+    lease, message = begin(fleet, WRITES.replace("exit 3", "echo done; sleep 1000"))
     outside = "../order.json", "/etc/passwd", "folder/passwd"
     for path in (*outside, "link", "a/../raw", "pipe", "a", "no"):
         (answer,) = fleet.server.say(message | {"path": path})
@@ -71,13 +71,13 @@ def test_no_path_leaves_the_folder_of_a_run(fleet: Fleet) -> None:
 
 
 def test_a_file_in_the_place_of_the_folder_is_not_followed(fleet: Fleet) -> None:
-    lease, message = begun(fleet, "cd ..; rm -rf work; ln -s /etc work; echo done; sleep 1000")
+    lease, message = begin(fleet, "cd ..; rm -rf work; ln -s /etc work; echo done; sleep 1000")
     (answer,) = fleet.server.say(message)
     assert "passwd" not in str(answer), "where the jail lets it put a link there"
     assert fleet.server.release(lease)["success"]
 
 
-def test_a_run_in_a_folder_of_the_users_has_no_files(fleet: Fleet) -> None:
+def test_a_run_in_a_user_folder_offers_no_files(fleet: Fleet) -> None:
     spec = {"category": "process", "command": ["sleep", "1000"], "workdir": os.getcwd()}  # noqa: PTH109  # A text.
     lease = fleet.server.ask(
         clusters=["lab"],

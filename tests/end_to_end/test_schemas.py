@@ -15,7 +15,7 @@ SAYS = "return input_data['inputs']['says']"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _published(server):
+def _publish(server):
     server.publish(
         policy(
             ECHO,

@@ -67,17 +67,17 @@ def find(server, body, path="/api/no-ir/filter"):
     return answer.json()["data"]
 
 
-def ranked(server, match_type, uri="", **parameters):
+def rank(server, match_type, uri="", **parameters):
     rule = {"policyRuleURI": uri, "parameters": parameters}
     body = {"matchType": match_type, "rankingPolicyRule": rule}
     return find(server, body, "/api/similarity-search")
 
 
 def test_fields_of_a_ranking_policy_are_answered(server):
-    found = ranked(server, "cluster", "scores:1.0-x", **{"return": 2})
+    found = rank(server, "cluster", "scores:1.0-x", **{"return": 2})
     assert [(each["id"], each["score"]) for each in found] == [("west", 1.0), ("north", 0.5)]
     assert found[0]["nodes"] == server.http.get("/clusters/west").json()["nodes"]
-    found = ranked(server, "cluster", "brief:1.0-x")
+    found = rank(server, "cluster", "brief:1.0-x")
     names = ("east", "north", "west")
     assert [(each["id"], each["score"]) for each in found] == [(name, 7) for name in names]
     # The candidates of a request are ranked all the same.
@@ -89,10 +89,10 @@ def test_fields_of_a_ranking_policy_are_answered(server):
 def test_ranked_clusters_have_their_metrics(server):
     measured = {
         each["id"]: [each["free"], each["metrics"].get("clusterId")]
-        for each in ranked(server, "cluster", "free:1.0-x")
+        for each in rank(server, "cluster", "free:1.0-x")
     }
     assert measured == {"east": [5, "east"], "north": [0, None], "west": [0, None]}
-    (east, *_) = ranked(server, "cluster", like="east", **{"return": 1})
+    (east, *_) = rank(server, "cluster", like="east", **{"return": 1})
     assert east["metrics"] == {}
     (east,) = find(server, {"matchType": "cluster", "filter": {"clusterQuery": {"id": "east"}}})
     assert "metrics" not in east
@@ -114,7 +114,7 @@ def test_metrics_too_large_to_rank_by_are_left_out_with_a_warning(server):
 
 
 def test_ranking_policies_have_their_metrics_clients(server):
-    found = ranked(server, "block", "by_load:1.0-x")
+    found = rank(server, "block", "by_load:1.0-x")
     assert [each["id"] for each in found] == ["whisper", "llama"]
     name, free, raised = found[0]["said"]
     assert (name, free) == ("llama", 5)
@@ -127,9 +127,9 @@ def test_policies_are_searched(server):
     assert found["policy_rule_uri"] == "first_fit:1.0-stable"
     everything = find(server, {"matchType": "policy", "filter": {}})
     assert len(everything) == 5
-    like = ranked(server, "policy", like="first_fit:1.0-stable", **{"return": 1})
+    like = rank(server, "policy", like="first_fit:1.0-stable", **{"return": 1})
     assert like[0]["policy_rule_uri"] != "first_fit:1.0-stable"
-    named = ranked(server, "policy", like={"name": "first_fit"}, **{"return": 1})
+    named = rank(server, "policy", like={"name": "first_fit"}, **{"return": 1})
     assert named[0]["policy_rule_uri"] == "first_fit:1.0-stable"
 
 
@@ -146,7 +146,7 @@ def test_blocks_are_searched_by_themselves_their_metrics_and_their_clusters(serv
     assert of(clusterQuery={"tags": "nowhere"}) == []
     (found,) = find(server, {"matchType": "block", "filter": {"blockQuery": {"id": "llama"}}})
     assert found["metrics"] == {"blockId": "llama", "instances": [{"load": 3}]}
-    assert [each["id"] for each in ranked(server, "block", like="llama")] == ["whisper"]
+    assert [each["id"] for each in rank(server, "block", like="llama")] == ["whisper"]
 
 
 def test_kinds_that_no_server_stores_are_refused(server):
@@ -192,7 +192,7 @@ class Git(BaseHTTPRequestHandler):
 
 
 @pytest.mark.heavy
-def test_blocks_survive_a_restart_and_settings_bound_what_is_served(tmp_path):
+def test_blocks_outlast_a_restart_and_settings_bound_answers(tmp_path):
     """Code comes only from hosts that are configured, and no refusal quotes it."""
     with serving(tmp_path) as server:
         server.fill(cluster("east"))

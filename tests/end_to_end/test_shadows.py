@@ -69,7 +69,7 @@ def report(server: Server) -> dict:
     return server.http.get("/policy-alias/side/shadow").json()["data"]
 
 
-def compared(server: Server, count: int) -> dict:
+def wait_comparisons(server: Server, count: int) -> dict:
     """Return the report once that many pairs were compared."""
     until(lambda: report(server)["compared"] + report(server)["dropped"] >= count)
     return report(server)
@@ -87,7 +87,7 @@ def test_a_difference_is_shown_with_its_cost(side):
     lease(side)
     begin(side, LAST)
     reply = lease(side)
-    found = compared(side, 1)
+    found = wait_comparisons(side, 1)
     assert (found["asked"], found["same"], found["differ"], found["differ_alone"]) == (1, 0, 1, 1)
     (sample,) = found["samples"]
     assert (sample["request"], sample["alone"]) == (reply["request"], True)
@@ -108,7 +108,7 @@ def test_a_candidate_has_its_own_schemas(side):
     begin(side, "side:6-schemas")
     for inputs in ({}, {"take": 3}):
         assert side.ask("side", inputs=inputs, resources={"gpus": 1})["success"]
-    found = compared(side, 2)
+    found = wait_comparisons(side, 2)
     assert (found["asked"], found["same"], found["differ"]) == (2, 1, 1)
     (sample,) = found["samples"]
     assert sample["candidate"]["error"]["code"] == "bad_message"
@@ -123,7 +123,7 @@ def test_a_broken_candidate_alters_no_answer_and_is_reported(side, candidate, co
     begin(side, candidate)
     replies = [lease(side) for _ in range(3)]
     assert {reply["policy_rule_uri"] for reply in replies} == {FIRST}
-    found = compared(side, 3)
+    found = wait_comparisons(side, 3)
     assert set(found["candidate"]["outcomes"]) == {code}
     assert found["cost"]["refused"] == found["compared"] > 0
     assert found["samples"][-1]["candidate"]["error"]["code"] == code
@@ -135,14 +135,14 @@ def activate(server: Server, *arguments: str) -> subprocess.CompletedProcess[str
     return server.moorage("policy", "activate", "--no-test", *arguments)
 
 
-def test_a_candidate_whose_shadow_fails_is_activated_by_force_alone(side):
+def test_a_candidate_with_a_failing_shadow_needs_force(side):
     begin(side, RAISES)
     assert activate(side, RAISES).stdout == f"side:stable -> {RAISES}\n", "it has not failed yet"
     post(side, "activate", FIRST)
     begin(side, RAISES)
     for _ in range(3):
         lease(side)
-    failed = compared(side, 3)["compared"]
+    failed = wait_comparisons(side, 3)["compared"]
     refused = activate(side, RAISES)
     assert refused.returncode == 1
     assert f"{RAISES} fails as the shadow of side:stable: {failed} policy_error" in refused.stderr
@@ -158,12 +158,12 @@ def test_a_candidate_that_declines_is_activated_without_force(side):
     begin(side, "side:8-no")
     for _ in range(3):
         lease(side)
-    found = compared(side, 3)
+    found = wait_comparisons(side, 3)
     assert json.loads(found["samples"][-1]["candidate"]["data"]) == {"declined": True, "why": None}
     assert activate(side, "side:8-no").returncode == 0
 
 
-def test_a_slow_candidate_delays_no_request_and_what_it_cannot_take_is_counted(side):
+def test_a_slow_candidate_delays_no_request_and_skips_are_counted(side):
     """Its one cell is stuck for half a second per request; live answers go on, far quicker."""
     begin(side, SLEEPS)
     replies = side.say(*[ask_message("side", resources={"gpus": 1})] * 150)
@@ -179,7 +179,7 @@ def test_reports_by_command_http_and_metrics_and_an_end(side):
     begin(side, LAST)
     for number in range(MANY):  # One by one: the candidate's cell is free for each.
         side.ask("side", resources={"gpus": 1})
-        assert compared(side, number + 1)["compared"] == number + 1
+        assert wait_comparisons(side, number + 1)["compared"] == number + 1
     text = side.http.get("/metrics").text
     assert f'moorage_shadow{{alias="side:stable",policy="{LAST}",what="differ"}} {MANY}.0' in text
     shown = side.http.get("/policy-alias/side").json()["data"]

@@ -53,15 +53,15 @@ def report(server, what="shadow"):
 def place(site, token, **inputs):
     """Send a request under the alias, and wait until it was compared or dropped."""
 
-    def seen():
+    def read_report():
         found = report(site[0])
         return found["compared"] + found["dropped"]
 
-    before = seen()
+    before = read_report()
     message = ask_message("side", inputs=inputs, resources={"gpus": 1})
     (reply,) = site[0].say(message, bearer=token)
     assert reply["success"], reply
-    until(lambda: seen() > before)
+    until(lambda: read_report() > before)
 
 
 def test_requests_of_a_tenant_do_not_reach_the_owner_of_a_shadow(site):

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from served import Server, ask_message, here, is_over, marked, serving, tell, until
+from served import Server, ask_message, here, is_over, serving, tell, until, workload_processes
 
 pytestmark = pytest.mark.heavy
 
@@ -76,7 +76,7 @@ def test_short_leases_of_short_commands_end_nothing_else(tmp_path: Path):
         assert sum(granted) > CLIENTS
         server.say({"op": "flush"})
         until(lambda: not server.held(), 90)
-        until(lambda: marked(tmp_path) == {})
+        until(lambda: workload_processes(tmp_path) == {})
         assert "Traceback" not in server.log()
     assert list((tmp_path / "local" / "running").iterdir()) == []
 
@@ -92,10 +92,10 @@ def test_a_stop_amid_many_starts_is_obeyed_in_time(tmp_path: Path):
             for number in range(24):
                 provision = {"backend": "local", "spec": spec}
                 socket.send(json.dumps(ask_message(provision=provision, id=number, **terms)))
-            until(lambda: len(marked(tmp_path)) >= 12, 90)
+            until(lambda: len(workload_processes(tmp_path)) >= 12, 90)
             os.kill(server.pid, signal.SIGTERM)
             until(lambda: is_over(server.pid), 28)  # As is documented, and a little more.
-    for pids in marked(tmp_path).values():
+    for pids in workload_processes(tmp_path).values():
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

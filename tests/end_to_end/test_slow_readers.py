@@ -64,7 +64,7 @@ async def slow(running: Running, sent: bytes) -> socket.socket:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return what a process has used of all processors: CPUCLOCK_SCHED of its CPU clock."""
+    """Return the processor time of a process: CPUCLOCK_SCHED of its CPU clock."""
     return time.clock_gettime(~pid << 3 | 2)
 
 

@@ -1,4 +1,4 @@
-"""A server that stands by answers what it knows, as the one that leads does."""
+"""A standby answers reads as the leader does."""
 
 import json
 import signal
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import FIRST_FIT, MOORAGE, Server, ask_message, cluster, heard, ran, tell, until
-from test_takeover import HOUR, One, ended, grant, leadership, one, read, synced, two
+from served import FIRST_FIT, MOORAGE, Server, ask_message, cluster, ran, read_message, tell, until
+from test_takeover import HOUR, One, grant, leadership, one, read, two, wait_exit, wait_sync
 
 from moorage_client import Client, Services
 from moorage_policies import catalog
@@ -33,7 +33,7 @@ def servers(storage: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def pair(servers: tuple[One, One]) -> Iterator[tuple[One, One]]:
     """The server that leads, and one that stands by and knows as much."""
     first = servers[0].server
-    synced(servers)
+    wait_sync(servers)
     yield servers
     for lease in first.leases:
         first.release(lease)
@@ -53,7 +53,7 @@ def test_reads_are_those_of_the_leader_at_the_same_revision(pair: tuple[One, One
             terms = {"resources": {"gpus": 8}, "lease": {**HOUR, "wait_seconds": 300}}
             waiting.send(json.dumps(ask_message(id=number, **terms)))
         until(lambda: len(first.waiting()) == 2)
-        revision = synced(pair)
+        revision = wait_sync(pair)
         questions: list[dict[str, Any]] = [
             {"op": "fleet"},
             {"op": "fleet", "cluster": "east"},
@@ -162,12 +162,12 @@ def test_documents_are_followed(pair: tuple[One, One]):
 
 
 def body(server: Server, path: str) -> Any:
-    """Return what a path answers, without what says as of which fact it is."""
+    """Return the answer of a path, without the header that dates it."""
     answer = server.http.get(path).json()
     return bare(answer) if isinstance(answer, dict) else answer
 
 
-def test_the_console_shows_what_a_standby_knows(pair: tuple[One, One]):
+def test_the_console_shows_data_of_a_standby(pair: tuple[One, One]):
     (first, *_), (second, *_) = pair
     page = second.http.get("/console")
     assert page.status_code == 200
@@ -183,9 +183,9 @@ def test_the_console_shows_what_a_standby_knows(pair: tuple[One, One]):
     revision = second.http.get("/readyz").json()["details"]["revision"]
     assert f"moorage_standby_revision {revision}.0" in second.http.get("/metrics").text
     with second.watching("map", "leases") as watching:
-        assert heard(watching)["event"] == "snapshot"
+        assert read_message(watching)["event"] == "snapshot"
         lease = grant(first)
-        seen = {heard(watching)["event"] for _ in range(2)}
+        seen = {read_message(watching)["event"] for _ in range(2)}
         assert seen == {"granted", "delta"}
         assert second.status(lease)["id"] == lease["id"]
 
@@ -200,7 +200,7 @@ def test_a_standby_reads_on_where_its_sessions_end(pair: tuple[One, One], postgr
     assert sessions[0][0] >= 2
     lease = grant(first)
     first.register(cluster("west", nodes=1, gpus=4))
-    synced(pair)
+    wait_sync(pair)
     assert second.status(lease)["id"] == lease["id"]
     until(lambda: second.http.get("/clusters/west").status_code == 200)
     first.http.delete("/clusters/west").raise_for_status()
@@ -214,14 +214,14 @@ def test_a_standby_stops_at_once(pair: tuple[One, One], storage: str, tmp_path: 
     with one(tmp_path / "c", storage) as (_, process, ready):
         until(lambda: sorted(standbys()) == sorted([second, ready["ws"]]))
         process.send_signal(signal.SIGTERM)
-        assert ended(process) == 0
+        assert wait_exit(process) == 0
     assert standbys() == [second]
 
 
 async def test_clients_read_at_the_leader(pair: tuple[One, One]):
     (first, _, ready), (_, _, standing) = pair
     lease = grant(first)
-    synced(pair)
+    wait_sync(pair)
     async with Client(standing["ws"]) as client:
         assert [each.id async for each in client.leases()] == [lease["id"]]
         assert client.url == ready["ws"]

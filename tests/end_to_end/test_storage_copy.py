@@ -79,7 +79,7 @@ def fill(storage: Storage) -> None:
         documents["agent:a"] = b"{}"
 
 
-def held(storage: Storage) -> tuple[object, ...]:
+def contents(storage: Storage) -> tuple[object, ...]:
     """Return all of it, and the lowest fencing number that is not given out again."""
     facts, records = storage.facts(), storage.records()
     fencing = facts.open().fencing
@@ -100,17 +100,17 @@ def held(storage: Storage) -> tuple[object, ...]:
 
 def test_a_server_moves_there_and_back(postgres, folder: Path, tmp_path: Path) -> None:
     address, back = postgres.database(), tmp_path / "back"
-    before = held(SqliteStorage(folder))
+    before = contents(SqliteStorage(folder))
     assert before[0] >= FENCING
     done = invoke("storage", "copy", folder, address)
     assert done.returncode == 0, done.stderr
     assert "facts, 3 records, 1 tokens and 1 agents were copied" in done.stdout
-    assert held(open_storage(address, tmp_path)) == before
+    assert contents(open_storage(address, tmp_path)) == before
     again = invoke("storage", "copy", folder, address)
     assert (again.returncode, "were there" in again.stdout) == (0, True)
     done = invoke("storage", "copy", address, back)
     assert done.returncode == 0, done.stderr
-    assert held(SqliteStorage(back)) == before
+    assert contents(SqliteStorage(back)) == before
     audit = [verify(each) for each in (folder, back)]
     with closing(open_storage(address, tmp_path).audit()) as rows:
         assert audit == [verify_rows(rows)] * 2
@@ -133,16 +133,16 @@ def test_a_storage_that_a_server_writes_is_refused(postgres, folder: Path, tmp_p
     assert not (tmp_path / "new").exists()
 
 
-def test_a_copy_overwrites_and_believes_nothing(postgres, folder: Path, tmp_path: Path) -> None:
+def test_a_copy_overwrites_no_data_and_is_verified(postgres, folder: Path, tmp_path: Path) -> None:
     address, other = postgres.database(), tmp_path / "other"
     other.mkdir()
     fill(SqliteStorage(other))
     assert invoke("storage", "copy", folder, address).returncode == 0
-    before = held(open_storage(address, tmp_path))
+    before = contents(open_storage(address, tmp_path))
     for words in ((other, address), (address, other)):  # Its secret is another one.
         refused = invoke("storage", "copy", *words)
         assert (refused.returncode, "has something else than" in refused.stderr) == (1, True)
-    assert held(open_storage(address, tmp_path)) == before
+    assert contents(open_storage(address, tmp_path)) == before
     refused = invoke("storage", "copy", folder, tmp_path / "third")
     assert (refused.returncode, "must be a data folder" in refused.stderr) == (1, True)
     name = address.rpartition("/")[2]
@@ -161,7 +161,7 @@ def test_a_ledger_with_accepted_losses_is_refused(postgres, folder: Path) -> Non
 
 
 @contextmanager
-def stopped_at(postgres, address: str, table: str, *words: str | Path) -> Iterator[None]:
+def kill_copy_at(postgres, address: str, table: str, *words: str | Path) -> Iterator[None]:
     """Kill a copy that has come to a table."""
     name = address.rpartition("/")[2]
     waits = "SELECT 1 FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'"
@@ -178,17 +178,17 @@ def stopped_at(postgres, address: str, table: str, *words: str | Path) -> Iterat
 def test_a_killed_copy_is_made_again(postgres, folder: Path, tmp_path: Path) -> None:
     address, back = postgres.database(), tmp_path / "back"
     assert invoke("storage", "prepare", MOORAGE_STORAGE=address).returncode == 0
-    before = held(SqliteStorage(folder))
+    before = contents(SqliteStorage(folder))
     # Its facts are written when it comes to records, all in one transaction.
-    with stopped_at(postgres, address, "record", folder, address):
+    with kill_copy_at(postgres, address, "record", folder, address):
         assert postgres.execute("SELECT * FROM moorage.fact", address.rpartition("/")[2]) == []
     assert invoke("storage", "copy", folder, address).returncode == 0
-    assert held(open_storage(address, tmp_path)) == before
-    with stopped_at(postgres, address, "record", address, back):
+    assert contents(open_storage(address, tmp_path)) == before
+    with kill_copy_at(postgres, address, "record", address, back):
         assert (tmp_path / "back.new" / "ledger.db").exists()
         assert not back.exists()
     assert invoke("storage", "copy", address, back).returncode == 0
-    assert held(SqliteStorage(back)) == before
+    assert contents(SqliteStorage(back)) == before
     assert not (tmp_path / "back.new").exists()
 
 

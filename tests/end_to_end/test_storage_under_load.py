@@ -56,7 +56,7 @@ class Load:
 
 
 @contextlib.contextmanager
-def started(data: Path, address: str) -> Iterator[tuple[subprocess.Popen[str], Server]]:
+def start(data: Path, address: str) -> Iterator[tuple[subprocess.Popen[str], Server]]:
     log = data.with_suffix(".log")
     variables = {**serve_variables(), "MOORAGE_STORAGE": address}
     with child(serve_command(data), log, variables) as (process, ready):
@@ -92,7 +92,7 @@ def test_no_lease_is_lost_where_the_database_ends_sessions(postgres, tmp_path: P
         )
 
     for lost in (("catalog", "tokens", "reader", "ledger"), ("lock",), ("restart",)):
-        with started(tmp_path / "data", address) as (process, server):
+        with start(tmp_path / "data", address) as (process, server):
             if leases:
                 check(server, leases)
             else:
@@ -112,13 +112,13 @@ def test_no_lease_is_lost_where_the_database_ends_sessions(postgres, tmp_path: P
             until(lambda process=process: process.poll() is not None)
             assert process.returncode == 70, last
             leases |= load.end()
-    with started(tmp_path / "data", address) as (_, server):
+    with start(tmp_path / "data", address) as (_, server):
         check(server, leases)
 
 
 def test_a_dump_under_load_is_restored(postgres, tmp_path: Path):
     address, restored = postgres.database(), postgres.database()
-    with started(tmp_path / "data", address) as (_, server):
+    with start(tmp_path / "data", address) as (_, server):
         server.fill(FLEET)
         load = Load(server)
         load.reach()
@@ -132,7 +132,7 @@ def test_a_dump_under_load_is_restored(postgres, tmp_path: Path):
     said = invoke("restore", tmp_path / "dump", MOORAGE_STORAGE=restored)
     skip = said.stderr.partition("before a server starts: ")[2]
     postgres.execute(skip, restored.rpartition("/")[2])
-    with started(tmp_path / "new", restored) as (_, server):
+    with start(tmp_path / "new", restored) as (_, server):
         check(server, before, later)
 
 
@@ -176,7 +176,7 @@ def test_a_full_disk_of_the_database_loses_no_lease(postgres, disk: Path, tmp_pa
     name = address.rpartition("/")[2]
     postgres.execute(f"ALTER DATABASE {name} SET TABLESPACE small")
     try:
-        with started(tmp_path / "data", address) as (process, server):
+        with start(tmp_path / "data", address) as (process, server):
             server.fill(FLEET)
             load = Load(server)
             load.reach()
@@ -186,7 +186,7 @@ def test_a_full_disk_of_the_database_loses_no_lease(postgres, disk: Path, tmp_pa
             assert process.returncode == 70
             assert "No space left on device" in server.log()
         (disk / "filler").unlink()
-        with started(tmp_path / "data", address) as (_, server):
+        with start(tmp_path / "data", address) as (_, server):
             check(server, leases)
     finally:
         postgres.execute(f"DROP DATABASE {name} WITH (FORCE)")

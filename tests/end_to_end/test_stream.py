@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 
 import pytest
-from served import FIRST_FIT, ask_message, heard, here, policy, tell
+from served import FIRST_FIT, ask_message, here, policy, read_message, tell
 
 from moorage_client.blocking import BlockingClient
 
@@ -34,15 +34,15 @@ def test_a_waiter_gets_its_position_until_it_is_decided(server):
         came = tell(second, waiting(id=2))
         assert (came["id"], came["data"]["position"]) == (2, 2)
         server.release(held)
-        decided, reply = sorted((heard(first) for _ in range(2)), key=len)
+        decided, reply = sorted((read_message(first) for _ in range(2)), key=len)
         assert (decided["id"], decided["data"]["state"]) == ("one", "decided")
         assert reply["id"] == "one"
         assert decided["data"]["lease"] == reply["lease"]["id"] == decided["data"]["request"]
         assert decided["data"]["placement"] == reply["lease"]["placement"]
-        came = heard(second)
+        came = read_message(second)
         assert (came["data"]["state"], came["data"]["position"]) == ("queued", 1)
         server.release(reply["lease"])
-        replies = [heard(second) for _ in range(2)]
+        replies = [read_message(second) for _ in range(2)]
         (reply,) = [each for each in replies if "success" in each]
         server.release(reply["lease"])
 
@@ -55,15 +55,15 @@ def test_an_expected_time_that_moves_is_sent_again(server):
     with server.socket() as holder, server.socket() as waiter:
         for _ in range(2):
             holder.send(json.dumps(hold(100)))
-        held = [heard(holder)["lease"] for _ in range(2)]
+        held = [read_message(holder)["lease"] for _ in range(2)]
         ends = {lease["expires_at"] for lease in held}
         waiter.send(json.dumps({**hold(60, wait_seconds=300), "stream": True, "id": 1}))
-        data = heard(waiter)["data"]
+        data = read_message(waiter)["data"]
         assert (data["position"], data["expected_at"] in ends) == (1, True)
         for lease in held:
             renewal = {"op": "renew", "lease": lease["id"], "token": lease["token"]}
             assert tell(holder, {**renewal, "ttl_seconds": 250})["success"]
-        data = heard(waiter)["data"]
+        data = read_message(waiter)["data"]
         assert (data["state"], data["position"]) == ("queued", 1)
         assert data["expected_at"] > max(ends) + 100
         assert server.say({"op": "cancel", "request": data["request"]})[0]["success"]
@@ -91,9 +91,9 @@ def test_a_long_decision_has_progress(server):
     server.publish({**policy(body, "long:1-x"), "deadline_seconds": 30})
     with server.socket() as socket:
         socket.send(json.dumps(ask_message("long:1-x", id=1, stream=True)))
-        came = [heard(socket)]
+        came = [read_message(socket)]
         while "success" not in came[-1]:
-            came.append(heard(socket))
+            came.append(read_message(socket))
     *progress, reply = came
     assert reply["success"], reply
     assert {each["data"]["state"] for each in progress} == {"deciding"}
@@ -103,21 +103,21 @@ def test_a_long_decision_has_progress(server):
 def test_a_refusal_is_the_last_word(server):
     with server.socket() as socket:
         socket.send(json.dumps(ask_message(FIRST_FIT, resources={"gpus": 99}, id=1, stream=True)))
-        assert heard(socket)["error"]["code"] == "never_fits"
+        assert read_message(socket)["error"]["code"] == "never_fits"
         socket.send(json.dumps(ask_message(FIRST_FIT, resources={"gpus": 1}, id=2, stream=True)))
-        assert heard(socket)["success"]  # Advice is decided at once.
+        assert read_message(socket)["success"]  # Advice is decided at once.
 
 
 def test_a_request_of_a_gone_client_waits_until_its_time_is_up(server):
     held = lease(server)
     with server.socket() as socket:
         socket.send(json.dumps(waiting(id=1, seconds=2)))
-        assert heard(socket)["data"]["position"] == 1
+        assert read_message(socket)["data"]["position"] == 1
     with server.socket() as socket:
         socket.send(json.dumps(waiting(id=1)))
-        positions = [heard(socket)["data"]["position"]]
+        positions = [read_message(socket)["data"]["position"]]
         while positions[-1] == 2:  # It comes again as the expected time moves.
-            positions.append(heard(socket)["data"]["position"])
+            positions.append(read_message(socket)["data"]["position"])
         assert (positions[0], positions[-1]) == (2, 1)
     server.release(held)
 
@@ -136,7 +136,7 @@ def test_progress_of_a_workload_ends_when_it_is_ready(server):
         socket.send(json.dumps(message))
         states, reply = [], None
         while "ready" not in states:
-            came = heard(socket)
+            came = read_message(socket)
             if "success" in came:
                 reply = came
                 assert reply["success"], reply

@@ -76,7 +76,7 @@ def leads(server: Server) -> bool:
     return server.http.get("/readyz").status_code == 200
 
 
-def ended(process: "subprocess.Popen[str]") -> int:
+def wait_exit(process: "subprocess.Popen[str]") -> int:
     return process.wait(60)
 
 
@@ -84,7 +84,7 @@ def read(server: Server, **message: Any) -> dict:
     return server.say(message)[0]
 
 
-def synced(pair: tuple[One, One]) -> int:
+def wait_sync(pair: tuple[One, One]) -> int:
     """Wait until the standby knows all that the leader does; return the revision."""
     (first, *_), (second, *_) = pair
     revision = read(first, op="quotas")["revision"]
@@ -97,7 +97,7 @@ def leadership(storage: str) -> dict[str, Any]:
     return found
 
 
-def audited(storage: str) -> list[dict]:
+def audit_entries(storage: str) -> list[dict]:
     """Return the entries of the audit log, whose chain is whole."""
     listed = invoke("audit", "--json", MOORAGE_STORAGE=storage).stdout.splitlines()
     verified = invoke("audit", "verify", MOORAGE_STORAGE=storage)
@@ -105,7 +105,7 @@ def audited(storage: str) -> list[dict]:
     return [json.loads(line) for line in listed]
 
 
-def granted_in(entries: list[dict]) -> list[str]:
+def granted_leases(entries: list[dict]) -> list[str]:
     return sorted(each["about"]["lease"] for each in entries if each["what"] == "lease.granted")
 
 
@@ -114,7 +114,7 @@ def test_a_standby_takes_over_after_a_kill(
 ) -> None:
     (first, killed, _), (second, *_) = pair
     held = [grant(first, idempotency_key=f"k{number}") for number in range(5)]
-    synced(pair)
+    wait_sync(pair)
     with second.watching("leases") as watching:
         os.kill(killed.pid, signal.SIGKILL)
         with pytest.raises(ConnectionClosed) as closed:
@@ -137,9 +137,9 @@ def test_a_standby_takes_over_after_a_kill(
     kill(second)
     with one(tmp_path / "c", storage):
         pass
-    entries = audited(storage)
+    entries = audit_entries(storage)
     whats = Counter(each["what"] for each in entries)
-    assert granted_in(entries) == sorted([*fencings, new["id"]])
+    assert granted_leases(entries) == sorted([*fencings, new["id"]])
     assert (whats["lease.ended"], whats["server.started"]) == (1, 3)
     assert whats["POST /policy"] >= 1
     words = ("token", "create", "ci", "--role", "client", "--tenant", "ann")
@@ -162,11 +162,11 @@ def test_a_frozen_server_answers_and_stores_nothing_afterwards(pair: tuple[One, 
         for each in (asking, reading):
             with pytest.raises(ConnectionClosed):
                 each.recv(30)
-    assert ended(frozen) == 75
+    assert wait_exit(frozen) == 75
     assert "another server leads" in first.log()
     granted = sorted(each["id"] for each in (held, new))
     assert sorted(each["id"] for each in second.held()) == granted
-    until(lambda: granted_in(audited(storage)) == granted)
+    until(lambda: granted_leases(audit_entries(storage)) == granted)
 
 
 def test_a_server_that_stops_hands_over(pair: tuple[One, One], storage: str, postgres):
@@ -180,7 +180,7 @@ def test_a_server_that_stops_hands_over(pair: tuple[One, One], storage: str, pos
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1012
     until(lambda: leads(second))
-    assert ended(stopped) == 0
+    assert wait_exit(stopped) == 0
     assert [each["id"] for each in second.held()] == [held["id"]]
     assert grant(second)["fencing"] > held["fencing"]
     # It left the one that stood by little to read.
@@ -188,7 +188,7 @@ def test_a_server_that_stops_hands_over(pair: tuple[One, One], storage: str, pos
     assert postgres.execute("SELECT count(*) FROM moorage.checkpoint", database) == [(1,)]
 
 
-def test_what_is_sent_to_a_standby_beside_a_change_waits_for_it(pair: tuple[One, One]):
+def test_messages_to_a_standby_wait_for_the_change_of_leader(pair: tuple[One, One]):
     (first, stopped, _), (second, *_) = pair
     held = grant(first, idempotency_key="k")
     with second.socket() as asking, first.socket() as idle:
@@ -230,7 +230,7 @@ def test_an_operator_has_another_server_lead(pair: tuple[One, One], storage: str
     assert [each["ws"] for each in shown["standbys"]] == [standing["ws"]]
     done = invoke("lead", "--resign", MOORAGE_STORAGE=storage)
     assert (done.returncode, "and resigns" in done.stdout) == (0, True)
-    assert ended(resigned) == 75
+    assert wait_exit(resigned) == 75
     assert "resigned" in first.log()
     until(lambda: leads(second))
     assert f"{standing['ws']} " in invoke("lead", MOORAGE_STORAGE=storage).stdout

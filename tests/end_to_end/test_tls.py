@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from cryptography.hazmat.primitives import serialization
-from served import FIRST_FIT, MOORAGE, ask_message, cluster, heard, ran, until
+from served import FIRST_FIT, MOORAGE, ask_message, cluster, ran, read_message, until
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import connect
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.heavy  # A daemon.
 
 
 class Authority:
-    """An authority, and what it signed, as files of a folder."""
+    """An authority and its certificates, as files of a folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -62,7 +62,7 @@ def variables(files: tuple[Path, Path], authority: Path | None = None) -> dict[s
 def ask(running: Running, context: ssl.SSLContext, **message: object) -> dict:
     with connect(running.ws, ssl=context) as connection:
         connection.send(json.dumps(message))
-        reply: dict = heard(connection)
+        reply: dict = read_message(connection)
         return reply
 
 
@@ -170,7 +170,7 @@ def test_a_certificate_and_a_token_are_both_wanted_and_neither_stands_for_the_ot
             try:
                 with connect(running.ws, ssl=context, additional_headers=headers) as socket:
                     socket.send(json.dumps({"op": "fleet"}))
-                    said.add(200 if heard(socket)["success"] else heard(socket))
+                    said.add(200 if read_message(socket)["success"] else read_message(socket))
             except InvalidStatus as refused:
                 said.add(refused.response.status_code)
             except (OSError, WebSocketException):
@@ -208,7 +208,7 @@ def test_an_authority_that_leaves_the_file_is_refused_at_once_and_its_connection
             assert pages.get("/policy").status_code == 200
             for socket in (ended, open_still):
                 socket.send(json.dumps({"op": "fleet"}))
-                assert heard(socket)["success"]
+                assert read_message(socket)["success"]
             bundle.write_text("no certificate")
             until(lambda: "certificate_not_renewed" in running.log.read_text())
             assert status(running, goes) == status(running, stays) == 200
@@ -216,11 +216,11 @@ def test_an_authority_that_leaves_the_file_is_refused_at_once_and_its_connection
             until(lambda: is_refused(running, goes))
             ended.send(json.dumps({"op": "fleet"}))
             with pytest.raises((OSError, WebSocketException)):
-                heard(ended)
+                read_message(ended)
             with pytest.raises((httpx.HTTPError, OSError)):  # Also on a connection of before.
                 pages.get("/policy")
             open_still.send(json.dumps({"op": "fleet"}))
-            assert heard(open_still)["success"]
+            assert read_message(open_still)["success"]
         assert status(running, stays) == 200
 
 
@@ -237,22 +237,22 @@ def test_a_server_with_tls_registers_this_machine(tmp_path: Path, ours: Authorit
 def test_a_renewed_certificate_is_in_force_and_a_bad_one_is_not(
     running: Running, ours: Authority
 ) -> None:
-    def served() -> str:
+    def served_certificate() -> str:
         return ssl.get_server_certificate(("127.0.0.1", int(running.http.rpartition(":")[2])))
 
-    before, renewed = served(), ours.sign("renewed")
+    before, renewed = served_certificate(), ours.sign("renewed")
     certificate, key = ours.file.with_name("server.pem"), ours.file.with_name("server.key")
     with connect(running.ws, ssl=ours.context()) as connection:
         key.write_bytes(b"no key")
         until(lambda: "certificate_not_renewed" in running.log.read_text())
-        assert served() == before
+        assert served_certificate() == before
         assert status(running, ours.context()) == 200
         for file, new in zip((certificate, key), renewed, strict=True):
             new.replace(file)
-        until(lambda: served() != before)
-        assert served() == certificate.read_text()
+        until(lambda: served_certificate() != before)
+        assert served_certificate() == certificate.read_text()
         connection.send(json.dumps({"op": "fleet"}))  # What is open goes on.
-        assert heard(connection)["success"]
+        assert read_message(connection)["success"]
     assert ask(running, ours.context(), op="fleet")["success"]
 
 

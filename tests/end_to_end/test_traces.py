@@ -82,7 +82,7 @@ def attributes(of) -> dict:
 
 
 @contextmanager
-def traced(url: str, **more: str) -> Iterator[Server]:
+def serve_traced(url: str, **more: str) -> Iterator[Server]:
     environment = {"MOORAGE_TRACES": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": url, **QUICK, **more}
     with serving(environment=environment) as server:
         server.fill(here())
@@ -107,7 +107,10 @@ def receiver() -> Receiver:
 
 @pytest.fixture(scope="module")
 def server(receiver: Receiver) -> Iterator[Server]:
-    with listening(receiver.handler()) as url, traced(url, OTEL_SERVICE_NAME="gpus") as server:
+    with (
+        listening(receiver.handler()) as url,
+        serve_traced(url, OTEL_SERVICE_NAME="gpus") as server,
+    ):
         yield server
 
 
@@ -165,7 +168,7 @@ def test_a_receiver_that_takes_nothing_costs_spans_and_nothing_else() -> None:
     small = {"OTEL_BSP_MAX_QUEUE_SIZE": "8", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "4"}
     small["OTEL_EXPORTER_OTLP_TIMEOUT"] = "1"
     with listening(Silent) as url:
-        with traced(url, **small) as server:
+        with serve_traced(url, **small) as server:
             replies = server.say(*[ask_message() for _ in range(20)])
             assert all(each["success"] for each in replies)
             assert server.metric("moorage_spans_dropped_total") >= 60 - 8 - 4

@@ -25,7 +25,7 @@ def publish(server, *examples, body=ECHO, **more):
 
 
 @pytest.fixture(autouse=True)
-def _gone(server):
+def _remove_policies(server):
     yield
     server.http.delete("/policy/vetted:1-x")
 
@@ -51,7 +51,7 @@ def test_a_flood_of_uploads_holds_up_no_other_tenant(tmp_path):
         assert codes <= {"busy", "bad_policy"}
 
 
-def test_a_policy_whose_examples_pass_is_registered(server):
+def test_a_policy_with_passing_examples_is_registered(server):
     good = [
         ASK_MESSAGE,
         {**ASK_MESSAGE, "output": {"gpus": [0]}},

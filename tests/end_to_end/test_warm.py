@@ -11,7 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Server, ask_message, heard, here, kill, killed, marked, serving, until
+from served import (
+    Server,
+    ask_message,
+    here,
+    kill,
+    read_message,
+    serve_and_kill,
+    serving,
+    until,
+    workload_processes,
+)
 
 from moorage_client import BlockingClient
 
@@ -37,7 +47,7 @@ def warm(server: Server, **more) -> tuple[dict, int]:
     """Start something and release it; return its lease, warm, and its process."""
     lease = run(server, **more)
     server.in_state(lease, "active")
-    (pid,) = marked(server.data)[lease["id"]]
+    (pid,) = workload_processes(server.data)[lease["id"]]
     server.release(lease)
     server.in_state(lease, "warm")
     return lease, pid
@@ -53,7 +63,7 @@ def server(tmp_path_factory) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def _nothing_warm(request) -> Iterator[None]:
-    """End what a test leaves behind on the shared daemon."""
+    """End leases that a test leaves behind on the shared daemon."""
     yield
     if "server" in request.fixturenames:
         server = request.getfixturevalue("server")
@@ -73,9 +83,9 @@ def test_the_next_request_like_it_gets_the_same_process(server):
     with server.socket() as watching:
         watching.send(json.dumps({"op": "watch", "topics": ["leases"], "id": "watch"}))
         watching.send(json.dumps(ask_message(id="reply", **terms)))
-        came = [heard(watching)]
+        came = [read_message(watching)]
         while came[-1].get("event") != "started":
-            came.append(heard(watching))
+            came.append(read_message(watching))
     # The reply is first, although both are one commit.
     order = [each.get("event") or each["id"] for each in came]
     assert order.index("reply") < order.index("granted") < order.index("started")
@@ -86,7 +96,7 @@ def test_the_next_request_like_it_gets_the_same_process(server):
     assert second["placement"] == first["placement"]
     assert second["fencing"] > first["fencing"]
     server.in_state(second, "active")
-    assert marked(server.data) == {first["id"]: {pid}}, "the same process, and no other"
+    assert workload_processes(server.data) == {first["id"]: {pid}}, "the same process, and no other"
     ended = server.status(first)
     assert ended["state"] == "ended"
     assert ended["reason"] == f"lease {second['id']} took its workload over"
@@ -100,9 +110,9 @@ def test_the_next_request_like_it_gets_the_same_process(server):
     server.in_state(second, "warm")
     with server.watching("leases") as watching:
         server.say({"op": "flush"})
-        news = [heard(watching)]
+        news = [read_message(watching)]
         while news[-1]["event"] != "ended":
-            news.append(heard(watching))
+            news.append(read_message(watching))
     (stopped,) = [each["data"] for each in news if each["event"] == "workload"]
     assert (stopped["id"], stopped["phase"]) == (second["id"], "stopped")
 
@@ -115,7 +125,7 @@ def test_a_failed_reset_is_the_reason_everywhere(server):
         server.release(lease)
         news = {"event": ""}
         while news["event"] != "ended":
-            news = heard(watching)
+            news = read_message(watching)
     assert "not kept warm: its reset ended with 3: no such table" in news["data"]["reason"]
     assert server.status(lease)["reason"] == news["data"]["reason"]
     why = server.say({"op": "why", "lease": lease["id"]})[0]["data"]
@@ -137,19 +147,19 @@ def test_a_reset_that_hangs_holds_up_no_other(server):
     server.release(second)
     assert server.say({"op": "flush"})[0]["data"] == {"flushed": [second["id"]]}
     assert server.in_state(second, "ended")["reason"] == "flushed"
-    assert marked(server.data) == {}
+    assert workload_processes(server.data) == {}
 
 
 def test_a_request_waits_for_a_reset(server):
     given = provision(reset_command=["sleep", "0.5"])
     first = run(server, gpus=2, provision=given)
     server.in_state(first, "active")
-    (pid,) = marked(server.data)[first["id"]]
+    (pid,) = workload_processes(server.data)[first["id"]]
     server.release(first)
     second = run(server, gpus=2, provision=given)
     assert second["workload"]["warm"]
     server.in_state(second, "active")
-    assert marked(server.data) == {first["id"]: {pid}}
+    assert workload_processes(server.data) == {first["id"]: {pid}}
 
 
 SERVE = "import http.server as h, os; "
@@ -163,30 +173,30 @@ def test_a_service_that_stopped_answering_is_not_reused(server, tmp_path):
     spec = {"category": "service", "readiness": probe, "workdir": str(tmp_path)}
     given = provision(["sh", "-c", script], stop_seconds=0, **spec)
 
-    def started() -> tuple[dict, int, str]:
+    def start() -> tuple[dict, int, str]:
         lease = run(server, gpus=2, provision=given)
         endpoint = server.in_state(lease, "active")["workload"]["endpoint"]
         assert server.http.get(endpoint).status_code == 200
         return lease, int((tmp_path / "pid").read_text()), endpoint
 
-    first, pid, _ = started()
+    first, pid, _ = start()
     os.kill(pid, signal.SIGKILL)
     server.release(first)
     reason = server.in_state(first, "ended")["reason"]
     assert reason == "released; not kept warm: it runs, and does not answer any more"
-    second, pid, endpoint = started()
+    second, pid, endpoint = start()
     server.release(second)
     server.in_state(second, "warm")
-    third, *same = started()
+    third, *same = start()
     assert (third["workload"]["warm"], *same) == (True, pid, endpoint), "one that answers is reused"
     server.release(third)
     server.in_state(third, "warm")
     os.kill(pid, signal.SIGSTOP)
-    started()
+    start()
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_flush_ends_what_is_warm(server):
+def test_flush_ends_warm_leases(server):
     lease, _ = warm(server)
     held = run(server, provision=provision(["sleep", "200000"]))
     server.in_state(held, "active")
@@ -195,7 +205,7 @@ def test_flush_ends_what_is_warm(server):
     with BlockingClient(server.running.ws) as client:
         assert client.flush("here") == [lease["id"]]
     server.in_state(lease, "ended")
-    until(lambda: marked(server.data).keys() == {held["id"]})
+    until(lambda: workload_processes(server.data).keys() == {held["id"]})
     done = server.moorage("flush")
     assert "0 ended" in done.stdout + done.stderr
     missed = server.moorage("flush", "--cluster", "hre")
@@ -213,7 +223,7 @@ def test_the_longest_time_is_a_setting(server):
 def test_kill_9_loses_no_warm_lease_and_starts_nothing_twice(tmp_path):
     """One is warm, one was taken over, and one dies while the daemon is away."""
     commands = [["sleep", f"{number}00000"] for number in (1, 2, 3)]
-    with killed(tmp_path) as server:
+    with serve_and_kill(tmp_path) as server:
         server.fill(here(3))
         (idle, idle_pid), (taken, taken_pid), (dies, dies_pid) = (
             warm(server, provision=provision(command)) for command in commands
@@ -223,16 +233,16 @@ def test_kill_9_loses_no_warm_lease_and_starts_nothing_twice(tmp_path):
         kill(server)
     os.kill(dies_pid, signal.SIGKILL)
     found = {idle["id"]: {idle_pid}, taken["id"]: {taken_pid}}
-    until(lambda: marked(tmp_path) == found)
+    until(lambda: workload_processes(tmp_path) == found)
     with serving(tmp_path) as server:
         server.in_state(dies, "ended")
         assert server.status(idle)["state"] == "warm"
         assert server.status(holder)["state"] == "active"
-        assert marked(tmp_path) == found, "nothing is started twice, or without a lease"
+        assert workload_processes(tmp_path) == found, "nothing is started twice, or without a lease"
         again = run(server, provision=provision(commands[0]))
         assert again["workload"]["warm"]
         server.in_state(again, "active")
-        assert marked(tmp_path) == found
+        assert workload_processes(tmp_path) == found
         os.kill(taken_pid, signal.SIGKILL)
         assert "signal 9" in server.in_state(holder, "ended")["reason"]
         server.release(again)
@@ -243,7 +253,7 @@ def test_random_kills_leave_no_orphan_and_start_nothing_twice(tmp_path):
     draw = random.Random(7)
     held: dict[str, dict] = {}
     for number in range(5):
-        with killed(tmp_path) as server:
+        with serve_and_kill(tmp_path) as server:
             if not number:
                 server.fill(here(4))
             stop_at = time.monotonic() + draw.random() / 2
@@ -269,5 +279,7 @@ def test_random_kills_leave_no_orphan_and_start_nothing_twice(tmp_path):
         for lease in server.held():
             if lease["id"] not in held and lease["state"] == "active":
                 held[lease["id"]] = lease  # Its answer was lost with the daemon.
-        until(lambda: len(marked(tmp_path)) == len(server.held(state="active")))
-        assert all(len(pids) == 1 for pids in marked(tmp_path).values()), "nothing started twice"
+        until(lambda: len(workload_processes(tmp_path)) == len(server.held(state="active")))
+        assert all(len(pids) == 1 for pids in workload_processes(tmp_path).values()), (
+            "nothing started twice"
+        )

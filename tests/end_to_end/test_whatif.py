@@ -1,11 +1,11 @@
-"""What-if over a real socket: nothing changes, and what it says is what then happens."""
+"""What-if over a real socket changes nothing, and its prediction holds."""
 
 import json
 import re
 from collections.abc import Iterator
 
 import pytest
-from served import FIRST_FIT, Server, ask_message, cluster, heard, policy, serving, until
+from served import FIRST_FIT, Server, ask_message, cluster, policy, read_message, serving, until
 
 pytestmark = pytest.mark.heavy
 
@@ -120,7 +120,7 @@ def test_a_cordon_leaves_leases_and_an_uncordon_starts_waiters(server):
     assert server.say({"op": "uncordon", **node})[0]["success"]
 
 
-def test_more_nodes_and_a_drain_do_what_it_said(server):
+def test_added_nodes_and_a_drain_act_as_predicted(server):
     document = cluster("west", nodes=3)
     server.register(document)
     west = {"clusters": ["west"]}
@@ -139,7 +139,7 @@ def test_more_nodes_and_a_drain_do_what_it_said(server):
         document["nodes"]["count"] = 5
         server.http.put("/clusters/west", json=document).raise_for_status()
         for _ in granted:
-            server.leases.append(heard(socket)["lease"])
+            server.leases.append(read_message(socket)["lease"])
         placed = {each["id"]: each["placement"] for each in server.leases}
         assert all(placed[row["request"]] == row["placement"] for row in granted)
         drain = {"cluster": "west", "node": "west-1"}
@@ -206,7 +206,7 @@ def test_a_wrong_change_is_refused_by_its_field(server, change, field):
     assert reply["error"]["field"] == f"change.{field}"
 
 
-def test_a_what_if_of_nothing_or_of_what_is_unknown_is_refused(server):
+def test_an_empty_or_unknown_what_if_is_refused(server):
     unknown = request(1) | {"policy_rule_uri": "none:1-x"}
     bad = {"add_nodes": [{"cluster": "east", "node": {"gpus": 3}}]}
     for message, code in (({}, "missing_fields"), ({"request": unknown}, "unknown_policy")):

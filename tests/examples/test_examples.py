@@ -37,7 +37,7 @@ def url() -> Iterator[str]:
         yield running.ws
 
 
-def shown(*command: str | Path, **environment: str) -> str:
+def output_of(*command: str | Path, **environment: str) -> str:
     """Run a command, and return what it printed."""
     own = {"PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}", "PYTEST_ADDOPTS": ""}
     variables = {**os.environ, **own, **environment}
@@ -49,7 +49,7 @@ def shown(*command: str | Path, **environment: str) -> str:
 
 
 def python(name: str, *words: str) -> str:
-    return shown(sys.executable, EXAMPLES / name, *words)
+    return output_of(sys.executable, EXAMPLES / name, *words)
 
 
 def test_the_blocking_client(url: str) -> None:
@@ -65,7 +65,7 @@ def test_the_node_client(url: str) -> None:
     if shutil.which("node") is None:
         pytest.skip("no Node here: apt-get install nodejs")
     program = EXAMPLES / "node_client.mjs"
-    reply = shown("node", "--experimental-websocket", program, url, NODE_NO_WARNINGS="1")
+    reply = output_of("node", "--experimental-websocket", program, url, NODE_NO_WARNINGS="1")
     assert reply == "yours: lab n0 GPU 0\n"
 
 
@@ -111,7 +111,7 @@ def test_without_a_server_there_is_one_sentence(name: str) -> None:
     assert re.fullmatch(rf".*{url}: Connection refused\n", done.stderr)
 
 
-def typed(folder: Path) -> list[str]:
+def typed_lines(folder: Path) -> list[str]:
     """Return what the README of an example has its reader type."""
     return re.findall(r"^\$ (.+)$", (folder / "README.md").read_text(), re.MULTILINE)
 
@@ -121,7 +121,10 @@ def test_the_policy_passes_its_tests_and_is_accepted(tmp_path: Path) -> None:
     folder = shutil.copytree(EXAMPLES / "policy_with_tests", tmp_path / "policy")
     with daemon() as running:
         reach = {"MOORAGE_URL": running.ws, "MOORAGE_HTTP_URL": running.http}
-        reply = [shown("bash", "-c", f"cd {folder} && {each}", **reach) for each in typed(folder)]
+        reply = [
+            output_of("bash", "-c", f"cd {folder} && {each}", **reach)
+            for each in typed_lines(folder)
+        ]
     tested, jailed, pushed = reply
     assert "2 passed" in tested
     assert "passed" in jailed
@@ -131,7 +134,7 @@ def test_the_policy_passes_its_tests_and_is_accepted(tmp_path: Path) -> None:
 @pytest.mark.heavy
 def test_tests_in_four_processes_share_two_gpus(tmp_path: Path) -> None:
     folder = shutil.copytree(EXAMPLES / "slots_in_pytest", tmp_path / "slots")
-    serving, testing = typed(folder)
+    serving, testing = typed_lines(folder)
     environment = {
         "PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}",
         "MOORAGE_POOL_ADDRESS": f"uds:{tmp_path / 'pool.sock'}",
@@ -143,14 +146,14 @@ def test_tests_in_four_processes_share_two_gpus(tmp_path: Path) -> None:
     assert server.stdout is not None
     try:
         assert '"ready"' in server.stdout.readline()
-        assert "8 passed" in shown("bash", "-c", f"cd {folder} && {testing}", **environment)
+        assert "8 passed" in output_of("bash", "-c", f"cd {folder} && {testing}", **environment)
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(SECONDS_MAX)
         server.stdout.close()
 
 
-def composed() -> dict[str, dict]:
+def compose_services() -> dict[str, dict]:
     text = (EXAMPLES / "compose_with_prometheus" / "compose.yaml").read_text()
     for name in ("RESEARCH", "MONITOR"):
         text = text.replace(f"${{{name}_TOKEN:?a long secret}}", f"{name.lower()}-secret")
@@ -163,7 +166,7 @@ def composed() -> dict[str, dict]:
 def test_prometheus_scrapes_the_server_as_compose_has_both(tmp_path: Path) -> None:
     if shutil.which("prometheus") is None:
         pytest.skip("no prometheus here: apt-get install prometheus")
-    found = composed()
+    found = compose_services()
     environment = found["services"]["moored"]["environment"]
     assert set(environment) <= {each.environment for each in settings().values()}
     with daemon(environment=environment) as running, socket.socket() as free:

@@ -159,7 +159,7 @@ class Client:
         return SessionId(self.socket.response.headers[SESSION_HEADER])
 
     async def resume(self, session: str, **fields: Any) -> dict[str, Any]:
-        """Ask for a session, and return what comes first."""
+        """Open a session, and return the first message."""
         await self.say(json.dumps({"op": "resume", "session": session, **fields}))
         return await self.reply()
 

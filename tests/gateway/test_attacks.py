@@ -23,19 +23,19 @@ MIB = 2**20
 
 
 @pytest.fixture
-def held_mib() -> Iterator[Callable[[], float]]:
-    """Trace memory. Each call tells the most MiB held since the call before, above what was."""
+def measure_mib() -> Iterator[Callable[[], float]]:
+    """Trace memory. Each call returns the peak MiB since the last call, above the base."""
     tracemalloc.start()
     base = 0
 
-    def held() -> float:
+    def peak_mib() -> float:
         nonlocal base
         now, peak = tracemalloc.get_traced_memory()
         above, base = peak - base, now
         tracemalloc.reset_peak()
         return above / MIB
 
-    yield held
+    yield peak_mib
     tracemalloc.stop()
 
 
@@ -136,14 +136,14 @@ async def test_a_ping_after_a_huge_message_leaves_no_stray_exception(open_port):
 # 92: compression -----------------------------------------------------------------------------
 
 
-async def test_a_compression_bomb_does_not_go_off_with_it(open_port, held_mib):
+async def test_a_compression_bomb_does_not_go_off_with_it(open_port, measure_mib):
     port = await open_port(deflate=True)
     attacker = await port.attacker("permessage-deflate")
     charge = attacker.frame(TEXT, bomb(64), rsv1=True)
-    held_mib()
+    measure_mib()
     await attacker.write(charge)
     assert await attacker.close_code() == Close.TOO_LARGE
-    assert held_mib() < 16
+    assert measure_mib() < 16
     await still_serves(port)
 
 
@@ -158,15 +158,15 @@ async def test_compression_works_where_it_is_configured(open_port):
 # 93: slow readers ----------------------------------------------------------------------------
 
 
-async def test_a_client_that_never_reads_is_held_back_and_dropped(open_port, held_mib):
+async def test_a_client_that_never_reads_is_held_back_and_dropped(open_port, measure_mib):
     port = await open_port(slow_seconds_max=0.3, close_seconds_max=0.1)
     attacker = await port.attacker(receive_bytes=4_096)
     load = asks(attacker, 2_000, size=10_000)
-    held_mib()
+    measure_mib()
     assert await attacker.write(load) is False
     await port.harbour.until(lambda: not port.harbour.sessions)
     # 20 MB were sent; at most the in-flight replies and the frames read ahead are held.
-    assert held_mib() < 12
+    assert measure_mib() < 12
     assert len(port.harbour.seen) < 2_000
     assert port.gateway.stats().slow_readers_total == 1
     await still_serves(port)
@@ -285,7 +285,7 @@ async def test_frames_that_are_tiny_are_read_in_turn(port, frame):
 
 
 @pytest.mark.parametrize("count", [1, 40, 4_000])
-async def test_what_came_before_the_end_is_read(port, count):
+async def test_messages_before_the_close_are_read(port, count):
     """However much of it waits for its turn when the client leaves."""
     attacker = await port.attacker()
     before = len(port.harbour.seen)
@@ -349,7 +349,7 @@ async def test_half_a_handshake_is_cut(open_port):
         b"\r\n" * 1_000,
     ],
 )
-async def test_what_is_no_decent_handshake_is_refused(port, request_bytes):
+async def test_an_invalid_handshake_is_refused(port, request_bytes):
     answer = await port.http(request_bytes)
     assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
     await still_serves(port)

@@ -27,7 +27,7 @@ async def run(port, source: str) -> str:
     return lines[-1].partition("Response received: ")[2]
 
 
-async def test_it_reads_what_it_left_empty_and_what_a_policy_returned(port):
+async def test_an_existing_client_reads_empty_fields_and_policy_values(port):
     reply = json.loads(await run(port, PRINTED))
     assert reply["success"] is False
     assert reply["message"] == "Missing required fields: policy_rule_uri"

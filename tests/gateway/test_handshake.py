@@ -1,4 +1,4 @@
-"""Who is let in, and what the port answers over plain HTTP."""
+"""Accepted handshakes, and answers of the port to plain HTTP."""
 
 import base64
 
@@ -11,7 +11,7 @@ from moorage.protocol.origins import Origins
 from moorage.records.rights import Caller, Role
 
 
-async def refused(port, **options):
+async def refusal(port, **options):
     with pytest.raises(InvalidStatus) as caught:
         await port.client(**options)
     return caught.value.response
@@ -49,7 +49,7 @@ async def test_any_other_path_is_the_socket(port, path):
 @pytest.mark.parametrize("headers", [["Bearer wrong"], [""], ["Bearer token-a", "Bearer token-b"]])
 async def test_without_a_valid_token_no_client_gets_in(port, headers):
     shown = [("Authorization", each) for each in headers]
-    response = await refused(port, additional_headers=shown)
+    response = await refusal(port, additional_headers=shown)
     assert response.status_code == 401
     assert response.headers["WWW-Authenticate"] == "Bearer"
     assert b"Authorization: Bearer <token>" in response.body
@@ -59,7 +59,7 @@ async def test_without_a_valid_token_no_client_gets_in(port, headers):
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null"])
 async def test_a_page_of_another_site_cannot_connect(port, origin):
-    response = await refused(port, origin=origin, additional_headers={"Authorization": "Bearer x"})
+    response = await refusal(port, origin=origin, additional_headers={"Authorization": "Bearer x"})
     assert response.status_code == 403
     assert f"Origin: a page of '{origin}' may not ask" in response.body.decode()
     assert port.gateway.stats().refused_foreign_total == 1
@@ -88,7 +88,7 @@ async def test_our_own_pages_and_named_ones_can(open_port):
         ("Accept: */*", 400),
     ],
 )
-async def test_plain_requests_are_looked_at_too(port, path, headers, status):
+async def test_plain_requests_are_checked(port, path, headers, status):
     answer = await port.http(f"GET {path} HTTP/1.1\r\n{headers}\r\n\r\n".encode())
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
 
@@ -105,14 +105,14 @@ def bearer(token):
     return ["moorage", f"moorage.bearer.{shown}"]
 
 
-def known(token):
+def owner_of(token):
     """Return whose a token is."""
     return Caller(Tenant("a"), Role.CLIENT) if token in {"token-a", "ü?>"} else None
 
 
 @pytest.mark.parametrize("token", ["token-a", "ü?>"])
 async def test_a_page_shows_its_token_as_a_subprotocol(open_port, token):
-    port = await open_port(known)
+    port = await open_port(owner_of)
     client = await port.client(subprotocols=bearer(token))
     assert client.socket.subprotocol == "moorage", "the secret is not sent back"
     assert await client.answers()
@@ -132,18 +132,18 @@ async def test_a_page_shows_its_token_as_a_subprotocol(open_port, token):
     ],
 )
 async def test_a_page_without_a_valid_one_stays_out(open_port, offered):
-    port = await open_port(known, tickets=SocketTickets(known))
-    assert (await refused(port, subprotocols=offered)).status_code == 401
+    port = await open_port(owner_of, tickets=SocketTickets(owner_of))
+    assert (await refusal(port, subprotocols=offered)).status_code == 401
     assert port.harbour.ever == []
 
 
 async def test_a_ticket_opens_one_socket(open_port):
-    tickets = SocketTickets(known)
-    port = await open_port(known, tickets=tickets)
+    tickets = SocketTickets(owner_of)
+    port = await open_port(owner_of, tickets=tickets)
     offered = ["moorage", f"moorage.ticket.{tickets.issue('token-a')[0]}"]
     assert await (await port.client(subprotocols=offered)).answers()
-    assert (await refused(port, subprotocols=offered)).status_code == 401
+    assert (await refusal(port, subprotocols=offered)).status_code == 401
     tickets = SocketTickets(lambda _: Caller(Tenant("local"), Role.ADMIN))
     port = await open_port(tickets=tickets)  # Where no token is needed.
     offered = ["moorage", "moorage.ticket.guessed"]
-    assert (await refused(port, subprotocols=offered)).status_code == 401
+    assert (await refusal(port, subprotocols=offered)).status_code == 401

@@ -1,4 +1,4 @@
-"""Messages that are not complete: what is held of them, and how large ones wait for each other."""
+"""Incomplete messages: their memory, and turns of large ones."""
 
 import asyncio
 import json
@@ -107,7 +107,7 @@ async def test_large_messages_that_wait_are_refused_unread_when_it_stops(port):
 
 
 @pytest.mark.parametrize("size", [40_000, 300_000, 900_000])
-async def test_large_messages_whose_sender_has_left_are_not_read(port, size):
+async def test_large_messages_of_a_closed_socket_are_not_read(port, size):
     """A crowd that leaves has hundreds of them wait, each for some milliseconds."""
     clients = [await port.client() for _ in range(4)]
     async with port.gateway._turns.turn("another"):

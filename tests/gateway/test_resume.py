@@ -1,4 +1,4 @@
-"""A session without a connection: what it holds, for how long, and who gets it back."""
+"""A session without a connection: its buffer, its lifetime, and its resumption."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ async def lose(port, client):
     await until_none_is_open(port)
 
 
-async def parked(port, count):
+async def park(port, count):
     """Return a client of `count` parked requests whose connection is lost."""
     client = await port.client()
     for n in range(count):
@@ -43,7 +43,7 @@ async def until_none_is_open(port):
 
 
 async def test_replies_and_news_are_held_and_come_in_order(port):
-    client = await parked(port, 3)
+    client = await park(port, 3)
     port.harbour.answer(1)
     port.gateway.push(client.session, event("moved", {"n": 1}, "fleet"))
     port.harbour.answer(0)
@@ -99,7 +99,7 @@ async def test_a_session_that_is_not_resumed_in_time_is_over(open_port, settings
 
 
 async def test_too_many_held_replies_end_a_session(port):
-    client = await parked(port, 3)
+    client = await park(port, 3)
     port.harbour.answer(0, "x" * (HELD_BYTES_MAX - 1_000))
     assert client.session in port.harbour.sessions
     port.harbour.answer(1, "x" * 1_000)
@@ -107,7 +107,7 @@ async def test_too_many_held_replies_end_a_session(port):
     port.harbour.answer(2)
 
 
-async def test_news_beyond_what_is_held_is_counted(port):
+async def test_news_beyond_the_buffer_are_counted(port):
     client = await port.client()
     assert await client.answers(0)
     await lose(port, client)
@@ -155,7 +155,7 @@ async def test_a_token_that_is_gone_ends_a_session_that_is_away(open_port):
 
 
 async def test_a_stop_ends_sessions_that_are_away(port):
-    await parked(port, 1)
+    await park(port, 1)
     await port.gateway.close()
     assert not port.harbour.sessions
 

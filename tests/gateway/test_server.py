@@ -29,7 +29,7 @@ async def test_a_session_is_announced_and_taken_back(port):
     assert all(len(name) == 32 for name in ids)
 
 
-async def test_a_session_that_is_gone_gets_nothing(port):
+async def test_an_ended_session_gets_no_messages(port):
     client = await port.client()
     await client.ask(1, "hold")
     await port.harbour.until(lambda: 1 in port.harbour.held)
@@ -61,7 +61,7 @@ async def test_news_are_pushed_after_the_reply_that_announced_them(port):
     assert port.gateway.stats().events_total == 1
 
 
-async def test_all_sessions_taken_is_said_and_passes(open_port):
+async def test_a_full_server_refuses_sessions_until_one_ends(open_port):
     port = await open_port(sessions_max=2)
     first, _ = await port.client(), await port.client()
     with pytest.raises(InvalidStatus) as refused:
@@ -154,8 +154,8 @@ async def test_a_stop_closes_everybody_with_1012_and_logs_nothing(open_port, cap
         await asyncio.open_connection("127.0.0.1", port.number)
 
 
-async def test_who_answered_so_far_answers_no_more(open_port):
-    """Others are behind the door of a standby that leads: they know none of its sessions."""
+async def test_a_replaced_handler_answers_no_more(open_port):
+    """A standby that becomes leader has new handlers, which know none of its old sessions."""
     port = await open_port()
     before = await port.client()
     assert await before.answers()
@@ -210,7 +210,7 @@ async def test_a_stop_is_bounded_whichever_client_does_not_answer(open_port):
 
 
 @pytest.mark.parametrize("fields", [{}, {"id": 1}])
-async def test_a_stop_does_not_wait_for_a_daemon_that_takes_nothing(open_port, fields):
+async def test_a_stop_does_not_wait_for_a_stalled_daemon(open_port, fields):
     port = await open_port(drain_seconds_max=0.1)
     client = await port.client()
     await client.ask(1, "wait", **fields)

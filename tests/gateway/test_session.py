@@ -93,7 +93,7 @@ async def test_the_slow_path_with_ids_holds_up_no_other(port):
     assert (await client.reply())["id"] == "slow"
 
 
-async def test_what_was_sent_before_leaving_counts_on_the_slow_path_too(port):
+async def test_messages_before_a_close_count_on_the_slow_path(port):
     client = await port.client()
     for n in range(5):
         await client.ask(n, "wait", **({"id": n} if n % 2 else {}))
@@ -170,7 +170,7 @@ async def test_parked_messages_beyond_their_limit_count_again(open_port):
     assert {(await client.reply())["id"] for _ in range(20)} == set(range(20))
 
 
-async def test_what_would_wait_beyond_the_limit_is_busy_and_the_socket_goes_on(open_port):
+async def test_messages_beyond_the_limit_are_busy_and_the_socket_stays_open(open_port):
     port = await open_port(inflight_max=8, parked_max=20)
     client = await port.client()
     patient = {"lease": {"wait_seconds": 60}}

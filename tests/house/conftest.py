@@ -1,4 +1,4 @@
-"""What the rules of the house look at: the files of the tree, and the Python among them."""
+"""The files of the tree, and its Python sources, for the house rules."""
 
 import ast
 import shutil

@@ -1,4 +1,4 @@
-"""What sources cite is in the repository: the page, and the section of it that they name."""
+"""Each page and section that a source cites is in the repository."""
 
 import re
 from pathlib import Path
@@ -29,7 +29,7 @@ def missing(page, names: list[str]) -> list[str]:
     ]
 
 
-def lost(files: list, folder: Path) -> list[str]:
+def dead_citations(files: list, folder: Path) -> list[str]:
     """Return citations of pages or sections that are not there."""
     pages = {
         page.name: set(re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE))
@@ -56,7 +56,7 @@ def leading_nowhere(files: list) -> list[str]:
 
 def test_every_cited_page_and_section_is_there(sources, tests, root) -> None:
     files = [each for each in [*sources, *tests] if each.name != "tests/house/test_citations.py"]
-    assert lost(files, root / "docs/reference") == []
+    assert dead_citations(files, root / "docs/reference") == []
     assert sum("docs/reference/" in each.text for each in files) > 10
 
 
@@ -80,7 +80,7 @@ def test_files_that_pages_name_are_there(tree) -> None:
         ("`ost/cell.py`", True),
     ],
 )
-def test_what_counts_as_missing(mutant, text: str, lacks: bool) -> None:
+def test_missing_citations_are_found(mutant, text: str, lacks: bool) -> None:
     names = ["server/host/cell.py", "tests/zygote.py"]
     assert bool(missing(mutant(text, "server/README.md"), names)) == lacks
 
@@ -94,8 +94,8 @@ def test_what_counts_as_missing(mutant, text: str, lacks: bool) -> None:
         ("See docs/reference/nothing.md.", 1),
     ],
 )
-def test_what_counts_as_lost(mutant, root, text: str, count: int) -> None:
-    assert len(lost([mutant(text)], root / "docs/reference")) == count
+def test_dead_citations_are_found(mutant, root, text: str, count: int) -> None:
+    assert len(dead_citations([mutant(text)], root / "docs/reference")) == count
 
 
 @pytest.mark.parametrize(
@@ -108,5 +108,5 @@ def test_what_counts_as_lost(mutant, root, text: str, count: int) -> None:
         ('docs/reference/allocation-server.md, "Services".', False),
     ],
 )
-def test_what_counts_as_leading_nowhere(mutant, line: str, nowhere: bool) -> None:
+def test_dead_links_are_found(mutant, line: str, nowhere: bool) -> None:
     assert bool(leading_nowhere([mutant(line)])) == nowhere

@@ -1,4 +1,4 @@
-"""What a caller can catch: one tree per public package, drawn where its reader looks first."""
+"""Exceptions for callers: one tree per public package, shown in its docstring."""
 
 import importlib
 import re
@@ -22,7 +22,7 @@ STANDS_APART = {
 }
 
 
-def exported(package: str) -> list[type[BaseException]]:
+def exported_exceptions(package: str) -> list[type[BaseException]]:
     module = importlib.import_module(package)
     names = getattr(module, "__all__", [])
     values = [getattr(module, name) for name in names]
@@ -33,7 +33,7 @@ def exported(package: str) -> list[type[BaseException]]:
 
 @pytest.mark.parametrize("package", PUBLIC)
 def test_the_exceptions_of_a_public_package_are_one_tree(package: str) -> None:
-    errors = exported(package)
+    errors = exported_exceptions(package)
     roots = [each for each in errors if all(each is o or not issubclass(each, o) for o in errors)]
     assert len(roots) <= 1, [each.__name__ for each in roots]
     if len(errors) > 1:
@@ -42,11 +42,11 @@ def test_the_exceptions_of_a_public_package_are_one_tree(package: str) -> None:
 
 
 def test_the_client_has_such_a_tree() -> None:
-    assert exported("moorage_client")
+    assert exported_exceptions("moorage_client")
 
 
 @pytest.mark.parametrize("name", STANDS_APART)
-def test_what_stands_apart_is_said_to(name: str) -> None:
+def test_exceptions_outside_the_tree_are_listed(name: str) -> None:
     assert name in (importlib.import_module("moorage_client").__doc__ or "")
 
 

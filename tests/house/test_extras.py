@@ -1,4 +1,4 @@
-"""What tells users how to install what an extra brings."""
+"""Messages that name the extra to install."""
 
 import subprocess
 import sys
@@ -35,5 +35,5 @@ def test_the_command_names_where_this_was_installed_from(tmp_path: Path, noted, 
     assert ran.stdout == f"pip install {command}\n"
 
 
-def test_what_is_installed_here_has_a_command() -> None:
+def test_each_extra_has_an_install_command() -> None:
     assert install_command("aws").endswith("[aws]'")

@@ -1,4 +1,4 @@
-"""What `pip install moorage` brings: a client that works without the server, and says so."""
+"""`pip install moorage` installs a client that works without the server."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def project(root: Path) -> Any:
     return tomllib.loads((root / "pyproject.toml").read_text())["project"]
 
 
-def needed(names: list[str]) -> Iterator[str]:
+def requirements(names: list[str]) -> Iterator[str]:
     """Yield the distributions that these need, themselves first; extras are left out."""
     seen: set[str] = set()
     while names:
@@ -48,11 +48,11 @@ def needed(names: list[str]) -> Iterator[str]:
         yield name
         for each in distribution(name).requires or ():
             requirement, _, marker = each.partition(";")
-            if "extra ==" not in marker and installed(name_of(requirement)):
+            if "extra ==" not in marker and is_installed(name_of(requirement)):
                 names.append(name_of(requirement))
 
 
-def installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """Tell whether it is here; what is for other systems and versions of Python is not."""
     try:
         distribution(name)
@@ -72,7 +72,7 @@ def client(root: Path, project: Any, tmp_path_factory: pytest.TempPathFactory) -
     (built,) = folder.glob("moorage-*.whl")
     with zipfile.ZipFile(built) as archive:
         archive.extractall(packages)
-    for name in needed([name_of(each) for each in project["dependencies"]]):
+    for name in requirements([name_of(each) for each in project["dependencies"]]):
         files = distribution(name).files or ()
         for top in {each.parts[0] for each in files} - {"..", "__pycache__"}:
             if not (packages / top).exists():
@@ -103,7 +103,7 @@ def test_few_direct_dependencies(project: Any) -> None:
     assert not direct & SERVER_ONLY
 
 
-def test_the_extra_is_what_is_looked_for(project: Any) -> None:
+def test_the_extra_installs_the_imported_module(project: Any) -> None:
     extras = project["optional-dependencies"]
     assert {*extras["policy"]} <= {*extras["server"]}
     extra = {name_of(each) for each in extras["server"]}
@@ -125,8 +125,8 @@ def test_the_libraries_need_no_server(client: Run, code: str) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_it_is_small(project: Any) -> None:
-    names = [*needed([name_of(each) for each in project["dependencies"]])]
+def test_the_install_is_small(project: Any) -> None:
+    names = [*requirements([name_of(each) for each in project["dependencies"]])]
     files = [each for name in names for each in distribution(name).files or ()]
     paths = [Path(each.locate()) for each in files]
     assert "numpy" not in names
@@ -141,7 +141,7 @@ def test_it_is_small(project: Any) -> None:
         "from moorage.query import DocumentIndex",
     ],
 )
-def test_what_reads_a_fleet_names_its_extra(client: Run, code: str) -> None:
+def test_fleet_importers_name_their_extra(client: Run, code: str) -> None:
     ran = client(code)
     assert ran.returncode == 1
     assert ran.stderr.endswith("needs numpy: pip install 'moorage[policy]'\n")
@@ -176,7 +176,7 @@ def test_the_command_needs_no_server_either(
         ["moorage", "policy", "push", "first_fit"],
     ],
 )
-def test_what_needs_the_server_names_the_extra(client: Run, command: list[str]) -> None:
+def test_commands_that_need_the_server_name_the_extra(client: Run, command: list[str]) -> None:
     ran = client(*command)
     assert ran.returncode == 2
     assert ran.stderr.count("\n") == 1

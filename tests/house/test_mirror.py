@@ -1,4 +1,4 @@
-"""Who knows one place knows its counterparts: tests lie where the source lies, kinds look alike."""
+"""Folders of tests mirror those of the source, and files of one kind look alike."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What operators are handed: the Makefile, the unit, and the image."""
+"""Files for operators: the Makefile, the unit, and the image."""
 
 import configparser
 import re
@@ -36,7 +36,7 @@ def test_the_makefile_has_its_targets_and_explains_them(root: Path, target: str)
     assert re.search(rf"^make {target} +\S", shown.stdout, re.MULTILINE)
 
 
-def test_without_a_fit_python_make_says_what_to_do(root: Path, tmp_path: Path) -> None:
+def test_without_a_supported_python_make_names_the_remedy(root: Path, tmp_path: Path) -> None:
     command = ["make", "demo", f"VENV={tmp_path / 'venv'}", "PYTHON=/no/such/python"]
     shown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert shown.returncode != 0
@@ -67,7 +67,7 @@ def test_unit_and_image_use_settings_that_exist(root: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"), [("moored.service", ["serve"]), ("moored-agent.service", ["agent"])]
 )
-def test_the_unit_starts_what_the_package_installs(root: Path, name: str, words: list[str]) -> None:
+def test_the_unit_starts_an_installed_program(root: Path, name: str, words: list[str]) -> None:
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str
     unit.read(root / "deploy" / "systemd" / name)
@@ -102,7 +102,7 @@ def test_systemd_understands_the_unit(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 def test_the_unit_is_little_exposed(root: Path) -> None:
-    """Of 10: what is left are the network, namespaces and calls that workloads need."""
+    """The exposure is out of 10. The rest is network, namespaces and calls of workloads."""
     unit = root / "deploy" / "systemd" / "moored.service"
     # In tenths; 0 is no exposure, and over 50 counts as medium.
     command = ["systemd-analyze", "security", "--offline=yes", "--threshold=33", unit]
@@ -135,7 +135,7 @@ def test_beyond_loopback_the_image_needs_tokens(root: Path) -> None:
         Config.load({}, environ)
 
 
-def test_the_image_asks_the_port_that_is_set_and_keeps_what_it_needs(root: Path) -> None:
+def test_the_image_checks_the_set_port_and_keeps_its_data(root: Path) -> None:
     image = (root / "Dockerfile").read_text()
     assert 'CMD ["moored", "health"]' in image.partition("HEALTHCHECK")[2]
     installing, _, building = image.partition(" AS build\n")

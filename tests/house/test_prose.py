@@ -13,7 +13,7 @@ def vague(line: str) -> bool:
     return bool(VAGUE.search(NAME.sub("", line)))
 
 
-def test_sentences_name_who_acts(tree) -> None:
+def test_sentences_have_a_subject(tree) -> None:
     found = [
         f"{each.name}:{number}: {line.strip()}"
         for each in tree
@@ -37,5 +37,5 @@ def test_sentences_name_who_acts(tree) -> None:
         ("os.setresuid(NOBODY, NOBODY, NOBODY)", False),
     ],
 )
-def test_what_counts_as_vague(line: str, expected: bool) -> None:
+def test_vague_words_are_found(line: str, expected: bool) -> None:
     assert vague(line) is expected

@@ -1,4 +1,4 @@
-"""What `tools/add_backend.py` writes runs at once, and few files name a backend."""
+"""The backend made by `tools/add_backend.py` runs at once, and few files name a backend."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moorage.backends.registry import kinds
-from moorage.setting_kinds import declared
+from moorage.setting_kinds import read_settings
 
 TREES = ("server", "policies", "clients", "benchmarks", "tests", "tools", "docs")
 # What names Ray, AWS or Kubernetes for other reasons than their backends: policy workers, libraries
@@ -27,7 +27,7 @@ def test_few_files_outside_its_folder_name_a_backend(root: Path, sources, name: 
     """Those that import it, have its name as a text or one of its settings; its extra, its page."""
     words = [
         f"moorage.backends.{name}",
-        *(each + "\\b" for each in declared(kinds()[name].settings)),
+        *(each + "\\b" for each in read_settings(kinds()[name].settings)),
     ]
     named = re.compile(rf"""(["']){name}\1|{"|".join(words)}""")
     files = {

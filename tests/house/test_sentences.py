@@ -48,5 +48,5 @@ def test_pages_are_in_short_sentences(tree) -> None:
         ("Text.\n\n```sh\nno prose at all\n```\nMore", ["Text.", "More"]),
     ],
 )
-def test_what_counts_as_a_sentence(text: str, expected: list[str]) -> None:
+def test_sentences_are_recognised(text: str, expected: list[str]) -> None:
     assert [each.strip() for each in sentences(text)] == expected

@@ -1,4 +1,4 @@
-"""What may stand in a source, and how sources are built: checks of all syntax trees.
+"""Rules for all sources, checked on their syntax trees.
 
 They are in one file so that the sources are parsed once.
 """
@@ -23,7 +23,7 @@ UNFINISHED = re.compile(r"raise NotImplementedError(?!\()|\b(TODO|FIXME|XXX|HACK
 THIS_MACHINE = re.compile(r"/wor[k]/|/far[m]/|/roo[t]/|\.librar[y]\b|/hom[e]/(?!ann\b)\w+/")
 
 
-def found(pattern: re.Pattern[str], files) -> list[str]:
+def matching_lines(pattern: re.Pattern[str], files) -> list[str]:
     return [
         f"{each.name}:{number}: {line.strip()}"
         for each in files
@@ -32,7 +32,7 @@ def found(pattern: re.Pattern[str], files) -> list[str]:
     ]
 
 
-def unexplained(files) -> list[str]:
+def exceptions_without_reason(files) -> list[str]:
     return [
         f"{each.name}:{number}: {line.strip()}"
         for each in files
@@ -43,7 +43,7 @@ def unexplained(files) -> list[str]:
 
 def test_every_exception_to_a_check_names_it_and_its_reason(sources, tests) -> None:
     others = [each for each in tests if each.name != "tests/house/test_sources.py"]
-    assert unexplained([*sources, *others]) == []
+    assert exceptions_without_reason([*sources, *others]) == []
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_every_exception_to_a_check_names_it_and_its_reason(sources, tests) -> N
         ("x = 1  # pragma: no cover", False),
     ],
 )
-def test_what_counts_as_a_reason(mutant, line: str, explained: bool) -> None:
-    assert (unexplained([mutant(line)]) == []) == explained
+def test_reasons_are_recognised(mutant, line: str, explained: bool) -> None:
+    assert (exceptions_without_reason([mutant(line)]) == []) == explained
 
 
 def test_every_rule_left_out_in_pyproject_has_its_reason(root: Path) -> None:
@@ -73,11 +73,11 @@ def test_every_rule_left_out_in_pyproject_has_its_reason(root: Path) -> None:
 
 
 def test_nothing_is_left_unfinished(sources) -> None:
-    assert found(UNFINISHED, sources) == []
+    assert matching_lines(UNFINISHED, sources) == []
 
 
 def test_nothing_names_this_machine(tree) -> None:
-    assert found(THIS_MACHINE, tree) == []
+    assert matching_lines(THIS_MACHINE, tree) == []
 
 
 # A computed pause of asyncio is a back-off; a fixed one waits for something, in the dark.
@@ -113,7 +113,7 @@ def test_no_code_waits_by_the_clock(sources, tests) -> None:
         ("rule = 'time.sleep(9)'", False),
     ],
 )
-def test_what_counts_as_waiting_by_the_clock(mutant, line: str, nap: bool) -> None:
+def test_sleeps_are_found(mutant, line: str, nap: bool) -> None:
     assert bool(naps([mutant(f"async def f():\n    {line}\n")])) == nap
 
 
@@ -123,7 +123,7 @@ _TIMED = re.compile(r"^\s*assert .*\b(monotonic|perf_counter)(_ns)?\(\) - ")
 
 def test_no_test_asserts_a_time(tests) -> None:
     """Other work on the machine decides it: `moored bench` reports times, tests count."""
-    assert found(_TIMED, tests) == []
+    assert matching_lines(_TIMED, tests) == []
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_no_test_asserts_a_time(tests) -> None:
         ("    assert time.monotonic() < deadline", False),
     ],
 )
-def test_what_counts_as_asserting_a_time(mutant, line: str, timed: bool) -> None:
-    assert bool(found(_TIMED, [mutant(line)])) == timed
+def test_time_assertions_are_found(mutant, line: str, timed: bool) -> None:
+    assert bool(matching_lines(_TIMED, [mutant(line)])) == timed
 
 
 def unsafe_children(files) -> list[str]:
@@ -170,11 +170,11 @@ def test_no_child_imports_from_the_working_directory(sources) -> None:
         ("(sys.executable, [sys.executable, '-I', name], {})", False),
     ],
 )
-def test_what_counts_as_importing_from_the_working_directory(mutant, command, unsafe) -> None:
+def test_imports_from_the_working_directory_are_found(mutant, command, unsafe) -> None:
     assert bool(unsafe_children([mutant(f"command = {command}")])) == unsafe
 
 
-def test_every_module_says_what_it_is(sources) -> None:
+def test_every_module_has_a_docstring(sources) -> None:
     silent = [each.name for each in sources if not ast.get_docstring(each.tree)]
     assert silent == []
 
@@ -184,7 +184,7 @@ def test_modules_are_named_by_nouns(sources) -> None:
     assert [each.name for each in sources if Path(each.name).name in vague] == []
 
 
-def test_no_test_checks_nothing(tests) -> None:
+def test_each_test_checks_something(tests) -> None:
     """It calls or asserts something, and what it asserts is no constant."""
     idle = [
         f"{each.name}:{node.lineno}: {node.name}"
@@ -207,7 +207,7 @@ def _checks_nothing(node: ast.AST) -> bool:
     ("body", "nothing"),
     [("pass", True), ("assert True", True), ("assert f()", False), ("f().check()", False)],
 )
-def test_what_counts_as_checking_nothing(mutant, body: str, nothing: bool) -> None:
+def test_tests_without_a_check_are_found(mutant, body: str, nothing: bool) -> None:
     assert _checks_nothing(mutant(f"def test_x():\n    {body}\n").tree) == nothing
 
 
@@ -218,11 +218,11 @@ def open_ends(files: list) -> list[str]:
         for each in files
         if "case _" in each.text
         for node in each.nodes
-        if isinstance(node, ast.Match) and not _closed_or_explained(node.cases[-1], each.lines)
+        if isinstance(node, ast.Match) and not _is_closed_or_explained(node.cases[-1], each.lines)
     ]
 
 
-def _closed_or_explained(case: ast.match_case, lines: list[str]) -> bool:
+def _is_closed_or_explained(case: ast.match_case, lines: list[str]) -> bool:
     if case.guard or not (isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None):
         return True
     closed = ast.unparse(case.body[0]).startswith("assert_never(")
@@ -244,7 +244,7 @@ def test_a_match_closes_its_union_or_says_why_it_is_open(sources) -> None:
         ("case 2:\n            pass", False),
     ],
 )
-def test_what_counts_as_an_open_end(mutant, end: str, is_open: bool) -> None:
+def test_open_match_statements_are_found(mutant, end: str, is_open: bool) -> None:
     source = f"def f(x):\n    match x:\n        case 1:\n            pass\n        {end}\n"
     assert bool(open_ends([mutant(source)])) == is_open
 
@@ -290,7 +290,7 @@ def test_no_circle_of_imports(sources) -> None:
     ("graph", "expected"),
     [({"a": ["b"], "b": []}, False), ({"a": ["b"], "b": ["c"], "c": ["a"]}, True)],
 )
-def test_what_counts_as_a_circle(graph: dict[str, list[str]], expected: bool) -> None:
+def test_import_circles_are_found(graph: dict[str, list[str]], expected: bool) -> None:
     assert bool(circle(graph)) == expected
 
 
@@ -333,7 +333,7 @@ def test_each_name_that_several_may_define_has_several(sources) -> None:
     assert set(SEVERAL) - several == set()
 
 
-def given_names(source) -> set[str]:
+def names_in(source) -> set[str]:
     """Return all names that a source gives to classes, functions, arguments and variables."""
     found = set()
     for node in source.nodes:
@@ -349,7 +349,7 @@ def test_no_name_is_a_metaphor(sources) -> None:
     metaphors = {
         f"{source.name}: {name}"
         for source in sources
-        for name in given_names(source)
+        for name in names_in(source)
         if METAPHORS.search(name)
     }
     assert metaphors == set()
@@ -358,7 +358,7 @@ def test_no_name_is_a_metaphor(sources) -> None:
 @pytest.mark.parametrize(
     ("name", "metaphor"), [("_crank", True), ("shelf_of", True), ("showing", False)]
 )
-def test_what_counts_as_a_metaphor(name: str, metaphor: bool) -> None:
+def test_metaphors_are_found(name: str, metaphor: bool) -> None:
     assert bool(METAPHORS.search(name)) == metaphor
 
 
@@ -390,7 +390,7 @@ def protocols(sources) -> dict[str, set[str]]:
     return found
 
 
-def declared(source) -> Iterator[tuple[str, str]]:
+def find_declarations(source) -> Iterator[tuple[str, str]]:
     """Yield what a source declares: the class it stands in, if in one, and the name.
 
     What is handed on under a name of its own (`self.update_cluster = catalog.clusters.update`) is
@@ -407,13 +407,13 @@ def declared(source) -> Iterator[tuple[str, str]]:
             )
 
 
-def all_declared(sources) -> list[tuple[str, str, str]]:
+def all_declarations(sources) -> list[tuple[str, str, str]]:
     """Return what is declared on the way from HTTP to the embedded store: source, class, name."""
     return [
         (source.name, owner, name)
         for source in sources
         if source.name.startswith(PLACES) and "/mirrored/" not in source.name
-        for owner, name in declared(source)
+        for owner, name in find_declarations(source)
         if "Block" not in owner  # Their metrics are another part.
     ]
 
@@ -445,7 +445,7 @@ def test_a_protocol_of_thirteen_methods_is_found(mutant) -> None:
 def test_an_operation_is_declared_at_most_three_times(sources) -> None:
     ports = protocols([each for each in sources if each.name in PORTS])
     verbs = {"cluster": ports["DocumentCollection"], "metrics": ports["Metrics"]}
-    known = all_declared(sources)
+    known = all_declarations(sources)
     found = {
         f"{verb} {noun}": declarations(known, noun, verb)
         for noun in NOUNS
@@ -465,7 +465,7 @@ def test_an_operation_is_declared_at_most_three_times(sources) -> None:
 )
 def test_a_fourth_declaration_is_found(mutant, text: str) -> None:
     source = mutant(text, "server/moorage/daemon/front.py")
-    assert len(declarations(all_declared([source]), "cluster", "update")) == 1
+    assert len(declarations(all_declarations([source]), "cluster", "update")) == 1
 
 
 # Sizes: what fits on a few screens stays so, and what does not may only shrink ------------------
@@ -481,7 +481,7 @@ LOOSENED: dict[str, int] = {
 }
 
 
-def measured(sources) -> Iterator[tuple[str, int, int]]:
+def measure(sources) -> Iterator[tuple[str, int, int]]:
     """Yield every file and function: its name, its lines, and how many it may have."""
     for source in sources:
         yield source.name, len(source.lines), FILE_LINES_MAX
@@ -494,14 +494,14 @@ def measured(sources) -> Iterator[tuple[str, int, int]]:
 def test_no_file_over_1000_lines_no_function_over_70(sources) -> None:
     too_long = {
         subject: lines
-        for subject, lines, allowed in measured(sources)
+        for subject, lines, allowed in measure(sources)
         if lines > max(allowed, LOOSENED.get(subject, 0))
     }
     assert too_long == {}
 
 
-def test_what_was_loosened_is_still_needed_and_says_why(sources, tests) -> None:
-    actual = {subject: (lines, allowed) for subject, lines, allowed in measured(sources)}
+def test_exceptions_to_rules_are_needed_and_have_reasons(sources, tests) -> None:
+    actual = {subject: (lines, allowed) for subject, lines, allowed in measure(sources)}
     here = next(each for each in tests if each.name == "tests/house/test_sources.py")
     for subject, loosened in LOOSENED.items():
         lines, allowed = actual[subject]
@@ -511,9 +511,9 @@ def test_what_was_loosened_is_still_needed_and_says_why(sources, tests) -> None:
 
 
 @pytest.mark.parametrize(("body", "too_long"), [(69, False), (70, True)])
-def test_the_ratchet_bites(mutant, body: int, too_long: bool) -> None:
+def test_functions_above_the_bound_are_found(mutant, body: int, too_long: bool) -> None:
     source = mutant("def f():\n" + "    pass\n" * body)
-    (_, *functions) = measured([source])
+    (_, *functions) = measure([source])
     assert [lines > allowed for _, lines, allowed in functions] == [too_long]
 
 
@@ -534,25 +534,25 @@ def docstrings(file) -> list[str]:
     ]
 
 
-def nowhere_to_be_found(file, prose: list[str]) -> list[str]:
+def missing_policies(file, prose: list[str]) -> list[str]:
     """Return the URIs of policies that neither ship nor are registered in the same file."""
     return [
         f"{file.name}: {name}:{version}"
         for text in prose
         for name, version in URI.findall(text)
-        if not (name in catalog.shipped() and version == SHIPPED)
+        if not (name in catalog.read_policies() and version == SHIPPED)
         and f"--uri {name}:" not in file.text
     ]
 
 
 def test_docstrings_name_policies_that_ship(sources) -> None:
-    assert [each for file in sources for each in nowhere_to_be_found(file, docstrings(file))] == []
+    assert [each for file in sources for each in missing_policies(file, docstrings(file))] == []
 
 
 def test_readmes_name_policies_that_ship(tree) -> None:
     pages = [each for each in tree if each.name.endswith(".md")]
     assert len(pages) > 3
-    assert [each for page in pages for each in nowhere_to_be_found(page, [page.text])] == []
+    assert [each for page in pages for each in missing_policies(page, [page.text])] == []
 
 
 @pytest.mark.parametrize(
@@ -566,9 +566,9 @@ def test_readmes_name_policies_that_ship(tree) -> None:
         ('"""A policy, `name:version-tag`; `http://registry:3000`."""', 0),
     ],
 )
-def test_what_counts_as_a_policy_that_is_nowhere(mutant, text: str, found: int) -> None:
+def test_missing_policies_are_found(mutant, text: str, found: int) -> None:
     file = mutant(text)
-    assert len(nowhere_to_be_found(file, docstrings(file))) == found
+    assert len(missing_policies(file, docstrings(file))) == found
 
 
 # The daemon is built in one phase, of parts that each need little -------------------------------
@@ -597,7 +597,7 @@ def constructors(source) -> Iterator[tuple[str, int]]:
                     yield node.name, len(arguments) - 1
 
 
-def declared_before(source) -> Iterator[str]:
+def early_declarations(source) -> Iterator[str]:
     """Yield attributes that are declared before they exist."""
     for node in source.nodes:
         if isinstance(node, ast.ClassDef):
@@ -624,7 +624,7 @@ def test_no_attribute_of_the_daemon_is_declared_before_it_exists(sources) -> Non
         f"{source.name}:{name}"
         for source in sources
         if source.name.startswith(DAEMON)
-        for name in declared_before(source)
+        for name in early_declarations(source)
     ]
     assert early == []
 
@@ -661,4 +661,4 @@ def test_a_constructor_of_seven_is_seen(mutant, keywords: int, greedy: bool) -> 
     ],
 )
 def test_an_attribute_without_a_value_is_seen(mutant, text: str, early: list[str]) -> None:
-    assert list(declared_before(mutant(text))) == early
+    assert list(early_declarations(mutant(text))) == early

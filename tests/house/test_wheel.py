@@ -1,4 +1,4 @@
-"""What is shipped: a wheel with the whole product in it, and nothing else."""
+"""The wheel has the whole product and nothing else."""
 
 import subprocess
 import sys

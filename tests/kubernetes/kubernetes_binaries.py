@@ -31,7 +31,7 @@ _LINKING: Final = (
 
 @dataclass(frozen=True)
 class Program:
-    """What to build: a package, and the folder of `tools` whose go.mod names its version."""
+    """The package to build, and the folder of `tools` whose go.mod names its version."""
 
     module: str
     package: str
@@ -66,20 +66,20 @@ def binaries(*names: str) -> dict[str, Path]:
     Raises:
         BinariesError: One is missing, and Go is, too; or Go could not build it.
     """
-    found = {name: _given(name) or _built(name) for name in names or CONTROL_PLANE}
+    found = {name: _find_given(name) or _find_built(name) for name in names or CONTROL_PLANE}
     missing = [name for name, path in found.items() if not path.exists()]
     if missing:
         _build(missing)
     return found
 
 
-def _given(name: str) -> Path | None:
+def _find_given(name: str) -> Path | None:
     folder = os.environ.get("KUBEBUILDER_ASSETS")
     path = Path(folder, name) if folder else None
     return path if path and path.exists() else None
 
 
-def _built(name: str) -> Path:
+def _find_built(name: str) -> Path:
     """Return where a program lies that was built of what its go.mod says now."""
     program = PROGRAMS[name]
     files = [TOOLS / program.module / each for each in ("go.mod", "go.sum")]
@@ -103,13 +103,13 @@ def _build(missing: list[str]) -> None:
     with (_cache() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # Another run of the tests may be building them.
         for name in missing:
-            if not _built(name).exists():
+            if not _find_built(name).exists():
                 print(f"Building {name} for tests with Kubernetes, once.", file=sys.stderr)
                 _build_one(go, name)
 
 
 def _build_one(go: str, name: str) -> None:
-    program, target = PROGRAMS[name], _built(name)
+    program, target = PROGRAMS[name], _find_built(name)
     target.parent.mkdir(exist_ok=True)
     unfinished = target.with_suffix(".unfinished")
     command = ["nice", "-n", "19", go, "build", "-buildvcs=false", "-ldflags", _LINKING]

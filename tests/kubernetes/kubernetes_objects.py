@@ -1,4 +1,4 @@
-"""What tests put into a cluster: nodes with GPUs, what DRA drivers publish, claims and pods.
+"""Objects that tests put into a cluster: nodes with GPUs, DRA slices, claims and pods.
 
 Node labels are those of NVIDIA's GPU feature discovery; the attributes of devices are those that
 NVIDIA's DRA driver publishes.

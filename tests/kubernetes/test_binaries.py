@@ -1,4 +1,4 @@
-"""Where the programs come from: those that are there are taken, and no Go is said plainly."""
+"""Programs of the control plane: installed ones are used; without Go, an error says so."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ def run(cache: Path, *names: str, **environment: str) -> subprocess.CompletedPro
     )
 
 
-def test_without_go_it_is_said_what_is_missing_and_what_to_do(tmp_path: Path) -> None:
+def test_without_go_the_error_names_the_remedy(tmp_path: Path) -> None:
     ran = run(tmp_path, KUBEBUILDER_ASSETS="")
     assert ran.returncode == 0
     assert "no Go here to build etcd, kube-apiserver, kube-controller-manager" in ran.stderr

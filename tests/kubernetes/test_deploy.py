@@ -67,7 +67,7 @@ def apply(plane: Plane, thing: dict[str, Any], **parameters: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def granted(plane: Plane) -> Plane:
+def plane_with_roles(plane: Plane) -> Plane:
     """Grant the account what rbac.yaml says."""
     for thing in (*manifests("0-namespaces.yaml"), *manifests("rbac.yaml")):
         apply(plane, thing)
@@ -75,20 +75,20 @@ def granted(plane: Plane) -> Plane:
 
 
 @pytest.fixture
-def account(granted: Plane, fresh_plane: Plane, tmp_path: Path) -> Path:
+def account(plane_with_roles: Plane, fresh_plane: Plane, tmp_path: Path) -> Path:
     """Return a kubeconfig that logs in as the account of the Deployment."""
     wanted = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    token = granted.call("POST", f"{ACCOUNT}/token", wanted)["status"]["token"]
-    config = yaml.safe_load(granted.kubeconfig().read_text())
+    token = plane_with_roles.call("POST", f"{ACCOUNT}/token", wanted)["status"]["token"]
+    config = yaml.safe_load(plane_with_roles.kubeconfig().read_text())
     config["users"][0]["user"] = {"token": token}
     file = tmp_path / "kubeconfig"
     file.write_text(yaml.safe_dump(config))
     return file
 
 
-def test_an_api_server_takes_each_manifest_and_every_field_of_it(granted: Plane) -> None:
+def test_an_api_server_takes_each_manifest_and_every_field_of_it(plane_with_roles: Plane) -> None:
     for thing in manifests("moored.yaml"):
-        apply(granted, thing, dryRun="All")
+        apply(plane_with_roles, thing, dryRun="All")
 
 
 def test_the_commands_of_the_manifests_work_in_their_order(
@@ -150,17 +150,19 @@ def without(plane: Plane, group: int, resource: str) -> Iterator[None]:
 
 
 async def test_the_inventory_needs_every_right_that_it_has_and_no_other(
-    granted: Plane, account: Path
+    plane_with_roles: Plane, account: Path
 ) -> None:
-    granted.create(*dra_node("n1", 2), claim("theirs", ["GPU-n1-0"]), pod("p", claim_name="theirs"))
+    plane_with_roles.create(
+        *dra_node("n1", 2), claim("theirs", ["GPU-n1-0"]), pod("p", claim_name="theirs")
+    )
     async with await ClusterConnection.open(account) as connection:
         async with ClusterInventory(connection, "c1") as inventory:
             await inventory.listed()
             assert inventory.document()["gpus"]["count"] == 2
-        for number, rule in enumerate(granted.call("GET", INVENTORY)["rules"]):
+        for number, rule in enumerate(plane_with_roles.call("GET", INVENTORY)["rules"]):
             assert rule["verbs"] == ["list", "watch"]
             for resource in rule["resources"]:
-                with without(granted, number, resource):
+                with without(plane_with_roles, number, resource):
                     async with ClusterInventory(connection, "c1") as inventory:
                         with pytest.raises(KubernetesError, match=f"{resource}: .*forbidden"):
                             await inventory.listed(2)
@@ -185,8 +187,8 @@ async def test_all_else_is_forbidden(account: Path, method: str, where: str) -> 
             await connection.call(method, where, None if method == "GET" else {})
 
 
-def test_a_daemon_with_these_rights_leases_what_is_there(granted: Plane, account: Path) -> None:
-    granted.create(node("n1", gpus=2))
+def test_a_daemon_with_these_rights_leases_gpus(plane_with_roles: Plane, account: Path) -> None:
+    plane_with_roles.create(node("n1", gpus=2))
     environment = {
         "MOORAGE_KUBERNETES_CLUSTERS": "here="
         + yaml.safe_load(account.read_text())["current-context"],
@@ -195,14 +197,14 @@ def test_a_daemon_with_these_rights_leases_what_is_there(granted: Plane, account
     with daemon(environment=environment) as running, BlockingClient(running.ws) as client:
         with Services(running.http) as services:
             services.publish_policy(catalog.document("first_fit"))
-        granted.until(client.fleet, "the cluster is there")
+        plane_with_roles.until(client.fleet, "the cluster is there")
         answer = client.ask(
             "first_fit:1.0-stable", resources={"gpus": 2}, lease={"ttl_seconds": 60}
         )
         assert answer.lease.placement[0].node_id == "n1"
 
 
-def called(plane: Plane, since: int) -> set[tuple[str, str]]:
+def calls_since(plane: Plane, since: int) -> set[tuple[str, str]]:
     """Return what the account has called since the log had so many lines, as RBAC says it."""
     found = set[tuple[str, str]]()
     for line in plane.audit_log.read_text().splitlines()[since:]:
@@ -226,10 +228,10 @@ def rights(*names: str) -> set[tuple[str, str]]:
 
 
 async def test_the_backend_needs_every_right_that_it_has_and_no_other(
-    granted: Plane, account: Path, tmp_path: Path
+    plane_with_roles: Plane, account: Path, tmp_path: Path
 ) -> None:
-    granted.create(*dra_node("n1", 4))
-    log = granted.audit_log
+    plane_with_roles.create(*dra_node("n1", 4))
+    log = plane_with_roles.audit_log
     since = len(log.read_text().splitlines()) if log.exists() else 0
     source = ClusterSource("c1", kubeconfig=account)
     backend = KubernetesBackend(tmp_path / "data", [source], "moorage-workloads")
@@ -252,18 +254,23 @@ async def test_the_backend_needs_every_right_that_it_has_and_no_other(
     await backend.close()
     backend = KubernetesBackend(tmp_path / "data", [source], "moorage-workloads")
     assert {each.id for each in await backend.discover()} == {"pod", "job", "service"}
-    granted.kill("kwok")  # What ends slowly is looked for.
+    plane_with_roles.kill("kwok")  # What ends slowly is looked for.
     ending = asyncio.gather(*(backend.stop(name) for name in ("pod", "job", "service")))
     wanted = {(name, "get") for name in ("pods", "jobs", "resourceclaims")}
     await asyncio.to_thread(
-        granted.until, lambda: wanted <= called(granted, since), f"they are called: {wanted}", 60
+        plane_with_roles.until,
+        lambda: wanted <= calls_since(plane_with_roles, since),
+        f"they are called: {wanted}",
+        60,
     )
-    granted.start("kwok")
+    plane_with_roles.start("kwok")
     await ending
     assert not await backend.discover()
     await backend.close()
     # Kubernetes 1.35 asks for the right to create an execution, too; 1.36 has PodGroups.
-    assert called(granted, since) == rights("moorage-inventory", "moorage-workloads") - {
+    assert calls_since(plane_with_roles, since) == rights(
+        "moorage-inventory", "moorage-workloads"
+    ) - {
         ("pods/exec", "create"),
         ("podgroups", "create"),
         ("podgroups", "delete"),
@@ -271,9 +278,9 @@ async def test_the_backend_needs_every_right_that_it_has_and_no_other(
 
 
 async def test_where_it_may_make_nothing_a_start_fails_at_once_and_leaves_nothing_to_end(
-    granted: Plane, account: Path, tmp_path: Path
+    plane_with_roles: Plane, account: Path, tmp_path: Path
 ) -> None:
-    granted.create(*dra_node("n1", 4))
+    plane_with_roles.create(*dra_node("n1", 4))
     backend = KubernetesBackend(
         tmp_path / "data", [ClusterSource("c1", kubeconfig=account)], "default"
     )
@@ -286,8 +293,8 @@ async def test_where_it_may_make_nothing_a_start_fails_at_once_and_leaves_nothin
         await backend.close()
 
 
-def test_the_plane_refuses_what_a_manifest_misspells(granted: Plane) -> None:
+def test_the_plane_refuses_misspelt_manifests(plane_with_roles: Plane) -> None:
     thing = next(x for x in manifests("moored.yaml") if x["kind"] == "Service")
     thing["spec"]["selektor"] = {}
     with pytest.raises(PlaneError, match="selektor"):
-        apply(granted, thing, dryRun="All")
+        apply(plane_with_roles, thing, dryRun="All")

@@ -173,7 +173,7 @@ class Leased:
                 yield json.loads(text)
 
 
-def misplaced(plane: Plane, leases: Collection[dict[str, Any]]) -> list[str]:
+def placement_faults(plane: Plane, leases: Collection[dict[str, Any]]) -> list[str]:
     """Return what is not as its lease says: a pod's node, a claim's devices and their order."""
     pods = {each["metadata"]["annotations"]["moorage.dev/workload"]: each for each in all_of(plane)}
     claims = {each["metadata"]["name"]: each for each in plane.all("ResourceClaim")}
@@ -212,7 +212,7 @@ async def measure(plane: Plane, running: Running) -> dict[str, Any]:
         assert json.loads(await socket.recv())["success"]
         plain, leased = Plain(connection), Leased(socket)
         figures["all_seconds"] = await leased.run(PODS_MAX)
-        figures["wrong"] = await asyncio.to_thread(misplaced, plane, leased.leases)
+        figures["wrong"] = await asyncio.to_thread(placement_faults, plane, leased.leases)
         await leased.end()
         figures["left"] = len(plane.all("Pod")) + len(plane.all("ResourceClaim"))
         rates: dict[str, list[float]] = {"plain": [], "leased": []}

@@ -54,13 +54,13 @@ class World:
         return sum(self.nodes()[name]["gpus"].values())
 
     def until(self, happened: Callable[[], Any], what: str) -> Any:
-        def tried() -> Any:
+        def attempt() -> Any:
             try:
                 return happened()
             except (KeyError, RequestRefused):
                 return None
 
-        return self.plane.until(tried, what, 60)
+        return self.plane.until(attempt, what, 60)
 
     def lease(self, gpus: int = 1) -> Any:
         answer = self.client.ask(FIRST_FIT, resources={"gpus": gpus}, lease={"ttl_seconds": 600})
@@ -110,7 +110,7 @@ def world(fresh_plane: Plane, running: Running) -> Iterator[World]:
             world.release(each)
 
 
-def test_what_others_use_is_not_granted(world: World) -> None:
+def test_gpus_in_use_by_others_are_not_granted(world: World) -> None:
     world.plane.create(node("n1", gpus=4), pod("theirs", gpus=3, node_name="n1"))
     world.until(lambda: world.free("n1") == 1000, "three of four GPUs are in use")
     assert world.lease().placement[0].node_id == "n1"
@@ -211,7 +211,7 @@ def test_a_cluster_that_does_not_answer_is_stale_keeps_leases_and_gets_none(worl
     assert world.lease().placement[0].node_id == "n1"
 
 
-def test_what_the_registry_refuses_is_registered_once_it_can_be(world: World) -> None:
+def test_a_refused_cluster_is_registered_later(world: World) -> None:
     machine = {"machineID": "11111111111111111111111111111111"}
     twin = node("n1", gpus=2)
     twin["status"]["nodeInfo"] = machine

@@ -119,7 +119,7 @@ def test_lint_is_clean(offline: Helm, words: tuple[str, ...]) -> None:
         ("insecurePlaintext=true,env[0].name=MOORAGE_TOKENS,env[0].value=a:b", "/env/0/name"),
     ],
 )
-def test_wrong_values_are_refused_with_what_is_wrong(offline: Helm, values: str, said: str) -> None:
+def test_wrong_values_are_refused_by_name(offline: Helm, values: str, said: str) -> None:
     assert said in offline.run("template", "moorage", str(CHART), "--set", values, fails=True)
 
 

@@ -1,4 +1,4 @@
-"""What docs/how-to/kubernetes.md tells people to type works, at a real API server."""
+"""The commands in docs/how-to/kubernetes.md work at a real API server."""
 
 import json
 import os
@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "kubernetes.md"
 SERVE = "moored serve"
 
 
-def typed() -> list[str]:
+def typed_blocks() -> list[str]:
     """Return what the page has people type, block by block."""
     return re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
@@ -57,13 +57,13 @@ def environment(fresh_plane: Plane, tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def settings() -> str:
     """Return the block that sets variables."""
-    return next(each for each in typed() if each.startswith("export "))
+    return next(each for each in typed_blocks() if each.startswith("export "))
 
 
 @pytest.fixture
 def server(environment: dict[str, str], settings: str) -> Iterator[dict[str, Any]]:
     """Start the server as the page does; gives what it says when it is ready."""
-    assert f"{SERVE}\n" in typed()
+    assert f"{SERVE}\n" in typed_blocks()
     child = subprocess.Popen(
         ["bash", "-euc", f"{settings}exec {SERVE}"],
         env=environment,
@@ -87,7 +87,7 @@ def test_the_page_leads_from_a_kubeconfig_to_a_pod_on_leased_gpus(
     fresh_plane.until(
         lambda: "gpu-2" in say("moorage fleet lab || true", environment), "the cluster is read"
     )
-    blocks = [each for each in typed() if each not in {settings, f"{SERVE}\n"}]
+    blocks = [each for each in typed_blocks() if each not in {settings, f"{SERVE}\n"}]
     outputs = [say(each, environment) for each in blocks]
     contexts, fleet, pushed, leased, started = outputs
     assert contexts == "test\n"
@@ -106,7 +106,7 @@ def test_the_page_leads_from_a_kubeconfig_to_a_pod_on_leased_gpus(
     fresh_plane.until(lambda: not fresh_plane.all("Pod"), "the pod is gone")
 
 
-def test_the_page_names_what_the_daemon_calls_it() -> None:
+def test_the_page_uses_the_names_of_the_daemon() -> None:
     text = PAGE.read_text()
     followed = PAGE.parents[2] / "server/moorage/backends/kubernetes/registration.py"
     for name in ("moorage_cluster_fresh", "moorage_drift"):

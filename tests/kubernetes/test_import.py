@@ -51,7 +51,7 @@ def start(fresh_plane: Plane, running: Running) -> Iterator[Start]:
         child.communicate()
 
 
-def ended(child: "subprocess.Popen[str]") -> tuple[int, Any]:
+def wait_end(child: "subprocess.Popen[str]") -> tuple[int, Any]:
     out, _ = child.communicate(timeout=END_SECONDS_MAX)
     return child.returncode, json.loads(out)
 
@@ -62,27 +62,27 @@ def test_a_cluster_is_imported_as_it_is(fresh_plane: Plane, start: Start) -> Non
     fresh_plane.until(
         lambda: fresh_plane.get("Pod", "p")["spec"].get("nodeName"), "the pod is bound"
     )
-    code, said = ended(start("kubernetes", "--dry-run", "--json"))
+    code, said = wait_end(start("kubernetes", "--dry-run", "--json"))
     assert (code, said["clusters"][0]["id"]) == (0, "test"), "its context's name"
-    code, said = ended(start("kubernetes", "--cluster-id", "once", "--dry-run", "--json"))
+    code, said = wait_end(start("kubernetes", "--cluster-id", "once", "--dry-run", "--json"))
     (document,) = said["clusters"]
     nodes = {each["id"]: each for each in document["nodes"]["nodeData"]}
     assert (code, document["id"]) == (0, "once")
     assert [len(nodes[name]["gpus"]["gpus"]) for name in ("n1", "n2")] == [1, 2]
     assert nodes["n2"]["unavailable"] == "cordoned"
-    code, said = ended(start("kubernetes", "--cluster-id", "once", "--json"))
+    code, said = wait_end(start("kubernetes", "--cluster-id", "once", "--json"))
     assert (code, said["clusters"][0]["action"], said["clusters"][0]["nodes"]) == (0, "created", 2)
-    code, said = ended(start("kubernetes", "--cluster-id", "once", "--watch", "--json"))
+    code, said = wait_end(start("kubernetes", "--cluster-id", "once", "--watch", "--json"))
     assert (code, said["error"]["code"]) == (3, "already_exists")
 
 
-def test_what_cannot_be_imported_is_named(fresh_plane: Plane, start: Start) -> None:
+def test_errors_name_the_object_that_cannot_be_imported(fresh_plane: Plane, start: Start) -> None:
     for arguments, words in (
         (("kubernetes:nowhere",), "nowhere"),
         (("local", "--watch"), "--watch"),
         (("kubernetes", "--cluster-id", "x", "--watch", "--merge"), "--merge"),
     ):
-        code, said = ended(start(*arguments, "--json"))
+        code, said = wait_end(start(*arguments, "--json"))
         assert code == 2
         assert words in said["error"]["reason"]
 
@@ -95,24 +95,24 @@ def test_with_watch_each_change_is_registered(
     child = start("kubernetes", "--cluster-id", "west", "--watch", "--json")
     with Services(running.http) as services:
 
-        def stored() -> dict[str, Any]:
+        def stored_document() -> dict[str, Any]:
             return next(iter(services.clusters({"id": "west"})), {})
 
         def machines() -> list[Any]:
-            return stored().get("nodes", {}).get("nodeData", [])
+            return stored_document().get("nodes", {}).get("nodeData", [])
 
         plane.until(machines, "the cluster is there")
         plane.patch("Node", "n1", {"spec": {"unschedulable": True}})
         plane.until(lambda: machines()[0].get("unavailable") == "cordoned", "it is cordoned")
         plane.kill("kube-apiserver")
-        plane.until(lambda: stored().get("unavailable"), "the cluster is out of reach")
+        plane.until(lambda: stored_document().get("unavailable"), "the cluster is out of reach")
         assert machines()
         plane.start("kube-apiserver")
-        plane.until(lambda: not stored().get("unavailable"), "it is there again")
+        plane.until(lambda: not stored_document().get("unavailable"), "it is there again")
         child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=END_SECONDS_MAX)
         assert (child.returncode, "Traceback" in err) == (130, False), err
         assert {json.loads(line)["cluster_id"] for line in out.splitlines() if "nodes" in line} == {
             "west"
         }
-        assert stored()["nodes"]["count"] == 1
+        assert stored_document()["nodes"]["count"] == 1

@@ -47,7 +47,7 @@ def pods() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"/registry/pods/default/{made['metadata']['name']}", made
 
 
-def encoded(text: str) -> str:
+def encode(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
@@ -61,7 +61,7 @@ def write(plane: Plane, objects: Iterator[tuple[str, dict[str, Any]]]) -> None:
             batch.clear()
 
         for key, thing in objects:
-            put = {"key": encoded(key), "value": encoded(json.dumps(thing))}
+            put = {"key": encode(key), "value": encode(json.dumps(thing))}
             batch.append({"requestPut": put})
             if len(batch) == BATCH:
                 send()
@@ -88,11 +88,11 @@ def test_a_daemon_knows_all_of_it(large: Plane) -> None:
     }
     with daemon(environment=environment) as running, BlockingClient(running.ws) as client:
 
-        def known() -> dict[str, Any] | None:
+        def find_cluster() -> dict[str, Any] | None:
             rows = client.fleet()
             return rows[0] if rows and rows[0]["nodes"] == NODES else None
 
-        row = large.until(known, "the fleet has all nodes", 300)
+        row = large.until(find_cluster, "the fleet has all nodes", 300)
         status = Path(f"/proc/{running.pid}/status").read_text().splitlines()
         memory = {x.split()[0]: int(x.split()[1]) >> 10 for x in status if x.startswith("Vm")}
         print({"row": row, "mib": memory["VmRSS:"], "mib_peak": memory["VmHWM:"]})

@@ -37,7 +37,7 @@ with Plane.run(Path(sys.argv[2])) as plane:
 """
 
 
-def test_whatever_ends_the_tests_ends_the_plane(plane: Plane, tmp_path: Path) -> None:
+def test_the_plane_ends_with_the_tests(plane: Plane, tmp_path: Path) -> None:
     here = Path(__file__).parent
     owner = subprocess.Popen(
         [sys.executable, "-c", OUTLIVED, here, tmp_path],
@@ -50,7 +50,7 @@ def test_whatever_ends_the_tests_ends_the_plane(plane: Plane, tmp_path: Path) ->
     owner.kill()
     owner.communicate()
 
-    def ended(pid: int) -> bool:
+    def has_ended(pid: int) -> bool:
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
@@ -58,7 +58,7 @@ def test_whatever_ends_the_tests_ends_the_plane(plane: Plane, tmp_path: Path) ->
         # What became of it, its new parent may not have read yet.
         return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
 
-    plane.until(lambda: all(ended(pid) for pid in pids), "every program has ended", 10)
+    plane.until(lambda: all(has_ended(pid) for pid in pids), "every program has ended", 10)
 
 
 def test_the_playground_gives_leases_on_its_fake_gpus_and_follows_kubectl(plane: Plane) -> None:

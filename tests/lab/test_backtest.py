@@ -13,7 +13,7 @@ from moorage.core.state.state import State, apply
 from moorage.core.turns.effects import Address, Consult
 from moorage.core.turns.events import Asked, Proposed, Tick
 from moorage.lab import timeline
-from moorage.lab.backtest import BacktestJob, backtest, fragmented_milli
+from moorage.lab.backtest import BacktestJob, backtest, fragmentation_milli
 from moorage.lab.errors import CommandError
 from moorage.lab.trace import TraceError
 from moorage.ledger.stored import StoredLedger
@@ -43,7 +43,7 @@ def trace(tmp_path):
     return {"nodes": str(tmp_path / "nodes.csv"), "pods": str(tmp_path / "pods.csv")}
 
 
-def shipped(*names):
+def shipped_policies(*names):
     return [{"shipped": name} for name in names]
 
 
@@ -52,7 +52,7 @@ async def test_the_same_input_gives_the_same_bytes(trace, tmp_path):
     for turn in ("a", "b"):
         files = [tmp_path / f"{turn}.svg", tmp_path / f"{turn}.png"]
         job = BacktestJob(
-            shipped("random", "best_fit"), **trace, plots=[str(file) for file in files]
+            shipped_policies("random", "best_fit"), **trace, plots=[str(file) for file in files]
         )
         outcome = msgspec.json.encode(await backtest(job))
         outcomes.append((outcome, *(file.read_bytes() for file in files)))
@@ -70,12 +70,12 @@ async def test_the_same_input_gives_the_same_bytes(trace, tmp_path):
     assert first["granted"] + sum(first["refusals"].values()) == first["asked"]
     (differing,) = outcome["differing"]
     assert 0 < differing["placed_elsewhere"] <= differing["asks"]
-    other = await backtest(BacktestJob(shipped("random"), **trace, seed=7))
+    other = await backtest(BacktestJob(shipped_policies("random"), **trace, seed=7))
     assert other["rules"][0]["samples"] != first["samples"]
 
 
-async def test_a_policy_beside_itself_differs_in_nothing(trace):
-    outcome = await backtest(BacktestJob(shipped("best_fit", "best_fit"), **trace))
+async def test_a_policy_compared_with_itself_shows_no_difference(trace):
+    outcome = await backtest(BacktestJob(shipped_policies("best_fit", "best_fit"), **trace))
     assert [run["rule"] for run in outcome["rules"]] == [
         "best_fit:1.0-stable",
         "best_fit:1.0-stable #2",
@@ -105,20 +105,20 @@ async def test_schemas_complete_or_refuse_a_request_as_on_a_server(trace):
 
 
 async def test_by_its_own_times_requests_wait_and_end(trace):
-    job = BacktestJob(shipped("first_fit"), **trace, timed=True)
+    job = BacktestJob(shipped_policies("first_fit"), **trace, timed=True)
     (at_once,) = (await backtest(job))["rules"]
     assert at_once["asked"] == 40
     assert at_once["refusals"]["no_capacity"] > 0
     assert at_once["waited"] == 0
-    patient = BacktestJob(shipped("first_fit"), **trace, timed=True, wait_seconds=10_000)
+    patient = BacktestJob(shipped_policies("first_fit"), **trace, timed=True, wait_seconds=10_000)
     (waited,) = (await backtest(patient))["rules"]
     assert waited["granted"] == 40
     assert waited["waited"] >= at_once["refusals"]["no_capacity"]
     assert 0 < waited["waited_seconds_mean"] < 300
 
 
-async def test_requests_come_and_go_and_what_counts_comes_after_the_warm_up(trace):
-    job = BacktestJob(shipped("first_fit", "expected_fill"), **trace, churn=1.2)
+async def test_only_requests_after_the_warm_up_count(trace):
+    job = BacktestJob(shipped_policies("first_fit", "expected_fill"), **trace, churn=1.2)
     outcome = await backtest(job)
     assert msgspec.json.encode(outcome) == msgspec.json.encode(await backtest(job))
     assert outcome["source"]["churn"] == {"load": 1.2, "stays": "memoryless"}
@@ -131,7 +131,9 @@ async def test_requests_come_and_go_and_what_counts_comes_after_the_warm_up(trac
         assert sum(size["asked"] for size in run["sizes"].values()) == run["asked"]
         assert sum(size["granted"] for size in run["sizes"].values()) == run["granted"]
         assert run["samples"][0][0] >= 2 * 3600
-    patient = BacktestJob(shipped("first_fit"), **trace, churn=0.9, stays="sized", wait_seconds=1e7)
+    patient = BacktestJob(
+        shipped_policies("first_fit"), **trace, churn=0.9, stays="sized", wait_seconds=1e7
+    )
     (waited,) = (await backtest(patient))["rules"]
     assert (waited["refused_percent"], waited["refusals"]) == (0, {})
     longest = max(waited["sizes"].values(), key=lambda size: size["waited_seconds_mean"])
@@ -139,7 +141,7 @@ async def test_requests_come_and_go_and_what_counts_comes_after_the_warm_up(trac
     assert longest["waited_seconds_mean"] > 0
 
 
-def lived(line):
+def play_day(line):
     """Return a day's facts with their times: each request goes to the first node that fits."""
     allocator, facts, now = Allocator(), [], 0.0
 
@@ -167,7 +169,7 @@ async def test_a_ledger_is_replayed_as_far_as_it_knows(trace, tmp_path):
         tmp_path / "nodes.csv", tmp_path / "pods.csv",
         arrive=1.3, seed=1, limit=None, timed=True, wait_seconds=100.0,
     )  # fmt: skip
-    facts = lived(line)
+    facts = play_day(line)
     granted = sum(isinstance(fact, Granted) for _, fact in facts)
     data = tmp_path / "data"
     data.mkdir()
@@ -176,7 +178,7 @@ async def test_a_ledger_is_replayed_as_far_as_it_knows(trace, tmp_path):
     for now, fact in facts:
         await ledger.append([fact], now)
     # It is replayed while its daemon still has it.
-    outcome = await backtest(BacktestJob(shipped("first_fit", "spread"), ledger=str(data)))
+    outcome = await backtest(BacktestJob(shipped_policies("first_fit", "spread"), ledger=str(data)))
     await ledger.close()
     first, second = outcome["rules"]
     # History made by the first node that fits, replayed through that policy, comes out as it was.
@@ -196,7 +198,7 @@ async def test_a_pruned_ledger_is_replayed_from_where_it_begins(trace, tmp_path)
     data.mkdir()
     ledger = StoredLedger(SqliteFacts(data / "ledger.db"))
     await ledger.open()
-    facts = lived(line)
+    facts = play_day(line)
     for number, (now, fact) in enumerate(facts, 1):
         apply(state, fact)
         await ledger.append([fact], now)
@@ -204,30 +206,30 @@ async def test_a_pruned_ledger_is_replayed_from_where_it_begins(trace, tmp_path)
             await ledger.checkpoint(number, list(condense(state)))
     while await ledger.prune(facts[-1][0] + 1, 1 << 40):
         pass
-    outcome = await backtest(BacktestJob(shipped("first_fit"), ledger=str(data)))
+    outcome = await backtest(BacktestJob(shipped_policies("first_fit"), ledger=str(data)))
     await ledger.close()
     assert outcome["rules"][0]["granted"] > 0
     assert outcome["notes"] == [timeline.LIMITS_OF_A_LEDGER, timeline.PRUNED]
 
 
-async def test_what_cannot_be_replayed_is_said(trace, tmp_path):
+async def test_errors_name_the_input_that_cannot_be_replayed(trace, tmp_path):
     with pytest.raises(CommandError, match="no shipped policy 'nope'; there are first_fit"):
-        await backtest(BacktestJob(shipped("nope"), **trace))
+        await backtest(BacktestJob(shipped_policies("nope"), **trace))
     with pytest.raises(CommandError, match="there is no ledger"):
-        await backtest(BacktestJob(shipped("first_fit"), ledger=str(tmp_path)))
+        await backtest(BacktestJob(shipped_policies("first_fit"), ledger=str(tmp_path)))
     with pytest.raises(CommandError, match="churn draws its own times"):
-        await backtest(BacktestJob(shipped("fgd"), **trace, churn=1.0, timed=True))
+        await backtest(BacktestJob(shipped_policies("fgd"), **trace, churn=1.0, timed=True))
     with pytest.raises(CommandError, match=r"plots are \.png or \.svg files"):
-        await backtest(BacktestJob(shipped("first_fit"), **trace, plots=["a.pdf"]))
+        await backtest(BacktestJob(shipped_policies("first_fit"), **trace, plots=["a.pdf"]))
     broken = {"policy_rule_uri": "a:1-b", "code": "class AIOSv1PolicyRule:\n  def"}
     with pytest.raises(CommandError, match="SyntaxError"):
         await backtest(BacktestJob([broken], **trace))
     (tmp_path / "pods.csv").write_text("name\np\n")
     with pytest.raises(TraceError, match="cpu_milli"):
-        await backtest(BacktestJob(shipped("first_fit"), **trace))
+        await backtest(BacktestJob(shipped_policies("first_fit"), **trace))
 
 
-def test_fragmentation_is_what_typical_requests_cannot_use(trace, tmp_path):
+def test_fragmentation_is_capacity_unusable_by_typical_requests(trace, tmp_path):
     fleet = Fleet()
     line = timeline.of_trace(
         tmp_path / "nodes.csv", tmp_path / "pods.csv",
@@ -235,12 +237,12 @@ def test_fragmentation_is_what_typical_requests_cannot_use(trace, tmp_path):
     )  # fmt: skip
     fleet.install([line.inventory[0][1].cluster])
     one = {"cpu_milli": 1, "gpus": 1, "gpu_milli": 500, "models": [], "weight": 1}
-    assert fragmented_milli(fleet, [one]) == 0
+    assert fragmentation_milli(fleet, [one]) == 0
     fleet.gpu_free[fleet.gpu_free > 0] = 400
-    assert fragmented_milli(fleet, [one]) == fleet.gpu_free.sum()
+    assert fragmentation_milli(fleet, [one]) == fleet.gpu_free.sum()
     half = {**one, "gpu_milli": 300}
-    assert fragmented_milli(fleet, [one, half]) == fleet.gpu_free.sum() / 2
-    assert fragmented_milli(fleet, []) == 0
+    assert fragmentation_milli(fleet, [one, half]) == fleet.gpu_free.sum() / 2
+    assert fragmentation_milli(fleet, []) == 0
 
 
 def test_the_ask_behind_a_lease_has_no_key_and_no_policy():

@@ -1,4 +1,4 @@
-"""What comes and goes: as much as the load says, for as long as it stays, from the start on."""
+"""Churn: arrivals match the load from the start on, and stay for their drawn time."""
 
 import numpy as np
 import pytest
@@ -16,26 +16,26 @@ PODS = [
 CAPACITY = 4_000_000
 
 
-def drawn(how, seed=1, later=()):
+def draw_arrivals(how, seed=1, later=()):
     return arrivals(PODS, CAPACITY, how, seed, later)
 
 
-def held_at(coming, at):
+def held_share_at(coming, at):
     return sum(a.pod.demand_milli for a in coming if a.at <= at < a.at + a.stay) / CAPACITY
 
 
 @pytest.mark.parametrize("stays", STAYS)
-def test_the_load_is_what_is_held_if_all_fits_from_the_first_moment_on(stays):
+def test_the_load_holds_from_the_first_moment_if_all_fits(stays):
     how = Churn(0.8, stays, 4.0)
-    coming = drawn(how)
+    coming = draw_arrivals(how)
     assert [each.at for each in coming] == sorted(each.at for each in coming)
     moments = np.linspace(0, how.end - 1, 13)
-    assert [held_at(coming, at) for at in moments] == pytest.approx([0.8] * 13, rel=0.15)
+    assert [held_share_at(coming, at) for at in moments] == pytest.approx([0.8] * 13, rel=0.15)
 
 
 @pytest.mark.parametrize("stays", STAYS)
 def test_requests_stay_an_hour_on_the_average(stays):
-    came = [each for each in drawn(Churn(2.0, stays, 8.0)) if each.at > 0]
+    came = [each for each in draw_arrivals(Churn(2.0, stays, 8.0)) if each.at > 0]
     mean = sum(each.stay for each in came) / len(came)
     assert mean == pytest.approx(MEAN_STAY_SECONDS, rel=0.1)
 
@@ -45,22 +45,24 @@ def test_the_more_gpus_the_longer_where_stays_are_sized():
         stays = [a.stay for a in came if a.pod.demand_milli == milli]
         return sum(stays) / len(stays)
 
-    came = [each for each in drawn(Churn(2.0, "sized", 8.0)) if each.at > 0]
+    came = [each for each in draw_arrivals(Churn(2.0, "sized", 8.0)) if each.at > 0]
     assert mean(4000) == pytest.approx(2 * mean(1000), rel=0.1)
     assert mean(500) == pytest.approx(mean(1000), rel=0.1)
 
 
-def test_half_of_what_is_measured_may_come_from_another_trace_at_the_same_load():
+def test_half_of_the_requests_may_come_from_another_trace():
     how, other = Churn(0.8, length=4.0), TracePod("x", 1, 1, 2, 1000)
-    coming = drawn(how, later=[other])
+    coming = draw_arrivals(how, later=[other])
     half = (how.measured_from + how.end) / 2
     assert {each.pod is other for each in coming if each.at < half} == {False}
     assert {each.pod is other for each in coming if each.at >= half} == {True}
-    assert held_at(coming, how.end - 1) == pytest.approx(0.8, rel=0.15)
+    assert held_share_at(coming, how.end - 1) == pytest.approx(0.8, rel=0.15)
 
 
 def test_the_same_seed_draws_the_same_and_another_one_does_not():
-    assert drawn(Churn(0.5)) == drawn(Churn(0.5)) != drawn(Churn(0.5), seed=2)
+    assert (
+        draw_arrivals(Churn(0.5)) == draw_arrivals(Churn(0.5)) != draw_arrivals(Churn(0.5), seed=2)
+    )
 
 
 def test_a_load_needs_requests_for_gpus():

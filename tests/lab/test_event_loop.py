@@ -49,8 +49,8 @@ def test_the_handler_of_before_is_back_afterwards():
 
 
 def test_a_cancellation_of_another_cause_is_passed_on():
-    async def cancelled():
+    async def raise_cancelled():
         raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        run_until_sigterm(cancelled())
+        run_until_sigterm(raise_cancelled())

@@ -87,7 +87,7 @@ async def test_the_example_site_is_one_that_a_server_takes():
         (policy("return {}", policy_input_schema={"x": {"type": "number", "required": True}}), "x"),
     ],
 )
-async def test_what_is_found(document, finding):
+async def test_faults_are_found(document, finding):
     big = {**ONE, "resources": {"gpus": 8, "gpu_milli": 1000}}
     report = await try_policy(PolicyTestJob(document, [big, *[ONE] * 9]))
     assert not report.passed
@@ -109,7 +109,7 @@ NONE = "'NoneType' object is not subscriptable"
         ("known[0]['cluster_metrics']['cluster'], metrics.get_cluster('beta')", NONE),
     ],
 )
-async def test_what_does_well_only_where_there_are_metrics_is_found(body, says):
+async def test_dependence_on_metrics_is_found(body, says):
     known = "known = list(input_data['cluster_data'].values())"
     metrics = "metrics = self.settings['cluster_metrics_client']"
     place = "return fleet.placement(int(rows[0])) if len(rows) else {'declined': 'full'}"
@@ -126,7 +126,7 @@ async def test_what_does_well_only_where_there_are_metrics_is_found(body, says):
 
 
 async def test_a_choice_from_a_set_of_two_that_two_seeds_agree_about_is_found(all_seeds):
-    """Of this one, hash seeds 1, 2 and 3 yield the same element first."""
+    """For this set, hash seeds 1, 2 and 3 yield the same first element."""
     choice = "return {'cluster_id': 'alpha', 'x': next(iter({'e', 'g'}))}"
     report = await try_policy(PolicyTestJob(policy(choice), [{"inputs": {}}]))
     assert not report.passed
@@ -175,7 +175,7 @@ async def test_a_policy_that_sleeps_is_reported_with_its_line():
     assert "9)" in lines_of(report), report.requests
 
 
-async def test_a_policy_that_declines_most_of_what_fits_has_not_passed():
+async def test_a_policy_that_declines_most_feasible_requests_fails():
     report = await try_policy(PolicyTestJob(policy("return {'declined': 'it is Monday'}")))
     assert not report.passed
     (finding,) = report.findings
@@ -184,7 +184,7 @@ async def test_a_policy_that_declines_most_of_what_fits_has_not_passed():
     assert "give --requests" in finding
 
 
-async def test_a_policy_may_decline_what_its_author_requests():
+async def test_a_policy_may_decline_requests_of_its_author():
     declining = policy("return {'declined': 'x'}")
     job = PolicyTestJob(declining, [ONE] * 3)
     assert (await try_policy(job)).passed
@@ -200,7 +200,7 @@ async def test_a_profile_is_made_on_demand_and_calls_count_for_their_line():
     assert 'request 0: it fits, and {"total":2' in report.findings[0]
 
 
-async def test_policies_on_plain_input_and_what_they_print():
+async def test_policies_on_plain_input_are_tested_with_their_output():
     document = policy("", "").copy()
     document["code"] = (
         "class AIOSv1PolicyRule:\n"
@@ -231,7 +231,7 @@ async def test_no_placement_without_a_reason_is_found():
         *[(each, True) for each in ({"declined": "full"}, {"error": "no rack"})],
     ],
 )
-def test_what_explains_a_no(value, explained):
+def test_a_refusal_is_explained(value, explained):
     assert _is_unexplained(Tried(ONE, "policy_declined", "", (value,), 0.0)) is not explained
 
 

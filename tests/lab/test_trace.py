@@ -14,7 +14,7 @@ from moorage.lab.trace import (
     arrivals,
     capacity_milli,
     cluster_document,
-    permuted_names,
+    permute_names,
     read_nodes,
     read_pods,
     typical_classes,
@@ -96,7 +96,7 @@ EIGHT = TracePod("e", 8000, 1024, 8, 1000)
 CPU = TracePod("c", 1000, 1024, 0, 0)
 
 
-def named(*pods):
+def pods_of(*pods):
     return [
         TracePod(f"p{n:03}", p.cpu_milli, p.memory_mib, p.gpus, p.gpu_milli, p.models)
         for n, p in enumerate(pods)
@@ -116,7 +116,7 @@ def test_typical_classes_cover_the_share_and_stop():
 
 
 def test_arrivals_reach_the_limit_and_do_not_pass_it():
-    pods = named(*[WHOLE] * 10, *[HALF] * 10, *[CPU] * 5)
+    pods = pods_of(*[WHOLE] * 10, *[HALF] * 10, *[CPU] * 5)
     order = arrivals(pods, 20_000, arrive=1.3, seed=7)
     assert Counter(order[:25]) == Counter(pods)  # The trace itself, shuffled, comes first …
     assert order[:25] != pods
@@ -126,14 +126,14 @@ def test_arrivals_reach_the_limit_and_do_not_pass_it():
 
 
 def test_arrivals_depend_on_the_seed_and_not_on_the_order_of_the_file():
-    pods = named(*[WHOLE] * 20, *[HALF] * 20)
+    pods = pods_of(*[WHOLE] * 20, *[HALF] * 20)
     once = arrivals(pods, 50_000, seed=1)
     assert arrivals(pods[::-1], 50_000, seed=1) == once
     assert arrivals(pods, 50_000, seed=2) != once
 
 
 def test_a_trace_above_the_limit_loses_gpu_requests_at_random():
-    pods = named(*[WHOLE] * 30, *[CPU] * 10)
+    pods = pods_of(*[WHOLE] * 30, *[CPU] * 10)
     drawn = arrivals(pods, 10_000, arrive=1.0, seed=3)
     assert sum(pod.demand_milli for pod in drawn) == 10_000
     assert sum(not pod.gpus for pod in drawn) == 10
@@ -141,14 +141,14 @@ def test_a_trace_above_the_limit_loses_gpu_requests_at_random():
 
 
 def test_a_trace_without_gpus_is_not_inflated():
-    assert len(arrivals(named(*[CPU] * 7), 10_000)) == 7
+    assert len(arrivals(pods_of(*[CPU] * 7), 10_000)) == 7
 
 
 def test_permuted_names_order_the_nodes_at_random_and_keep_them_apart():
     nodes = [TraceNode(f"n{n}", 1000, 1024, 1, "T4") for n in range(40)]
-    names = permuted_names(nodes, 42)
-    assert names == permuted_names(nodes[::-1], 42)
-    assert names != permuted_names(nodes, 43)
+    names = permute_names(nodes, 42)
+    assert names == permute_names(nodes[::-1], 42)
+    assert names != permute_names(nodes, 43)
     assert len(set(names.values())) == 40
     assert all(new.endswith(f"-{old}") for old, new in names.items())
     assert sorted(names, key=names.get) != sorted(names)

@@ -259,13 +259,13 @@ for _ in range(100_000):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_json_cannot_hold_is_refused_before_it_is_stored(inputs: Any):
+def test_non_json_values_are_refused_before_storage(inputs: Any):
     ask = Ask(RequestId("r"), Tenant("t"), PolicyRef("p", "0"), inputs=inputs)
     with pytest.raises(FactUnwritable, match="Queued cannot be stored"):
         seal(1, 1.0, Queued(ask, 1.0, 2.0), 0)
 
 
-def test_what_is_no_fact_is_refused():
+def test_rows_that_are_no_facts_are_refused():
     with pytest.raises(FactUnwritable, match="Refusal cannot be stored: it is no member of `Fact`"):
         FACTS.encode(Refusal(Code.BUSY, "no fact"))
 

@@ -1,4 +1,4 @@
-"""What was acknowledged is there: after kill -9 at any moment, and after the disk was full."""
+"""Acknowledged facts outlast kill -9 at any moment, and a full disk."""
 
 import random
 import signal
@@ -77,7 +77,7 @@ async def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path):
 
 
 @pytest.mark.parametrize("room_bytes", [1, 200_000, 6_000_000])
-async def test_a_full_disk_fails_the_ledger_and_keeps_what_was_acknowledged(
+async def test_a_full_disk_fails_the_ledger_without_losing_acknowledged_facts(
     tmp_path: Path, room_bytes: int
 ):
     path = tmp_path / "ledger.sqlite"

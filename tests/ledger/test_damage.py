@@ -21,30 +21,30 @@ MARK_BYTES = 36
 """Of one copy of a mark."""
 
 
-def granted(fencing: int) -> Granted:
+def grant(fencing: int) -> Granted:
     name = RequestId(f"r-{fencing}")
     return Granted(
         Lease(name, Tenant("t"), "", PolicyRef("p", "0"), (), fencing, 1.0, 2.0, LeaseTerms(1.0))
     )
 
 
-def numbered(first: int, last: int) -> list[Fact]:
-    return [granted(number) for number in range(first, last + 1)]
+def numbered_facts(first: int, last: int) -> list[Fact]:
+    return [grant(number) for number in range(first, last + 1)]
 
 
-async def killed(path: Path, commits: int = 60, checkpoint_at: int = 20) -> list[Fact]:
+async def write_and_kill(path: Path, commits: int = 60, checkpoint_at: int = 20) -> list[Fact]:
     """Write facts, one a commit, and leave the files in `path` as a kill -9 leaves them."""
     alive = path.parent / "alive" / path.name
     ledger = StoredLedger(SqliteFacts(alive))
     await ledger.open()
     for number in range(1, commits + 1):
-        await ledger.append([granted(number)], NOW)
+        await ledger.append([grant(number)], NOW)
         if number == checkpoint_at:
-            await ledger.checkpoint(number, numbered(1, number))
+            await ledger.checkpoint(number, numbered_facts(1, number))
     shutil.copytree(alive.parent, path.parent, dirs_exist_ok=True)
     await ledger.close()
     shutil.rmtree(alive.parent)
-    return numbered(1, commits)
+    return numbered_facts(1, commits)
 
 
 async def read_back(path: Path) -> tuple[list[Fact], tuple[str, ...], int]:
@@ -75,14 +75,14 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(content)
 
 
-async def test_what_a_kill_leaves_is_whole(path: Path):
-    facts = await killed(path)
+async def test_a_ledger_is_whole_after_a_kill(path: Path):
+    facts = await write_and_kill(path)
     assert await read_back(path) == (facts, (), 60 + FENCING_BLOCK - 59)
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])
 async def test_a_log_that_was_cut_is_noticed_and_left_as_it_is(path: Path, keep: float):
-    await killed(path)
+    await write_and_kill(path)
     content = log(path).read_bytes()
     log(path).write_bytes(content[: int(len(content) * keep)])
     before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
@@ -95,14 +95,14 @@ async def test_a_log_that_was_cut_is_noticed_and_left_as_it_is(path: Path, keep:
 
 @pytest.mark.parametrize("name", ["ledger.db-wal", "ledger.db", "ledger.mark"])
 async def test_a_file_that_is_gone_is_noticed(path: Path, name: str):
-    await killed(path)
+    await write_and_kill(path)
     remove(path.parent / name)
     with pytest.raises(LedgerCorrupt):
         await read_back(path)
 
 
 async def test_without_its_reserved_numbers_a_whole_ledger_goes_on(path: Path):
-    facts = await killed(path)
+    facts = await write_and_kill(path)
     remove(path.with_name("ledger.fencing"))
     found, [warning], fencing = await read_back(path)
     assert (found, fencing) == (facts, 0)
@@ -116,7 +116,7 @@ async def test_a_ledger_that_was_being_made_is_no_damage(path: Path):
 
 
 async def test_a_damaged_mark_has_its_other_copy(path: Path):
-    facts = await killed(path)
+    facts = await write_and_kill(path)
     for copy in (0, 4096):
         flip(path.with_name("ledger.mark"), (copy + 20) * 8)
         found, [warning], _ = await read_back(path)
@@ -131,7 +131,7 @@ async def test_a_damaged_mark_has_its_other_copy(path: Path):
 
 async def test_a_fact_of_another_life_is_noticed(path: Path):
     """Each is right by itself, and they were never together: an older copy of a file's part."""
-    await killed(path)
+    await write_and_kill(path)
     other = path.parent / "other" / "ledger.db"
     ledger = StoredLedger(SqliteFacts(other))
     await ledger.open()
@@ -147,8 +147,8 @@ async def test_a_fact_of_another_life_is_noticed(path: Path):
 
 
 @pytest.mark.parametrize("column", ["number", "seq", "parts", "checksum"])
-async def test_what_is_said_of_a_checkpoint_is_summed_too(path: Path, column: str):
-    facts = await killed(path)
+async def test_the_checksum_covers_the_fields_of_a_checkpoint(path: Path, column: str):
+    facts = await write_and_kill(path)
     connection = sqlite3.connect(path)
     connection.execute(f"UPDATE checkpoint SET {column} = {column} + 1")  # noqa: S608  # Ours.
     connection.commit()
@@ -158,10 +158,10 @@ async def test_what_is_said_of_a_checkpoint_is_summed_too(path: Path, column: st
     assert "is damaged and was dropped" in warning
 
 
-async def test_a_clean_end_gives_back_what_was_reserved(path: Path):
+async def test_a_clean_end_returns_reserved_numbers(path: Path):
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
-    await ledger.append(numbered(1, 5), NOW)
+    await ledger.append(numbered_facts(1, 5), NOW)
     await ledger.close()
     assert (await read_back(path))[2] == 5
 
@@ -170,7 +170,7 @@ async def test_numbers_are_reserved_before_they_are_durable(path: Path):
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     for fencing in (1, 2, FENCING_BLOCK, FENCING_BLOCK + 1, FENCING_BLOCK + 2, 3 * FENCING_BLOCK):
-        await ledger.append([granted(fencing)], NOW)
+        await ledger.append([grant(fencing)], NOW)
         assert read_mark(path.with_name("ledger.fencing"), LABEL).first >= fencing
     await ledger.close()
 
@@ -190,7 +190,7 @@ async def test_numbers_are_reserved_before_they_are_durable(path: Path):
 )
 async def test_no_flipped_bit_is_believed(path: Path, name: str, places: int):
     commits = 300 if name.startswith("ledger.db") else 60
-    facts = await killed(path, commits=commits, checkpoint_at=commits // 2)
+    facts = await write_and_kill(path, commits=commits, checkpoint_at=commits // 2)
     if name == "ledger.db":
         await read_back(path)  # Has its log brought over into it.
         assert not log(path).exists()
@@ -216,12 +216,12 @@ async def test_no_flipped_bit_is_believed(path: Path, name: str, places: int):
 async def test_a_log_damaged_in_its_middle_is_noticed_also_where_the_mark_is_old(
     path: Path, place: float
 ):
-    """As a power cut may leave it: the mark was not on the disk yet."""
-    await killed(path)
+    """A power cut may leave this: the mark was not on the disk yet."""
+    await write_and_kill(path)
     whole = path.parent.rename(path.parent.with_name("whole"))
     shutil.copytree(whole, path.parent)
     old = path.parent.parent / "old" / "ledger.db"
-    await killed(old, commits=20)
+    await write_and_kill(old, commits=20)
     remove(path.with_name("ledger.mark"))
     shutil.copy(old.with_name("ledger.mark"), path.parent)
     size = log(path).stat().st_size
@@ -230,10 +230,10 @@ async def test_a_log_damaged_in_its_middle_is_noticed_also_where_the_mark_is_old
         await read_back(path)
 
 
-async def test_what_a_power_cut_tears_of_the_last_commit_is_no_damage(path: Path):
-    facts = await killed(path)
+async def test_a_torn_last_commit_is_no_damage(path: Path):
+    facts = await write_and_kill(path)
     old = path.parent.parent / "old" / "ledger.db"
-    await killed(old, commits=20)
+    await write_and_kill(old, commits=20)
     remove(path.with_name("ledger.mark"))
     shutil.copy(old.with_name("ledger.mark"), path.parent)
     content = bytearray(log(path).read_bytes())

@@ -18,7 +18,7 @@ NOW = 1_763_647_000.0
 
 
 class Beside:
-    """What the writer of a file reads of it, as another process would: one writer at a time."""
+    """A follower of a file's facts, as in another process, with one writer at a time."""
 
     def __init__(self, store: SqliteFacts) -> None:
         self.store, self.place, self.is_broken = store, store.place, False
@@ -36,7 +36,7 @@ def facts(first: int, count: int) -> list[Fact]:
 
 
 @pytest.fixture
-async def written(tmp_path: Path):
+async def write_facts(tmp_path: Path):
     store = SqliteFacts(tmp_path / "ledger.db")
     ledger = StoredLedger(store)
     await ledger.open()
@@ -44,8 +44,8 @@ async def written(tmp_path: Path):
     await ledger.close()
 
 
-async def test_each_fact_is_taken_once_and_in_order(written) -> None:
-    store, ledger = written
+async def test_each_fact_is_taken_once_and_in_order(write_facts) -> None:
+    store, ledger = write_facts
     await ledger.append(facts(0, 5), NOW)
     await ledger.checkpoint(3, facts(0, 2))  # As if two facts said what three did.
     taken: list[Fact] = []
@@ -64,8 +64,8 @@ async def test_each_fact_is_taken_once_and_in_order(written) -> None:
     assert await followed.read(limit=7) == await ledger.read(limit=7)
 
 
-async def test_what_was_not_taken_is_not_told(written) -> None:
-    store, ledger = written
+async def test_a_follower_reports_only_applied_facts(write_facts) -> None:
+    store, ledger = write_facts
     followed = FollowedLedger(Beside(store))
     await ledger.append(facts(0, 3), NOW)
     await followed.load(lambda _: None)
@@ -76,8 +76,8 @@ async def test_what_was_not_taken_is_not_told(written) -> None:
     assert [entry.seq for entry in await followed.history("c4")] == [5]
 
 
-async def test_a_database_that_is_away_is_tried_again(written) -> None:
-    store, ledger = written
+async def test_a_database_that_is_away_is_tried_again(write_facts) -> None:
+    store, ledger = write_facts
     beside = Beside(store)
     followed = FollowedLedger(beside)
     await followed.load(lambda _: None)
@@ -90,8 +90,8 @@ async def test_a_database_that_is_away_is_tried_again(written) -> None:
     assert followed.last_seq == 1
 
 
-async def test_another_history_is_not_followed(written, tmp_path: Path) -> None:
-    store, ledger = written
+async def test_another_history_is_not_followed(write_facts, tmp_path: Path) -> None:
+    store, ledger = write_facts
     await ledger.append(facts(0, 3), NOW)
     beside = Beside(store)
     followed = FollowedLedger(beside)
@@ -108,10 +108,8 @@ async def test_another_history_is_not_followed(written, tmp_path: Path) -> None:
     await promoted.close()
 
 
-async def test_who_followed_reads_on_where_it_was_and_all_where_that_is_another_history(
-    written, tmp_path: Path
-) -> None:
-    store, ledger = written
+async def test_a_follower_resumes_or_rereads_another_history(write_facts, tmp_path: Path) -> None:
+    store, ledger = write_facts
     await ledger.append(facts(0, 5), NOW)
     await ledger.checkpoint(3, facts(0, 2))
     followed = FollowedLedger(Beside(store))
@@ -132,8 +130,8 @@ async def test_who_followed_reads_on_where_it_was_and_all_where_that_is_another_
     await heir.close()
 
 
-async def test_what_was_not_taken_whole_is_not_gone_on_from(written) -> None:
-    store, ledger = written
+async def test_a_follower_does_not_resume_from_a_partial_read(write_facts) -> None:
+    store, ledger = write_facts
     followed = FollowedLedger(Beside(store))
     assert followed.position is None
     await followed.load(lambda _: None)
@@ -147,8 +145,8 @@ async def test_what_was_not_taken_whole_is_not_gone_on_from(written) -> None:
     assert followed.position is None
 
 
-async def test_following_that_is_cancelled_goes_on_from_whole_pieces(written) -> None:
-    store, ledger = written
+async def test_following_that_is_cancelled_goes_on_from_whole_pieces(write_facts) -> None:
+    store, ledger = write_facts
     followed = FollowedLedger(Beside(store))
     await followed.load(lambda _: None)
     await ledger.append(facts(0, 3 * PIECE_FACTS), NOW)

@@ -1,4 +1,4 @@
-"""What `moored ledger verify` finds, and what is left once a loss was accepted."""
+"""Findings of `moored ledger verify`, and the ledger after an accepted loss."""
 
 import random
 import shutil
@@ -22,27 +22,27 @@ COMMITS = 200
 CHECKPOINTS = (50, 100)
 
 
-def granted(number: int) -> Granted:
+def grant(number: int) -> Granted:
     name = RequestId(f"r-{number}")
     return Granted(
         Lease(name, Tenant("t"), "", PolicyRef("p", "0"), (), number, 1.0, 2.0, LeaseTerms(1.0))
     )
 
 
-async def written(path: Path) -> list[Fact]:
+async def write_and_kill(path: Path) -> list[Fact]:
     """Write facts, one a commit, with two checkpoints of one fact each, and kill the ledger."""
     alive = path.parent / "alive" / path.name
     ledger = StoredLedger(SqliteFacts(alive))
     await ledger.open()
     for number in range(1, COMMITS + 1):
-        await ledger.append([granted(number)], NOW)
+        await ledger.append([grant(number)], NOW)
         if number in CHECKPOINTS:
-            await ledger.checkpoint(number, [granted(number)])
+            await ledger.checkpoint(number, [grant(number)])
     shutil.copytree(alive.parent, path.parent, dirs_exist_ok=True)
     await ledger.close()
     shutil.rmtree(alive.parent)
     last = CHECKPOINTS[-1]
-    return [granted(last), *(granted(number) for number in range(last + 1, COMMITS + 1))]
+    return [grant(last), *(grant(number) for number in range(last + 1, COMMITS + 1))]
 
 
 async def read_back(path: Path) -> tuple[list[Fact], int]:
@@ -66,7 +66,7 @@ def change(path: Path, *statements: str) -> None:
     connection.close()
 
 
-def repaired(path: Path) -> list[str]:
+def repair(path: Path) -> list[str]:
     found = walk(path)
     left = salvage(found)
     rebuild(path, found, left)
@@ -80,7 +80,7 @@ def path(tmp_path: Path) -> Path:
 
 
 async def test_a_whole_ledger_has_no_findings(path: Path):
-    await written(path)
+    await write_and_kill(path)
     found = walk(path)
     assert found.findings == []
     assert [row.seq for row in found.rows] == list(range(1, COMMITS + 1))
@@ -88,7 +88,7 @@ async def test_a_whole_ledger_has_no_findings(path: Path):
 
 
 async def test_a_catalog_without_any_of_its_files_is_found(path: Path):
-    await written(path)
+    await write_and_kill(path)
     (finding,) = ledger_care.verify(path.parent).findings
     assert finding.startswith("catalog.db is missing, with all its records")
     said = ledger_care.repair(path.parent, accept_loss=True)
@@ -109,18 +109,18 @@ async def test_a_catalog_without_any_of_its_files_is_found(path: Path):
 async def test_an_old_fact_that_is_damaged_is_named_and_costs_its_history_only(
     path: Path, statement: str, finding: str
 ):
-    facts = await written(path)
+    facts = await write_and_kill(path)
     change(path, statement)
     assert any(finding in each for each in walk(path).findings)
-    said = repaired(path)
+    said = repair(path)
     assert (await read_back(path))[0] == facts
     assert all("of the history" in each for each in said)
 
 
-async def test_what_follows_a_damaged_fact_of_now_is_lost_and_named(path: Path):
-    facts = await written(path)
+async def test_facts_after_a_damaged_recent_fact_are_lost_and_named(path: Path):
+    facts = await write_and_kill(path)
     change(path, "DELETE FROM fact WHERE seq = 150")
-    said = repaired(path)
+    said = repair(path)
     assert said[0].startswith("facts 150 to 200: ")
     assert said[1].startswith("50 leases: r-151, r-152, ")
     assert said[1].endswith(", r-170 and 30 more.")
@@ -130,35 +130,35 @@ async def test_what_follows_a_damaged_fact_of_now_is_lost_and_named(path: Path):
 
 
 async def test_where_the_checkpoint_has_lost_its_own_fact_the_chain_goes_on(path: Path):
-    facts = await written(path)
+    facts = await write_and_kill(path)
     change(path, "DELETE FROM fact WHERE seq >= 100")
-    repaired(path)
+    repair(path)
     assert (await read_back(path))[0] == facts[:1]
 
 
-async def test_a_link_alone_that_is_damaged_loses_nothing(path: Path):
-    facts = await written(path)
+async def test_a_damaged_link_alone_loses_no_fact(path: Path):
+    facts = await write_and_kill(path)
     change(path, "UPDATE fact SET chain = 7 WHERE seq = 150")
-    assert repaired(path) == []
+    assert repair(path) == []
     assert (await read_back(path))[0] == facts
 
 
 async def test_without_a_checkpoint_all_of_it_is_replayed(path: Path):
-    await written(path)
+    await write_and_kill(path)
     change(path, "UPDATE checkpoint SET seq = seq + 1")
-    assert repaired(path) == []
-    assert (await read_back(path))[0] == [granted(number) for number in range(1, COMMITS + 1)]
+    assert repair(path) == []
+    assert (await read_back(path))[0] == [grant(number) for number in range(1, COMMITS + 1)]
 
 
 async def test_with_neither_nothing_is_left_but_the_numbers_go_on(path: Path):
-    await written(path)
+    await write_and_kill(path)
     change(
         path,
         "DELETE FROM checkpoint",
         "DELETE FROM fact WHERE seq < 50",
         "UPDATE meta SET value = 20 WHERE name = 'pruned'",
     )
-    assert any("every lease" in each for each in repaired(path))
+    assert any("every lease" in each for each in repair(path))
     found, fencing = await read_back(path)
     assert found == []
     assert fencing >= COMMITS
@@ -166,11 +166,11 @@ async def test_with_neither_nothing_is_left_but_the_numbers_go_on(path: Path):
 
 async def test_a_fact_out_of_its_order_takes_none_of_the_others_with_it(path: Path):
     """A tree with it shows other facts to a read with other bounds."""
-    facts = await written(path)
+    facts = await write_and_kill(path)
     change(path, "PRAGMA journal_mode=DELETE")
     rename_in_its_page(path, 60, 120)
     change(path, "DELETE FROM fact WHERE seq = 110")
-    assert repaired(path)[:2] == [
+    assert repair(path)[:2] == [
         "fact 60 of the history: `why` and backtests do without.",
         "facts 110 to 200: everything that was promised or ended since.",
     ]
@@ -203,23 +203,23 @@ def rename_in_its_page(path: Path, seq: int, name: int) -> None:
         "DELETE FROM meta WHERE name = 'pruned'",
     ],
 )
-async def test_a_ledger_that_does_not_say_what_it_is_loses_nothing(path: Path, statement: str):
-    facts = await written(path)
+async def test_a_ledger_without_its_header_loses_nothing(path: Path, statement: str):
+    facts = await write_and_kill(path)
     change(path, statement)
     if "format" in statement:
         with pytest.raises(LedgerCorrupt, match="does not say that it is a ledger"):
             await StoredLedger(SqliteFacts(path)).open()
     assert walk(path).findings
-    assert repaired(path) == []
+    assert repair(path) == []
     assert (await read_back(path))[0] == facts
 
 
-async def test_without_the_page_that_says_what_it_is_all_facts_stay(path: Path):
-    facts = await written(path)
+async def test_a_lost_header_page_loses_no_facts(path: Path):
+    facts = await write_and_kill(path)
     change(path, "PRAGMA journal_mode=DELETE")
     blank_root(path, "meta")
     assert any("does not say what it is" in each for each in walk(path).findings)
-    assert repaired(path) == []
+    assert repair(path) == []
     assert (await read_back(path))[0] == facts
 
 
@@ -241,20 +241,20 @@ def invert_byte(path: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 20, 40, 4_200, 60_000, 200_000])
-async def test_what_lies_behind_a_damaged_place_of_the_log_stays(path: Path, place: int):
+async def test_facts_after_damage_in_the_log_are_recovered(path: Path, place: int):
     """SQLite reads nothing from there on; here that is every fact but those of before."""
-    facts = await written(path)
+    facts = await write_and_kill(path)
     invert_byte(path.with_name("ledger.db-wal"), place)
     with pytest.raises(LedgerCorrupt):
         await StoredLedger(SqliteFacts(path)).open()
-    assert repaired(path) == []
+    assert repair(path) == []
     assert (await read_back(path))[0] == facts
 
 
 @pytest.mark.parametrize("name", ["catalog.db", "old.db"])
 @pytest.mark.parametrize("foreign", [False, True])
 async def test_a_ledger_under_another_name_is_not_made_empty(path: Path, name: str, foreign: bool):
-    facts = await written(path)
+    facts = await write_and_kill(path)
     moved = path.with_name(name)
     for end in ("", "-wal"):
         path.with_name(path.name + end).rename(moved.with_name(moved.name + end))
@@ -269,22 +269,22 @@ async def test_a_ledger_under_another_name_is_not_made_empty(path: Path, name: s
 
 
 async def test_a_ledger_of_which_only_the_numbers_are_left_is_missed(path: Path):
-    await written(path)
+    await write_and_kill(path)
     for file in path.parent.iterdir():
         if file.name.startswith("ledger.db") or file.name == "ledger.mark":
             file.unlink()
     with pytest.raises(LedgerCorrupt, match=r"numbers up to [0-9]+ were given"):
         await StoredLedger(SqliteFacts(path)).open()
-    assert "every lease" in repaired(path)[0]
+    assert "every lease" in repair(path)[0]
     assert (await read_back(path))[1] >= COMMITS
 
 
 @pytest.mark.parametrize("name", ["ledger.db", "ledger.mark", "ledger.fencing"])
 async def test_a_file_that_is_gone_is_done_without(path: Path, name: str):
-    facts = await written(path)
+    facts = await write_and_kill(path)
     file = path.parent / name
     file.rename(file.with_name("gone"))
-    repaired(path)
+    repair(path)
     found, fencing = await read_back(path)
     assert found == ([] if name == "ledger.db" else facts)
     assert fencing >= COMMITS
@@ -299,13 +299,13 @@ async def test_a_file_that_is_gone_is_done_without(path: Path, name: str):
         pytest.param("ledger.db-wal", 40, marks=pytest.mark.heavy),
     ],
 )
-async def test_after_a_repair_all_is_a_part_of_what_was(path: Path, name: str, places: int):
-    facts = await written(path)
+async def test_a_repair_adds_no_facts(path: Path, name: str, places: int):
+    facts = await write_and_kill(path)
     if name == "ledger.db":
         ledger = StoredLedger(SqliteFacts(path))
         await ledger.open()
         await ledger.close()  # Has its log brought over into it.
-    everything = [granted(number) for number in range(1, COMMITS + 1)]
+    everything = [grant(number) for number in range(1, COMMITS + 1)]
     dice = random.Random(places)
     whole = path.parent.rename(path.parent.with_name("whole"))
     for _ in range(places):
@@ -314,9 +314,9 @@ async def test_after_a_repair_all_is_a_part_of_what_was(path: Path, name: str, p
         spoil(path.parent / name, dice)
         if not walk(path).findings:
             continue
-        repaired(path)
+        repair(path)
         found, fencing = await read_back(path)
-        earlier = [granted(CHECKPOINTS[0]), *everything[CHECKPOINTS[0] :]]
+        earlier = [grant(CHECKPOINTS[0]), *everything[CHECKPOINTS[0] :]]
         wholes = (facts, earlier, everything)
         assert any(found == each[: len(found)] for each in wholes)
         assert fencing >= COMMITS

@@ -17,7 +17,7 @@ from moorage.storage.sqlite.facts import SqliteFacts
 NOW = 1_763_647_000.125
 
 
-def numbered(first: int, last: int) -> list[Fact]:
+def numbered_facts(first: int, last: int) -> list[Fact]:
     return [Renewed(RequestId(f"r-{number}"), float(number)) for number in range(first, last + 1)]
 
 
@@ -34,10 +34,10 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.sqlite"
 
 
-async def filled(path: Path, facts: int) -> None:
+async def fill(path: Path, facts: int) -> None:
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
-    await ledger.append(numbered(1, facts), NOW)
+    await ledger.append(numbered_facts(1, facts), NOW)
     await ledger.close()
 
 
@@ -60,7 +60,7 @@ async def test_only_its_owner_may_read_it(tmp_path: Path):
     path = tmp_path / "made" / "too" / "ledger.sqlite"
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
-    await ledger.append(numbered(1, 1), NOW)
+    await ledger.append(numbered_facts(1, 1), NOW)
     names = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
     beside = {"ledger.mark", "ledger.fencing", "ledger.reserve"}
     assert set(names) == beside | {path.name + end for end in ("", ".lock", "-wal", "-shm")}
@@ -69,7 +69,7 @@ async def test_only_its_owner_may_read_it(tmp_path: Path):
 
 
 async def test_facts_are_readable_with_the_sqlite_shell(path: Path):
-    await filled(path, 2)
+    await fill(path, 2)
     rows = run(
         path, "SELECT seq, kind, version, subject, json_extract(body, '$.expires_at') FROM fact"
     )
@@ -77,7 +77,7 @@ async def test_facts_are_readable_with_the_sqlite_shell(path: Path):
 
 
 async def test_an_append_beyond_one_statement_is_one_transaction(path: Path):
-    facts = numbered(1, 2 * ROWS_PER_STATEMENT + 1)
+    facts = numbered_facts(1, 2 * ROWS_PER_STATEMENT + 1)
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     assert await ledger.append(facts, NOW) == len(facts)
@@ -91,23 +91,25 @@ async def test_facts_beyond_the_limit_wait_for_room_in_order(path: Path):
     sizes = (PENDING_FACTS_MAX, 2, PENDING_FACTS_MAX + 1, 1)
     calls, last = [], 0
     for size in sizes:
-        calls.append(asyncio.ensure_future(ledger.append(numbered(last + 1, last + size), NOW)))
+        calls.append(
+            asyncio.ensure_future(ledger.append(numbered_facts(last + 1, last + size), NOW))
+        )
         last += size
     await asyncio.sleep(0)
     assert ledger._pending == PENDING_FACTS_MAX
     assert await asyncio.gather(*calls) == [
         sum(sizes[: number + 1]) for number in range(len(sizes))
     ]
-    assert [entry.fact for entry in await ledger.read(last - 3)] == numbered(last - 2, last)
+    assert [entry.fact for entry in await ledger.read(last - 3)] == numbered_facts(last - 2, last)
     await ledger.close()
 
 
 async def test_only_the_newest_checkpoints_stay(path: Path):
     ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
-    await ledger.append(numbered(1, 9), NOW)
+    await ledger.append(numbered_facts(1, 9), NOW)
     for seq in range(1, 10):
-        await ledger.checkpoint(seq, numbered(1, 40 * CHECKPOINT_PART_FACTS))
+        await ledger.checkpoint(seq, numbered_facts(1, 40 * CHECKPOINT_PART_FACTS))
     await ledger.close()
     assert run(path, "SELECT count(*), min(seq), max(seq) FROM checkpoint") == [
         (CHECKPOINTS_KEPT, 8, 9)
@@ -117,16 +119,16 @@ async def test_only_the_newest_checkpoints_stay(path: Path):
 
 
 async def test_parts_of_an_unfinished_checkpoint_count_for_nothing(path: Path):
-    await filled(path, 3)
+    await fill(path, 3)
     run(path, "INSERT INTO checkpoint_part VALUES (1, 0, 'torn')")
     ledger = StoredLedger(SqliteFacts(path))
     recovery = await ledger.open()
-    assert list(recovery.facts) == numbered(1, 3)
-    await ledger.checkpoint(3, numbered(7, 8))
+    assert list(recovery.facts) == numbered_facts(1, 3)
+    await ledger.checkpoint(3, numbered_facts(7, 8))
     await ledger.close()
     assert run(path, "SELECT DISTINCT checkpoint FROM checkpoint_part") == [(2,)]
     ledger = StoredLedger(SqliteFacts(path))
-    assert list((await ledger.open()).facts) == numbered(7, 8)
+    assert list((await ledger.open()).facts) == numbered_facts(7, 8)
     await ledger.close()
 
 
@@ -142,7 +144,7 @@ async def test_parts_of_an_unfinished_checkpoint_count_for_nothing(path: Path):
 async def test_no_question_scans_the_history(
     path: Path, statement: str, parameters: tuple[object, ...]
 ):
-    await filled(path, 1)
+    await fill(path, 1)
     connection = sqlite3.connect(path)
     plan = [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + statement, parameters)]
     connection.close()
@@ -166,7 +168,7 @@ async def test_a_foreign_database_is_left_alone(path: Path):
 
 
 async def test_a_newer_format_is_refused(path: Path):
-    await filled(path, 1)
+    await fill(path, 1)
     run(path, "UPDATE meta SET value = 99")
     with pytest.raises(
         LedgerError, match=rf"has format 99, .*: start moored {version('moorage')},"
@@ -184,7 +186,7 @@ async def test_a_place_that_cannot_be_written_is_named(tmp_path: Path):
 
 
 async def test_a_torn_file_is_noticed(path: Path):
-    await filled(path, 5000)
+    await fill(path, 5000)
     whole = contents(path)
     spoil(path, whole[: len(whole) // 2])
     ledger = StoredLedger(SqliteFacts(path))
@@ -194,7 +196,7 @@ async def test_a_torn_file_is_noticed(path: Path):
 
 
 async def test_rotten_text_is_noticed(path: Path):
-    await filled(path, 3)
+    await fill(path, 3)
     run(path, "UPDATE fact SET subject = CAST(x'ff' AS TEXT) WHERE seq = 2")
     ledger = StoredLedger(SqliteFacts(path))
     recovery = await ledger.open()
@@ -209,8 +211,8 @@ async def test_a_pruned_file_does_not_grow(path: Path):
     sizes, last = [], 0
     for _ in range(8):
         for _ in range(2):
-            last = await ledger.append(numbered(last + 1, last + 1000), NOW)
-            await ledger.checkpoint(last, numbered(1, 10))
+            last = await ledger.append(numbered_facts(last + 1, last + 1000), NOW)
+            await ledger.checkpoint(last, numbered_facts(1, 10))
         while await ledger.prune(NOW + 1, 1 << 40):
             pass
         await ledger.close()

@@ -29,7 +29,7 @@ class Gate:
 
 
 class Groups:
-    """What a group commit reported: how many jobs each transaction had, and whether it failed."""
+    """The reports of group commits: jobs of each transaction, and failures."""
 
     def __init__(self, path: Path) -> None:
         self.seen: list[tuple[int, bool]] = []
@@ -54,7 +54,7 @@ def job(*seqs: int, work: Gate | None = None) -> WriteJob:
     return WriteJob(asyncio.get_running_loop().create_future(), rows, work=work)
 
 
-async def test_what_waits_shares_the_next_transaction(tmp_path: Path):
+async def test_waiting_jobs_share_the_next_transaction(tmp_path: Path):
     groups = Groups(tmp_path / "ledger.sqlite")
     gate = Gate("SELECT 7")
     first, others = job(1, work=gate), [job(seq) for seq in range(2, 9)]
@@ -87,7 +87,7 @@ async def test_nothing_is_written_after_a_failure(tmp_path: Path):
     assert groups.seen[:2] == [(1, True), (1, True)]
 
 
-async def test_stopping_settles_what_was_submitted(tmp_path: Path):
+async def test_stopping_settles_submitted_jobs(tmp_path: Path):
     groups = Groups(tmp_path / "ledger.sqlite")
     jobs = [job(seq) for seq in range(1, 30)]
     for submitted in jobs:

@@ -1,4 +1,4 @@
-"""What is published of the shipped policies: sources that stand alone, and their documents."""
+"""Published shipped policies: self-contained sources, and their documents."""
 
 import ast
 import json
@@ -14,7 +14,7 @@ from moorage.policy import Fleet, FleetView
 from moorage_policies import catalog
 
 FOLDER = Path(moorage_policies.__file__).parent
-POLICIES = list(catalog.shipped())
+POLICIES = list(catalog.read_policies())
 
 
 def a_fleet():
@@ -29,8 +29,8 @@ def test_every_file_of_the_folder_is_shipped_or_serves_the_shipping():
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_imports_only_what_a_cell_has(name):
-    for node in ast.walk(ast.parse(catalog.shipped()[name])):
+def test_a_policy_imports_only_modules_of_a_cell(name):
+    for node in ast.walk(ast.parse(catalog.read_policies()[name])):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -49,7 +49,7 @@ def test_the_source_alone_is_a_working_policy(name):
     namespace = {"__name__": "function"}
     sys.modules["function"] = type(sys)("function")  # As the cell gives every policy a module.
     try:
-        exec(compile(catalog.shipped()[name], "function.py", "exec"), namespace)  # noqa: S102  # Our own source, as a cell runs it.
+        exec(compile(catalog.read_policies()[name], "function.py", "exec"), namespace)  # noqa: S102  # Our own source, as a cell runs it.
         document = catalog.document(name)
         policy = namespace["AIOSv1PolicyRule"](document["policy_rule_uri"], {}, {})
         fleet = a_fleet()

@@ -9,7 +9,7 @@ PRICE, TYPE = "moorage.io/gpu-hour-price", "node.kubernetes.io/instance-type"
 SPOT = {"karpenter.sh/capacity-type": "spot"}
 
 
-def chosen(nodes, demand=None, policy=None, **parameters):
+def choose(nodes, demand=None, policy=None, **parameters):
     demand = demand or Demand(1)
     value = ask(
         policy or new_policy("cheapest"),
@@ -27,10 +27,10 @@ def test_the_label_goes_before_the_table_and_the_instance_type_before_the_model(
         node("type", models=["A100"] * 4, labels={TYPE: "p4d"}),
         node("label", models=["A100"] * 4, labels={TYPE: "p4d", PRICE: "2.5"}),
     ]
-    assert chosen(nodes, prices={"A100": 3, "p4d": 2}) == "type"
-    assert chosen(nodes, prices={"A100": 1, "p4d": 2}) == "model"
-    assert chosen(nodes, prices={"A100": 4, "p4d": 3}) == "label"
-    assert chosen(nodes) == "label"
+    assert choose(nodes, prices={"A100": 3, "p4d": 2}) == "type"
+    assert choose(nodes, prices={"A100": 1, "p4d": 2}) == "model"
+    assert choose(nodes, prices={"A100": 4, "p4d": 3}) == "label"
+    assert choose(nodes) == "label"
 
 
 def test_spot_machines_cost_a_part_of_the_table_but_their_own_label():
@@ -40,9 +40,9 @@ def test_spot_machines_cost_a_part_of_the_table_but_their_own_label():
         node("c", labels={PRICE: "9", **SPOT}),
     ]
     prices = {"p4d": 3, "p5": 8}
-    assert chosen(nodes, prices=prices) == "a"
-    assert chosen(nodes, prices=prices, spot_factor=0.3) == "b"
-    assert chosen(nodes[2:], prices=prices, spot_factor=0) == "c"
+    assert choose(nodes, prices=prices) == "a"
+    assert choose(nodes, prices=prices, spot_factor=0.3) == "b"
+    assert choose(nodes[2:], prices=prices, spot_factor=0) == "c"
 
 
 def test_unknown_prices_come_last_and_unreadable_ones_are_unknown():
@@ -52,8 +52,8 @@ def test_unknown_prices_come_last_and_unreadable_ones_are_unknown():
         node("c", labels={PRICE: "nan"}),
         node("d", labels={PRICE: "1000"}),
     ]
-    assert chosen(nodes) == "d"
-    assert chosen(nodes[:3]) == "a"
+    assert choose(nodes) == "d"
+    assert choose(nodes[:3]) == "a"
 
 
 def test_equal_prices_fill_the_fullest_node():
@@ -68,24 +68,24 @@ def test_equal_prices_fill_the_fullest_node():
 def test_of_mixed_gpus_the_one_that_would_be_used_is_paid():
     nodes = [node("a", models=["T4", "H100"]), node("b", models=["A100", "A100"])]
     prices = {"T4": 1, "H100": 9, "A100": 4}
-    assert chosen(nodes, prices=prices) == "a"
-    assert chosen(nodes, Demand(1, models=("A100", "H100")), prices=prices) == "b"
+    assert choose(nodes, prices=prices) == "a"
+    assert choose(nodes, Demand(1, models=("A100", "H100")), prices=prices) == "b"
 
 
 def test_work_without_gpus_keeps_off_them():
     nodes = [node("a", labels={PRICE: "0.1"}), node("b", gpus=0), node("c", gpus=0)]
-    assert chosen(nodes, Demand(cpu_milli=1000)) == "b"
-    assert chosen(nodes[:1], Demand(cpu_milli=1000)) == "a"
+    assert choose(nodes, Demand(cpu_milli=1000)) == "b"
+    assert choose(nodes[:1], Demand(cpu_milli=1000)) == "a"
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_a_fleet_without_gpus_is_no_mistake(gpus):
-    assert chosen([node("a", gpus=0)], Demand(gpus, cpu_milli=1)) == (None if gpus else "a")
+    assert choose([node("a", gpus=0)], Demand(gpus, cpu_milli=1)) == (None if gpus else "a")
 
 
 def test_a_warm_policy_notices_other_prices():
     nodes, policy = [node("a", models=["T4"]), node("b", models=["L4"])], new_policy("cheapest")
-    assert chosen(nodes, policy=policy, prices={"T4": 1, "L4": 2}) == "a"
-    assert chosen(nodes, policy=policy, prices={"T4": 2, "L4": 1}) == "b"
+    assert choose(nodes, policy=policy, prices={"T4": 1, "L4": 2}) == "a"
+    assert choose(nodes, policy=policy, prices={"T4": 2, "L4": 1}) == "b"
     dearer = [node("a", models=["T4"]), node("b", models=["L4"], labels={PRICE: "5"})]
-    assert chosen(dearer, policy=policy, prices={"T4": 2, "L4": 1}) == "a"
+    assert choose(dearer, policy=policy, prices={"T4": 2, "L4": 1}) == "a"

@@ -165,7 +165,7 @@ class Definition:
         copies = sum(free // kind.gpu_milli for free in gpus) if kind.gpus == 1 else several
         return min(copies, cpu // kind.cpu_milli) if kind.cpu_milli else copies
 
-    def priced(self):
+    def price_kinds(self):
         """Return the price of each kind on the fleet as it is."""
         found = []
         for kind in self.kinds:
@@ -182,7 +182,7 @@ class Definition:
         value = self.fill(model, cpu, gpus) + self.protection(model, cpu, memory, gpus)
         if not self.prices:
             return value
-        places = zip(self.kinds, self.priced(), strict=True)
+        places = zip(self.kinds, self.price_kinds(), strict=True)
         return 0.003 * value + sum(
             price * self.copies(kind, model, cpu, gpus) for kind, price in places
         )
@@ -206,7 +206,7 @@ class Definition:
     seed=st.integers(0, 3),
     prices=st.booleans(),
 )
-def test_it_decides_as_the_definition_does(typical, nodes, demands, seed, prices):
+def test_the_policy_agrees_with_its_definition(typical, nodes, demands, seed, prices):
     fleet, policy = fleet_of(nodes), new_policy("expected_fill")
     definition = Definition(typical, fleet, seed, prices=prices)
     parameters = {"typical": typical, "stream_seed": seed, "prices": prices}
@@ -274,7 +274,7 @@ def test_many_states_at_once_are_valued_as_one_by_one():
 # What it is for --------------------------------------------------------------------------------
 
 
-def test_a_share_goes_where_what_is_left_can_still_be_filled():
+def test_a_share_goes_where_the_rest_can_still_be_filled():
     # n0 has 700 left, n1 a whole GPU. A learner that expects 700s keeps the 700.
     fleet, policy = fleet_of([(64, 1, "A"), (64, 1, "A")]), new_policy("expected_fill")
     fleet.set_capacity(0, 64_000, 65_536, [700])
@@ -296,7 +296,7 @@ def test_cpu_is_taken_where_it_strands_no_gpu():
     assert chosen == ["n1", "n1", "n1"]
 
 
-def test_nodes_that_only_few_can_replace_remain_for_who_needs_them():
+def test_rare_nodes_remain_for_requests_that_need_them():
     # Only n0 serves requests for B; nothing says that the others like it less.
     fleet, policy = fleet_of([(64, 4, "B"), *[(64, 4, "A")] * 3]), new_policy("expected_fill")
     typical = [{"gpus": 1, "weight": 9}, {"gpus": 1, "models": ["B"]}]
@@ -370,7 +370,7 @@ def test_stored_demands_and_values_are_bounded():
     assert list(policy._scored) == [demand]
 
 
-def test_of_a_large_fleet_the_first_nodes_are_judged_first_and_the_rest_later():
+def test_a_large_fleet_is_scored_step_by_step():
     rows = expected_fill.ROWS_MAX
     fleet, policy, share = (
         fleet_of([(8, 1, "A")] * (rows + 5)),
@@ -428,7 +428,7 @@ def test_prices_follow_the_fleet_in_steps_of_a_sixth_of_its_nodes(
             give(fleet, *held.pop(given_back[number]))
 
 
-def test_what_the_fleet_has_run_out_of_stays_whole():
+def test_scarce_whole_gpus_stay_whole():
     # One node could still take a request of four GPUs; of places for one GPU there are many.
     fleet = fleet_of([(64, 4, "A"), *[(64, 4, "A")] * 5])
     for row in range(1, 6):
@@ -444,7 +444,7 @@ def test_what_the_fleet_has_run_out_of_stays_whole():
 # Learning --------------------------------------------------------------------------------------
 
 
-def test_what_was_learnt_decides():
+def test_the_learnt_mix_decides():
     fleet, context = fleet_of([(64, 1, "A"), (64, 1, "A")]), {}
     policy, small, usual = new_policy("expected_fill"), Demand(1, 300), Demand(1, 700)
     fleet.set_capacity(0, 64_000, 65_536, [700])

@@ -34,7 +34,7 @@ new_policy = partial(small.new_policy, "fgd")
 # The definition --------------------------------------------------------------------------------
 
 
-def fragmented(typical, model, cpu, gpus):
+def fragmentation(typical, model, cpu, gpus):
     """Return F(node) times the sum of the weights, in whole numbers."""
     result = 0
     for kind in typical:
@@ -55,7 +55,7 @@ def choose(typical, fleet, demand):
     best, chosen = -1, None
     weights = sum(kind["weight"] for kind in typical)
     for row, model, (cpu, _, gpus), columns, after in options(fleet, demand):
-        gain = fragmented(typical, model, cpu, gpus) - fragmented(
+        gain = fragmentation(typical, model, cpu, gpus) - fragmentation(
             typical, model, cpu - demand.cpu_milli, after
         )
         score = int(100 / (1 + exp(-gain / (weights * 1000))))
@@ -98,7 +98,7 @@ NODES = st.tuples(st.integers(0, 16), st.integers(0, 4), st.sampled_from("AB")).
     nodes=st.lists(NODES, min_size=1, max_size=5),
     demands=st.lists(DEMANDS, min_size=1, max_size=14),
 )
-def test_it_decides_as_the_definition_does(typical, nodes, demands):
+def test_the_policy_agrees_with_its_definition(typical, nodes, demands):
     fleet, policy = fleet_of(nodes), new_policy()
     for demand in demands:
         chosen, value = choose(typical, fleet, demand), ask(policy, fleet, demand, typical)
@@ -124,7 +124,7 @@ def test_a_warm_instance_answers_as_a_fresh_one(typical, nodes, steps):
     play("fgd", typical, fleet_of, nodes, steps)
 
 
-def test_only_what_changed_is_judged_again():
+def test_only_changed_nodes_are_scored_again():
     policy, fleet, demand = new_policy(), fleet_of([(8, "A"), (8, "A")]), Demand(1)
     for _ in range(2):
         take(fleet, ask(policy, fleet, demand), demand)
@@ -198,7 +198,7 @@ def test_several_shares_are_valued_on_the_tightest_gpus_as_they_are_taken():
 # Parameters and learning -----------------------------------------------------------------------
 
 
-def test_typical_may_call_its_gpus_num_gpu_and_leave_out_what_is_plain():
+def test_typical_requests_accept_num_gpu_and_defaults():
     (kind,) = fgd.read_typical([{"num_gpu": 2}])
     assert kind == fgd.Typical(0, 2, 1000, (), 1.0)
     assert fgd.read_typical([{"gpus": 1, "weight": 0}]) == []
@@ -255,7 +255,7 @@ def test_learning_goes_on_when_the_counts_are_halved():
     assert relearned >= 8 + 5
 
 
-def test_what_was_learnt_decides():
+def test_the_learnt_mix_decides():
     fleet, policy, context = fleet_of([(4, "A"), (4, "A")]), new_policy(), {}
     take(fleet, {"cluster_id": "c", "node_id": "n1", "gpus": ["0"]}, Demand(1, gpu_milli=500))
     little, usual = Demand(1, gpu_milli=300), Demand(1, gpu_milli=400)
@@ -281,7 +281,7 @@ def test_a_request_with_an_endless_list_of_models_is_served_and_not_learnt():
     assert context == {"seen": {}}
 
 
-def test_what_is_learnt_is_bounded_and_fades():
+def test_the_learnt_mix_is_bounded_and_fades():
     learner, context = fgd.Learner(), {}
     for cpu in range(4 * fgd.TYPICAL_MAX):
         learner.observe(Demand(1, cpu_milli=cpu), context)

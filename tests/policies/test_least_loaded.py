@@ -22,11 +22,11 @@ def tree(name, *, cores=None, average=None, gpus=(), **more):
     }
 
 
-def reported(*trees):
+def metrics_of(*trees):
     return {"c": {"clusterId": "c", "nodes": list(trees)}}
 
 
-def chosen(fleet, demand, metrics, policy=None, **parameters):
+def choose(fleet, demand, metrics, policy=None, **parameters):
     given = MEASURED_ALONE | parameters
     return ask(
         policy or new_policy("least_loaded"), fleet, demand, parameters=given, metrics=metrics
@@ -35,59 +35,59 @@ def chosen(fleet, demand, metrics, policy=None, **parameters):
 
 def test_the_node_and_the_gpu_with_the_least_work():
     fleet = fleet_with(node("a"), node("b"))
-    metrics = reported(
+    metrics = metrics_of(
         tree("a", cores=0, gpus=[90, 80, 70, 90]), tree("b", cores=0, gpus=[90, 20, 60, 10])
     )
-    assert chosen(fleet, Demand(1), metrics)["gpus"] == ["3"]
-    assert chosen(fleet, Demand(1), metrics)["node_id"] == "b"
-    two = chosen(fleet, Demand(2, 500), metrics)
+    assert choose(fleet, Demand(1), metrics)["gpus"] == ["3"]
+    assert choose(fleet, Demand(1), metrics)["node_id"] == "b"
+    two = choose(fleet, Demand(2, 500), metrics)
     assert (two["node_id"], two["gpus"]) == ("b", ["1", "3"])
 
 
 def test_only_gpus_that_fit_are_compared():
     fleet = fleet_with(node("a"), node("b"))
-    metrics = reported(
+    metrics = metrics_of(
         tree("a", cores=0, gpus=[0, 90, 90, 90]), tree("b", cores=0, gpus=[50, 50, 50, 50])
     )
-    assert chosen(fleet, Demand(1), metrics)["node_id"] == "a"
+    assert choose(fleet, Demand(1), metrics)["node_id"] == "a"
     take(fleet, {"cluster_id": "c", "node_id": "a", "gpus": ["0"]}, Demand(1))
-    assert chosen(fleet, Demand(1), metrics)["node_id"] == "b"
+    assert choose(fleet, Demand(1), metrics)["node_id"] == "b"
 
 
 def test_an_average_stands_for_unreported_devices():
     fleet = fleet_with(node("a"), node("b"))
-    metrics = reported(tree("a", cores=0, average=60), tree("b", cores=0, average=50))
-    assert chosen(fleet, Demand(1), metrics)["node_id"] == "b"
+    metrics = metrics_of(tree("a", cores=0, average=60), tree("b", cores=0, average=50))
+    assert choose(fleet, Demand(1), metrics)["node_id"] == "b"
 
 
 def test_cpu_load_counts_per_core_and_by_its_weight():
     fleet = fleet_with(node("a", cpu=10_000), node("b", cpu=100_000))
-    metrics = reported(tree("a", cores=9, average=10), tree("b", cores=20, average=50))
-    assert chosen(fleet, Demand(1), metrics, cpu_weight=0)["node_id"] == "a"
-    assert chosen(fleet, Demand(1), metrics, cpu_weight=1)["node_id"] == "b"
-    assert chosen(fleet, Demand(cpu_milli=1), metrics, cpu_weight=0)["node_id"] == "b"
+    metrics = metrics_of(tree("a", cores=9, average=10), tree("b", cores=20, average=50))
+    assert choose(fleet, Demand(1), metrics, cpu_weight=0)["node_id"] == "a"
+    assert choose(fleet, Demand(1), metrics, cpu_weight=1)["node_id"] == "b"
+    assert choose(fleet, Demand(cpu_milli=1), metrics, cpu_weight=0)["node_id"] == "b"
 
 
-def test_who_reports_nothing_counts_as_told():
+def test_a_node_without_metrics_counts_by_its_leases():
     fleet = fleet_with(node("a"), node("b"))
-    metrics = reported(tree("b", cores=32, average=50))
-    assert chosen(fleet, Demand(1), metrics)["node_id"] == "b"
-    assert chosen(fleet, Demand(1), metrics, unmeasured=0.4)["node_id"] == "a"
-    stale = reported(tree("a", cores=0, average=0, stale=True), tree("b", cores=32, average=50))
-    assert chosen(fleet, Demand(1), stale)["node_id"] == "b"
+    metrics = metrics_of(tree("b", cores=32, average=50))
+    assert choose(fleet, Demand(1), metrics)["node_id"] == "b"
+    assert choose(fleet, Demand(1), metrics, unmeasured=0.4)["node_id"] == "a"
+    stale = metrics_of(tree("a", cores=0, average=0, stale=True), tree("b", cores=32, average=50))
+    assert choose(fleet, Demand(1), stale)["node_id"] == "b"
 
 
 @pytest.mark.parametrize("nonsense", ["busy", None, True, [1], {"percent": 1}])
-def test_what_is_no_number_is_not_measured(nonsense):
+def test_non_numeric_metrics_are_ignored(nonsense):
     fleet = fleet_with(node("a"), node("b"))
-    metrics = reported(
+    metrics = metrics_of(
         tree("a", cores=nonsense, average=nonsense, gpus=[nonsense] * 4),
         tree("b", cores=64, average=99),
     )
-    assert chosen(fleet, Demand(1), metrics)["node_id"] == "b"
+    assert choose(fleet, Demand(1), metrics)["node_id"] == "b"
 
 
-def test_without_any_metrics_it_spreads_by_what_is_promised():
+def test_without_metrics_the_policy_spreads_by_leases():
     fleet, policy, seen = (
         fleet_with(*(node(name) for name in "abc")),
         new_policy("least_loaded"),
@@ -102,13 +102,13 @@ def test_without_any_metrics_it_spreads_by_what_is_promised():
 
 def test_a_burst_does_not_land_on_the_node_that_was_idle():
     nodes = [node(name, gpus=8) for name in "abc"]
-    metrics = reported(
+    metrics = metrics_of(
         *(tree(name, cores=6, average=10) for name in "bc"), tree("a", cores=0, average=0)
     )
     used = []
     fleet, policy = fleet_with(*nodes), new_policy("least_loaded")
     for _ in range(12):
-        value = chosen(fleet, Demand(1), metrics, policy, promised_weight=0.5)
+        value = choose(fleet, Demand(1), metrics, policy, promised_weight=0.5)
         take(fleet, value, Demand(1))
         used.append(value["node_id"])
     assert used[0] == "a"

@@ -6,14 +6,14 @@ from moorage.model import Cluster, Demand, Gpu, Node
 from moorage.policy import Fleet
 
 
-def test_the_node_whose_gpus_have_the_most_free_memory_together():
+def test_the_node_with_the_most_free_gpu_memory_is_chosen():
     fleet = fleet_with(node("a", gpus=1, gpu_memory=40_960), node("b", gpus=3, gpu_memory=24_576))
     policy = new_policy("most_memory")
     assert ask(policy, fleet, Demand(1))["node_id"] == "a"
     assert ask(policy, fleet, Demand(2))["node_id"] == "b"
 
 
-def test_what_is_free_counts_and_not_what_there_is():
+def test_free_memory_counts_and_not_total_memory():
     fleet = fleet_with(node("a", gpus=1, gpu_memory=80_000), node("b", gpus=1, gpu_memory=24_000))
     take(fleet, {"cluster_id": "c", "node_id": "a", "gpus": ["0"]}, Demand(1, 800))
     assert ask(new_policy("most_memory"), fleet, Demand(1, 100))["node_id"] == "b"

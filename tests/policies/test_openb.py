@@ -48,7 +48,7 @@ def test_one_run_is_near_the_published_mean(trace, rule):
     assert abs(found.difference) <= 4 * found.published_deviation, found
 
 
-def test_fgd_that_learns_what_is_typical_packs_better_than_best_fit_ever_did():
+def test_fgd_with_a_learnt_mix_packs_better_than_best_fit():
     nodes, pods = read_nodes(NODES), read_pods(DATA / "pods_default.csv")
     order = arrivals(pods, capacity_milli(nodes), 1.3, 42)
     assert pack(Fgd("", {}, {}), openb(nodes, 42), order).allocated_percent > 94.5

@@ -17,7 +17,7 @@ from moorage.lab.trace import (
     arrivals,
     capacity_milli,
     cluster_document,
-    permuted_names,
+    permute_names,
     read_nodes,
     read_pods,
 )
@@ -50,7 +50,7 @@ def requests():
 
 def openb_document():
     """Return the cluster with what the trace leaves out: racks, NVLink, memory and labels."""
-    document = cluster_document(nodes(), names=permuted_names(nodes(), 42))
+    document = cluster_document(nodes(), names=permute_names(nodes(), 42))
     for number, entry in enumerate(document["nodes"]["nodeData"]):
         entry["rack"] = f"rack-{number % 60:02}"
         entry["labels"] = {"karpenter.sh/capacity-type": "spot"} if number % 3 == 0 else {}
@@ -65,7 +65,7 @@ def utilisation(number: int) -> int:
     return number * 37 % 101
 
 
-def placed(name, pods=None, parameters=None):
+def place(name, pods=None, parameters=None):
     """Place requests by a policy; return the leases, and the site they are held on."""
     document = openb_document()
     entries = document["nodes"]["nodeData"]
@@ -85,7 +85,7 @@ def placed(name, pods=None, parameters=None):
     return site, [(share, *by_id[share.node_id]) for share in shares]
 
 
-placed_once = cache(placed)
+placed_once = cache(place)
 """For the policies that others are compared with."""
 
 
@@ -100,7 +100,7 @@ def test_gpu_packing_leaves_the_most_machines_idle():
 
 
 def test_gpu_clustering_keeps_kinds_apart():
-    def mixed(name):
+    def mixed_nodes(name):
         kinds = {}
         for share, number, _ in placed_once(name)[1]:
             if share.gpus:
@@ -108,43 +108,43 @@ def test_gpu_clustering_keeps_kinds_apart():
                 kinds.setdefault(number, set()).add(len(share.gpus) if whole else "share")
         return sum(len(each) > 1 for each in kinds.values()) / len(kinds)
 
-    assert mixed("gpu_clustering") < 0.02
-    assert mixed("random") > 0.15
+    assert mixed_nodes("gpu_clustering") < 0.02
+    assert mixed_nodes("random") > 0.15
 
 
 def test_dot_product_fills_nodes_that_are_in_use():
-    assert idle_nodes(placed("dot_product")[0]) > idle_nodes(placed_once("random")[0])
+    assert idle_nodes(place("dot_product")[0]) > idle_nodes(placed_once("random")[0])
 
 
 def test_cheapest_pays_least():
-    def paid(held):
+    def mean_price(held):
         return mean(PRICES[e["gpus"]["gpus"][0]["modelName"]] for s, _, e in held if s.gpus)
 
-    cheapest = paid(placed("cheapest", parameters={"prices": PRICES})[1])
-    assert cheapest < 0.5 * paid(placed_once("random")[1])
+    cheapest = mean_price(place("cheapest", parameters={"prices": PRICES})[1])
+    assert cheapest < 0.5 * mean_price(placed_once("random")[1])
     assert cheapest < 0.8  # The cheapest model's 842 GPUs have room for nearly all of them.
 
 
 def test_spot_first_holds_nothing_but_spot_while_there_is_any():
-    assert {number % 3 for share, number, _ in placed("spot_first")[1] if share.gpus} == {0}
+    assert {number % 3 for share, number, _ in place("spot_first")[1] if share.gpus} == {0}
     order = {"order": ["on-demand"], "others": False}
-    held = placed("spot_first", parameters=order)[1]
+    held = place("spot_first", parameters=order)[1]
     assert {number % 3 for _, number, _ in held} == {1, 2}
 
 
 def test_least_loaded_works_on_the_idlest_machines():
-    def worked(name):
+    def mean_utilisation(name):
         return mean(utilisation(number) for share, number, _ in placed_once(name)[1] if share.gpus)
 
-    assert worked("least_loaded") < 0.4 * worked("spread")
+    assert mean_utilisation("least_loaded") < 0.4 * mean_utilisation("spread")
 
 
 def test_most_memory_gives_the_largest_gpus():
-    def given(name):
+    def memory_given(name):
         held = placed_once(name)[1]
         return mean(MEMORY[e["gpus"]["gpus"][0]["modelName"]] for s, _, e in held if s.gpus)
 
-    assert given("most_memory") > 1.3 * given("random")
+    assert memory_given("most_memory") > 1.3 * memory_given("random")
 
 
 def pairs_and_fours():
@@ -160,7 +160,7 @@ def test_topology_keeps_gpus_of_one_request_in_one_link_group():
     pods = list(pairs_and_fours())
 
     def split(name):
-        several = [share for share, *_ in placed(name, pods)[1] if len(share.gpus) > 1]
+        several = [share for share, *_ in place(name, pods)[1] if len(share.gpus) > 1]
         assert len(several) > 150
         return sum(len({int(gpu) // 4 for gpu in share.gpus}) > 1 for share in several)
 

@@ -12,7 +12,7 @@ from moorage.model import Cluster, Demand, Gpu, Node
 from moorage.policy import Fleet, FleetView, best_rows, parse_proposal
 from moorage_policies import catalog
 
-POLICIES = list(catalog.shipped())
+POLICIES = list(catalog.read_policies())
 
 
 # Characters ------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_inputs_stand_in_for_resources(name):
         {"gpus": 1, "topology": []},
     ],
 )
-def test_a_request_that_says_not_what_must_fit_is_declined_with_the_way_out(name, inputs):
+def test_a_request_without_resources_is_declined_with_the_remedy(name, inputs):
     fleet = fleet_with(node("a"))
     data = {"fleet": FleetView(fleet), "cluster_data": cluster_data(fleet), "seed": 1}
     data["inputs"] = inputs
@@ -318,7 +318,7 @@ def check(fleet, view, demand, value):
     nodes=st.lists(NODES, max_size=6),
     steps=st.lists(st.tuples(DEMANDS, CANDIDATES, st.booleans()), min_size=1, max_size=12),
 )
-def test_it_proposes_exactly_what_is_feasible(name, nodes, steps):
+def test_the_policy_proposes_exactly_the_feasible_nodes(name, nodes, steps):
     fleet, policy, held, context = build(nodes), new_policy(name), [], {}
     for number, (demand, candidates, release) in enumerate(steps):
         if release and held:

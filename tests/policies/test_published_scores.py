@@ -88,7 +88,7 @@ def choose(score, fleet, demand, held):
 @pytest.mark.parametrize("name", DEFINITIONS)
 @settings(max_examples=150)
 @given(nodes=st.lists(NODES, min_size=1, max_size=5), steps=st.lists(STEPS, max_size=25))
-def test_it_decides_as_the_definition_does(name, nodes, steps):
+def test_the_policy_agrees_with_its_definition(name, nodes, steps):
     members = [node(f"n{n}", gpus=g, cpu=1000 * c) for n, (c, g) in enumerate(nodes)]
     fleet, policy, held = fleet_with(*members, LARGEST), new_policy(name), []
     for demand, released in steps:

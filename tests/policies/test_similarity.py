@@ -84,14 +84,14 @@ def place(demand, candidates=None, policy=None, documents=DOCUMENTS, **parameter
     return value.get("cluster_id"), value.get("node_id")
 
 
-def test_it_places_in_the_most_similar_cluster_with_room():
+def test_the_most_similar_cluster_with_room_is_chosen():
     assert place(Demand(1), like="mid") == ("mid", "m")
     assert place(Demand(1), like={"gpus": {"count": 3}}) == ("small", "m")
     assert place(Demand(8), like="mid") == (None, None)
     assert place(Demand(1)) == ("big", "m")
 
 
-def test_it_places_among_the_candidates_by_a_reference_that_is_none():
+def test_a_reference_need_not_be_a_candidate():
     policy = with_registry()
     assert place(Demand(1), ["big", "tiny"], policy, like="small") == ("tiny", "m")
 

@@ -16,7 +16,7 @@ def test_levels_in_their_order():
     assert ask(policy, fleet_with(PLAIN), Demand(2))["node_id"] == "a-plain"
 
 
-def test_what_fits_in_no_group_is_placed_all_the_same():
+def test_a_request_that_fits_no_group_is_still_placed():
     value = ask(new_policy("topology"), fleet_with(LINKED), Demand(3))
     assert value["gpus"] == ["0", "1", "2"]
 

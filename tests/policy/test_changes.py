@@ -22,7 +22,7 @@ from moorage.policy import (
 )
 
 
-def linked(node_id, rack="", link=4, gpus=8):
+def linked_node(node_id, rack="", link=4, gpus=8):
     devices = tuple(
         Gpu(str(n), "A100", 40_960, f"link-{n // link}" if link else "", n // 4)
         for n in range(gpus)
@@ -33,8 +33,8 @@ def linked(node_id, rack="", link=4, gpus=8):
 CLUSTERS = {
     cluster.id: cluster
     for cluster in (
-        Cluster("a", tuple(linked(f"n{n}", f"rack-{n // 2}") for n in range(4))),
-        Cluster("b", (linked("m0", "", 0), linked("m1", "rack-9", 2, 4))),
+        Cluster("a", tuple(linked_node(f"n{n}", f"rack-{n // 2}") for n in range(4))),
+        Cluster("b", (linked_node("m0", "", 0), linked_node("m1", "rack-9", 2, 4))),
     )
 }
 
@@ -123,7 +123,7 @@ def test_scores_may_be_a_list():
             rows(view, demand, ["best"] * 6)
 
 
-def test_place_says_what_it_takes():
+def test_place_returns_the_taken_share():
     found = data(site(), Demand(gpus=1))
     fleet = found["fleet"]
     with pytest.raises(TypeError, match=r"^place: expected `input_data` as `eval` got it, got F"):
@@ -142,7 +142,7 @@ def test_place_says_what_it_takes():
     st.sampled_from(["", "nvlink", "numa", "rack", "zone"]), st.booleans(),
     st.sampled_from(["pack", "spread"]), st.integers(0, 2**32),
 )  # fmt: skip
-def test_whatever_the_score_the_answer_is_sound(gpus, milli, nodes, topology, close, gang, seed):
+def test_any_score_yields_a_sound_answer(gpus, milli, nodes, topology, close, gang, seed):
     draw, fleet = np.random.default_rng(seed), site()
     free = draw.choice([0, 300, 1000], fleet.gpu_free.shape, p=[0.3, 0.2, 0.5])
     fleet.gpu_free[:] = np.minimum(free, fleet.gpu_total)

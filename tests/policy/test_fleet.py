@@ -49,7 +49,7 @@ def test_feasible_is_exactly_the_absence_of_misfits(walk: Walk, demand: Demand) 
 
 
 @given(walks(), demands)
-def test_never_does_not_depend_on_what_runs(walk: Walk, demand: Demand) -> None:
+def test_never_does_not_depend_on_leases(walk: Walk, demand: Demand) -> None:
     before = walk.fleet.misfits(demand)
     for share in walk.held:
         walk.fleet.give(share)
@@ -189,12 +189,12 @@ def test_racks_of_the_same_name_in_two_clusters_are_two() -> None:
     assert len(set(fleet_of(*twins).rack.tolist())) == 2
 
 
-def test_numa_domains_are_numbered_within_the_node_whatever_they_are_called() -> None:
+def test_numa_domains_are_numbered_within_the_node() -> None:
     fleet = fleet_of(one(*(Gpu(str(n), numa=d) for n, d in enumerate([10**9, -5, 3, 3]))))
     assert fleet.gpu_numa[0].tolist() == [1, -1, 0, 0]
 
 
-def test_what_the_fleet_lost_holds_nothing() -> None:
+def test_lost_nodes_hold_nothing() -> None:
     fleet = fleet_of(one(Gpu("0")))
     fleet.take(Share(ClusterId("gone"), NodeId("n"), ("0",)))
     fleet.take(Share(ClusterId("c"), NodeId("n"), ("7",), cpu_milli=500))

@@ -30,7 +30,7 @@ def same(one: Fleet, other: Fleet) -> bool:
     return True
 
 
-def installed(clusters) -> Fleet:
+def install(clusters) -> Fleet:
     fleet = Fleet()
     fleet.install(clusters)
     return fleet
@@ -42,7 +42,7 @@ changes = st.lists(inventories(), min_size=1, max_size=6)
 @given(inventories(), changes, st.randoms(use_true_random=False))
 def test_cluster_by_cluster_is_all_at_once(before, later, rng):
     clusters = {each.id: each for each in before}
-    fleet = installed(before)
+    fleet = install(before)
     for inventory in later:
         for cluster in inventory:
             if rng.random() < 0.3:
@@ -51,7 +51,7 @@ def test_cluster_by_cluster_is_all_at_once(before, later, rng):
             else:
                 fleet.put(cluster)
                 clusters[cluster.id] = cluster
-            assert same(fleet, installed(clusters.values()))
+            assert same(fleet, install(clusters.values()))
 
 
 @given(walks(), changes, st.randoms(use_true_random=False))
@@ -86,8 +86,8 @@ def one(name: str, nodes: int = 2, gpus: int = 2) -> Cluster:
     return Cluster(ClusterId(name), rows)
 
 
-def test_other_rows_keep_what_is_held():
-    fleet = installed([one("a"), one("c")])
+def test_other_rows_keep_their_leases():
+    fleet = install([one("a"), one("c")])
     row = fleet.row("c", "n1")
     fleet.set_capacity(row, 1, 2, [3, 4])
     fleet.put(one("b", nodes=3))
@@ -101,7 +101,7 @@ def test_other_rows_keep_what_is_held():
 
 
 def test_a_reader_that_does_not_follow_the_splices_must_read_all():
-    fleet = installed([one("a"), one("b")])
+    fleet = install([one("a"), one("b")])
     version, layout = fleet.version, fleet.layout
     fleet.touch(3)
     assert fleet.changed_since(version) == [3]
@@ -121,7 +121,7 @@ def test_a_reader_that_does_not_follow_the_splices_must_read_all():
 
 
 def test_the_logs_are_bounded():
-    fleet = installed([one("a"), one("b")])
+    fleet = install([one("a"), one("b")])
     layout, version = fleet.layout, fleet.version
     for _ in range(SPLICES_MAX):
         fleet.put(one("a"))
@@ -135,7 +135,7 @@ def test_the_logs_are_bounded():
 
 
 def test_a_snapshot_takes_no_more_than_its_numbers_need():
-    fleet = installed([one("a", nodes=100, gpus=8)])
+    fleet = install([one("a", nodes=100, gpus=8)])
     kind, content = fleet.snapshot()["gpu_free"]
     assert np.dtype(kind).itemsize <= 2
     assert len(content) <= 2 * 100 * 8

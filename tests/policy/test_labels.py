@@ -61,7 +61,7 @@ def test_other_candidates_are_added_and_a_new_inventory_is_read_again():
     assert labels.column(FleetView(fleet), registry.data(fleet, ["x"]), colour) == ("green", "")
 
 
-def test_values_of_labels_are_texts_whatever_the_document_has():
+def test_values_of_labels_become_texts():
     seen = []
     registry = Registry({"x": {"a": {"spot": True, "gpus": 8}, "b": None}})
     fleet = Fleet()

@@ -9,7 +9,7 @@ from moorage.policy import Fleet, FleetView, Misfit
 LABELS = ({}, {"zone": "a"}, {"zone": "b", "spot": "yes"})
 
 
-def labelled(name: str = "c", labels: tuple[dict[str, str], ...] = LABELS) -> Cluster:
+def labelled_cluster(name: str = "c", labels: tuple[dict[str, str], ...] = LABELS) -> Cluster:
     gpus = (Gpu("0", "T4"), Gpu("1", "T4"))
     named = enumerate(labels)
     return Cluster(
@@ -45,7 +45,7 @@ def demand(*where: tuple[str, str, tuple[str, ...]], gpus: int = 1) -> Demand:
     ],
 )
 def test_the_operators_are_those_of_kubernetes(where, nodes, gpus):
-    fleet, wanted = fleet_of(labelled()), demand(*where, gpus=gpus)
+    fleet, wanted = fleet_of(labelled_cluster()), demand(*where, gpus=gpus)
     assert np.flatnonzero(fleet.feasible(wanted)).tolist() == nodes
     assert np.flatnonzero(fleet.copies(wanted)).tolist() == nodes
     assert [row for row in range(len(fleet)) if fleet.has_labels(row, wanted.where)] == nodes
@@ -57,18 +57,21 @@ def test_the_operators_are_those_of_kubernetes(where, nodes, gpus):
 
 
 def test_labels_follow_the_inventory():
-    fleet, wanted = fleet_of(labelled("a"), labelled("c")), demand(("zone", "In", ("b",)))
+    fleet, wanted = (
+        fleet_of(labelled_cluster("a"), labelled_cluster("c")),
+        demand(("zone", "In", ("b",))),
+    )
     assert np.flatnonzero(fleet.feasible(wanted)).tolist() == [2, 5]
-    fleet.put(labelled("b", ({"zone": "b"},)))
+    fleet.put(labelled_cluster("b", ({"zone": "b"},)))
     assert np.flatnonzero(fleet.feasible(wanted)).tolist() == [2, 3, 6]
-    fleet.put(labelled("b", ({"zone": "a"},)))
+    fleet.put(labelled_cluster("b", ({"zone": "a"},)))
     assert np.flatnonzero(fleet.feasible(wanted)).tolist() == [2, 6]
     fleet.remove("a")
     assert np.flatnonzero(fleet.feasible(wanted)).tolist() == [3]
 
 
-def test_what_is_imagined_has_the_same_labels():
-    fleet, wanted = fleet_of(labelled()), demand(("zone", "In", ("b",)), gpus=2)
+def test_an_imagined_fleet_has_the_same_labels():
+    fleet, wanted = fleet_of(labelled_cluster()), demand(("zone", "In", ("b",)), gpus=2)
     other = fleet.imagined()
     other.take(Share(ClusterId("c"), NodeId("n2"), ("0",)))
     assert not other.feasible(wanted).any()
@@ -76,7 +79,7 @@ def test_what_is_imagined_has_the_same_labels():
 
 
 def test_a_policy_sees_only_the_nodes_that_match():
-    fleet, wanted = fleet_of(labelled()), demand(("zone", "Exists", ()))
+    fleet, wanted = fleet_of(labelled_cluster()), demand(("zone", "Exists", ()))
     bits = np.packbits(fleet.matching(wanted.where)).tobytes()
     replica = Fleet()
     replica.restore(fleet.snapshot())

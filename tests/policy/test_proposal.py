@@ -1,4 +1,4 @@
-"""What a policy returned, read as a proposal: anything at all may come."""
+"""Reading any value of a policy as a proposal."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ shares = st.fixed_dictionaries({"cluster_id": leaves}, optional=dict.fromkeys(KE
 
 
 @given(anything | shares | st.lists(shares, max_size=3), st.sampled_from([None, Demand(gpus=2)]))
-def test_it_is_read_or_refused_and_nothing_else(value: Any, demand: Demand | None) -> None:
+def test_any_value_is_read_or_refused(value: Any, demand: Demand | None) -> None:
     try:
         proposals = parse_proposal(value, demand)
     except ProposalError:
@@ -68,7 +68,7 @@ def test_a_value_that_names_no_cluster_grants_nothing(value: Any) -> None:
     assert parse_proposal(value, None) == ()
 
 
-def test_the_demand_fills_in_what_the_policy_did_not_say() -> None:
+def test_the_demand_completes_the_proposal() -> None:
     demand = Demand(gpus=1, gpu_milli=500, cpu_milli=7, memory_mib=8)
     said = {"clusterId": 3, "nodeId": "n", "gpus": [0, "1"], "cpu_milli": 9.0}
     assert parse_proposal(said, demand) == (ProposedShare("3", "n", ("0", "1"), 500, 9, 8),)  # type: ignore[arg-type]  # Plain values in tests.

@@ -32,7 +32,7 @@ def refusal(document: Any, value: Any, **more: Any) -> str:
     return str(caught.value)
 
 
-def noted(document: Any) -> str:
+def notes_on(document: Any) -> str:
     _, notes = read_schema(document, "s", pattern)
     return "\n".join(map(str, notes))
 
@@ -91,7 +91,7 @@ def test_a_field_may_be_left_out_unless_it_is_required():
     assert read(needs).check({}, "v", known=("a",)) == {}
 
 
-def test_defaults_fill_what_is_left_out_on_all_levels():
+def test_defaults_fill_missing_fields_on_all_levels():
     inner = {"b": {"type": "number", "default": 2}, "c": {"type": "number"}}
     schema = read(
         {
@@ -111,7 +111,7 @@ def test_defaults_fill_what_is_left_out_on_all_levels():
     assert schema.check(whole, "v") is whole, "what lacks nothing is not copied"
 
 
-def test_what_has_a_value_elsewhere_gets_no_default():
+def test_a_field_set_elsewhere_gets_no_default():
     schema = read({"a": {"type": "number", "default": 1}, "b": {"type": "number", "default": 2}})
     assert schema.check({}, "v", known=("a",)) == {"b": 2}
     assert schema.check({"a": None}, "v", known=("a", "b")) == {}
@@ -204,11 +204,11 @@ def test_a_refusal_names_field_expectation_and_finding(document, value, said):
         ),
     ],
 )
-def test_what_cannot_be_read_is_noted_with_its_place(document, said):
-    assert said in noted(document)
+def test_unreadable_parts_are_noted_with_their_place(document, said):
+    assert said in notes_on(document)
 
 
-def test_what_cannot_be_read_is_not_enforced_and_the_rest_is():
+def test_unreadable_parts_are_not_enforced_and_the_rest_is():
     document = {"a": {"type": "number", "minn": 1, "max": 5}, "b": 7, "c": {"type": "colour"}}
     schema, notes = read_schema(document, "s", pattern)
     assert [note.path for note in notes] == ["s.a.minn", "s.b", "s.c.type"]
@@ -216,7 +216,7 @@ def test_what_cannot_be_read_is_not_enforced_and_the_rest_is():
     assert schema.check({"a": -3, "b": [], "c": 0}, "v")
     with pytest.raises(SchemaError, match=r"v\.a: expected a number of at most 5"):
         schema.check({"a": 6}, "v")
-    assert len(noted({str(n): 1 for n in range(100)}).splitlines()) == 21
+    assert len(notes_on({str(n): 1 for n in range(100)}).splitlines()) == 21
 
 
 SETTINGS = {
@@ -243,7 +243,7 @@ SETTINGS = {
 }
 
 
-def test_a_json_schema_is_read_as_what_it_says():
+def test_a_json_schema_keeps_its_meaning():
     schema = read(SETTINGS)
     assert schema.check({"zone": "a"}, "v") == {"zone": "a", "gpus": 1}
     whole = {
@@ -273,7 +273,7 @@ def test_a_json_schema_is_read_as_what_it_says():
         ({"color": 1}, "inputs.color: expected no field of this name, only zone, gpus, "),
     ],
 )
-def test_a_json_schema_is_held_to(change, said):
+def test_a_json_schema_is_enforced(change, said):
     value = {name: each for name, each in {"zone": "a", **change}.items() if each is not ...}
     assert said in refusal(SETTINGS, value)
 
@@ -319,10 +319,10 @@ def test_a_schema_is_only_so_deep(key):
     for _ in range(40):
         inside = {"x": entry} if key == "properties" else entry
         entry = {"type": "object" if key == "properties" else "array", key: inside}
-    assert "expected at most 16 levels" in noted({"a": entry})
+    assert "expected at most 16 levels" in notes_on({"a": entry})
 
 
-def test_a_check_looks_at_so_many_values_and_characters_only():
+def test_a_check_reads_a_bounded_number_of_values_and_characters():
     numbers = {"l": {"type": "array", "items": {"type": "number"}}}
     assert f"at most {VALUES_MAX} values" in refusal(numbers, {"l": [0] * 10**6})
     texts = {"l": {"type": "array", "items": {"type": "string", "pattern": "(a|b)*c$"}}}
@@ -333,7 +333,7 @@ def test_a_check_looks_at_so_many_values_and_characters_only():
     assert "of at most 4096 characters" in refusal({"t": texts["l"]["items"]}, {"t": "a" * 5000})
 
 
-def test_fields_that_are_looked_for_in_vain_count_too():
+def test_missing_fields_count_in_the_budget():
     """Otherwise a list of empty objects would be looked through a thousand times each."""
     fields = {str(number): {"type": "any"} for number in range(400)}
     wide = {"l": {"type": "array", "items": {"type": "object", "properties": fields}}}

@@ -40,7 +40,7 @@ def view_of(*nodes):
 # Reading ---------------------------------------------------------------------------------------
 
 
-def test_a_kind_may_call_its_gpus_num_gpu_and_leave_out_what_is_plain():
+def test_a_kind_accepts_num_gpu_and_defaults():
     assert read_typical([{"num_gpu": 2}]) == [RequestKind(0, 2, 1000, 0, (), 1.0)]
 
 
@@ -80,7 +80,7 @@ def feed(learner, context, demands, *, through_json=False):
     return readings
 
 
-def test_what_was_seen_is_in_the_context_once_a_batch_is_full():
+def test_a_full_batch_is_stored_in_the_context():
     learner, context = MixLearner(), {}
     demand = Demand(1, 700, models=("A", "B"), cpu_milli=3000, memory_mib=64, nodes=2)
     assert feed(learner, context, [demand] * (MixLearner.BATCH - 1)) == []
@@ -92,12 +92,12 @@ def test_what_was_seen_is_in_the_context_once_a_batch_is_full():
     assert sum(each.weight for each in guessed) == pytest.approx(30 / 158)
 
 
-def test_it_is_read_again_each_time_the_count_has_doubled():
+def test_the_mix_is_read_again_when_the_count_doubles():
     readings = feed(MixLearner(), {}, [Demand(1)] * (9 * MixLearner.BATCH))
     assert readings == [MixLearner.BATCH * times for times in (1, 2, 4, 8)]
 
 
-def test_what_came_since_it_was_read_is_not_used_yet():
+def test_requests_since_the_last_read_do_not_count_yet():
     learner, context, view = MixLearner(), {}, view_of("A")
     feed(learner, context, [Demand(1)] * MixLearner.BATCH)
     before = learner.typical(view, context)
@@ -114,7 +114,7 @@ def test_another_instance_goes_on_as_the_last_one_was():
     assert MixLearner().typical(view, context) == learner.typical(view, context)
 
 
-def test_the_old_fades():
+def test_old_requests_fade():
     context, learner = {}, MixLearner()
     feed(learner, context, [Demand(1)] * (MixLearner.COUNT_MAX + MixLearner.BATCH))
     readings = feed(learner, context, [Demand(2)] * (2 * MixLearner.COUNT_MAX))

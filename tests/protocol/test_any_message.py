@@ -1,4 +1,4 @@
-"""Whatever comes: a message or one complete error, and nothing else."""
+"""Any input yields a message or one complete error."""
 
 import json
 from typing import Any
@@ -36,7 +36,7 @@ KEYS = sorted(
 )
 
 
-def read_or_refused(frame: str | bytes) -> None:
+def read_or_refuse(frame: str | bytes) -> None:
     """Nothing but a message or a complete BadMessage may come of any input."""
     try:
         message = decode(frame)
@@ -55,7 +55,7 @@ def read_or_refused(frame: str | bytes) -> None:
 @example({"op": "status", "lease": ""})
 @example({"adhoc": "x", "id": ""})
 def test_any_object_is_read_or_refused(content: dict[str, Any]) -> None:
-    read_or_refused(json.dumps(content))
+    read_or_refuse(json.dumps(content))
 
 
 @given(
@@ -68,12 +68,12 @@ def test_any_change_to_a_message_is_read_or_refused(kind: str, content: dict[str
         base = {"adhoc": True, "policy_rule_uri": "p", "inputs": {}, "resources": {}, "lease": {}}
     elif kind == "input":
         base = {"input": {}}
-    read_or_refused(json.dumps({**base, **content}))
+    read_or_refuse(json.dumps({**base, **content}))
 
 
 @given(st.text() | st.binary() | st.text('{}[]":,0123456789.eE-+adhocntrue\\ '))
 def test_any_text_is_read_or_refused(frame: str | bytes) -> None:
-    read_or_refused(frame)
+    read_or_refuse(frame)
 
 
 @given(
@@ -93,5 +93,5 @@ def test_any_text_is_read_or_refused(frame: str | bytes) -> None:
         explain=st.booleans(),
     )
 )
-def test_what_a_client_writes_the_server_reads(message: AllocationRequest) -> None:
+def test_the_server_reads_messages_of_the_client(message: AllocationRequest) -> None:
     assert decode(encode(message)) == message

@@ -15,5 +15,5 @@ def test_every_close_code_has_its_sentence() -> None:
     assert named == set(CLOSE_CODES)
 
 
-def test_what_is_worth_retrying_is_not_the_clients_fault() -> None:
+def test_retryable_codes_are_no_client_errors() -> None:
     assert not WORTH_RETRYING & {Code.BAD_JSON, Code.BAD_MESSAGE, Code.NEVER_FITS, Code.WRONG_TOKEN}

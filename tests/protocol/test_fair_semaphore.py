@@ -88,7 +88,7 @@ async def test_the_one_that_holds_least_is_next_and_equals_take_turns(visits):
     assert came == ["c1", "a3", "b2", "d1", "c2", "a4"]
 
 
-async def test_where_the_room_is_full_the_latest_of_who_has_most_there_makes_way(visits):
+async def test_a_full_room_drops_the_latest_of_the_largest_tenant(visits):
     flood = [f"a{number}" for number in range(2 + WAITING)]
     await visits.come(*flood)
     assert visits.busy() == []
@@ -101,7 +101,7 @@ async def test_where_the_room_is_full_the_latest_of_who_has_most_there_makes_way
     assert visits.busy() == [*flood[-3:], "a9", "b5"], "no more than as many"
 
 
-async def test_who_goes_away_while_it_waits_is_forgotten(visits, semaphore):
+async def test_a_cancelled_waiter_is_forgotten(visits, semaphore):
     await visits.come("a1", "a2", "b1", "b2", "c1")
     visits.tasks["b2"].cancel()
     await visits.leave("a1")
@@ -120,8 +120,8 @@ async def test_who_goes_away_while_it_waits_is_forgotten(visits, semaphore):
     assert not semaphore._held
 
 
-async def test_all_may_go_away_in_one_moment_and_another_come_in_it(visits, semaphore):
-    """As when a server stops: turns are given back before those who wait know they are gone."""
+async def test_all_waiters_may_leave_as_another_arrives(visits, semaphore):
+    """A stopping server does this: turns are released before waiters notice their end."""
     flood = [f"a{number}" for number in range(2 + WAITING)]
     await visits.come(*flood)
     for name in flood:

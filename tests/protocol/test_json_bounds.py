@@ -1,4 +1,4 @@
-"""What JSON text becomes, counted before it is read."""
+"""Values of a JSON text, counted before it is decoded."""
 
 import json
 import random
@@ -19,13 +19,13 @@ MEBIBYTE = 2**20
 HEAD = '{"adhoc":true,"policy_rule_uri":"first_fit:1","id":"a","inputs":'
 
 
-def filled(before: str, unit: str, behind: str, between: str = ",") -> str:
+def fill_mebibyte(before: str, unit: str, behind: str, between: str = ",") -> str:
     """Return a mebibyte of one thing."""
     count = (MEBIBYTE - len(before) - len(behind)) // (len(unit) + len(between))
     return before + between.join([unit] * count) + behind
 
 
-def numbered(before: str, unit: str, behind: str) -> str:
+def number_mebibyte(before: str, unit: str, behind: str) -> str:
     count = (MEBIBYTE - len(before) - len(behind)) // (len(unit) + 5)
     return before + ",".join(unit % number for number in range(count)) + behind
 
@@ -33,29 +33,31 @@ def numbered(before: str, unit: str, behind: str) -> str:
 MESSAGES = {
     "open brackets": "[" * MEBIBYTE,
     "open braces": '{"a":' * (MEBIBYTE // 5),
-    "lists": filled(HEAD + '{"a":[', "[]", "]}}"),
-    "objects": filled(HEAD + '{"a":[', "{}", "]}}"),
-    "nested lists": filled(HEAD + '{"a":[', "[" * 100 + "]" * 100, "]}}"),
-    "nested objects": filled(HEAD + '{"a":[', '{"a":' * 100 + "1" + "}" * 100, "]}}"),
-    "names": numbered(HEAD + "{", '"%d":1', "}}"),
-    "unknown fields": numbered(HEAD + "{},", '"%d":1', "}"),
-    "one field again and again": filled(HEAD + "{},", '"inputs":{}', "}"),
-    "fields of an operation": numbered('{"op":"release",', '"%d":1', "}"),
-    "wrong value of an operation": filled('{"op":"release","lease":[', "[]", "]}"),
+    "lists": fill_mebibyte(HEAD + '{"a":[', "[]", "]}}"),
+    "objects": fill_mebibyte(HEAD + '{"a":[', "{}", "]}}"),
+    "nested lists": fill_mebibyte(HEAD + '{"a":[', "[" * 100 + "]" * 100, "]}}"),
+    "nested objects": fill_mebibyte(HEAD + '{"a":[', '{"a":' * 100 + "1" + "}" * 100, "]}}"),
+    "names": number_mebibyte(HEAD + "{", '"%d":1', "}}"),
+    "unknown fields": number_mebibyte(HEAD + "{},", '"%d":1', "}"),
+    "one field again and again": fill_mebibyte(HEAD + "{},", '"inputs":{}', "}"),
+    "fields of an operation": number_mebibyte('{"op":"release",', '"%d":1', "}"),
+    "wrong value of an operation": fill_mebibyte('{"op":"release","lease":[', "[]", "]}"),
     "text": HEAD + '{"a":"' + "x" * (MEBIBYTE - 100) + '"}}',
     "escapes": HEAD + '{"a":"' + "\\u00e9" * (MEBIBYTE // 6 - 20) + '"}}',
     "half pairs": HEAD + '{"a":"' + "\\ud800" * (MEBIBYTE // 6 - 20) + '"}}',
-    "brackets in texts": filled(HEAD + '{"a":[', '"[{"', "]}}"),
-    "numbers": filled(HEAD + '{"a":[', "1", "]}}"),
-    "numbers slow to read": filled(HEAD + '{"a":[', "1.7976931348623157e308", "]}}"),
-    "exponents": filled(HEAD + '{"a":[', "1e290", "]}}"),
-    "exponents with zeros": filled(HEAD + '{"a":[', "1E+00290", "]}}"),
-    "numbers close to zero": filled(HEAD + '{"a":[', "0." + "0" * 310 + "1", "]}}"),
+    "brackets in texts": fill_mebibyte(HEAD + '{"a":[', '"[{"', "]}}"),
+    "numbers": fill_mebibyte(HEAD + '{"a":[', "1", "]}}"),
+    "numbers slow to read": fill_mebibyte(HEAD + '{"a":[', "1.7976931348623157e308", "]}}"),
+    "exponents": fill_mebibyte(HEAD + '{"a":[', "1e290", "]}}"),
+    "exponents with zeros": fill_mebibyte(HEAD + '{"a":[', "1E+00290", "]}}"),
+    "numbers close to zero": fill_mebibyte(HEAD + '{"a":[', "0." + "0" * 310 + "1", "]}}"),
     "a number": HEAD + '{"a":' + "9" * MEBIBYTE + "}}",
-    "numbers beyond 64 bits": filled(HEAD + '{"a":[', "9" * 30, "]}}"),
-    "a number beyond 64 bits at the end": filled(HEAD + '{"a":[', "[]", "," + "9" * 30 + "]}}"),
-    "text that stops": filled(HEAD + '{"a":[', "[]", "]"),
-    "alternatives": filled(HEAD + '{},"resources":{},"alternatives":[', "{}", "]}"),
+    "numbers beyond 64 bits": fill_mebibyte(HEAD + '{"a":[', "9" * 30, "]}}"),
+    "a number beyond 64 bits at the end": fill_mebibyte(
+        HEAD + '{"a":[', "[]", "," + "9" * 30 + "]}}"
+    ),
+    "text that stops": fill_mebibyte(HEAD + '{"a":[', "[]", "]"),
+    "alternatives": fill_mebibyte(HEAD + '{},"resources":{},"alternatives":[', "{}", "]}"),
 }
 
 
@@ -81,20 +83,20 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_a_mebibyte_of_anything_costs_little(name: str) -> None:
-    texts = filled('["', "x" * 16, '"]', '","')
+    texts = fill_mebibyte('["', "x" * 16, '"]', '","')
     baseline = cpu_seconds(lambda: msgspec.json.decode(texts)) + 0.002
     assert cpu_seconds(lambda: read(MESSAGES[name])) < 8 * baseline
 
 
 @pytest.mark.parametrize("name", ["lists", "names", "exponents", "alternatives"])
-def test_what_has_too_many_parts_is_refused_with_its_id(name: str) -> None:
+def test_a_message_with_too_many_parts_is_refused_with_its_id(name: str) -> None:
     error = read(MESSAGES[name])
     assert isinstance(error, BadMessage)
     assert (error.code, error.id) == (Code.TOO_LARGE, "a")
     assert error.expected in error.reason
 
 
-def test_as_many_parts_as_may_be_are_read() -> None:
+def test_the_largest_number_of_parts_is_read() -> None:
     allowed = bounds.PARTS_MAX - 7  # Five named fields, and the objects around them.
     message = HEAD + json.dumps({"a": [[]] * (allowed - 1)}) + "}"
     assert isinstance(read(message), AllocationRequest)
@@ -114,7 +116,7 @@ def test_as_many_parts_as_may_be_are_read() -> None:
     ],
     ids=["json", "csv", "times", "hex", "small"],
 )
-def test_what_only_looks_like_many_parts_is_read(inputs: dict[str, Any]) -> None:
+def test_brackets_within_strings_do_not_count_as_parts(inputs: dict[str, Any]) -> None:
     request = read(HEAD + json.dumps(inputs) + "}")
     assert isinstance(request, AllocationRequest)
     assert request.inputs == inputs

@@ -28,7 +28,7 @@ def random_value(chance, depth):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_it_is_what_one_go_decodes(seed):
+def test_chunked_decoding_agrees_with_one_pass(seed):
     chance = random.Random(seed)
     rows = [random_value(chance, 4) for _ in range(4000)]
     value = {"id": "c", "nodes": {"nodeData": rows}, "text": "x" * 2 * PART_BYTES_MAX}
@@ -66,7 +66,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_wrong_is_said_as_of_the_whole(wrong):
+def test_errors_give_the_place_in_the_whole_text(wrong):
     with pytest.raises((msgspec.DecodeError, UnicodeDecodeError, RecursionError)) as whole:
         msgspec.json.decode(WRONG[wrong])
     with pytest.raises(whole.type) as parts:
@@ -93,7 +93,7 @@ def longest_call_seconds(decode, encoded):
     return longest
 
 
-def test_other_threads_get_their_turn_meanwhile():
+def test_other_threads_run_during_decoding():
     """One call keeps the interpreter's lock, so it is a small part of the whole."""
     node = {"id": "node-1", "gpus": [{"modelName": "A100", "memory": 40960}] * 16}
     encoded = msgspec.json.encode({"nodes": {"nodeData": [node] * 5_000}})
@@ -108,7 +108,7 @@ def test_other_threads_get_their_turn_meanwhile():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_parts_are_together_what_one_go_encodes(seed):
+def test_chunked_encoding_agrees_with_one_pass(seed):
     chance = random.Random(seed)
     rows = [random_value(chance, 4) for _ in range(4_000)]
     wide = {f"k{number}": random_value(chance, 2) for number in range(3_000)}
@@ -123,7 +123,7 @@ def test_parts_are_together_what_one_go_encodes(seed):
         assert b"".join(encode_in_parts(each)) == msgspec.json.encode(each)
 
 
-def test_only_what_is_large_is_taken_apart():
+def test_only_large_texts_are_chunked():
     assert not any(map(is_large, (None, "", [], {}, [1] * 100, {"a": {"b": ["c"]}})))
     assert all(map(is_large, ("x" * 200_000, [[1]] * 2_000, {"a": {"b": [{}] * 3_000}})))
 

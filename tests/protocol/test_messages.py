@@ -9,7 +9,7 @@ import pytest
 
 from moorage import model
 from moorage.model import Code
-from moorage.protocol.diagnosis import expectations, required
+from moorage.protocol.diagnosis import expectations, required_fields
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.json_bounds import PARTS_MAX
 from moorage.protocol.messages import (
@@ -46,7 +46,7 @@ def text(**changes: Any) -> str:
     return json.dumps({"adhoc": True, "policy_rule_uri": "p:1-a", "inputs": {}, **changes})
 
 
-def refused(frame: str | bytes) -> BadMessage:
+def refusal_of(frame: str | bytes) -> BadMessage:
     with pytest.raises(BadMessage) as caught:
         decode(frame)
     return caught.value
@@ -68,7 +68,7 @@ def test_any_truthy_adhoc_is_an_allocation_request(adhoc: Any) -> None:
 
 @pytest.mark.parametrize("adhoc", [False, 0, "", None, [], {}])
 def test_a_falsy_adhoc_is_as_good_as_none(adhoc: Any) -> None:
-    error = refused(text(adhoc=adhoc))
+    error = refusal_of(text(adhoc=adhoc))
     assert error.code is Code.MISSING_FIELDS
     assert error.reason == "Missing required fields: adhoc"
     assert decode(text(adhoc=adhoc, input={"b": 1})) == BlockRequest(input={"b": 1})
@@ -79,8 +79,8 @@ def test_a_block_request_is_read() -> None:
     assert decode('{"input": {}, "mode": "select_clusters", "x": 0}') == BlockRequest(
         input={}, mode="select_clusters"
     )
-    assert refused('{"input": {}, "mode": "other"}').field == "mode"
-    assert refused('{"input": 5}').reason == "input: expected an object"
+    assert refusal_of('{"input": {}, "mode": "other"}').field == "mode"
+    assert refusal_of('{"input": 5}').reason == "input: expected an object"
 
 
 def test_every_operation_has_its_name() -> None:
@@ -94,23 +94,23 @@ def test_every_operation_has_its_name() -> None:
 
 @pytest.mark.parametrize("op", ["releas", "", 5, {}, "RELEASE", "x" * 100_000])
 def test_an_unknown_op_gets_the_known_ones(op: Any) -> None:
-    error = refused(json.dumps({"op": op, "id": 3}))
+    error = refusal_of(json.dumps({"op": op, "id": 3}))
     assert (error.code, error.field, error.id) == (Code.UNKNOWN_OP, "op", 3)
     assert error.details["known"] == list(OPERATIONS)
     assert all(name in error.expected for name in OPERATIONS)
 
 
 def test_a_near_miss_gets_a_suggestion() -> None:
-    assert refused('{"op": "relase"}').reason.endswith("(did you mean release?)")
-    assert refused(text(resources={"gpu": 1})).reason.endswith("(did you mean gpus?)")
+    assert refusal_of('{"op": "relase"}').reason.endswith("(did you mean release?)")
+    assert refusal_of(text(resources={"gpu": 1})).reason.endswith("(did you mean gpus?)")
     quota = '{"op": "set_quota", "tenant": "ann", "gpus": 4}'
-    assert refused(quota).reason.endswith("(did you mean nominal.gpu_milli?)")
+    assert refusal_of(quota).reason.endswith("(did you mean nominal.gpu_milli?)")
     condition = {"key": "zone", "operator": "in", "values": ["a"]}
-    assert refused(text(resources={"where": [condition]})).reason.endswith("(did you mean In?)")
+    assert refusal_of(text(resources={"where": [condition]})).reason.endswith("(did you mean In?)")
     plain = text(resources={"where": ["zone=a"]})
-    assert refused(plain).reason.endswith("[0]: expected an object with key, operator, values")
+    assert refusal_of(plain).reason.endswith("[0]: expected an object with key, operator, values")
     for wrong, meant in (("nvlnk", " (did you mean nvlink?)"), ("blue", ""), ("x" * 9_999, "")):
-        reason = refused(text(resources={"topology": wrong})).reason
+        reason = refusal_of(text(resources={"topology": wrong})).reason
         assert reason.endswith(f'"rack", "zone" or ""{meant}')
 
 
@@ -118,19 +118,21 @@ def test_a_near_miss_gets_a_suggestion() -> None:
 
 
 def test_all_missing_fields_are_named_at_once() -> None:
-    error = refused("{}")
+    error = refusal_of("{}")
     assert error.reason == (
         "Missing required fields: adhoc, policy_rule_uri, inputs. An operation names `op` instead,"
         " such as status or release, and a block `input`."
     )
     assert error.details["missing"] == ["adhoc", "policy_rule_uri", "inputs"]
     assert error.details["known"] == list(OPERATIONS)
-    assert refused(text(adhoc=None)).reason == "Missing required fields: adhoc"
-    assert refused('{"adhoc": true}').reason == "Missing required fields: policy_rule_uri, inputs"
+    assert refusal_of(text(adhoc=None)).reason == "Missing required fields: adhoc"
+    assert (
+        refusal_of('{"adhoc": true}').reason == "Missing required fields: policy_rule_uri, inputs"
+    )
 
 
 def test_the_documented_sample_lacks_only_its_policy() -> None:
-    error = refused(json.dumps(SAMPLE))
+    error = refusal_of(json.dumps(SAMPLE))
     assert error.code is Code.MISSING_FIELDS
     assert error.reason == "Missing required fields: policy_rule_uri"
 
@@ -142,19 +144,19 @@ def test_the_documented_sample_with_a_policy_is_read() -> None:
 
 @pytest.mark.parametrize("value", [None, ""])
 def test_null_and_empty_count_as_missing_where_a_value_is_required(value: Any) -> None:
-    error = refused(text(policy_rule_uri=value, id="a"))
+    error = refusal_of(text(policy_rule_uri=value, id="a"))
     assert (error.code, error.field, error.id) == (Code.MISSING_FIELDS, "policy_rule_uri", "a")
-    assert refused(text(inputs=None)).details["missing"] == ["inputs"]
-    assert refused(json.dumps({"op": "renew", "lease": value})).details["missing"] == [
+    assert refusal_of(text(inputs=None)).details["missing"] == ["inputs"]
+    assert refusal_of(json.dumps({"op": "renew", "lease": value})).details["missing"] == [
         "lease",
         "token",
     ]
 
 
-def test_what_is_missing_inside_is_named_with_its_path() -> None:
-    error = refused('{"op": "whatif", "request": {"policy_rule_uri": "p"}}')
+def test_a_missing_inner_field_is_named_with_its_path() -> None:
+    error = refusal_of('{"op": "whatif", "request": {"policy_rule_uri": "p"}}')
     assert (error.code, error.field) == (Code.MISSING_FIELDS, "request.inputs")
-    assert refused(text(provision={"spec": {}})).field == "provision.backend"
+    assert refusal_of(text(provision={"spec": {}})).field == "provision.backend"
 
 
 def test_the_http_twin_need_not_say_adhoc() -> None:
@@ -202,7 +204,7 @@ def test_unknown_keys_of_an_existing_client_are_ignored_and_named() -> None:
     assert len(long) < 120
 
 
-def warned(**more: Any) -> list[str]:
+def warnings_on(**more: Any) -> list[str]:
     return ignored_fields(text(**more), ask(text(**more)))
 
 
@@ -225,7 +227,7 @@ def warned(**more: Any) -> list[str]:
     ],
 )
 def test_a_misplaced_field_gets_a_hint_at_its_place(name: str, meant: str) -> None:
-    assert warned(**{name: 1}) == [
+    assert warnings_on(**{name: 1}) == [
         f"{name}: unknown field, it was ignored (did you mean {meant}?)."
     ]
 
@@ -244,14 +246,14 @@ def test_a_misplaced_field_gets_a_hint_at_its_place(name: str, meant: str) -> No
 def test_resources_that_ask_for_nothing_are_warned_of(resources: Any, said: str) -> None:
     _, warnings = decode_and_warn(text(resources=resources))
     assert [each[: len(said)] for each in warnings] == [said] * bool(said)
-    assert warned(resources=resources) == warnings
-    assert len(warned(resources=resources, zzz=1)) == 1 + bool(said)
+    assert warnings_on(resources=resources) == warnings
+    assert len(warnings_on(resources=resources, zzz=1)) == 1 + bool(said)
 
 
 def test_a_strict_request_refuses_unknown_fields() -> None:
-    assert warned(strict=True) == []
+    assert warnings_on(strict=True) == []
     with pytest.raises(BadMessage, match=r"^wait: unknown field; .*mean lease\.wait_seconds") as no:
-        warned(strict=True, wait=5, id="a")
+        warnings_on(strict=True, wait=5, id="a")
     assert (no.value.code, no.value.field, no.value.id) == (Code.BAD_MESSAGE, "wait", "a")
     block = json.dumps({"input": {}, "modus": "dry_run", "strict": True})
     with pytest.raises(BadMessage, match=r"^modus: unknown field; .*mean mode"):
@@ -263,7 +265,7 @@ def test_a_strict_request_refuses_unknown_fields() -> None:
 def test_operations_take_strict_and_refuse_unknown_fields(name: str, strict: bool) -> None:
     samples: dict[str, Any] = {"topics": ["leases"], "command": ["true"], "starts_at": 1}
     samples |= {"ends_at": 2, "at": 1, "resources": {}, "policy_rule_uri": "p:1"}
-    needed = required(OPERATIONS[name])
+    needed = required_fields(OPERATIONS[name])
     body = {field: samples.get(field, "x") for field in needed}
     body |= {"lease": "x"} if name in {"status", "why"} else {}
     assert decode(json.dumps({"op": name, "strict": strict, **body})).strict is strict
@@ -275,20 +277,20 @@ NEARLY_DRY = "dryrun dryRun DRY_RUN dry-run dry_runn dyr_run drt_run ry_run dry_
 
 
 @pytest.mark.parametrize("name", [*NEARLY_DRY.split(), "dry run"])
-def test_what_is_nearly_dry_run_is_refused_always(name: str) -> None:
+def test_a_misspelt_dry_run_is_always_refused(name: str) -> None:
     for value in (True, False, 1):
         with pytest.raises(BadMessage, match=r"did you mean dry_run\?") as no:
-            warned(**{name: value, "lease": {}})
+            warnings_on(**{name: value, "lease": {}})
         assert (no.value.code, no.value.field) == (Code.BAD_MESSAGE, name)
 
 
 @pytest.mark.parametrize(
     "wrong", [{"dry": True}, {"drun": 1}, {"mode": "dry_run"}, {"mode": "dry-run"}]
 )
-def test_no_lease_is_granted_to_what_means_a_dry_run(wrong: dict[str, Any]) -> None:
+def test_a_misspelt_dry_run_gets_no_lease(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadMessage, match=r"unknown field; .*did you mean dry_run\?"):
-        warned(**wrong, lease={})
-    assert warned(**wrong), "without a lease it is advice anyway"
+        warnings_on(**wrong, lease={})
+    assert warnings_on(**wrong), "without a lease it is advice anyway"
 
 
 @pytest.mark.parametrize(
@@ -469,10 +471,10 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("changes", "field", "expected"), WRONG)
-def test_a_wrong_field_is_named_with_what_was_expected(
+def test_a_wrong_field_is_named_with_the_expected_type(
     changes: dict[str, Any], field: str, expected: str
 ) -> None:
-    error = refused(text(**{"id": 9, **changes}))
+    error = refusal_of(text(**{"id": 9, **changes}))
     assert error.code is Code.BAD_MESSAGE
     assert error.field == field
     assert expected in error.expected
@@ -481,13 +483,13 @@ def test_a_wrong_field_is_named_with_what_was_expected(
 
 
 def test_alternatives_stand_beside_resources() -> None:
-    error = refused(text(alternatives=[{"gpus": 1}]))
+    error = refusal_of(text(alternatives=[{"gpus": 1}]))
     assert (error.code, error.field) == (Code.BAD_MESSAGE, "")
     assert error.reason.startswith("alternatives: expected `resources` beside it")
 
 
 def test_the_reason_is_the_sentence_of_the_documents() -> None:
-    error = refused(text(lease={"ttl_seconds": 0}))
+    error = refusal_of(text(lease={"ttl_seconds": 0}))
     assert error.reason == "lease.ttl_seconds: expected a number of seconds between 1 and 604800"
 
 
@@ -516,7 +518,7 @@ def test_operations_are_read() -> None:
     assert whatif.request.policy_rule_uri == "p"
 
 
-def test_unknown_field_of_the_request_of_a_what_if_is_refused():
+def test_unknown_fields_of_a_what_if_are_refused():
     text = '{"op": "whatif", "id": 7, "request": {"policy_rule_uri": "p", "inputs": {}, "prio": 1}}'
     with pytest.raises(BadMessage) as refusal:
         ignored_fields(text, decode(text))
@@ -527,11 +529,11 @@ def test_unknown_field_of_the_request_of_a_what_if_is_refused():
 
 
 def test_an_operation_refuses_keys_it_does_not_know() -> None:
-    error = refused('{"op": "renew", "id": 1, "lease": "l", "token": "t", "ttl": 5}')
+    error = refusal_of('{"op": "renew", "id": 1, "lease": "l", "token": "t", "ttl": 5}')
     assert (error.code, error.field, error.id) == (Code.BAD_MESSAGE, "ttl", 1)
-    error = refused('{"op": "drain", "cluster": "c", "seconds": -1}')
+    error = refusal_of('{"op": "drain", "cluster": "c", "seconds": -1}')
     assert (error.code, error.field) == (Code.BAD_MESSAGE, "seconds")
-    error = refused('{"op": "cordon", "node": "n"}')
+    error = refusal_of('{"op": "cordon", "node": "n"}')
     assert (error.code, error.field) == (Code.MISSING_FIELDS, "cluster")
 
 
@@ -541,13 +543,13 @@ def test_a_question_is_about_one_thing(op: str) -> None:
     assert isinstance(message, OPERATIONS[op])
     assert decode(json.dumps({"op": "why", "lease": "l"})) == Why(lease="l")
     for both in ({}, {"lease": "l", "request": "r"}):
-        error = refused(json.dumps({"op": op, "id": 4, **both}))
+        error = refusal_of(json.dumps({"op": op, "id": 4, **both}))
         assert (error.code, error.id) == (Code.MISSING_FIELDS, 4)
 
 
 @pytest.mark.parametrize("limit", [0, 1001, "5"])
 def test_a_page_has_a_bound(limit: Any) -> None:
-    error = refused(json.dumps({"op": "queue", "limit": limit}))
+    error = refusal_of(json.dumps({"op": "queue", "limit": limit}))
     assert error.reason == "limit: expected a whole number between 1 and 1000"
 
 
@@ -556,7 +558,7 @@ def test_a_page_has_a_bound(limit: Any) -> None:
 
 @pytest.mark.parametrize("frame", ["[]", "5", "null", '"adhoc"', "true", "[[[]]]"])
 def test_only_objects_are_messages(frame: str) -> None:
-    error = refused(frame)
+    error = refusal_of(frame)
     assert (error.code, error.expected) == (Code.BAD_MESSAGE, "a JSON object")
 
 
@@ -578,7 +580,7 @@ def test_only_objects_are_messages(frame: str) -> None:
     ],
 )
 def test_bad_json_is_refused_with_its_place(frame: str | bytes, says: str) -> None:
-    error = refused(frame)
+    error = refusal_of(frame)
     assert error.code is Code.BAD_JSON
     assert says in error.reason
 
@@ -592,7 +594,7 @@ def test_bad_json_is_refused_with_its_place(frame: str | bytes, says: str) -> No
     ],
 )
 def test_numbers_beyond_64_bits_are_refused_and_keep_the_id(frame: str) -> None:
-    error = refused(frame[:-1] + ', "id": "n"}')
+    error = refusal_of(frame[:-1] + ', "id": "n"}')
     assert (error.code, error.id) == (Code.BAD_MESSAGE, "n")
     assert "64 bits" in error.expected
 
@@ -601,7 +603,7 @@ def test_numbers_beyond_64_bits_are_refused_and_keep_the_id(frame: str) -> None:
 @pytest.mark.parametrize("levels", [200, 5_000, 150_000])
 def test_a_depth_bomb_is_refused(nest: str, levels: int) -> None:
     for frame in (nest * levels, text()[:-1] + ', "inputs": ' + nest * levels):
-        error = refused(frame)
+        error = refusal_of(frame)
         assert error.code is Code.BAD_MESSAGE
         assert "128" in error.expected
 
@@ -610,7 +612,7 @@ def test_the_deepest_message_allowed_is_read() -> None:
     inner = fields.DEPTH_MAX - 2
     allowed = text(inputs={"a": 0}).replace("0", "[" * inner + "]" * inner)
     assert ask(allowed).inputs["a"]
-    assert refused(allowed.replace("[]", "[[]]")).code is Code.BAD_MESSAGE
+    assert refusal_of(allowed.replace("[]", "[[]]")).code is Code.BAD_MESSAGE
 
 
 def test_brackets_in_strings_are_not_depth() -> None:
@@ -631,7 +633,7 @@ def test_a_mebibyte_of_one_word_is_answered_briefly() -> None:
         json.dumps({"op": "release", huge: 1}),
         huge,
     ):
-        assert len(refused(frame).reason) < 500
+        assert len(refusal_of(frame).reason) < 500
 
 
 def test_every_bound_of_a_field_is_described() -> None:
@@ -665,12 +667,12 @@ def test_a_field_that_stands_there_twice_is_refused_by_name(frame, name):
 
 
 @pytest.mark.parametrize("value", ['{"a": 1, "a": 2}', '"\\"\\u0022"', "[[[]]]", '"\\"id\\": 7"'])
-def test_what_lies_within_a_field_is_the_authors_own(value):
+def test_contents_of_user_fields_are_not_checked(value):
     frame = '{"adhoc": true, "policy_rule_uri": "p:1-x", "id": 7, "a\\"b": 1, "inputs": {"x": %s}}'
     assert decode(frame % value).id == 7
 
 
-def test_an_operation_is_told_by_its_name_and_never_by_what_takes_long_to_read() -> None:
+def test_an_operation_is_recognised_by_its_name_first() -> None:
     assert operation_of(b'{"op": "status"}') == "status"
     assert operation_of(b'{"op": "status", "adhoc": true}') == ""
     brackets = b"[]," * PARTS_MAX
@@ -701,5 +703,5 @@ def test_no_text_that_others_see_holds_control_characters(kind: type) -> None:
     # Echoed to its sender; compared; parsed; given to the workload.
     assert free <= {"id", "filters", "traceparent", "command", "environment", "path"}
     reason = {"op": "cordon", "cluster": "c", "reason": "a\u202eb"}
-    error = refused(json.dumps(reason))
+    error = refusal_of(json.dumps(reason))
     assert (error.field, UNSHOWN in error.expected) == ("reason", True)

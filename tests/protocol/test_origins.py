@@ -1,4 +1,4 @@
-"""Who may ask over HTTP: the one decision behind both doors and served pools."""
+"""Accepted origins of HTTP requests: one decision for both ports and served pools."""
 
 import pytest
 from hypothesis import example, given
@@ -167,11 +167,11 @@ def test_one_of_two_origins_that_may_not_is_enough():
         ("new-in-some-year", "sec-fetch-site"),
     ],
 )
-def test_without_an_origin_the_browser_says_whose_page_it_is(site, expected):
+def test_without_an_origin_sec_fetch_site_decides(site, expected):
     assert answer(sec_fetch_site=site) == expected
 
 
-def test_a_refusal_says_what_it_saw_and_what_to_do():
+def test_a_refusal_names_the_origin_and_the_remedy():
     found = OURS.refusal("/", [("host", "evil.example")], HERE)
     assert found is not None
     assert "'evil.example'" in found.reason

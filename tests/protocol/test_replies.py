@@ -52,7 +52,7 @@ OWNED = read_record(
 )
 
 
-def test_an_existing_client_gets_exactly_what_it_knows() -> None:
+def test_an_existing_client_gets_only_fields_that_it_knows() -> None:
     assert json.loads(success({"cluster_id": "c"})) == {
         "success": True,
         "data": {"cluster_id": "c"},
@@ -111,7 +111,7 @@ UNENCODABLE = [
 
 
 @pytest.mark.parametrize("data", UNENCODABLE)
-def test_what_json_cannot_say_is_a_failure_and_keeps_the_lease(data: Any) -> None:
+def test_a_non_json_value_is_a_failure_and_keeps_the_lease(data: Any) -> None:
     lease = OWNED
     reply = json.loads(success(data, id=5, lease=lease))
     assert reply["success"] is False
@@ -128,7 +128,7 @@ def test_endless_data_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize("words", ["\ud800", "x" * 10])
-def test_a_refusal_arrives_whatever_a_policy_put_into_it(words: str) -> None:
+def test_a_refusal_with_any_policy_value_arrives(words: str) -> None:
     reply = json.loads(failure(Code.POLICY_ERROR, words, id="i", details={"traceback": words}))
     assert (reply["success"], reply["error"]["code"], reply["id"]) == (False, "policy_error", "i")
 
@@ -153,7 +153,7 @@ def test_data_arrives_as_it_is_or_as_a_failure(data: Any) -> None:
 # The other side ------------------------------------------------------------------------------
 
 
-def test_a_client_reads_what_the_server_writes() -> None:
+def test_the_client_reads_replies_of_the_server() -> None:
     reply = decode_reply(
         success(
             [1],
@@ -191,7 +191,7 @@ def test_a_client_reads_events() -> None:
 @pytest.mark.parametrize(
     "frame", ["", "[]", "{}", '{"success": "yes"}', '{"success": false, "error": {"code": 5}}']
 )
-def test_a_client_refuses_what_is_no_reply(frame: str) -> None:
+def test_a_client_refuses_invalid_replies(frame: str) -> None:
     with pytest.raises(BadReply):
         decode_reply(frame)
 

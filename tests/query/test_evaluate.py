@@ -1,8 +1,8 @@
-"""What conditions mean, on one document: the documented forms and Mongo's, spelling by spelling."""
+"""Conditions on one document: the documented forms and Mongo's, spelling by spelling."""
 
 import pytest
 
-from moorage.query import evaluate, parse_condition, parse_mongo, restricted
+from moorage.query import evaluate, parse_condition, parse_mongo, restrict
 from moorage.query.conditions import EVERYTHING
 
 CLUSTER = {
@@ -241,7 +241,7 @@ def test_numbers_that_floats_cannot_hold_are_no_error():
 
 
 def test_results_of_a_companion_query_restrict_by_id():
-    condition = restricted(EVERYTHING, "id", ["c0", "c1"])
+    condition = restrict(EVERYTHING, "id", ["c0", "c1"])
     assert evaluate(condition, CLUSTER)
-    assert not evaluate(restricted(condition, "id", []), CLUSTER)
+    assert not evaluate(restrict(condition, "id", []), CLUSTER)
     assert not evaluate(condition, {"id": "c2"})

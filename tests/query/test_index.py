@@ -60,7 +60,7 @@ def leaves(draw):
     return parse_condition({**query, "value": draw(kinds.get(operator, ORDERED))})
 
 
-def joined(inner):
+def join(inner):
     # `parse` makes trees of any shape; their logic is put together here from parsed leaves.
     from moorage.query.conditions import AllOf, AnyOf, Not  # noqa: PLC0415  # The only use.
 
@@ -68,7 +68,7 @@ def joined(inner):
     return st.one_of(several.map(AllOf), several.map(AnyOf), inner.map(Not))
 
 
-CONDITIONS = st.recursive(leaves(), joined, max_leaves=6)
+CONDITIONS = st.recursive(leaves(), join, max_leaves=6)
 
 
 def agrees(index, documents, condition):
@@ -141,7 +141,7 @@ POOL = [
 OPERANDS_POOL = [value for value in POOL if value == value and value != 10**400]  # noqa: PLR0124  # NaN is not.
 
 
-def everything_asked():
+def all_conditions():
     """Yield a condition for each operator, path and operand."""
     for path in ("a", "a.b", "a.0"):
         yield {path: {"$exists": True}}
@@ -161,7 +161,7 @@ def everything_asked():
                     yield {**fold, "operator": operator, "value": value}
 
 
-ASKED = [parse_condition(query) for query in everything_asked()]
+ASKED = [parse_condition(query) for query in all_conditions()]
 
 
 def test_the_index_agrees_with_evaluate_after_every_change():
@@ -203,7 +203,7 @@ def test_a_like_matches_at_the_borders_of_adjacent_texts(needle):
     agrees(index, documents, condition)
 
 
-def filled(number):
+def fill_index(number):
     index = DocumentIndex()
     for n in range(number):
         document = {"n": n, "id": f"c{n:04}", "gpus": [n, n + 1, n + 2], "tags": ["x", f"t{n % 7}"]}
@@ -212,7 +212,7 @@ def filled(number):
 
 
 def test_documents_can_be_put_read_and_removed():
-    index = filled(3)
+    index = fill_index(3)
     assert sorted(index) == ["c0000", "c0001", "c0002"]
     assert "c0001" in index
     assert index.get("c0001")["n"] == 1
@@ -229,7 +229,7 @@ def test_answers_are_in_the_order_of_the_ids():
 
 
 def test_the_index_grows_while_columns_are_in_use():
-    index = filled(ROWS_AT_FIRST)
+    index = fill_index(ROWS_AT_FIRST)
     condition = parse_mongo({"gpus": ROWS_AT_FIRST + 1, "id": {"$regex": "^c"}})
     assert len(index.matching(condition)) == 1
     for n in range(ROWS_AT_FIRST, 10 * ROWS_AT_FIRST):
@@ -256,7 +256,7 @@ def test_the_total_number_of_values_is_limited():
 
 
 def test_replacing_a_document_repeatedly_needs_no_more_space():
-    index = filled(100)
+    index = fill_index(100)
     condition = parse_mongo({"gpus": {"$gte": 0}, "tags": "x"})
     index.matching(condition)
     sizes = []
@@ -273,7 +273,7 @@ def test_replacing_a_document_repeatedly_needs_no_more_space():
 
 
 def test_few_documents_are_evaluated_without_a_column():
-    index = filled(100)
+    index = fill_index(100)
     query = {"$and": [{"rare.path": None}, {"n": {"$lt": SCAN_MAX}}]}
     index.matching(parse_mongo({"n": 1}))
     assert len(index.matching(parse_mongo(query))) == SCAN_MAX

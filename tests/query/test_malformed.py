@@ -39,7 +39,7 @@ VALID = [
 ]
 
 
-def spoiled(node):
+def spoil(node):
     """Yield what can go wrong with one object or list: where in it, and what is there instead."""
     if isinstance(node, list):
         return
@@ -121,7 +121,7 @@ def places(node, at="", keys=()):
 def mutants():
     for body in VALID:
         for at, keys, node in places(body):
-            for key, wrong in spoiled(node):
+            for key, wrong in spoil(node):
                 mutant = copy.deepcopy(body)
                 target = mutant
                 for step in keys:
@@ -141,7 +141,7 @@ def mutants():
                 yield mutant, f"{at}[0]"
 
 
-def refused(read, *arguments):
+def refusal(read, *arguments):
     with pytest.raises(QueryError) as caught:
         read(*arguments)
     error = caught.value
@@ -166,7 +166,7 @@ def test_the_queries_are_valid_before_they_are_spoiled():
 
 @pytest.mark.parametrize(("body", "place"), MUTANTS, ids=[place for _, place in MUTANTS])
 def test_a_spoiled_query_is_refused_at_its_place(body, place):
-    assert refused(parse_filter, body).path == place
+    assert refusal(parse_filter, body).path == place
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_spoiled_query_is_refused_at_its_place(body, place):
     ],
 )
 def test_a_malformed_filter_is_refused_at_its_place(body, place):
-    assert refused(parse_filter, body).path == place
+    assert refusal(parse_filter, body).path == place
 
 
 POLICY = "rankingPolicyRule"
@@ -242,7 +242,7 @@ ANY_BLOCK = {"matchType": "block", "filter": {}}
     ],
 )
 def test_a_malformed_search_is_refused_at_its_place(body, place):
-    assert refused(parse_search, body).path == place
+    assert refusal(parse_search, body).path == place
 
 
 @pytest.mark.parametrize(
@@ -272,10 +272,10 @@ def test_malformed_parameters_are_refused_at_their_place(parameters, place, valu
     rule = {"parameters": {"like": "c1", **parameters}}
     body = {"matchType": "cluster", POLICY: {"values": rule} if values else rule}
     at = f"search.{POLICY}.{'values.' * values}parameters.{place}"
-    assert refused(parse_search, body, "search").path == at
+    assert refusal(parse_search, body, "search").path == at
 
 
-def nested(levels):
+def nest(levels):
     query = leaf()
     for _ in range(levels):
         query = {"logicalOperator": "AND", "conditions": [query]}
@@ -297,7 +297,7 @@ def alternating(levels):
 
 
 PAST = [
-    (nested(limits.DEPTH_MAX + 1), ".conditions[0]" * limits.DEPTH_MAX),
+    (nest(limits.DEPTH_MAX + 1), ".conditions[0]" * limits.DEPTH_MAX),
     (alternating(limits.DEPTH_MAX + 1), ".a" + ".$not" * (limits.DEPTH_MAX + 1)),
     (leaf("==", deep(limits.DEPTH_MAX + 1)), ".value" + "[0]" * limits.DEPTH_MAX),
     ({"$or": [{"id": 1}] * limits.CONDITIONS_MAX + [{"id": 1}]}, ".$or"),
@@ -319,7 +319,7 @@ PAST = [
 @pytest.mark.parametrize(("query", "place"), PAST, ids=range(len(PAST)))
 def test_exceeding_a_limit_is_refused_with_place_and_limit(query, place):
     body = {"matchType": "cluster", "filter": {"clusterQuery": query}}
-    error = refused(parse_filter, body)
+    error = refusal(parse_filter, body)
     assert error.path == f"filter.clusterQuery{place}"
     assert error.code is Code.TOO_LARGE
     assert any(character.isdigit() for character in error.expected)
@@ -330,17 +330,17 @@ def test_queries_at_the_limits_are_accepted():
     patterns = {"$or": [{"a": {"$regex": "x"}}] * limits.EXPRESSIONS_MAX}
     many = leaf("IN", [1] * limits.VALUES_MAX)
     deepest = (alternating(limits.DEPTH_MAX), leaf("==", deep(limits.DEPTH_MAX)))
-    for query in (nested(limits.DEPTH_MAX), *deepest, wide, many, patterns):
+    for query in (nest(limits.DEPTH_MAX), *deepest, wide, many, patterns):
         assert parse_filter({"matchType": "cluster", "filter": {"clusterQuery": query}})
 
 
 def test_errors_name_the_accepted_values():
     for body in ({"matchType": "exact", "filter": {}}, {"filter": {}}):
         # Of the kinds that may be named, those of which there are documents.
-        assert refused(parse_filter, body).expected == "one of cluster, block, policy"
+        assert refusal(parse_filter, body).expected == "one of cluster, block, policy"
     body = {"matchType": "cluster", "filter": {"clusterQuery": leaf("~")}}
-    assert refused(parse_filter, body).expected == "one of " + ", ".join(OPERATORS)
-    alone = refused(parse_mongo, {"clusterId": "$in"})
+    assert refusal(parse_filter, body).expected == "one of " + ", ".join(OPERATORS)
+    alone = refusal(parse_mongo, {"clusterId": "$in"})
     assert (alone.path, '{"$in": …}' in (alone.expected or "")) == ("query.clusterId", True)
-    script = refused(parse_mongo, {"$where": "sleep(1000)"})
+    script = refusal(parse_mongo, {"$where": "sleep(1000)"})
     assert (script.code, "run code" in script.reason) == (Code.UNSUPPORTED, True)

@@ -24,7 +24,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("query", "answer"), EXAMPLES)
-def test_a_query_means_what_it_says(query, answer):
+def test_each_query_of_the_readme_finds_its_result(query, answer):
     assert (
         evaluate(parse_condition(json.loads(query)), DOCUMENT) is {"yes": True, "no": False}[answer]
     )

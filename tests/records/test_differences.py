@@ -22,7 +22,7 @@ def nodes(*names: str, **more: object) -> dict:
         ({"a": [1]}, {"a": [1, 2]}, {"a": [1]}, {"a": [1, 2]}),
     ],
 )
-def test_only_what_differs_is_shown(before, after, was, now):
+def test_only_differences_are_shown(before, after, was, now):
     assert differences(before, after) == (was, now)
 
 
@@ -60,7 +60,7 @@ def test_the_one_node_of_many_that_changed_is_found():
         nodes(*(f"n{number}" for number in range(5_000)), labels={"x" * 500: "y" * 500}),
     ],
 )
-def test_what_is_shown_is_bounded(document):
+def test_differences_are_bounded(document):
     for pair in ((None, document), (document, None), ({"a": 1}, document)):
         for side in differences(*pair):
             assert len(msgspec.json.encode(side)) < 2 * CHARS_MAX + PATHS_MAX * 2 * TEXT_MAX

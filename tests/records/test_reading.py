@@ -17,7 +17,7 @@ def test_an_older_server_leaves_fields_empty() -> None:
     assert (lease.workload.phase, lease.workload.attempts_max) == ("ready", 0)
 
 
-def test_a_newer_server_says_more() -> None:
+def test_unknown_fields_of_a_newer_server_are_ignored() -> None:
     row = {"state": "pondered", "code": "of_the_future", "resources": {"gpus": 1, "planets": 2}}
     read = read_record(DecisionRow, row | {"colour": "red"})
     assert (read.state, read.code) == ("pondered", msgspec.UNSET)
@@ -40,7 +40,7 @@ def test_known_codes_stay() -> None:
         (list[QueuedWaiter], [{"position": "first"}]),
     ],
 )
-def test_what_is_essential_or_wrong_is_an_error(kind: Any, document: Any) -> None:
+def test_missing_or_wrong_essential_fields_are_errors(kind: Any, document: Any) -> None:
     with pytest.raises(msgspec.ValidationError):
         read_record(kind, document)
 
@@ -51,7 +51,7 @@ def test_a_lease_shows_its_token_to_no_log() -> None:
     assert "token" not in lease.document()
 
 
-def test_a_document_has_what_scripts_read() -> None:
+def test_a_document_has_all_fields_of_scripts() -> None:
     workload = {"backend": "local", "phase": "ready"}
     lease = read_record(Lease, {"id": "r-1", "state": "active", "workload": workload})
     document = lease.document()

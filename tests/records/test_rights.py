@@ -41,7 +41,7 @@ def test_a_role_has_the_rights_of_the_table(right: str, role: str, may: bool) ->
     assert Caller(Tenant("ann"), Role(role)).may(Right[right]) is may
 
 
-def test_a_refusal_names_tenant_role_and_what_would_do() -> None:
+def test_a_refusal_names_tenant_role_and_a_sufficient_role() -> None:
     reason = Caller(Tenant("ann"), Role.VIEWER).refusal(Right.QUOTA)
     for part in ("“ann”", "viewer", "set or remove quotas", "operator or admin", "token create"):
         assert part in reason

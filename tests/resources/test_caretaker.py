@@ -12,7 +12,7 @@ from moorage.resources.caretaker import BEGUN, NOTHING
 
 @pytest.mark.heavy
 @pytest.mark.ray
-def test_a_caretaker_whose_program_left_nothing_reaches_for_no_cluster(tmp_path: Path):
+def test_an_idle_caretaker_connects_to_no_cluster(tmp_path: Path):
     """It would try for minutes, each time with a driver that waits for Ray."""
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     root = tmp_path / "root"

@@ -1,4 +1,4 @@
-"""What `ResourceEngine` does at every backend, with no more set-up than the environment.
+"""`ResourceEngine` at every backend, set up by the environment alone.
 
 A `Place` brings the name of a backend, specs, and what really is there.
 """
@@ -75,10 +75,10 @@ def aws_place(world: AwsWorld) -> Place:
     before = {each["InstanceId"] for each in world.instances()}
     bad = InstanceResourceSpec(instance_type="t3.micro", tags={"bench": "fails"})
 
-    def left() -> int:
+    def count_instances() -> int:
         return len({each["InstanceId"] for each in world.instances()} - before)
 
-    return Place("aws", spec, bad, "Client.UserInitiatedShutdown", left)
+    return Place("aws", spec, bad, "Client.UserInitiatedShutdown", count_instances)
 
 
 HERE = pytest.mark.parametrize("place", ["local", "memory"], indirect=True)

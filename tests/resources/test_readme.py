@@ -16,7 +16,7 @@ SECTIONS = re.split(
 )
 
 
-def played(text: str) -> int:
+def play(text: str) -> int:
     """Run the examples of a text; return how many there are."""
     first = "import asyncio; from moorage.resources import ResourceEngine"
     test = doctest.DocTestParser().get_doctest(f">>> {first}\n\n{text}", {}, README.name, None, 0)
@@ -24,15 +24,15 @@ def played(text: str) -> int:
     return len(test.examples)
 
 
-def test_every_example_does_what_it_says():
+def test_every_example_works_as_described():
     rest = [each for each in SECTIONS if not each.startswith(CONTAINERS)]
-    assert played("".join(rest)) > 15
+    assert play("".join(rest)) > 15
 
 
 @pytest.mark.heavy
-def test_the_examples_of_containers_do_what_they_say(shell_image):
+def test_the_container_examples_work_as_described(shell_image):
     (section,) = (each for each in SECTIONS if each.startswith(CONTAINERS))
-    assert played(section.replace("ubuntu:22.04", shell_image)) > 3
+    assert play(section.replace("ubuntu:22.04", shell_image)) > 3
 
 
 def test_every_method_and_name_is_there():

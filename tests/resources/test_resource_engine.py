@@ -144,7 +144,7 @@ async def counts(engine: ResourceEngine) -> tuple[int, int, int]:
     return tuple(sum(pool[name] for pool in pools) for name in ("total", "free", "acquired"))
 
 
-async def begun(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+async def begin(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     """Start a task, and let it run until it can only wait."""
     task = asyncio.create_task(work)
     for _ in range(5):
@@ -266,7 +266,7 @@ async def test_a_failure_in_start_keeps_the_others_and_holds_no_slot(engine, wor
 
 async def test_a_start_that_is_cancelled_leaves_nothing(engine, workshop):
     workshop.seconds = 60
-    task = await begun(engine.start(Spec(), size=3))
+    task = await begin(engine.start(Spec(), size=3))
     assert await counts(engine) == (3, 0, 3), "what is being made counts"
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -294,7 +294,7 @@ async def test_waiters_are_served_in_the_order_they_came(engine, workshop):
         served.append(name)
         await engine.release(name)
 
-    tasks = [await begun(wait(name)) for name in "abcde"]
+    tasks = [await begin(wait(name)) for name in "abcde"]
     await engine.release("holder")
     late = asyncio.create_task(wait("late"))
     await asyncio.gather(*tasks, late)
@@ -315,8 +315,8 @@ async def test_the_wait_is_bounded_by_its_own_timeout_only(engine):
 
 async def test_a_waiter_that_gives_up_loses_no_wake_up(engine):
     await engine.acquire("holder", ALONE)
-    first = await begun(engine.acquire("a", ALONE))
-    second = await begun(engine.acquire("b", ALONE))
+    first = await begin(engine.acquire("a", ALONE))
+    second = await begin(engine.acquire("b", ALONE))
     first.cancel()
     await engine.release("holder")
     assert (await second).resource_id == "holder"
@@ -327,8 +327,8 @@ async def test_a_waiter_that_gives_up_loses_no_wake_up(engine):
 
 async def test_end_and_a_failed_start_wake_the_next(engine, workshop):
     await engine.acquire("holder", ALONE)
-    first = await begun(engine.acquire("a", ALONE))
-    second = await begun(engine.acquire("b", ALONE))
+    first = await begin(engine.acquire("a", ALONE))
+    second = await begin(engine.acquire("b", ALONE))
     workshop.errors = [RuntimeError("broken")]
     await engine.end("holder")
     with pytest.raises(RuntimeError, match="broken"):
@@ -337,9 +337,9 @@ async def test_end_and_a_failed_start_wake_the_next(engine, workshop):
     assert workshop.alive == 1
 
 
-async def test_a_start_whose_caller_is_cancelled_is_undone(engine, workshop):
+async def test_a_cancelled_caller_undoes_its_start(engine, workshop):
     workshop.seconds = 60
-    task = await begun(engine.acquire("a", Spec()))
+    task = await begin(engine.acquire("a", Spec()))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -353,8 +353,8 @@ async def test_the_error_of_a_cancelled_caller_is_not_logged(engine, workshop):
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: seen.append(context))
     workshop.seconds = 0.03
     workshop.errors = [RuntimeError("broken")]
-    first = await begun(engine.acquire("a", Spec()))
-    second = await begun(engine.acquire("a", Spec()))
+    first = await begin(engine.acquire("a", Spec()))
+    second = await begin(engine.acquire("a", Spec()))
     first.cancel()
     with pytest.raises(RuntimeError, match="broken"):
         await second
@@ -366,8 +366,8 @@ async def test_the_error_of_a_cancelled_caller_is_not_logged(engine, workshop):
 
 async def test_a_start_continues_if_one_of_two_callers_is_cancelled(engine, workshop):
     workshop.seconds = 0.03
-    first = await begun(engine.acquire("a", Spec()))
-    second = await begun(engine.acquire("a", Spec()))
+    first = await begin(engine.acquire("a", Spec()))
+    second = await begin(engine.acquire("a", Spec()))
     first.cancel()
     assert (await second).resource_id == "a"
     assert workshop.starts == 1
@@ -375,7 +375,7 @@ async def test_a_start_continues_if_one_of_two_callers_is_cancelled(engine, work
 
 async def test_a_resource_released_during_its_start_is_free_afterwards(engine, workshop):
     workshop.seconds = 0.02
-    task = await begun(engine.acquire("a", ALONE))
+    task = await begin(engine.acquire("a", ALONE))
     await engine.release("a")
     assert await counts(engine) == (1, 0, 1), "the cap stays exact"
     await task
@@ -384,7 +384,7 @@ async def test_a_resource_released_during_its_start_is_free_afterwards(engine, w
 
 async def test_ending_a_starting_resource_fails_its_caller(engine, workshop):
     workshop.seconds = 60
-    task = await begun(engine.acquire("a", Spec()))
+    task = await begin(engine.acquire("a", Spec()))
     await engine.end("a")
     with pytest.raises(BackendError, match="'a' was ended meanwhile"):
         await task
@@ -401,7 +401,7 @@ async def test_an_unusable_resource_is_ended_and_its_slot_reused(engine, worksho
         )
     if flaw != "reset fails":
         thing.status = ResourceStatus.FAILED
-    waiter = await begun(engine.acquire("b", ALONE))
+    waiter = await begin(engine.acquire("b", ALONE))
     await engine.release("a")
     assert await waiter is not thing
     assert thing.status is ResourceStatus.STOPPED
@@ -427,7 +427,7 @@ async def test_a_caller_cancelled_while_a_dead_resource_ends_holds_no_slot(engin
     await engine.release("a")
     thing.status = ResourceStatus.FAILED
     workshop.end_seconds = 0.05
-    task = await begun(engine.acquire("b", ALONE))
+    task = await begin(engine.acquire("b", ALONE))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -446,7 +446,7 @@ async def test_operations_on_unknown_ids_are_errors(engine):
 
 async def test_a_starting_resource_has_no_status(engine, workshop):
     workshop.seconds = 0.02
-    task = await begun(engine.acquire("a", Spec()))
+    task = await begin(engine.acquire("a", Spec()))
     with pytest.raises(ValueError, match="still being made"):
         await engine.get_status("a")
     await task
@@ -454,9 +454,9 @@ async def test_a_starting_resource_has_no_status(engine, workshop):
 
 async def test_close_gives_waiters_an_error_and_the_backend_works_again(engine, workshop):
     await engine.acquire("a", ALONE)
-    waiter = await begun(engine.acquire("b", ALONE))
+    waiter = await begin(engine.acquire("b", ALONE))
     workshop.seconds = 60
-    starter = await begun(engine.acquire("c", Spec()))
+    starter = await begin(engine.acquire("c", Spec()))
     await engine.close()
     for task in (waiter, starter):
         with pytest.raises(EngineClosedError, match="engine closed"):

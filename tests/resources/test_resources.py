@@ -1,4 +1,4 @@
-"""What the engine hands out, over real processes and containers: alive, clean, and what it says."""
+"""Resources of the engine, as real processes and containers: alive and clean."""
 
 import asyncio
 import contextlib
@@ -51,12 +51,12 @@ async def engine(tmp_path) -> AsyncIterator[ResourceEngine]:
     await backend.close()
 
 
-async def counted(engine: ResourceEngine) -> list[tuple[int, int, int]]:
+async def pool_counts(engine: ResourceEngine) -> list[tuple[int, int, int]]:
     pools = (await engine.monitor()).values()
     return [(pool["total"], pool["free"], pool["acquired"]) for pool in pools]
 
 
-async def killed(resource: BaseResource) -> None:
+async def kill_process(resource: BaseResource) -> None:
     """Kill a process of a `pid` file in its folder, and wait until that is seen."""
     os.kill(int(await resource.run_cmd("cat pid")), signal.SIGKILL)
     async with asyncio.timeout(SEEN_SECONDS_MAX):
@@ -106,13 +106,13 @@ async def test_start_and_monitor_do_not_count_the_dead(engine):
     pids = [await each.run_cmd("cat pid") for each in (one, two)]
     await engine.release("a")
     await engine.release("b")
-    assert await counted(engine) == [(2, 2, 0)]
+    assert await pool_counts(engine) == [(2, 2, 0)]
     pids = [await each.run_cmd("cat pid") for each in (one, two)]
-    await killed(one)
-    assert await counted(engine) == [(1, 1, 0)]
+    await kill_process(one)
+    assert await pool_counts(engine) == [(1, 1, 0)]
     await engine.start(spec, size=2)
-    assert await counted(engine) == [(2, 2, 0)]
-    await killed(two)
+    assert await pool_counts(engine) == [(2, 2, 0)]
+    await kill_process(two)
     held = [await engine.acquire(name, spec) for name in "cd"]
     assert [await each.get_status() for each in held] == [ResourceStatus.RUNNING] * 2
     assert not {await each.run_cmd("cat pid") for each in held} & set(pids)
@@ -121,8 +121,8 @@ async def test_start_and_monitor_do_not_count_the_dead(engine):
 async def test_a_dead_acquired_resource_counts_until_released(engine, tmp_path):
     once = f"echo x >> {tmp_path}/runs; echo $$ > pid; exec sleep 1000"
     spec = ProcessResourceSpec(command=["sh", "-c", once])
-    await killed(await engine.acquire("a", spec))
-    assert await counted(engine) == [(1, 0, 1)]
+    await kill_process(await engine.acquire("a", spec))
+    assert await pool_counts(engine) == [(1, 0, 1)]
     await engine.release("a")
     assert await engine.monitor() == {}
     assert (tmp_path / "runs").read_text() == "x\n"
@@ -138,7 +138,7 @@ async def test_a_released_process_comes_back_clean(engine):
     await engine.control("a", mem_limit="256m")
     pid = await thing.run_cmd("cat pid")
     await engine.release("a")
-    assert await counted(engine) == [(1, 1, 0)]
+    assert await pool_counts(engine) == [(1, 1, 0)]
     again = await engine.acquire("b", spec)
     assert (await again.run_cmd("cat notes")).exit_code == 1
     assert await again.run_cmd("cat pid") != pid
@@ -164,7 +164,7 @@ async def test_a_released_container_comes_back_clean_and_warm(engine, container_
     thing = await engine.acquire("a", spec)
     await thing.run_cmd("echo mine > /tmp/notes; (sleep 1000 &)")
     await engine.release("a")
-    assert await counted(engine) == [(1, 1, 0)]
+    assert await pool_counts(engine) == [(1, 1, 0)]
     again = await engine.acquire("b", spec)
     assert (await again.run_cmd("cat /tmp/notes")).exit_code == 1
     assert (await again.run_cmd("ps")).count("sleep 1000") == 1

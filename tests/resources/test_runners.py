@@ -27,7 +27,7 @@ asyncio.run(main())
 """
 
 
-def played(home: Path, end: str) -> int:
+def play(home: Path, end: str) -> int:
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(home)}
     command = [sys.executable, "-W", "default::ResourceWarning", "-c", SCRIPT, end]
     done = subprocess.run(
@@ -109,9 +109,9 @@ def test_runners_have_the_documented_names():
 
 
 def test_a_process_leaves_no_folder_and_one_that_was_killed_leaves_it_to_the_next(tmp_path):
-    assert played(tmp_path, "killed") == -signal.SIGKILL
+    assert play(tmp_path, "killed") == -signal.SIGKILL
     (left,) = tmp_path.iterdir()
-    assert played(tmp_path, "closed") == 0
+    assert play(tmp_path, "closed") == 0
     assert not left.exists()
-    assert played(tmp_path, "forgotten") == 0
+    assert play(tmp_path, "forgotten") == 0
     assert list(tmp_path.iterdir()) == []

@@ -204,25 +204,25 @@ async def hasty(make_bench):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def make_shared():
-    """As `make_bench`, for all tests of a file."""
+async def make_common():
+    """Like `make_bench`, for all tests of a file."""
     async with _making() as make:
         yield make
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(make_shared):
+async def shared_bench(make_common):
     """A started sandbox of all tests of a file that ask for it, marked `loop_scope="module"`.
 
     Each has a policy of its own, and leaves fleet, contexts and what is outstanding as they were.
     """
-    return await make_shared()
+    return await make_common()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared_hasty(make_shared):
+async def hasty_bench(make_common):
     """As `shared`, for policies that never end."""
-    return await make_shared(limits=Limits(evaluation_seconds=1.0))
+    return await make_common(limits=Limits(evaluation_seconds=1.0))
 
 
 __all__ = ["Bench", "Demand", "LeaseTerms", "Registry", "small_fleet"]

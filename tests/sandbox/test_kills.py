@@ -114,7 +114,7 @@ async def test_requests_are_answered_if_a_loading_cell_is_killed(bench):
 
 
 @pytest.mark.parametrize("times", [1, 2])
-async def test_an_upload_whose_cell_is_killed_is_checked_again(bench, times):
+async def test_an_upload_is_checked_again_after_its_cell_is_killed(bench, times):
     code = bench.policy("import time\ntime.sleep(0.5)\nreturn {}", "upload")
     sample = Sample("t", Fleet(), bench.registry, input_data={})
     before = set(bench.sandbox._pool.spawner.living)

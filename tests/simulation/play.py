@@ -10,7 +10,7 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
-from mutated.functions import mutated
+from mutated.functions import play_mutant
 from mutated.mutants import MUTANTS
 from simulated.story import story_of
 from simulated.world import EVENTS, World, run
@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--mutant", choices=mutants, metavar="NAME", help="play this one")
     given = parser.parse_args()
     mutant = mutants.get(given.mutant)
-    with mutated(mutant.of, mutant.edit) if mutant else nullcontext():
+    with play_mutant(mutant.of, mutant.edit) if mutant else nullcontext():
         return play(given)
 
 

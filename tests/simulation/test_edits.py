@@ -32,7 +32,7 @@ def function(body: str) -> Function:
         (Body("return a"), "b += 1\nreturn b", "return a"),
     ],
 )  # fmt: skip  # One case a line.
-def test_what_an_edit_makes(edit: Edit, before: str, after: str) -> None:
+def test_edits_change_functions(edit: Edit, before: str, after: str) -> None:
     changed = function(before)
     edit.once(changed, "f")
     assert ast.unparse(changed) == ast.unparse(function(after))

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from simulated.world import played
+from simulated.world import play
 
 from moorage.core.state.state import State, apply
 from moorage.daemon.news.fleet_map import COLUMNS, FREE, HELD, FleetMap
@@ -11,11 +11,11 @@ from moorage.daemon.news.fleet_map import COLUMNS, FREE, HELD, FleetMap
 AHEAD = 7
 
 
-def made(state: State) -> FleetMap:
+def make_map(state: State) -> FleetMap:
     shown = FleetMap(state)
     for lease in state.leases.values():
         shown.put(lease)
-    shown.take_changed()
+    shown.take_changes()
     return shown
 
 
@@ -44,15 +44,15 @@ def is_true(shown: FleetMap, state: State) -> None:
 @pytest.mark.parametrize("seed", range(24))
 def test_the_map_follows_the_facts(seed):
     chance, state = random.Random(seed), State()
-    shown, seen, known = made(state), rows(made(state)), 1
-    for fact in played(seed).ledger:
+    shown, seen, known = make_map(state), rows(make_map(state)), 1
+    for fact in play(seed).ledger:
         apply(state, fact)
         shown.apply(fact)
         if shown.is_outdated:
-            shown = made(state)
+            shown = make_map(state)
             seen, known = rows(shown), len(shown.tenants)
             continue
-        changed = shown.take_changed()
+        changed = shown.take_changes()
         before, seen = seen, rows(shown)
         assert {n for n, (a, b) in enumerate(zip(before, seen, strict=True)) if a != b} <= {
             *changed
@@ -62,33 +62,33 @@ def test_the_map_follows_the_facts(seed):
         known = len(shown.tenants)
         if chance.random() < 0.1:
             is_true(shown, state)
-            fresh = made(state)
+            fresh = make_map(state)
             assert seen == rows(fresh)
             for viewer in {lease.tenant for lease in state.leases.values()}:
                 assert rows(shown, viewer) == rows(fresh, viewer)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_facts_that_the_state_was_ahead_of_change_nothing(seed):
-    facts, state = played(seed).ledger, State()
+def test_repeated_facts_change_nothing(seed):
+    facts, state = play(seed).ledger, State()
     for number, fact in enumerate(facts):
         apply(state, fact)
         if number % AHEAD == 0 and number > AHEAD:
-            shown = made(state)
+            shown = make_map(state)
             for again in facts[number - AHEAD : number + 1]:
                 shown.apply(again)
-            shown.take_changed()
-            assert rows(shown) == rows(made(state))
+            shown.take_changes()
+            assert rows(shown) == rows(make_map(state))
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_tenant_learns_of_others_only_what_is_busy(seed):
-    world, state = played(seed), State()
+def test_a_tenant_sees_only_busy_slots_of_others(seed):
+    world, state = play(seed), State()
     for fact in world.ledger:
         apply(state, fact)
         if len(state.leases) > 3:
             break
-    shown = made(state)
+    shown = make_map(state)
     for viewer in world.tenants:
         delta = shown.delta(list(range(len(shown))), viewer)
         mine = rows(shown, viewer)

@@ -10,7 +10,7 @@ import traceback
 
 import pytest
 from mutated.edits import Body, DoesNotApply, Edit, Function, Replace
-from mutated.functions import find, mutated
+from mutated.functions import find, play_mutant
 from mutated.mutants import MUTANTS, Mutant
 from simulated.laws import LawBroken
 from simulated.world import EVENTS, World, run
@@ -23,7 +23,7 @@ SEEDS = 500
 
 def death(mutant: Mutant) -> Exception | None:
     """Play a mutant; what it dies of."""
-    with mutated(mutant.of, mutant.edit):
+    with play_mutant(mutant.of, mutant.edit):
         for seed in range(mutant.seed, mutant.seed + SEEDS):
             try:
                 run(seed, EVENTS)
@@ -40,12 +40,12 @@ def is_noticed(mutant: Mutant, error: Exception) -> bool:
     return isinstance(error, LawBroken) or re.search(mutant.verdict, story) is not None
 
 
-def named(mutant: Mutant) -> str:
+def name_of(mutant: Mutant) -> str:
     return mutant.name
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("mutant", MUTANTS, ids=named)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=name_of)
 def test_a_mutant_dies(mutant: Mutant) -> None:
     error = death(mutant)
     assert error is not None, f"survived {SEEDS} seeds: the laws do not notice"
@@ -89,7 +89,7 @@ def names_a_local_variable(name: str, edit: Edit) -> bool:
     return edit.apply(function) != 1 or ast.dump(function) != expected
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=named)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=name_of)
 def test_a_mutant_names_no_local_variable(mutant: Mutant) -> None:
     assert not names_a_local_variable(mutant.of, mutant.edit)
 
@@ -104,7 +104,7 @@ def test_a_local_variable_in_an_edit_is_seen(edit: Edit) -> None:
 def test_a_mutant_is_played_and_then_gone() -> None:
     """Or all would live, or die of the one before."""
     edit = Body("raise SystemExit('the mutant was played')")
-    with pytest.raises(SystemExit, match="was played"), mutated("Allocator.step", edit):
+    with pytest.raises(SystemExit, match="was played"), play_mutant("Allocator.step", edit):
         run(0, 5)
     run(0, 5)
 
@@ -117,7 +117,7 @@ def test_a_mutant_is_played_and_then_gone() -> None:
     ],
 )
 def test_a_function_that_is_not_there_is_named(name: str, complaint: str) -> None:
-    with pytest.raises(DoesNotApply, match=complaint), mutated(name, Body("pass")):
+    with pytest.raises(DoesNotApply, match=complaint), play_mutant(name, Body("pass")):
         pass
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from simulated.witness import replayed, same_state
+from simulated.witness import replay, same_state
 from simulated.world import (
     AGREED,
     APART,
@@ -19,12 +19,12 @@ from simulated.world import (
     STALLED,
     Crashed,
     World,
-    played,
+    play,
     run,
 )
 
 from moorage.core.lifecycle.warm_reuse import EVICTED
-from moorage.core.queue.exclusions import shortened
+from moorage.core.queue.exclusions import shortest_ttl
 from moorage.core.state.facts import ClockMoved, Ending, Granted, Moved, WaitExtended
 from moorage.core.turns.events import Asked
 
@@ -51,7 +51,7 @@ def seeds(first: int, many: int = SEEDS // 4, quick: int = CHUNK) -> pytest.Mark
 def test_the_laws_hold(first: int, end: int) -> None:
     for seed in range(first, end):
         if end <= CHUNK:  # Others look at these, too.
-            played(seed)
+            play(seed)
         else:
             run(seed, EVENTS)
 
@@ -80,7 +80,7 @@ def test_the_laws_hold_with_shorter_leases(first: int, end: int) -> None:
     shorter = 0
     for seed in range(first, end):
         leases = [f.lease for f in run(seed, EVENTS).ledger if isinstance(f, Granted)]
-        shorter += sum(shortened(lease) is not None for lease in leases)
+        shorter += sum(shortest_ttl(lease) is not None for lease in leases)
     assert shorter, "some are shortened"
 
 
@@ -134,7 +134,7 @@ def test_the_laws_hold_while_clocks_go_wrong(first: int, end: int) -> None:
 
 def test_the_world_is_as_bad_as_it_claims() -> None:
     """A law about crashes says nothing in a world that never crashes."""
-    worlds = [played(seed) for seed in (*range(13), 24, 34, 35)]  # Two take over.
+    worlds = [play(seed) for seed in (*range(13), 24, 34, 35)]  # Two take over.
     kinds = {type(event).__name__ for world in worlds for _, event in world.trace}
     facts = {type(fact).__name__ for world in worlds for fact in world.ledger}
     assert facts >= {"Paused", "Resumed", "Cordoned", "Uncordoned"}
@@ -165,10 +165,10 @@ def test_same_seed_same_facts_in_any_process() -> None:
 
 def test_a_checkpoint_in_the_middle_changes_nothing() -> None:
     """The state that a checkpoint and the facts after it give is the state of all facts."""
-    world = next(w for w in map(played, range(30)) if w.checkpoint is not None)
+    world = next(w for w in map(play, range(30)) if w.checkpoint is not None)
     seq, body = world.checkpoint or (0, [])
     assert 0 < seq <= len(world.ledger)
-    same_state(replayed(body + world.ledger[seq:]), replayed(world.ledger))
+    same_state(replay(body + world.ledger[seq:]), replay(world.ledger))
 
 
 def test_a_failing_seed_says_how_to_play_it_again() -> None:

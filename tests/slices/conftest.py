@@ -145,7 +145,7 @@ def settings() -> SliceSettings:
 
 
 @pytest.fixture
-def made(ready: World, settings: SliceSettings) -> Iterator[Callable[..., Any]]:
+def make_pool(ready: World, settings: SliceSettings) -> Iterator[Callable[..., Any]]:
     """Pools, drained at the end."""
     pools = []
 

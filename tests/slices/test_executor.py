@@ -47,7 +47,7 @@ NAMES = [
 ]
 
 
-def found():
+def read_environment():
     return {name: os.environ[name] for name in NAMES if name in os.environ}
 
 
@@ -63,7 +63,7 @@ def _bounds(ready, monkeypatch):
 
 
 def test_a_job_runs_on_cpus():
-    status = RayExecutor.execute(lambda x, *, y: (x, y, found()), CPUS, 1, y=2)
+    status = RayExecutor.execute(lambda x, *, y: (x, y, read_environment()), CPUS, 1, y=2)
     assert isinstance(status, JobSucceeded)
     assert status.result == [
         (1, 2, {"EXECUTOR_CALL_INDEX": "0"}),
@@ -72,7 +72,7 @@ def test_a_job_runs_on_cpus():
     assert (status.info.name, status.info.state) == (CPUS.runtime_name, "running")
     assert status.info.kind == "CPU"
     with pytest.raises(TypeError, match="not both"):
-        RayExecutor.execute(found, CPUS, 1, _fn_args=(2,))
+        RayExecutor.execute(read_environment, CPUS, 1, _fn_args=(2,))
 
 
 def test_a_job_runs_on_gpus():
@@ -88,17 +88,17 @@ def test_a_job_runs_on_gpus():
 
 
 def test_a_job_runs_on_one_slice():
-    status = RayExecutor.execute(found, TpuAcceleratorConfig(TYPE))
+    status = RayExecutor.execute(read_environment, TpuAcceleratorConfig(TYPE))
     (name,) = {each["TPU_SLICE_NAME"] for each in status.result}
     common = {"TPU_NAME": "EMPTY", "TPU_VERSION": TYPE, "TPU_ZONE": "EMPTY", "TPU_POD_COUNT": "1"}
     assert status.result == [
         {**common, "TPU_SLICE_NAME": name, "TPU_HOST_ID": index, "EXECUTOR_CALL_INDEX": index}
         for index in ("0", "1")
     ]
-    one = RayExecutor.execute(found, TpuAcceleratorConfig(TYPE, worker_count=1))
+    one = RayExecutor.execute(read_environment, TpuAcceleratorConfig(TYPE, worker_count=1))
     assert len(one.result) == 1
     with pytest.raises(ValueError, match="should use 'execute_multislice'"):
-        RayExecutor.execute(found, TPUS)
+        RayExecutor.execute(read_environment, TPUS)
 
 
 def test_a_job_runs_on_two_slices(monkeypatch, ready):
@@ -106,7 +106,7 @@ def test_a_job_runs_on_two_slices(monkeypatch, ready):
     monkeypatch.setenv("TPU_NAME", "mine")
     monkeypatch.setenv("TPU_ZONE", "here")
     config = TpuAcceleratorConfig(TYPE, 2, execution_env={"env_vars": {"MINE": "1"}})
-    nested = RayExecutor.execute_multislice(found, config, flatten=False).result
+    nested = RayExecutor.execute_multislice(read_environment, config, flatten=False).result
     assert [[each["TPU_SLICE_NAME"] for each in hosts] for hosts in nested] == [
         ["tpu-a", "tpu-a"],
         ["tpu-b", "tpu-b"],
@@ -131,12 +131,12 @@ def test_a_job_runs_on_two_slices(monkeypatch, ready):
 
 def test_a_gang_runs_on_two_racks():
     config = GpuAcceleratorConfig(2, worker_count=2, pod_count=2, slice_label="rack")
-    results = RayExecutor.execute_multislice(found, config).result
+    results = RayExecutor.execute_multislice(read_environment, config).result
     assert [each["TPU_SLICE_NAME"] for each in results] == ["rack-a", "rack-a", "rack-b", "rack-b"]
     assert [each["MEGASCALE_SLICE_ID"] for each in results] == ["0", "0", "1", "1"]
     assert "TPU_VERSION" not in results[0]
     with pytest.raises(TypeError, match="slices have TPUs or GPUs"):
-        RayExecutor.execute_multislice(found, CPUS)
+        RayExecutor.execute_multislice(read_environment, CPUS)
 
 
 @pytest.mark.parametrize(
@@ -164,12 +164,16 @@ def test_a_job_that_cannot_be_sent_has_failed():
 def test_a_job_that_does_not_fit_fails_at_its_time_limit(monkeypatch):
     quick = SliceSettings(scale_add_seconds_max=1, host_health_seconds_max=1)
     with pytest.raises(InsufficientSlicesError, match=r"one of \[5\], but only \d slices"):
-        RayExecutor.execute_multislice(found, TpuAcceleratorConfig(TYPE, 5), _settings=quick)
+        RayExecutor.execute_multislice(
+            read_environment, TpuAcceleratorConfig(TYPE, 5), _settings=quick
+        )
     with pytest.raises(InsufficientSlicesError, match="2 tasks with"):
-        RayExecutor.execute(found, CpuAcceleratorConfig(64, worker_count=2), _settings=quick)
+        RayExecutor.execute(
+            read_environment, CpuAcceleratorConfig(64, worker_count=2), _settings=quick
+        )
     monkeypatch.setenv("EFORMER_SCALE_ADD_TIMEOUT_S", "1")
     with pytest.raises(RetriesExhaustedError, match="Preempted too many times"):
-        RayExecutor.execute_resumable(found, CpuAcceleratorConfig(64), 2, 9)
+        RayExecutor.execute_resumable(read_environment, CpuAcceleratorConfig(64), 2, 9)
 
 
 def test_failures_and_preemptions_are_counted_separately(tmp_path):
@@ -207,12 +211,12 @@ def test_slices_remain_between_attempts(tmp_path):
     assert len(names) == 2, "one of the two slices"
 
 
-def test_a_repeated_job_takes_more_slices_if_available(made, tmp_path, monkeypatch):
-    """What another pool frees meanwhile is used by the next attempt."""
+def test_a_repeated_job_takes_more_slices_if_available(make_pool, tmp_path, monkeypatch):
+    """The next attempt uses capacity that another pool has freed."""
     monkeypatch.setattr("moorage.slices.manager.SCALE_UP_SECONDS_MIN", 0)
     monkeypatch.setenv("EFORMER_SCALE_ADD_TIMEOUT_S", "6")
     monkeypatch.setenv("EFORMER_SCALE_POLL_S", "20")  # A process of the slice starts in half of it.
-    other = made(TYPE)
+    other = make_pool(TYPE)
     other.scale_multislice(1)
 
     def count(folder):
@@ -262,7 +266,7 @@ def test_decorated_functions_run_as_jobs():
 
 def test_a_configuration_makes_decorators_and_copies():
     config = CPUS.with_environment_variables({"MINE": "1"}, TPU_NAME="2")
-    assert ray.get(config.create_remote_decorator()(found).remote()) == {
+    assert ray.get(config.create_remote_decorator()(read_environment).remote()) == {
         "MINE": "1",
         "TPU_NAME": "2",
     }
@@ -270,7 +274,7 @@ def test_a_configuration_makes_decorators_and_copies():
     assert GpuAcceleratorConfig(1, "H100").resources()["accelerator_type:H100"] == 0.001
 
 
-def test_a_job_that_exits_fails_and_its_exit_is_reported(made):
+def test_a_job_that_exits_fails_and_its_exit_is_reported(make_pool):
     for code, text in [
         ("bad arguments", "SystemExit: bad arguments"),
         (2, "SystemExit: exit status 2"),
@@ -283,7 +287,7 @@ def test_a_job_that_exits_fails_and_its_exit_is_reported(made):
     with pytest.raises(RetriesExhaustedError, match="Failed") as caught:
         RayExecutor.execute_resumable(sys.exit, ONE_CPU, 9, 1, _fn_args=("bad arguments",))
     assert "bad arguments" in str(caught.value.__cause__)
-    pool = made(shape=GPU_HOST.slices())
+    pool = make_pool(shape=GPU_HOST.slices())
     pool.scale_multislice(1)
     with pytest.raises(HostTaskError, match=r"half a \\ud800 surrogate"):
         pool.execute_on_each_host(sys.exit, SURROGATE)
@@ -307,7 +311,7 @@ def test_a_warm_function_keeps_its_slices(monkeypatch, ready):
 
     @device_remote(accelerator_config=config, flatten=False)
     def find(first, *, second):
-        return first + second, os.environ["MINE"], found()["MEGASCALE_SLICE_ID"]
+        return first + second, os.environ["MINE"], read_environment()["MEGASCALE_SLICE_ID"]
 
     try:
         assert find(1, second=2) == [[(3, "there", "0")], [(3, "there", "1")]]

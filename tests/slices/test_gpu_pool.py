@@ -19,8 +19,8 @@ def where():
     return ray.get_runtime_context().get_node_id(), os.environ["CUDA_VISIBLE_DEVICES"]
 
 
-def test_all_hosts_of_a_slice_are_in_one_rack(made, ready):
-    pool = made(shape=RACKS)
+def test_all_hosts_of_a_slice_are_in_one_rack(make_pool, ready):
+    pool = make_pool(shape=RACKS)
     assert pool.get_actor_pool_name() == "SlicePool(GPU)"
     pool.scale_multislice(2)
     assert [each.actor_info.slice_name for each in pool.get_all_pool_members()] == [
@@ -36,22 +36,22 @@ def test_all_hosts_of_a_slice_are_in_one_rack(made, ready):
     assert [node for node, _ in found[0]] == infos[0].node_ids
 
 
-def test_slices_by_a_resource_work_and_an_unknown_model_is_refused(made):
-    pool = made(shape=GpuSlices(gpus_per_host=1, hosts=3, resource="spare"))
+def test_slices_by_a_resource_work_and_an_unknown_model_is_refused(make_pool):
+    pool = make_pool(shape=GpuSlices(gpus_per_host=1, hosts=3, resource="spare"))
     pool.scale_multislice([1, 2])
     assert len(pool.get_all_pool_members()) == 1
     found = pool.execute_on_each_host(where, timeout=60)
     assert len({node for node, _ in found[0]}) == 3
     assert {len(devices) for _, devices in found[0]} == {1}
-    other = made(shape=GpuSlices(gpus_per_host=1, gpu_model="H100"))
+    other = make_pool(shape=GpuSlices(gpus_per_host=1, gpu_model="H100"))
     with pytest.raises(InsufficientSlicesError, match=r"SlicePool\(H100\); .*room for 0 in all"):
         other.scale_multislice(1, timeout=60)
 
 
-def test_two_pools_never_share_a_gpu(made):
-    one = made(shape=GpuSlices(gpus_per_host=2))
+def test_two_pools_never_share_a_gpu(make_pool):
+    one = make_pool(shape=GpuSlices(gpus_per_host=2))
     one.scale_multislice(3)
-    two = made(shape=GpuSlices(gpus_per_host=1))
+    two = make_pool(shape=GpuSlices(gpus_per_host=1))
     two.scale_multislice([3, 2], timeout=4)
     assert len(two.get_all_pool_members()) == 2
     taken = [node for hosts in one.execute_on_each_host(where, timeout=60) for node, _ in hosts]
@@ -60,8 +60,8 @@ def test_two_pools_never_share_a_gpu(made):
     assert len(set(also)) == 1
 
 
-def test_tasks_have_what_their_slice_reserved(made):
-    pool = made(shape=GpuSlices(gpus_per_host=1, host_resources={"CPU": 2, "memory": 1 << 30}))
+def test_tasks_have_the_resources_of_their_slice(make_pool):
+    pool = make_pool(shape=GpuSlices(gpus_per_host=1, host_resources={"CPU": 2, "memory": 1 << 30}))
     pool.scale_multislice(1)
 
     def resources():
@@ -108,8 +108,8 @@ def test_an_unknown_slice_says_so(ready):
     assert name == "SliceActor(uninitialized)"
 
 
-def test_growing_and_shrinking_leave_no_actors_behind(made, ready):
-    pool = made(shape=GpuSlices(gpus_per_host=2))
+def test_growing_and_shrinking_leave_no_actors_behind(make_pool, ready):
+    pool = make_pool(shape=GpuSlices(gpus_per_host=2))
     for _ in range(3):
         pool.scale_multislice(4)
         pool.prepare_all_slices()
@@ -120,9 +120,9 @@ def test_growing_and_shrinking_leave_no_actors_behind(made, ready):
 
 
 @pytest.mark.parametrize("shape", [RACKS, TpuSlices("v4-16")])
-def test_a_pool_that_comes_late_waits_for_its_turn(made, shape):
+def test_a_pool_that_comes_late_waits_for_its_turn(make_pool, shape):
     """Neither gets a part of what it needs and holds on to that for ever."""
-    one, two = made(shape=shape), made(shape=shape)
+    one, two = make_pool(shape=shape), make_pool(shape=shape)
     one.scale_multislice(2)
     with pytest.raises(RuntimeError, match="only 0 slices"):
         two.scale_multislice(2, timeout=1)

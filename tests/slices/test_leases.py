@@ -48,7 +48,7 @@ def client(server) -> Iterator[BlockingClient]:
 
 
 @pytest.fixture
-def made(ready, client, settings) -> Iterator[Callable[..., SlicePoolManager]]:
+def make_pool(ready, client, settings) -> Iterator[Callable[..., SlicePoolManager]]:
     """Pools, drained while their client can still give the leases back."""
     pools: list[SlicePoolManager] = []
 
@@ -61,13 +61,13 @@ def made(ready, client, settings) -> Iterator[Callable[..., SlicePoolManager]]:
         pool.drain_actor_pool()
 
 
-def held(client) -> list:
+def held_leases(client) -> list:
     return [each for each in client.leases() if each.state != "ended"]
 
 
-def test_two_pools_that_fight_for_the_same_gpus_never_share_one(made, client):
-    one = made(shape=PAIRS, hosts=LeasedHosts(client=client, policy=POLICY))
-    two = made(shape=PAIRS, hosts=LeasedHosts(client=client, policy=POLICY))
+def test_two_pools_that_fight_for_the_same_gpus_never_share_one(make_pool, client):
+    one = make_pool(shape=PAIRS, hosts=LeasedHosts(client=client, policy=POLICY))
+    two = make_pool(shape=PAIRS, hosts=LeasedHosts(client=client, policy=POLICY))
     with ThreadPoolExecutor() as threads:
         scaled = [threads.submit(pool.scale_multislice, [2, 1], 40) for pool in (one, two)]
         outcomes = [each.exception() for each in scaled]
@@ -76,7 +76,7 @@ def test_two_pools_that_fight_for_the_same_gpus_never_share_one(made, client):
     assert [isinstance(each, InsufficientSlicesError) for each in outcomes] == [
         not size for size in sizes
     ]
-    assert len(held(client)) == 2
+    assert len(held_leases(client)) == 2
     found = [
         place
         for pool, size in zip((one, two), sizes, strict=True)
@@ -85,29 +85,29 @@ def test_two_pools_that_fight_for_the_same_gpus_never_share_one(made, client):
         for place in hosts
     ]
     assert len({node for node, _, _ in found}) == 4, "each host is in one slice"
-    leases = {each.id: each for each in held(client)}
+    leases = {each.id: each for each in held_leases(client)}
     for node, devices, (lease, fencing) in found:
         share = next(each for each in leases[lease].placement if each.node_id == node)
         assert devices == ",".join(share.gpus)
         assert int(fencing) == leases[lease].fencing
     for pool in (one, two):
         pool.drain_actor_pool()
-    assert held(client) == []
+    assert held_leases(client) == []
 
 
-def test_slices_get_the_very_gpus_of_their_leases_beside_others(made, client):
+def test_slices_get_the_very_gpus_of_their_leases_beside_others(make_pool, client):
     with client.lease(POLICY, resources={"gpus": 1}, clusters=["ray"], wait_seconds=30) as other:
         (share,) = other.placement
-        pool = made(shape=ONES, hosts=LeasedHosts(client=client, policy=POLICY))
+        pool = make_pool(shape=ONES, hosts=LeasedHosts(client=client, policy=POLICY))
         pool.scale_multislice(1)
         ((node, devices, _),) = pool.execute_on_each_host(where, timeout=60)[0]
         assert (node, devices) != (share.node_id, share.gpus[0])
-        (mine,) = [each for each in held(client) if each.id != other.id]
+        (mine,) = [each for each in held_leases(client) if each.id != other.id]
         assert (node, devices) == (mine.placement[0].node_id, mine.placement[0].gpus[0])
 
 
-def test_a_lease_that_is_lost_ends_its_slice_and_another_takes_its_place(made, client, server):
-    pool = made(shape=ONES, hosts=LeasedHosts(client=client, policy=POLICY, ttl_seconds=6))
+def test_a_lease_that_is_lost_ends_its_slice_and_another_takes_its_place(make_pool, client, server):
+    pool = make_pool(shape=ONES, hosts=LeasedHosts(client=client, policy=POLICY, ttl_seconds=6))
     pool.scale_multislice(1)
     (before,) = pool.get_all_pool_members()
     ((_, _, (lease, _)),) = pool.execute_on_each_host(where, timeout=60)[0]

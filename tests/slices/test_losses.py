@@ -88,7 +88,7 @@ def test_a_resumable_job_goes_on_when_a_raylet_was_killed(ready, settings, tmp_p
 def test_a_host_that_fails_because_another_is_lost_counts_as_lost(
     ready, settings, tmp_path, beside
 ):
-    """As a collective operation does, long before Ray notices the lost node."""
+    """A collective operation fails so, long before Ray notices the lost node."""
 
     def collective(folder):
         if os.environ["TPU_HOST_ID"] == "1":
@@ -106,8 +106,8 @@ def test_a_host_that_fails_because_another_is_lost_counts_as_lost(
     assert isinstance(status, JobPreempted), status
 
 
-def test_a_lost_slice_is_replaced_in_its_slot(made, ready):
-    pool = made(TYPE)
+def test_a_lost_slice_is_replaced_in_its_slot(make_pool, ready):
+    pool = make_pool(TYPE)
     pool.scale_multislice(2)
     pool.prepare_all_slices()
     ready.kill(0)
@@ -119,8 +119,8 @@ def test_a_lost_slice_is_replaced_in_its_slot(made, ready):
     assert names(pool) == ["tpu-a", "tpu-b"]
 
 
-def test_a_rack_that_lost_a_host_is_replaced_by_another(made, ready):
-    pool = made(shape=RACKS)
+def test_a_rack_that_lost_a_host_is_replaced_by_another(make_pool, ready):
+    pool = make_pool(shape=RACKS)
     pool.scale_multislice(1)
     pool.prepare_all_slices()
     (name,) = names(pool)
@@ -129,8 +129,8 @@ def test_a_rack_that_lost_a_host_is_replaced_by_another(made, ready):
     assert {name, *names(pool)} == {"rack-a", "rack-b"}
 
 
-def test_an_actor_that_died_is_replaced_before_the_next_task(made):
-    pool = made(shape=GpuSlices(gpus_per_host=2))
+def test_an_actor_that_died_is_replaced_before_the_next_task(make_pool):
+    pool = make_pool(shape=GpuSlices(gpus_per_host=2))
     pool.scale_multislice(2)
     first, second = pool.get_all_pool_members()
     before, (host,) = ray.get([each.actor.ensure_host_pool.remote() for each in (first, second)])
@@ -142,8 +142,8 @@ def test_an_actor_that_died_is_replaced_before_the_next_task(made):
     assert pool.get_all_pool_members()[1].actor == second.actor
 
 
-def test_a_lost_slice_is_an_error_where_it_may_not_be_replaced(made, settings):
-    pool = made(TYPE, settings=replace(settings, safe_gather=False))
+def test_a_lost_slice_is_an_error_where_it_may_not_be_replaced(make_pool, settings):
+    pool = make_pool(TYPE, settings=replace(settings, safe_gather=False))
     pool.scale_multislice(1)
     (member,) = pool.get_all_pool_members()
     ray.kill(member.actor)
@@ -151,8 +151,8 @@ def test_a_lost_slice_is_an_error_where_it_may_not_be_replaced(made, settings):
         pool.prepare_all_slices()
 
 
-def test_a_process_that_dies_names_its_host(made):
-    pool = made(TYPE)
+def test_a_process_that_dies_names_its_host(make_pool):
+    pool = make_pool(TYPE)
     pool.scale_multislice(1)
 
     def dies():
@@ -169,8 +169,8 @@ def test_a_process_that_dies_names_its_host(made):
     assert isinstance(handle_ray_error(info, system), JobError)
 
 
-def test_a_host_that_is_taken_back_takes_no_task(made, ready, settings):
-    pool = made(TYPE, settings=replace(settings, host_health_seconds_max=10))
+def test_a_host_that_is_taken_back_takes_no_task(make_pool, ready, settings):
+    pool = make_pool(TYPE, settings=replace(settings, host_health_seconds_max=10))
     pool.scale_multislice(2)
     second = pool.get_all_pool_members()[1]
     actors = ray.get(second.actor.ensure_host_pool.remote(), timeout=60)
@@ -190,8 +190,8 @@ def test_a_host_that_is_taken_back_takes_no_task(made, ready, settings):
 
 
 @pytest.mark.parametrize("ready", [[2]], indirect=True, ids=["without-host-2"])
-def test_a_host_that_is_late_is_waited_for(made, ready, beside):
-    pool = made(TYPE)
+def test_a_host_that_is_late_is_waited_for(make_pool, ready, beside):
+    pool = make_pool(TYPE)
     scaled = beside(pool.scale_multislice, 2)
     until(lambda: len(ready.left()["actors"]) == 2)
     ready.add(2)
@@ -199,8 +199,8 @@ def test_a_host_that_is_late_is_waited_for(made, ready, beside):
     assert names(pool) == ["tpu-a", "tpu-b"]
 
 
-def test_a_slice_that_lost_a_host_is_incomplete(made, ready, settings):
-    pool = made(TYPE, settings=replace(settings, host_health_seconds_max=2))
+def test_a_slice_that_lost_a_host_is_incomplete(make_pool, ready, settings):
+    pool = make_pool(TYPE, settings=replace(settings, host_health_seconds_max=2))
     pool.scale_multislice(2)
     ready.kill(1)
     with pytest.raises(SliceDegraded, match="slice tpu-a has 1 of its 2 hosts") as caught:
@@ -216,21 +216,21 @@ def test_a_slice_that_lost_a_host_is_incomplete(made, ready, settings):
 
 
 @WITHOUT_HOST_1
-def test_a_slice_runs_on_its_remaining_hosts_if_configured(made, settings):
-    pool = made(TYPE, settings=replace(settings, moderate=True))
+def test_a_slice_runs_on_its_remaining_hosts_if_configured(make_pool, settings):
+    pool = make_pool(TYPE, settings=replace(settings, moderate=True))
     pool.scale_multislice(2)
     assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1], [1, 1]]
 
 
 @WITHOUT_HOST_1
-def test_a_complete_slice_is_preferred_to_one_that_lost_a_host(made):
-    pool = made(TYPE)
+def test_a_complete_slice_is_preferred_to_one_that_lost_a_host(make_pool):
+    pool = make_pool(TYPE)
     pool.scale_multislice([1, 2])
     assert names(pool) == ["tpu-b"]
 
 
-def test_the_error_names_a_host_whose_loss_was_not_noticed(made, ready, settings):
-    pool = made(TYPE, settings=replace(settings, host_health_seconds_max=8))
+def test_the_error_names_a_lost_host_before_ray_notices(make_pool, ready, settings):
+    pool = make_pool(TYPE, settings=replace(settings, host_health_seconds_max=8))
     pool.scale_multislice(2)
     second = pool.get_all_pool_members()[1]
     ray.kill(ray.get(second.actor.ensure_host_pool.remote())[1])
@@ -239,8 +239,8 @@ def test_the_error_names_a_host_whose_loss_was_not_noticed(made, ready, settings
         pool.execute_on_each_host(lambda: 1, timeout=60)
 
 
-def test_a_rack_without_a_replacement_host_is_an_error(made, ready, settings):
-    pool = made(shape=RACKS, settings=replace(settings, host_health_seconds_max=2))
+def test_a_rack_without_a_replacement_host_is_an_error(make_pool, ready, settings):
+    pool = make_pool(shape=RACKS, settings=replace(settings, host_health_seconds_max=2))
     pool.scale_multislice(2)
     ready.kill(1)
     with pytest.raises(SliceDegraded, match="slice rack-a has 1 of its 2 hosts") as caught:

@@ -15,7 +15,7 @@ README = Path(moorage.slices.__file__).parent / "README.md"
 
 @pytest.mark.heavy
 @pytest.mark.ray
-def test_every_example_does_what_it_says(ready, monkeypatch):
+def test_every_example_works_as_described(ready, monkeypatch):
     monkeypatch.setenv("EFORMER_HOST_HEALTH_WAIT_S", "30")
     text = re.sub(r"^```.*$", "", README.read_text(), flags=re.MULTILINE)
     test = doctest.DocTestParser().get_doctest(text, {}, README.name, str(README), 0)

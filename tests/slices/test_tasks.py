@@ -1,4 +1,4 @@
-"""What a task says of how the user's function ended; no Ray is started."""
+"""Reports of tasks about the user's function, without Ray."""
 
 import io
 import pickle

@@ -38,12 +38,12 @@ def sleeps(folder):
     time.sleep(600)  # Its work.
 
 
-def until_gone(folder):
+def wait_until_gone(folder):
     until(lambda: not any(Path("/proc", each.name).exists() for each in folder.iterdir()), 30)
 
 
-def test_members_report_their_info(made, ready):
-    pool = made(TYPE)
+def test_members_report_their_info(make_pool, ready):
+    pool = make_pool(TYPE)
     pool.scale_multislice(2)
     members = pool.get_all_pool_members()
     assert [each.actor_info.slice_name for each in members] == ["tpu-a", "tpu-b"]
@@ -71,8 +71,8 @@ def test_members_report_their_info(made, ready):
     assert [each.coordinator_ip for each in pool.multislice_infos()] == [info.ip_address] * 2
 
 
-def test_hosts_are_reserved_each_on_a_node_of_its_own(made):
-    pool = made(TYPE)
+def test_hosts_are_reserved_each_on_a_node_of_its_own(make_pool):
+    pool = make_pool(TYPE)
     pool.scale_multislice(1)
     pool.prepare_all_slices()
     groups = ray.util.placement_group_table().values()
@@ -82,8 +82,8 @@ def test_hosts_are_reserved_each_on_a_node_of_its_own(made):
     assert group["bundles"][0] == {names(pool)[0]: 1, "TPU": 4}
 
 
-def test_a_function_runs_on_each_host(made, ready):
-    pool = made(TYPE)
+def test_a_function_runs_on_each_host(make_pool, ready):
+    pool = make_pool(TYPE)
     pool.scale_multislice(2)
     nested = pool.execute_on_each_slice(where, env={"MINE": 7}, runtime_env={})
     results = [ray.get(refs) for refs in nested]
@@ -102,8 +102,8 @@ def test_a_function_runs_on_each_host(made, ready):
     assert {(each["MINE"], each["TPU_HOST_ID"]) for _, _, each in flat} == {("env", "mine")}
 
 
-def test_results_are_returned_for_each_host(made):
-    pool = made(TYPE)
+def test_results_are_returned_for_each_host(make_pool):
+    pool = make_pool(TYPE)
     pool.scale_multislice(1)
 
     def add(first, second, *, third):
@@ -115,8 +115,8 @@ def test_results_are_returned_for_each_host(made):
     assert isinstance(error, ValueError)
 
 
-def test_growing_does_not_disturb_running_tasks(made, tmp_path):
-    pool = made(TYPE)
+def test_growing_does_not_disturb_running_tasks(make_pool, tmp_path):
+    pool = make_pool(TYPE)
     pool.scale_multislice(1)
     gate = tmp_path / "gate"
 
@@ -133,8 +133,8 @@ def test_growing_does_not_disturb_running_tasks(made, tmp_path):
     assert len(names(pool)) == 2
 
 
-def test_the_first_failure_names_its_host_and_ends_the_others(made, ready, tmp_path):
-    pool = made(TYPE)
+def test_the_first_failure_names_its_host_and_ends_the_others(make_pool, ready, tmp_path):
+    pool = make_pool(TYPE)
     pool.scale_multislice(2)
 
     def one_fails(folder):
@@ -150,11 +150,11 @@ def test_the_first_failure_names_its_host_and_ends_the_others(made, ready, tmp_p
     assert (caught.value.slice_index, caught.value.slice_name) == (1, "tpu-b")
     assert caught.value.host_id == 1
     assert isinstance(caught.value.cause, KeyError)
-    until_gone(tmp_path)
+    wait_until_gone(tmp_path)
 
 
-def test_a_time_limit_ends_all_tasks(made, tmp_path, settings):
-    pool = made(TYPE)
+def test_a_time_limit_ends_all_tasks(make_pool, tmp_path, settings):
+    pool = make_pool(TYPE)
     pool.scale_multislice(1)
 
     def first_ends(folder):
@@ -167,7 +167,7 @@ def test_a_time_limit_ends_all_tasks(made, tmp_path, settings):
     with pytest.raises(SliceTimeoutError, match=r"slice 0 \(tpu-.\), host 1") as caught:
         collect(calls, 0.5, settings.task_cancel_seconds_max)
     assert "host 0" not in str(caught.value)
-    until_gone(tmp_path)
+    wait_until_gone(tmp_path)
     with pytest.raises(SliceTimeoutError, match="host 0"):
         pool.execute_on_each_host(sleeps, tmp_path, timeout=0.5)
     refs = pool.execute_on_each_host_flat(lambda: time.sleep(600), timeout=1)  # Its work.
@@ -176,8 +176,8 @@ def test_a_time_limit_ends_all_tasks(made, tmp_path, settings):
             ray.get(ref, timeout=60)
 
 
-def test_a_host_has_one_task_which_can_be_cancelled(made, tmp_path):
-    pool = made(TYPE)
+def test_a_host_has_one_task_which_can_be_cancelled(make_pool, tmp_path):
+    pool = make_pool(TYPE)
     pool.scale_multislice(1)
     refs = pool.schedule_on_each_host(lambda: time.sleep(600), env={})  # Its work.
     assert pool.execute_on_each_host(lambda: 2, timeout=60) == [[2, 2]]
@@ -188,11 +188,11 @@ def test_a_host_has_one_task_which_can_be_cancelled(made, tmp_path):
     until(lambda: len([*tmp_path.iterdir()]) == 2)
     for ref in refs:
         ray.cancel(ref)
-    until_gone(tmp_path)
+    wait_until_gone(tmp_path)
 
 
-def test_invalid_sizes_are_refused(made):
-    pool = made(TYPE)
+def test_invalid_sizes_are_refused(make_pool):
+    pool = make_pool(TYPE)
     for sizes in (0, -1, [2, 0], [-3]):
         with pytest.raises(ValueError, match="must be > 0"):
             pool.scale_multislice(sizes)
@@ -202,8 +202,8 @@ def test_invalid_sizes_are_refused(made):
         pool.prepare_all_slices()
 
 
-def test_an_impossible_size_is_skipped_at_once(made):
-    pool = made(TYPE)
+def test_an_impossible_size_is_skipped_at_once(make_pool):
+    pool = make_pool(TYPE)
     deadline = time.monotonic() + 30
     pool.scale_multislice([1, 2, 8], timeout=600)
     assert time.monotonic() < deadline
@@ -215,17 +215,17 @@ def test_an_impossible_size_is_skipped_at_once(made):
     assert pool.get_all_actors_in_pool() == before
 
 
-def test_a_pool_that_never_fits_fails_at_once(made, settings):
+def test_a_pool_that_never_fits_fails_at_once(make_pool, settings):
     patient = replace(settings, host_health_seconds_max=600)
     says = r"\[1\], but only 0 slices available .*; the cluster has room for 0 in all"
     with pytest.raises(InsufficientSlicesError, match=says):
-        made("v9-512", settings=patient).scale_multislice(1, timeout=600)
+        make_pool("v9-512", settings=patient).scale_multislice(1, timeout=600)
 
 
-def test_a_smaller_size_is_tried_after_its_share_of_the_time(made):
-    other = made(TYPE)
+def test_a_smaller_size_is_tried_after_its_share_of_the_time(make_pool):
+    other = make_pool(TYPE)
     other.scale_multislice(1)
-    pool = made(TYPE)
+    pool = make_pool(TYPE)
     pool.scale_multislice([2, 1], timeout=6)
     first = names(pool)
     with pytest.raises(InsufficientSlicesError, match=r"one of \[2\], but only 1 slices"):
@@ -237,38 +237,38 @@ def test_a_smaller_size_is_tried_after_its_share_of_the_time(made):
     assert len(names(pool)) == 2
 
 
-def test_shrinking_frees_reserved_hosts(made):
-    pool = made(TYPE)
+def test_shrinking_frees_reserved_hosts(make_pool):
+    pool = make_pool(TYPE)
     pool.scale_multislice(2)
     pool.prepare_all_slices()
     pool.scale_multislice(1)
     assert names(pool) == ["tpu-a"]
-    other = made(TYPE)
+    other = make_pool(TYPE)
     other.scale_multislice(1, timeout=20)
     other.prepare_all_slices(timeout=20)
     assert names(other) == ["tpu-b"]
 
 
-def test_the_autoscaler_is_asked_for_all_missing_hosts(made):
-    def requested():
+def test_the_autoscaler_is_asked_for_all_missing_hosts(make_pool):
+    def autoscaler_requests():
         from ray.experimental.internal_kv import _internal_kv_get  # noqa: PLC0415  # Ray's own.
 
         return _internal_kv_get("autoscaler_resource_request")
 
-    pool = made(TYPE)
+    pool = make_pool(TYPE)
     with pytest.raises(InsufficientSlicesError):
         pool.scale_multislice(3, timeout=1)
-    assert requested() == b"[]"
+    assert autoscaler_requests() == b"[]"
     pool.scale_multislice(2)
-    assert requested() == b'[{"TPU-v4-16-head": 1}, {"TPU-v4-16-head": 1}]'
+    assert autoscaler_requests() == b'[{"TPU-v4-16-head": 1}, {"TPU-v4-16-head": 1}]'
     pool.prepare_all_slices()
-    assert requested() == b'[{"tpu-a": 1}, {"tpu-a": 1}, {"tpu-b": 1}, {"tpu-b": 1}]'
+    assert autoscaler_requests() == b'[{"tpu-a": 1}, {"tpu-a": 1}, {"tpu-b": 1}, {"tpu-b": 1}]'
     pool.drain_actor_pool()
-    assert requested() == b"[]"
+    assert autoscaler_requests() == b"[]"
 
 
-def test_an_actor_can_be_created_by_hand(made):
-    pool = made(TYPE)
+def test_an_actor_can_be_created_by_hand(make_pool):
+    pool = make_pool(TYPE)
     actor = pool.create_actor()
     assert ray.get(actor.get_info.remote(), timeout=60).num_hosts == 2
     assert ray.get(actor.healthy.remote(), timeout=60)
@@ -279,8 +279,8 @@ def test_an_actor_can_be_created_by_hand(made):
     assert pool.get_all_pool_members() == []
 
 
-def test_a_larger_size_is_tried_again_after_a_minute(made):
-    pool = made(TYPE)
+def test_a_larger_size_is_tried_again_after_a_minute(make_pool):
+    pool = make_pool(TYPE)
     assert pool.should_scale_up_multislice([1, 2])
     pool.scale_multislice(1)
     assert not pool.should_scale_up_multislice([1, 2])

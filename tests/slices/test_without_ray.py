@@ -1,4 +1,4 @@
-"""What needs no cluster: settings, shapes, devices, and the package where Ray is missing."""
+"""Tests without a cluster: settings, shapes, devices, and the package without Ray."""
 
 import subprocess
 import sys
@@ -23,8 +23,8 @@ from moorage.slices import (
     available_cpu_cores,
 )
 from moorage.slices.cluster import RayNode
-from moorage.slices.devices import release_devices, taken_back
-from moorage.slices.shapes import degraded_slices
+from moorage.slices.devices import is_reclaimed, release_devices
+from moorage.slices.shapes import find_degraded
 
 WITHOUT = """
 import sys
@@ -53,7 +53,7 @@ for use in (
 """
 
 
-def test_without_ray_the_package_says_what_is_missing():
+def test_without_ray_the_package_names_the_extra():
     command = [sys.executable, "-c", WITHOUT]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     line = f"slices need Ray, which is not installed: {install_command('ray')}\n"
@@ -152,7 +152,7 @@ def test_hosts_of_a_slice_share_their_label():
 
 def test_without_metadata_a_host_is_not_preempted(monkeypatch):
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
-    assert not taken_back()
+    assert not is_reclaimed()
 
 
 def test_only_holders_of_the_device_are_killed():
@@ -189,10 +189,10 @@ def test_slices_without_all_their_hosts_are_found():
 
     whole = [host("a", **{"TPU-v4-16-head": 1}), host("a")]
     found = nodes(*whole, host("b", **{"TPU-v4-16-head": 1}), ({"GPU": 1}, {}), host("c"))
-    (degraded,) = degraded_slices(TpuSlices("v4-16"), found)
+    (degraded,) = find_degraded(TpuSlices("v4-16"), found)
     assert str(degraded) == "slice b has 1 of its 2 hosts (127.0.0.1)"
-    assert degraded_slices(TpuSlices("mine"), found) == []
-    assert degraded_slices(GpuSlices(gpus_per_host=1, hosts=9), found) == []
+    assert find_degraded(TpuSlices("mine"), found) == []
+    assert find_degraded(GpuSlices(gpus_per_host=1, hosts=9), found) == []
 
 
 def test_resources_are_translated_to_rays_options(monkeypatch):

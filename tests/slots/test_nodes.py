@@ -348,7 +348,7 @@ def test_no_slot_is_given_twice_and_all_slots_come_back(sizes, requests):
 
 
 class TestLikeCanarys:
-    """What canary's node pool has, and this one has, too."""
+    """Parts of canary's node pool that this one has, too."""
 
     @pytest.fixture
     def pool(self):

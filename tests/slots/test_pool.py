@@ -243,7 +243,7 @@ class TestStale:
 
 
 class TestPlain:
-    """What a pool returns is data like any other; totals cannot be written, and say so."""
+    """Values of a pool are plain data; writing totals raises an error."""
 
     def test_results_are_plain_for_yaml_and_json(self):
         pool = ResourcePool({"resources": {"cpus": [{"id": "01", "slots": 2}], "gpus": 1}})
@@ -395,7 +395,7 @@ class TestPlain:
 
     def test_extra_keys_of_instances_must_be_json(self):
         for value in (object(), float("nan"), {1, 2}, dt.date(2026, 1, 1)):
-            said = r"gpus\[0\]: 'x': expected what JSON can say"
+            said = r"gpus\[0\]: 'x': expected a JSON value"
             with pytest.raises(InvalidSpecification, match=said):
                 ResourcePool({"resources": {"gpus": [{"id": "0", "x": value}]}})
         for key in ("slot", "slotss", "partof", "part-of"):

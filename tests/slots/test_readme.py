@@ -12,7 +12,7 @@ from moorage.slots import NodeResourcePool, ResourcePool
 README = Path(moorage.slots.__file__).parent / "README.md"
 
 
-def test_every_example_does_what_it_says():
+def test_every_example_works_as_described():
     text = re.sub(r"^```.*$", "", README.read_text(), flags=re.MULTILINE)
     test = doctest.DocTestParser().get_doctest(text, {}, README.name, str(README), 0)
     assert len(test.examples) > 20

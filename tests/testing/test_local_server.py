@@ -38,7 +38,7 @@ def test_a_lease_is_granted_and_workloads_start_in_memory() -> None:
     assert "lab-2" in shown
 
 
-def test_what_runs_here_ends_with_the_servers_own_folder(tmp_path) -> None:
+def test_workloads_end_with_a_temporary_folder(tmp_path) -> None:
     """No other server would find it."""
     here = fake_cluster(nodes=1)
     here["nodes"]["nodeData"][0]["id"] = platform.node()

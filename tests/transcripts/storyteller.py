@@ -184,27 +184,29 @@ class Story:
             case ["tick"]:
                 return Tick()
             case ["workload-started", lease]:
-                return WorkloadStarted(*self._engaged(lease), "10.0.0.1:80")
+                return WorkloadStarted(*self._find_engaged(lease), "10.0.0.1:80")
             case ["workload-failed", lease, *reason]:
-                reported = self._engaged(lease)
+                reported = self._find_engaged(lease)
                 return WorkloadFailed(*reported, " ".join(reason), 1, ("its last line",))
             case ["workload-ended", lease, ("succeeded" | "failed") as phase, *reason]:
                 code, tail = (0, ()) if phase == "succeeded" else (7, ("its last line",))
-                return WorkloadEnded(*self._engaged(lease), phase, " ".join(reason), code, tail)
+                return WorkloadEnded(
+                    *self._find_engaged(lease), phase, " ".join(reason), code, tail
+                )
             case ["workload-kept", lease]:
-                return WorkloadKept(*self._engaged(lease))
+                return WorkloadKept(*self._find_engaged(lease))
             case ["flush", session, *cluster]:
                 to = self._address(session)
                 return FlushAsked(to, Tenant("ann"), ClusterId(cluster[0]) if cluster else None)
             case ["workload-stopped", lease]:
-                return WorkloadStopped(*self._engaged(lease))
+                return WorkloadStopped(*self._find_engaged(lease))
             case ["event", kind, *_]:
                 body = command.split(maxsplit=2)[2]
                 event: Event = msgspec.json.decode(body, type=EVENTS[kind])
                 return event
         raise AssertionError(f"not a command: {command}")
 
-    def _engaged(self, text: str) -> tuple[RequestId, int]:
+    def _find_engaged(self, text: str) -> tuple[RequestId, int]:
         """Return the lease that a backend reports about, and of which of its grants."""
         name, _, reply = text.partition("#")
         lease = self.allocator.state.lease(RequestId(name))

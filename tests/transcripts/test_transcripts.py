@@ -39,5 +39,5 @@ def test_a_story(path: Path) -> None:
         assert answer == text
 
 
-def test_there_are_stories() -> None:
+def test_the_folder_has_transcripts() -> None:
     assert len(STORIES) >= 12

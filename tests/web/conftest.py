@@ -120,8 +120,8 @@ def tokens():
 
 
 @pytest.fixture(scope="session")
-def described():
-    """What the server says of its interface, once the first has started."""
+def server_interface():
+    """The interface description of the first started server."""
     return {}
 
 
@@ -131,7 +131,7 @@ def connections_max():
 
 
 @pytest.fixture
-async def site(tmp_path, tokens, connections_max, described):
+async def site(tmp_path, tokens, connections_max, server_interface):
     catalog = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
     house = House(catalog, tokens)
     server = WebServer(house, connections_max=connections_max)
@@ -139,12 +139,12 @@ async def site(tmp_path, tokens, connections_max, described):
     async with httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False
     ) as client:
-        if not described:
+        if not server_interface:
             token = next(iter(tokens))
             headers = {"authorization": f"Bearer {token}"} if token else {}
             answer = await client.get("/openapi.json", headers=headers)
-            described |= answer.raise_for_status().json()
-        interface = Interface(described)
+            server_interface |= answer.raise_for_status().json()
+        interface = Interface(server_interface)
 
         async def check(response):
             await response.aread()

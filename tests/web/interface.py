@@ -1,4 +1,4 @@
-"""Holds what goes over HTTP against what `/openapi.json` says of it; tests of the server use it."""
+"""Checks HTTP exchanges by `/openapi.json`, for tests of the server."""
 
 import json
 from functools import cached_property

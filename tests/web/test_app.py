@@ -1,4 +1,4 @@
-"""What surrounds the endpoints: authentication, health, limits, and failures of every kind."""
+"""Authentication, health, limits and failures around the endpoints."""
 
 import asyncio
 import logging
@@ -33,15 +33,15 @@ NO_BODY = ("/rollback", "/create-infra", "/websocket-ticket")
 """Ends of paths that are posted to and take none."""
 
 
-def typed(schema):
+def is_typed(schema):
     """Tell whether a schema says anything; a value that a policy chose is any."""
-    return bool(schema.get("$ref") or schema.get("type") or all(map(typed, schema["anyOf"])))
+    return bool(schema.get("$ref") or schema.get("type") or all(map(is_typed, schema["anyOf"])))
 
 
 REFUSALS = {"400", "401", "403", "404", "409", "413", "421", "422", "429", "500"}
 
 
-async def test_every_operation_says_what_it_takes_and_answers(client):
+async def test_every_operation_has_schemas_of_request_and_answer(client):
     described = (await client.get("/openapi.json")).json()
     openapi_spec_validator.validate(described)  # All references resolve, too.
     for path, methods in described["paths"].items():
@@ -51,7 +51,7 @@ async def test_every_operation_says_what_it_takes_and_answers(client):
             takes = method in {"post", "put"} and not path.endswith(NO_BODY)
             assert ("requestBody" in operation) is takes, (method, path)
             if takes:
-                assert typed(operation["requestBody"]["content"]["application/json"]["schema"])
+                assert is_typed(operation["requestBody"]["content"]["application/json"]["schema"])
             answers = {**operation["responses"]}
             failure = answers.pop("default")["content"]["application/json"]["schema"]
             wanted = "ClusterFailure" if path.startswith("/clusters") else "Failure"
@@ -61,7 +61,7 @@ async def test_every_operation_says_what_it_takes_and_answers(client):
             for status, answer in answers.items():
                 assert status in known  # None of the framework's own.
                 (content,) = answer["content"].values()
-                assert typed(content["schema"]), (method, path, status)
+                assert is_typed(content["schema"]), (method, path, status)
 
 
 def test_an_answer_that_is_not_as_described_is_found():

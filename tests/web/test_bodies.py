@@ -61,7 +61,7 @@ async def test_a_tenant_that_sends_slowly_leaves_room_for_others():
     with pytest.raises(ServiceError):  # Until they are answered, what they sent is held.
         await bodies.read(request("a", b"again", end))
     for each in held:
-        answered(each)
+        finish(each)
     assert await bodies.read(request("a", b"again", end)) == b"again"
 
 
@@ -71,7 +71,7 @@ def whole(body: bytes, tenant: str = "a") -> Request:
     return request(tenant, body, end)
 
 
-def answered(each: Request) -> None:
+def finish(each: Request) -> None:
     for end in each.scope.pop(HELD, ()):
         end()
 
@@ -94,17 +94,17 @@ async def test_a_body_that_would_become_much_larger_is_refused_and_no_longer_hel
         await bodies.read_json(sent)
     assert (caught.value.code, caught.value.status) == (Code.TOO_LARGE, 413)
     assert caught.value.expected in caught.value.reason
-    answered(sent)
+    finish(sent)
     assert not bodies._held
 
 
-async def test_a_large_document_is_read_and_counts_for_what_it_becomes():
+async def test_a_large_document_counts_by_its_decoded_size():
     node = {"id": "n-000001", "gpus": [{"id": "0", "model": "A100", "memory_mib": 81920}] * 8}
     document = {"id": "c", "nodes": [node] * 2_000}
     bodies, sent = BodyReader(), whole(json.dumps(document).encode())
     assert await bodies.read_json(sent) == document
     assert bodies._held["a"] > 3 * len(json.dumps(document)) / 2
-    answered(sent)
+    finish(sent)
     assert not bodies._held
 
 

@@ -1,4 +1,4 @@
-"""What no endpoint sees: requests of other sites' pages, of other names, of two lengths."""
+"""Requests that reach no endpoint: of other sites' pages, other host names, two lengths."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ from moorage.web.server import WebServer
 PATIENCE_SECONDS = 60
 
 
-async def said(port: int, request: str) -> tuple[int, str]:
+async def send_raw(port: int, request: str) -> tuple[int, str]:
     """Send a request as it is, and return the status and all of the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request.encode())
@@ -106,7 +106,7 @@ HOST = "Host: localhost\r\n"
     ],
 )
 async def test_odd_requests_are_answered_and_sent_to_no_other_host(site, line, headers, status):
-    found, answer = await said(site.port, f"GET {line}\r\n{headers}{CLOSE}\r\n")
+    found, answer = await send_raw(site.port, f"GET {line}\r\n{headers}{CLOSE}\r\n")
     assert found == status
     assert "location:" not in answer.lower()
 
@@ -131,20 +131,20 @@ async def test_on_all_addresses_each_is_a_name_of_its_own(site):
     port = await server.start("0.0.0.0", 0)  # noqa: S104  # What is under test.
     ask = f"GET /readyz HTTP/1.1\r\nHost: {{}}\r\n{CLOSE}\r\n"
     for host, status in ((f"127.0.0.1:{port}", 200), ("10.1.2.3", 403), ("evil.example", 403)):
-        assert (await said(port, ask.format(host)))[0] == status
+        assert (await send_raw(port, ask.format(host)))[0] == status
     await server.close()
 
 
 async def test_a_body_has_one_length(site):
     lengths = "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n"
     head = f"POST /clusters/query HTTP/1.1\r\nHost: localhost\r\n{lengths}\r\n"
-    status, answer = await said(site.port, head + "2\r\n{}\r\n0\r\n\r\n")
+    status, answer = await send_raw(site.port, head + "2\r\n{}\r\n0\r\n\r\n")
     assert status == 400
     assert "either Content-Length or Transfer-Encoding" in answer
     assert answer.count("HTTP/1.1 ") == 1  # What came behind it is not read as a request.
 
 
-async def test_no_browser_guesses_what_an_answer_is(site):
+async def test_answers_forbid_content_sniffing(site):
     paths = ("/healthz", "/policy", "/clusters/none", "/none", "/openapi.json", "/")
     others = ({"authorization": "Bearer no"}, {"host": "evil.example"})
     asks = [*((path, {}) for path in paths), *(("/policy", headers) for headers in others)]

@@ -33,7 +33,7 @@ def _enough_files():
 
 
 class Clients:
-    """Clients of one address each, which send what a test wants and read nothing unasked."""
+    """Clients of one address each, which send and read only on a test's order."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -54,7 +54,7 @@ class Clients:
         return found
 
     async def rest(self, client: socket.socket) -> bytes:
-        """Return what comes until the server closes."""
+        """Return the bytes received until the server closes."""
         answer = b""
         # Cut is cut, however the kernel tells it.
         async with asyncio.timeout(PATIENCE_SECONDS):

@@ -21,7 +21,7 @@ PLACE = {
 }
 
 
-def expected(method: str, path: str) -> str:
+def expected_right(method: str, path: str) -> str:
     if path == "/metrics":
         return "METRICS"
     if path in PLACE:
@@ -41,6 +41,6 @@ ENDPOINTS = [
 
 @pytest.mark.parametrize(("method", "path"), ENDPOINTS)
 def test_an_endpoint_needs_its_right(method: str, path: str) -> None:
-    assert right_of(method.upper(), path).name == expected(method, path)
+    assert right_of(method.upper(), path).name == expected_right(method, path)
     for looks in ("HEAD", "OPTIONS"):
-        assert right_of(looks, path).name == expected("get", path)
+        assert right_of(looks, path).name == expected_right("get", path)

@@ -22,7 +22,7 @@ async def client():
 
     @router.get("/things/{name}", "Read a thing", {"responses": {}})
     async def read(name: str, request: Request, limit: int = 100, part: str | None = None):
-        """Answer what was given."""
+        """Return the given answer."""
         return JSONResponse([name, limit, part, request.method])
 
     routes = [each.route() for each in router.endpoints]

@@ -47,8 +47,8 @@ MERGED = {
 
 
 @pytest.mark.parametrize("path", MERGED)
-async def test_a_put_changes_what_it_names_and_nothing_else(client, path):
-    """As the databases behind the existing servers do; metrics are made where there are none."""
+async def test_a_put_changes_only_the_named_fields(client, path):
+    """The databases of existing servers do the same; missing metrics are created."""
     first = {"tags": ["a"], "config": {"urlMap": {"u": 1}}, "count": 1}
     made = await client.put(path, json=first)
     assert made.status_code == (404 if MERGED[path] else 201)
@@ -75,7 +75,7 @@ async def test_a_put_changes_what_it_names_and_nothing_else(client, path):
     assert await put({}) == changed
 
 
-async def test_a_change_is_checked_as_what_it_makes(client):
+async def test_a_change_is_checked_by_its_result(client):
     await client.post("/clusters", json=cluster("c1"))
     refused = await client.put("/clusters/c1", json={"nodes.nodeData": [{"id": 7, "gpus": "x"}]})
     assert refused.status_code == 400
@@ -85,7 +85,7 @@ async def test_a_change_is_checked_as_what_it_makes(client):
 
 @pytest.mark.parametrize("kind", ["clusters", "blocks", "cluster", "block"])
 async def test_a_query_is_answered_by_pages(client, kind):
-    """As documented of blocks: `options` beside the `query`."""
+    """Documented for blocks: `options` beside the `query`."""
     key = {"cluster": "clusterId", "block": "blockId"}.get(kind, "id")
     for name in ("a", "b", "c"):
         made = await client.post(f"/{kind}", json={key: name, "tags": ["t"]})

@@ -56,7 +56,7 @@ async def test_requests_that_outlast_the_drain_are_refused(site, caplog):
     assert "Traceback" not in caplog.text
 
 
-async def test_a_standby_says_who_leads_and_later_answers_itself(site):
+async def test_a_standby_names_the_leader_and_later_leads(site):
     house, leader = site.house, {"leader": "ws://a:1", "leader_http": "http://a:2"}
     standby = StandbyServices(
         authenticate=house.authenticate,
@@ -82,7 +82,7 @@ async def test_a_standby_says_who_leads_and_later_answers_itself(site):
     await server.close()
 
 
-async def test_a_standby_answers_what_it_knows_and_how_old_that_is(site):
+async def test_a_standby_answers_with_the_age_of_its_data(site):
     refusal = ServiceError(Code.NOT_LEADER, "ask that one", details={"leader": "ws://a:1"})
     doubts = []
     site.house.standby = StandbyReads(

@@ -294,7 +294,7 @@ def release(
     ] = None,
 ) -> None:
     """End a lease of your tenant; a second release changes nothing and prints the same."""
-    token = lease_token or stored_token(lease)
+    token = lease_token or read_stored_token(lease)
 
     async def work(client: "Client") -> Lease:
         released: Lease = await client.release(lease, token)
@@ -439,7 +439,7 @@ def _envelope(answer: Answer) -> JsonObject:
     return document | ({"request": answer.request} if answer.request else {})
 
 
-def stored_token(lease: str) -> str | None:
+def read_stored_token(lease: str) -> str | None:
     """Return the stored token of a lease, or None: your tenant's own leases need no token."""
     try:
         return TokenFile(state_path()).token(lease)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from moorage.records.json_values import JsonObject
-from moorage_client.cli.output import counted
+from moorage_client.cli.output import count_things
 
 if TYPE_CHECKING:
     from moorage_client.client import Client
@@ -56,7 +56,7 @@ def clusters(context: typer.Context, incomplete: str) -> Names:
 
     async def names(client: "Client") -> Names:
         rows = await client.fleet().all()
-        return [(row["cluster_id"], counted(row["nodes"], "node")) for row in rows]
+        return [(row["cluster_id"], count_things(row["nodes"], "node")) for row in rows]
 
     return _complete(incomplete, lambda: _with_client(context, names))
 
@@ -69,7 +69,7 @@ def policies(context: typer.Context, incomplete: str) -> Names:
 async def _policies(context: typer.Context) -> Names:
     from moorage_client.services import Services  # noqa: PLC0415  # Slow to import.
 
-    given = _shared_options(context)
+    given = _read_shared_options(context)
     with Services(
         given.get("http_url"), given.get("token"), timeout=SECONDS_MAX, ca_file=given.get("ca_file")
     ) as services:
@@ -83,7 +83,7 @@ async def _with_client(
 ) -> Names:
     from moorage_client.client import Client  # noqa: PLC0415  # Slow to import.
 
-    given = _shared_options(context)
+    given = _read_shared_options(context)
     async with Client(
         given.get("url"), given.get("token"), timeout=SECONDS_MAX, ca_file=given.get("ca_file")
     ) as client:
@@ -91,7 +91,7 @@ async def _with_client(
 
 
 def _complete(incomplete: str, work: Callable[[], Coroutine[object, object, Names]]) -> Names:
-    async def bounded() -> Names:
+    async def complete_in_time() -> Names:
         async with asyncio.timeout(SECONDS_MAX):
             return await work()
 
@@ -101,11 +101,11 @@ def _complete(incomplete: str, work: Callable[[], Coroutine[object, object, Name
         Path(os.devnull).open("w", encoding="utf-8") as nowhere,
         contextlib.redirect_stderr(nowhere),
     ):
-        found = asyncio.run(bounded())
+        found = asyncio.run(complete_in_time())
     return sorted(each for each in found if each[0].startswith(incomplete))[:SHOWN_MAX]
 
 
-def _shared_options(context: typer.Context) -> JsonObject:
+def _read_shared_options(context: typer.Context) -> JsonObject:
     """Return the shared options typed so far, before and after the command's name."""
     given: JsonObject = {}
     each: Any = context

@@ -16,7 +16,15 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.records.replies import NodeCapacity
 from moorage_client.answers import read_as
 from moorage_client.cli import completing
-from moorage_client.cli.output import SHORT_CHARS, counted, note, print_json, say, short_name, table
+from moorage_client.cli.output import (
+    SHORT_CHARS,
+    count_things,
+    note,
+    print_json,
+    say,
+    short_name,
+    table,
+)
 from moorage_client.cli.session import CommandSession
 from moorage_client.errors import MoorageError, RequestRefused, refusal
 
@@ -109,12 +117,12 @@ def import_fleet(
         print_json({"clusters": found.documents})
         return
     with session.services() as services:
-        known = {} if replace else _read_known(services, found.documents)
+        known = {} if replace else _read_clusters_of(services, found.documents)
         if known and not merge:
             raise refusal(
                 Code.ALREADY_EXISTS,
                 f"{', '.join(sorted(known))}: registered already, and nothing was changed; give"
-                " --replace to make them what was imported, or --merge to add its nodes",
+                " --replace to replace them, or --merge to add its nodes",
                 field="id",
             )
         if dry_run:
@@ -145,7 +153,9 @@ def _watch(
         raise typer.BadParameter(str(error)) from error
 
 
-def _read_known(services: "Services", documents: Sequence[JsonMapping]) -> dict[str, JsonObject]:
+def _read_clusters_of(
+    services: "Services", documents: Sequence[JsonMapping]
+) -> dict[str, JsonObject]:
     wanted = [document["id"] for document in documents]
     found: list[JsonObject] = services.clusters({"id": {"$in": wanted}})
     stored = read_as(list[_Stored], found)
@@ -153,10 +163,10 @@ def _read_known(services: "Services", documents: Sequence[JsonMapping]) -> dict[
 
 
 def _merge(known: Mapping[str, JsonMapping], document: JsonMapping) -> JsonMapping:
-    from moorage_client.inventory import merged  # noqa: PLC0415  # Slow to import.
+    from moorage_client.inventory import merge_documents  # noqa: PLC0415  # Slow to import.
 
     old = known.get(document["id"])
-    return document if old is None else merged(old, document)
+    return document if old is None else merge_documents(old, document)
 
 
 def _register(
@@ -317,6 +327,6 @@ def _out_of_service(session: CommandSession, done: JsonMapping) -> None:
         return
     place = "/".join(filter(None, (done["cluster_id"], short_name(done["node_id"] or ""))))
     leases = done["leases"]
-    there = f"{counted(len(leases), 'lease')} there: {', '.join(leases)}"
+    there = f"{count_things(len(leases), 'lease')} there: {', '.join(leases)}"
     left = there if leases else "no lease is there"
     say(f"{place} is {done['unavailable']}; {left}")

@@ -10,11 +10,11 @@ from typing import IO, TYPE_CHECKING, Final
 
 from moorage.model import Code
 from moorage.records.json_values import JsonObject
-from moorage_client.cli.output import counted, note
+from moorage_client.cli.output import count_things, note
 from moorage_client.cli.session import CommandSession
 from moorage_client.errors import ConnectionFailed, RequestRefused, Timeout, refusal
 from moorage_client.inventory import Document
-from moorage_client.inventory.kubernetes_live import cluster_id_of, followed
+from moorage_client.inventory.kubernetes_live import cluster_id_of, follow_cluster
 
 if TYPE_CHECKING:
     from moorage_client.services import Services
@@ -38,12 +38,12 @@ def follow(
     names = {cluster_id_of(source, cluster_id): source for source in sources}
     lines: _Lines = queue.Queue(maxsize=len(sources))
     with session.services() as services, ExitStack() as stack:
-        known = {} if replace else _read_known(services, [*names])
+        known = {} if replace else _read_clusters_of(services, [*names])
         if known:
             reason = f"{', '.join(sorted(known))}: registered already; give --replace to follow it"
             raise refusal(Code.ALREADY_EXISTS, reason, field="id")
         for name, source in names.items():
-            stream = stack.enter_context(followed(source, name, watch=True))
+            stream = stack.enter_context(follow_cluster(source, name, watch=True))
             threading.Thread(target=_read, args=(name, stream, lines), daemon=True).start()
         latest: dict[str, Document] = {}
         while True:
@@ -52,7 +52,11 @@ def follow(
                 raise refusal(Code.INTERNAL, f"{name} is no longer followed; see above")
             said: JsonObject = json.loads(line)
             latest[name] = said.get("document") or {
-                **(latest.get(name) or _read_known(services, [name]).get(name) or {"id": name}),
+                **(
+                    latest.get(name)
+                    or _read_clusters_of(services, [name]).get(name)
+                    or {"id": name}
+                ),
                 "unavailable": said["stale"],
             }
             _register(services, latest[name])
@@ -65,7 +69,7 @@ def _read(name: str, stream: IO[bytes], lines: _Lines) -> None:
     lines.put((name, b""))
 
 
-def _read_known(services: "Services", names: Sequence[str]) -> dict[str, Document]:
+def _read_clusters_of(services: "Services", names: Sequence[str]) -> dict[str, Document]:
     return {each["id"]: each for each in services.clusters({"id": {"$in": [*names]}})}
 
 
@@ -104,4 +108,4 @@ def _report(session: CommandSession, document: Document) -> None:
             f", {row['nodes_unavailable']} of them unavailable" if row["nodes_unavailable"] else ""
         )
         why = f"; out of date: {row['unavailable']}" if row["unavailable"] else ""
-        note(f"{row['cluster_id']}: {counted(row['nodes'], 'node')}{few}{why}")
+        note(f"{row['cluster_id']}: {count_things(row['nodes'], 'node')}{few}{why}")

@@ -11,7 +11,7 @@ from moorage.records.json_values import JsonObject
 from moorage.records.replies import ClusterCapacity, NodeCapacity
 from moorage_client.answers import read_as
 from moorage_client.cli.completing import clusters as complete_clusters
-from moorage_client.cli.live import WatchFlag, shown
+from moorage_client.cli.live import WatchFlag, show_listing
 from moorage_client.cli.session import CommandSession
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def gpus(
         return _rows(await asyncio.gather(*map(nodes, named)), model)
 
     columns = ["model", "free>", "total>", *(f"of {size}>" for size in SIZES), "parts>"]
-    shown(
+    show_listing(
         session,
         work,
         [*columns, *(["clusters"] if session.wide else [])],

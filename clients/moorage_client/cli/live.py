@@ -18,11 +18,11 @@ from moorage.records.json_values import JsonObject
 from moorage_client.cli.output import (
     console,
     local_time,
-    made_table,
+    make_table,
     note,
     plain,
     print_json,
-    rendered,
+    render,
     table,
     to_line,
 )
@@ -46,7 +46,7 @@ WatchFlag = Annotated[
 ]
 
 
-def shown(
+def show_listing(
     session: CommandSession,
     fetch: Callable[["Client"], Awaitable[list[JsonObject]]],
     columns: Sequence[str],
@@ -69,7 +69,7 @@ def shown(
     """
     view = _View(columns, cells, notes, empty)
     if watch:
-        _watched(session, fetch, view)
+        _watch(session, fetch, view)
         return
 
     async def work(client: "Client") -> list[JsonObject]:
@@ -94,8 +94,10 @@ class _View:
     """What was shown last."""
 
 
-def _watched(
-    session: CommandSession, fetch: Callable[["Client"], Awaitable[list[JsonObject]]], view: _View
+def _watch(
+    session: CommandSession,
+    fetch: Callable[["Client"], Awaitable[list[JsonObject]]],
+    view: _View,
 ) -> None:
     terminal = sys.stdout.isatty() and not session.json
     show = _Drawn(view) if terminal else _Printed(view, as_json=session.json)
@@ -164,7 +166,7 @@ class _Drawn:
 
         view, rows = self._view, self._view.last or []
         body: Table | Text = (
-            made_table(view.columns, view.cells(rows)) if rows else Text(view.empty)
+            make_table(view.columns, view.cells(rows)) if rows else Text(view.empty)
         )
         lines = [Text(plain(line), "dim") for line in (*view.notes(rows), below)]
         self._live.update(Group(body, *lines), refresh=True)
@@ -187,7 +189,7 @@ class _Printed:
         if self._as_json:
             sys.stdout.write(to_line(rows) + "\n")
         else:
-            body = rendered(made_table(view.columns, view.cells(rows))) if rows else view.empty
+            body = render(make_table(view.columns, view.cells(rows))) if rows else view.empty
             sys.stdout.write(f"{local_time(time.time())}\n{body}\n")
         sys.stdout.flush()  # The reader wants it now.
 

@@ -29,7 +29,7 @@ def login(session: CommandSession) -> None:
             )
         found = _discover(str(offered["issuer"]), ca_file)
         form = {"client_id": str(offered["client_id"])}
-        answer = _authorized(found, form, offered, ca_file)
+        answer = _authorize(found, form, offered, ca_file)
         entry = entry_of(answer, str(offered["audience"]))
     with replace(session, token=entry["token"]).services() as services:
         services.check_token()
@@ -81,8 +81,11 @@ def _discover(issuer: str, ca_file: str) -> JsonObject:
     return found
 
 
-def _authorized(
-    found: JsonMapping, form: dict[str, str], offered: JsonMapping, ca_file: str
+def _authorize(
+    found: JsonMapping,
+    form: dict[str, str],
+    offered: JsonMapping,
+    ca_file: str,
 ) -> JsonObject:
     """Show URL and code, and wait for the person; return the issuer's answer with tokens."""
     audience = str(offered["audience"])

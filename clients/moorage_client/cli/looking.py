@@ -23,9 +23,9 @@ from moorage.records.replies import (
 from moorage.records.requests import Resources
 from moorage_client.answers import Lease, Workload, read_as, read_lease, read_object
 from moorage_client.cli import completing
-from moorage_client.cli.live import WatchFlag, shown
+from moorage_client.cli.live import WatchFlag, show_listing
 from moorage_client.cli.output import (
-    counted,
+    count_things,
     ends_in,
     fields,
     in_words,
@@ -76,7 +76,7 @@ def leases(
         shown += [lease.fencing, lease.policy_rule_uri]
         return [*shown, local_time(lease.granted_at), _phase(lease)] if session.wide else shown
 
-    shown(
+    show_listing(
         session,
         work,
         [
@@ -156,7 +156,7 @@ def history(
                     break
         return found
 
-    shown(
+    show_listing(
         session,
         work,
         ("when", "lease or request", "tenant?", "what", "policy", "resources", "why"),
@@ -197,7 +197,7 @@ def queue(session: CommandSession, watch: WatchFlag = False) -> None:
         shown += [turn, ends_in(waiter.deadline), _wants(waiter.resources)]
         return [*shown, local_time(waiter.since)] if session.wide else shown
 
-    shown(
+    show_listing(
         session,
         work,
         [
@@ -236,7 +236,7 @@ def fleet(
         return rows
 
     if cluster:
-        shown(
+        show_listing(
             session,
             work,
             ("node", "state", "models", "ids of free GPUs", "CPUs free>", "memory MiB free>"),
@@ -246,7 +246,7 @@ def fleet(
             notes=_node_notes,
         )
     else:
-        shown(
+        show_listing(
             session,
             work,
             ("cluster", "nodes>", "GPUs>", "GPUs free>", "CPUs free>", "memory MiB free>", "owner"),
@@ -376,7 +376,7 @@ def _free(gpus: Mapping[str, int]) -> str:
 
 
 def _of(some: int, nodes: int | str) -> str:
-    return f"{some} of {counted(nodes, 'node')} take{'s' * (some == 1)}"
+    return f"{some} of {count_things(nodes, 'node')} take{'s' * (some == 1)}"
 
 
 def _wants(resources: Resources | None) -> str:

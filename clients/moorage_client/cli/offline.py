@@ -14,11 +14,11 @@ import typer
 from moorage.records.json_values import JsonObject, JsonValue
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.exits import Exit
-from moorage_client.cli.output import counted, note, print_json, say, table
+from moorage_client.cli.output import count_things, note, print_json, say, table
 from moorage_client.cli.policies import document_of
 from moorage_client.cli.server_program import run
 from moorage_client.cli.session import CommandSession
-from moorage_client.cli.testing import FINDINGS_SHOWN, policy_name, tested
+from moorage_client.cli.testing import FINDINGS_SHOWN, policy_name, test_file_of
 from moorage_client.text_files import read_text
 
 SUFFIXES: Final = (".py", ".json", ".zip", ".tar.gz", ".tar.xz")
@@ -77,7 +77,7 @@ def try_policy(
     sandbox: Sandbox = Mode.JAIL,
 ) -> None:
     """Test a policy without a server, in the same jail as on one; exit 6 if it is not sound."""
-    report = tested(
+    report = test_file_of(
         path,
         {
             "policy": policy_document(path, parameters, settings),
@@ -140,14 +140,14 @@ def _show(report: JsonObject) -> None:
         say(finding)
     more = len(report["findings"]) - FINDINGS_SHOWN
     if more > 0:
-        say(f"… and {counted(more, 'more finding')} (--json has all)")
+        say(f"… and {count_things(more, 'more finding')} (--json has all)")
     for remark in report["notes"]:
         note(f"note: {remark}")
     if report["requests"]:
         outcomes = ", ".join(f"{count} {name}" for name, count in report["outcomes"].items())
         p50, longest = 1e3 * report["p50_seconds"], 1e3 * report["max_seconds"]
         seeds = ", ".join(map(str, report["hash_seeds"]))
-        count = counted(len(report["requests"]), "request")
+        count = count_things(len(report["requests"]), "request")
         say(f"{count}: {outcomes}; under hash seeds {seeds}")
         if longest:  # Of rankings and blocks no time is taken.
             say(f"an evaluation took {p50:.2f} ms at the median, {longest:.2f} ms at most")

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from moorage.model import Code, Placement
-from moorage.records.fields import shown_name
+from moorage.records.fields import field_title
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.exits import TokenMissing
-from moorage_client.cli.sentences import detail, said, sentence
+from moorage_client.cli.sentences import detail, says, sentence
 from moorage_client.endpoint import CA_PARAMETER, HTTP_URL_DEFAULT, URL_DEFAULT, Endpoint
 from moorage_client.errors import (
     AddressesFailed,
@@ -204,14 +204,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) 
         rows: Cells by row.
         empty: What to say instead of an empty table.
     """
-    shown = made_table(columns, rows)
+    shown = make_table(columns, rows)
     if shown.rows:
-        sys.stdout.write(rendered(shown))
+        sys.stdout.write(render(shown))
     else:
         note(empty)
 
 
-def made_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> "Table":
+def make_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> "Table":
     """Return a table of rich; arguments as for `table`."""
     from rich import box  # noqa: PLC0415  # Slow to import; --json never needs it.
     from rich.table import Table  # noqa: PLC0415  # As above.
@@ -245,7 +245,7 @@ def console() -> "Console":
     return Console(width=None if known else _PIPE_COLUMNS, highlight=False)
 
 
-def rendered(shown: "RenderableType") -> str:
+def render(shown: "RenderableType") -> str:
     """Render an object of rich as text; printed by rich, a closed pipe would end the process."""
     ours = console()
     with ours.capture() as captured:
@@ -292,13 +292,15 @@ def in_words(value: JsonValue, levels: int = _LEVELS) -> str:
         return ""
     if levels and isinstance(value, dict):
         if value.keys() <= _CHANGE and "field" in value:  # One of `fits_if`.
-            named = shown_name(str(value["field"]))
+            named = field_title(str(value["field"]))
             if "fits" not in value:
                 return f"without {named}"
             instead = in_words(value.get("asked"), levels - 1)
             said = f"with {named}: {in_words(value['fits'], levels - 1)}"
             return f"{said} instead of {instead}" if instead else said
-        parts = (f"{shown_name(name)} {in_words(each, levels - 1)}" for name, each in value.items())
+        parts = (
+            f"{field_title(name)} {in_words(each, levels - 1)}" for name, each in value.items()
+        )
         return ", ".join(parts)
     if levels and isinstance(value, list):
         changes = all(isinstance(each, dict) and "field" in each for each in value)
@@ -306,7 +308,7 @@ def in_words(value: JsonValue, levels: int = _LEVELS) -> str:
     return value if isinstance(value, str) else _json(value, ensure_ascii=False)
 
 
-def counted(number: int | str, what: str) -> str:
+def count_things(number: int | str, what: str) -> str:
     """Return a number of things: 1 node, 2 nodes."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
@@ -442,7 +444,7 @@ def _explain_details(error: RequestRefused) -> None:
             _explain_findings(value)
         elif name == "data":  # What a policy returned is its author's.
             note(f"  The policy's answer: {_json(value, ensure_ascii=False)}")
-        elif said(name, value, error.reason):
+        elif says(name, value, error.reason):
             continue
         elif text := sentence(name, value, in_words):
             note(f"  {text}")

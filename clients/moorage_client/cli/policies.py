@@ -142,7 +142,7 @@ def show(
     with session.services() as services:
         if not history:
             document = services.policy(uri)
-            changed = _changed(services, uri)
+            changed = _changes_of(services, uri)
             print_json(document | ({"changed_by_management": changed} if changed else {}))
             return
         changes: list[JsonObject] = services.policy_history(uri)
@@ -159,7 +159,7 @@ def show(
     )
 
 
-def _changed(services: "Services", uri: str) -> JsonObject:
+def _changes_of(services: "Services", uri: str) -> JsonObject:
     """Return the changes by `management`; none if the server only stores policies."""
     try:
         return read_as(PolicyOutput, services.policy_logs(uri)).changed or {}

@@ -72,7 +72,7 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def _shared(
+def _read_options(
     context: typer.Context,
     url: Url = None,
     http_url: HttpUrl = None,
@@ -191,9 +191,9 @@ def run(arguments: Sequence[str] = ()) -> int:
         _fail(as_json, failure("usage", message))
         return error.exit_code
     except MoorageError as error:
-        return _failed(as_json, error)
+        return _print_failure(as_json, error)
     except UnreadableError as error:
-        return _failed(as_json, ProtocolViolated("the server", str(error)))
+        return _print_failure(as_json, ProtocolViolated("the server", str(error)))
     except Exception as error:  # noqa: BLE001  # The last stop: a defect becomes an exit code.
         traceback.print_exc()
         _fail(as_json, failure("internal", f"a defect of moorage: {error!r}"))
@@ -217,7 +217,7 @@ def _output(arguments: Sequence[str]) -> str:
     return ""
 
 
-def _failed(as_json: bool, error: MoorageError) -> int:
+def _print_failure(as_json: bool, error: MoorageError) -> int:
     """Print the failure at the server or on the way there."""
     try:
         if as_json:

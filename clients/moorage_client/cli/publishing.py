@@ -73,7 +73,7 @@ def activate(
     with session.services() as services:
         if test and not force:
             _try_first(session, services, uri, "activated")
-        _changed(session, services.activate_policy(name, uri, force=force))
+        _print_change(session, services.activate_policy(name, uri, force=force))
 
 
 def _try_first(session: CommandSession, services: "Services", uri: str, done: str) -> None:
@@ -89,7 +89,7 @@ def _try_first(session: CommandSession, services: "Services", uri: str, done: st
 def roll_back(session: CommandSession, alias: AliasArgument) -> None:
     """Make an alias point at its previous version."""
     with session.services() as services:
-        _changed(session, services.roll_back_policy(alias))
+        _print_change(session, services.roll_back_policy(alias))
 
 
 def aliases(
@@ -149,12 +149,12 @@ def canary(
         if report:
             _report(session, services.canary_report(alias))
         elif stop:
-            _changed(session, services.stop_canary(alias))
+            _print_change(session, services.stop_canary(alias))
         else:
             if test and not force:
                 _try_first(session, services, uri, "started")
             started = services.start_canary(alias, uri, percent, by=by.value, seed=seed)
-            _changed(session, started)
+            _print_change(session, started)
 
 
 def shadow(
@@ -175,9 +175,9 @@ def shadow(
         if report:
             _differences(session, services.shadow_report(alias))
         elif stop:
-            _changed(session, services.stop_shadow(alias))
+            _print_change(session, services.stop_shadow(alias))
         else:
-            _changed(session, services.start_shadow(alias, uri))
+            _print_change(session, services.start_shadow(alias, uri))
 
 
 def manage(
@@ -191,7 +191,7 @@ def manage(
     action: Annotated[str, typer.Argument(help="The action, as the policy knows it")],
     data: Annotated[str | None, typer.Option(help="For it: JSON, @file or @-")] = None,
 ) -> None:
-    """Call the `management` of a policy and print what it returned, as JSON."""
+    """Call the `management` of a policy and print its result as JSON."""
     with session.services() as services:
         print_json(services.manage_policy(policy, action, json_object(data, "--data")))
 
@@ -275,7 +275,7 @@ def _answer(side: ComparedAnswer) -> str:
     return "; ".join(f"{p.cluster_id}/{p.node_id} gpus {','.join(p.gpus)}" for p in side.placement)
 
 
-def _changed(session: CommandSession, document: JsonObject) -> None:
+def _print_change(session: CommandSession, document: JsonObject) -> None:
     if session.json:
         print_json(document)
         return

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from moorage.model import GPU_MILLI, RESOURCES
-from moorage.records.fields import shown_name
+from moorage.records.fields import field_title
 from moorage.records.json_values import JsonMapping, JsonObject
 from moorage_client.answers import read_object
 from moorage_client.cli.output import note, print_json, say, table
@@ -81,14 +81,14 @@ def set_quota(  # Each is an option of the command.
         "lend": {} if lends is None else {"gpu_milli": lends},
         "notice_seconds": notice,
     }
-    _changed(session, change)
+    _change(session, change)
 
 
 def remove_quota(session: CommandSession, who: Annotated[str, WHO]) -> None:
     """Remove the quota of a tenant or project; then the quota `*` holds for a tenant."""
     change = {"op": "remove_quota", **_parts(who)}
     with_quota = [_who(row) for row in session.run(_all) if row.get("quota")]
-    _changed(session, change)
+    _change(session, change)
     if who not in with_quota:
         near = get_close_matches(who, with_quota, 1)
         note(f"It had no quota{''.join(f' (did you mean {each}?)' for each in near)}.")
@@ -99,7 +99,7 @@ async def _all(client: "Client") -> list[JsonObject]:
     return await listing.all()
 
 
-def _changed(session: CommandSession, change: JsonObject) -> None:
+def _change(session: CommandSession, change: JsonObject) -> None:
     row = session.run(lambda client: client.call(change))
     if session.json:
         print_json(row)
@@ -154,7 +154,7 @@ def finite(option: str, value: float) -> float:
 
 
 def _resource(name: str) -> str:
-    return shown_name("gpus" if name == "gpu_milli" else name)
+    return field_title("gpus" if name == "gpu_milli" else name)
 
 
 def _amount_text(resource: str, amount: int | None) -> str:

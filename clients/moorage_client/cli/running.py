@@ -18,7 +18,13 @@ from moorage.records.fields import ATTEMPTS_MAX, TTL_SECONDS, StartNumber
 from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.replies import ExecutionAnswer, OutputPart
 from moorage_client.answers import UnreadableError, read_as
-from moorage_client.cli.asking import LOOK_SECONDS, LeaseArgument, Preemptible, keep, stored_token
+from moorage_client.cli.asking import (
+    LOOK_SECONDS,
+    LeaseArgument,
+    Preemptible,
+    keep,
+    read_stored_token,
+)
 from moorage_client.cli.fetching import check_folder, fetch
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
 from moorage_client.cli.session import CommandSession
@@ -131,7 +137,7 @@ def run(
     output = bytearray()
     write = output.extend if session.json else write_bytes
 
-    async def held(client: "Client", choice: _Choice) -> tuple[str, int]:
+    async def hold(client: "Client", choice: _Choice) -> tuple[str, int]:
         provision: JsonObject = {
             "backend": choice.backend,
             "spec": spec | _place(choice.backend, image, folder),
@@ -145,7 +151,7 @@ def run(
         choice = _Choice(policy or DEFAULT_POLICY, backend or DEFAULT_BACKEND)
         while True:
             try:
-                return await held(client, choice)
+                return await hold(client, choice)
             except RequestRefused as refused:  # No lease is granted yet.
                 chosen = _another(choice, refused, policy, backend)
                 if chosen is None or chosen == choice:
@@ -246,7 +252,7 @@ async def _hold(
         if not received:
             raise
         if reader is not None:
-            await _ended(client, name, reader)
+            await _wait_end(client, name, reader)
         note(f"moorage: ended by {received[0].name}")
         return name, -received[0]
     assert code is not None
@@ -260,7 +266,7 @@ async def _say_why(client: "Client", lease: str) -> None:
             note(f"moorage: lease {lease}: {reason}")
 
 
-async def _ended(client: "Client", lease: str, reader: "_Reader") -> None:
+async def _wait_end(client: "Client", lease: str, reader: "_Reader") -> None:
     """Wait a limited time until a released lease's workload has ended; print its last output."""
     try:
         async with asyncio.timeout(END_SECONDS_MAX):
@@ -294,7 +300,7 @@ def execute(
     message = {
         "op": "exec",
         "lease": lease,
-        "token": lease_token or stored_token(lease),
+        "token": lease_token or read_stored_token(lease),
         "command": command,
         "timeout_seconds": limit,
         "workdir": workdir,
@@ -337,7 +343,7 @@ def logs(
     """
     if follow and attempt is not None:
         raise typer.BadParameter("--attempt is for one start, --follow for those to come too")
-    token = lease_token or stored_token(lease)
+    token = lease_token or read_stored_token(lease)
 
     output, passed = bytearray(), Passed()
     write = output.extend if session.json else passed.write
@@ -394,10 +400,10 @@ class _Reader:
             try:
                 part = await self._next(FOLLOW_SECONDS, skip=True)
             except NotFound as error:
-                raise await self._lost(str(error)) from error
+                raise await self._loss(str(error)) from error
             if part.over:
                 if part.exit_code is None:  # It never ran, or its end was not seen.
-                    raise await self._lost("it is not known how it ended")
+                    raise await self._loss("it is not known how it ended")
                 return part.exit_code
             self._go_on(part)
 
@@ -426,7 +432,7 @@ class _Reader:
             note(f"attempt {self.attempt} failed; this is attempt {part.attempt}")
         self.attempt, self.offset = part.attempt, part.offset
 
-    async def _lost(self, otherwise: str) -> LeaseLost:
+    async def _loss(self, otherwise: str) -> LeaseLost:
         state = await self._client.status(self._lease)
         return LeaseLost(self._lease, state.get("reason") or otherwise)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from moorage.records.fields import shown_name
+from moorage.records.fields import field_title
 from moorage.records.json_values import JsonValue
 
 _MISFITS: Final = {
@@ -44,7 +44,7 @@ def sentence(name: str, value: JsonValue, words: Callable[[JsonValue], str]) -> 
         return text
     if name in _BEFORE:
         return f"{_BEFORE[name]}{text}."
-    plain = shown_name(name)
+    plain = field_title(name)
     return f"{plain[:1].upper()}{plain[1:]}: {text}"
 
 
@@ -55,10 +55,10 @@ def detail(name: str, value: JsonValue, words: Callable[[JsonValue], str]) -> st
     if name == "largest" and isinstance(value, Mapping) and value.get("nodes") == 0:
         return ""
     text = words(value)
-    return _MISFITS.get(text, shown_name(text)) if name == "binding" and text else text
+    return _MISFITS.get(text, field_title(text)) if name == "binding" and text else text
 
 
-def said(name: str, value: JsonValue, reason: str) -> bool:
+def says(name: str, value: JsonValue, reason: str) -> bool:
     """Return whether the reason of a refusal already contains a detail."""
     if name in {"nearest", "registered"}:
         return "did you mean" in reason.lower()
@@ -66,7 +66,7 @@ def said(name: str, value: JsonValue, reason: str) -> bool:
 
 
 def _misfit(name: str, nodes: JsonValue) -> str:
-    lacks = _MISFITS.get(name, shown_name(name))
+    lacks = _MISFITS.get(name, field_title(name))
     return f"{nodes} node{' has' if nodes == 1 else 's have'} {lacks}." if nodes else ""
 
 

@@ -20,7 +20,7 @@ from moorage_client import server_extra
 PROGRAM: Final = "moorage.lab.offline"
 
 
-def check_installed() -> None:
+def check_installation() -> None:
     """Raise `typer.BadParameter` if the server is not installed."""
     if server_extra.missing():
         raise typer.BadParameter(f"this needs the server here: {install_command('server')}")
@@ -41,7 +41,7 @@ def run(command: str, job: JsonObject) -> JsonObject:
         typer.BadParameter: The job cannot be done: a file is not what it should be, or there is no
             jail or no server here.
     """
-    check_installed()
+    check_installation()
     try:
         packed = json.dumps(job, allow_nan=False).encode()
     except ValueError as error:

@@ -62,7 +62,7 @@ class CommandSession:
 
         _check_scheme("--url", self.url, "ws", "wss")
 
-        async def connected() -> T:
+        async def run_connected() -> T:
             async with Client(
                 self.url,
                 self.token,
@@ -72,7 +72,7 @@ class CommandSession:
             ) as client:
                 return await work(client)
 
-        return asyncio.run(connected())
+        return asyncio.run(run_connected())
 
     def say(self, document: JsonValue, text: str) -> None:
         """Print the outcome of a command: the document with `--json`, else the text."""
@@ -167,7 +167,7 @@ OutputOption = Annotated[
 ]
 
 
-def _shared(
+def _make_session(
     url: Url = None,
     http_url: HttpUrl = None,
     token: Token = None,
@@ -179,7 +179,7 @@ def _shared(
     return CommandSession(url, http_url, token, json, timeout, output, ca_file)
 
 
-_SHARED = inspect.signature(_shared).parameters
+_SHARED = inspect.signature(_make_session).parameters
 
 
 def command(

@@ -27,7 +27,7 @@ _PLACE: Final = re.compile(r"(?<![\w./-])([\w./-]+\.py)(?=,? line \d|: )")
 """A file of a policy where a finding names one."""
 
 
-def tested(path: Path, job: JsonMapping) -> JsonObject:
+def test_file_of(path: Path, job: JsonMapping) -> JsonObject:
     """Test a policy; return the report with the author's own file names.
 
     Args:
@@ -76,7 +76,7 @@ def test_first(path: Path, document: JsonMapping, done: str, *, quiet: bool, for
         tell(f"not tested: that needs the server here: {install_command('server')}")
         return
     try:
-        report = tested(path, {"policy": document, "examples_suffice": True})
+        report = test_file_of(path, {"policy": document, "examples_suffice": True})
     except typer.BadParameter as error:  # No jail here, or code that only the server has.
         tell(f"not tested: {error}")
         return

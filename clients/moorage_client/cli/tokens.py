@@ -60,7 +60,7 @@ class TokenFile:
         entry = {"token": lease.token, "url": url, "expires_at": lease.expires_at}
 
         def add(entries: Entries) -> Entries:
-            return _pruned({**entries, lease.id: entry})
+            return _prune({**entries, lease.id: entry})
 
         self._file.change(add)
 
@@ -70,12 +70,12 @@ class TokenFile:
         def note(entries: Entries) -> Entries:
             if lease.id in entries:
                 entries[lease.id]["expires_at"] = lease.expires_at
-            return _pruned(entries)
+            return _prune(entries)
 
         self._file.change(note)
 
 
-def _pruned(entries: Entries) -> Entries:
+def _prune(entries: Entries) -> Entries:
     """Return at most `LEASES_MAX` entries, without leases that ended long ago."""
     oldest = time.time() - KEPT_SECONDS
     ends = {lease: float(entry.get("expires_at") or 0.0) for lease, entry in entries.items()}

@@ -64,7 +64,7 @@ def whatif(
         "cordon": [_place(each) for each in cordon or ()],
         "uncordon": [_place(each) for each in uncordon or ()],
         "drain": [_place(each) for each in drain or ()],
-        "quotas": [_changed_quota(each) for each in quota or ()],
+        "quotas": [_read_quota_change(each) for each in quota or ()],
         "policies": dict(_read_swap(each) for each in swap or ()),
     }
     change = {name: each for name, each in change.items() if each}
@@ -147,7 +147,7 @@ def _read_swap(given: str) -> tuple[str, str]:
     return before, after
 
 
-def _changed_quota(given: str) -> JsonObject:
+def _read_quota_change(given: str) -> JsonObject:
     """Return a quota from `TENANT key=value …`, the format of the setting `quotas`."""
     who, *terms = given.split()
     tenant, slash, project = who.partition("/")

@@ -19,7 +19,15 @@ What can go wrong is one tree, below `MoorageError`:
 """
 
 from moorage_client.inventory.collecting import collect, read
-from moorage_client.inventory.documents import Document, Inventory, InventoryError, merged
+from moorage_client.inventory.documents import Document, Inventory, InventoryError, merge_documents
 from moorage_client.inventory.openb import TableError
 
-__all__ = ["Document", "Inventory", "InventoryError", "TableError", "collect", "merged", "read"]
+__all__ = [
+    "Document",
+    "Inventory",
+    "InventoryError",
+    "TableError",
+    "collect",
+    "merge_documents",
+    "read",
+]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from moorage.records.json_values import JsonValue
-from moorage_client.inventory.documents import Document, Inventory, InventoryError, combined
+from moorage_client.inventory.documents import Document, Inventory, InventoryError, combine
 from moorage_client.inventory.kubernetes import KINDS, kubernetes_inventory
 from moorage_client.inventory.kubernetes_live import KUBERNETES, is_live, live_inventory
 from moorage_client.inventory.openb import nodes_in, trace_document
@@ -57,7 +57,7 @@ def collect(sources: Sequence[str], cluster_id: str = "") -> Inventory:
                 raise InventoryError(source, "", "a name for its cluster: give --cluster-id NAME")
             documents.append((source, {**document, "id": cluster_id or document["id"]}))
         notes += found.notes
-    return Inventory(tuple(combined(documents)), tuple(notes))
+    return Inventory(tuple(combine(documents)), tuple(notes))
 
 
 def read(source: str, cluster_id: str = "") -> Inventory:

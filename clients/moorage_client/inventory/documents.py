@@ -11,7 +11,7 @@ from moorage.protocol.cluster_documents import (
     cluster_document,
     device,
     machine_key,
-    merged,
+    merge_documents,
     node_document,
     nodes_of,
 )
@@ -24,10 +24,10 @@ __all__ = [
     "Inventory",
     "InventoryError",
     "cluster_document",
-    "combined",
+    "combine",
     "device",
     "machine_key",
-    "merged",
+    "merge_documents",
     "node_document",
     "nodes_of",
 ]
@@ -62,7 +62,7 @@ class Inventory:
     notes: tuple[str, ...] = ()
 
 
-def combined(found: Iterable[tuple[str, Document]]) -> list[Document]:
+def combine(found: Iterable[tuple[str, Document]]) -> list[Document]:
     """Return one document per cluster, with the nodes of all its documents.
 
     Args:
@@ -83,5 +83,5 @@ def combined(found: Iterable[tuple[str, Document]]) -> list[Document]:
             if str(node.get("id")) in names:
                 expected = f"each node of cluster {cluster_id} once, not {node.get('id')} again"
                 raise InventoryError(source, "", expected)
-        by_id[cluster_id] = merged(known, document)
+        by_id[cluster_id] = merge_documents(known, document)
     return list(by_id.values())

@@ -38,7 +38,7 @@ def live_inventory(source: str, cluster_id: str) -> Inventory:
     Raises:
         InventoryError: It cannot be read.
     """
-    with followed(source, cluster_id, watch=False) as lines:
+    with follow_cluster(source, cluster_id, watch=False) as lines:
         line = lines.readline()
     if not line:
         raise InventoryError(source, "", f"an answer of {PROGRAM}; its last words are above")
@@ -78,7 +78,7 @@ def current_context() -> str:
 
 
 @contextmanager
-def followed(source: str, cluster_id: str, *, watch: bool) -> Iterator[IO[bytes]]:
+def follow_cluster(source: str, cluster_id: str, *, watch: bool) -> Iterator[IO[bytes]]:
     """Yield the JSON lines about a cluster that `moorage.backends.kubernetes.follow` prints.
 
     Raises:

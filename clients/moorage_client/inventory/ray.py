@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from moorage.records.json_values import JsonMapping, JsonValue
-from moorage_client.endpoint import Endpoint, checked_token, setting
+from moorage_client.endpoint import Endpoint, check_token, setting
 from moorage_client.inventory.documents import (
     MIB,
     Document,
@@ -191,7 +191,7 @@ def _get(source: str, url: str) -> JsonMapping:
 
     from moorage_client.http_session import HttpSession  # noqa: PLC0415  # As above.
 
-    session = HttpSession(Endpoint(url, checked_token(_token(), "RAY_AUTH_TOKEN") or None))
+    session = HttpSession(Endpoint(url, check_token(_token(), "RAY_AUTH_TOKEN") or None))
     try:
         with session, session.get(url, timeout=SECONDS_MAX, stream=True) as response:
             content = bytearray()

@@ -1,4 +1,4 @@
-"""Where a pool is served: `uds:PATH`, a Unix socket, or `tcp:HOST:PORT` on this machine."""
+"""The address of a served pool: `uds:PATH`, a Unix socket, or `tcp:HOST:PORT` on this machine."""
 
 import errno
 import os

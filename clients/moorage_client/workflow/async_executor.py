@@ -20,7 +20,7 @@ from moorage_client.workflow.base import BaseExecutor, Pools, RunOptions, Settab
 from moorage_client.workflow.callbacks import ExecutionCallbacks
 from moorage_client.workflow.errors import TaskTimeout
 from moorage_client.workflow.execution import Execution, Settings
-from moorage_client.workflow.gates import gated
+from moorage_client.workflow.gates import add_gates
 from moorage_client.workflow.graph import DAG
 from moorage_client.workflow.growth import Result, Task
 from moorage_client.workflow.pool import ResourcePool
@@ -131,8 +131,12 @@ class _AsyncRun:
         self, settings: Settings, tasks: Mapping[str, Task], threads_max: int, pools: Pools
     ) -> None:
         self._settings = settings
-        tasks = gated(
-            tasks, settings.gates, settings.callbacks, lambda: self._execution.trace, _is_async
+        tasks = add_gates(
+            tasks,
+            settings.gates,
+            settings.callbacks,
+            lambda: self._execution.trace,
+            _is_async,
         )
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
@@ -155,7 +159,7 @@ class _AsyncRun:
 
     async def play(self) -> ExecutionResult:
         """Run to the end."""
-        self._execution.tell_skipped(self._execution.start())
+        self._execution.report_skipped_nodes(self._execution.start())
         self._pump()
         cancelled: asyncio.CancelledError | None = None
         try:
@@ -242,7 +246,7 @@ class _AsyncRun:
         """Await the result of a task, in an asyncio task that the node can cancel."""
         # A context of its own: what one node sets there is none of the next one's business.
         task = self._loop.create_task(self._live(node, value), context=self._context.copy())
-        task.add_done_callback(partial(self._lived, node, value))
+        task.add_done_callback(partial(self._end_unstarted, node, value))
         self._awaiting[node] = task
         if node.stopped:
             self._stop_awaiting(node)
@@ -258,7 +262,7 @@ class _AsyncRun:
         del self._awaiting[node]
         self._end(node, result, error)
 
-    def _lived(
+    def _end_unstarted(
         self, node: RunningNode, value: Awaitable[Result], task: "asyncio.Task[None]"
     ) -> None:
         """End a node whose asyncio task was cancelled before it began."""
@@ -291,7 +295,7 @@ class _AsyncRun:
 
     def _retry(self, node: RunningNode) -> None:
         del self._pausing[node]
-        self._execution.tell_skipped(self._execution.settle(node, None))
+        self._execution.report_skipped_nodes(self._execution.settle(node, None))
         self._pump()
 
     def _expire(self, node: RunningNode, timeout: float) -> None:
@@ -300,12 +304,12 @@ class _AsyncRun:
 
     def _abandon(self, node: RunningNode) -> None:
         """Continue the run without a task that does not end."""
-        result = self._execution.close_abandoned(node)
+        result = self._execution.report_abandoned_node(node)
         if result is None:
             return
         del self._running[node]
         self._crew.abandon(node)
-        self._execution.tell_skipped(self._execution.settle(node, result))
+        self._execution.report_skipped_nodes(self._execution.settle(node, result))
         self._pump()
 
     def _has_space(self, kind: int) -> bool:

@@ -148,7 +148,7 @@ class Execution:
     # Under the shell's lock.
 
     def start(self) -> list[int]:
-        """Begin the run; return the skipped nodes, for `tell_skipped`."""
+        """Begin the run; return the skipped nodes, for `report_skipped_nodes`."""
         if self.trace is not None:
             self.trace.add(EventType.EXECUTION_STARTED)
         journal = self._settings.journal
@@ -246,7 +246,7 @@ class Execution:
         self._results += [None] * len(added)
         self.grown |= {spec.name: spec.task for spec in growth.add_nodes}
         for number, (before, _) in enumerate(edges, first):
-            if self._schedule.waits(number) and any(map(self._failed, before)):
+            if self._schedule.waits(number) and any(map(self._note_failure, before)):
                 skipped += self._skip([number, *self._schedule.drop(number, failed=True)])
             elif number in ready:
                 self._schedule.begin(number)
@@ -274,7 +274,7 @@ class Execution:
             if not self._schedule.waits(self._numbers[name]):
                 raise ValueError(f"node {name!r} has started, or is over")
 
-    def _failed(self, number: int) -> bool:
+    def _note_failure(self, number: int) -> bool:
         """Note a failed node; return whether its successors are skipped."""
         result = self._results[number]
         tried = self._names[number] in self.tasks or self._names[number] in self.grown
@@ -318,7 +318,7 @@ class Execution:
                 self._give_up(claim.number)
 
     def result(self) -> ExecutionResult:
-        """End the run and return what came of it."""
+        """End the run and return its result."""
         self._settings.pool.unwatch(self.freed)
         if self.trace is not None:
             self.trace.add(EventType.EXECUTION_COMPLETED)
@@ -347,7 +347,7 @@ class Execution:
         """Queue the best blocked nodes at the pool, as many as it accepts."""
         pool = self._settings.pool
         while len(self._claims) < pool.claims_max:
-            number = self._schedule.reserve(self._may_stand_in_line, self._outsized)
+            number = self._schedule.reserve(self._may_stand_in_line, self._is_larger)
             if number is None:
                 return
             claim = self._claims[number] = self._claim(number)
@@ -402,7 +402,7 @@ class Execution:
         needs, level = settings.requirements[name], self._levels[number]
         return Claim(name, needs, self._note_grant, level, settings.journal, number)
 
-    def _outsized(self, group: int, than: int) -> bool:
+    def _is_larger(self, group: int, than: int) -> bool:
         needs, others = self._needs[group], self._needs[than]
         return (
             needs is not None and others is not None and self._settings.pool.outsized(needs, others)
@@ -465,9 +465,9 @@ class Execution:
                 self._call("on_dynamic_expand", callbacks.on_dynamic_expand, node.name, growth)
             else:
                 self._call("on_failure", callbacks.on_failure, node.name, growth)
-        self.tell_skipped(skipped)
+        self.report_skipped_nodes(skipped)
 
-    def tell_skipped(self, numbers: Iterable[int]) -> None:
+    def report_skipped_nodes(self, numbers: Iterable[int]) -> None:
         """Report skipped nodes to trace and callbacks."""
         call = self._settings.callbacks.on_skip
         for number in numbers:
@@ -517,7 +517,7 @@ class Execution:
             return None
         return self._conclude(node, value, error)
 
-    def close_abandoned(self, node: RunningNode) -> NodeResult | None:
+    def report_abandoned_node(self, node: RunningNode) -> NodeResult | None:
         """Report a node as over although its task does not end; None: it did end.
 
         What it held is released when its task ends at last: until then it is in use.
@@ -534,7 +534,7 @@ class Execution:
         duration = time.monotonic() - node.started
         status, error = _status(node, error)
         if status is NodeStatus.COMPLETED:
-            error = self._completed(node, value)
+            error = self._report_result(node, value)
             status = NodeStatus.COMPLETED if error is None else NodeStatus.FAILED
         again = status is not NodeStatus.COMPLETED and self._try_again(node, status, error)
         if error is not None and not again and self._settings.callbacks.on_failure is not None:
@@ -554,7 +554,7 @@ class Execution:
             node.placement,
         )
 
-    def _completed(self, node: RunningNode, value: Result) -> BaseException | None:
+    def _report_result(self, node: RunningNode, value: Result) -> BaseException | None:
         """Report the result of a task to callbacks; return an exception that they raised."""
         try:
             if (expand := self._settings.expanders.get(node.name)) is not None:

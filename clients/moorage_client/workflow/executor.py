@@ -28,7 +28,7 @@ from moorage_client.workflow.base import (
 from moorage_client.workflow.callbacks import ExecutionCallbacks
 from moorage_client.workflow.errors import TaskTimeout, WorkflowError
 from moorage_client.workflow.execution import Execution, Settings
-from moorage_client.workflow.gates import gated
+from moorage_client.workflow.gates import add_gates
 from moorage_client.workflow.graph import DAG
 from moorage_client.workflow.growth import Expander, Task
 from moorage_client.workflow.pool import ResourcePool
@@ -175,7 +175,7 @@ class _Run:
         self._lock = threading.Lock()
         self._kick = threading.Event()
         self._execution = Execution(settings, tasks, self._kick.set)
-        self._tasks = gated(
+        self._tasks = add_gates(
             tasks,
             settings.gates,
             settings.callbacks,
@@ -198,7 +198,7 @@ class _Run:
         """Run to the end."""
         with self._lock:
             skipped = self._execution.start()
-        self._execution.tell_skipped(skipped)
+        self._execution.report_skipped_nodes(skipped)
         try:
             try:
                 self._wait()
@@ -380,7 +380,7 @@ class _Run:
 
     def _abandon(self, node: RunningNode) -> None:
         """Continue without a task that does not end; its thread is no longer used."""
-        result = self._execution.close_abandoned(node)
+        result = self._execution.report_abandoned_node(node)
         if result is None:
             return
         with self._lock:
@@ -395,4 +395,4 @@ class _Run:
                 return  # The run was cancelled.
             del self._pausing[node]
             skipped = self._execution.settle(node, None)
-        self._execution.tell_skipped(skipped)
+        self._execution.report_skipped_nodes(skipped)

@@ -208,7 +208,7 @@ class GateController(dict[str, ApprovalGate]):
         await self[name].wait_async()
 
 
-def gated(
+def add_gates(
     tasks: Mapping[str, Task],
     gates: Mapping[str, ApprovalGate],
     callbacks: ExecutionCallbacks,

@@ -238,7 +238,7 @@ class DAG:
 
     def has_edge(self, before: str, after: str) -> bool:
         """Return whether there is an edge between two nodes; errors as `successors`."""
-        return self._check_known(after) in self._successors[self._check_known(before)]
+        return self._find_node(after) in self._successors[self._find_node(before)]
 
     def get_edge(self, before: str, after: str) -> Edge:
         """Return the weight and the label of an edge.
@@ -270,15 +270,15 @@ class DAG:
 
     def in_degree(self, name: str) -> int:
         """Return the number of direct predecessors of a node; errors as `successors`."""
-        return self.shape.predecessor_counts[self.shape.numbers[self._check_known(name)]]
+        return self.shape.predecessor_counts[self.shape.numbers[self._find_node(name)]]
 
     def out_degree(self, name: str) -> int:
         """Return the number of direct successors of a node; errors as `successors`."""
-        return len(self._successors[self._check_known(name)])
+        return len(self._successors[self._find_node(name)])
 
     def descendants(self, name: str) -> list[NodeId]:
         """Return all nodes that depend on a node, in topological order; errors as `successors`."""
-        found = {self._check_known(name)}
+        found = {self._find_node(name)}
         for each in self.topological_order():
             if each in found:
                 found |= self._successors[each].keys()
@@ -286,7 +286,7 @@ class DAG:
 
     def ancestors(self, name: str) -> list[NodeId]:
         """Return all nodes that a node depends on, in topological order; errors as `successors`."""
-        found = {self._check_known(name)}
+        found = {self._find_node(name)}
         order = self.topological_order()
         for each in reversed(order):
             if not found.isdisjoint(self._successors[each]):
@@ -309,28 +309,28 @@ class DAG:
         Raises:
             GraphError: There is no such node.
         """
-        return list(map(NodeId, self._successors[self._check_known(name)]))
+        return list(map(NodeId, self._successors[self._find_node(name)]))
 
     def predecessors(self, name: str) -> list[NodeId]:
         """Return the direct predecessors of a node; errors as `successors`."""
-        self._check_known(name)
+        self._find_node(name)
         return [NodeId(each) for each, to in self._successors.items() if name in to]
 
     def get_payload(self, name: str) -> Payload:
         """Return the object that was attached to a node; None if none was."""
-        return self._payloads.get(self._check_known(name))
+        return self._payloads.get(self._find_node(name))
 
     def set_payload(self, name: str, payload: Payload) -> None:
         """Attach an object to a node, replacing its old one."""
-        self._payloads[self._check_known(name)] = payload
+        self._payloads[self._find_node(name)] = payload
 
     def get_metadata(self, name: str) -> Payload:
         """Return a node's labels, tags and the like; None if it has none."""
-        return self._metadata.get(self._check_known(name))
+        return self._metadata.get(self._find_node(name))
 
     def set_metadata(self, name: str, metadata: Payload) -> None:
         """Attach labels, tags and the like to a node, replacing its old ones."""
-        self._metadata[self._check_known(name)] = metadata
+        self._metadata[self._find_node(name)] = metadata
 
     def topological_order(self) -> list[NodeId]:
         """Return all nodes, each after its predecessors."""
@@ -417,8 +417,8 @@ class DAG:
             GraphError: One of them was not added, they would wait for each other, or the weight is
                 no finite number; nothing changed.
         """
-        following = self._successors[self._check_known(before)]
-        edge = _edge(following.get(self._check_known(after)), weight, label)
+        following = self._successors[self._find_node(before)]
+        edge = _edge(following.get(self._find_node(after)), weight, label)
         if self._reaches(after, before):
             with_it = {**self._successors, before: {**following, after: edge}}
             self._shape = Shape.of(with_it)  # Which says what waits for what.
@@ -435,8 +435,8 @@ class DAG:
         """
         successors = {name: dict(following) for name, following in self._successors.items()}
         for before, after, weight, label in _edges_of(edges):
-            following = successors[self._check_known(before)]
-            following[after] = _edge(following.get(self._check_known(after)), weight, label)
+            following = successors[self._find_node(before)]
+            following[after] = _edge(following.get(self._find_node(after)), weight, label)
         self._shape = Shape.of(successors)
         self._successors = successors
 
@@ -446,7 +446,7 @@ class DAG:
         Raises:
             GraphError: There is no such node.
         """
-        del self._successors[self._check_known(name)]
+        del self._successors[self._find_node(name)]
         for following in self._successors.values():
             following.pop(name, None)
         self._payloads.pop(name, None)
@@ -459,7 +459,7 @@ class DAG:
         Raises:
             GraphError: There is no such edge.
         """
-        if after not in self._successors[self._check_known(before)]:
+        if after not in self._successors[self._find_node(before)]:
             raise GraphError(f"there is no edge from {before!r} to {after!r}")
         del self._successors[before][after]
         self._shape = None
@@ -474,7 +474,7 @@ class DAG:
             stack += new
         return end in seen
 
-    def _check_known(self, name: str) -> str:
+    def _find_node(self, name: str) -> str:
         if name not in self._successors:
             raise GraphError(f"there is no node {name!r}")
         return name

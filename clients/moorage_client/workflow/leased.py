@@ -250,7 +250,7 @@ class LeasedPool:
         """Release the leases of completed nodes that a killed program left."""
         for left in journal.leftovers():
             self._later(
-                self._release_left(left.lease, left.token, left.node_name, left.key, journal)
+                self._release_leftover(left.lease, left.token, left.node_name, left.key, journal)
             )
 
     @property
@@ -287,7 +287,7 @@ class LeasedPool:
             return
         place.task = asyncio.current_task()
         try:
-            claim.grant = self._grant(claim, await self._granted(claim))
+            claim.grant = self._grant(claim, await self._wait_grant(claim))
         except asyncio.CancelledError:
             claim.error = WorkflowError("the pool was closed while this node waited for a lease")
         except Exception as error:  # noqa: BLE001  # Whatever it is: the run must not wait for ever.
@@ -305,7 +305,7 @@ class LeasedPool:
             place.task.cancel()
             await asyncio.wait([place.task])
 
-    async def _granted(self, claim: Claim) -> _Held:
+    async def _wait_grant(self, claim: Claim) -> _Held:
         """Return the lease of a claim, which may be that of an earlier program's journal."""
         journal, lost = claim.journal, 0
         while True:
@@ -319,12 +319,12 @@ class LeasedPool:
                     await self._recall(message, claim.node_name, key, journal)
                 raise
             except LeaseLost:
-                await _released(journal, claim.node_name, key)
+                await _note_release(journal, claim.node_name, key)
                 lost += 1
                 if lost == LEASES_LOST_MAX:
                     raise
             except RequestRefused:
-                await _released(journal, claim.node_name, key)
+                await _note_release(journal, claim.node_name, key)
                 raise
             else:
                 if journal is not None:
@@ -346,13 +346,13 @@ class LeasedPool:
         except MoorageError as error:
             self._problem(error)
             return
-        await _released(journal, node_name, key)
+        await _note_release(journal, node_name, key)
 
     def _grant(self, claim: Claim, held: _Held) -> Grant:
         placement = held.lease.placement
         grant = Grant(claim.requirements, placement, environment_of(held.lease), held)
 
-        def lost() -> None:
+        def note_loss() -> None:
             try:
                 held.lease.check()
             except LeaseLost as error:
@@ -360,7 +360,7 @@ class LeasedPool:
                 if grant.on_lost is not None:
                     grant.on_lost(error)
 
-        held.keeping = self._connected.keep(held.lease, lost)
+        held.keeping = self._connected.keep(held.lease, note_loss)
         self._note(claim.node_name, "acquire", held.units)
         return grant
 
@@ -374,9 +374,9 @@ class LeasedPool:
         except MoorageError as error:
             self._problem(error)
             return
-        await _released(journal, node_name, key)
+        await _note_release(journal, node_name, key)
 
-    async def _release_left(
+    async def _release_leftover(
         self, lease: str, token: str, node_name: str, key: str, journal: RunJournal
     ) -> None:
         try:
@@ -388,7 +388,7 @@ class LeasedPool:
         except MoorageError as error:
             self._problem(error)
             return
-        await _released(journal, node_name, key)
+        await _note_release(journal, node_name, key)
 
     def _later(self, work: Coroutine[object, object, None]) -> None:
         """Run a coroutine on the thread; `close` waits for it."""
@@ -424,7 +424,7 @@ async def _key(claim: Claim) -> str:
     return key
 
 
-async def _released(journal: RunJournal | None, node_name: str, key: str) -> None:
+async def _note_release(journal: RunJournal | None, node_name: str, key: str) -> None:
     if journal is not None:
         await asyncio.wrap_future(journal.released(node_name, key))
 

@@ -16,9 +16,9 @@ from moorage_client.workflow.journal import RunJournal
 from moorage_client.workflow.requirements import (
     ResourceRequirements,
     amount_of,
-    declared,
+    read_amount,
+    resource_name,
     units,
-    wanted,
 )
 from moorage_client.workflow.timeline import SNAPSHOTS_MAX, ResourceTimeline
 from moorage_client.workflow.waiting import Account, Amounts, Ticket
@@ -54,7 +54,10 @@ class ResourcePool:
         self._names = tuple(self._capacities)
         self._numbers = {name: number for number, name in enumerate(self._names)}
         self._account = Account(
-            [wanted(amount, f"capacities[{name!r}]") for name, amount in self._capacities.items()]
+            [
+                read_amount(amount, f"capacities[{name!r}]")
+                for name, amount in self._capacities.items()
+            ]
         )
         self._timeline = ResourceTimeline(snapshots_max)
         self._lock = threading.Lock()
@@ -273,7 +276,7 @@ class ResourcePool:
                 ) from error
         counts: dict[str, int] = {}
         for name, amount in requirements.resources.items():
-            own = declared(name, self._capacities)
+            own = resource_name(name, self._capacities)
             counts[own] = counts.get(own, 0) + units(amount, name)
         counts = {name: count for name, count in counts.items() if count}
         amounts: Amounts | None = None
@@ -396,7 +399,7 @@ class Holding:
 
     def __enter__(self) -> ResourcePool:
         acquired = self._pool.acquire(self._requirements, self._timeout, node_name=self._node_name)
-        return self._entered(acquired=acquired)
+        return self._enter(acquired=acquired)
 
     def __exit__(self, *error: object) -> None:
         self._pool.release(self._requirements, self._node_name)
@@ -405,12 +408,12 @@ class Holding:
         acquired = await self._pool.acquire_async(
             self._requirements, self._timeout, node_name=self._node_name
         )
-        return self._entered(acquired=acquired)
+        return self._enter(acquired=acquired)
 
     async def __aexit__(self, *error: object) -> None:
         self._pool.release(self._requirements, self._node_name)
 
-    def _entered(self, *, acquired: bool) -> ResourcePool:
+    def _enter(self, *, acquired: bool) -> ResourcePool:
         if not acquired:
             raise TimeoutError(
                 f"{dict(self._requirements.resources)} did not become available within "

@@ -67,10 +67,10 @@ class ProgressBar:
         """The callbacks to give to an executor."""
         own = self._own
         return ExecutionCallbacks(
-            on_start=_both(own.on_start, self._started),
-            on_complete=_both(own.on_complete, self._completed),
-            on_failure=_both(own.on_failure, self._failed),
-            on_skip=_both(own.on_skip, self._skipped),
+            on_start=_both(own.on_start, self._note_start),
+            on_complete=_both(own.on_complete, self._note_completion),
+            on_failure=_both(own.on_failure, self._note_failure),
+            on_skip=_both(own.on_skip, self._note_skip),
             on_gate_waiting=own.on_gate_waiting,
             on_gate_resolved=own.on_gate_resolved,
             on_dynamic_expand=own.on_dynamic_expand,
@@ -78,23 +78,23 @@ class ProgressBar:
             on_resource_released=own.on_resource_released,
         )
 
-    def _started(self, name: str) -> None:
+    def _note_start(self, name: str) -> None:
         with self._lock:
             self._running[name] = None
         self._show(0)
 
-    def _completed(self, name: str, _: object) -> None:
+    def _note_completion(self, name: str, _: object) -> None:
         with self._lock:
             self._running.pop(name, None)
         self._show(1)
 
-    def _failed(self, name: str, _: BaseException) -> None:
+    def _note_failure(self, name: str, _: BaseException) -> None:
         with self._lock:
             self._running.pop(name, None)
             self._counts["failed"] += 1
         self._show(1)
 
-    def _skipped(self, _: str) -> None:
+    def _note_skip(self, _: str) -> None:
         with self._lock:
             self._counts["skipped"] += 1
         self._show(1)

@@ -43,7 +43,7 @@ def units(amount: float, what: str) -> int:
     return round(amount * UNITS)
 
 
-def wanted(amount: float, what: str) -> int:
+def read_amount(amount: float, what: str) -> int:
     """Return a requested amount, in units; errors as `units`.
 
     Raises:
@@ -61,7 +61,7 @@ def amount_of(count: int) -> float:
     return count / UNITS if rest else whole
 
 
-def declared(name: str, declaring: Mapping[str, object]) -> str:
+def resource_name(name: str, declaring: Mapping[str, object]) -> str:
     """Return the name of a resource in a pool: its own name, or else its alias."""
     alias = ALIASES.get(name, name)
     return alias if alias in declaring and name not in declaring else name
@@ -87,7 +87,7 @@ class ResourceRequirements:
         for name, amount in own.items():
             if not name:
                 raise ResourceError("a resource's name is a text of at least one character")
-            wanted(amount, f"resources[{name!r}]")
+            read_amount(amount, f"resources[{name!r}]")
         object.__setattr__(self, "resources", own)
         # Pools look requirements up at every acquisition.
         object.__setattr__(self, "_hash", hash(frozenset(own.items())))
@@ -114,5 +114,5 @@ class ResourceRequirements:
         """Return whether all amounts are available; a missing resource counts as 0."""
         wanted = Counter[str]()
         for name, amount in self.resources.items():
-            wanted[declared(name, available)] += units(amount, name)
+            wanted[resource_name(name, available)] += units(amount, name)
         return all(want <= units(available.get(name, 0), name) for name, want in wanted.items())

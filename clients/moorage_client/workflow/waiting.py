@@ -127,7 +127,7 @@ class Account:
 
     def _overtake(self, amounts: Amounts, waiting: Sequence[Ticket]) -> bool:
         """Take amounts if they fit, unless that delays a ticket that was delayed too often."""
-        delayed = list(self._delayed(amounts, waiting)) if waiting else []
+        delayed = list(self._delayed_tickets(amounts, waiting)) if waiting else []
         if any(ticket.overtaken >= OVERTAKEN_MAX for ticket in delayed):
             return False
         for ticket in delayed:
@@ -136,7 +136,7 @@ class Account:
             self.free[number] -= count
         return True
 
-    def _delayed(self, amounts: Amounts, waiting: Sequence[Ticket]) -> Iterator[Ticket]:
+    def _delayed_tickets(self, amounts: Amounts, waiting: Sequence[Ticket]) -> Iterator[Ticket]:
         """Yield waiting tickets that would not fit after `amounts` are taken."""
         left = {number: self.free[number] - count for number, count in amounts}
         for ticket in waiting:

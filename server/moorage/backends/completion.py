@@ -11,7 +11,7 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 
-async def finished(work: Awaitable[_T]) -> _T:
+async def finish(work: Awaitable[_T]) -> _T:
     """Await `work` to its end even when cancelled meanwhile; then be cancelled.
 
     Raises:

@@ -18,7 +18,7 @@ from moorage.extras import install_command
 from moorage.model import Cluster, ClusterId, Lease, Tenant
 from moorage.records.findings import DoctorFinding
 from moorage.records.json_values import JsonValue
-from moorage.setting_kinds import declared
+from moorage.setting_kinds import read_settings
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -245,7 +245,7 @@ def _load(point: importlib.metadata.EntryPoint) -> BackendKind[Any]:
         return BrokenKind(point.name, f"{type(error).__name__}: {error}")
     if not isinstance(kind, BackendKind) or kind.name != point.name:
         return BrokenKind(point.name, f"{point.value} is no BackendKind named {point.name}")
-    for name in declared(kind.settings):
+    for name in read_settings(kind.settings):
         if not name.startswith(f"{kind.name}_"):
             return BrokenKind(point.name, f"its setting {name} must begin with {kind.name}_")
     return kind

@@ -59,10 +59,10 @@ def spec_from_document(
 
 def document_from_spec(spec: BaseResourceSpec) -> JsonObject:
     """Return a spec as JSON that says as little as will do: equal specs have equal documents."""
-    return {"category": spec.category, **_changed_fields(spec)}
+    return {"category": spec.category, **_fields_off_default(spec)}
 
 
-def _changed_fields(part: Any) -> JsonObject:
+def _fields_off_default(part: Any) -> JsonObject:
     """Return the fields that differ from their defaults."""
     given: JsonObject = {}
     for each in dataclasses.fields(part):
@@ -70,7 +70,7 @@ def _changed_fields(part: Any) -> JsonObject:
         if value == (each.default if made is dataclasses.MISSING else made()):
             continue
         if dataclasses.is_dataclass(value):
-            value = _changed_fields(value)
+            value = _fields_off_default(value)
         elif isinstance(value, dict):
             value = {str(name): inner for name, inner in value.items()}
         elif each.name == "mem_limit":

@@ -332,7 +332,7 @@ class APIModelResourceSpec(BaseResourceSpec):
 
     @property
     def url(self) -> str:
-        """Where it is, without a slash at the end."""
+        """The URL, without a slash at the end."""
         given = self.base_url or f"http://{self.host or '127.0.0.1'}:{self.port or 8000}/v1"
         return given.rstrip("/")
 

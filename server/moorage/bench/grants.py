@@ -17,7 +17,7 @@ from typing import Final
 from moorage.bench import replay
 from moorage.bench.kubernetes_rate import rates
 from moorage.bench.load import LoadResult, drive
-from moorage.bench.processor_time import ProcessorTime, spent
+from moorage.bench.processor_time import ProcessorTime, processor_time_of
 from moorage.bench.sandbox_costs import sandbox
 from moorage.lab import trace
 from moorage.lab.event_loop import run_until_sigterm
@@ -55,7 +55,7 @@ def grants(nodes: Path | None = None, pods: Path | None = None) -> Figures:
             many = [replay.ask(uri, pod) for pod in order]
             echo_one, echo_many, echo_cpu = _both(ready["ws"], echo.pid, single, many)
             real_one, real_many, cpu = _both(running.ws, running.pid, single, many)
-    granted = [_granted(load) for load in (real_one, real_many)]
+    granted = [_count_grants(load) for load in (real_one, real_many)]
     per_second = granted[1] / real_many.seconds
     echo_each, server_each = 1e6 * echo_cpu.own / len(many), 1e6 * cpu.own / granted[1]
     cells_each = 1e6 * cpu.others / granted[1]
@@ -81,15 +81,15 @@ def grants(nodes: Path | None = None, pods: Path | None = None) -> Figures:
 
 def kubernetes(nodes: Path | None = None) -> Figures:
     """Measure grants beside kube-scheduler's pods; nodes as for `grants`."""
-    return rates(trace.read_nodes(nodes) if nodes else made_up_nodes())
+    return rates(trace.read_nodes(nodes) if nodes else make_nodes())
 
 
 def read_trace(
     nodes: Path | None, pods: Path | None
 ) -> tuple[list[trace.TraceNode], list[trace.TracePod]]:
     """Return nodes and requests of a trace; made-up ones of openb's shape where none is given."""
-    machines = trace.read_nodes(nodes) if nodes else made_up_nodes()
-    return machines, trace.read_pods(pods) if pods else made_up_pods()
+    machines = trace.read_nodes(nodes) if nodes else make_nodes()
+    return machines, trace.read_pods(pods) if pods else make_pods()
 
 
 def _both(
@@ -98,14 +98,14 @@ def _both(
     """Run messages one by one, then others over several connections; measure their CPU time."""
 
     async def play() -> tuple[LoadResult, LoadResult, ProcessorTime]:
-        one, before = await drive(url, single), spent(pid)
+        one, before = await drive(url, single), processor_time_of(pid)
         others = await drive(url, many, connections=CONNECTIONS, window=WINDOW)
-        return one, others, spent(pid).since(before)
+        return one, others, processor_time_of(pid).since(before)
 
     return run_until_sigterm(play())
 
 
-def _granted(load: LoadResult) -> int:
+def _count_grants(load: LoadResult) -> int:
     return sum(1 for reply in load.replies if b'"lease":' in reply)
 
 
@@ -118,7 +118,7 @@ ON_REQUEST: Final = frozenset({"kubernetes"})
 """It needs other programs, so it runs only where it is named."""
 
 
-def made_up_nodes() -> list[trace.TraceNode]:
+def make_nodes() -> list[trace.TraceNode]:
     """Return 1,213 nodes of the openb fleet's shape: GPUs per node as there, models by size."""
     shapes = [
         (617, 8, 96_000, 393_216, "G2"),
@@ -133,7 +133,7 @@ def made_up_nodes() -> list[trace.TraceNode]:
     ]
 
 
-def made_up_pods() -> list[trace.TracePod]:
+def make_pods() -> list[trace.TracePod]:
     """Return 8,152 requests with about openb's mix of whole, shared, CPU-only and 8-GPU ones."""
     shapes = [
         (3_911, 1, 1_000, 8_000, 30_720),

@@ -43,8 +43,8 @@ def rates(machines: Sequence[trace.TraceNode]) -> JsonObject:
     wanted = [
         trace.TracePod(f"pod-{number}", _CPU_MILLI, _MEMORY_MIB, 1, 1000) for number in range(count)
     ]
-    scheduled = _scheduled(machines, count)
-    load = _granted(machines, wanted)
+    scheduled = _measure_scheduler(machines, count)
+    load = _measure_grants(machines, wanted)
     granted = sum(1 for reply in load.replies if b'"lease":' in reply)
     grants = granted / load.seconds
     return {
@@ -60,7 +60,9 @@ def rates(machines: Sequence[trace.TraceNode]) -> JsonObject:
     }
 
 
-def _granted(machines: Sequence[trace.TraceNode], wanted: Sequence[trace.TracePod]) -> LoadResult:
+def _measure_grants(
+    machines: Sequence[trace.TraceNode], wanted: Sequence[trace.TracePod]
+) -> LoadResult:
     with daemon() as running:
         uri = replay.prepare(running, trace.cluster_document(machines), "fgd", wanted)
         messages = [replay.ask(uri, pod) for pod in wanted]
@@ -69,7 +71,7 @@ def _granted(machines: Sequence[trace.TraceNode], wanted: Sequence[trace.TracePo
         )
 
 
-def _scheduled(machines: Sequence[trace.TraceNode], count: int) -> dict[str, float]:
+def _measure_scheduler(machines: Sequence[trace.TraceNode], count: int) -> dict[str, float]:
     """Return the number of pods that the scheduler bound, and their rate per second."""
     with (
         tempfile.TemporaryDirectory(prefix="moorage-") as folder,

@@ -133,7 +133,7 @@ class MeasuredSandbox:
     def change(self, cluster_ids: Iterable[str]) -> None:
         """Inform the sandbox that these documents have changed."""
         for cluster_id in cluster_ids:
-            self._sandbox.documents_changed(cluster_id)
+            self._sandbox.drop_documents(cluster_id)
 
     async def ask(self, inputs: JsonMapping) -> float:
         """Consult the policy and return the seconds from the consultation to its delivery."""

@@ -26,7 +26,7 @@ class ProcessorTime(NamedTuple):
         return ProcessorTime(self.own - before.own, self.others - before.others)
 
 
-def spent(pid: int) -> ProcessorTime:
+def processor_time_of(pid: int) -> ProcessorTime:
     """Return the processor time of a running program; nothing if there is no `/proc`."""
     others = [_seconds(each) for each in _under(pid)]
     return ProcessorTime(_seconds(pid), sum(others))

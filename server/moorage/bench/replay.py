@@ -126,7 +126,7 @@ def _one_seed(
     progress: Callable[[int], None] | None,
 ) -> Run:
     order = _arrivals(options, nodes, pods, seed)
-    names = trace.permuted_names(nodes, seed)
+    names = trace.permute_names(nodes, seed)
     document = trace.cluster_document(nodes, names=names)
     with daemon(options=options.daemon_options) as running:
         uri = prepare(running, document, options.policy, pods)
@@ -149,9 +149,9 @@ def prepare(
 ) -> str:
     """Register the cluster and publish the policy; return the policy's URI."""
     parameters = typical_of(policy, pods)
-    if policy not in catalog.shipped():
+    if policy not in catalog.read_policies():
         raise CommandError(
-            f"no shipped policy {policy!r}; there are {', '.join(catalog.shipped())}"
+            f"no shipped policy {policy!r}; there are {', '.join(catalog.read_policies())}"
         )
     with httpx.Client(base_url=running.http, timeout=60, trust_env=False) as client:
         for path, body in (

@@ -75,7 +75,7 @@ def sandbox() -> Figures:
         figures = run_until_sigterm(_latencies())
         figures |= run_until_sigterm(hogs())
     figures |= run_until_sigterm(_two_cores())
-    return figures | run_until_sigterm(_stuck())
+    return figures | run_until_sigterm(_measure_stuck())
 
 
 @contextmanager
@@ -194,7 +194,7 @@ async def _two_cores() -> Figures:
     }
 
 
-async def _stuck() -> Figures:
+async def _measure_stuck() -> Figures:
     """Measure from the deadline of a policy that never returns to the next answer of its policy."""
     # The same policy is stuck so often here that its circuit would open.
     limits = replace(Limits(), evaluation_seconds=STUCK_SECONDS, circuit_overruns=0)

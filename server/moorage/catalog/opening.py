@@ -13,7 +13,7 @@ import msgspec
 from moorage.catalog.changes import CatalogChange, ClusterDeleted, ClustersListed
 from moorage.catalog.documents.sources import CodeSources
 from moorage.catalog.embedded.aliases import Aliases
-from moorage.catalog.embedded.blocks import EmbeddedBlocks, checked_block
+from moorage.catalog.embedded.blocks import EmbeddedBlocks, check_block
 from moorage.catalog.embedded.clusters import EmbeddedClusters
 from moorage.catalog.embedded.contexts import KeptContexts
 from moorage.catalog.embedded.executors import Executors
@@ -169,7 +169,7 @@ class _Mirrors:
         embedded.keep_metrics({})
         mirror = BlockMetricsMirror(
             service,
-            lambda document: checked_block("block_metrics", document),
+            lambda document: check_block("block_metrics", document),
             embedded.keep_metrics,
             fresh_seconds=self._external.metrics_fresh_seconds,
         )

@@ -23,7 +23,7 @@ from moorage.query import (
     Filter,
     QueryError,
     nearest,
-    restricted,
+    restrict,
     text_at,
 )
 from moorage.records.json_values import JsonMapping
@@ -131,7 +131,7 @@ class DocumentSearch:
             # Both must hold, so the order is free: whichever finds few goes first.
             found = clusters.matching(wanted.condition)
             if len(found) <= FEW:
-                return metrics.matching(restricted(companion, self._key, found))
+                return metrics.matching(restrict(companion, self._key, found))
             measured = frozenset(metrics.matching(companion))
             return [name for name in found if name in measured]
 

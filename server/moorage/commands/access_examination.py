@@ -27,8 +27,14 @@ _ROUNDS: Final = 4
 
 
 def examine_access(config: Config) -> list[DoctorFinding]:
-    """Examine all of it; what is not configured has no finding."""
-    return [*_tls(config), _tokens(config), *_issuer(config), _audit_log(config), _disk(config)]
+    """Examine each part; a part that is not configured has no finding."""
+    return [
+        *_tls(config),
+        _tokens(config),
+        *_issuer(config),
+        _audit_log(config),
+        _disk(config),
+    ]
 
 
 def serves_certificate(config: Config, host: str, port: int, seconds_max: float) -> bool:
@@ -57,7 +63,12 @@ def _tls(config: Config) -> list[DoctorFinding]:
 
 
 def _peer(tls: ServerTls, certificate: Path) -> dict[str, str]:
-    """Return what a client sees of the certificate, which it trusts as it is."""
+    """Return the server's certificate as a client sees it, without verifying it.
+
+    Raises:
+        OSError: It does not take it: it is over, say.
+
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN

@@ -270,11 +270,11 @@ class _Agent:
                 answer = await socket.receive()
             match None if answer is None else wire.decode_instruction(answer):
                 case wire.AgentWelcome() as welcome:
-                    self._welcomed(welcome)
+                    self._note_welcome(welcome)
                     self._addresses.opened(at)
                     if self._deadline.passed:  # What was begun may begin elsewhere by now.
                         await host.cancel_starts()
-                    self._deadline.agreed(sent_at)
+                    self._deadline.note_agreement(sent_at)
                     await host.serve(socket, welcome.beat_seconds, welcome.epoch)
                     self._addresses.lost(at, ConnectionFailed(at.shown, "the server went away"))
                 case wire.AgentFarewell(reason, final):
@@ -303,7 +303,7 @@ class _Agent:
             case _:  # Statuses are open: it is tried again.
                 return error
 
-    def _welcomed(self, welcome: wire.AgentWelcome) -> None:
+    def _note_welcome(self, welcome: wire.AgentWelcome) -> None:
         if welcome.epoch < self._known.get("epoch", 0):
             reason = f"the server's epoch, {welcome.epoch}, is older than {self._known['epoch']}"
             reason += (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from moorage.commands.ledger_care import LedgerFindings, verify
 from moorage.storage.base import FENCING_SKIP, StorageError
-from moorage.storage.sqlite.backup import copy_folder, staged
+from moorage.storage.sqlite.backup import copy_folder, stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def back_up(data: Path, target: Path) -> FolderCopy:
         LedgerError: Another release wrote it.
         OSError: A file cannot be read or written.
     """
-    with staged(target) as new:
+    with stage(target) as new:
         fencing = copy_folder(data, new)
         return _describe_copy(_whole(new, data), fencing)
 
@@ -46,7 +46,7 @@ def restore_folder(backup: Path, data: Path) -> FolderCopy:
         LedgerError: Another release wrote it.
         OSError: A file cannot be read or written.
     """
-    with staged(data) as new:
+    with stage(data) as new:
         found = _whole(backup, backup)
         return _describe_copy(found, copy_folder(backup, new, fencing_skip=FENCING_SKIP))
 

@@ -40,7 +40,7 @@ def stock(config: Config, url: str, token: str) -> None:
             log.warning("here", finding=f"this machine is not registered: {error}")
         try:
             known = {each["policy_rule_uri"] for each in services.policies()}
-            for document in map(shipped.document, shipped.shipped()):
+            for document in map(shipped.document, shipped.read_policies()):
                 if (uri := document["policy_rule_uri"]) not in known:
                     services.publish_policy(document)
                     published.append(uri)
@@ -52,12 +52,12 @@ def stock(config: Config, url: str, token: str) -> None:
 def _register(services: Services, document: JsonObject, folder: Path) -> str:
     """Register this machine, under its earlier name if there is one; return its node."""
     (node,) = document["nodes"]["nodeData"]
-    before = _node_before(services, document["id"], node, machine.registered(folder))
+    before = _node_before(services, document["id"], node, machine.read_registration(folder))
     if before is not None:
         document = {**document, "id": before.cluster_id}
         node["id"] = before.node_id
     services.add_nodes(document)
-    machine.note_registered(folder, RegisteredNode(document["id"], node["id"]))
+    machine.write_registration(folder, RegisteredNode(document["id"], node["id"]))
     return f"{document['id']}/{node['id']}"
 
 

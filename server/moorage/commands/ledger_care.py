@@ -10,7 +10,7 @@ from pathlib import Path
 
 from moorage.catalog.embedded import verification as catalog
 from moorage.ledger import repairing, walk
-from moorage.ledger.base import LedgerError, translated
+from moorage.ledger.base import LedgerError, translate_errors
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject
 from moorage.storage.base import StorageError
@@ -61,14 +61,19 @@ def verify(data: Path) -> LedgerFindings:
     except ServiceError as no:
         raise LedgerError(no.reason) from no
     if not found.ledger.rows and found.ledger.findings:
-        _refuse_misplaced(data)
+        _refuse_renamed_file(data)
     if found.ledger.rows and not found.catalog.mark.exists and not (data / CATALOG).exists():
         found.catalog.say(f"{CATALOG} is missing, with all its records: a server makes both.")
     return found
 
 
-def _refuse_misplaced(data: Path) -> None:
-    """Refuse if the ledger's file was renamed, since a repair would make an empty ledger."""
+def _refuse_renamed_file(data: Path) -> None:
+    """Refuse if the ledger's file was renamed, since a repair would make an empty ledger.
+
+    Raises:
+        LedgerError: It has.
+
+    """
     for file in sorted(data.iterdir()):
         if file.name != LEDGER and file.suffix != ".new" and is_ledger(file):
             raise LedgerError(
@@ -107,7 +112,7 @@ def repair(data: Path, *, accept_loss: bool) -> RepairReport:
         OSError: A file cannot be written.
     """
     lock = WriterLock(data / LEDGER)
-    with translated():
+    with translate_errors():
         lock.acquire()
     try:
         found = verify(data)
@@ -116,7 +121,7 @@ def repair(data: Path, *, accept_loss: bool) -> RepairReport:
         left = repairing.salvage(found.ledger)
         lost = [*left.said, *(f"in the catalog: {each}" for each in catalog.loss(found.catalog))]
         stays = [
-            *repairing.left_over(found.ledger, left).sentences(),
+            *repairing.remaining_contents(found.ledger, left).sentences(),
             *catalog.remaining(found.catalog),
         ]
         if not accept_loss:

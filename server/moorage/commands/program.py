@@ -24,7 +24,7 @@ from moorage.commands.token import token
 from moorage.config.described import settings_help
 from moorage.daemon.observability.standard_streams import StandardStream
 from moorage.extras import install_command
-from moorage.launch import EXIT_INTERRUPTED, hidden_modules
+from moorage.launch import EXIT_INTERRUPTED, find_hidden_modules
 from moorage_client import server_extra
 from moorage_client.home import HomeMissing, check_completion
 
@@ -48,7 +48,7 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def _shared(
+def _read_options(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001  # Its callback ends the program.
         bool,
@@ -82,7 +82,7 @@ app.add_typer(audit, name="audit")
 
 def run() -> int:
     """Run the command line of this process and return its exit code."""
-    for file, name in hidden_modules():
+    for file, name in find_hidden_modules():
         typer.echo(
             f"moored: {file} has the name of Python's own module {name}, and is left aside; "
             "rename it, or take its folder out of PYTHONPATH",

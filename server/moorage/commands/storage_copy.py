@@ -10,7 +10,7 @@ from moorage.ledger.codec import is_sealed, link
 from moorage.storage.base import Contents, StorageCorrupt, StorageError, run
 from moorage.storage.opening import need_postgres
 from moorage.storage.sqlite import contents as folders
-from moorage.storage.sqlite.backup import is_filled, staged
+from moorage.storage.sqlite.backup import is_filled, stage
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ def _from_database(address: str, folder: Path) -> CopyReport:
             with folders.reading(folder) as there:
                 _compare(report, source, there)
             return report
-        with staged(folder) as new:
+        with stage(folder) as new:
             folders.fill(new, source)
             with folders.reading(new) as there:
                 _compare(report, source, there)

@@ -59,7 +59,7 @@ from moorage.setting_kinds import (
     Setting,
     choice,
     choices,
-    declared,
+    read_settings,
     seconds,
     whole,
 )
@@ -577,12 +577,12 @@ class Config(ShareSettings):
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Config":
         """Return these settings, by name, with the defaults of all others."""
-        own = {name: values[name] for name in declared(cls) if name in values}
+        own = {name: values[name] for name in read_settings(cls) if name in values}
         return cls(
             **own,
             of_backends={
                 name: kind.settings(
-                    **{x: values[x] for x in declared(kind.settings) if x in values}
+                    **{x: values[x] for x in read_settings(kind.settings) if x in values}
                 )
                 for name, kind in kinds().items()
             },
@@ -590,9 +590,9 @@ class Config(ShareSettings):
 
     def values(self) -> dict[str, Any]:
         """Return all settings by name."""
-        found = {name: getattr(self, name) for name in declared(Config)}
+        found = {name: getattr(self, name) for name in read_settings(Config)}
         for own in self.of_backends.values():
-            found |= {name: getattr(own, name) for name in declared(type(own))}
+            found |= {name: getattr(own, name) for name in read_settings(type(own))}
         return found
 
     @classmethod
@@ -634,9 +634,9 @@ class Config(ShareSettings):
 def settings() -> dict[str, Setting]:
     """Return all settings by name, in the order of `Config`; those of backends after `backends`."""
     found: dict[str, Setting] = {}
-    for name, setting in declared(Config).items():
+    for name, setting in read_settings(Config).items():
         found[name] = setting
         if name == "backends":
             for kind in kinds().values():
-                found |= declared(kind.settings)
+                found |= read_settings(kind.settings)
     return found

@@ -1,4 +1,4 @@
-"""Where settings come from: flags, the environment, a TOML file. `config` is the only caller.
+"""Reads settings from flags, the environment and a TOML file. `config` is the only caller.
 
 ConfigError    a setting is wrong; names it, where it came from and what was expected
 """

@@ -152,7 +152,7 @@ class Allocator:
         if self._is_behind and inquiry.question in {"queue", "why"}:
             self._catch_up()
         turn = self._turn.begin(now)
-        self._inquired(inquiry)
+        self._answer_inquiry(inquiry)
         return turn
 
     def forget(self) -> None:
@@ -165,7 +165,7 @@ class Allocator:
             delattr(self.state, each.name)
 
     def _catch_up(self) -> None:
-        """Recompute what is derived from the state."""
+        """Recompute the values derived from the state."""
         self.requests.queue.restore()
         self._warm.restore()
         self._is_behind = False
@@ -193,7 +193,7 @@ class Allocator:
         while self.state.identities.freed != self._freed:
             self._freed = self.state.identities.freed
             for cluster_id in [*self.state.identities.duplicates]:
-                self._seen(self.state.clusters[cluster_id])
+                self._record_cluster(self.state.clusters[cluster_id])
         if self._turn.wakes:
             self._waking.wake()
         return turn
@@ -211,9 +211,9 @@ class Allocator:
             case CancelAsked(to, request, tenant):
                 self._asks.cancel(to, request, tenant)
             case Inquired():
-                self._inquired(event)
+                self._answer_inquiry(event)
             case SessionLost(session):
-                self.requests.session_lost(session)
+                self.requests.drop_session_requests(session)
             case WorkloadStarted():
                 self._leases.started(event)
             case WorkloadFailed():
@@ -239,7 +239,7 @@ class Allocator:
             case HalfLifeConfigured(seconds):
                 self._quotas.half_life(seconds)
             case ClusterSeen(cluster):
-                self._seen(cluster)
+                self._record_cluster(cluster)
             case ClusterGone(cluster_id):
                 if cluster_id in self.state.clusters:
                     self._change(cluster_id, ClusterRemoved(cluster_id))
@@ -256,9 +256,9 @@ class Allocator:
             case _:
                 assert_never(event)
 
-    def _seen(self, cluster: Cluster) -> None:
+    def _record_cluster(self, cluster: Cluster) -> None:
         """Record a cluster as it is, unless its machines belong to another one."""
-        decided = self.state.identities.decided(cluster, self.state.leased_places)
+        decided = self.state.identities.decided(cluster, self.state.places_with_leases)
         if self.state.clusters.get(cluster.id) != decided:
             self._change(cluster.id, ClusterSet(decided))
 
@@ -269,7 +269,7 @@ class Allocator:
         after = self.state.clusters.get(cluster_id)
         for moved in [*follow(self.state, before, after, self._turn.now)]:
             self._turn.record(moved)
-        self._warm.inventory_changed()
+        self._warm.end_vanished()
 
     def _give_grace(self, seconds: float, grace_seconds: float) -> None:
         """Extend deadlines that ran out, or came nearer, while the daemon read no message."""
@@ -297,9 +297,9 @@ class Allocator:
             elif request in self.state.reserved.by_id:
                 self._reservations.due(request)
             else:
-                self._asks.waited_enough(request)
+                self._asks.end_wait(request)
 
-    def _inquired(self, inquiry: Inquired) -> None:
+    def _answer_inquiry(self, inquiry: Inquired) -> None:
         known: MutableMapping[str, JsonObject] = self._turn.decisions
         waiter = self.state.waiting.get(RequestId(inquiry.subject))
         if waiter is not None and waiter.lease is None:

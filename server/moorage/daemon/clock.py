@@ -94,7 +94,7 @@ class CalendarRecord:
         self._calendar = calendar
         self._running = running
 
-    def moved_seconds(self, last_at: float) -> float:
+    def calendar_shift(self, last_at: float) -> float:
         """Return by how much the calendar was set since the last fact; 0: not, or not known.
 
         Args:

@@ -49,12 +49,12 @@ log = structlog.get_logger("moored")
 
 
 class Effects(Protocol):
-    """Where the results of the core's steps go."""
+    """Receives the results of the core's steps."""
 
-    def stepped(self, event: Event, turn: Turn, seconds: float) -> None:
+    def observe_step(self, event: Event, turn: Turn, seconds: float) -> None:
         """Note a step and its duration, before any effect of it is carried out."""
 
-    def committed(self, facts: Sequence[Fact], last: int, seconds: float) -> None:
+    def observe_commit(self, facts: Sequence[Fact], last: int, seconds: float) -> None:
         """Note facts up to the `last` seq that became durable, and how long that took.
 
         This comes before what `durable` says of each turn, and before any effect of the group.
@@ -149,7 +149,7 @@ class CommitLoop:
         """Move all deadlines with a calendar that was set while no server ran. Its first call."""
         before = max(self._ledger.last_seq - 1, 0)
         last = await self._ledger.read(before, 1)
-        moved = self._calendar.moved_seconds(last[0].at) if last else 0.0
+        moved = self._calendar.calendar_shift(last[0].at) if last else 0.0
         if moved:
             log.warning("calendar_set", seconds=round(moved, 1))
             self._inbox.post(ClockSet(moved))
@@ -192,7 +192,7 @@ class CommitLoop:
                     writing = self._tasks.spawn(self._ledger.checkpoint(*group.checkpoint))
                     self._checkpoints = [each for each in self._checkpoints if not each.done()]
                     self._checkpoints.append(writing)
-                self._effects.committed(group.facts, last, time.monotonic() - group.began)
+                self._effects.observe_commit(group.facts, last, time.monotonic() - group.began)
                 until = time.monotonic() + BATCH_SECONDS_MAX
                 for turn in group.turns:  # News of one turn go before news of the next.
                     self._effects.durable(turn.facts)
@@ -307,7 +307,7 @@ class CommitLoop:
         self._now = self._clock.now()
         began = time.perf_counter()
         turn = self._allocator.step(event, self._now)
-        self._effects.stepped(event, turn, time.perf_counter() - began)
+        self._effects.observe_step(event, turn, time.perf_counter() - began)
         held = bool(turn.facts or self._turns or self._groups or self._letting_go)
         if held and not turn.facts and self._groups and not self._turns:
             self._groups[-1].turns.append(turn)

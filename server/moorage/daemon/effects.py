@@ -82,7 +82,7 @@ class EffectCarrier:
         self._durations = observers.durations
         self._traces = observers.traces
 
-    def stepped(self, event: Event, turn: Turn, seconds: float) -> None:
+    def observe_step(self, event: Event, turn: Turn, seconds: float) -> None:
         """Inform the observers of the step, before anything of it leaves.
 
         The cells learn the outcome of their proposals before the next request reaches them; the
@@ -93,18 +93,18 @@ class EffectCarrier:
                 self._replies.queued(fact.ask.id)
         if isinstance(event, CONSULTED):
             self._consultations.decided(event, turn)
-        self._measures.stepped(event, turn)
-        self._watchers.stepped(event)
-        self._decisions.stepped(event, turn)
-        self._trail.stepped(event, turn)
-        self._durations.stepped(event, turn, seconds)
+        self._measures.observe_step(event, turn)
+        self._watchers.observe_step(event)
+        self._decisions.observe_step(event, turn)
+        self._trail.observe_step(event, turn)
+        self._durations.observe_step(event, turn, seconds)
         if self._traces is not None:
-            self._traces.stepped(event, turn)
+            self._traces.observe_step(event, turn)
 
-    def committed(self, facts: Sequence[Fact], last: int, seconds: float) -> None:
+    def observe_commit(self, facts: Sequence[Fact], last: int, seconds: float) -> None:
         """Note facts up to the `last` seq in the audit log, and how long it took to store them."""
-        self._durations.committed(seconds)
-        self._trail.committed(facts, last)
+        self._durations.observe_commit(seconds)
+        self._trail.observe_commit(facts, last)
 
     def durable(self, facts: Sequence[Fact]) -> None:
         """Pass on facts that are on the disk."""
@@ -116,16 +116,16 @@ class EffectCarrier:
         """Hand an effect to the part that carries it out."""
         self._check()
         if self._traces is not None:
-            self._traces.carried(effect)
+            self._traces.note_effect(effect)
         match effect:
             case Respond(to, answer):
                 self._measures.count(effect)
                 self._replies.answer(to, answer)
             case Consult():
-                self._durations.consulted(effect)
+                self._durations.observe_consultation(effect)
                 self._consultations.consult(effect)
             case Forget():
-                self._durations.forgotten(effect.request)
+                self._durations.forget_consultation(effect.request)
                 self._consultations.forget(effect)
             case Look(lease):
                 self._workloads.look(lease)
@@ -137,6 +137,6 @@ class EffectCarrier:
             case KeepWarm(lease):
                 self._workloads.keep(lease)
             case Recall(to):
-                self._replies.answer_later(to, recall.recalled(effect, self._decisions.ledger))
+                self._replies.answer_later(to, recall.recall(effect, self._decisions.ledger))
             case _:
                 assert_never(effect)

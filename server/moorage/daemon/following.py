@@ -45,7 +45,7 @@ log = structlog.get_logger("moored")
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a standby has applied, for itself to go on with where it leads.
+    """The state that a standby has applied; it continues with it when it leads.
 
     Args:
         ledger: How far that is.
@@ -131,7 +131,7 @@ class Follower:
             except LedgerFailed as error:
                 if str(error) != finding:
                     finding = str(error)
-                    log.warning("standby", finding=finding)
+                    log.warning("standby_read_failed", finding=finding)
             else:
                 finding, pause = "", POLL_SECONDS
                 if is_all:
@@ -152,7 +152,7 @@ class Follower:
             except ServiceError as error:
                 if error.reason != finding:
                     finding = error.reason
-                    log.warning("standby", finding=finding)
+                    log.warning("standby_read_failed", finding=finding)
             else:
                 finding, self.documents_as_of = "", at
             await asyncio.sleep(CATALOG_SECONDS)
@@ -192,4 +192,4 @@ class Reads(Inbox):
             if isinstance(effect, Respond):
                 replies.answer(effect.to, effect.answer)
             elif isinstance(effect, Recall):
-                replies.answer_later(effect.to, recall.recalled(effect, self._ledger))
+                replies.answer_later(effect.to, recall.recall(effect, self._ledger))

@@ -51,24 +51,24 @@ class RegistryChanges:
             self._all_but(live.keys())
         for cluster in live.values():
             self._inbox.post(ClusterSeen(cluster))
-        self._catalog.memory.listeners.insert(0, self._changed)
+        self._catalog.memory.listeners.insert(0, self._apply_change)
 
     async def keep_fresh(self) -> None:
         """Follow the services that the catalog mirrors, until cancelled."""
         await self._catalog.freshness.keep_fresh(self._examine)
 
-    def _changed(self, change: CatalogChange) -> None:
+    def _apply_change(self, change: CatalogChange) -> None:
         match change:
             case ClusterPut(cluster, live):
-                self._sandbox.documents_changed(cluster.id)
+                self._sandbox.drop_documents(cluster.id)
                 self._inbox.post(ClusterSeen(cluster) if live else ClusterGone(cluster.id))
             case ClusterDeleted(cluster_id):
-                self._sandbox.documents_changed(cluster_id)
+                self._sandbox.drop_documents(cluster_id)
                 self._inbox.post(ClusterGone(cluster_id))
             case ClustersListed(cluster_ids):
                 self._all_but(cluster_ids)
             case MetricsPut(cluster_id) | MetricsDeleted(cluster_id):
-                self._sandbox.documents_changed(cluster_id)
+                self._sandbox.drop_documents(cluster_id)
             case PolicyPut():
                 pass  # Admission looks policies up again for every ask.
             case PolicyDeleted(uri):
@@ -83,5 +83,5 @@ class RegistryChanges:
 
     async def _examine(self, record: PolicyRecord) -> str:
         if doubt := await examine(self._sandbox, record):
-            self._watchers.examples_failed(record.ref, doubt)
+            self._watchers.warn_of_examples(record.ref, doubt)
         return doubt

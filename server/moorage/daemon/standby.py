@@ -132,7 +132,7 @@ class Standby:
 
     def _note(self, finding: str) -> None:
         if finding and finding != self._finding:
-            log.warning("standby", finding=finding)
+            log.warning("leader_not_followed", finding=finding)
         self._finding = finding
 
     def refusal(self, why: str = "needs the server that leads") -> ServiceError:
@@ -149,7 +149,7 @@ class Standby:
             return self.refusal()
         if reading.following.is_fresh:
             return None
-        return self.refusal("is not answered of old facts; ask the server that leads")
+        return self.refusal("needs current facts; ask the leader")
 
     def stamp(self) -> Shared:
         """Return the revision and the time of an answer."""

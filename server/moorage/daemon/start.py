@@ -306,7 +306,7 @@ async def _stand_by(
     gc.disable()
     if not standby.leads:
         raise Stopped
-    log.info("leads", finding="the server before is gone, and this one takes its place")
+    log.info("leads", finding="the former leader is gone, and this server replaces it")
     return prepared
 
 
@@ -325,9 +325,9 @@ async def _read_on(
                         entrance.doors.give_way()
                         entrance.gateway.change(standby, standby)  # What watches begins again.
         except (LedgerError, ServiceError, StorageError) as error:
-            log.warning("standby", finding=f"it does not follow: {error}")
+            log.warning("standby_read_failed", finding=f"it does not follow: {error}")
         except Exception:  # A defect here must not cost a takeover.
-            log.exception("standby", finding="a defect; it follows afresh")
+            log.exception("standby_read_failed", finding="a defect; it follows afresh")
         await asyncio.sleep(FOLLOW_PAUSE_SECONDS)
 
 
@@ -384,7 +384,7 @@ async def _read(
 
 
 async def _follow(outset: Outset, standby: Standby, stack: AsyncExitStack) -> Applied | None:
-    """Load what a standby reads; where it leads in the end, that stays."""
+    """Load the parts that serve reads of a standby; they stay when it leads."""
     config, source = outset.config, outset.storage.followed()
     if source is None:
         return None
@@ -481,7 +481,7 @@ def _stamp(ledger: Ledger) -> Shared:
 async def _open_ledger(
     storage: Storage, stack: AsyncExitStack, prepared: Prepared | None = None
 ) -> OpenLedger:
-    """Open the ledger; where this server has followed it, only what came since is read."""
+    """Open the ledger; if this server has followed it, read only the newer facts."""
     standby = None if prepared is None else prepared.standby
     followed = None if standby is None else standby.followed
     ledger = StoredLedger(storage.facts())
@@ -515,12 +515,12 @@ async def _open_stores(
         lost = "the clusters, policies, aliases and executors that this server had are gone"
         mend = "stop it and put the file back from a backup, or register and publish them again"
         log.error(
-            "damage", finding=f"{records.place} is not there, beside a ledger: {lost}; {mend}"
+            "damage_found", finding=f"{records.place} is not there, beside a ledger: {lost}; {mend}"
         )
     catalog = await _open_catalog(config, records, prepared)
     stack.push_async_callback(catalog.close)
     for warning in (*recovery.warnings, *catalog.warnings):
-        log.warning("damage", finding=warning)
+        log.warning("damage_found", finding=warning)
     audit = entrance.audit
     trail = AuditTrail(
         audit, lambda _: (None, ""), lambda _: None, allocator.state.lease, Standing()
@@ -692,7 +692,7 @@ def _workers(config: Config) -> WorkerSettings | None:
         return None
 
     def tell(place: str, finding: str, good: bool) -> None:
-        (log.info if good else log.warning)("policy_workers", place=place, finding=finding)
+        (log.info if good else log.warning)("policy_workers_changed", place=place, finding=finding)
 
     return WorkerSettings(config.policy_workers, config.policy_worker_cells, tell)
 
@@ -916,7 +916,7 @@ def _follow_prometheus(config: Config, catalog: Catalog, core: Core, stack: Asyn
         return
 
     def tell(finding: str) -> None:
-        log.warning("prometheus", finding=finding)
+        log.warning("prometheus_failed", finding=finding)
 
     poller = PrometheusPoller(catalog, services.prometheus_source(config), tell)
     stack.push_async_callback(poller.close)

@@ -19,7 +19,7 @@ class Tasks:
         """Run this until it ends or until `close`."""
         task = asyncio.create_task(work)
         self._running.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._forget)
         return task
 
     def fail(self, error: BaseException) -> None:
@@ -36,7 +36,7 @@ class Tasks:
         if running:
             await asyncio.wait(running, timeout=CLOSE_SECONDS_MAX)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _forget(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)

@@ -46,7 +46,7 @@ class Trust:
 
     @property
     def epoch(self) -> int:
-        """Of this server, which leads; 0: no other one can take its place."""
+        """The epoch of this leading server. 0: no other server can replace it."""
         return 0 if self.election is None else self.election.epoch
 
     def begin(self) -> None:
@@ -56,7 +56,7 @@ class Trust:
 
     def holds(self) -> bool:
         """Return whether this server leads; on the hot path."""
-        return time.monotonic() < self._until or self._renewed()
+        return time.monotonic() < self._until or self._renew()
 
     def check(self) -> None:
         """Raise an error where this server does not lead.
@@ -83,7 +83,7 @@ class Trust:
             self._until = max(self._until, _end(began))
             await asyncio.sleep(BEAT_SECONDS)
 
-    def _renewed(self) -> bool:
+    def _renew(self) -> bool:
         """Renew in the database while the event loop waits, so that no answer leaves meanwhile."""
         if self._over or self.election is None:
             return False

@@ -191,13 +191,13 @@ class GatewayConnection(ServerConnection):
             surplus.transport.abort()
 
     def eof_received(self) -> None:
-        """Read what came before, and then that it was all."""
+        """Read the remaining bytes, then note the end of the stream."""
         if self._turn is None:
             super().eof_received()
         self._eof = self._turn is not None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave the registry, once what came before is read; of a broken connection, none is."""
+        """Leave the registry after reading the remaining bytes; at once if the peer broke off."""
         if self._turn is not None and exc is None and self._unread:
             self._lost = True
             return
@@ -209,7 +209,7 @@ class GatewayConnection(ServerConnection):
         self.on_lost()
 
     def data_received(self, data: bytes) -> None:
-        """Read what came, unless earlier data still waits for a turn."""
+        """Read received bytes, unless earlier ones still wait for a turn."""
         self._unread = memoryview(bytes(self._unread) + data if self._unread else data)
         if self._turn is None:
             self._read_pieces()

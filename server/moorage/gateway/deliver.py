@@ -19,7 +19,7 @@ Taking = asyncio.Future[None] | Coroutine[object, object, None] | None
 
 
 class AgentDoor(Protocol):
-    """Where agents of machines go: another path of the port, and no sessions.
+    """Serves agents of machines, on a path of their own and without sessions.
 
     The gateway carries their frames, and knows nothing of them.
     """
@@ -32,7 +32,7 @@ class AgentDoor(Protocol):
 
 
 class Deliver(Protocol):
-    """Where requests go. All calls come from the gateway's event loop.
+    """Takes the requests of clients. The gateway calls it from its event loop.
 
     Every request that was handed over must be answered with exactly one `Gateway.tell`; from within
     the call, or at any time after it. It may not raise: an exception is a defect, which the gateway

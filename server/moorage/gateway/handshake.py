@@ -19,7 +19,12 @@ from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId
 from moorage.protocol.agent_socket import AGENT_PATH
 from moorage.protocol.codes import SESSION_HEADER
-from moorage.protocol.credentials import SUBPROTOCOL, console_cookies, offered_credential, token_of
+from moorage.protocol.credentials import (
+    SUBPROTOCOL,
+    console_cookies,
+    read_subprotocols,
+    token_of,
+)
 from moorage.protocol.logins import Logins, Tickets
 from moorage.protocol.peers import Peers, most_of_one
 from moorage.records.rights import Caller, Right
@@ -94,7 +99,7 @@ class Doorman:
             if admitted is None:
                 return self._unverifiable(connection)
             connection.is_agent, connection.bearer = admitted, bearer
-            return None if admitted else self._unauthorized(connection)
+            return None if admitted else self._refuse_unauthorized(connection)
         waiting = self._pending(bearer) if readable else None
         if waiting is not None:
             return self._let_in_later(connection, request, bearer, waiting)
@@ -118,9 +123,9 @@ class Doorman:
         """Return None and note the caller, or why it is not let in."""
         caller = self._authenticate(bearer) if readable else None
         if caller is None and bearer is None and readable:
-            caller = self._logged_in(connection, request)
+            caller = self._find_login(connection, request)
         if caller is None:
-            return self._unauthorized(connection)
+            return self._refuse_unauthorized(connection)
         if not caller.may(Right.READ):
             self._counts.refused_unauthorized_total += 1
             return connection.respond(http.HTTPStatus.FORBIDDEN, caller.refusal(Right.READ) + "\n")
@@ -133,8 +138,8 @@ class Doorman:
         connection.caller, connection.bearer = caller, bearer
         return None
 
-    def _unauthorized(self, connection: GatewayConnection) -> Response:
-        self._counts.refused_unauthorized_total += 1
+    def _refuse_unauthorized(self, connection: GatewayConnection) -> Response:
+        self._counts.refused_unauthorized += 1
         self._on_stranger(connection.address)
         answer = connection.respond(
             http.HTTPStatus.UNAUTHORIZED, "Send a valid token: `Authorization: Bearer <token>`.\n"
@@ -151,19 +156,19 @@ class Doorman:
     def _bearer(self, request: Request) -> tuple[str | None, bool]:
         """Return the token of a request, from a header or a subprotocol; False: no valid one."""
         bearer, readable = token_of(request.headers.get_all("Authorization"))
-        offered = offered_credential(request.headers.get_all("Sec-WebSocket-Protocol"))
+        offered = read_subprotocols(request.headers.get_all("Sec-WebSocket-Protocol"))
         if bearer is None and offered is not None:
-            return self._shown(*offered)
+            return self._read_credential(*offered)
         return bearer, readable
 
-    def _shown(self, kind: str, secret: str) -> tuple[str | None, bool]:
+    def _read_credential(self, kind: str, secret: str) -> tuple[str | None, bool]:
         """Return the token of a credential in a subprotocol, and whether it is valid."""
         if kind == "bearer":
             return secret, True
         ticket = self._tickets.redeem(secret)
         return (None, False) if ticket is None else (ticket.token, True)
 
-    def _logged_in(self, connection: GatewayConnection, request: Request) -> Caller | None:
+    def _find_login(self, connection: GatewayConnection, request: Request) -> Caller | None:
         """Return whose page asks, by the cookie of the console.
 
         A browser says where the page comes from, and that has been looked at. Who does not say so

@@ -348,7 +348,7 @@ class Gateway:
         finally:
             self._open.remove(connection)
             if session.connection is connection:  # Else another one has it now.
-                self._left(session)
+                self._keep_or_end(session)
 
     async def _handle_agent(self, connection: GatewayConnection) -> None:
         door, secret = self._doorman.agents, connection.bearer
@@ -378,7 +378,7 @@ class Gateway:
         self._expel_stranger(found)  # It is looked at again when the login of this connection ends.
         return found
 
-    def _left(self, session: Session) -> None:
+    def _keep_or_end(self, session: Session) -> None:
         """Keep a session that lost its connection for a while; end any other."""
         if not (session.gone and session.lasts) or self._draining:
             self._end(session)

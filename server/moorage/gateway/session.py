@@ -172,7 +172,7 @@ class Session:
 
     def _listen(self, connection: GatewayConnection) -> None:
         connection.on_writable = self._writable
-        connection.on_lost = self._lost
+        connection.on_lost = self._note_loss
 
     @property
     def gone(self) -> bool:
@@ -344,10 +344,10 @@ class Session:
             return taking
         task = self._loop.create_task(taking)
         self._tasks.add(task)
-        task.add_done_callback(self._taken)
+        task.add_done_callback(self._forget_task)
         return task if message.id is None else None
 
-    def _taken(self, task: asyncio.Task[None]) -> None:
+    def _forget_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._defect(error)
@@ -407,7 +407,7 @@ class Session:
 
     @property
     def reads_on(self) -> bool:
-        """Whether the client has taken, or will at once, all news that were pushed."""
+        """Whether all pushed news are sent to the client, or are about to be."""
         return not (self._gone or self._events or self._missed or self.connection.paused)
 
     def push(self, news: bytes) -> None:
@@ -498,7 +498,7 @@ class Session:
             self._slow.cancel()
             self._slow = None
 
-    def _lost(self) -> None:
+    def _note_loss(self) -> None:
         """Note that there is no client to answer any more, or none at the moment."""
         self._gone = True
         self.lasts = self.lasts and not self.connection.said_goodbye

@@ -228,10 +228,10 @@ def _document(policy: JsonObject, line: timeline.Timeline) -> JsonObject:
     name = policy.get("shipped")
     if name is None:
         return policy
-    if name not in shipped.shipped():
+    if name not in shipped.read_policies():
         raise CommandError(
-            f"{unknown(name, shipped.shipped())} A policy on a server is named by its URI, or by"
-            f" an alias with its word, as {name}:stable"
+            f"{unknown(name, shipped.read_policies())} A policy on a server is named by its URI,"
+            f" or by an alias with its word, as {name}:stable"
         )
     return shipped.document(name, typical_of(name, line.pods))
 
@@ -261,11 +261,11 @@ def _sample(
         at_seconds=at,
         demanded_percent=round(share * demanded, DIGITS),
         allocation_percent=round(share * (total - free), DIGITS),
-        fragmentation_percent=round(share * fragmented_milli(fleet, typical), DIGITS),
+        fragmentation_percent=round(share * fragmentation_milli(fleet, typical), DIGITS),
     )
 
 
-def fragmented_milli(fleet: Fleet, typical: Sequence[JsonMapping]) -> float:
+def fragmentation_milli(fleet: Fleet, typical: Sequence[JsonMapping]) -> float:
     """Return the free GPU milli that typical requests cannot use, on average.
 
     The measure of "Beware of Fragmentation" (USENIX ATC'23): of a node that a request does not fit

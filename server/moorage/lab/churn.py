@@ -108,7 +108,7 @@ def _coming(
     span: tuple[float, float],
 ) -> list[Arrival]:
     means = _means(pods, churn)
-    rate = _held_requests(pods, means, capacity_milli, churn) / means.mean()
+    rate = _mean_leases(pods, means, capacity_milli, churn) / means.mean()
     count = int(chance.poisson(rate * (span[1] - span[0])))
     times = np.sort(chance.uniform(*span, count))
     drawn = chance.integers(len(pods), size=count)
@@ -124,7 +124,7 @@ def _warm(
 ) -> list[Arrival]:
     """Return the leases of an unlimited fleet at a random moment, with their remaining times."""
     means = _means(pods, churn)
-    count = int(chance.poisson(_held_requests(pods, means, capacity_milli, churn)))
+    count = int(chance.poisson(_mean_leases(pods, means, capacity_milli, churn)))
     # One that stays longer is met more often.
     drawn = chance.choice(len(pods), count, p=means / means.sum())
     if churn.stays == "lognormal":
@@ -144,8 +144,11 @@ def _means(pods: Sequence[TracePod], churn: Churn) -> npt.NDArray[np.float64]:
     return longer
 
 
-def _held_requests(
-    pods: Sequence[TracePod], means: npt.NDArray[np.float64], capacity_milli: int, churn: Churn
+def _mean_leases(
+    pods: Sequence[TracePod],
+    means: npt.NDArray[np.float64],
+    capacity_milli: int,
+    churn: Churn,
 ) -> float:
     """Return the mean number of simultaneous leases if all requests fitted."""
     demand = np.array([pod.demand_milli for pod in pods], np.float64)

@@ -43,7 +43,7 @@ class AIOSv1PolicyRule:
         self._evaluations += 1
         self._since = time.perf_counter()
         self._end = self._since + BUDGET_SECONDS
-        sys.settrace(self._called)
+        sys.settrace(self._note_call)
         try:
             return self._policy.eval(parameters, input_data, context)
         except _BudgetSpentError:
@@ -71,12 +71,12 @@ class AIOSv1PolicyRule:
             ],
         }
 
-    def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
+    def _note_call(self, frame: FrameType, event: str, argument: Any) -> Any:
         del event, argument
         file = frame.f_code.co_filename
-        return self._stepped if file.startswith(ROOT) and file != OURS else None
+        return self._note_line if file.startswith(ROOT) and file != OURS else None
 
-    def _stepped(self, frame: FrameType, event: str, argument: Any) -> Any:
+    def _note_line(self, frame: FrameType, event: str, argument: Any) -> Any:
         del argument
         if event == "line":
             self._move((frame.f_code.co_filename, frame.f_lineno))
@@ -85,7 +85,7 @@ class AIOSv1PolicyRule:
             caller = None if back is None else (back.f_code.co_filename, back.f_lineno)
             if caller is not None and caller[0].startswith(ROOT) and caller[0] != OURS:
                 self._move(caller, hits=0)
-        return self._stepped
+        return self._note_line
 
     def _move(self, place: tuple[str, int] | None, hits: int = 1) -> None:
         """Add the time since the last step to the line that ran."""

@@ -47,10 +47,10 @@ def _whatif(packed: bytes) -> JsonValue:
     return run_until_sigterm(whatif.whatif(msgspec.msgpack.decode(packed, type=whatif.WhatIfJob)))
 
 
-def _shipped(text: bytes) -> JsonValue:
+def _read_shipped(text: bytes) -> JsonValue:
     name = msgspec.json.decode(text)["name"]
-    if name not in shipped.shipped():
-        raise CommandError(unknown(name, shipped.shipped()))
+    if name not in shipped.read_policies():
+        raise CommandError(unknown(name, shipped.read_policies()))
     return shipped.document(name)
 
 
@@ -59,7 +59,7 @@ COMMANDS: Final[dict[str, Callable[[bytes], JsonValue]]] = {
     "backtest": _backtest,
     "play": _play,
     "whatif": _whatif,
-    "shipped": _shipped,
+    "shipped": _read_shipped,
 }
 _PR_SET_PDEATHSIG: Final = 1
 

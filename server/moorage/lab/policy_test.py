@@ -171,7 +171,7 @@ async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
         began = time.monotonic()
         report.requests = await _play(rehearsal, record, job, wanted)
         seconds = time.monotonic() - began
-        report.printed = _printed(report.requests)
+        report.printed = _collect_output(report.requests)
     stuck = any(tried.outcome == Code.POLICY_TIMEOUT for tried in report.requests)
     if stuck:
         _verdict(report, report.requests, builtin=not job.requests)
@@ -180,7 +180,7 @@ async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
         _verdict(report, again, builtin=not job.requests)
         if not job.clusters:  # Of those, none has metrics.
             await _without_metrics(job, report, wanted[:BARE_REQUESTS])
-    report.notes += _ignored_in(job.requests)
+    report.notes += _collect_warnings(job.requests)
     if job.profile or stuck or report.p50_seconds > SLOW_SECONDS:
         stopped = [each.request for each in report.requests if each.outcome == Code.POLICY_TIMEOUT]
         report.profile = await profile(job, record, stopped or wanted)
@@ -309,7 +309,7 @@ def _calls(refusal: Refusal) -> tuple[str, ...]:
     return tuple(refusal.details.get("traceback", ()))
 
 
-def _printed(tried: Sequence[Tried]) -> str:
+def _collect_output(tried: Sequence[Tried]) -> str:
     """Return the printed output of requests: failed ones first; of many only the first."""
     said = [(number, each) for number, each in enumerate(tried) if each.printed]
     said.sort(key=lambda pair: (pair[1].outcome not in FAULTS, pair[0]))
@@ -367,7 +367,7 @@ def ask_of(record: PolicyRecord, request: JsonObject, number: int, seed: int) ->
     )
 
 
-def _ignored_in(requests: Sequence[JsonObject]) -> list[str]:
+def _collect_warnings(requests: Sequence[JsonObject]) -> list[str]:
     """Return the warnings that a server would send for accepted requests, each kind once."""
     warned: dict[str, list[int]] = {}
     for number, request in enumerate(requests):
@@ -435,7 +435,7 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool)
     elif len(sent) < len(report.requests):
         left = len(report.requests) - len(sent)
         report.notes.append(f"{left} requests do not keep to its schemas and were not sent")
-    _look_at_declined(report, sent, builtin=builtin)
+    _check_declines(report, sent, builtin=builtin)
     seconds = [each.seconds for each in sent if each.seconds]
     if seconds:
         report.p50_seconds, report.max_seconds = statistics.median(seconds), max(seconds)
@@ -446,7 +446,7 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool)
         )
 
 
-def _look_at_declined(report: PolicyTestReport, tried: Sequence[Tried], *, builtin: bool) -> None:
+def _check_declines(report: PolicyTestReport, tried: Sequence[Tried], *, builtin: bool) -> None:
     """Record a fault if the policy declined most of the built-in requests."""
     silent = [number for number, tried in enumerate(report.requests) if _is_unexplained(tried)]
     if silent:

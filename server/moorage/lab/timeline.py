@@ -116,7 +116,7 @@ def of_trace(
     else:
         for number, pod in enumerate(trace.arrivals(wanted, capacity, arrive, seed)[:limit]):
             asks.append((0.0, _ask(number, pod, seed, FOR_EVER_SECONDS, wait_seconds)))
-    document = trace.cluster_document(machines, names=trace.permuted_names(machines, seed))
+    document = trace.cluster_document(machines, names=trace.permute_names(machines, seed))
     seen = ClusterSeen(read_cluster_document(document).cluster)
     source: JsonObject = {
         "trace": {"nodes": _digest(nodes), "pods": _digest(pods)},
@@ -215,7 +215,7 @@ async def _entries(ledger: StoredLedger) -> AsyncIterator[LedgerEntry]:
 
 
 def _timeline(history: Sequence[LedgerEntry], seed: int, limit: int | None) -> Timeline:
-    held = dict(_held(history))
+    held = dict(_hold_times(history))
     inventory: list[tuple[float, Event]] = []
     asks: list[tuple[float, Ask]] = []
     queued = set[RequestId]()
@@ -244,7 +244,7 @@ def _timeline(history: Sequence[LedgerEntry], seed: int, limit: int | None) -> T
     )
 
 
-def _held(history: Sequence[LedgerEntry]) -> Iterator[tuple[RequestId, float]]:
+def _hold_times(history: Sequence[LedgerEntry]) -> Iterator[tuple[RequestId, float]]:
     granted: dict[RequestId, float] = {}
     for entry in history:
         # Renewals show in how long it was held.

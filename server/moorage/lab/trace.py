@@ -28,7 +28,7 @@ __all__ = [
     "capacity_milli",
     "cluster_document",
     "lines",
-    "permuted_names",
+    "permute_names",
     "read_nodes",
     "read_pods",
     "typical_classes",
@@ -179,7 +179,7 @@ def _without_excess(order: list[TracePod], excess: float, rng: Random) -> list[T
     return [pod for index, pod in enumerate(order) if index not in dropped]
 
 
-def permuted_names(nodes: Sequence[TraceNode], seed: int = 42) -> dict[str, str]:
+def permute_names(nodes: Sequence[TraceNode], seed: int = 42) -> dict[str, str]:
     """Return new names of nodes, with a random number as prefix.
 
     Policies break ties by the order of node names; the rank makes that order random, and the same

@@ -97,7 +97,7 @@ async def whatif(job: WhatIfJob) -> JsonObject:
         for ref, files, document in job.policies:
             world.use(code_of(record_from(ref, files, document)))
         for added in job.change.add_nodes:
-            await world.step(ClusterSeen(_grown(world.allocator, documents, added)))
+            await world.step(ClusterSeen(_grow(world.allocator, documents, added)))
         for quota in job.change.quotas:
             about = (Tenant(quota.tenant), quota.project)
             wanted = None if quota.remove else quota.quota()
@@ -217,7 +217,7 @@ class CopiedDocuments:
         return content, listed if isinstance(listed, list) else []
 
 
-def _grown(allocator: Allocator, documents: CopiedDocuments, added: AddedNodes) -> Cluster:
+def _grow(allocator: Allocator, documents: CopiedDocuments, added: AddedNodes) -> Cluster:
     """Return a cluster with more nodes, which are new, free machines."""
     cluster = allocator.state.clusters[ClusterId(added.cluster)]
     known = {node.id: node for node in cluster.nodes}
@@ -299,7 +299,7 @@ class _Outcome:
                     pass
         drained: list[JsonObject] = []
         for lease in leaving.values():
-            self._add(drained, "drained", lease.tenant, self._left(lease))
+            self._add(drained, "drained", lease.tenant, self._outcome_of_drain(lease))
         moved: JsonObject = {"granted": granted, "preempted": preempted, "drained": drained}
         return moved | {"others": self._others, "other_tenants": len(self._other_tenants)}
 
@@ -314,7 +314,7 @@ class _Outcome:
     def _shows(self, tenant: Tenant) -> bool:
         return self._job.sees_all or tenant == self._job.tenant
 
-    def _left(self, before: Lease) -> JsonObject:
+    def _outcome_of_drain(self, before: Lease) -> JsonObject:
         """Return the outcome for a lease on a drained node."""
         lease = self._state.leases.get(before.id)
         if lease is None:

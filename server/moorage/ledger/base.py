@@ -209,7 +209,8 @@ class Ledger(LedgerHistory, Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether the disk is full: nothing new may be promised, what is promised can end."""
+        """Whether the disk is full: no new lease may be granted, but leases can end."""
+        ...
 
     def check(self) -> None:
         """Refuse to go on after a failure, also where nothing is being written.
@@ -294,7 +295,7 @@ class Ledger(LedgerHistory, Protocol):
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Turn the errors of the storage into those of the ledger."""
     try:
         yield

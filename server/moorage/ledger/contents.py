@@ -32,7 +32,7 @@ def _here(noun: Noun, name: str) -> ContentChange:
     return ContentChange(noun, name, is_there=True)
 
 
-def _gone(noun: Noun, name: str) -> ContentChange:
+def _removal(noun: Noun, name: str) -> ContentChange:
     return ContentChange(noun, name, is_there=False)
 
 
@@ -40,23 +40,23 @@ def changes_of(fact: Fact) -> tuple[ContentChange, ...]:
     """Return the names that a fact adds and removes."""
     match fact:
         case Granted(lease):
-            return _gone("waiting request", lease.id), _here("lease", lease.id)
+            return _removal("waiting request", lease.id), _here("lease", lease.id)
         case Carried(lease) if lease.state == "queued":
             return (_here("waiting request", lease.id),)
         case Carried(lease):
             return (ContentChange("lease", lease.id, is_there=lease.state != "ended"),)
         case Requeued(lease):
-            return _gone("lease", lease), _here("waiting request", lease)
+            return _removal("lease", lease), _here("waiting request", lease)
         case Ended(lease):
-            return _gone("lease", lease), _gone("waiting request", lease)
+            return _removal("lease", lease), _removal("waiting request", lease)
         case Queued(ask):
             return (_here("waiting request", ask.id),)
         case Dequeued(request):
-            return (_gone("waiting request", request),)
+            return (_removal("waiting request", request),)
         case ClusterSet(cluster):
             return (_here("cluster", cluster.id),)
         case ClusterRemoved(cluster):
-            return (_gone("cluster", cluster),)
+            return (_removal("cluster", cluster),)
         case _:  # Each of the others changes something that is there already.
             return ()
 
@@ -88,10 +88,10 @@ class LedgerContents:
 
     def sentences(self) -> list[str]:
         """Return the number of records of each kind, with the first names."""
-        return [counted(noun, list(names)) for noun, names in self.names.items() if names]
+        return [count_names(noun, list(names)) for noun, names in self.names.items() if names]
 
 
-def counted(noun: str, names: list[str]) -> str:
+def count_names(noun: str, names: list[str]) -> str:
     """Return their number and the first names."""
     more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
     ending = "es" if noun.endswith("s") else "s"

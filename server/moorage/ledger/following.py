@@ -12,10 +12,10 @@ from moorage.ledger.base import (
     LedgerEntry,
     LedgerError,
     Position,
-    translated,
+    translate_errors,
 )
 from moorage.ledger.codec import unseal
-from moorage.ledger.inspection import check_linked
+from moorage.ledger.inspection import check_links
 from moorage.ledger.reading import StoredHistory
 from moorage.storage.base import FollowedFacts
 
@@ -44,7 +44,7 @@ class FollowedLedger(StoredHistory):
 
     @property
     def position(self) -> Position | None:
-        """What was taken; None where a piece was not taken whole."""
+        """The part that was read; None if a piece was not read whole."""
         return Position(self._taken_seq, self._chain) if self._is_whole else None
 
     def close(self) -> None:
@@ -86,17 +86,17 @@ class FollowedLedger(StoredHistory):
         self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
     ) -> list[LedgerEntry]:
         """See `LedgerHistory.history`."""
-        return self._taken(await super().history(subject, after, limit))
+        return self._entries_taken(await super().history(subject, after, limit))
 
     async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[LedgerEntry]:
         """See `LedgerHistory.read`."""
-        return self._taken(await super().read(after, limit))
+        return self._entries_taken(await super().read(after, limit))
 
-    def _taken(self, entries: list[LedgerEntry]) -> list[LedgerEntry]:
+    def _entries_taken(self, entries: list[LedgerEntry]) -> list[LedgerEntry]:
         return [entry for entry in entries if entry.seq <= self._taken_seq]
 
     def _load(self) -> tuple[Iterator[Fact], Position]:
-        with translated(), self._reading.reading() as facts:
+        with translate_errors(), self._reading.reading() as facts:
             last_seq = facts.last_seq()
             checkpoint, parts, _ = self.newest_good(facts, last_seq)
             loaded = Position(last_seq, facts.chain_of(last_seq) or 0)
@@ -104,7 +104,7 @@ class FollowedLedger(StoredHistory):
 
     def _since(self) -> tuple[list[tuple[Fact, Position]], int]:
         taken = Position(self._taken_seq, self._chain)
-        with translated():
+        with translate_errors():
             last_seq = self._facts.last_seq()
             if last_seq == taken.seq:
                 return [], last_seq
@@ -113,7 +113,7 @@ class FollowedLedger(StoredHistory):
                 rows = facts.page(taken.seq, PAGE_FACTS_MAX, PAGE_BYTES_MAX)
         if chain != taken.chain or not rows:  # Pruned, or the facts of another history.
             raise LedgerError(f"{self._place} does not go on from fact {taken.seq}")
-        check_linked(rows, taken.seq, chain, (), self._place)
+        check_links(rows, taken.seq, chain, (), self._place)
         return [
             (unseal(row, self._place).fact, Position(row.seq, row.chain)) for row in rows
         ], last_seq

@@ -12,7 +12,7 @@ def without_checkpoint(pruned: int) -> str:
     return f"{run(1, pruned)} were deleted for their age, and no checkpoint after them can be read"
 
 
-def check_linked(
+def check_links(
     rows: Sequence[FactRow],
     after: int,
     chain: int | None,

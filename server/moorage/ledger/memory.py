@@ -85,7 +85,7 @@ class MemoryLedger:
         seq, body, warnings = self._newest_good()
         self._open = self._storage.taken = True
         last_seq = self.last_seq
-        facts = self._recovered(seq, body, last_seq)
+        facts = self._recover(seq, body, last_seq)
         return Recovery(facts, last_seq, seq, tuple(warnings))
 
     def append(self, facts: Sequence[Fact], at: float) -> Coroutine[Any, Any, int]:
@@ -178,7 +178,7 @@ class MemoryLedger:
             checkpoints.pop()
         return 0, b"", warnings
 
-    def _recovered(self, checkpoint_seq: int, body: bytes, last_seq: int) -> Iterator[Fact]:
+    def _recover(self, checkpoint_seq: int, body: bytes, last_seq: int) -> Iterator[Fact]:
         if body:
             where = f"the checkpoint as of fact {checkpoint_seq}"
             yield from FACTS.unpack(body, _PLACE, where)

@@ -9,15 +9,15 @@ from moorage.ledger.base import (
     PAGE_FACTS_MAX,
     LedgerCorrupt,
     LedgerEntry,
-    translated,
+    translate_errors,
 )
 from moorage.ledger.codec import FACTS, unseal
-from moorage.ledger.inspection import check_linked, without_checkpoint
+from moorage.ledger.inspection import check_links, without_checkpoint
 from moorage.storage.base import Checkpoint, FactReading, Facts
 
 
 class StoredHistory:
-    """What can be read: `ledger.base.LedgerHistory`, but for `last_seq`.
+    """The readable history: `ledger.base.LedgerHistory` without `last_seq`.
 
     Args:
         reading: The facts in that database.
@@ -90,16 +90,16 @@ class StoredHistory:
             return await asyncio.to_thread(self._entries, after, limit, subject)
 
     def _entries(self, after: int, limit: int, subject: str | None) -> list[LedgerEntry]:
-        with translated(), self._reading.reading() as facts:
+        with translate_errors(), self._reading.reading() as facts:
             if subject is None:
                 after = max(after, facts.pruned_seq())
             rows = facts.page(after, min(limit, PAGE_FACTS_MAX), PAGE_BYTES_MAX, subject)
             chain = facts.chain_of(after) if subject is None else None
         entries = [unseal(row, self._place) for row in rows]
         if subject is None:
-            check_linked(rows, after, chain, self._lost, self._place)
+            check_links(rows, after, chain, self._lost, self._place)
         return entries
 
     def _start(self) -> float | None:
-        with translated(), self._reading.reading() as facts:
+        with translate_errors(), self._reading.reading() as facts:
             return facts.oldest_at() if facts.pruned_seq() else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moorage.core.state.facts import Counted
-from moorage.ledger.base import CHECKPOINTS_KEPT, LedgerError, translated
+from moorage.ledger.base import CHECKPOINTS_KEPT, LedgerError, translate_errors
 from moorage.ledger.codec import FACTS, is_sealed, link, seal
 from moorage.ledger.contents import LedgerContents, changes_of
 from moorage.ledger.walk import HeldFacts, LedgerWalk, windows
@@ -55,7 +55,7 @@ def salvage(found: LedgerWalk) -> Salvage:
     base = found.checkpoints[0][0].seq if found.checkpoints else None
     if base is None and not found.pruned:
         base = 0
-    rows = _linked(found.rows)
+    rows = _link_again(found.rows)
     whole = next((r.chain for r in rows if r.seq == found.mark.first), None) == found.mark.second
     last, chain_before = base, None
     stays = [row for row in rows if base is None or row.seq <= base]
@@ -76,7 +76,7 @@ def salvage(found: LedgerWalk) -> Salvage:
     return Salvage(stays, filler, _gaps(stays, found.pruned, filler), base, sentences)
 
 
-def _linked(rows: Sequence[HeldFacts]) -> list[HeldFacts]:
+def _link_again(rows: Sequence[HeldFacts]) -> list[HeldFacts]:
     """Return facts linked again: each to the one before, where that is there."""
     linked: list[HeldFacts] = []
     for row in rows:
@@ -120,7 +120,7 @@ def _loss(
     return [*sentences, *_contents(found, found.rows).without(after).sentences()]
 
 
-def left_over(found: LedgerWalk, left: Salvage) -> LedgerContents:
+def remaining_contents(found: LedgerWalk, left: Salvage) -> LedgerContents:
     """Return the names that are left after a repair."""
     return LedgerContents() if left.checkpoint is None else _contents(found, left.rows)
 
@@ -158,7 +158,7 @@ def rebuild(ledger: Path, found: LedgerWalk, left: Salvage) -> None:
         _fill(new, found, left)
 
     last, fencing = (*left.last, found.mark.writes), (reserved, found.fencing.writes)
-    with translated():
+    with translate_errors():
         facts.rebuild(ledger, fill, last, fencing)
 
 
@@ -178,8 +178,8 @@ def _copy(old: FactTables, new: FactTables, found: LedgerWalk, rows: Sequence[He
 def _fill(new: FactTables, found: LedgerWalk, left: Salvage) -> None:
     if left.filler is not None:
         new.insert([left.filler])
-    new.note_lost(left.lost, time.time())
-    new.set_pruned(found.pruned)
+    new.write_lost(left.lost, time.time())
+    new.write_pruned_seq(found.pruned)
     if left.checkpoint is None:
         new.finish_checkpoint(Checkpoint.finished(1, left.last[0], 0, 0), CHECKPOINTS_KEPT)
     for finished, parts in reversed(found.checkpoints):

@@ -17,7 +17,7 @@ from moorage.ledger.base import (
     LedgerFailed,
     Position,
     Recovery,
-    translated,
+    translate_errors,
 )
 from moorage.ledger.codec import FACTS, seal
 from moorage.ledger.reading import StoredHistory
@@ -95,7 +95,7 @@ class StoredLedger(StoredHistory):
         self._chain, self._lost = opened.chain, opened.lost
         self._checkpoint_seq = recovery.checkpoint_seq
         self._checkpoint_number = opened.checkpoint_number
-        self._writer = GroupCommit(self._store, self._settled)
+        self._writer = GroupCommit(self._store, self._settle)
         return recovery
 
     def append(self, facts: Sequence[Fact], at: float) -> Coroutine[Any, Any, int]:
@@ -188,7 +188,7 @@ class StoredLedger(StoredHistory):
     # Opening: in a thread, since a log left by a crash is read back first.
 
     def _open(self, known: Position | None) -> _Opened:
-        with translated():
+        with translate_errors():
             opened = self._store.open()
             try:
                 with self._store.reading() as facts:
@@ -227,10 +227,10 @@ class StoredLedger(StoredHistory):
     def _usable(self) -> GroupCommit:
         self.check()
         if self._writer is None:
-            raise self._closed()
+            raise self._closed_error()
         return self._writer
 
-    def _closed(self) -> LedgerError:
+    def _closed_error(self) -> LedgerError:
         return LedgerError(f"{self._place} is not open.")
 
     async def _work(self, work: Callable[[Facts], object]) -> object:
@@ -255,7 +255,7 @@ class StoredLedger(StoredHistory):
         self._space.set()
         return self._failure
 
-    def _settled(self, jobs: Sequence[WriteJob], failure: LedgerFailed | None) -> None:
+    def _settle(self, jobs: Sequence[WriteJob], failure: LedgerFailed | None) -> None:
         count = sum(len(job.rows) for job in jobs)
         self._pending -= count
         if failure is None:

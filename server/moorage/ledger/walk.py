@@ -9,8 +9,40 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from moorage.core.state.facts import Carried, Counted, Fact, Granted
-from moorage.ledger.base import FactUnknown, LedgerCorrupt, LedgerError, translated
+from moorage.core.state.facts import (
+    Carried,
+    ClockMoved,
+    ClusterRemoved,
+    ClusterSet,
+    Cordoned,
+    Counted,
+    Dequeued,
+    DurationsCarried,
+    Ended,
+    Ending,
+    Fact,
+    Finished,
+    Granted,
+    HalfLifeSet,
+    Moved,
+    Overtaken,
+    Paused,
+    Preempted,
+    Queued,
+    QuotaSet,
+    Renewed,
+    Requeued,
+    Reserved,
+    Resumed,
+    Spared,
+    Started,
+    Uncordoned,
+    Unreserved,
+    UsageCarried,
+    WaitExtended,
+    Warmed,
+)
+from moorage.ledger.base import FactUnknown, LedgerCorrupt, LedgerError, translate_errors
 from moorage.ledger.codec import FACTS, link, unseal
 from moorage.ledger.contents import ContentChange, changes_of
 from moorage.ledger.inspection import without_checkpoint
@@ -18,7 +50,7 @@ from moorage.storage.base import Checkpoint, FactRow, StorageCorrupt, run
 from moorage.storage.sqlite.fact_tables import FactTables
 from moorage.storage.sqlite.facts import deep_looking, is_unmade, missing, place_of, read_marks
 from moorage.storage.sqlite.fencing import fencing_path
-from moorage.storage.sqlite.files import UNREADABLE, log_damage, log_lost
+from moorage.storage.sqlite.files import UNREADABLE, find_log_damage, log_damage
 from moorage.storage.sqlite.marks import Found
 
 _WINDOW: Final = 1_000
@@ -99,7 +131,11 @@ def walk(ledger: Path) -> LedgerWalk:
         found.unread = True
         found.say(f"{ledger.name} is missing, with all its facts.")
         return found
-    with _survived(ledger, found), translated(), deep_looking(ledger, mark) as tables:
+    with (
+        _continue_after_errors(ledger, found),
+        translate_errors(),
+        deep_looking(ledger, mark) as tables,
+    ):
         _look_at(tables, ledger, found)
     if 0 < found.fencing.first < found.fencing_seen:
         found.say(
@@ -110,7 +146,7 @@ def walk(ledger: Path) -> LedgerWalk:
 
 
 @contextlib.contextmanager
-def _survived(ledger: Path, found: LedgerWalk) -> Iterator[None]:
+def _continue_after_errors(ledger: Path, found: LedgerWalk) -> Iterator[None]:
     """Let one check fail by itself, so that the others still run."""
     try:
         yield
@@ -120,7 +156,7 @@ def _survived(ledger: Path, found: LedgerWalk) -> Iterator[None]:
 
 
 def _look_at(tables: FactTables, ledger: Path, found: LedgerWalk) -> None:
-    if where := log_lost(ledger):
+    if where := find_log_damage(ledger):
         found.say(where)
     if _is_new(tables, ledger, found):
         if found.mark.first:
@@ -130,20 +166,20 @@ def _look_at(tables: FactTables, ledger: Path, found: LedgerWalk) -> None:
             found.unread = True
             found.say(f"{ledger.name} is empty; fencing numbers were given out.")
         return
-    with _survived(ledger, found):
+    with _continue_after_errors(ledger, found):
         if lacking := missing(tables, found.mark, new=False):
             found.say(f"{ledger.name}: {lacking}.")
             if (also := log_damage(ledger)) and also != where:
                 found.say(also)
-    with _survived(ledger, found):
+    with _continue_after_errors(ledger, found):
         for line in tables.findings(FINDINGS_MAX):
             found.say(f"{ledger.name}: {line}.")
-    found.pruned = _pruned(tables, ledger, found)
-    with _survived(ledger, found):
+    found.pruned = _check_pruned(tables, ledger, found)
+    with _continue_after_errors(ledger, found):
         found.lost = tables.lost()
-    with _survived(ledger, found):
+    with _continue_after_errors(ledger, found):
         _walk_facts(tables, ledger, found)
-    with _survived(ledger, found):
+    with _continue_after_errors(ledger, found):
         _walk_checkpoints(tables, ledger, found)
     if found.pruned and not found.checkpoints:
         found.say(f"{ledger.name}: {without_checkpoint(found.pruned)}.")
@@ -169,12 +205,12 @@ def _is_new(tables: FactTables, ledger: Path, found: LedgerWalk) -> bool:
     return False
 
 
-def _pruned(tables: FactTables, ledger: Path, found: LedgerWalk) -> int:
+def _check_pruned(tables: FactTables, ledger: Path, found: LedgerWalk) -> int:
     try:
         return tables.pruned_seq()
     except UNREADABLE:  # The row is not there, or the table.
         found.say(f"{ledger.name} does not say which facts were deleted for their age.")
-    with _survived(ledger, found):
+    with _continue_after_errors(ledger, found):
         return tables.first_seq() - 1
     return 0
 
@@ -183,7 +219,7 @@ def _walk_facts(tables: FactTables, ledger: Path, found: LedgerWalk) -> None:
     place = place_of(ledger)
     before: FactRow | None = None
     expected = found.pruned + 1
-    for row in _said(tables, ledger, found):
+    for row in _check_facts(tables, ledger, found):
         try:
             entry = unseal(row, place)
         except FactUnknown as no:
@@ -206,7 +242,7 @@ def _walk_facts(tables: FactTables, ledger: Path, found: LedgerWalk) -> None:
         before, expected = row, row.seq + 1
 
 
-def _said(tables: FactTables, ledger: Path, found: LedgerWalk) -> Iterator[FactRow]:
+def _check_facts(tables: FactTables, ledger: Path, found: LedgerWalk) -> Iterator[FactRow]:
     for facts, rows, doubt in windows(tables, found):
         if doubt:
             found.say(f"{ledger.name}: not all of {facts} can be read: {doubt}.")

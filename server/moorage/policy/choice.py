@@ -125,7 +125,7 @@ def show_scores(fleet: FleetView, scores: npt.NDArray[Any]) -> None:
 
 
 def read_scores(fleet: FleetView, scores: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Return what a policy gave as scores as an array.
+    """Return the scores of a policy as an array.
 
     Raises:
         ValueError: They are not one number per node.

@@ -81,7 +81,7 @@ class NodeInventory:
 
     def _fill(self, clusters: Sequence[Cluster]) -> None:
         pairs = [
-            (number, cluster.id, _counted(node))
+            (number, cluster.id, _counted_part(node))
             for number, cluster in enumerate(clusters)
             for node in sorted(cluster.nodes, key=lambda node: node.id)
         ]
@@ -265,7 +265,7 @@ class NodeInventory:
                 setattr(self, name, getattr(self, name)[:, :width].copy())
 
     def _note_splice(self, cluster_id: str, start: int, end: int, moved: int) -> None:
-        """Number rows and changes again; -1 stands for what a splice already did."""
+        """Renumber rows and changes; -1 stands for changes that a splice has applied."""
         self._changes = [
             row if row < start else -1 if row < end else row + moved for row in self._changes
         ]
@@ -396,7 +396,7 @@ def _number(names: Sequence[tuple[int, str]]) -> Ints:
     return np.array([numbers.get(name, -1) for name in names], np.int64)
 
 
-def _counted(node: Node) -> Node:
+def _counted_part(node: Node) -> Node:
     """Return a node with what counts of it: nothing, where its machine is another node too."""
     return (
         replace(node, cpu_milli=0, memory_mib=0, gpus=(), devices=()) if node.duplicate_of else node

@@ -90,14 +90,14 @@ def parse_proposal(value: JsonValue, demand: Demand | None) -> tuple[ProposedSha
         ProposalError: It names a cluster, but another part of it is malformed.
     """
     if isinstance(value, Mapping):
-        return (_proposed_share(value, demand, ""),) if _names_cluster(value) else ()
+        return (_read_share(value, demand, ""),) if _names_cluster(value) else ()
     if not isinstance(value, list) or not any(_names_cluster(item) for item in value):
         return ()
     if len(value) > SHARES_MAX:
         raise ProposalError("(list)", f"at most {SHARES_MAX} nodes")
     partial = has_empty_parts(value, demand)
     shares = [
-        _proposed_share(item, demand, f"[{number}].")
+        _read_share(item, demand, f"[{number}].")
         for number, item in enumerate(value)
         if not partial or _names_cluster(item)
     ]
@@ -136,7 +136,7 @@ def _names_cluster(value: JsonValue) -> bool:
     )
 
 
-def _proposed_share(value: JsonValue, demand: Demand | None, path: str) -> ProposedShare:
+def _read_share(value: JsonValue, demand: Demand | None, path: str) -> ProposedShare:
     if not _names_cluster(value):
         raise ProposalError(f"{path}cluster_id", "a cluster id in every item of the list")
     node = value.get("node_id", value.get("nodeId"))

@@ -150,7 +150,7 @@ class FieldSchema:
         """
         budget.spend(1)
         if not any(_is_a(value, kind) for kind in self.kinds) or not self._allows(value, budget):
-            raise SchemaError("", self.expected, f"found {shown(value)}")
+            raise SchemaError("", self.expected, f"found {quote(value)}")
         if self.properties is not None and isinstance(value, dict):
             return self.properties.checked(value, budget)
         if self.items is None or not isinstance(value, list | tuple):
@@ -259,7 +259,7 @@ class Schema:
     def checked(self, value: JsonValue, budget: Budget, known: Collection[str] = ()) -> JsonMapping:
         """As `check`, of a part of a larger value; the path of an error starts at this part."""
         if not isinstance(value, Mapping):
-            raise SchemaError("", "an object", f"found {shown(value)}")
+            raise SchemaError("", "an object", f"found {quote(value)}")
         given = cast("JsonMapping", value)
         budget.spend(len(self._entries))  # Also what is left out is looked for.
         self._demand(given, known)
@@ -268,7 +268,7 @@ class Schema:
         name = ""
         try:
             for name, entry in self._entries.items():
-                if not self._left_out(name, given):
+                if not self._is_left_out(name, given):
                     found = given[name]
                     completed = entry.check(found, budget)
                     if completed is not found:
@@ -290,17 +290,17 @@ class Schema:
     ) -> None:
         if not isinstance(self.others, FieldSchema):
             names = cut(", ".join(self._entries)) or "no field"
-            raise SchemaError("", f"no field of this name, only {names}", f"found {shown(found)}")
+            raise SchemaError("", f"no field of this name, only {names}", f"found {quote(found)}")
         completed = self.others.check(found, budget)
         if completed is not found:
             changed[name] = completed
 
     def _demand(self, given: JsonMapping, known: Collection[str]) -> None:
         for name in self.required:
-            if name not in known and self._left_out(name, given):
+            if name not in known and self._is_left_out(name, given):
                 raise SchemaError(name, self._entries[name].expected, "it is missing")
 
-    def _left_out(self, name: str, given: JsonMapping) -> bool:
+    def _is_left_out(self, name: str, given: JsonMapping) -> bool:
         if name not in given:
             return True
         is_value = self.null_is_value or "any" in self._entries[name].kinds
@@ -349,7 +349,7 @@ def cut(text: str) -> str:
     return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}…"
 
 
-def shown(value: JsonValue) -> str:
+def quote(value: JsonValue) -> str:
     match value:
         case None:
             return "null"

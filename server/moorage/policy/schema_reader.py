@@ -25,7 +25,7 @@ from moorage.policy.schema import (
     comparable,
     cut,
     finite,
-    shown,
+    quote,
     under,
 )
 from moorage.records.json_values import JsonMapping, JsonValue
@@ -161,7 +161,7 @@ class _Reader:
             return entry.properties
         if "object" in entry.kinds:
             return Schema({}, null_is_value=True)
-        found = f"found {shown(document.get('type'))}"
+        found = f"found {quote(document.get('type'))}"
         raise SchemaError(under(path, "type"), "object, or array with items that are", found)
 
     def fields(
@@ -174,7 +174,7 @@ class _Reader:
     ) -> Schema:
         if not isinstance(document, dict):
             expected = "an object with one entry per field, e.g. {'size': {'type': 'number'}}"
-            raise SchemaError(path, expected, f"found {shown(document)}")
+            raise SchemaError(path, expected, f"found {quote(document)}")
         if depth > DEPTH_MAX:
             raise SchemaError(path, f"at most {DEPTH_MAX} levels", "this is one more")
         entries = dict.fromkeys(demanded, _ANY)
@@ -201,9 +201,9 @@ class _Reader:
             return _ANY
         if not isinstance(given, dict):
             expected = "an object that describes the field, e.g. {'type': 'number'}"
-            raise SchemaError(path, expected, f"found {shown(given)}")
+            raise SchemaError(path, expected, f"found {quote(given)}")
         kinds = self._kinds(given, path)
-        known = {k: v for k, v in given.items() if self._known(k, kinds, path)}
+        known = {k: v for k, v in given.items() if self._may_enforce(k, kinds, path)}
         entry = FieldSchema(
             kinds,
             pattern=self._pattern(known, path),
@@ -234,7 +234,7 @@ class _Reader:
         kinds: tuple[str, ...] = self.attempt(read, ("any",))
         return (*kinds, "null") if given.get("nullable") is True else kinds
 
-    def _known(self, key: str, kinds: Collection[str], path: str) -> bool:
+    def _may_enforce(self, key: str, kinds: Collection[str], path: str) -> bool:
         """Return whether to enforce what stands under a key; note where that is not understood."""
         if key in _NOTES or key.startswith("x-"):
             return key == "description"
@@ -255,7 +255,7 @@ class _Reader:
             text, place = given["pattern"], under(path, "pattern")
             if not isinstance(text, str) or not 0 < len(text) <= PATTERN_CHARS_MAX:
                 expected = f"a regular expression of 1 to {PATTERN_CHARS_MAX} characters"
-                raise SchemaError(place, expected, f"found {shown(text)}")
+                raise SchemaError(place, expected, f"found {quote(text)}")
             self._patterns += 1
             if self._patterns > PATTERNS_MAX:
                 expected = f"at most {PATTERNS_MAX} patterns in all"
@@ -276,7 +276,7 @@ class _Reader:
             value = given.get(key, 0)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 place = under(path, key)
-                raise SchemaError(place, "a whole number from 0", f"found {shown(value)}")
+                raise SchemaError(place, "a whole number from 0", f"found {quote(value)}")
             return value if key in given else None
 
         def read() -> Sizes | None:
@@ -298,7 +298,7 @@ class _Reader:
                 value = given.get(key, NO_VALUE)
                 if value is not NO_VALUE:
                     if not isinstance(value, int | float) or not finite(value):
-                        found = f"found {shown(value)}"
+                        found = f"found {quote(value)}"
                         raise SchemaError(under(path, key), "a finite number", found)
                     return value
             return None
@@ -316,7 +316,7 @@ class _Reader:
         return found
 
     def _properties(self, given: JsonMapping, path: str, depth: int) -> Schema | None:
-        demanded = self.attempt(partial(_demanded, given, path), ())
+        demanded = self.attempt(partial(_required_fields, given, path), ())
         others = given.get("additionalProperties", True)
         if not isinstance(others, bool):
             place = under(path, "additionalProperties")
@@ -341,7 +341,7 @@ class _Reader:
         if isinstance(element, list):  # The documents leave open whether it is a list of one.
             if len(element) != 1:
                 expected = "one entry that describes every element, or a list of that one"
-                raise SchemaError(path, expected, f"found {shown(element)}")
+                raise SchemaError(path, expected, f"found {quote(element)}")
             element, path = element[0], f"{path}[0]"
         entry = self.entry(element, path, depth + 1)
         if isinstance(element, dict) and element.get("required") is True:
@@ -361,7 +361,7 @@ class _Reader:
             completed = entry.check(given["default"], Budget())
         except SchemaError as error:
             raise error.within(path) from None
-        text = f"{entry.expected}, by default {shown(given['default'])}"
+        text = f"{entry.expected}, by default {quote(given['default'])}"
         return replace(entry, default=completed, expected=text)
 
 
@@ -370,18 +370,18 @@ def _unknown_kind(kind: JsonValue, path: str) -> SchemaError:
     if kind is NO_VALUE:
         return SchemaError(path, f"one of {names}", "it is missing")
     hint = _OTHER_NAMES.get(kind, "") if isinstance(kind, str) else ""
-    found = f"found {shown(kind)}" + (f", which is {hint} here" if hint else "")
+    found = f"found {quote(kind)}" + (f", which is {hint} here" if hint else "")
     return SchemaError(path, f"one of {names}", found)
 
 
-def _demanded(given: JsonMapping, path: str) -> tuple[str, ...]:
+def _required_fields(given: JsonMapping, path: str) -> tuple[str, ...]:
     """Return the fields within an object that must be there, as JSON Schema lists them."""
     value = given.get("required", False)
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return tuple(dict.fromkeys(value[:ENTRIES_MAX]))
     if not isinstance(value, bool):
         expected = "true or false, or a list of names"
-        raise SchemaError(under(path, "required"), expected, f"found {shown(value)}")
+        raise SchemaError(under(path, "required"), expected, f"found {quote(value)}")
     return ()
 
 
@@ -395,14 +395,14 @@ def _choices(
     if key == "const":
         listed = [listed]
     if not isinstance(listed, list) or not 0 < len(listed) <= CHOICES_MAX:
-        raise SchemaError(path, f"a list of 1 to {CHOICES_MAX} values", f"found {shown(listed)}")
+        raise SchemaError(path, f"a list of 1 to {CHOICES_MAX} values", f"found {quote(listed)}")
     nouns = " or ".join(_NOUNS[kind] for kind in kinds)
     for number, each in enumerate(listed):
         if isinstance(each, list | dict):
             noun = "a text, a number, true or false" if "any" in kinds else nouns
-            raise SchemaError(f"{path}[{number}]", noun, f"found {shown(each)}")
+            raise SchemaError(f"{path}[{number}]", noun, f"found {quote(each)}")
         if key == "choices" and not any(_may_be(each, kind) for kind in kinds):
-            raise SchemaError(f"{path}[{number}]", nouns, f"found {shown(each)}")
+            raise SchemaError(f"{path}[{number}]", nouns, f"found {quote(each)}")
     return frozenset(comparable(each) for each in listed)
 
 
@@ -416,7 +416,7 @@ def _in_words(entry: FieldSchema, given: JsonMapping, path: str) -> str:
     text = " ".join((nouns, *_constraints(entry, given)))
     description = given.get("description", "")
     if not isinstance(description, str):
-        raise SchemaError(under(path, "description"), "a text", f"found {shown(description)}")
+        raise SchemaError(under(path, "description"), "a text", f"found {quote(description)}")
     return f"{text} ({cut(description)})" if description.strip() else text
 
 
@@ -444,4 +444,4 @@ def _constraints(entry: FieldSchema, given: JsonMapping) -> Iterator[str]:
         yield f"that matches {cut(str(given['pattern']))}"
     if entry.choices is not None:
         listed = given.get("choices", given.get("enum", [given.get("const")]))
-        yield f"out of {cut(', '.join(map(shown, listed)))}"
+        yield f"out of {cut(', '.join(map(quote, listed)))}"

@@ -58,7 +58,7 @@ def _without_pages(app: ASGIApp) -> ASGIApp:
     """Return the application without requests of web pages: a pool is for programs."""
     origins = Origins()
 
-    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+    async def check_request(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
         foreign = origins.refusal(scope["raw_path"].decode("latin-1"), request.headers.items())
         if foreign is None:
@@ -67,11 +67,11 @@ def _without_pages(app: ASGIApp) -> ASGIApp:
             answer = JSONResponse({"error": "Forbidden", "message": foreign.reason}, 403)
             await answer(scope, receive, send)
 
-    return checked
+    return check_request
 
 
 class _Endpoints:
-    """What the endpoints do: a body in, a document out."""
+    """The endpoints: each takes a body and returns a document."""
 
     def __init__(self, holdings: Holdings) -> None:
         self._holdings = holdings

@@ -1,4 +1,4 @@
-"""Who holds what of a served pool, and until when: nothing is held for ever without a holder.
+"""Records the holders of a served pool's slots, and when each hold ends.
 
 A checkout belongs to a process, and is over when that process dies; or to no process, and
 is over when its time is up; or both, whichever comes first. All of this runs in one event loop.
@@ -73,7 +73,7 @@ class _Watch:
 
 
 class Holdings:
-    """Hands out a pool, and takes back what its holders no longer can.
+    """Hands out the slots of a pool, and releases those of holders that are gone.
 
     Args:
         pool: The pool; no other object may check anything out of it.

@@ -103,8 +103,8 @@ def _listening(address: Uds | Tcp) -> Iterator[tuple[socket.socket, Uds | Tcp]]:
             case Uds(path=path):
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 address.check()
-                stack.enter_context(_locked(path))
-                _remove_left(path)
+                stack.enter_context(_hold_lock(path))
+                _remove_stale_socket(path)
                 listener = stack.enter_context(socket.socket(socket.AF_UNIX))
                 before = os.umask(0o177)
                 try:
@@ -127,7 +127,7 @@ def _listening(address: Uds | Tcp) -> Iterator[tuple[socket.socket, Uds | Tcp]]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _hold_lock(path: Path) -> Iterator[None]:
     """Hold the lock beside a socket's file."""
     # The file stays: were it removed, two servers could each hold the lock of another file. It is
     # never written to, and no link is followed: its name can be guessed.
@@ -151,8 +151,13 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(file)
 
 
-def _remove_left(path: Path) -> None:
-    """Remove the socket of a killed server: the lock is ours, and no server answers there."""
+def _remove_stale_socket(path: Path) -> None:
+    """Remove the socket that a killed server left: the lock is ours, and no server answers there.
+
+    Raises:
+        OSError: It is no socket, or another program's.
+
+    """
     try:
         seen = path.lstat()
     except FileNotFoundError:

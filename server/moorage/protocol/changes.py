@@ -49,7 +49,7 @@ class ChangedQuota(QuotaChange, frozen=True, kw_only=True):
 
 
 class Change(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What would be different; it is done in this order. `policies`: which one stands for which."""
+    """The changes to try, applied in this order. `policies`: which one stands for which."""
 
     add_nodes: Annotated[tuple[AddedNodes, ...], _FEW] = ()
     quotas: Annotated[tuple[ChangedQuota, ...], _FEW] = ()

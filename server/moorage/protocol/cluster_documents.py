@@ -82,7 +82,7 @@ def node_document(
 
 
 def gpu_group(devices: Sequence[Document]) -> Document:
-    """Return what a node's document says of its devices."""
+    """Return the devices of a node's document."""
     return {
         "count": len(devices),
         "memory": sum(each["memory"] for each in devices),
@@ -146,7 +146,7 @@ def nodes_of(document: JsonMapping) -> list[Document]:
     return list(entries) if isinstance(entries, list) else []
 
 
-def merged(old: JsonMapping, new: JsonMapping) -> Document:
+def merge_documents(old: JsonMapping, new: JsonMapping) -> Document:
     """Return the document of a cluster with the nodes of a second one put into it.
 
     A node that both list is as the second one says; those that only one lists stay. Everything

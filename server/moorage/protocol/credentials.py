@@ -1,4 +1,4 @@
-"""What a request says of who sends it; both ports read it with this.
+"""Reads the credentials of a request, for both ports.
 
 A program sends its token in an `Authorization` header. Existing ones have credentials in their URLs
 (`http://user:TOKEN@host`), which arrive as Basic: there, the password is the token, and the user
@@ -14,6 +14,15 @@ import base64
 import binascii
 from collections.abc import Sequence
 from typing import Final
+
+__all__ = [
+    "CONSOLE_COOKIE",
+    "SUBPROTOCOL",
+    "TICKET_PREFIX",
+    "console_cookies",
+    "read_subprotocols",
+    "token_of",
+]
 
 SUBPROTOCOL: Final = "moorage"
 """What the server chooses of the subprotocols that a client offers."""
@@ -53,7 +62,7 @@ def console_cookies(headers: Sequence[str]) -> list[str]:
     return found[:COOKIES_MAX]
 
 
-def offered_credential(headers: Sequence[str]) -> tuple[str, str] | None:
+def read_subprotocols(headers: Sequence[str]) -> tuple[str, str] | None:
     """Return the credential among the subprotocols of a handshake: its kind and its text.
 
     Args:

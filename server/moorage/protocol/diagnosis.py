@@ -108,7 +108,7 @@ def _names(text: str) -> list[str]:
 
 
 def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, ...]) -> BadMessage:
-    """Say what is wrong with a message.
+    """Return the error for an invalid message.
 
     Args:
         frame: The message.
@@ -139,7 +139,7 @@ def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, 
         return _too_deep()
     check_names(frame)
     identity = message_id(frame)
-    missing = [*also, *(name for name in required(kind) if raw.get(name) in _ABSENT)]
+    missing = [*also, *(name for name in required_fields(kind) if raw.get(name) in _ABSENT)]
     if missing:
         return missing_fields(missing, expectations(kind).get(missing[0], ""), identity)
     if isinstance(error, OverflowError | UnicodeError):
@@ -148,7 +148,7 @@ def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, 
     return _invalid(kind, error, identity, raw)
 
 
-def ignored(
+def warn_of_unknown(
     frame: str | bytes, kind: type[Struct], known: frozenset[str], *, strict: bool
 ) -> list[str]:
     """Return a warning for each field of a message that is not among those known.
@@ -168,15 +168,15 @@ def ignored(
             name
             for name in heapq.nsmallest(IGNORED_MAX, unknown)
             if _is_nearly_dry_run(bytes(raw[name])[:QUOTED_CHARS_MAX].decode(errors="replace"))
-            or "dry_run" in _meant(name, names, paths)
+            or "dry_run" in _suggest(name, names, paths)
         ]
     for name in heapq.nsmallest(1, trials or (unknown if strict else ())):
         expected = "one of " + ", ".join(names)
-        meant = " (did you mean dry_run?)" if trials else _meant(name, names, paths)
+        meant = " (did you mean dry_run?)" if trials else _suggest(name, names, paths)
         reason = f"{_short(name)}: unknown field; expected {expected}{meant}"
         raise BadMessage(Code.BAD_MESSAGE, reason, _short(name), expected, message_id(frame))
     warnings = [
-        f"{_short(name)}: unknown field, it was ignored{_meant(name, names, paths)}."
+        f"{_short(name)}: unknown field, it was ignored{_suggest(name, names, paths)}."
         for name in heapq.nsmallest(IGNORED_MAX, unknown)
     ]
     if len(unknown) > IGNORED_MAX:
@@ -220,21 +220,21 @@ def missing_fields(names: list[str], expected: str, identity: str | int | None) 
 
 def unknown_op(op: JsonValue, known: list[str], identity: str | int | None) -> BadMessage:
     """Return the error that lists the operations there are."""
-    reason = f"op: expected one of {', '.join(known)}{_meant(op, known)}"
+    reason = f"op: expected one of {', '.join(known)}{_suggest(op, known)}"
     return BadMessage(
         Code.UNKNOWN_OP, reason, "op", "one of " + ", ".join(known), identity, {"known": known}
     )
 
 
 @functools.cache
-def required(kind: type[Struct]) -> tuple[str, ...]:
+def required_fields(kind: type[Struct]) -> tuple[str, ...]:
     """Return the fields that a message of this kind must have."""
     return tuple(field.name for field in msgspec.structs.fields(kind) if field.required)
 
 
 @functools.cache
 def expectations(kind: type[Struct]) -> dict[str, str]:
-    """Return what is expected in each field, by dotted path, from the descriptions in `fields`."""
+    """Return the expected type of each field, by dotted path, from the descriptions in `fields`."""
     expected: dict[str, str] = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         description, nested = _describe(hint)
@@ -281,7 +281,7 @@ def _invalid(
         known = [name for path in below if "." not in (name := path.removeprefix(prefix))]
         inner = [path for path in below if path.removeprefix(prefix) not in known]
         name = _short(unknown["name"])
-        meant = _meant(name, known, inner) or _meant(name, [], _elsewhere(kind, name, prefix))
+        meant = _suggest(name, known, inner) or _suggest(name, [], _elsewhere(kind, name, prefix))
         return BadMessage(
             Code.BAD_MESSAGE,
             f"{prefix}{name}: unknown field; expected one of {', '.join(known)}{meant}",
@@ -304,7 +304,7 @@ def _invalid(
         ]
         item = f"an object with {', '.join(inner)}" if inner else f"an item of {wanted}"
         wanted = what if ours else item
-    given = _given(path, raw)
+    given = _value_at(path, raw)
     if "matching regex" in what:
         blank = isinstance(given, str) and not given.strip()
         wanted = expected.get(plain, "a text")
@@ -312,7 +312,7 @@ def _invalid(
             wanted = f"a name that is not blank, in {wanted}; leave the blank out"
         else:
             wanted += "; no control, zero-width or bidirectional character"
-    wanted += _part(plain, given) + _meant(given, _QUOTED.findall(wanted))
+    wanted += _part(plain, given) + _suggest(given, _QUOTED.findall(wanted))
     return _wrong(path.replace("[...]", ""), wanted, identity)
 
 
@@ -325,7 +325,7 @@ def _elsewhere(kind: type[Struct], name: str, prefix: str) -> list[str]:
     return [path for path in others if path.rpartition(".")[2] in ours]
 
 
-def _given(path: str, raw: dict[str, msgspec.Raw]) -> JsonValue:
+def _value_at(path: str, raw: dict[str, msgspec.Raw]) -> JsonValue:
     """Return the value at a path such as `a.b[0].c`, None if there is none."""
     name, *steps = _STEP.findall(path) or [""]
     value = msgspec.json.decode(raw[name]) if name in raw else None
@@ -338,7 +338,7 @@ def _given(path: str, raw: dict[str, msgspec.Raw]) -> JsonValue:
 
 
 def _part(path: str, value: JsonValue) -> str:
-    """Say which field asks for a part of what is counted in whole numbers at `path`."""
+    """Name the field for a fraction where `path` takes only whole numbers."""
     if not path.endswith(("gpus", "_milli")):
         return ""
     if not isinstance(value, float) or not value > 0 or value.is_integer():
@@ -415,7 +415,7 @@ def _is_packable(value: JsonValue) -> bool:
     return True
 
 
-def _meant(given: JsonValue, known: list[str], paths: Sequence[str] = ()) -> str:
+def _suggest(given: JsonValue, known: list[str], paths: Sequence[str] = ()) -> str:
     """Return ` (did you mean x?)` where a known word is close, or the last one of a path."""
     if not isinstance(given, str) or len(given) > QUOTED_CHARS_MAX:
         return ""

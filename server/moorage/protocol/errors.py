@@ -1,4 +1,4 @@
-"""What reading the socket can end in.
+"""The errors of reading from the socket.
 
     ProtocolError(ValueError)
     ├── BadMessage    the server could not read a client's message
@@ -12,7 +12,7 @@ from moorage.records.json_values import JsonMapping
 
 
 class ProtocolError(ValueError):
-    """A text that is not what the protocol says."""
+    """A text that breaks the protocol."""
 
 
 class BadMessage(ProtocolError):  # noqa: N818  # The term of the wire, as in the code `bad_message`.

@@ -70,7 +70,7 @@ class FairSemaphore:
                 self._give_back(tenant)
 
     def close(self) -> None:
-        """Admit all who wait, and who comes later, too: the server stops."""
+        """Admit all present and later waiters: the server stops."""
         self._closed = True
         for tenant, places in self._waiting.items():
             for place in places:
@@ -129,7 +129,7 @@ class FairSemaphore:
                 del self._waiting[tenant]
 
     def _serve(self) -> None:
-        """Give what is free to those who hold least, in turns."""
+        """Give free slots to the tenants that hold least, in turns."""
         while self._free > 0:
             able = [tenant for tenant in self._waiting if self._may(tenant)]
             if not able:

@@ -1,4 +1,4 @@
-"""What a JSON text becomes, counted in a few passes in C before any of it is built.
+"""Counts the values of a JSON text, in a few passes in C, before it is decoded.
 
 A mebibyte of `[],` is a third of a million lists, which take a third of a second to build, and
 `1e290` takes a hundred times as long to read as `1e280`. So `messages` and the HTTP side refuse a

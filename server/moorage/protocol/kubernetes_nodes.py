@@ -56,7 +56,7 @@ _FACTORS: Final[Mapping[str, float]] = {
 
 
 class WrongNodeError(ValueError):
-    """A field of a node is not what the API documents.
+    """A field of a node differs from the API's documentation.
 
     Args:
         path: The field, e.g. `status.allocatable.cpu`.
@@ -87,7 +87,7 @@ def mig_profile(resource: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """A Node as JSON, and what the document of its machine says.
+    """A Node as JSON, and the document of its machine.
 
     Raises:
         WrongNodeError: In any method: a field is not what the API documents.

@@ -12,7 +12,7 @@ from moorage.records.rights import Caller
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A person who has exchanged a token for a cookie.
+    """The login of a person: a cookie got for a token.
 
     Args:
         caller: Whom the token stands for.
@@ -28,7 +28,7 @@ class Login:
 
 
 class Logins(Protocol):
-    """Who has logged in."""
+    """The person who has logged in."""
 
     def enter(self, token: str) -> tuple[str, Login] | None:
         """Exchange a token for a cookie; None: it is no tenant's.

@@ -14,7 +14,7 @@ READ_SECONDS_MAX: Final = 0.002
 
 
 class LoopShares:
-    """Bounds how long what comes of one tenant is read in one turn."""
+    """Limits the time for reading messages of one tenant in one turn."""
 
     def __init__(self) -> None:
         self._spent: dict[Tenant, float] = {}

@@ -23,11 +23,11 @@ from moorage.protocol.diagnosis import (
     check_bounds,
     check_names,
     diagnose,
-    ignored,
     message_id,
     missing_fields,
     no_kind,
     unknown_op,
+    warn_of_unknown,
 )
 from moorage.protocol.errors import BadMessage
 from moorage.records import fields as f
@@ -463,7 +463,7 @@ class _Requested(Struct):
 
 
 class _Head(Struct):
-    """As much of a message as decides what kind it is; the rest is skipped, not built."""
+    """The fields of a message that decide its kind. The decoder skips the rest."""
 
     adhoc: JsonValue = None
     op: JsonValue = None
@@ -563,14 +563,18 @@ def ignored_fields(frame: str | bytes, message: Message) -> list[str]:
     if isinstance(message, WhatIf) and message.request:
         request = _requested(frame).request
         try:
-            return ignored(request, AllocationRequest, _lenient[AllocationRequest], strict=True)
+            return warn_of_unknown(
+                request, AllocationRequest, _lenient[AllocationRequest], strict=True
+            )
         except BadMessage as error:
             at, reason = f"request.{error.field}", f"request.{error.reason}"
             raise BadMessage(error.code, reason, at, error.expected, message.id) from None
     if not isinstance(message, AllocationRequest | BlockRequest):
         return []
     kind = type(message)
-    return ignored(frame, kind, _lenient[kind], strict=message.strict) + _without_use(message)
+    return warn_of_unknown(frame, kind, _lenient[kind], strict=message.strict) + _without_use(
+        message
+    )
 
 
 def _without_use(message: Message) -> list[str]:

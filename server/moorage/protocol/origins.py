@@ -1,4 +1,4 @@
-"""Who may ask over HTTP: programs and our own pages, but no page of another site.
+"""Decides who may send HTTP requests: programs and our own pages, but no page of another site.
 
 `gateway`, `web` and served slot pools ask `Origins.refusal` about every request, the handshakes of
 WebSockets included. A browser reaches every port of its machine, and any page may tell it to: a
@@ -31,7 +31,7 @@ _OWN_SITES: Final = frozenset({"same-origin", "none"})
 
 
 class WebOrigin(NamedTuple):
-    """Where a page comes from."""
+    """The origin of a page."""
 
     scheme: str
     name: str
@@ -54,7 +54,7 @@ class Foreign:
 
     @property
     def advice(self) -> str:
-        """The reason, and what the operator of a daemon can do about it."""
+        """The reason, and the remedy for the operator of a daemon."""
         return (
             f"{self.reason}; setting `{self.setting}` lets it in" if self.setting else self.reason
         )
@@ -62,7 +62,7 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """What one server answers to.
+    """The host names and origins that a server accepts.
 
     Args:
         hosts: Its names beside those of loopback: what it listens on, and what operators add.

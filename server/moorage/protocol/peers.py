@@ -1,4 +1,4 @@
-"""Who is connected, by address: what both ports hold against their limits.
+"""Counts connections by address, for the limits of both ports.
 
 `gateway` and `web` keep their connections in it, each those that do something apart from those that
 do nothing; of the latter, the one that has done nothing for longest gives way.

@@ -212,7 +212,7 @@ class PolicyDocuments(Protocol):
 
 
 class CanaryStart(Struct, frozen=True, forbid_unknown_fields=True):
-    """What starts a canary.
+    """The body that starts a canary.
 
     Args:
         policy_rule_uri: The URI of a registered version, the candidate.
@@ -230,7 +230,7 @@ class CanaryStart(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Activation(Struct, frozen=True):
-    """What activates a version.
+    """The body that activates a version.
 
     Args:
         policy_rule_uri: The URI of a registered version of the alias's policy.

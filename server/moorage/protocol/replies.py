@@ -1,4 +1,4 @@
-"""What the server says: writing it, and reading it on the other side.
+"""Writes replies on the server, and reads them in the client.
 
 The daemon and the web room write with `success`, `failure`, `raw` and `event`; the client package
 reads with `decode_reply`. Shapes: docs/reference/allocation-server.md, "Requests and
@@ -72,7 +72,7 @@ class Reply(Struct, frozen=True, omit_defaults=True):
 
     @property
     def error(self) -> ErrorObject | None:
-        """What a failure says to programs; servers older than `error` say only `message`."""
+        """A failure for programs. Servers older than `error` send only `message`."""
         if self.success:
             return None
         found = msgspec.convert(self.details, ErrorObject)
@@ -89,7 +89,7 @@ class Event(Struct, frozen=True):
 
 
 class Shared(TypedDict, total=False):
-    """What a reply of either kind may say beside its answer: fields of `Reply`."""
+    """The optional fields of `Reply`, for success and failure."""
 
     id: MessageId
     request: str
@@ -224,7 +224,7 @@ _reply: Final = msgspec.json.Decoder(Reply).decode
 
 
 def decode_reply(frame: str | bytes) -> Reply | Event:
-    """Read what the server sent.
+    """Read a reply of the server.
 
     Args:
         frame: The text of the message. The raw result that answers a block-level request is

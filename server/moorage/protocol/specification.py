@@ -161,7 +161,7 @@ _LISTED: Final = "\nAttributes:\n"
 
 
 def explain(name: str, schema: JsonObject) -> None:
-    """Move what the docstring of a type says of its attributes to the properties of its schema.
+    """Copy the attribute descriptions of a type's docstring to the properties of its schema.
 
     Args:
         name: Of the type.
@@ -185,7 +185,7 @@ def explain(name: str, schema: JsonObject) -> None:
 
 @cache
 def schemas(reference: str = "#/$defs/{name}") -> dict[str, JsonObject]:
-    """Return the schema of every message and of what they are made of, by name.
+    """Return the schemas of all messages and of their parts, by name.
 
     Args:
         reference: How one schema refers to another.
@@ -217,7 +217,7 @@ def _with_wire_names(found: JsonObject, reference: str) -> JsonObject:
 
 
 def _sparse(schema: JsonObject) -> None:
-    """Describe a reply that leaves out what is at its default: it is never null."""
+    """Describe a reply that omits fields at their defaults: such a field is never null."""
     for part in schema["properties"].values():
         if "default" in part and part.pop("default") is None:
             kinds = [kind for kind in part.pop("anyOf") if kind != {"type": "null"}]

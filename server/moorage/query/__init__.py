@@ -24,7 +24,7 @@ from moorage.query.bodies import (
     parse_filter,
     parse_search,
 )
-from moorage.query.conditions import EVERYTHING, Condition, restricted, text_at
+from moorage.query.conditions import EVERYTHING, Condition, restrict, text_at
 from moorage.query.errors import QueryError
 from moorage.query.evaluate import Predicate, evaluate, predicate
 from moorage.query.expressions import expression
@@ -58,7 +58,7 @@ __all__ = [
     "parse_pipeline",
     "parse_search",
     "predicate",
-    "restricted",
+    "restrict",
     "text_at",
 ]
 

@@ -13,7 +13,7 @@ from moorage.query.conditions import EVERYTHING, Condition
 from moorage.query.errors import QueryError, missing, under, wrong
 from moorage.query.limits import RETURN_MAX, WEIGHTS_MAX
 from moorage.query.parse import Parser
-from moorage.query.shapes import an_object, known, one_of
+from moorage.query.shapes import an_object, check_keys, one_of
 from moorage.query.values import number_in
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
@@ -48,7 +48,8 @@ class Filter:
         match_type: What is searched.
         condition: What its documents must meet.
         companions: Conditions on other documents, by their kind, in the order to ask them; what
-            they find limits the answer (`restricted`). Without a hit, nothing is found.
+            they find limits the answer (`restrict`). Without a hit, nothing is found.
+
     """
 
     match_type: MatchType
@@ -110,7 +111,7 @@ def parse_search(body: JsonValue, at: str = "") -> Search:
         QueryError: It is malformed, refused or too large.
     """
     given, at = _open(body, at)
-    known(given, ("matchType", "rankingPolicyRule"), at)
+    check_keys(given, ("matchType", "rankingPolicyRule"), at)
     outer, outer_at = given, at
     if "matchType" in given or "rankingPolicyRule" not in given:
         _match_type(given, at)  # A filter of the rule may say it, too, and decides then.
@@ -119,10 +120,10 @@ def parse_search(body: JsonValue, at: str = "") -> Search:
     at = under(at, "rankingPolicyRule")
     rule = an_object(given["rankingPolicyRule"], at, "a ranking rule (an object)")
     if "values" in rule:
-        known(rule, ("values",), at)
+        check_keys(rule, ("values",), at)
         at = under(at, "values")
         rule = an_object(rule["values"], at, "a ranking rule (an object)")
-    known(rule, _RULE_KEYS, at)
+    check_keys(rule, _RULE_KEYS, at)
     if rule.get("policyCodePath"):
         place, expected = under(at, "policyCodePath"), "the URI of a policy in policyRuleURI"
         raise QueryError(place, expected, "runs code from a path", Code.UNSUPPORTED)
@@ -158,7 +159,7 @@ def _open(body: JsonValue, at: str) -> tuple[JsonObject, str]:
     given = an_object(body, at)
     if "body" not in given:
         return given, at
-    known(given, ("header", "body"), at)
+    check_keys(given, ("header", "body"), at)
     at = under(at, "body")
     inner = an_object(given["body"], at, "an object with values")
     if "values" not in inner:
@@ -169,14 +170,14 @@ def _open(body: JsonValue, at: str) -> tuple[JsonObject, str]:
 
 def _filter(body: JsonValue, at: str) -> Filter:
     given = an_object(body, at, "a filter (an object)")
-    known(given, ("matchType", "filter"), at)
-    match_type = _match_type({**_searched_by(given.get("filter")), **given}, at)
+    check_keys(given, ("matchType", "filter"), at)
+    match_type = _match_type({**_match_type_of(given.get("filter")), **given}, at)
     at = under(at, "filter")
     if "filter" not in given:
         raise missing(at, "an object of queries")
     queries = an_object(_or_empty(given["filter"]), at, "an object of queries")
     kinds = (match_type, *COMPANIONS[match_type])
-    known(queries, tuple(f"{kind}Query" for kind in kinds), at)
+    check_keys(queries, tuple(f"{kind}Query" for kind in kinds), at)
     parser = Parser()
     read = {
         kind: parser.condition(queries[key], under(at, key))
@@ -196,7 +197,7 @@ def _match_type(given: JsonMapping, at: str) -> MatchType:
     return cast("MatchType", value if known_kind else one_of(value, place, SEARCHED))
 
 
-def _searched_by(queries: JsonValue) -> dict[str, MatchType]:
+def _match_type_of(queries: JsonValue) -> dict[str, MatchType]:
     """Return the `matchType` of a filter without one, by the names of its queries."""
     kinds = [name.removesuffix("Query") for name in queries] if isinstance(queries, dict) else []
     able = [kind for kind, more in COMPANIONS.items() if {*kinds} <= {kind, *more}]

@@ -152,7 +152,7 @@ class Column:
 
     def set(self, rows: Sequence[int], founds: Iterable[Sequence[JsonValue]]) -> None:
         """Replace the values of some rows by those of their documents."""
-        held = [_held(found) for found in founds]
+        held = [_split_array(found) for found in founds]
         at = np.array(rows, np.intp)
         self.present[at] = [each.present for each in held]
         self.structured[at] = [each.structured for each in held]
@@ -207,7 +207,7 @@ class Column:
             case Among():
                 return self._among(leaf.values)
             case Ordered(operator=name, operand=operand):
-                return self._ordered(name, operand)
+                return self._compare(name, operand)
             case Matches():
                 return self._with_codes(self.vocabulary.matching(leaf.pattern, leaf.place))
             case _:
@@ -244,7 +244,7 @@ class Column:
             mask[self.numbers.rows[np.isin(self.numbers.values, numbers)]] = True
         return mask | ~self.present if Mark.NULL in keys else mask
 
-    def _ordered(self, name: OrderName, operand: float | str) -> Mask:
+    def _compare(self, name: OrderName, operand: float | str) -> Mask:
         number = number_in(operand)
         if isinstance(operand, str):
             mask = self._with_codes(self.vocabulary.beyond(name, operand))
@@ -293,7 +293,7 @@ class _Held:
     inexact: bool = False
 
 
-def _held(found: Sequence[JsonValue]) -> _Held:
+def _split_array(found: Sequence[JsonValue]) -> _Held:
     """Split the values of a document by the array of a column that stores them."""
     values = spread(found) if any(isinstance(value, list) for value in found) else found
     kinds = set(map(type, values))

@@ -11,6 +11,27 @@ from typing import Final, Literal, Protocol
 from moorage.query.values import number_in
 from moorage.records.json_values import JsonValue
 
+__all__ = [
+    "EVERYTHING",
+    "AllOf",
+    "Among",
+    "AnyOf",
+    "Condition",
+    "Exists",
+    "Fold",
+    "FoldName",
+    "Leaf",
+    "Matches",
+    "Not",
+    "OrderName",
+    "Ordered",
+    "Path",
+    "Source",
+    "TextPattern",
+    "restrict",
+    "text_at",
+]
+
 FoldName = Literal["count", "avg", "sum", "min", "max"]
 OrderName = Literal[">", ">=", "<", "<="]
 
@@ -121,7 +142,7 @@ def text_at(condition: Condition, path: str) -> str:
     return text if isinstance(text, str) and number_in(text) is None else ""
 
 
-def restricted(condition: Condition, path: str, values: Iterable[str]) -> Condition:
+def restrict(condition: Condition, path: str, values: Iterable[str]) -> Condition:
     """Return a condition that also requires one of `values` at `path`.
 
     This is how the answer of a companion query enters the main one: the `clusterId` of the metrics

@@ -76,7 +76,7 @@ def _test(leaf: Leaf) -> _Test:
         case Among(values=operands):
             return _among(operands)
         case Ordered(operator=name, operand=operand):
-            return _ordered(ORDERS[name], operand)
+            return _ordering_test(ORDERS[name], operand)
         case Matches(pattern=pattern):
             matches = pattern.matches
             return lambda found: any(
@@ -102,7 +102,9 @@ def _among(operands: Sequence[JsonValue]) -> _Test:
     return holds
 
 
-def _ordered(compare: Callable[[JsonValue, JsonValue], JsonValue], operand: float | str) -> _Test:
+def _ordering_test(
+    compare: Callable[[JsonValue, JsonValue], JsonValue], operand: float | str
+) -> _Test:
     number = number_in(operand)
     text = operand if isinstance(operand, str) else None
 

@@ -72,7 +72,7 @@ def expression(text: str, options: str, place: str) -> Expression:
     tree = _Reader(text, options == "i", place).whole()
     machine = _Machine(place)
     entry = machine.build(tree, machine.final)
-    rows, last = _determined(machine, entry)
+    rows, last = _determine(machine, entry)
     return Expression(text, options, rows, last, _needles(tree))
 
 
@@ -209,7 +209,7 @@ class _Reader:
         low, high = first[0][0], last[-1][1]
         # A class such as \d is no end of a range.
         if first != ((low, low),) or last != ((high, high),) or low > high:
-            self._refuse("ends a range that goes nowhere")
+            self._refuse("ends a range without a start")
         return ((low, high),)
 
     def _one(self) -> Ranges:
@@ -246,7 +246,7 @@ class _Reader:
             return part
         self._takes("?")
         if self._next() in {"*", "+", "?", "{"} and self._next():
-            self._refuse("repeats what is repeated already; use a group")
+            self._refuse("repeats a repetition; use a group")
         return _Repeat(part, least, most)
 
     def _counts(self) -> tuple[int, int | None]:
@@ -316,7 +316,7 @@ class _Machine:
         raise QueryError(
             self.place,
             "a pattern with fewer repetitions and choices",
-            "it takes too much work to follow",
+            "it takes too many steps to match",
             Code.TOO_LARGE,
         )
 
@@ -376,7 +376,7 @@ class _Machine:
         return frozenset(reached)
 
 
-def _determined(machine: _Machine, entry: int) -> tuple[tuple[TransitionRow, ...], frozenset[int]]:
+def _determine(machine: _Machine, entry: int) -> tuple[tuple[TransitionRow, ...], frozenset[int]]:
     """Return the table of the deterministic automaton, and its final states."""
     starts, members = _alphabet(machine)
     # The search may start anywhere, so every later state has the entry in it once more.
@@ -402,7 +402,7 @@ def _determined(machine: _Machine, entry: int) -> tuple[tuple[TransitionRow, ...
                 waiting.append(key)
             row.append(numbers[key])
         rows.append(tuple(row))
-    return tuple(TransitionRow(starts, row) for row in _ended_early(rows, last)), frozenset(last)
+    return tuple(TransitionRow(starts, row) for row in _reject_early(rows, last)), frozenset(last)
 
 
 def _alphabet(machine: _Machine) -> tuple[list[int], list[list[int]]]:
@@ -432,7 +432,7 @@ def _reach(
     return reached
 
 
-def _ended_early(rows: list[tuple[int, ...]], last: set[int]) -> list[tuple[int, ...]]:
+def _reject_early(rows: list[tuple[int, ...]], last: set[int]) -> list[tuple[int, ...]]:
     """Return the table with `REJECTED` for states from which no match is possible."""
     dead = {
         number

@@ -196,15 +196,15 @@ class DocumentIndex:
 
     def _leaf(self, leaf: Leaf, within: Mask) -> Mask:
         if self._cost(leaf) and np.count_nonzero(within) <= SCAN_MAX:
-            return self._looked_at(leaf, within)
+            return self._evaluate_rows(leaf, within)
         column = self.column(leaf.of)
         mask = column.mask(leaf) & within
         unsure = column.unsure(leaf)
         if unsure is not None and (unsure := unsure & within).any():
-            mask = (mask & ~unsure) | self._looked_at(leaf, unsure)
+            mask = (mask & ~unsure) | self._evaluate_rows(leaf, unsure)
         return mask
 
-    def _looked_at(self, leaf: Leaf, within: Mask) -> Mask:
+    def _evaluate_rows(self, leaf: Leaf, within: Mask) -> Mask:
         """Return the rows of `within` that meet a condition, by evaluating their documents."""
         mask, test = np.zeros(len(within), np.bool_), predicate(leaf)
         for row in np.flatnonzero(within).tolist():

@@ -88,7 +88,7 @@ class Parser:
         given = an_object(query, at, "a condition or a Mongo filter (an object)")
         if _DOCUMENTED.isdisjoint(given):
             return self._filter(given, at, 0)
-        return self._parse_documented(given, at, 0)
+        return self._parse_condition_form(given, at, 0)
 
     def mongo(self, query: JsonValue, at: str) -> Condition:
         """Return the condition of a Mongo filter; see `parse_mongo`."""
@@ -96,7 +96,7 @@ class Parser:
 
     # The documented conditions ---------------------------------------------------------------
 
-    def _parse_documented(self, query: JsonValue, at: str, depth: int) -> Condition:
+    def _parse_condition_form(self, query: JsonValue, at: str, depth: int) -> Condition:
         given = an_object(query, at, "a condition (an object)")
         if not given.keys().isdisjoint(_LOGICAL):
             return self._logical(given, at, depth)
@@ -115,7 +115,7 @@ class Parser:
         expected = "a list of one condition" if name == "NOT" else "a non-empty list of conditions"
         listed = a_list(given["conditions"], place, expected, most)
         parts = tuple(
-            self._parse_documented(part, f"{place}[{number}]", depth + 1)
+            self._parse_condition_form(part, f"{place}[{number}]", depth + 1)
             for number, part in enumerate(listed)
         )
         if name == "NOT":
@@ -149,7 +149,7 @@ class Parser:
             return self._among(source, value, place)
         if name == "LIKE":
             return Matches(source, self._like(value, place), place)
-        return self._ordered(source, cast("OrderName", name), value, place)
+        return self._ordering_leaf(source, cast("OrderName", name), value, place)
 
     # Mongo filters ---------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class Parser:
                 return AllOf(parts)
             return AnyOf(parts) if key == "$or" else Not(AnyOf(parts))
         if key.startswith("$"):
-            raise _refused(key, ("a field", *_MONGO_LOGIC), place)
+            raise _unknown_operator(key, ("a field", *_MONGO_LOGIC), place)
         return self._field(self.path(key, place), value, place, depth)
 
     def _field(self, path: Path, value: JsonValue, at: str, depth: int) -> Condition:
@@ -203,7 +203,7 @@ class Parser:
             among = self._among(path, operand, place)
             return among if name == "$in" else Not(among)
         if name in _MONGO_ORDERS:
-            return self._ordered(path, _MONGO_ORDERS[name], operand, place)
+            return self._ordering_leaf(path, _MONGO_ORDERS[name], operand, place)
         if name == "$exists":
             if operand not in (True, False):  # 1 and 0 are equal to them, and Mongo takes them.
                 raise wrong(operand, "true or false", place)
@@ -217,9 +217,9 @@ class Parser:
                 raise wrong(operand, "an object of operators", place)
             self._deep(place, depth)
             if not any(isinstance(key, str) and key.startswith("$") for key in operand):
-                raise _refused(str(next(iter(operand))), _MONGO_FIELD, place)
+                raise _unknown_operator(str(next(iter(operand))), _MONGO_FIELD, place)
             return Not(self._field(path, operand, place, depth + 1))
-        raise _refused(name, _MONGO_FIELD, place)
+        raise _unknown_operator(name, _MONGO_FIELD, place)
 
     # Leaves, whatever the spelling -----------------------------------------------------------
 
@@ -231,7 +231,7 @@ class Parser:
             self._operand(value, one or f"{place}[{number}]", 0)
         return Among(source, tuple(listed))
 
-    def _ordered(self, source: Source, name: OrderName, value: JsonValue, place: str) -> Leaf:
+    def _ordering_leaf(self, source: Source, name: OrderName, value: JsonValue, place: str) -> Leaf:
         self._count(place)
         if not isinstance(value, str) and number_in(value) is None:
             raise wrong(value, "a number or a text", place)
@@ -311,7 +311,7 @@ def _all(parts: tuple[Condition, ...]) -> Condition:
     return parts[0] if len(parts) == 1 else AllOf(parts)
 
 
-def _refused(name: str, accepted: Sequence[str], place: str) -> QueryError:
+def _unknown_operator(name: str, accepted: Sequence[str], place: str) -> QueryError:
     if name in _SCRIPTS:
         reason = f"{name} would run code, which no query may"
     else:

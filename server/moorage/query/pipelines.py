@@ -15,7 +15,7 @@ from moorage.query.evaluate import predicate
 from moorage.query.limits import DEPTH_MAX, ROWS_MAX, STAGES_MAX, VALUES_MAX
 from moorage.query.parse import Parser
 from moorage.query.paths import reader
-from moorage.query.shapes import a_list, an_object, known, one_of
+from moorage.query.shapes import a_list, an_object, check_keys, one_of
 from moorage.query.values import is_number, number_in
 from moorage.records.json_values import JsonMapping, JsonValue
 
@@ -136,7 +136,7 @@ def _stage(parser: Parser, name: str, value: JsonValue, at: str) -> Stage:
 def _unwound(parser: Parser, value: JsonValue, at: str) -> Stage:
     keep_empty = False
     if isinstance(value, dict):
-        known(value, ("path", "preserveNullAndEmptyArrays"), at)
+        check_keys(value, ("path", "preserveNullAndEmptyArrays"), at)
         keep_empty = value.get("preserveNullAndEmptyArrays") is True
         at, value = under(at, "path"), value.get("path")
     path = _path(parser, value, at)
@@ -201,7 +201,7 @@ def _fold(how: str, read: _Expression) -> Callable[[list[JsonMapping]], JsonValu
         return lambda rows: read(rows[place])
     if how in {"$push", "$addToSet"}:
 
-        def listed(rows: list[JsonMapping]) -> list[JsonValue]:
+        def collect_rows(rows: list[JsonMapping]) -> list[JsonValue]:
             if len(rows) > VALUES_MAX:
                 raise _TooManyError
             values = [value for row in rows if (value := read(row)) is not None]
@@ -210,7 +210,7 @@ def _fold(how: str, read: _Expression) -> Callable[[list[JsonMapping]], JsonValu
             seen = {json.dumps(each, sort_keys=True, default=str): each for each in values}
             return list(seen.values())
 
-        return listed
+        return collect_rows
     folded = reader(Fold(how[1:], Path("values")))  # type: ignore[arg-type]  # Four folds are left.
 
     def number(rows: list[JsonMapping]) -> JsonValue:
@@ -283,11 +283,11 @@ def _expression(parser: Parser, value: JsonValue, at: str, depth: int = 0) -> _E
     if isinstance(value, str) and value.startswith("$"):
         read = reader(Path(_path(parser, value, at)))
 
-        def found(row: JsonMapping) -> JsonValue:
+        def find_value(row: JsonMapping) -> JsonValue:
             values = read(row)
             return values[0] if len(values) == 1 else values or None
 
-        return found
+        return find_value
     if isinstance(value, dict):
         if depth >= DEPTH_MAX:
             raise too_deep(at)

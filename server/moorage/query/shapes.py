@@ -8,6 +8,8 @@ from moorage.query.limits import PATTERN_CHARS_MAX
 from moorage.query.values import number_in
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
+__all__ = ["a_list", "a_number", "a_text", "an_object", "check_keys", "one_of", "only"]
+
 
 def an_object(value: JsonValue, place: str, expected: str = "an object") -> JsonObject:
     """Return the value if it is an object, else refuse it."""
@@ -56,7 +58,7 @@ def one_of(value: JsonValue, place: str, names: Sequence[str]) -> str:
     return value
 
 
-def known(given: JsonMapping, keys: Sequence[str], at: str) -> None:
+def check_keys(given: JsonMapping, keys: Sequence[str], at: str) -> None:
     """Refuse an object with other keys than these."""
     for key in given:
         if key not in keys:
@@ -65,7 +67,7 @@ def known(given: JsonMapping, keys: Sequence[str], at: str) -> None:
 
 def only(given: JsonMapping, keys: Sequence[str], at: str) -> None:
     """Refuse an object that does not have exactly these keys."""
-    known(given, keys, at)
+    check_keys(given, keys, at)
     for key in keys:
         if key not in given:
             raise missing(under(at, key), f"{', '.join(keys)} together")

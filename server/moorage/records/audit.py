@@ -1,4 +1,4 @@
-"""An entry of the audit log: who did what, from where, and what came of it."""
+"""An entry of the audit log: caller, action, address and outcome."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What differs between two JSON documents, bounded in size: `before` and `after` of the audit log.
+"""Computes bounded differences of JSON documents: `before` and `after` of the audit log.
 
 `web` calls it for documents, the audit log for what operators set.
 """

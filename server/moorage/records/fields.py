@@ -345,7 +345,7 @@ PageLimit = Annotated[
 ]
 
 
-def shown_name(path: str) -> str:
-    """Return what a field is called in sentences for people, by its name or its dotted path."""
+def field_title(path: str) -> str:
+    """Return the name of a field in sentences for people, by its name or dotted path."""
     name = path.rpartition(".")[2]
     return SHOWN_NAMES.get(name) or name.replace("_", " ")

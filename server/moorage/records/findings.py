@@ -1,4 +1,4 @@
-"""What `moored doctor` finds."""
+"""The findings of `moored doctor`."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -8,7 +8,7 @@ from moorage.records.requests import Resources
 
 
 class GpuUse(Struct):
-    """GPU milli of one model: all there is, what is held, and what is idle but out of service.
+    """GPU milli of one model: total, held, and idle but out of service.
 
     `largest` is how many GPUs are wholly free on one node, at most; `nodes_empty` counts the nodes
     of which all are.
@@ -22,7 +22,7 @@ class GpuUse(Struct):
 
 
 class GpuHistory(Struct):
-    """All there is of a model, and what is held of it, at each point."""
+    """Total and held GPU milli of a model at each point."""
 
     total: list[int]
     used: list[int]
@@ -81,7 +81,7 @@ class ClusterOut(Struct):
 
 
 class NewsEvent(Struct):
-    """What happened to the fleet or policies, or a failed workload, as `watch` tells it."""
+    """An event of the fleet, of policies or of a failed workload, as `watch` sends it."""
 
     at: Seconds
     topic: str

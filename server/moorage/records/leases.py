@@ -212,7 +212,7 @@ class Lease(Sparse, frozen=True):
 
 
 class ReleasePreview(Struct, frozen=True):
-    """What a release would free, as a dry run says it in `reasons`.
+    """The capacity that a release would free, as `reasons` of a dry run.
 
     Attributes:
         warm: Leases whose workload stays for the next request like theirs.
@@ -231,7 +231,7 @@ like_dataclasses(NodeName, NoticeAnswer, WorkloadEnd, Workload, Lease)
 
 
 def _workload(lease: model.Lease, provision: model.Provision, lost: str) -> Workload:
-    """Return what is known for good of a lease's workload."""
+    """Return the final facts about a lease's workload."""
     is_lost = bool(lost) and lease.state in {"starting", "active", "warm"}
     return Workload(
         provision.backend,

@@ -1,4 +1,4 @@
-"""Policies that work: aliases, canaries, shadows, and what a version did and printed."""
+"""Records of running policies: aliases, canaries, shadows, and results and output of versions."""
 
 from typing import Annotated, Final
 
@@ -23,7 +23,7 @@ class PolicyHistoryEntry(Struct):
 
 
 class PolicyOutput(Struct):
-    """What a version printed and logged, and whether it rests for the caller's tenant."""
+    """The output and log of a version, and whether it rests for the caller's tenant."""
 
     policy_rule_uri: str
     printed: dict[str, str]
@@ -41,7 +41,7 @@ class CanaryShare(Struct):
 
 
 class AliasDocument(Struct):
-    """What an alias means; a list of aliases leaves the histories out."""
+    """An alias and its versions. Lists of aliases leave out the histories."""
 
     alias: str
     policy_rule_uri: str
@@ -77,7 +77,7 @@ class CanaryOutcomes(Struct):
 
 
 class ComparedVersion(Struct, kw_only=True):
-    """What one of two versions did with the same requests."""
+    """The results of one of two versions for the same requests."""
 
     policy_rule_uri: str
     placed: int
@@ -96,7 +96,7 @@ class RefusedAnswer(Struct):
 
 
 class ComparedAnswer(Struct):
-    """What a version answered to one request: where it goes, why not, or what else it returned."""
+    """The answer of a version to one request: a placement, a refusal, or another value."""
 
     error: RefusedAnswer | UnsetType = UNSET
     placement: list[Share] | UnsetType = UNSET

@@ -1,4 +1,4 @@
-"""Reading what a server of another version wrote: one lenient decoder for all records.
+"""A lenient decoder for all records, which reads replies of other versions of the server.
 
 Clients call it. Unknown fields are ignored, fields that an older server does not know are empty,
 and a code that is newer than this client is left out. What is of the wrong kind is an error.
@@ -84,7 +84,7 @@ def _with_fields(document: JsonMapping, fields: tuple[inspect.Field, ...]) -> Js
 
 
 def _bare(kind: inspect.Type) -> inspect.Type:
-    """Return a kind without what is said about it; an essential one stays as it is."""
+    """Return a type without its annotations; an essential field keeps them."""
     while isinstance(kind, inspect.Metadata) and kind.extra != ESSENTIAL.extra:
         kind = kind.type
     return kind

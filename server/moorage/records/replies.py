@@ -1,4 +1,4 @@
-"""What the server says to each message, as types: the wire, the specifications, the clients.
+"""The types of the server's replies, for the wire, the specifications and the clients.
 
 Objects may have more fields later. `protocol.replies` has what all replies share.
 """
@@ -42,7 +42,7 @@ class LargestNode(Struct):
 
 
 class NodeVerdict(Struct):
-    """What a node says to a request now; `has` and `needs` count what it lacks."""
+    """The verdict of a node on a request now. `has` and `needs` give the missing amount."""
 
     cluster_id: str
     node_id: str
@@ -167,7 +167,7 @@ class QuotaTerms(Struct):
 
 
 class ResourceUse(Struct):
-    """What is held of one resource; null: no limit."""
+    """The use of one resource; null: no limit."""
 
     used: int
     quota: int | None
@@ -177,7 +177,7 @@ class ResourceUse(Struct):
 
 
 class QuotaState(Struct):
-    """What a tenant or project may hold and holds; `*` is each tenant without a quota."""
+    """The quota and use of a tenant or project; `*` is each tenant without a quota."""
 
     tenant: str
     project: str | None
@@ -216,7 +216,7 @@ class LeasePage(Struct):
 
 
 class ClusterCapacity(Struct):
-    """A cluster: what it has, and what of it is free.
+    """A cluster, with total and free capacity.
 
     `owner` is the tenant that registered it, `(server)` for those that the server maintains; null
     where that was not noted.
@@ -236,7 +236,7 @@ class ClusterCapacity(Struct):
 
 
 class NodeCapacity(Struct, kw_only=True):
-    """A node: what it has, and what of it is free; `gpus` says how many thousandths of each."""
+    """A node, with total and free capacity; `gpus` gives the free thousandths of each device."""
 
     cluster_id: str
     node_id: str
@@ -265,7 +265,7 @@ class NodePage(Struct):
 
 
 class DecisionRow(Struct):
-    """What was decided about a request. `resources` of a lease may be what it was granted."""
+    """A decision about a request. For a lease, `resources` may be the granted ones."""
 
     request: str
     at: Seconds
@@ -280,7 +280,7 @@ class DecisionRow(Struct):
 
 
 class DecisionPage(Struct):
-    """One page of decisions. `kept_since`: what was decided before is pruned; null: nothing is."""
+    """One page of decisions. `kept_since`: older decisions are pruned; null: none are."""
 
     decisions: list[DecisionRow]
     next: Next
@@ -299,7 +299,7 @@ class OutputPart(Struct):
 
 
 class ExecutionAnswer(Struct):
-    """What a command inside of a workload did."""
+    """The result of a command inside a workload."""
 
     exit_code: Annotated[ExitCode, ESSENTIAL]
     output: str
@@ -313,7 +313,7 @@ class RunFile(Struct):
 
 
 class LeftOutFile(Struct):
-    """What is in the folder of a workload and is not fetched: a link, a pipe, one file too many."""
+    """An object of a workload's folder that is not fetched: a link, a pipe, a surplus file."""
 
     path: str
     reason: str
@@ -342,7 +342,7 @@ class WatchedTopics(Struct):
 
 
 class WhatIfAnswer(Struct):
-    """What a request would be answered. `waiting`: its place in the queue is `position`."""
+    """The predicted answer to a request. If `waiting`, `position` is its place in the queue."""
 
     state: Literal["granted", "waiting", "advised", "refused"]
     request: str
@@ -380,7 +380,7 @@ class WouldLeave(Struct):
 
 
 class Consequences(Struct):
-    """What would come of a change.
+    """The predicted effects of a change.
 
     `others` counts what other tenants have and the reply leaves out, `other_tenants` these tenants.
     """
@@ -414,7 +414,7 @@ class ResumedLease(Struct):
 
 
 class ResumedSession(Struct):
-    """What the session left behind.
+    """The open requests and leases of a resumed session.
 
     `open` has the `id` of each message whose reply is to come; null: it had none. `topics` are
     watched on. What was pushed while it was away comes next; `missed` says how much did not.
@@ -428,7 +428,7 @@ class ResumedSession(Struct):
 
 
 class ReservedNode(Struct):
-    """What is reserved of a node: all of it if `whole`, else devices and a part of the rest."""
+    """The reserved part of a node: all of it if `whole`, else devices and amounts."""
 
     cluster_id: str
     node_id: str
@@ -440,7 +440,7 @@ class ReservedNode(Struct):
 
 
 class ReservationAnswer(Struct):
-    """What only one tenant gets for a time. `used`: it has had a lease on a node of it since."""
+    """A reservation of nodes for one tenant. `used`: the tenant has had a lease there."""
 
     reservation: str
     tenant: str

@@ -1,4 +1,4 @@
-"""What messages are made of: resources, a lease, what to start under it, and quotas.
+"""The parts of messages: resources, terms of a lease, its workload, and quotas.
 
 `messages` is the only one that reads them; the fields themselves are in `fields`.
 """
@@ -91,7 +91,7 @@ Alternatives = Annotated[
 
 
 class AntiAffinityRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`anti_affinity` of a lease: what it shares with no other lease of its tenant and group.
+    """`anti_affinity` of a lease: the domain that no two leases of its tenant and group share.
 
     Attributes:
         group: Any name; it is the tenant's own.
@@ -185,7 +185,7 @@ class QuotaAmounts(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 class QuotaChange(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """A quota, with the fields of `set_quota`; what is left out is as it is at first."""
+    """A quota, with the fields of `set_quota`; omitted fields have their defaults."""
 
     weight: f.Weight = 1.0
     nominal: QuotaAmounts = QuotaAmounts()

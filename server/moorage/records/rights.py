@@ -13,7 +13,7 @@ from moorage.model import Tenant
 
 
 class Role(StrEnum):
-    """What a token is for. Each of the first five may do what those before it may."""
+    """The role of a token. Each of the first five includes the rights of those before it."""
 
     VIEWER = "viewer"
     CLIENT = "client"
@@ -31,7 +31,7 @@ _VIEWER, _CLIENT, _AUTHOR, _OPERATOR, _ADMIN = (
 
 
 class Right(Enum):
-    """What a caller may do: its name, the roles that have it, and its meaning after "may".
+    """A right: its name, the roles that have it, and its meaning after "may".
 
     Names ending in `_all` extend a right to what belongs to other tenants.
     """
@@ -58,7 +58,7 @@ class Right(Enum):
 
     @property
     def expected(self) -> str:
-        """What a caller without it needs, for people: `a token with the role operator or admin`."""
+        """The needed token in words: `a token with the role operator or admin`."""
         *names, last = [role.value for role in Role if role in self.roles]
         return f"a token with the role {', '.join(names) + ' or ' if names else ''}{last}"
 
@@ -69,7 +69,7 @@ maintains; no other token or tenant can be called so."""
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
-    """Who sends a request: made once, in the handshake or at the HTTP door.
+    """The sender of a request, made once in the handshake or at the HTTP door.
 
     Args:
         tenant: Whose leases, quota and policies a request is about.

@@ -18,6 +18,8 @@ from moorage.backends.base import Backend, BackendError
 from moorage.backends.registry import kinds
 from moorage.launch import command
 
+__all__ = ["BEGUN", "NOTHING", "main", "open_backend", "watch"]
+
 BEGUN: Final = b"+"
 """Said to the other process: something is about to be started."""
 NOTHING: Final = b"-"
@@ -29,7 +31,7 @@ TRY_SECONDS_MAX: Final = 300.0
 """After this time it is left behind."""
 
 
-def opened(name: str, root: Path) -> Backend:
+def open_backend(name: str, root: Path) -> Backend:
     """Open a backend at its address in the environment."""
     return kinds()[name].open_alone(root, os.environ)
 
@@ -59,7 +61,7 @@ def main() -> None:
     until = time.monotonic() + TRY_SECONDS_MAX
     while left and time.monotonic() < until:
         with contextlib.suppress(BackendError):
-            asyncio.run(_end_all(opened(name, root)))
+            asyncio.run(_end_all(open_backend(name, root)))
             break
         time.sleep(TRY_SECONDS)  # A cluster does not say that it can be reached again.
     shutil.rmtree(root, ignore_errors=True)

@@ -27,7 +27,7 @@ from moorage.backends.base import (
     UnsupportedSpecError,
     WorkloadReport,
 )
-from moorage.backends.completion import finished
+from moorage.backends.completion import finish
 from moorage.backends.specs import (
     ENVIRONMENTS,
     BaseResourceSpec,
@@ -261,7 +261,7 @@ class BackendResource(BaseResource):
         )
         workload = await self._backend.start(order)
         if workload.phase.over:
-            await finished(self._backend.stop(self._id))
+            await finish(self._backend.stop(self._id))
             how = workload.detail or workload.phase
             raise BackendError(f"{self.resource_id} ended while it was reset: {how}")
         self._changed = False
@@ -363,16 +363,16 @@ class BackendRunner:
         workload = await self.backend.start(order)
         try:
             if _settles(spec):
-                workload = await self._settled(workload)
+                workload = await self._check_settled(workload)
             if workload.phase.over:
                 await self._refuse(workload)
         except BaseException:
             with contextlib.suppress(UnknownWorkloadError):
-                await finished(self.backend.stop(name))
+                await finish(self.backend.stop(name))
             raise
         return self.resource_kind(spec)(self.backend, spec, workload, resource_id, limit)
 
-    async def _settled(self, workload: WorkloadReport) -> WorkloadReport:
+    async def _check_settled(self, workload: WorkloadReport) -> WorkloadReport:
         """Check for a moment that a workload without a readiness check keeps running."""
         begun, looks = time.monotonic(), 0
         while not workload.phase.over:

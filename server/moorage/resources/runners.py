@@ -373,7 +373,7 @@ class _CaredForRunner(ModelRunner):
     def __init__(self, name: str) -> None:
         root = Path(tempfile.mkdtemp(prefix=f"moorage-{name}-"))
         try:
-            super().__init__(caretaker.opened(name, root))
+            super().__init__(caretaker.open_backend(name, root))
         except BaseException:
             shutil.rmtree(root)
             raise

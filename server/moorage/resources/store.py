@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from moorage.backends.base import BackendError, EngineClosedError
-from moorage.backends.completion import finished
+from moorage.backends.completion import finish
 from moorage.backends.spec_documents import pool_key
 from moorage.backends.specs import BaseResourceSpec
 from moorage.resources.pools import ClaimStage, ResourceClaim, SpecPool
@@ -79,7 +79,7 @@ class ResourceStore:
         try:
             await asyncio.shield(asyncio.gather(*outcomes, return_exceptions=True))
         except asyncio.CancelledError:
-            await finished(asyncio.gather(*(self._give_up(claim) for claim in claims)))
+            await finish(asyncio.gather(*(self._give_up(claim) for claim in claims)))
             raise
         for outcome in outcomes:
             outcome.result()
@@ -112,16 +112,16 @@ class ResourceStore:
         try:
             try:
                 async with asyncio.timeout(wait_seconds):
-                    await _awaited(claim.admitted)
+                    await _wait_shielded(claim.admitted)
             except TimeoutError:
-                await finished(self._give_up(claim))
+                await finish(self._give_up(claim))
                 reason = (
                     f"nothing of {claim.pool.key} was free for {name!r} within {wait_seconds} s"
                 )
                 raise TimeoutError(reason) from None
-            resource = await _awaited(claim.outcome)
+            resource = await _wait_shielded(claim.outcome)
         except asyncio.CancelledError:
-            await finished(self._give_up(claim))
+            await finish(self._give_up(claim))
             raise
         with self._lock:
             claim.taken = True
@@ -138,7 +138,7 @@ class ResourceStore:
                 claim.release_at_once = True
                 return
             resource = self._detach(claim)
-        await finished(self._recycle(claim.pool, resource))
+        await finish(self._recycle(claim.pool, resource))
 
     async def end(self, name: str) -> None:
         """End the resource of an id."""
@@ -148,9 +148,9 @@ class ResourceStore:
                 return
             resource = self._detach(claim) if claim.stage is ClaimStage.HELD else None
         if resource is not None:
-            await finished(self._end(claim.pool, resource))
+            await finish(self._end(claim.pool, resource))
         else:
-            await finished(self._abandon(claim, BackendError(f"{name!r} was ended meanwhile")))
+            await finish(self._abandon(claim, BackendError(f"{name!r} was ended meanwhile")))
 
     async def close(self) -> None:
         """End all resources."""
@@ -172,7 +172,7 @@ class ResourceStore:
                 for claim in claims:
                     if self._disown(claim, EngineClosedError("engine closed")):
                         ends.append(self._quiet(claim))
-        errors = await finished(asyncio.gather(*ends, return_exceptions=True))
+        errors = await finish(asyncio.gather(*ends, return_exceptions=True))
         reasons = [str(error) for error in errors if error is not None]
         if reasons:
             raise BackendError(f"{len(reasons)} could not be ended: {'; '.join(reasons)}")
@@ -219,9 +219,9 @@ class ResourceStore:
 
         def begin() -> None:
             claim.task = asyncio.ensure_future(self._make(claim))
-            claim.task.add_done_callback(done)
+            claim.task.add_done_callback(note_end)
 
-        def done(task: asyncio.Task[None]) -> None:
+        def note_end(task: asyncio.Task[None]) -> None:
             # Not in the task: one that is cancelled before its first step never runs at all.
             if task.cancelled():
                 self._over(claim, BackendError(f"the start of {claim.id!r} was given up"))
@@ -250,7 +250,7 @@ class ResourceStore:
         except Exception as error:  # noqa: BLE001  # Whatever a runner raises is the caller's.
             self._over(claim, error)
         else:
-            await finished(self._made(claim, resource))
+            await finish(self._hand_over(claim, resource))
 
     async def _ready(self, claim: ResourceClaim) -> BaseResource:
         """Return a usable resource: the warm one, or a new one in its place."""
@@ -258,15 +258,15 @@ class ResourceStore:
         if claim.stage is ClaimStage.OVER:
             raise BackendError(f"{claim.id!r} was given up before its start began")
         if warm is not None:
-            if await finished(_is_fit(pool.runner, warm)):
+            if await finish(_is_fit(pool.runner, warm)):
                 return warm
             claim.spoiled = True
-            await finished(_discard(claim, warm))
+            await finish(_discard(claim, warm))
         return await pool.runner.start_resource(
             pool.spec, resource_id=claim.id, timeout=claim.timeout_seconds, **claim.options
         )
 
-    async def _made(self, claim: ResourceClaim, resource: BaseResource) -> None:
+    async def _hand_over(self, claim: ResourceClaim, resource: BaseResource) -> None:
         """Give a started resource to its claim, or to another if its claim was given up."""
         with self._lock:
             unwanted = claim.stage is ClaimStage.OVER
@@ -392,7 +392,7 @@ class ResourceStore:
                 pool.free.remove(each)
                 pool.moving += 1
         ends = (self._end(pool, each) for each in dead)
-        await finished(asyncio.gather(*ends, return_exceptions=True))
+        await finish(asyncio.gather(*ends, return_exceptions=True))
 
     def _put(self, pool: SpecPool, resource: BaseResource) -> None:
         with self._lock:
@@ -408,7 +408,7 @@ class ResourceStore:
             self._begin(heir)
 
 
-def _awaited(news: Future[_T]) -> asyncio.Future[_T]:
+def _wait_shielded(news: Future[_T]) -> asyncio.Future[_T]:
     """Wait for `news`; a cancelled wait does not cancel `news` for others."""
     future = asyncio.wrap_future(news)
     future.add_done_callback(_look)  # `shield` forgets what comes after the cancellation.

@@ -7,6 +7,8 @@ import urllib.request
 from pathlib import Path
 from typing import Final
 
+__all__ = ["DEVICE_ORDER", "METADATA_SECONDS_MAX", "is_reclaimed", "release_devices"]
+
 DEVICE_ORDER: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """As Ray counts GPUs; CUDA by itself puts the fastest one first."""
 METADATA_SECONDS_MAX: Final = 1.0
@@ -16,7 +18,7 @@ _VFIO: Final = "/dev/vfio"
 _LOCK: Final = Path("/tmp/libtpu_lockfile")  # noqa: S108  # Where libtpu has it.
 
 
-def taken_back() -> bool:
+def is_reclaimed() -> bool:
     """Return whether Google Cloud reports that this machine is being preempted.
 
     `GCE_METADATA_HOST` names another server of metadata, as for Google's own libraries. Where

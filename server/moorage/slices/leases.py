@@ -129,7 +129,7 @@ class SliceLease:
         shares = sorted(self._held.placement, key=lambda share: str(share.node_id))
         groups: list[RayValue] = []
 
-        def reserved() -> bool:
+        def is_reserved() -> bool:
             groups.append(
                 ray.util.placement_group(
                     shape.bundles(),
@@ -140,7 +140,7 @@ class SliceLease:
             )
             return bool(groups[0].wait(GROUP_SECONDS_MAX))
 
-        if not _exactly(Holders(), shares, reserved):
+        if not _exactly(Holders(), shares, is_reserved):
             ray.util.remove_placement_group(groups[0])
             raise TimeoutError(
                 f"Ray has not reserved lease {self._held.id} in {GROUP_SECONDS_MAX} s"

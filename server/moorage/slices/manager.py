@@ -21,7 +21,13 @@ from moorage.slices.records import ActorPoolMember, DegradedSlice, MultisliceInf
 from moorage.slices.reservations import Reservation, Reservations
 from moorage.slices.results import HostCall, collect
 from moorage.slices.settings import SliceSettings
-from moorage.slices.shapes import GpuSlices, Shape, TpuSlices, degraded_slices, slices_possible
+from moorage.slices.shapes import (
+    GpuSlices,
+    Shape,
+    TpuSlices,
+    find_degraded,
+    slices_possible,
+)
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 SCALE_UP_SECONDS_MIN: Final = 60
@@ -303,7 +309,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
                 seconds = self._settings.host_health_seconds_max + ANSWER_SECONDS
                 return self._answers(calls, seconds + self._settings.health_check_seconds_max)
             except HostUnhealthyError as error:
-                lost = self._lost()
+                lost = self._lost_slices()
                 if not lost:
                     raise
                 if not again:
@@ -337,21 +343,21 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             return seconds
         name = self.get_actor_pool_name()
         logger.warning("%s: %s slices are wanted; there is room for %s", name, size, possible)
-        may_come = last and (possible or self._had_slices or self._degraded())
+        may_come = last and (possible or self._had_slices or self._degraded_slices())
         return min(seconds, self._settings.host_health_seconds_max) if may_come else 0
 
     def _most(self) -> int | None:
         """Return the maximal number of slices of the cluster; None if unknown."""
-        without = {each.slice_name for each in self._degraded()}
+        without = {each.slice_name for each in self._degraded_slices()}
         return slices_possible(self._shape, list(alive_nodes().values()), without)
 
-    def _degraded(self) -> list[DegradedSlice]:
+    def _degraded_slices(self) -> list[DegradedSlice]:
         """Return the slices of the cluster that lack hosts, and so do not count."""
         if self._settings.moderate:
             return []
-        return degraded_slices(self._shape, list(alive_nodes().values()))
+        return find_degraded(self._shape, list(alive_nodes().values()))
 
-    def _lost(self) -> list[DegradedSlice]:
+    def _lost_slices(self) -> list[DegradedSlice]:
         """Return the slices of the pool with dead nodes, as far as Ray has noticed."""
         alive, known = alive_nodes(), addresses()
         placed = {each.actor: each.node_ids for each in self._reservations}
@@ -367,7 +373,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
 
     def _short(self, message: str, kind: type[SlicesError]) -> SlicesError:
         """Return the error for missing slices: `SliceDegraded` if some lost hosts."""
-        each_once = {each.slice_name: each for each in [*self._losses, *self._degraded()]}
+        each_once = {each.slice_name: each for each in [*self._losses, *self._degraded_slices()]}
         if not each_once:
             return kind(message)
         degraded = list(each_once.values())
@@ -400,7 +406,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         self._actor_pool = [self._slots[slot] for slot in sorted(self._slots)]
 
     def _remove_unhealthy_members_from_actor_pool(self) -> list[ActorPoolMember[SliceInfo]]:
-        lost = self._lost()  # Before what they reserved is freed.
+        lost = self._lost_slices()  # Before what they reserved is freed.
         unhealthy = super()._remove_unhealthy_members_from_actor_pool()
         gone = {member.actor_info.slice_name for member in unhealthy}
         self._losses += [each for each in lost if each.slice_name in gone]

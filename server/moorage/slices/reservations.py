@@ -13,7 +13,7 @@ from moorage.slices.leases import LeasedHosts, SliceLease
 from moorage.slices.ray_values import RayValue
 from moorage.slices.records import ActorPoolMember, SliceInfo
 from moorage.slices.settings import SliceSettings
-from moorage.slices.shapes import GpuSlices, Shape, degraded_slices
+from moorage.slices.shapes import GpuSlices, Shape, find_degraded
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 _PAUSE_SECONDS: Final = 1.0
@@ -190,7 +190,7 @@ class Reservations:
         """Return the names of slices that lost hosts and must not be taken."""
         if self._settings.moderate or self._hosts is not None:
             return frozenset()
-        found = degraded_slices(self._shape, list(alive_nodes().values()))
+        found = find_degraded(self._shape, list(alive_nodes().values()))
         return frozenset(each.slice_name for each in found)
 
     def _opened(self, deadline: Deadline | None) -> Reservation | None:

@@ -13,6 +13,8 @@ from typing import Final
 from moorage.slices.cluster import NODE_ID_LABEL, SLICE_LABEL, RayNode, largest_resources
 from moorage.slices.records import DegradedSlice
 
+__all__ = ["CHIPS_ASSUMED", "GpuSlices", "Shape", "TpuSlices", "find_degraded", "slices_possible"]
+
 CHIPS_ASSUMED: Final = 4
 """Chips of a TPU host that does not say how many it has."""
 _SPREAD: Final = "STRICT_SPREAD"
@@ -139,7 +141,7 @@ def _spread(fits: Sequence[int], hosts: int) -> int:
     return count
 
 
-def degraded_slices(shape: Shape, nodes: Sequence[RayNode]) -> list[DegradedSlice]:
+def find_degraded(shape: Shape, nodes: Sequence[RayNode]) -> list[DegradedSlice]:
     """Return the TPU slices of a type that lack hosts, by the labels of their nodes.
 
     GPUs make a whole slice wherever they can be.

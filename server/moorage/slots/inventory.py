@@ -27,6 +27,17 @@ from moorage.slots.requests import Member
 from moorage.slots.specification import Instance, documents, parse_resources
 from moorage.slots.views import FreeResources, ResourceOwner
 
+__all__ = [
+    "AllocationTransaction",
+    "Allocator",
+    "Inventory",
+    "allocate",
+    "check_slots",
+    "insufficient",
+    "merged",
+    "rewritten",
+]
+
 
 class _Place:
     """An instance, with its free slots.
@@ -180,7 +191,7 @@ class Inventory:
             InvalidSpecification: That is no number of slots, or there is no such instance.
         """
         place = self._buckets[kind].by_id.get(name) if kind in self._buckets else None
-        free = written_slots(slots, f"resources.{kind} {name}")
+        free = check_slots(slots, f"resources.{kind} {name}")
         if place is None:
             raise InvalidSpecification(f"{kind} {name}: there is no such instance")
         place.become(free, max(free, place.instance.slots))
@@ -485,7 +496,7 @@ def rewritten(
     return parse_resources(resources, "resources")
 
 
-def written_slots(slots: Any, at: str) -> Amount:
+def check_slots(slots: Any, at: str) -> Amount:
     """Return an assigned number of slots, or refuse it.
 
     Raises:

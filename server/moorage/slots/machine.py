@@ -11,7 +11,7 @@ from typing import Any, Final
 from moorage.records.json_values import JsonMapping, JsonObject
 from moorage.slots.errors import InvalidSpecification
 from moorage.slots.pool import ResourcePool, cpus_here
-from moorage.slots.specification import counted, documents, parse_specification
+from moorage.slots.specification import count_instances, documents, parse_specification
 
 Hook = Callable[[Any, JsonObject], None]
 """Changes `pool`, a description, by `config`."""
@@ -63,14 +63,14 @@ def resize(config: Any, pool: JsonObject) -> None:
     resources = pool["resources"]
     for kind, count in _by_type(config, "resources"):
         name = kind if kind in resources or kind.endswith("s") else f"{kind}s"
-        resources[name] = documents(counted(count, f"resources.{kind}"))
+        resources[name] = documents(count_instances(count, f"resources.{kind}"))
     for kind, slots in _by_type(config, "slots_per"):
-        for row in resources[_check_known(kind, resources)]:
+        for row in resources[_resource_name(kind, resources)]:
             row["slots"] = slots
     for kind, factor in _by_type(config, "oversubscribe"):
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0:
             raise InvalidSpecification(f"oversubscribe.{kind}: expected a factor above 0: {factor}")
-        for row in resources[_check_known(kind, resources)]:
+        for row in resources[_resource_name(kind, resources)]:
             row["slots"] = row.get("slots", 1) * factor
 
 
@@ -89,7 +89,7 @@ def _by_type(config: Any, key: str) -> Iterable[tuple[str, Any]]:
     return given.items()
 
 
-def _check_known(kind: str, resources: JsonMapping) -> str:
+def _resource_name(kind: str, resources: JsonMapping) -> str:
     for name in (kind, f"{kind}s"):
         if name in resources:
             return name

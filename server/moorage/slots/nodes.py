@@ -31,18 +31,18 @@ from moorage.slots.matching import matched
 from moorage.slots.node_requests import NodeRequest, parse_node_requests
 from moorage.slots.outcome import Outcome
 from moorage.slots.outstanding import keep_number, next_number
-from moorage.slots.pool import populated
+from moorage.slots.pool import instances_of
 from moorage.slots.requests import Member
 from moorage.slots.specification import (
     NODE_NAMES,
     Format,
-    counted,
+    count_instances,
     documents,
+    format_pool,
     only_keys,
     parse_resources,
     properties_of,
-    unwrapped,
-    written,
+    unwrap,
 )
 
 NodeAllocation = JsonObject
@@ -74,7 +74,7 @@ class _Node:
         for (kind, name), (free, slots) in self.now.standing().items():
             left = Amount(idle.free(kind, name) - (slots - free))
             if left < 0:
-                raise InvalidSpecification(f"{at}.{kind} {name}: more of it is checked out")
+                raise InvalidSpecification(f"{at}.{kind} {name}: more slots of it are checked out")
             if free < slots:
                 now.set_slots(kind, name, left, idle.free(kind, name))
         self.now, self.idle = now, idle
@@ -130,7 +130,7 @@ class NodeResourcePool:
         Raises:
             InvalidSpecification: It is wrong; the message names the place, and nothing changed.
         """
-        body = unwrapped(pool)
+        body = unwrap(pool)
         listed = body.get("nodes")
         if not isinstance(listed, list):
             raise InvalidSpecification(
@@ -157,8 +157,8 @@ class NodeResourcePool:
             InvalidSpecification: A count is negative, or none.
         """
         here = [platform.node()]
-        ids = here if nodes is None else [each.id for each in counted(nodes, "nodes")]
-        resources = populated(kwds)
+        ids = here if nodes is None else [each.id for each in count_instances(nodes, "nodes")]
+        resources = instances_of(kwds)
         self.fill({"nodes": [{"id": name, "resources": resources} for name in ids]})
 
     def clear(self) -> None:
@@ -190,7 +190,7 @@ class NodeResourcePool:
             ResourceUnavailable: There is no such node.
             InvalidSpecification: That is no count, or some of what would go is checked out.
         """
-        rows = documents(counted(count, type))
+        rows = documents(count_instances(count, type))
         self._resize(node_id, lambda have: have.update({type: copy.deepcopy(rows)}))
 
     def set_slots_per_resource(
@@ -279,7 +279,7 @@ class NodeResourcePool:
         if type in NODE_NAMES:
             return self.count(type)
         with self._lock:
-            kind = self._named(type)
+            kind = self._resource_name(type)
             return plain(
                 total(
                     node.now.available(kind)
@@ -335,7 +335,7 @@ class NodeResourcePool:
     def count_by_node(self, type: str) -> dict[str, int]:  # noqa: A002  # As elsewhere.
         """Return the number of instances of a type, in singular or plural, on each node."""
         with self._lock:
-            kind = self._named(type)
+            kind = self._resource_name(type)
             return {
                 name: node.idle.count(kind) if kind in node.idle else 0
                 for name, node in self._nodes.items()
@@ -344,7 +344,7 @@ class NodeResourcePool:
     def slots_by_node(self, type: str) -> dict[str, Slots]:  # noqa: A002  # As elsewhere.
         """Return the free slots of a type on each node; none on a node that is used exclusively."""
         with self._lock:
-            kind = self._named(type)
+            kind = self._resource_name(type)
             return {
                 name: 0 if node.closed else node.now.slots_available(kind)
                 for name, node in self._nodes.items()
@@ -375,7 +375,7 @@ class NodeResourcePool:
 
     def dump(self, file: IO[Any], format: Format = "yaml") -> None:  # noqa: A002  # As elsewhere.
         """Write the result of `getstate` under the key `resource_pool`, as input for `fill`."""
-        file.write(written(self.getstate(), format))
+        file.write(format_pool(self.getstate(), format))
 
     def accommodates(self, request: Sequence[Any], allow_multinode: bool | None = None) -> Outcome:
         """Determine whether the pool could grant a request if nothing were checked out.
@@ -534,7 +534,7 @@ class NodeResourcePool:
         self, type_: str, slots_of: Callable[[Slots], Slots], node_id: str | None
     ) -> None:
         with self._lock:
-            kind = self._named(type_)
+            kind = self._resource_name(type_)
             if node_id is not None and kind not in self._node(node_id).idle:
                 raise ResourceUnavailable(f"Resource unavailable: {type_} on node {node_id}")
 
@@ -562,7 +562,7 @@ class NodeResourcePool:
                 for number, each in enumerate(placed):
                     placed[number] = each._replace(inventory=each.node.now)
 
-    def _named(self, kind: str) -> str:
+    def _resource_name(self, kind: str) -> str:
         for name in (kind, f"{kind}s"):
             if name in self.types:
                 return name
@@ -604,7 +604,7 @@ def _place_one(request: NodeRequest, nodes: Sequence[_Node], *, idle: bool) -> _
     members = request.members
     for node in nodes:
         inventory = node.idle if idle else node.now
-        left = _left(inventory, members)
+        left = _free_length(inventory, members)
         if left is not None:
             ranked.append((left, node, inventory))
     ranked.sort(key=lambda row: -row[0])  # Stable: of equal nodes the one listed first.
@@ -631,7 +631,7 @@ def _place_one(request: NodeRequest, nodes: Sequence[_Node], *, idle: bool) -> _
     )
 
 
-def _left(inventory: Inventory, members: Sequence[Member]) -> int | None:
+def _free_length(inventory: Inventory, members: Sequence[Member]) -> int | None:
     """Return the squared length of the free slots afterwards; None if the request does not fit."""
     squares = 0
     for kind in {member.type for member in members}:

@@ -16,7 +16,7 @@ from moorage.slots.errors import (
     InvalidSpecification,
     ResourceUnavailable,
 )
-from moorage.slots.inventory import Allocator, Inventory, allocate, rewritten, written_slots
+from moorage.slots.inventory import Allocator, Inventory, allocate, check_slots, rewritten
 from moorage.slots.outcome import Outcome
 from moorage.slots.outstanding import Allocation, Outstanding, parse_allocation
 from moorage.slots.requests import parse_request
@@ -24,12 +24,14 @@ from moorage.slots.specification import (
     NODE_NAMES,
     Format,
     Instance,
-    counted,
+    count_instances,
     documents,
+    format_pool,
     parse_specification,
-    written,
 )
 from moorage.slots.views import FreeResources, ResourceOwner, Totals, refuse_totals
+
+__all__ = ["ResourcePool", "cpus_here", "instances_of"]
 
 ALWAYS: Final = "gpus"
 """A type that every pool has, with no instances if need be: jobs may ask for 0 of it."""
@@ -112,7 +114,7 @@ class ResourcePool:
         self._outstanding.keep_numbers()
 
     def __repr__(self) -> str:
-        return written(self.getstate(), "yaml")
+        return format_pool(self.getstate(), "yaml")
 
     def empty(self) -> bool:
         """Return whether there are no types."""
@@ -170,7 +172,7 @@ class ResourcePool:
         Raises:
             InvalidSpecification: A count is negative, or none.
         """
-        self.fill({"resources": populated(kwds)})
+        self.fill({"resources": instances_of(kwds)})
 
     def pop(self, type: str) -> list[JsonObject] | None:  # noqa: A002  # The documents' word.
         """Remove a type with its checkouts; return its free slots, or None if it is unknown."""
@@ -198,7 +200,7 @@ class ResourcePool:
 
     def dump(self, file: IO[Any], format: Format = "yaml") -> None:  # noqa: A002  # As in `json.dump` elsewhere.
         """Write the result of `getstate` under the key `resource_pool`, as input for `fill`."""
-        file.write(written(self.getstate(), format))
+        file.write(format_pool(self.getstate(), format))
 
     def accommodates(self, request: Sequence[JsonMapping]) -> Outcome:
         """Determine whether the pool could grant a request if nothing were checked out.
@@ -276,7 +278,7 @@ class ResourcePool:
 
     def _write_slots(self, kind: str, name: str, slots: Any) -> None:
         """Set the free slots of an instance; its checkouts stay unchanged."""
-        free = written_slots(slots, f"resources.{kind} {name}")
+        free = check_slots(slots, f"resources.{kind} {name}")
         with self._lock:
             if self._now.instance(kind, name) is None:
                 raise InvalidSpecification(f"{kind} {name}: there is no such instance any more")
@@ -311,10 +313,10 @@ class ResourcePool:
             raise EmptyResourcePoolError
 
 
-def populated(counts: Mapping[str, int]) -> dict[str, list[JsonObject]]:
+def instances_of(counts: Mapping[str, int]) -> dict[str, list[JsonObject]]:
     """Return the instances for the counts of `populate`."""
     counts = {"cpus": len(cpus_here()), ALWAYS: 0, **counts}
-    return {kind: documents(counted(n, kind)) for kind, n in counts.items()}
+    return {kind: documents(count_instances(n, kind)) for kind, n in counts.items()}
 
 
 def cpus_here() -> list[int]:

@@ -26,6 +26,24 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.slots.amounts import ONE, SLOTS_MAX, Amount, exact, plain
 from moorage.slots.errors import InvalidSpecification, SchemaMissingKeyError
 
+__all__ = [
+    "INSTANCES_MAX",
+    "MISSPELT",
+    "Format",
+    "Instance",
+    "JsonObject",
+    "Specification",
+    "count_instances",
+    "documents",
+    "format_pool",
+    "only_keys",
+    "parse_resources",
+    "parse_specification",
+    "properties_of",
+    "read_specification",
+    "unwrap",
+]
+
 Format = Literal["yaml", "json"]
 
 INSTANCES_MAX: Final = 1_000_000
@@ -75,7 +93,7 @@ def parse_specification(document: JsonValue) -> Specification:
     Raises:
         InvalidSpecification: It is wrong; the message names the place.
     """
-    body = unwrapped(document)
+    body = unwrap(document)
     if isinstance(body.get("nodes"), list):
         raise InvalidSpecification("nodes: a flat pool has none; NodeResourcePool reads this")
     if "resources" in body:
@@ -94,7 +112,7 @@ def parse_specification(document: JsonValue) -> Specification:
     return Specification(parse_resources(found, at), properties_of(body))
 
 
-def unwrapped(document: JsonValue) -> JsonMapping:
+def unwrap(document: JsonValue) -> JsonMapping:
     """Return a description without its outer key."""
     if isinstance(document, Mapping) and OUTER_KEY in document:
         only_keys(document, {OUTER_KEY}, "the document")
@@ -123,7 +141,7 @@ def parse_resources(document: JsonValue, at: str) -> dict[str, tuple[Instance, .
             raise InvalidSpecification(f"{at}: {kind!r} cannot be the name of a type")
         place = f"{at}.{kind}"
         if isinstance(listed, int):
-            resources[kind] = counted(listed, place)
+            resources[kind] = count_instances(listed, place)
         elif isinstance(listed, list | tuple):
             resources[kind] = tuple(
                 _instance(each, f"{place}[{number}]") for number, each in enumerate(listed)
@@ -137,7 +155,7 @@ def parse_resources(document: JsonValue, at: str) -> dict[str, tuple[Instance, .
     return resources
 
 
-def counted(count: JsonValue, at: str) -> tuple[Instance, ...]:
+def count_instances(count: JsonValue, at: str) -> tuple[Instance, ...]:
     """Return a number of instances with one slot each, with the ids "0", "1" and so on."""
     if type(count) is not int or not 0 <= count <= INSTANCES_MAX:
         raise InvalidSpecification(f"{at}: expected a count from 0 to {INSTANCES_MAX}")
@@ -171,7 +189,7 @@ def read_specification(text: str) -> JsonObject:
     return dict(_mapping(found, "the file"))
 
 
-def written(pool: JsonObject, form: Format) -> str:
+def format_pool(pool: JsonObject, form: Format) -> str:
     """Return a pool's description as the text of a file."""
     document = {OUTER_KEY: pool}
     if form == "json":
@@ -216,9 +234,7 @@ def _extra(row: Mapping[JsonValue, JsonValue], at: str) -> JsonObject:
         return dict(json.loads(json.dumps(extra, allow_nan=False))) if extra else extra
     except (TypeError, ValueError, RecursionError) as error:
         listed = _list(sorted(map(str, extra)))
-        raise InvalidSpecification(
-            f"{at}: {listed}: expected what JSON can say: {error}"
-        ) from error
+        raise InvalidSpecification(f"{at}: {listed}: expected a JSON value: {error}") from error
 
 
 def _part_of(document: JsonValue, at: str) -> tuple[str, str] | None:

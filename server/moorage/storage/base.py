@@ -276,7 +276,7 @@ class FactReading(Protocol):
         """Its name in messages."""
 
     def reading(self) -> AbstractContextManager[Facts]:
-        """Read in one moment of the facts, whatever is written meanwhile. In any thread.
+        """Read all at one moment of the facts, also during writes. For any thread.
 
         Raises:
             StorageError: It is not open, damaged, or cannot be read.
@@ -553,7 +553,7 @@ class AuditRows(Protocol):
         """Close it."""
 
 
-def changed_rows(
+def diff_rows(
     before: Mapping[str, bytes], after: Mapping[str, bytes]
 ) -> tuple[list[tuple[str, bytes]], list[tuple[str]]]:
     """Return the rows that a change puts, and the keys that it deletes."""

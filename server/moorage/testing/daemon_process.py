@@ -117,7 +117,7 @@ def child(
     """Run a program that prints one JSON line when it is ready; stop it when the block ends."""
     process = None
     try:
-        with log.open("w") as errors, _sigterm_deferred():
+        with log.open("w") as errors, _defer_sigterm():
             process = subprocess.Popen(  # noqa: S603  # Our own program.
                 command, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables
             )
@@ -130,7 +130,7 @@ def child(
 
 
 @contextlib.contextmanager
-def _sigterm_deferred() -> Iterator[None]:
+def _defer_sigterm() -> Iterator[None]:
     """Handle SIGTERM after the block: amid the start of a child it would leave the child behind."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Handlers run in the main thread alone.

@@ -12,7 +12,14 @@ from moorage.protocol.registry import Activation, CanaryStart, Document
 from moorage.records.json_values import JsonValue
 from moorage.records.policies import AliasDocument, CanaryOutcomes, PolicyOutput, ShadowComparison
 from moorage.records.rights import Right
-from moorage.web.bodies import BodyReader, caller_of, read_as, read_document, succeeded, who_of
+from moorage.web.bodies import (
+    BodyReader,
+    caller_of,
+    read_as,
+    read_document,
+    success,
+    who_of,
+)
 from moorage.web.changes import note_change
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import ManagementCall, VersionChoice, operation
@@ -35,19 +42,19 @@ def _looking(router: HttpRouter, services: WebServices) -> None:
     @router.get("/policy-alias", "List aliases", operation(list[AliasDocument]))
     async def list_aliases() -> Response:
         """Return every alias with its active version, who activated it and when."""
-        return succeeded(services.aliases.list())
+        return success(services.aliases.list())
 
     @router.get("/policy-alias/{alias}", "Read an alias", _ALIAS)
     async def show_alias(alias: str) -> Response:
         """Return the alias with its history. A bare policy name means its alias `stable`."""
-        return succeeded(services.aliases.show(alias))
+        return success(services.aliases.show(alias))
 
     @router.get(
         "/policy-alias/{alias}/canary", "How does the candidate do?", operation(CanaryOutcomes)
     )
     async def canary_report(alias: str, request: Request) -> Response:
         """Return the outcomes of the active version and of the canary, since the canary's start."""
-        return succeeded(services.aliases.canary_report(alias, who_of(request)))
+        return success(services.aliases.canary_report(alias, who_of(request)))
 
     @router.get(
         "/policy-alias/{alias}/shadow",
@@ -59,12 +66,12 @@ def _looking(router: HttpRouter, services: WebServices) -> None:
 
         All of it goes to the alias's owner; of others' requests, everybody else gets figures.
         """
-        return succeeded(services.aliases.shadow_report(alias, who_of(request)))
+        return success(services.aliases.shadow_report(alias, who_of(request)))
 
     @router.get("/policy/{uri}/logs", "What did it print?", operation(PolicyOutput))
     async def logs(uri: str, request: Request) -> Response:
         """Return a version's recent output and log lines for requests of the caller's tenant."""
-        return succeeded(await services.publications.logs(uri, who_of(request)))
+        return success(await services.publications.logs(uri, who_of(request)))
 
 
 def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> None:
@@ -81,13 +88,13 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
         choice = read_as(await read_document(request, bodies), Activation)
         uri, (who, before) = choice.policy_rule_uri, await owner(request, alias)
         after = await services.aliases.activate(alias, uri, who, force=choice.force)
-        return await _changed(request, before, after)
+        return await _answer_change(request, before, after)
 
     @router.post("/policy-alias/{alias}/rollback", "Activate the former version", _ALIAS)
     async def roll_back(alias: str, request: Request) -> Response:
-        """Let the alias mean what it meant before."""
+        """Restore the former version of the alias."""
         who, before = await owner(request, alias)
-        return await _changed(request, before, await services.aliases.roll_back(alias, who))
+        return await _answer_change(request, before, await services.aliases.roll_back(alias, who))
 
     @router.post(
         "/policy-alias/{alias}/canary", "Start a canary", operation(AliasDocument, CanaryStart)
@@ -97,13 +104,13 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
         start = read_as(await read_document(request, bodies), CanaryStart)
         who, before = await owner(request, alias)
         after = await services.aliases.start_canary(alias, start, who)
-        return await _changed(request, before, after)
+        return await _answer_change(request, before, after)
 
     @router.delete("/policy-alias/{alias}/canary", "Stop a canary", _ALIAS)
     async def stop_canary(alias: str, request: Request) -> Response:
         """Send all requests to the active version again."""
         who, before = await owner(request, alias)
-        return await _changed(request, before, await services.aliases.stop_canary(alias, who))
+        return await _answer_change(request, before, await services.aliases.stop_canary(alias, who))
 
 
 def _changing_beside(router: HttpRouter, services: WebServices, bodies: BodyReader) -> None:
@@ -111,16 +118,16 @@ def _changing_beside(router: HttpRouter, services: WebServices, bodies: BodyRead
     async def start_shadow(alias: str, request: Request) -> Response:
         """Run a candidate beside the active version; no client sees its answers."""
         choice = read_as(await read_document(request, bodies), VersionChoice)
-        uri, before = choice.policy_rule_uri, _shown(services, alias)
+        uri, before = choice.policy_rule_uri, _alias_document(services, alias)
         after = await services.aliases.start_shadow(alias, uri, who_of(request))
-        return await _changed(request, before, after)
+        return await _answer_change(request, before, after)
 
     @router.delete("/policy-alias/{alias}/shadow", "Stop a shadow", _ALIAS)
     async def stop_shadow(alias: str, request: Request) -> Response:
         """Ask the candidate no more; its report is forgotten."""
-        before = _shown(services, alias)
+        before = _alias_document(services, alias)
         after = await services.aliases.stop_shadow(alias, who_of(request))
-        return await _changed(request, before, after)
+        return await _answer_change(request, before, after)
 
     @router.delete("/policy-alias/{alias}", "Remove an alias", _ALIAS)
     async def delete_alias(alias: str, request: Request) -> Response:
@@ -129,14 +136,14 @@ def _changing_beside(router: HttpRouter, services: WebServices, bodies: BodyRead
         foreign = caller.may(Right.POLICY_ALL)
         removed = await services.aliases.delete(alias, caller.tenant, foreign=foreign)
         await note_change(request, _state(removed), None)
-        return succeeded(removed)
+        return success(removed)
 
     @router.post("/policy/{uri}/manage", "Manage a policy", operation(JsonValue, ManagementCall))
     async def manage(uri: str, request: Request) -> Response:
         """Call the policy's `management(action, data)` and return its result."""
         call = read_as(await read_document(request, bodies), ManagementCall)
         who, data = who_of(request), call.data or {}
-        return succeeded(await services.publications.manage(uri, who, call.action, data))
+        return success(await services.publications.manage(uri, who, call.action, data))
 
 
 async def _owner(
@@ -145,10 +152,10 @@ async def _owner(
     """Return the caller's tenant once it is known that it may change an alias, and the alias."""
     caller = caller_of(request)
     await services.ownership.check_alias(caller, alias)
-    return caller.tenant, _shown(services, alias)
+    return caller.tenant, _alias_document(services, alias)
 
 
-def _shown(services: WebServices, alias: str) -> Document | None:
+def _alias_document(services: WebServices, alias: str) -> Document | None:
     """Return an alias as it is; None: there is none."""
     try:
         return _state(services.aliases.show(alias))
@@ -157,12 +164,12 @@ def _shown(services: WebServices, alias: str) -> Document | None:
 
 
 def _state(alias: Document) -> Document:
-    """Return what the audit log says of an alias: the history is in the alias itself."""
+    """Return the fields of an alias for the audit log, without its history."""
     state = {"version": alias["policy_rule_uri"]}
     return state | {each: alias[each] for each in ("canary", "shadow") if alias[each]}
 
 
-async def _changed(request: Request, before: Document | None, after: Document) -> Response:
+async def _answer_change(request: Request, before: Document | None, after: Document) -> Response:
     """Answer an alias, and note what changed."""
     await note_change(request, before, _state(after))
-    return succeeded(after)
+    return success(after)

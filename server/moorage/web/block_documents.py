@@ -18,7 +18,7 @@ from moorage.web.bodies import (
     pipeline_of,
     query_in_url,
     read_document,
-    succeeded,
+    success,
     who_of,
 )
 from moorage.web.changes import find_former, note_change
@@ -62,22 +62,22 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
         """Store a new block document, the caller's; filters of `matchType` `block` search it."""
         document = await read_document(request, bodies)
         created = await blocks.create(document, who_of(request))
-        return succeeded(await note_change(request, None, created), 201)
+        return success(await note_change(request, None, created), 201)
 
     @router.post("/blocks/query", "Find blocks", operation(list[BlockDocument], MongoQuery))
     async def query(request: Request) -> Response:
         """Return the list of matching documents; `{}` matches all."""
-        return succeeded(await find(request, bodies, partial(blocks.query, "block")))
+        return success(await find(request, bodies, partial(blocks.query, "block")))
 
     @router.get("/blocks", "List blocks", operation(list[BlockDocument]))
     async def all_blocks() -> Response:
         """Return all block documents, by id."""
-        return succeeded(await blocks.query("block", None))
+        return success(await blocks.query("block", None))
 
     @router.get("/blocks/{block_id}", "Read a block", one)
     async def get(block_id: str) -> Response:
         """Return the block document."""
-        return succeeded(await blocks.get("block", block_id))
+        return success(await blocks.get("block", block_id))
 
     @router.put("/blocks/{block_id}", "Change a block", operation(BlockDocument, DocumentChange))
     async def update(block_id: str, request: Request) -> Response:
@@ -86,14 +86,14 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
         services.ownership.check_block(caller_of(request), block_id)
         before = await find_former(blocks.get("block", block_id))
         after, _ = await blocks.update("block", block_id, change)
-        return succeeded(await note_change(request, before, after))
+        return success(await note_change(request, before, after))
 
     @router.delete("/blocks/{block_id}", "Remove a block", one)
     async def delete(block_id: str, request: Request) -> Response:
         """Answer the removed document; its workloads are not this server's business."""
         services.ownership.check_block(caller_of(request), block_id)
         removed = await blocks.delete("block", block_id)
-        return succeeded(await note_change(request, removed, None))
+        return success(await note_change(request, removed, None))
 
     return router
 
@@ -110,13 +110,13 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
         """Run the stages over all metrics of blocks, and return the result."""
         stages = pipeline_of(await bodies.read_json(request))
         async with bodies.searches.turn(who_of(request)):
-            return succeeded(await blocks.aggregate_metrics(stages))
+            return success(await blocks.aggregate_metrics(stages))
 
     @router.get("/block/health/{block_id}", "Is a block alive?", operation(BlockHealth))
     async def health(block_id: str) -> Response:
         """Return whether instances of a block report metrics, and their number."""
         instances = len((await blocks.get("block_metrics", block_id)).get("instances") or ())
-        return succeeded({"blockId": block_id, "healthy": instances > 0, "instances": instances})
+        return success({"blockId": block_id, "healthy": instances > 0, "instances": instances})
 
     return router
 
@@ -131,7 +131,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         given = await read_document(request, bodies)
         services.ownership.check_block(caller_of(request), str(given.get("blockId", "")))
         document, created = await blocks.put_metrics(given)
-        return succeeded(document, 201 if created else 200)
+        return success(document, 201 if created else 200)
 
     router.post("/block", "Report block metrics", stored)(store)
     router.put("/block", "Report block metrics", stored)(store)
@@ -141,7 +141,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
     )
     async def query(request: Request) -> Response:
         """Return the list of matching documents; `{}` matches all."""
-        return succeeded(await find(request, bodies, partial(blocks.query, "block_metrics")))
+        return success(await find(request, bodies, partial(blocks.query, "block_metrics")))
 
     @router.get(
         "/block/query", "Find block metrics by equality", operation(list[BlockMetricsDocument])
@@ -149,14 +149,14 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
     async def query_by_parameters(request: Request) -> Response:
         """Return metrics by URL parameters: field and value; a repeated field matches either."""
         async with bodies.searches.turn(who_of(request)):
-            return succeeded(await blocks.query("block_metrics", query_in_url(request)))
+            return success(await blocks.query("block_metrics", query_in_url(request)))
 
     router.include(_metrics_views(services, bodies))
 
     @router.get("/block/{block_id}", "Read block metrics", one)
     async def get(block_id: str) -> Response:
         """Return the metrics of a block."""
-        return succeeded(await blocks.get("block_metrics", block_id))
+        return success(await blocks.get("block_metrics", block_id))
 
     @router.put(
         "/block/{block_id}",
@@ -168,12 +168,12 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
         given = await read_document(request, bodies)
         services.ownership.check_block(caller_of(request), block_id)
         document, created = await blocks.update("block_metrics", block_id, given)
-        return succeeded(document, 201 if created else 200)
+        return success(document, 201 if created else 200)
 
     @router.delete("/block/{block_id}", "Remove block metrics", one)
     async def delete(block_id: str, request: Request) -> Response:
         """Answer the metrics that were removed."""
         services.ownership.check_block(caller_of(request), block_id)
-        return succeeded(await blocks.delete("block_metrics", block_id))
+        return success(await blocks.delete("block_metrics", block_id))
 
     return router

@@ -32,6 +32,25 @@ from moorage.query import QueryError, parse_page
 from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.rights import Caller
 
+__all__ = [
+    "BODY_BYTES_MAX",
+    "TENANT",
+    "BodyReader",
+    "CountedBodies",
+    "caller_of",
+    "failure",
+    "find",
+    "is_of_clusters",
+    "json_response",
+    "pipeline_of",
+    "query_in_url",
+    "query_of",
+    "read_as",
+    "read_document",
+    "success",
+    "who_of",
+]
+
 T = TypeVar("T", bound=msgspec.Struct)
 ENCODING: Final = "encoding"
 """Where `web.app` keeps, in its own state, the lock that large answers take turns with."""
@@ -119,7 +138,7 @@ class BodyReader:
                 raise
             reason = f"the body did not arrive within {BODY_SECONDS_MAX:g} seconds"
             raise ServiceError(Code.BAD_MESSAGE, reason, status=408) from error
-        self._hold_until_answered(request, tenant, len(body))
+        self._hold_until_reply(request, tenant, len(body))
         return bytes(body)
 
     async def _receive(self, request: Request, tenant: str, body: bytearray, most: int) -> None:
@@ -131,7 +150,7 @@ class BodyReader:
             if not self._fits(tenant):
                 raise _too_many()
 
-    def _hold_until_answered(self, request: Request, tenant: str, count: int) -> None:
+    def _hold_until_reply(self, request: Request, tenant: str, count: int) -> None:
         request.scope.setdefault(HELD, []).append(lambda: self._hold(tenant, -count))
 
     def _hold(self, tenant: str, count: int) -> None:
@@ -154,7 +173,7 @@ class BodyReader:
         async with self._turns.turn(tenant):
             values = min(sum(map(body.count, (b"[", b"{", b","))), _values_max(body))
         self._hold(tenant, VALUE_BYTES * values)
-        self._hold_until_answered(request, tenant, VALUE_BYTES * values)
+        self._hold_until_reply(request, tenant, VALUE_BYTES * values)
         if not self._fits(tenant):
             raise _too_many()
         async with self._decoding.turn(tenant):
@@ -261,7 +280,7 @@ def json_response(content: JsonValue, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-def succeeded(data: JsonValue, status: int = 200) -> Response:
+def success(data: JsonValue, status: int = 200) -> Response:
     """Return an answer in the envelope of the documented services."""
     return json_response({"success": True, "data": data}, status)
 
@@ -322,10 +341,10 @@ async def find(
     """
     body = await read_document(request, bodies)
     async with bodies.searches.turn(who_of(request)):
-        return await _found(body, query)
+        return await _search(body, query)
 
 
-async def _found(
+async def _search(
     body: JsonObject, query: Callable[[JsonObject], Awaitable[list[JsonObject]]]
 ) -> list[JsonObject]:
     wanted = query_of(body)

@@ -86,7 +86,7 @@ class RequestChecks:
                 "content-length", "either Content-Length or Transfer-Encoding"
             )
             await _last(fault, scope["path"])(scope, receive, send)
-        elif scope["path"] not in HEALTH and self._connections.crowded(scope["client"][0]):
+        elif scope["path"] not in HEALTH and self._connections.is_crowded(scope["client"][0]):
             fault = ServiceError(
                 Code.BUSY, "too many requests are under way here, or from your address; ask later"
             )

@@ -68,7 +68,7 @@ class Connections:
         self._idle.remove(connection)
         self._busy.remove(connection)
 
-    def crowded(self, address: str) -> bool:
+    def is_crowded(self, address: str) -> bool:
         """Return whether an address has too many requests, including this one."""
         ours = self._busy.count(address)
         many, too_many = len(self._busy), self._most - self._reserved
@@ -95,7 +95,7 @@ class HttpConnection(H11Protocol):
         """Count the new connection, and wait for a request."""
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
-        self._changed()
+        self._note_state()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove this connection from the count."""
@@ -106,13 +106,13 @@ class HttpConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Process received data, within the time limit."""
         super().data_received(data)
-        self._changed()
+        self._note_state()
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         self._has_answered = True
         super().on_response_complete()
-        self._changed()
+        self._note_state()
 
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing: the refusal of the upgrade names the WebSocket port for the client."""
@@ -129,9 +129,9 @@ class HttpConnection(H11Protocol):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
-            self._changed()
+            self._note_state()
 
-    def _changed(self) -> None:
+    def _note_state(self) -> None:
         """Note the connection's new state, and its deadline."""
         if self.transport.is_closing():
             return

@@ -26,7 +26,7 @@ from moorage.protocol.credentials import CONSOLE_COOKIE, console_cookies
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.logins import Login
 from moorage.records.rights import Right
-from moorage.web.bodies import TENANT, BodyReader, caller_of, read_as, read_document, succeeded
+from moorage.web.bodies import TENANT, BodyReader, caller_of, read_as, read_document, success
 from moorage.web.console_types import (
     ConsoleLogin,
     ConsoleSession,
@@ -147,7 +147,7 @@ def playground_routes(console: Console, bodies: BodyReader) -> HttpRouter:
         """Run a policy in the jail, in a separate process; the server's state does not change."""
         body = await read_document(request, bodies)
         body.pop("trace", None)
-        return succeeded(await console.try_policy(body, caller_of(request)))
+        return success(await console.try_policy(body, caller_of(request)))
 
     @router.post(
         "/console/playground/backtest",
@@ -159,7 +159,7 @@ def playground_routes(console: Console, bodies: BodyReader) -> HttpRouter:
         body = await read_document(request, bodies)
         if not body.get("trace"):
             raise ServiceError.wrong_field("trace", "a table (CSV) as text")
-        return succeeded(await console.try_policy(body, caller_of(request)))
+        return success(await console.try_policy(body, caller_of(request)))
 
     return router
 
@@ -179,7 +179,7 @@ def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
                 expected="a login",
                 details={"sign_in": True} if console.sign_in is not None else {},
             )
-        return succeeded(_describe(request, console, login))
+        return success(_describe(request, console, login))
 
     @router.post("/console/session", "Log in", operation(ConsoleSession, ConsoleLogin))
     async def log_in(request: Request) -> Response:
@@ -191,11 +191,11 @@ def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
             )
         given = read_as(await read_document(request, bodies), ConsoleLogin)
         if not console.needs_login():
-            return succeeded(_describe(request, console, None))
+            return success(_describe(request, console, None))
         address = request.client.host if request.client is not None else ""
         cookie, login = await _enter(console, given.token, address, failing)
         setattr(request.state, TENANT, login.caller.tenant)  # For the log.
-        response = succeeded(_describe(request, console, login))
+        response = success(_describe(request, console, login))
         secure = request.headers.get("origin", "").startswith("https:")
         give_cookie(request, response, cookie, secure=secure)
         return response
@@ -207,7 +207,7 @@ def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
             setattr(request.state, TENANT, login.caller.tenant)
             console.logins.leave(console_cookies(request.headers.getlist("cookie")))
             console.expel()
-        response = succeeded({})
+        response = success({})
         response.delete_cookie(_cookie_name(request), path="/", httponly=True, samesite="strict")
         return response
 

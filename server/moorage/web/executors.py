@@ -6,7 +6,7 @@ from starlette.responses import Response
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject, JsonValue
-from moorage.web.bodies import BodyReader, caller_of, find, read_document, succeeded, who_of
+from moorage.web.bodies import BodyReader, caller_of, find, read_document, success, who_of
 from moorage.web.changes import find_former, note_change
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import (
@@ -32,7 +32,7 @@ def executor_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     async def execute(executor: str, request: Request) -> Response:
         """Evaluate a policy of this server on the given input, and return the result."""
         body = await read_document(request, bodies)
-        return succeeded(await services.execute(executor, body, who_of(request)))
+        return success(await services.execute(executor, body, who_of(request)))
 
     @router.post("/executor/{executor}/create-infra", "Not needed here", operation(JsonObject))
     @router.delete("/executor/{executor}/remove-infra", "Not needed here", operation(JsonObject))
@@ -52,32 +52,32 @@ def _documents(router: HttpRouter, services: WebServices, bodies: BodyReader) ->
         """Store a new executor document, which is the caller's, and answer it."""
         document = await read_document(request, bodies)
         created = await services.executors.create(document, who_of(request))
-        return succeeded(await note_change(request, None, created))
+        return success(await note_change(request, None, created))
 
     @router.post("/executor/query", "Find executors", operation(list[ExecutorDocument], MongoQuery))
     async def query(request: Request) -> Response:
         """Return the list of matching documents; `{}` matches all."""
-        return succeeded(await find(request, bodies, services.executors.query))
+        return success(await find(request, bodies, services.executors.query))
 
     @router.get("/executor/{executor}", "Read an executor", one)
     async def read(executor: str) -> Response:
         """Return the executor document."""
-        return succeeded(await services.executors.get(executor))
+        return success(await services.executors.get(executor))
 
     @router.put(
         "/executor/{executor}", "Change an executor", operation(ExecutorDocument, DocumentChange)
     )
     async def update(executor: str, request: Request) -> Response:
-        """Change what is named, as for clusters; its owner does, and operators."""
+        """Change the named fields, as for clusters. For the owner and operators."""
         change = await read_document(request, bodies)
         await services.ownership.check_executor(caller_of(request), executor)
         before = await find_former(services.executors.get(executor))
         after = await services.executors.update(executor, change)
-        return succeeded(await note_change(request, before, after))
+        return success(await note_change(request, before, after))
 
     @router.delete("/executor/{executor}", "Remove an executor", one)
     async def delete(executor: str, request: Request) -> Response:
         """Answer the document that was removed."""
         await services.ownership.check_executor(caller_of(request), executor)
         removed = await services.executors.delete(executor)
-        return succeeded(await note_change(request, removed, None))
+        return success(await note_change(request, removed, None))

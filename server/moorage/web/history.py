@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from moorage.protocol.faults import ServiceError
 from moorage.records.history import History
-from moorage.web.bodies import caller_of, succeeded
+from moorage.web.bodies import caller_of, success
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import operation
 from moorage.web.services import WebServices
@@ -29,6 +29,6 @@ def history_routes(services: WebServices) -> HttpRouter:
         for name, given, most in (("minutes", minutes, MINUTES_MAX), ("step", step, STEP_MAX)):
             if not 1 <= given <= most:
                 raise ServiceError.wrong_field(f"query.{name}", f"a whole number from 1 to {most}")
-        return succeeded(services.history(caller_of(request), minutes, step))
+        return success(services.history(caller_of(request), minutes, step))
 
     return router

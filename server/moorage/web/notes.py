@@ -68,14 +68,14 @@ class Noted:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
 
-        async def watched(message: Message) -> None:
+        async def send_and_watch(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] < _FAILURES:
                 self._note(scope)
                 await self._audit.written()
             await send(message)
 
         changing = scope["type"] == "http" and scope["method"] in _CHANGING
-        await self._app(scope, receive, watched if changing else send)
+        await self._app(scope, receive, send_and_watch if changing else send)
 
     def _note(self, scope: Scope) -> None:
         path = scope.get(ROUTE, scope["path"])

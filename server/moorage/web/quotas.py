@@ -23,7 +23,7 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     """Return the router of these endpoints; arguments as `service_routes`."""
     router = HttpRouter("quotas")
 
-    async def done(
+    async def answer_change(
         request: Request, name: str, change: JsonMapping = _NO_CHANGE, **fields: object
     ) -> Response:
         given = {key: value for key, value in fields.items() if value is not None}
@@ -37,7 +37,7 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     ) -> Response:
         """Return one page of quotas and their use: the caller's own; operators get all."""
         filters = {"tenant": tenant} if tenant is not None else {}
-        return await done(request, "quotas", filters=filters, after=after, limit=limit)
+        return await answer_change(request, "quotas", filters=filters, after=after, limit=limit)
 
     @router.put("/quotas/{tenant}", "Set a quota", operation(QuotaState, QuotaChange))
     async def set_quota(tenant: str, request: Request, project: str | None = None) -> Response:
@@ -46,11 +46,11 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
         for name in change.keys() & _OF_THE_PATH:
             known = ", ".join(QuotaChange.__struct_fields__)
             raise ServiceError.wrong_field(name, f"one of {known}")
-        return await done(request, "set_quota", change, tenant=tenant, project=project)
+        return await answer_change(request, "set_quota", change, tenant=tenant, project=project)
 
     @router.delete("/quotas/{tenant}", "Remove a quota", operation(QuotaState))
     async def remove_quota(tenant: str, request: Request, project: str | None = None) -> Response:
         """Remove the quota of a tenant, or with `?project=` of one of its projects."""
-        return await done(request, "remove_quota", tenant=tenant, project=project)
+        return await answer_change(request, "remove_quota", tenant=tenant, project=project)
 
     return router

@@ -27,7 +27,7 @@ from moorage.web.bodies import (
     who_of,
 )
 from moorage.web.bodies import read_document as _document
-from moorage.web.bodies import succeeded as _success
+from moorage.web.bodies import success as _success
 from moorage.web.changes import find_former, note_change
 from moorage.web.elsewhere import elsewhere_routes
 from moorage.web.executors import executor_routes
@@ -76,7 +76,7 @@ def service_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
         block_document_routes,
         _search,
         _policies,
-        _published,
+        _policy_routes,
         alias_routes,
         executor_routes,
         quota_routes,
@@ -265,7 +265,7 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
 def _search(services: WebServices, bodies: BodyReader) -> HttpRouter:
     router = HttpRouter("search")
 
-    async def found(action: Literal["filter", "search"], request: Request) -> Response:
+    async def search_clusters(action: Literal["filter", "search"], request: Request) -> Response:
         body = await _document(request, bodies)
         tenant = who_of(request)
         try:
@@ -277,24 +277,24 @@ def _search(services: WebServices, bodies: BodyReader) -> HttpRouter:
             raise
         return _warned(documents, warnings)
 
-    async def filtered(request: Request) -> Response:
+    async def filter_clusters(request: Request) -> Response:
         """Return matching cluster documents, by id; bodies may be bare or enveloped."""
-        return await found("filter", request)
+        return await search_clusters("filter", request)
 
-    async def ranked(request: Request) -> Response:
+    async def rank_clusters(request: Request) -> Response:
         """Return the documents that match the filter rule, ranked, the best first."""
-        return await found("search", request)
+        return await search_clusters("search", request)
 
     filters = operation(list[JsonObject], (FilterQuery, QueryEnvelope))
     rankings = operation(list[JsonObject], (RankingQuery, QueryEnvelope))
     for path in ("/api/filter-data", "/api/no-ir/filter", "/api/filter"):
-        router.post(path, "Filter clusters", filters)(filtered)
+        router.post(path, summary="Filter clusters", **filters)(filter_clusters)
     for path in ("/api/similarity-search", "/api/no-ir/similarity-search", "/api/search"):
-        router.post(path, "Rank clusters", rankings)(ranked)
+        router.post(path, summary="Rank clusters", **rankings)(rank_clusters)
     return router
 
 
-def _warned(data: JsonValue, warnings: Sequence[str]) -> Response:
+def _with_warnings(data: Document | list[Document], warnings: Sequence[str]) -> Response:
     answer = {"success": True, "data": data}
     return json_response(answer | {"warnings": warnings} if warnings else answer)
 
@@ -312,7 +312,9 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
         before = await find_former(services.policies.get(str(document.get("policy_rule_uri", ""))))
         uri, warnings = await services.publications.publish(document, who)
         await note_change(request, before, await find_former(services.policies.get(uri)))
-        return _warned({"policy_rule_uri": uri}, warnings)  # 200: clients take 201 for a failure.
+        return _with_warnings(
+            {"policy_rule_uri": uri}, warnings
+        )  # 200: clients take 201 for a failure.
 
     @router.get("/policy", "List policies", operation(list[PolicyDocument]))
     async def list_policies() -> Response:
@@ -327,7 +329,7 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
     return router
 
 
-def _published(services: WebServices, bodies: BodyReader) -> HttpRouter:
+def _policy_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     router = HttpRouter("policies")
 
     @router.get("/policy/{uri}", "Read a policy", operation(PolicyDocument))

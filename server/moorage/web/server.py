@@ -159,7 +159,7 @@ def _config(app: ASGIApp, connections: Connections, drain_seconds: int) -> uvico
 
 
 class _OnlyFor:
-    """Answers the one caller with a token, and refuses all others whatever they show."""
+    """Answers only the caller with the token."""
 
     def __init__(self, app: ASGIApp, bearer: str) -> None:
         self._app = app
@@ -191,7 +191,7 @@ class _Drained:
             fault = ServiceError(Code.SHUTTING_DOWN, "the server is stopping; ask again later")
             await failure(fault, scope["path"])(scope, receive, send)
 
-        async def watched(message: Message) -> None:
+        async def send_and_watch(message: Message) -> None:
             nonlocal begun, refused
             if not begun and not self._trusts():
                 refused = True
@@ -201,7 +201,7 @@ class _Drained:
                 await send(message)
 
         try:
-            await self.app(scope, receive, watched)
+            await self.app(scope, receive, send_and_watch)
         except asyncio.CancelledError:
             # Only uvicorn cancels this task, and only to end it: its result is not awaited.
             if not begun:

@@ -156,7 +156,7 @@ class Console:
     """The additional services of the web console.
 
     Args:
-        logins: Who has logged in.
+        logins: The person who has logged in.
         needs_login: Whether there are tokens.
         local: The caller of each request where there are none.
         websocket_scheme: How the WebSocket is spoken: `ws` or `wss`.

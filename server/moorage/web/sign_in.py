@@ -9,7 +9,7 @@ from starlette.responses import Response
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.registry import Document
-from moorage.web.bodies import succeeded
+from moorage.web.bodies import success
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import WebType, operation
 
@@ -40,7 +40,7 @@ def sign_in_routes(sign_in: Document) -> HttpRouter:
     @router.get("/sign-in", "How to sign in", operation(SignIn))
     async def show() -> Response:
         """Return the issuer and the parameters for a sign-in, for `moorage login`."""
-        return succeeded(sign_in)
+        return success(sign_in)
 
     return router
 

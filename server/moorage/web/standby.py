@@ -46,9 +46,9 @@ class Dated:
         """Serve one request."""
         headers = self._reads.headers()  # What comes meanwhile may be in the answer, or not.
 
-        async def dated(message: Message) -> None:
+        async def send_with_age(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *headers]
             await send(message)
 
-        await self._app(scope, receive, dated)
+        await self._app(scope, receive, send_with_age)

@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from moorage.protocol.credentials import SUBPROTOCOL, TICKET_PREFIX, token_of
 from moorage.protocol.logins import Tickets
-from moorage.web.bodies import succeeded
+from moorage.web.bodies import success
 from moorage.web.console import login_of
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import WebType, operation
@@ -42,6 +42,6 @@ def ticket_routes(tickets: Tickets, console: Console | None) -> HttpRouter:
         secret, ticket = tickets.issue(token)
         protocols = [SUBPROTOCOL, TICKET_PREFIX + secret]
         document = {"ticket": secret, "protocols": protocols, "expires_at": ticket.expires_at}
-        return succeeded(document)
+        return success(document)
 
     return router

@@ -53,7 +53,7 @@ def on(spec: BaseResourceSpec, *shares: Share, name: str = "a", fencing: int = 7
     return Order(name, spec, shares, {"MOORAGE_LEASE_ID": name}, 120, fencing=fencing)
 
 
-def simulated(**variables: str) -> PodResourceSpec:
+def simulated_spec(**variables: str) -> PodResourceSpec:
     return PodResourceSpec(image=IMAGE, environment=variables, stop_seconds=0)
 
 
@@ -115,7 +115,9 @@ def devices(plane: Plane) -> list[list[str]]:
 
 async def test_a_pod_gets_the_devices_of_its_lease_in_their_order(world):
     world.plane.create(*dra_node("n1"), *dra_node("n2"))
-    order = on(simulated(), share("n2", "GPU-n2-3", "GPU-n2-1", cpu_milli=1500, memory_mib=512))
+    order = on(
+        simulated_spec(), share("n2", "GPU-n2-3", "GPU-n2-1", cpu_milli=1500, memory_mib=512)
+    )
     ready = await world.backend.start(order)
     assert ready.phase is Phase.READY
     assert devices(world.plane) == [["gpu-3", "gpu-1"]]
@@ -132,7 +134,7 @@ async def test_a_pod_gets_the_devices_of_its_lease_in_their_order(world):
 
 async def test_with_counted_devices_a_pod_requests_their_number(world):
     world.plane.create(node("n1", gpus=4), node("n2", gpus=4))
-    await world.backend.start(on(simulated(), share("n2", "0", "2")))
+    await world.backend.start(on(simulated_spec(), share("n2", "0", "2")))
     (made,) = world.pods()
     assert made["spec"]["nodeName"] == "n2"
     assert made["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
@@ -143,7 +145,7 @@ async def test_with_counted_devices_a_pod_requests_their_number(world):
 async def test_all_pods_of_a_gang_start_and_end_together(world):
     world.plane.create(*dra_node("n1"), *dra_node("n2"))
     gang = (share("n1", "GPU-n1-0"), share("n2", "GPU-n2-0"))
-    await world.backend.start(on(simulated(), *gang))
+    await world.backend.start(on(simulated_spec(), *gang))
     assert [each["spec"]["nodeName"] for each in world.pods()] == ["n1", "n2"]
     first = world.pods()[0]["metadata"]["name"]
     await asyncio.to_thread(world.plane.delete, "Pod", first)
@@ -154,14 +156,14 @@ async def test_all_pods_of_a_gang_start_and_end_together(world):
 
 
 def test_pods_of_a_gang_name_their_pod_group_if_supported():
-    order = on(simulated(), share("n1"), share("n2"))
+    order = on(simulated_spec(), share("n1"), share("n2"))
     wanted = pod_order(order.spec)
     made = start_objects(order, wanted, "server", "default", {}, "scheduling.k8s.io/v1beta1")
     ((path, group),) = made.owned
     assert path == "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
     name = group["metadata"]["name"]
     assert [x["spec"]["schedulingGroup"] for x in made.pods] == [{"podGroupName": name}] * 2
-    alone = on(simulated(), share("n1"))
+    alone = on(simulated_spec(), share("n1"))
     made = start_objects(alone, wanted, "server", "default", {}, "scheduling.k8s.io/v1beta1")
     assert (made.owned, "schedulingGroup" in made.pods[0]["spec"]) == ((), False)
 
@@ -197,7 +199,7 @@ async def test_a_gang_that_cannot_start_completely_leaves_no_pods(world):
     )
     gang = (share("n1", "GPU-n1-0"), share("n2", "GPU-n2-0"))
     with pytest.raises(BackendError, match="another claim has its devices"):
-        await world.backend.start(on(simulated(), *gang))
+        await world.backend.start(on(simulated_spec(), *gang))
     assert [each["metadata"]["name"] for each in world.pods()] == ["theirs"]
     assert len(world.plane.all("ResourceClaim")) == 1
 
@@ -274,7 +276,7 @@ async def test_specs_of_the_local_backend_become_pods(world, spec, said):
 async def test_each_tenant_has_a_namespace_and_a_missing_one_is_named(fresh_plane, tmp_path):
     world = World(fresh_plane, tmp_path, "gpu-{tenant}")
     fresh_plane.create(node("n1"))
-    order = on(simulated(), share("n1"))
+    order = on(simulated_spec(), share("n1"))
     try:
         with pytest.raises(BackendError, match="there is no namespace gpu-ann of cluster c1: make"):
             await world.backend.start(replace(order, tenant="ann"))
@@ -303,7 +305,7 @@ async def test_each_tenant_has_a_namespace_and_a_missing_one_is_named(fresh_plan
 )
 async def test_the_report_says_how_a_pod_ended(world, variables, phase, said, code):
     world.plane.create(node("n1"))
-    await world.backend.start(on(simulated(**variables), share("n1")))
+    await world.backend.start(on(simulated_spec(**variables), share("n1")))
     over = await world.heard(Phase.SUCCEEDED, Phase.FAILED)
     assert (over.phase, over.exit_code) == (phase, code)
     assert said in over.detail
@@ -315,7 +317,7 @@ async def test_the_report_says_how_a_pod_ended(world, variables, phase, said, co
 
 async def test_the_first_reader_of_an_output_gets_the_existing_part(world):
     world.plane.create(node("n1"))
-    await world.backend.start(on(simulated(), share("n1")))
+    await world.backend.start(on(simulated_spec(), share("n1")))
     read = await world.backend.logs("a")
     assert (read.text, read.over) == ("started\n", False)
 
@@ -327,7 +329,7 @@ async def test_the_first_reader_of_an_output_gets_the_existing_part(world):
 async def test_the_error_says_why_a_pod_did_not_start(world, fate, said):
     world.plane.create(node("n1"))
     with pytest.raises(BackendError, match=said):
-        await world.backend.start(on(simulated(SIM_FATE=fate), share("n1")))
+        await world.backend.start(on(simulated_spec(SIM_FATE=fate), share("n1")))
     assert world.pods() == []
 
 
@@ -335,7 +337,7 @@ async def test_the_error_quotes_the_scheduler_of_a_node_that_takes_no_pod(world)
     world.plane.create(node("n1"))
     world.plane.patch("Node", "n1", {"spec": {"unschedulable": True}})
     with pytest.raises(BackendError, match=r"unschedulable.*its node is cordoned or tainted"):
-        await world.backend.start(on(simulated(), share("n1")))
+        await world.backend.start(on(simulated_spec(), share("n1")))
 
 
 async def test_the_error_names_an_exhausted_quota(world):
@@ -353,14 +355,14 @@ async def test_the_error_names_an_exhausted_quota(world):
     )
     try:
         with pytest.raises(BackendError, match=r"no quota left .*exceeded quota.*ResourceQuota"):
-            await world.backend.start(on(simulated(), share("n1")))
+            await world.backend.start(on(simulated_spec(), share("n1")))
     finally:
         world.plane.delete("ResourceQuota", "none")
 
 
 async def test_a_pod_that_another_client_deletes_ends_its_workload(world):
     world.plane.create(node("n1"))
-    await world.backend.start(on(simulated(), share("n1")))
+    await world.backend.start(on(simulated_spec(), share("n1")))
     (made,) = world.pods()
     await asyncio.to_thread(world.plane.delete, "Pod", made["metadata"]["name"])
     assert "another client deleted" in (await world.heard(Phase.FAILED)).detail
@@ -372,8 +374,8 @@ async def test_a_pod_that_another_client_deletes_ends_its_workload(world):
 async def test_a_pod_of_a_lost_node_starts_again_and_a_gang_fails(world):
     """A node counts as lost after seconds, so both lose theirs at one time."""
     world.plane.create(node("n1"), node("n2"))
-    await world.backend.start(on(simulated(), share("n1")))
-    await world.backend.start(on(simulated(), share("n1"), share("n2"), name="gang"))
+    await world.backend.start(on(simulated_spec(), share("n1")))
+    await world.backend.start(on(simulated_spec(), share("n1"), share("n2"), name="gang"))
     await asyncio.to_thread(world.plane.lose_node, "n1")
 
     def last(name: str) -> str:
@@ -392,7 +394,7 @@ async def test_a_pod_of_a_lost_node_starts_again_and_a_gang_fails(world):
 
 async def test_a_gang_lost_during_a_server_stop_is_not_created_again(world):
     world.plane.create(node("n1"), node("n2"))
-    order = on(simulated(), share("n1"), share("n2"))
+    order = on(simulated_spec(), share("n1"), share("n2"))
     await world.backend.start(order)
     for each in world.pods():
         await asyncio.to_thread(world.plane.delete, "Pod", each["metadata"]["name"])
@@ -406,7 +408,7 @@ async def test_a_gang_lost_during_a_server_stop_is_not_created_again(world):
 async def test_a_claim_left_by_a_crash_is_found(world):
     """Its pod was never made: the daemon was killed in between."""
     world.plane.create(*dra_node("n1"))
-    await world.backend.start(on(simulated(), share("n1", "GPU-n1-0")))
+    await world.backend.start(on(simulated_spec(), share("n1", "GPU-n1-0")))
     (made,) = world.plane.all("ResourceClaim")
     meta = {key: made["metadata"][key] for key in ("labels", "annotations")}
     meta["annotations"] = {**meta["annotations"], "moorage.dev/workload": "ghost"}
@@ -422,13 +424,13 @@ async def test_a_claim_left_by_a_crash_is_found(world):
 
 async def test_a_pod_that_another_client_labels_as_ours_hides_no_other(world):
     world.plane.create(node("n1"))
-    await world.backend.start(on(simulated(), share("n1")))
+    await world.backend.start(on(simulated_spec(), share("n1")))
     (made,) = world.pods()
     theirs = pod("theirs")
     notes = {"moorage.dev/workload": "a", "moorage.dev/pods": "many"}
     theirs["metadata"] |= {"labels": made["metadata"]["labels"], "annotations": notes}
     world.plane.create(theirs)
-    await world.backend.start(on(simulated(), share("n1"), name="b"))
+    await world.backend.start(on(simulated_spec(), share("n1"), name="b"))
     assert sorted(each.id for each in await world.backend.discover()) == ["a", "b"]
 
 
@@ -436,7 +438,7 @@ async def test_a_start_that_takes_too_long_reports_the_last_status(world):
     world.plane.create(node("n1"))
     await world.backend.discover()
     world.plane.pause("kube-scheduler")
-    order = replace(on(simulated(), share("n1")), timeout_seconds=5)
+    order = replace(on(simulated_spec(), share("n1")), timeout_seconds=5)
     with pytest.raises(TimeoutError) as late:
         await world.backend.start(order)
     assert re.fullmatch(
@@ -447,19 +449,19 @@ async def test_a_start_that_takes_too_long_reports_the_last_status(world):
     assert world.pods() == []
 
 
-async def test_the_error_names_a_node_that_is_not_there(world):
+async def test_the_error_names_a_missing_node(world):
     world.plane.create(node("n1"))
     with pytest.raises(BackendError, match=r"NodeAffinity.*there is no node gone"):
-        await world.backend.start(on(simulated(), share("gone")))
+        await world.backend.start(on(simulated_spec(), share("gone")))
     assert world.pods() == []
 
 
 async def test_the_reason_names_a_deleted_claim_after_a_while(world, monkeypatch):
-    """Of a pod that waits for it, Kubernetes may say nothing."""
+    """Kubernetes may report nothing about a pod that waits."""
     monkeypatch.setattr(runs, "SILENCE_SECONDS_MAX", 5.0)
     world.plane.create(*dra_node("n1"))
     world.plane.pause("kube-scheduler")
-    order = replace(on(simulated(), share("n1", "GPU-n1-0")), timeout_seconds=90)
+    order = replace(on(simulated_spec(), share("n1", "GPU-n1-0")), timeout_seconds=90)
     start = asyncio.create_task(world.backend.start(order))
     (made,) = await until(lambda: world.pods() and world.plane.all("ResourceClaim"))
     world.plane.delete("ResourceClaim", made["metadata"]["name"])

@@ -1,4 +1,4 @@
-"""What objects of a cluster say, as its document: no cluster is needed to see that."""
+"""Documents made from objects of a cluster, without a cluster."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from kubernetes_objects import claim, gpu, mig, node, pod, resource_slice
 
 from moorage.backends.kubernetes.documents import (
     complete_devices,
+    free_capacity_document,
     machine_document,
-    offered_document,
     whole_document,
 )
 from moorage.backends.kubernetes.objects import ApiPod, ApiResourceClaim, ApiResourceSlice
@@ -34,14 +34,14 @@ def bound(made: dict[str, Any], node_name: str = "n1", phase: str = "Running") -
     return pod_record(msgspec.convert(made, ApiPod))
 
 
-def published(*slices: dict[str, Any]) -> Any:
+def published_devices(*slices: dict[str, Any]) -> Any:
     """Return the devices of a pool."""
     records = [slice_record(msgspec.convert(each, ApiResourceSlice)) for each in slices]
     found = complete_devices(records)
     return found and found["n1"]
 
 
-def allocated(made: dict[str, Any], *devices: str, **more: Any) -> Any:
+def allocation(made: dict[str, Any], *devices: str, **more: Any) -> Any:
     """Return what holds which device, by one claim."""
     results = [
         {"request": "gpus", "driver": "gpu.nvidia.com", "pool": "n1", "device": each, **more}
@@ -69,7 +69,7 @@ def test_published_devices_have_an_identity_and_replace_those_that_are_counted()
         gpu(1, "GPU-b", nvlinkGroup="g0", numaNode=1),
         gpu(0, "GPU-a", **{"resource.kubernetes.io/numaNode": 0}),
     ]
-    found = machine(node("n1", gpus=2), published(resource_slice("n1", slices)))
+    found = machine(node("n1", gpus=2), published_devices(resource_slice("n1", slices)))
     assert found["gpus"]["gpus"] == [
         {
             "modelName": "NVIDIA-A100-SXM4-80GB",
@@ -98,7 +98,7 @@ def test_published_devices_have_an_identity_and_replace_those_that_are_counted()
 
 
 def test_mig_instances_are_taken_whole_and_name_their_parent() -> None:
-    (found,) = published(resource_slice("n1", [mig(0, 0, "MIG-1")]))
+    (found,) = published_devices(resource_slice("n1", [mig(0, 0, "MIG-1")]))
     assert found["exclusive"]
     assert found["modelName"] == "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"
     assert found["memory"] == 9728
@@ -109,7 +109,7 @@ def test_devices_that_cannot_be_allocated_are_skipped() -> None:
     cut = mig(0, 0, "MIG-1") | {"consumesCounters": [{"counterSet": "gpu-0"}]}
     sick = gpu(1, "GPU-sick") | {"taints": [{"key": "ecc", "effect": "NoExecute"}]}
     card = {"name": "nic-0", "attributes": {"rdma": {"bool": True}}}
-    found = published(resource_slice("n1", [gpu(0, "GPU-0"), cut, sick, card]))
+    found = published_devices(resource_slice("n1", [gpu(0, "GPU-0"), cut, sick, card]))
     assert [each["id"] for each in found] == ["GPU-0"]
 
 
@@ -117,8 +117,8 @@ def test_a_pool_counts_when_all_of_its_newest_slices_are_there() -> None:
     old = resource_slice("n1", [gpu(0, "GPU-0")])
     one = resource_slice("n1", [gpu(1, "GPU-1")], name="a", generation=2, slices=2)
     two = resource_slice("n1", [gpu(2, "GPU-2")], name="b", generation=2, slices=2)
-    assert published(old, one) is None
-    assert [each["id"] for each in published(old, one, two)] == ["GPU-1", "GPU-2"]
+    assert published_devices(old, one) is None
+    assert [each["id"] for each in published_devices(old, one, two)] == ["GPU-1", "GPU-2"]
 
 
 def test_a_pool_may_have_devices_of_several_nodes() -> None:
@@ -136,9 +136,9 @@ def test_a_pool_may_have_devices_of_several_nodes() -> None:
 
 
 def test_devices_of_other_pods_are_taken_and_our_own_are_not() -> None:
-    devices = published(resource_slice("n1", [gpu(n, f"GPU-{n}") for n in range(4)]))
-    claims = allocated(claim("theirs"), "gpu-0") | allocated(claim("c", labels=OURS), "gpu-1")
-    claims |= allocated(claim("monitor"), "gpu-2", adminAccess=True)
+    devices = published_devices(resource_slice("n1", [gpu(n, f"GPU-{n}") for n in range(4)]))
+    claims = allocation(claim("theirs"), "gpu-0") | allocation(claim("c", labels=OURS), "gpu-1")
+    claims |= allocation(claim("monitor"), "gpu-2", adminAccess=True)
     pods = [
         bound(pod("theirs", cpu="1500m", memory="3Gi")),
         bound(pod("own", cpu="2", labels=OURS)),
@@ -146,7 +146,7 @@ def test_devices_of_other_pods_are_taken_and_our_own_are_not() -> None:
     found = machine(node("n1", cpu=8, memory="16Gi"), devices, pods, claims)
     assert found["used"] == {"cpuMilli": 1500, "memoryMib": 3 * GIB, "gpus": ["GPU-0"]}
     assert found["vcpus"]["count"] == 8
-    (offered,) = offered_document(whole_document("c1", [found]))["nodes"]["nodeData"]
+    (offered,) = free_capacity_document(whole_document("c1", [found]))["nodes"]["nodeData"]
     assert [each["id"] for each in offered["gpus"]["gpus"]] == ["GPU-1", "GPU-2", "GPU-3"]
     assert (offered["vcpus"]["count"], offered["memory"]) == (6.5, 13 * GIB)
 
@@ -201,7 +201,7 @@ def test_an_unschedulable_node_is_listed_with_its_reason(change: dict[str, Any],
         made[part] |= value
     found = machine(made)
     assert found["unavailable"] == why
-    (offered,) = offered_document(whole_document("c1", [found]))["nodes"]["nodeData"]
+    (offered,) = free_capacity_document(whole_document("c1", [found]))["nodes"]["nodeData"]
     assert (offered["unavailable"], offered["gpus"]["count"]) == (why, 1)
 
 
@@ -232,7 +232,7 @@ def test_the_catalog_accepts_the_document() -> None:
         machine(node("n2", gpus=1, labels=labels)),
         machine(
             node("n1", labels=labels, taints=[taint]),
-            published(resource_slice("n1", [gpu(0, "GPU-0")])),
+            published_devices(resource_slice("n1", [gpu(0, "GPU-0")])),
             [bound(pod("p1"))],
         ),
     ]

@@ -1,4 +1,4 @@
-"""What leases say and the cluster does not."""
+"""Drift: leases that the cluster contradicts."""
 
 from typing import Any
 

@@ -291,7 +291,7 @@ async def test_restarts_of_the_api_server_lose_no_pod(fresh_plane, gate, tmp_pat
 
 @pytest.mark.parametrize("way", ["tokenFile", "exec"])
 async def test_expired_credentials_lose_no_pod(fresh_plane, gate, tmp_path, way):
-    """What gives out the next one takes a while, too."""
+    """The next allocation takes a while, too."""
     version = "client.authentication.k8s.io/v1"
     if way == "exec":
         plugin = {"apiVersion": version, "command": "cat", "args": [str(gate.login)]}

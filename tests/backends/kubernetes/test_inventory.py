@@ -44,7 +44,7 @@ async def following(kubeconfig: Path) -> AsyncIterator[ClusterInventory]:
         yield inventory
 
 
-async def seen(inventory: ClusterInventory, happened: Callable[[dict[str, Any]], Any]) -> Any:
+async def wait_nodes(inventory: ClusterInventory, happened: Callable[[dict[str, Any]], Any]) -> Any:
     """Wait until the nodes of the document, by name, are so, and return what that says."""
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while True:
@@ -81,19 +81,21 @@ async def test_every_change_is_followed(fresh_plane: Plane) -> None:
     async with following(plane.kubeconfig()) as inventory:
         assert inventory.document()["nodes"]["count"] == 0
         plane.create(node("n1", gpus=2, labels={"pool": "a"}))
-        await seen(inventory, lambda nodes: "n1" in nodes and "unavailable" not in nodes["n1"])
+        await wait_nodes(
+            inventory, lambda nodes: "n1" in nodes and "unavailable" not in nodes["n1"]
+        )
         plane.patch("Node", "n1", {"metadata": {"labels": {"pool": "b"}}})
-        await seen(inventory, lambda nodes: nodes["n1"]["labels"]["pool"] == "b")
+        await wait_nodes(inventory, lambda nodes: nodes["n1"]["labels"]["pool"] == "b")
         plane.patch("Node", "n1", {"spec": {"unschedulable": True}})
-        await seen(inventory, lambda nodes: nodes["n1"].get("unavailable") == "cordoned")
-        await seen(inventory, lambda nodes: nodes["n1"].get("taints"))
+        await wait_nodes(inventory, lambda nodes: nodes["n1"].get("unavailable") == "cordoned")
+        await wait_nodes(inventory, lambda nodes: nodes["n1"].get("taints"))
         plane.patch("Node", "n1", {"spec": {"unschedulable": False}})
-        await seen(inventory, lambda nodes: "unavailable" not in nodes["n1"])
+        await wait_nodes(inventory, lambda nodes: "unavailable" not in nodes["n1"])
         sick = {"allocatable": {"nvidia.com/gpu": "1"}}
         plane.patch("Node", "n1", {"status": sick}, at="status")
-        await seen(inventory, lambda nodes: nodes["n1"]["gpus"]["count"] == 1)
+        await wait_nodes(inventory, lambda nodes: nodes["n1"]["gpus"]["count"] == 1)
         plane.delete("Node", "n1")
-        await seen(inventory, lambda nodes: not nodes)
+        await wait_nodes(inventory, lambda nodes: not nodes)
 
 
 async def test_use_by_other_pods_is_followed_and_by_our_own_is_not(fresh_plane: Plane) -> None:
@@ -104,19 +106,19 @@ async def test_use_by_other_pods_is_followed_and_by_our_own_is_not(fresh_plane: 
         plane.create(claim("own", ["GPU-n1-0"], labels=ours))
         plane.create(pod("own", claim_name="own", labels=ours))
         plane.create(claim("theirs", ["GPU-n1-2"]), pod("theirs", claim_name="theirs", run="1s"))
-        await seen(inventory, lambda nodes: used(nodes, "n1").get("gpus") == ["GPU-n1-2"])
-        await seen(inventory, lambda nodes: not used(nodes, "n1"))  # Its pod has ended.
+        await wait_nodes(inventory, lambda nodes: used(nodes, "n1").get("gpus") == ["GPU-n1-2"])
+        await wait_nodes(inventory, lambda nodes: not used(nodes, "n1"))  # Its pod has ended.
         assert plane.get("ResourceClaim", "own")["status"]["allocation"]
 
 
 async def test_our_own_pods_do_not_change_the_document(fresh_plane: Plane) -> None:
     fresh_plane.create(*dra_node("n1", 3))
     async with following(fresh_plane.kubeconfig()) as inventory:
-        await seen(inventory, lambda nodes: "unavailable" not in nodes["n1"])
+        await wait_nodes(inventory, lambda nodes: "unavailable" not in nodes["n1"])
         made, heard = inventory.remade, inventory.version
         fresh_plane.create(pod("own", node_name="n1", labels={SERVER_LABEL: "ours"}))
         await inventory.changed(heard)
-        assert used(await seen(inventory, lambda nodes: nodes), "n1") == {}
+        assert used(await wait_nodes(inventory, lambda nodes: nodes), "n1") == {}
         assert inventory.remade == made
 
 
@@ -127,9 +129,9 @@ async def test_a_removed_device_leaves_the_document(fresh_plane: Plane) -> None:
         (name,) = [each["metadata"]["name"] for each in plane.all("ResourceSlice")]
         devices = [gpu(0, "GPU-n1-0")]
         plane.patch("ResourceSlice", name, {"spec": {"devices": devices}})
-        await seen(inventory, lambda nodes: nodes["n1"]["gpus"]["count"] == 1)
+        await wait_nodes(inventory, lambda nodes: nodes["n1"]["gpus"]["count"] == 1)
         plane.delete("ResourceSlice", name)
-        await seen(inventory, lambda nodes: nodes["n1"]["gpus"]["count"] == 0)
+        await wait_nodes(inventory, lambda nodes: nodes["n1"]["gpus"]["count"] == 0)
 
 
 async def test_a_broken_watch_continues_at_its_last_version(
@@ -143,8 +145,8 @@ async def test_a_broken_watch_continues_at_its_last_version(
         plane.delete("Node", "n1")
         plane.create(node("n3"), resource_slice("n3", [gpu(0, "GPU-1")]))
         await wire.mend()
-        await seen(inventory, lambda nodes: sorted(nodes) == ["n2", "n3"])
-        await seen(inventory, lambda nodes: nodes["n3"]["gpus"]["count"] == 1)
+        await wait_nodes(inventory, lambda nodes: sorted(nodes) == ["n2", "n3"])
+        await wait_nodes(inventory, lambda nodes: nodes["n3"]["gpus"]["count"] == 1)
         assert [each.lists for each in inventory.health()] == [1] * 4
     await wire.cut()
 
@@ -162,11 +164,11 @@ async def test_an_expired_watch_version_causes_a_new_list(
         plane.kill("kube-apiserver")
         await asyncio.to_thread(plane.start, "kube-apiserver")
         await wire.mend()
-        await seen(inventory, lambda nodes: sorted(nodes) == ["n2"])
-        await seen(inventory, lambda nodes: used(nodes, "n2").get("cpuMilli") == 3000)
+        await wait_nodes(inventory, lambda nodes: sorted(nodes) == ["n2"])
+        await wait_nodes(inventory, lambda nodes: used(nodes, "n2").get("cpuMilli") == 3000)
         assert max(each.lists for each in inventory.health()) > 1
         plane.create(node("n3"))
-        await seen(inventory, lambda nodes: "n3" in nodes)
+        await wait_nodes(inventory, lambda nodes: "n3" in nodes)
     await wire.cut()
 
 
@@ -181,7 +183,7 @@ async def test_while_the_api_server_is_away_its_health_says_so(fresh_plane: Plan
         assert inventory.document()["nodes"]["count"] == 1
         await asyncio.to_thread(plane.start, "kube-apiserver")
         plane.create(node("n2"))
-        await seen(inventory, lambda nodes: "n2" in nodes)
+        await wait_nodes(inventory, lambda nodes: "n2" in nodes)
 
 
 async def test_an_object_that_cannot_be_read_ends_no_watch(fresh_plane: Plane) -> None:
@@ -218,7 +220,7 @@ async def test_after_a_burst_of_pods_the_document_is_correct(fresh_plane: Plane)
                 plane.create(pod(f"p{number}", run="50ms" if number % 3 else ""))
 
         await asyncio.to_thread(burst)
-        await seen(
+        await wait_nodes(
             inventory,
             lambda nodes: sum(used(nodes, each).get("cpuMilli", 0) for each in nodes) == 50_000,
         )

@@ -1,4 +1,4 @@
-"""What a manifest may say; no cluster is needed for that."""
+"""The accepted fields of a manifest, without a cluster."""
 
 from typing import Any
 
@@ -110,7 +110,9 @@ def container(spec: Any, name: str = "main", kind: str = "containers") -> Any:
     return next(each for each in spec[kind] if each["name"] == name)
 
 
-def limited(name: str, cpu: Any = "1", memory: Any = "256Mi", **more: Any) -> dict[str, Any]:
+def limited_container(
+    name: str, cpu: Any = "1", memory: Any = "256Mi", **more: Any
+) -> dict[str, Any]:
     return {
         "name": name,
         "image": "b",
@@ -125,9 +127,9 @@ def beside(*containers: dict[str, Any], **more: Any) -> PodResourceSpec:
 
 def test_a_container_without_devices_sees_none_whatever_its_image_says() -> None:
     source = [{"configMapRef": {"name": "c"}}]
-    sidecar = limited("proxy", restartPolicy="Always", envFrom=source)
-    init = limited("fetch", env=[{"name": "A", "value": "b"}])
-    spec = beside(limited("log", envFrom=source), initContainers=[sidecar, init])
+    sidecar = limited_container("proxy", restartPolicy="Always", envFrom=source)
+    init = limited_container("fetch", env=[{"name": "A", "value": "b"}])
+    spec = beside(limited_container("log", envFrom=source), initContainers=[sidecar, init])
     made = pod_of(spec)
     assert "env" not in container(made) or VOID not in container(made)["env"]
     for name, kind in (("log", "containers"), ("proxy", "initContainers")):
@@ -209,11 +211,19 @@ BEYOND = [
     ContainerResourceSpec(image="a", mem_limit=1 << 40),
     beside({"name": "main", "resources": {"requests": {"cpu": "4001m"}}}),
     beside({"name": "main", "resources": {"limits": {"memory": "1Ti"}}}),
-    beside(limited("log", "3"), limited("main", "2")),
-    beside(limited("log", memory="1Gi")),
-    beside(limited("log"), initContainers=[limited("in", "5")]),
-    beside(initContainers=[limited("proxy", "3", restartPolicy="Always"), limited("in", "2")]),
-    beside(limited("log", "2"), initContainers=[limited("p", "3", restartPolicy="Always")]),
+    beside(limited_container("log", "3"), limited_container("main", "2")),
+    beside(limited_container("log", memory="1Gi")),
+    beside(limited_container("log"), initContainers=[limited_container("in", "5")]),
+    beside(
+        initContainers=[
+            limited_container("proxy", "3", restartPolicy="Always"),
+            limited_container("in", "2"),
+        ]
+    ),
+    beside(
+        limited_container("log", "2"),
+        initContainers=[limited_container("p", "3", restartPolicy="Always")],
+    ),
     beside({"name": "log", "image": "b"}),
     beside({"name": "main", "resources": {"limits": {"memory": "512Mi", "hugepages-2Mi": "1Gi"}}}),
     beside(resources={"limits": {"cpu": "5"}}),
@@ -236,7 +246,7 @@ def test_a_lease_without_cpu_requests_no_cpu() -> None:
 
 
 def test_the_main_container_gets_the_remaining_resources() -> None:
-    spec = beside(limited("log", 0.5), initContainers=[{"name": "in", "image": "b"}])
+    spec = beside(limited_container("log", 0.5), initContainers=[{"name": "in", "image": "b"}])
     made = pod_of(spec)
     assert container(made)["resources"]["limits"] == {
         "cpu": "3500m",
@@ -279,7 +289,7 @@ def test_reserved_names_are_refused(spec: dict[str, Any], field: str) -> None:
 
 
 def test_pods_of_a_gang_are_equal_and_the_spec_is_unchanged() -> None:
-    spec = beside(limited("log"), initContainers=[{"name": "in", "image": "b"}])
+    spec = beside(limited_container("log"), initContainers=[{"name": "in", "image": "b"}])
     before = repr(spec)
     order = Order("a", spec, (HELD, replace(HELD, node_id=NodeId("n2"))), {}, 30)
     one, two = start_objects(order, pod_order(spec), "server", "default", {}, "").pods

@@ -103,7 +103,7 @@ def give_two_keys_one_lease(history: FaultHistory) -> None:
     change(history, 2, key="k4")
 
 
-def answer_when_deposed(history: FaultHistory) -> None:
+def answer_after_takeover(history: FaultHistory) -> None:
     change(history, 3, server="a")
     history.releases[0] = history.releases[0]._replace(server="a")
 
@@ -124,7 +124,7 @@ DEFECTS: list[tuple[str, Callable[[FaultHistory], None]]] = [
     ("requests forgotten", let_wait),
     ("keys with two leases", give_one_key_two_leases),
     ("keys with two leases", give_two_keys_one_lease),
-    ("answers of a deposed server", answer_when_deposed),
+    ("answers of a deposed server", answer_after_takeover),
 ]
 
 
@@ -139,7 +139,7 @@ def test_each_law_has_a_defect():
     assert {law for law, _ in DEFECTS} == LAWS.keys()
 
 
-def test_what_was_on_its_way_may_overtake():
+def test_requests_in_flight_may_overtake():
     """Two requests that overlap may be granted in either order, and by either server."""
     history = whole()
     change(history, 3, fencing=3, sent_at=2.5)

@@ -1,4 +1,4 @@
-"""What can be stored at all."""
+"""Documents that can be stored."""
 
 import pytest
 

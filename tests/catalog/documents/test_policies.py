@@ -6,7 +6,7 @@ from moorage.catalog.documents.policies import (
     complete_policy_document,
     differing_fields,
     entry_name,
-    prepared_policy,
+    make_prepared,
 )
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
@@ -100,10 +100,10 @@ def test_wrong_fields_are_named(change, code, field):
 
 
 def prepare(files=FILES, **more):
-    return prepared_policy(complete_policy_document({**GIVEN, **more}), files).record
+    return make_prepared(complete_policy_document({**GIVEN, **more}), files).record
 
 
-def test_the_record_has_what_the_sandbox_needs():
+def test_the_record_has_all_fields_for_the_sandbox():
     record = prepare(policy_settings={"s": 1}, policy_parameters={"p": 2}, vendor="kept")
     assert record.ref.uri == "policies.first:v0.0.1-beta"
     assert (record.settings, record.parameters, record.files) == ({"s": 1}, {"p": 2}, FILES)
@@ -152,14 +152,14 @@ def test_available_requirements_pass():
 )
 def test_other_requirements_are_warned_of_by_line(line):
     files = {**FILES, "requirements.txt": b"numpy\n" + line.encode()}
-    found = prepared_policy(complete_policy_document(GIVEN), files)
+    found = make_prepared(complete_policy_document(GIVEN), files)
     (warning,) = found.warnings
     assert warning.startswith(f"requirements.txt line 2: {line!r} is not available to policies")
 
 
 def test_many_requirements_are_counted():
     files = {**FILES, "requirements.txt": b"torch\n" * 1100}
-    warnings = prepared_policy(complete_policy_document(GIVEN), files).warnings
+    warnings = make_prepared(complete_policy_document(GIVEN), files).warnings
     assert len(warnings) == 22
     assert warnings[-2] == "requirements.txt: 980 more are not available"
 

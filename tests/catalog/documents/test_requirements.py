@@ -1,4 +1,4 @@
-"""What `requirements.txt` may name, and which versions it may want."""
+"""Packages and versions that `requirements.txt` may name."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from moorage.catalog.documents.requirements import LINES_MAX, Unmet, unmet
 from moorage.policy.requirements import IMPORTABLE
 
 
-def wanted(text: str | bytes, **files: bytes) -> list[Unmet]:
+def find_unmet(text: str | bytes, **files: bytes) -> list[Unmet]:
     content = text.encode() if isinstance(text, str) else text
     return list(unmet({"function.py": b"", "requirements.txt": content, **files}))
 
@@ -18,7 +18,7 @@ def test_a_policy_without_requirements_has_no_warnings():
 
 @pytest.mark.parametrize("name", sorted({module.partition(".")[0] for module in IMPORTABLE}))
 def test_importable_packages_are_met_requirements(name):
-    assert not wanted(f"{name.upper()} >= 0 ; python_version > '3'  # why")
+    assert not find_unmet(f"{name.upper()} >= 0 ; python_version > '3'  # why")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_importable_packages_are_met_requirements(name):
     ],
 )
 def test_installed_or_inapplicable_requirements_are_met(line):
-    assert not wanted(line)
+    assert not find_unmet(line)
 
 
 @pytest.mark.parametrize(
@@ -51,25 +51,25 @@ def test_installed_or_inapplicable_requirements_are_met(line):
     ],
 )
 def test_each_fault_of_a_line_has_its_own_message(line, why):
-    assert wanted(f"json\n\\\n{line}\n") == [Unmet(2, line, why)]
+    assert find_unmet(f"json\n\\\n{line}\n") == [Unmet(2, line, why)]
 
 
 @pytest.mark.parametrize(
     "line", ["socket", "asyncio", "subprocess", "numpy @ https://x/numpy.whl", "numpy-financial"]
 )
 def test_packages_that_policies_cannot_import_are_unmet(line):
-    assert wanted(f"json\r\n{line}  # !\r\n") == [Unmet(2, line)]
+    assert find_unmet(f"json\r\n{line}  # !\r\n") == [Unmet(2, line)]
 
 
 def test_a_policies_own_files_and_folders_may_be_named():
     files = {"helper.py": b"", "my_lib/__init__.py": b"", "deep/in/it.py": b""}
-    assert not wanted("helper\nmy-lib\ndeep\n", **files)
-    assert wanted("it\n", **files) == [Unmet(1, "it")]
+    assert not find_unmet("helper\nmy-lib\ndeep\n", **files)
+    assert find_unmet("it\n", **files) == [Unmet(1, "it")]
 
 
 def test_a_byte_order_mark_is_no_part_of_a_name():
-    assert not wanted(b"\xef\xbb\xbfnumpy\n")
+    assert not find_unmet(b"\xef\xbb\xbfnumpy\n")
 
 
 def test_the_number_of_read_lines_is_limited():
-    assert not wanted("numpy\n" * LINES_MAX + "torch")
+    assert not find_unmet("numpy\n" * LINES_MAX + "torch")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moorage.catalog.documents.policies import complete_policy_document, prepared_policy
+from moorage.catalog.documents.policies import complete_policy_document, make_prepared
 from moorage.catalog.documents.schemas import PolicySchemas, read_schemas
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
@@ -13,12 +13,12 @@ SIZE = {"type": "number", "min": 1, "default": 2}
 ZONE = {"type": "string", "required": True}
 
 
-def prepared(**more):
-    return prepared_policy(complete_policy_document({**GIVEN, **more}), FILES)
+def prepare_policy(**more):
+    return make_prepared(complete_policy_document({**GIVEN, **more}), FILES)
 
 
 def prepare(**more):
-    return prepared(**more).record
+    return prepare_policy(**more).record
 
 
 def schemas(**more) -> PolicySchemas:
@@ -28,7 +28,7 @@ def schemas(**more) -> PolicySchemas:
     return found
 
 
-def refused(call, *arguments) -> ServiceError:
+def refusal(call, *arguments) -> ServiceError:
     with pytest.raises(ServiceError) as caught:
         call(*arguments)
     return caught.value
@@ -91,7 +91,7 @@ def test_another_schema_is_another_policy():
 )
 def test_malformed_parts_are_stored_with_a_warning(more, field):
     """Existing servers read no schema, so existing documents have all kinds of them."""
-    found = prepared(**more)
+    found = prepare_policy(**more)
     (warning,) = found.warnings
     assert warning.startswith(f"{field}: expected ")
     assert found.record.document.items() >= more.items()
@@ -99,7 +99,7 @@ def test_malformed_parts_are_stored_with_a_warning(more, field):
 
 
 def test_only_readable_parts_of_a_schema_are_enforced():
-    found = prepared(
+    found = prepare_policy(
         policy_input_schema={"type": "object", "properties": {"n": {"type": "integer"}}, "not": {}},
         policy_output_schema=[],
         policy_parameters_schema={"a": {"type": "string"}, "b": {"type": "number", "default": 1}},
@@ -112,7 +112,7 @@ def test_only_readable_parts_of_a_schema_are_enforced():
     ]
     schemas = found.record.schemas
     assert schemas.given({"n": 1}) == {"n": 1}
-    assert refused(schemas.given, {"n": "x"}).field == "inputs.n"
+    assert refusal(schemas.given, {"n": "x"}).field == "inputs.n"
     schemas.judge("anything")
     assert schemas.command("anything", 7) == 7
     assert found.record.parameters == {"a": 7}
@@ -121,7 +121,7 @@ def test_only_readable_parts_of_a_schema_are_enforced():
 def test_inputs_are_checked_and_completed():
     found = schemas(policy_input_schema={"size": SIZE, "zone": ZONE})
     assert found.given({"zone": "a"}) == {"zone": "a", "size": 2}
-    error = refused(found.given, {"size": 1})
+    error = refusal(found.given, {"size": 1})
     assert error.reason == ("inputs.zone: expected a text; it is missing (the schema of a:1-b)")
     assert (error.code, error.field, error.expected) == (Code.BAD_MESSAGE, "inputs.zone", "a text")
 
@@ -137,8 +137,8 @@ def test_a_caller_must_give_values_without_a_default():
         {"zone": "a", "size": 7, "x": 1},
         {},
     ), "a null does not take a default away"
-    assert refused(found.overrides, {}, {}).field == "parameters.zone"
-    assert refused(found.overrides, {"zone": "a"}, {"zone": 1}).field == "settings.zone"
+    assert refusal(found.overrides, {}, {}).field == "parameters.zone"
+    assert refusal(found.overrides, {"zone": "a"}, {"zone": 1}).field == "settings.zone"
 
 
 def test_answers_are_checked_against_the_output_schema():
@@ -157,7 +157,7 @@ def test_answers_are_checked_against_the_output_schema():
         ("a", "output"),
         (None, "output"),
     ):
-        error = refused(found.judge, wrong)
+        error = refusal(found.judge, wrong)
         assert (error.code, error.field) == (Code.POLICY_BAD_OUTPUT, field)
         assert "a:1-b does not keep to its policy_output_schema" in error.reason
 
@@ -168,7 +168,7 @@ def test_undeclared_commands_are_refused():
     )
     assert found.command("reset", {"any": 1}) == {"any": 1}
     assert found.command("set", None) == {"size": 2}
-    assert refused(found.command, "set", {"size": 0}).field == "data.size"
-    error = refused(found.command, "drop", {})
+    assert refusal(found.command, "set", {"size": 0}).field == "data.size"
+    error = refusal(found.command, "drop", {})
     assert (error.field, error.expected) == ("action", "one of reset, set")
     assert schemas(policy_input_schema={"a": SIZE}).command("anything", 7) == 7

@@ -1,4 +1,4 @@
-"""Where the code of a policy may come from: text, archives in text, paths, and real HTTP."""
+"""Sources of a policy's code: text, archives in text, paths, and real HTTP."""
 
 import asyncio
 import base64
@@ -36,7 +36,7 @@ def archive():
     return packed.getvalue()
 
 
-def refused(function, *arguments):
+def refusal(function, *arguments):
     with pytest.raises(ServiceError) as caught:
         function(*arguments)
     assert caught.value.field == "code"
@@ -74,22 +74,22 @@ def test_code_in_the_document_itself(code):
     ],
 )
 def test_damaged_code_is_refused(code):
-    assert refused(CodeSources().files, code, None).code is Code.BAD_POLICY
+    assert refusal(CodeSources().files, code, None).code is Code.BAD_POLICY
 
 
 def test_a_path_is_refused_if_no_folder_is_configured():
-    fault = refused(CodeSources().files, "/etc/passwd", None)
+    fault = refusal(CodeSources().files, "/etc/passwd", None)
     assert "has no `policy_code_root`" in fault.reason
 
 
 @pytest.mark.parametrize("text", ["x = = 1", "# hi", "x=1", "<html>", '{"a": 1}', "import os"])
-def test_text_of_one_line_is_source_text_whatever_is_wrong_with_it(text):
+def test_one_line_of_text_is_source_text_even_if_invalid(text):
     assert CodeSources().files(text, None) == {"function.py": text.encode()}
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/rule.py", "s3://bucket/rule.py"])
 def test_urls_of_other_schemes_are_refused(url):
-    fault = refused(CodeSources().files, url, None)
+    fault = refusal(CodeSources().files, url, None)
     assert f"{url.partition(':')[0]}:// is nothing that code is read from" in fault.reason
 
 
@@ -113,7 +113,7 @@ def test_paths_out_of_the_folder_and_links_are_refused(tmp_path):
     (root / "linked" / "function.py").symlink_to(tmp_path / "secret.py")
     os.mkfifo(root / "pipe")
     reasons = [
-        refused(CodeSources(root=root).files, code, None).reason
+        refusal(CodeSources(root=root).files, code, None).reason
         for code in ("../secret.py", "link.py", str(tmp_path / "secret.py"), "linked", "pipe")
     ]
     assert [("leads out" in r, "special file" in r) for r in reasons] == [
@@ -123,7 +123,7 @@ def test_paths_out_of_the_folder_and_links_are_refused(tmp_path):
         (False, True),
         (False, True),
     ]
-    assert "cannot be read" in refused(CodeSources(root=root).files, "missing.py", None).reason
+    assert "cannot be read" in refusal(CodeSources(root=root).files, "missing.py", None).reason
 
 
 LOGIN = "Basic " + base64.b64encode(b"user:p@w").decode()
@@ -189,7 +189,7 @@ HERE = frozenset({"127.0.0.1"})
 """Lets code be fetched from this machine."""
 
 
-async def fetch_refused(code, **options):
+async def fetch_refusal(code, **options):
     with pytest.raises(ServiceError) as caught:
         await CodeSources(**options).fetch(code)
     return caught.value
@@ -205,11 +205,11 @@ async def test_code_is_downloaded_from_a_url(host):
 
 async def test_code_may_always_come_from_the_policy_stores_host(host):
     code = host + "/rule.tar.gz"
-    assert (await fetch_refused(code)).code is Code.BAD_POLICY
+    assert (await fetch_refusal(code)).code is Code.BAD_POLICY
     for hosts in (None, frozenset({"code.example"})):
         sources = CodeSources(hosts=hosts, store="127.0.0.1")
         assert sources.files(code, await sources.fetch(code)) == FILES
-    assert (await fetch_refused(code, store="policies.example")).code is Code.BAD_POLICY
+    assert (await fetch_refusal(code, store="policies.example")).code is Code.BAD_POLICY
 
 
 async def test_credentials_are_sent_and_never_shown(host, caplog):
@@ -225,7 +225,7 @@ async def test_credentials_are_sent_and_never_shown(host, caplog):
             "http://user:p%40w@[::bad/x",
             "http://user:p%40w@/x",
         ):
-            fault = await fetch_refused(bad, hosts=HERE)
+            fault = await fetch_refusal(bad, hosts=HERE)
             assert "p%40w" not in repr((fault.reason, fault.expected, fault.details))
             assert "p@w" not in fault.reason
     assert caplog.records
@@ -236,7 +236,7 @@ async def test_credentials_are_sent_and_never_shown(host, caplog):
 
 async def test_urls_that_do_not_serve_code(host):
     async def fault(code):
-        return await fetch_refused(code, hosts=HERE)
+        return await fetch_refusal(code, hosts=HERE)
 
     assert "answered 404" in (await fault(host + "/nothing")).reason
     assert "redirects" in (await fault(host + "/to/to/to/to/rule.tar.gz")).reason
@@ -249,13 +249,13 @@ async def test_urls_that_do_not_serve_code(host):
 
 
 async def test_hosts_that_are_not_allowed_get_no_request(host, server):
-    fault = await fetch_refused(host + "/rule.tar.gz", hosts=frozenset({"code.example"}))
+    fault = await fetch_refusal(host + "/rule.tar.gz", hosts=frozenset({"code.example"}))
     assert "127.0.0.1 is not allowed" in fault.reason
     assert "code.example" in fault.expected
     assert not server.requests
     away = f"/to//127.0.0.1:{server.server_port}/rule.tar.gz"
     for hosts in ({"localhost"}, {"localhost", "code.example"}):
-        redirected = await fetch_refused(
+        redirected = await fetch_refusal(
             f"http://localhost:{server.server_port}{away}",
             hosts=frozenset(hosts),
         )
@@ -286,7 +286,7 @@ THIS_MACHINE = (
 
 @pytest.mark.parametrize("name", [*THIS_MACHINE, "169.254.169.254", "100.100.100.200"])
 async def test_hosts_that_are_not_public_get_no_request(server, name):
-    fault = await fetch_refused(f"http://{name}:{server.server_port}/secret")
+    fault = await fetch_refusal(f"http://{name}:{server.server_port}/secret")
     assert (fault.code, "is not public" in fault.reason) == (Code.BAD_POLICY, True)
     assert "`policy_code_hosts`" in fault.expected
     assert not server.requests
@@ -316,7 +316,7 @@ async def test_a_host_is_resolved_once_and_only_that_address_is_used(server, mon
 
 async def test_a_name_with_one_address_that_is_not_public_is_refused(server, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", Resolver(["1.1.1.1", "127.0.0.1"]))
-    fault = await fetch_refused(f"http://code.example:{server.server_port}/secret")
+    fault = await fetch_refusal(f"http://code.example:{server.server_port}/secret")
     assert "code.example is not public" in fault.reason
     assert "127.0.0.1" not in fault.reason
 
@@ -324,7 +324,7 @@ async def test_a_name_with_one_address_that_is_not_public_is_refused(server, mon
 async def test_no_proxy_of_the_environment_is_used(server, host, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, host)
-    fault = await fetch_refused("http://localhost:1/secret", hosts=frozenset({"localhost"}))
+    fault = await fetch_refusal("http://localhost:1/secret", hosts=frozenset({"localhost"}))
     assert fault.code is Code.UNAVAILABLE
     assert not server.requests
 
@@ -333,7 +333,7 @@ async def test_no_proxy_of_the_environment_is_used(server, host, monkeypatch):
 async def test_downloaded_content_that_is_no_policy_is_not_quoted(host, path):
     fetcher = CodeSources(hosts=HERE)
     code = host.replace("://", "://user:word@") + path
-    fault = refused(fetcher.files, code, await fetcher.fetch(code))
+    fault = refusal(fetcher.files, code, await fetcher.fetch(code))
     assert fault.reason.startswith(f"code: {host}{path} serves no policy; expected ")
     assert "wJalr" not in repr((fault.reason, fault.expected, fault.details))
 
@@ -345,7 +345,7 @@ async def test_an_answer_that_is_not_http_is_not_quoted():
 
     greeter = await asyncio.start_server(greet, "127.0.0.1", 0)
     port = greeter.sockets[0].getsockname()[1]
-    fault = await fetch_refused(f"http://127.0.0.1:{port}/", hosts=HERE)
+    fault = await fetch_refusal(f"http://127.0.0.1:{port}/", hosts=HERE)
     greeter.close()
     await greeter.wait_closed()
     assert "could not be fetched: RemoteProtocolError" in fault.reason
@@ -384,7 +384,7 @@ async def test_a_certificate_is_checked_by_name(tls):
         at = f"localhost:{server.server_port}"
         assert await fetcher.fetch(f"https://{at}/rule.tar.gz") == BODIES["/rule.tar.gz"]
         assert tls.named == ["localhost"]
-        fault = await fetch_refused(
+        fault = await fetch_refusal(
             f"https://127.0.0.1:{server.server_port}/rule.tar.gz", hosts=fetcher.hosts
         )
         assert "certificate" in fault.reason
@@ -394,4 +394,4 @@ async def test_a_certificate_is_checked_by_name(tls):
 def test_code_up_to_the_size_limit_is_accepted():
     padding = "#" * (CODE_BYTES_MAX - len(POLICY))
     assert CodeSources().files(POLICY + padding, None)["function.py"]
-    assert refused(CodeSources().files, POLICY + padding + "#", None).code is Code.TOO_LARGE
+    assert refusal(CodeSources().files, POLICY + padding + "#", None).code is Code.TOO_LARGE

@@ -1,4 +1,4 @@
-"""What a PUT makes of a stored document."""
+"""PUT requests change stored documents."""
 
 import copy
 

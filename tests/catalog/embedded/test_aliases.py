@@ -19,7 +19,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.storage.sqlite.records import SqliteRecords
 
 
-def swapped(alias: Alias, version: str, standing: str, digest: str = "") -> Alias:
+def swap(alias: Alias, version: str, standing: str, digest: str = "") -> Alias:
     change = AliasChange(0.0, "me", "activated", version, alias.version, standing, digest)
     return alias.changed(change, version=version)
 
@@ -52,32 +52,32 @@ def test_fallbacks_are_good_versions_then_untried_never_failing_ones() -> None:
         ("r:5-x", "failing"),
         ("r:6-x", "good"),
     ):
-        alias = swapped(alias, version, standing)
+        alias = swap(alias, version, standing)
     assert ways(alias) == ["r:5-x", "r:3-x", "r:1-x", "r:2-x"]
     assert "r:4-x" not in ways(alias), "it was failing when it was left"
     assert alias.former == "r:5-x"
-    once_more = swapped(swapped(alias, "r:4-x", "good"), "r:7-x", "good")
+    once_more = swap(swap(alias, "r:4-x", "good"), "r:7-x", "good")
     assert ways(once_more)[:2] == ["r:4-x", "r:6-x"], "its last standing counts"
     assert "r:7-x" not in ways(once_more), "not to itself"
-    untried = swapped(swapped(once_more, "r:6-x", "good"), "r:7-x", "untried")
+    untried = swap(swap(once_more, "r:6-x", "good"), "r:7-x", "untried")
     assert ways(untried)[0] == "r:6-x", "its last answer was good"
 
 
 def test_a_version_with_changed_content_is_no_good_fallback() -> None:
     """A version whose content changed and that has had no request counts as untried."""
-    alias = swapped(Alias("r:stable", "r:1-x"), "r:2-x", "good", "old")
+    alias = swap(Alias("r:stable", "r:1-x"), "r:2-x", "good", "old")
     assert (alias.former, alias.former_digest) == ("r:1-x", "old")
     assert alias.fallbacks() == [Former("r:1-x", "old")]
     assert not Former("r:1-x", "old").is_still("new")
     assert Former("r:1-x", "").is_still("any"), "noted before digests were"
-    again = swapped(swapped(alias, "r:1-x", "good", "b"), "r:3-x", "untried", "new")
+    again = swap(swap(alias, "r:1-x", "good", "b"), "r:3-x", "untried", "new")
     assert again.fallbacks() == [Former("r:2-x", "b"), Former("r:1-x", "new")]
 
 
 def test_the_history_is_bounded() -> None:
     alias = Alias("r:stable", "r:0-x")
     for number in range(HISTORY_MAX + 5):
-        alias = swapped(alias, f"r:{number}-x", "good")
+        alias = swap(alias, f"r:{number}-x", "good")
     assert len(alias.history) == HISTORY_MAX
     assert alias.history[-1].version == f"r:{HISTORY_MAX + 4}-x"
 

@@ -52,7 +52,7 @@ class Opened:
 
 
 @pytest.fixture
-async def opened(place):
+async def open_place(place):
     opened = Opened(place)
     await opened.open()
     yield opened
@@ -60,12 +60,12 @@ async def opened(place):
 
 
 @pytest.fixture
-async def catalog(opened):
-    return opened.catalog
+async def catalog(open_place):
+    return open_place.catalog
 
 
 @contextlib.contextmanager
-def refused(code, field=None):
+def expect_refusal(code, field=None):
     with pytest.raises(ServiceError) as caught:
         yield
     assert caught.value.code is code
@@ -75,13 +75,13 @@ def refused(code, field=None):
 # Clusters ----------------------------------------------------------------------------------
 
 
-async def test_a_cluster_from_creation_to_deletion(opened):
-    catalog = opened.catalog
+async def test_a_cluster_from_creation_to_deletion(open_place):
+    catalog = open_place.catalog
     created = await catalog.clusters.create(cluster("c1", vendor="kept"))
     assert created["vendor"] == "kept"
     assert created["gpus"]["count"] == 2
     assert await catalog.clusters.get("c1") == created
-    with refused(Code.ALREADY_EXISTS, "id"):
+    with expect_refusal(Code.ALREADY_EXISTS, "id"):
         await catalog.clusters.create(cluster("c1"))
     changed = await catalog.clusters.update(
         "c1", {"$set": {"nodes.nodeData.0.gpus.count": 8, "x": 1}, "$unset": {"vendor": ""}}
@@ -92,7 +92,7 @@ async def test_a_cluster_from_creation_to_deletion(opened):
     replaced = await catalog.clusters.update("c1", cluster("c1", gpus=1, status="down"))
     assert (replaced["gpus"]["count"], replaced["x"]) == (1, 1), "what is not named stays"
     assert await catalog.clusters.delete("c1") == replaced
-    *puts, deleted = opened.changes
+    *puts, deleted = open_place.changes
     assert deleted == ClusterDeleted("c1")
     seen = [(type(put), put.live, len(put.cluster.nodes[0].gpus)) for put in puts]
     assert seen == [(ClusterPut, True, 2), (ClusterPut, True, 8), (ClusterPut, False, 1)]
@@ -100,11 +100,11 @@ async def test_a_cluster_from_creation_to_deletion(opened):
 
 async def test_every_request_for_an_unknown_cluster_is_not_found(catalog):
     for name in ("c1", "../../admin", "", None, [], {"$ne": 1}):
-        with refused(Code.NOT_FOUND):
+        with expect_refusal(Code.NOT_FOUND):
             await catalog.clusters.get(name)
-    with refused(Code.NOT_FOUND):
+    with expect_refusal(Code.NOT_FOUND):
         await catalog.clusters.delete("c1")
-    with refused(Code.NOT_FOUND):
+    with expect_refusal(Code.NOT_FOUND):
         await catalog.clusters.update("c1", cluster("c1"))
 
 
@@ -129,23 +129,23 @@ async def test_a_not_found_error_suggests_the_nearest_name(catalog):
         await clusters.get("somewhere")
 
 
-async def test_refused_changes_change_nothing(opened):
-    catalog = opened.catalog
+async def test_refused_changes_change_nothing(open_place):
+    catalog = open_place.catalog
     before = await catalog.clusters.create(cluster("c1"))
-    with refused(Code.BAD_MESSAGE, "id"):
+    with expect_refusal(Code.BAD_MESSAGE, "id"):
         await catalog.clusters.update("c1", {"$set": {"id": "c2"}})
-    with refused(Code.BAD_MESSAGE, "nodes.nodeData[0].memory"):
+    with expect_refusal(Code.BAD_MESSAGE, "nodes.nodeData[0].memory"):
         await catalog.clusters.update("c1", {"$set": {"nodes.nodeData.0.memory": -1}})
-    with refused(Code.BAD_MESSAGE):
+    with expect_refusal(Code.BAD_MESSAGE):
         await catalog.clusters.create(cluster("c3", big=2**70))
     assert await catalog.clusters.get("c1") == before
-    assert len(opened.changes) == 1
-    reopened = await opened.reopen()
+    assert len(open_place.changes) == 1
+    reopened = await open_place.reopen()
     assert reopened.memory.live_ids() == ("c1",)
 
 
-async def test_a_cluster_has_the_same_owner_until_it_is_deleted(opened):
-    clusters = opened.catalog.clusters
+async def test_a_cluster_has_the_same_owner_until_it_is_deleted(open_place):
+    clusters = open_place.catalog.clusters
     document = await clusters.create(cluster("c1"), "ann")
     await clusters.add_nodes("c2", cluster("c2"), "bob")
     await clusters.create(cluster("old"))
@@ -155,8 +155,8 @@ async def test_a_cluster_has_the_same_owner_until_it_is_deleted(opened):
     await clusters.add_nodes("old", cluster("old"), "bob")
     names = ("c1", "c2", "old", "none")
     owners = ["ann", "bob", "", ""]
-    assert [opened.catalog.memory.owner(name) for name in names] == owners
-    again = await opened.reopen()
+    assert [open_place.catalog.memory.owner(name) for name in names] == owners
+    again = await open_place.reopen()
     assert [again.memory.owner(name) for name in names] == owners
     await again.clusters.delete("c1")
     await again.clusters.create(cluster("c1"), "bob")
@@ -187,10 +187,10 @@ async def test_queries_return_matching_documents(catalog):
     found = await catalog.clusters.query({"gpus.count": {"$gte": "2"}})
     assert [document["id"] for document in found] == ["c2", "c3"]
     assert len(await catalog.clusters.query({})) == 3
-    with refused(Code.UNSUPPORTED, "$where"):
+    with expect_refusal(Code.UNSUPPORTED, "$where"):
         await catalog.clusters.query({"$where": "1"})
     for query in ([], "x"):
-        with refused(Code.BAD_MESSAGE, "query"):
+        with expect_refusal(Code.BAD_MESSAGE, "query"):
             await catalog.clusters.query(query)
 
 
@@ -210,22 +210,22 @@ async def test_a_change_is_reported_once_it_is_durable(tmp_path):
     await catalog.close()
 
 
-async def test_a_cancelled_change_leaves_memory_and_disk_equal(opened):
-    creating = asyncio.create_task(opened.catalog.clusters.create(cluster("c1")))
+async def test_a_cancelled_change_leaves_memory_and_disk_equal(open_place):
+    creating = asyncio.create_task(open_place.catalog.clusters.create(cluster("c1")))
     await asyncio.sleep(0)  # It has submitted its job.
     creating.cancel()
     await asyncio.gather(creating, return_exceptions=True)
-    with refused(Code.NOT_FOUND):
-        await opened.catalog.clusters.update("none", {})  # A later job: the first one is done.
-    assert opened.catalog.memory.known("c1")
-    assert [type(change) for change in opened.changes] == [ClusterPut]
+    with expect_refusal(Code.NOT_FOUND):
+        await open_place.catalog.clusters.update("none", {})  # A later job: the first one is done.
+    assert open_place.catalog.memory.known("c1")
+    assert [type(change) for change in open_place.changes] == [ClusterPut]
 
 
 # Metrics -----------------------------------------------------------------------------------
 
 
-async def test_metrics_from_first_report_to_deletion(opened):
-    catalog = opened.catalog
+async def test_metrics_from_first_report_to_deletion(open_place):
+    catalog = open_place.catalog
     stored, created = await catalog.metrics.put(metrics("c1"))
     assert created
     assert stored["cluster"]["gpu"]["totalFreeMem"] == 5
@@ -239,9 +239,9 @@ async def test_metrics_from_first_report_to_deletion(opened):
     assert found == [changed]
     assert await catalog.metrics.query() == [changed]
     assert await catalog.metrics.delete("c1") == changed
-    with refused(Code.NOT_FOUND):
+    with expect_refusal(Code.NOT_FOUND):
         await catalog.metrics.get("c1")
-    assert opened.changes == [MetricsPut("c1")] * 3 + [MetricsDeleted("c1")]
+    assert open_place.changes == [MetricsPut("c1")] * 3 + [MetricsDeleted("c1")]
 
 
 # Policies ----------------------------------------------------------------------------------
@@ -252,8 +252,8 @@ async def publish(catalog, **more):
     return await catalog.policies.register(await catalog.policies.prepare(document))
 
 
-async def test_a_policy_from_publication_to_deletion(opened):
-    catalog = opened.catalog
+async def test_a_policy_from_publication_to_deletion(open_place):
+    catalog = open_place.catalog
     prepared = await catalog.policies.prepare({"policy_rule_uri": URI, "code": POLICY})
     assert catalog.memory.policy(URI) is None
     record = await catalog.policies.register(prepared)
@@ -268,15 +268,15 @@ async def test_a_policy_from_publication_to_deletion(opened):
     assert await catalog.policies.query() == [described]
     await catalog.policies.delete(URI)
     assert catalog.memory.policy(URI) is None
-    with refused(Code.UNKNOWN_POLICY):
+    with expect_refusal(Code.UNKNOWN_POLICY):
         await catalog.policies.get(URI)
-    assert opened.changes == [PolicyPut(URI), PolicyPut(URI), PolicyDeleted(URI)]
+    assert open_place.changes == [PolicyPut(URI), PolicyPut(URI), PolicyDeleted(URI)]
 
 
 async def test_another_content_under_a_registered_uri_is_refused(catalog):
     record = await publish(catalog)
     for more in ({"code": POLICY + "#"}, {"policy_settings": {"a": 1}}, {"description": "x"}):
-        with refused(Code.ALREADY_EXISTS, "policy_rule_uri"):
+        with expect_refusal(Code.ALREADY_EXISTS, "policy_rule_uri"):
             await publish(catalog, **more)
     for change in (
         {"$set": {"code": POLICY + "#"}},
@@ -310,14 +310,14 @@ async def test_only_live_clusters_may_be_candidates(catalog):
     assert catalog.memory.live_ids() == ("down",)
 
 
-def unpacked(blobs):
+def unpack(blobs):
     return [(name, version, msgspec.msgpack.decode(blob)) for name, version, blob in blobs]
 
 
 async def test_document_blobs_carry_documents_metrics_and_versions(catalog):
     one = await catalog.clusters.create(cluster("c1"))
     two = await catalog.clusters.create(cluster("c2"))
-    first = unpacked(catalog.memory.blobs(["c2", "nobody", "c1"]))
+    first = unpack(catalog.memory.blobs(["c2", "nobody", "c1"]))
     assert [(name, content) for name, _, content in first] == [
         ("c2", {"data": two, "cluster_metrics": None}),
         ("c1", {"data": one, "cluster_metrics": None}),
@@ -325,13 +325,13 @@ async def test_document_blobs_carry_documents_metrics_and_versions(catalog):
     again = catalog.memory.blobs(["c1"])
     assert catalog.memory.blobs(["c1"])[0][2] is again[0][2]
     reported, _ = await catalog.metrics.put(metrics("c1"))
-    ((_, version, content),) = unpacked(catalog.memory.blobs(["c1"]))
+    ((_, version, content),) = unpack(catalog.memory.blobs(["c1"]))
     assert content == {"data": one, "cluster_metrics": reported}
     assert version > again[0][1]
     assert catalog.memory.version == version
     assert catalog.memory.blobs(["c2"])[0][1] == first[0][1]
     await catalog.metrics.delete("c1")
-    ((_, later, content),) = unpacked(catalog.memory.blobs(["c1"]))
+    ((_, later, content),) = unpack(catalog.memory.blobs(["c1"]))
     assert (later > version, content["cluster_metrics"]) == (True, None)
 
 
@@ -363,41 +363,41 @@ async def test_a_cluster_registered_again_has_a_new_version(catalog):
 # Restarts and limits -----------------------------------------------------------------------
 
 
-async def test_all_documents_are_there_after_a_restart(opened):
-    catalog = opened.catalog
+async def test_all_documents_are_there_after_a_restart(open_place):
+    catalog = open_place.catalog
     document = await catalog.clusters.create(cluster("c1"))
     await catalog.clusters.create(cluster("c2", status="down"))
     reported, _ = await catalog.metrics.put(metrics("c1"))
     record = await publish(catalog, policy_settings={"s": 1})
-    again = await opened.reopen()
+    again = await open_place.reopen()
     assert await again.clusters.get("c1") == document
     assert again.memory.live_ids() == ("c1",)
     assert await again.metrics.get("c1") == reported
     assert again.memory.policy(URI) == record
     assert await publish(again, policy_settings={"s": 1}) == record
-    assert opened.changes == []
+    assert open_place.changes == []
 
 
-async def test_a_damaged_record_is_named_at_start(opened):
-    await opened.catalog.clusters.create(cluster("c1"))
-    await opened.catalog.close()
-    opened.place.spoil(b'{"id": 7}')
-    await opened.open()
-    assert not opened.catalog.memory.known("c1")
-    (warning,) = opened.catalog.warnings
+async def test_a_damaged_record_is_named_at_start(open_place):
+    await open_place.catalog.clusters.create(cluster("c1"))
+    await open_place.catalog.close()
+    open_place.place.spoil(b'{"id": 7}')
+    await open_place.open()
+    assert not open_place.catalog.memory.known("c1")
+    (warning,) = open_place.catalog.warnings
     assert "the cluster c1 in" in warning
     assert "was set aside" in warning
 
 
 async def test_the_limits_of_the_catalog_are_enforced(catalog):
-    with refused(Code.TOO_LARGE):
+    with expect_refusal(Code.TOO_LARGE):
         await catalog.clusters.create(cluster("c1", blob="x" * (16 * 1024 * 1024)))
-    with refused(Code.TOO_LARGE, "nodes.nodeData"):
+    with expect_refusal(Code.TOO_LARGE, "nodes.nodeData"):
         await catalog.clusters.create({"id": "c1", "nodes": {"nodeData": [{}] * 20_001}})
     assert not catalog.memory.known("c1")
 
 
-async def test_what_the_start_read_is_not_believed_after_a_change(tmp_path):
+async def test_a_change_invalidates_documents_read_at_start(tmp_path):
     first = await open_catalog(SqliteRecords(tmp_path / "c.db"))
     node = {"id": "n", "gpus": {"count": 2}}
     for name in ("a", "b"):

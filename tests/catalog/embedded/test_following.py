@@ -25,7 +25,7 @@ def policy(uri: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def written(place) -> AsyncIterator[Catalog]:
+async def writer(place) -> AsyncIterator[Catalog]:
     catalog = await open_catalog(place.records())
     yield catalog
     await catalog.close()
@@ -39,8 +39,8 @@ async def everything(memory: Memory, aliases: Aliases, blocks: Any) -> list[Any]
     return [*found, *lives, *[await blocks.query(kind, {}) for kind in ("block", "block_metrics")]]
 
 
-async def test_a_follower_applies_each_change(written: Catalog) -> None:
-    store = written.executors._store  # Another process would read the same.
+async def test_a_follower_applies_each_change(writer: Catalog) -> None:
+    store = writer.executors._store  # Another process would read the same.
     aliases, blocks = Aliases(store), EmbeddedBlocks(store)
     memory = Memory(aliases)
     followed = FollowedRecords(store, memory, aliases, blocks, await store.run(marks_of))
@@ -49,43 +49,43 @@ async def test_a_follower_applies_each_change(written: Catalog) -> None:
 
     async def is_same() -> bool:
         await followed.refresh()
-        ours = await everything(written.memory, written.aliases, written.blocks)
+        ours = await everything(writer.memory, writer.aliases, writer.blocks)
         return ours == await everything(memory, aliases, blocks)
 
     for name in ("a", "b", "c"):
-        await written.clusters.create(cluster(name), "ann")
-        await written.metrics.put({"clusterId": name, "load": 1})
-        await written.blocks.create({"id": name})
-        await written.blocks.put_metrics({"blockId": name})
+        await writer.clusters.create(cluster(name), "ann")
+        await writer.metrics.put({"clusterId": name, "load": 1})
+        await writer.blocks.create({"id": name})
+        await writer.blocks.put_metrics({"blockId": name})
     for uri in ("first:1.0-beta", "first:2.0-beta"):
-        prepared = await written.policies.prepare(policy(uri))
-        await written.policies.register(prepared, "ann")
-    await written.aliases.change("first:stable", lambda _: Alias("first:stable", "first:1.0-beta"))
+        prepared = await writer.policies.prepare(policy(uri))
+        await writer.policies.register(prepared, "ann")
+    await writer.aliases.change("first:stable", lambda _: Alias("first:stable", "first:1.0-beta"))
     assert await is_same()
     assert memory.owner("a") == "ann"
     assert memory.policy("first") is not None
     changes.clear()
     await followed.refresh()
     assert changes == []
-    await written.clusters.update("a", {"status": "maintenance"})
-    await written.metrics.put({"clusterId": "b", "load": 2})
-    await written.policies.update("first:1.0-beta", {"description": "the first"}, "ann")
-    await written.aliases.change("first:stable", lambda _: Alias("first:stable", "first:2.0-beta"))
+    await writer.clusters.update("a", {"status": "maintenance"})
+    await writer.metrics.put({"clusterId": "b", "load": 2})
+    await writer.policies.update("first:1.0-beta", {"description": "the first"}, "ann")
+    await writer.aliases.change("first:stable", lambda _: Alias("first:stable", "first:2.0-beta"))
     assert await is_same()
     assert len(changes) == 3
-    for part in (written.clusters, written.metrics):
+    for part in (writer.clusters, writer.metrics):
         await part.delete("b")
     for kind in ("block", "block_metrics"):
-        await written.blocks.delete(kind, "b")
-    await written.aliases.delete("first:stable")
-    await written.policies.delete("first:1.0-beta", "ann")
+        await writer.blocks.delete(kind, "b")
+    await writer.aliases.delete("first:stable")
+    await writer.policies.delete("first:1.0-beta", "ann")
     assert await is_same()
     assert not aliases.all()
     memory.forget()
     assert not memory.clusters
 
 
-async def test_who_followed_a_catalog_goes_on_to_write_it(place) -> None:
+async def test_a_follower_of_a_catalog_becomes_its_writer(place) -> None:
     written = await open_catalog(place.records())
     await written.clusters.create(cluster("a"), "ann")
     followed = await open_catalog(place.followed(), follows=True)

@@ -1,4 +1,4 @@
-"""Who changed a policy, and when: noted with the change, remembered after it, bounded."""
+"""The history of a policy: stored with each change, and bounded."""
 
 import contextlib
 import sqlite3

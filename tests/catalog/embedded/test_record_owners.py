@@ -60,7 +60,7 @@ def test_a_tenant_alone_has_all_records_and_others_some_all_the_same():
     assert catalog.records == CLUSTERS_MAX + CLUSTERS_MAX // OVERFLOW_SHARE
 
 
-def test_so_it_is_with_bytes():
+def test_bytes_are_bounded_in_the_same_way():
     catalog, size = Catalog(), STORE_BYTES_MAX // 64
     many, error = fill(catalog, "mallory", size)
     assert many == 64
@@ -81,7 +81,7 @@ async def add(catalog, tenant, *names):
         await catalog.executors.create({"executor_id": name}, tenant)
 
 
-async def test_owners_are_known_after_a_restart_and_what_is_deleted_makes_room(tmp_path):
+async def test_owners_outlast_a_restart_and_deletions_make_room(tmp_path):
     catalog = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
     await add(catalog, "mallory", *(f"e{number}" for number in range(EXECUTORS_MAX)))
     await catalog.close()

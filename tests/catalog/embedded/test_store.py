@@ -43,13 +43,13 @@ async def test_usage_follows_every_change(store):
 
 
 async def test_a_job_that_raises_changes_nothing(store):
-    def broken(db):
+    def put_and_raise(db):
         db.put("cluster", StoredRow("a", b"1"))
         raise KeyError("no")
 
     published = []
     with pytest.raises(KeyError):
-        await store.run(broken, published.append)
+        await store.run(put_and_raise, published.append)
     assert not await store.run(lambda db: db.has("cluster", "a"))
     assert (await store.run(lambda db: db.usage()))["cluster"] == (0, 0)
     assert published == []

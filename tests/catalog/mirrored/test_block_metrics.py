@@ -24,7 +24,7 @@ async def faulty():
 
 
 @pytest.fixture
-async def opened(tmp_path, faulty):
+async def open_catalogs(tmp_path, faulty):
     """Open catalogs that have the same two blocks, each with other bounds of age."""
     catalogs = []
 
@@ -62,8 +62,8 @@ async def slow_blocks(blocks):
     return await blocks.matching(request), warnings
 
 
-async def test_metrics_are_read_once_and_again_when_too_old(faulty, opened):
-    blocks = await opened()
+async def test_metrics_are_read_once_and_again_when_too_old(faulty, open_catalogs):
+    blocks = await open_catalogs()
     assert await slow_blocks(blocks) == (["busy"], [])
     faulty.behave = answer([IDLE])
     assert await slow_blocks(blocks) == (["busy"], [])
@@ -71,14 +71,14 @@ async def test_metrics_are_read_once_and_again_when_too_old(faulty, opened):
         ("POST", "/block/query", {})
     ]
     assert [each["metrics"] for each in blocks.documents(["busy", "idle"])] == [BUSY, IDLE]
-    short = await opened(fresh_seconds=0.0)
+    short = await open_catalogs(fresh_seconds=0.0)
     faulty.behave = answer([{**IDLE, "instances": [{"latency": 60}]}])
     assert await slow_blocks(short) == (["idle"], [])
     assert short.documents(["busy"])[0]["metrics"] == {}
 
 
-async def test_a_service_that_fails_leaves_no_metrics_and_says_so(faulty, opened):
-    blocks = await opened(fresh_seconds=0.0)
+async def test_a_service_that_fails_leaves_no_metrics_and_says_so(faulty, open_catalogs):
+    blocks = await open_catalogs(fresh_seconds=0.0)
     assert (await slow_blocks(blocks))[0] == ["busy"]
     faulty.behave = hang_up
     found, [warning] = await slow_blocks(blocks)
@@ -96,7 +96,7 @@ async def test_a_service_that_fails_leaves_no_metrics_and_says_so(faulty, opened
     assert "null" in warning
 
 
-async def test_one_invalid_document_does_not_affect_the_others(faulty, opened):
+async def test_one_invalid_document_does_not_affect_the_others(faulty, open_catalogs):
     nested = 1
     for _ in range(70):
         nested = [nested]
@@ -110,28 +110,28 @@ async def test_one_invalid_document_does_not_affect_the_others(faulty, opened):
             IDLE,
         ]
     )
-    blocks = await opened()
+    blocks = await open_catalogs()
     found, [warning] = await slow_blocks(blocks)
     assert found == []
     assert warning.startswith("5 documents of block metrics cannot be used and count as none (")
     assert await blocks.query("block_metrics", {}) == [IDLE]
 
 
-async def test_metrics_are_read_by_get_if_there_is_no_post(faulty, opened):
+async def test_metrics_are_read_by_get_if_there_is_no_post(faulty, open_catalogs):
     async def behave(request, writer):
         reply = answer({}, 405) if request.method == "POST" else answer([BUSY])
         await reply(request, writer)
 
     faulty.behave = behave
-    blocks = await opened()
+    blocks = await open_catalogs()
     assert await blocks.get("block_metrics", "busy") == BUSY
     faulty.behave = answer({}, 405)
     with pytest.raises(ServiceError, match="neither POST nor GET at /block/query"):
-        await (await opened()).get("block_metrics", "busy")
+        await (await open_catalogs()).get("block_metrics", "busy")
 
 
-async def test_documents_of_a_service_are_changed_there(faulty, opened):
-    blocks = await opened()
+async def test_documents_of_a_service_cannot_be_changed_here(faulty, open_catalogs):
+    blocks = await open_catalogs()
     for refused in (
         blocks.put_metrics(BUSY),
         blocks.update("block_metrics", "busy", {"instances": []}),

@@ -140,14 +140,14 @@ class Opened:
 
 
 @pytest.fixture
-async def opened(tmp_path):
+async def open_place(tmp_path):
     opened = Opened(tmp_path)
     yield opened
     await opened.close()
 
 
 @contextlib.asynccontextmanager
-async def refused(code):
+async def expect_refusal(code):
     with pytest.raises(ServiceError) as caught:
         async with asyncio.timeout(20):
             yield caught
@@ -186,11 +186,11 @@ async def have(catalog, names=None, uri=URI):
 # An ask and its requests -------------------------------------------------------------------------
 
 
-async def test_a_request_causes_two_queries_and_the_next_one_none(site, opened):
+async def test_a_request_causes_two_queries_and_the_next_one_none(site, open_place):
     names = [f"c{number:04}" for number in range(300)]
     site.clusters = {name: cluster(name) for name in names}
     site.metrics = {name: metrics(name) for name in names}
-    catalog = await opened.open(site)
+    catalog = await open_place.open(site)
     assert [each.path for each in site.requests] == ["/clusters/query"]  # The start reads the list.
     site.requests.clear()
     assert await have(catalog) == []
@@ -202,8 +202,8 @@ async def test_a_request_causes_two_queries_and_the_next_one_none(site, opened):
     assert len(site.requests) == 2
 
 
-async def test_clusters_that_are_not_known_yet_are_looked_up_in_bulk(site, opened):
-    catalog = await opened.open(site)
+async def test_clusters_that_are_not_known_yet_are_looked_up_in_bulk(site, open_place):
+    catalog = await open_place.open(site)
     await have(catalog)
     late = [f"late{number}" for number in range(50)]
     site.clusters |= {name: cluster(name) for name in late}
@@ -213,11 +213,13 @@ async def test_clusters_that_are_not_known_yet_are_looked_up_in_bulk(site, opene
     assert site.requests[0].body == {"query": {"id": {"$in": sorted([*late, "nowhere"])}}}
     assert catalog.memory.known("late49")
     assert not catalog.memory.known("nowhere")
-    assert {each.cluster.id for each in opened.changes if isinstance(each, ClusterPut)} == {*late}
+    assert {each.cluster.id for each in open_place.changes if isinstance(each, ClusterPut)} == {
+        *late
+    }
 
 
-async def test_simultaneous_requests_share_their_queries(site, opened):
-    catalog = await opened.open(site)
+async def test_simultaneous_requests_share_their_queries(site, open_place):
+    catalog = await open_place.open(site)
     site.requests.clear()
     async with asyncio.timeout(20):
         assert await asyncio.gather(*(have(catalog) for _ in range(100))) == [[]] * 100
@@ -226,8 +228,8 @@ async def test_simultaneous_requests_share_their_queries(site, opened):
     assert site.count("/cluster/query") <= 2
 
 
-async def test_a_cancelled_caller_does_not_disturb_the_others(site, opened):
-    catalog = await opened.open(site, "metrics clusters")
+async def test_a_cancelled_caller_does_not_disturb_the_others(site, open_place):
+    catalog = await open_place.open(site, "metrics clusters")
     first = asyncio.create_task(catalog.freshness.fetch(URI, None, Allowance()))
     second = asyncio.create_task(catalog.freshness.fetch(URI, None, Allowance()))
     await asyncio.sleep(0)
@@ -242,8 +244,8 @@ PARTS = ["clusters", "metrics", "policies", "clusters metrics", "metrics policie
 
 
 @pytest.mark.parametrize("parts", PARTS)
-async def test_any_mix_of_external_and_embedded_parts(site, opened, parts):
-    catalog = await opened.open(site, parts)
+async def test_any_mix_of_external_and_embedded_parts(site, open_place, parts):
+    catalog = await open_place.open(site, parts)
     document = {"policy_rule_uri": URI, "code": POLICY}
     writes = {
         "clusters": lambda: catalog.clusters.create(cluster("a")),
@@ -252,7 +254,7 @@ async def test_any_mix_of_external_and_embedded_parts(site, opened, parts):
     }
     for part, write in writes.items():
         if part in parts:
-            async with refused(Code.UNSUPPORTED) as caught:
+            async with expect_refusal(Code.UNSUPPORTED) as caught:
                 await write()
             assert site.url in caught.value.reason
         else:
@@ -278,8 +280,8 @@ async def store(catalog, document):
     return await catalog.policies.register(await catalog.policies.prepare(document))
 
 
-async def test_mirrored_parts_refuse_every_write(site, opened):
-    catalog = await opened.open(site)
+async def test_mirrored_parts_refuse_every_write(site, open_place):
+    catalog = await open_place.open(site)
     for writing in (
         catalog.clusters.update("a", {}),
         catalog.clusters.delete("a"),
@@ -288,31 +290,31 @@ async def test_mirrored_parts_refuse_every_write(site, opened):
         catalog.policies.update(URI, {}),
         catalog.policies.delete(URI),
     ):
-        async with refused(Code.UNSUPPORTED):
+        async with expect_refusal(Code.UNSUPPORTED):
             await writing
 
 
-async def test_an_external_service_hides_embedded_documents(site, opened, tmp_path):
-    catalog = await opened.open(site, "search")
+async def test_an_external_service_hides_embedded_documents(site, open_place, tmp_path):
+    catalog = await open_place.open(site, "search")
     await catalog.clusters.create(cluster("old"))
     await catalog.close()
-    opened.catalogs.clear()
-    catalog = await opened.open(site, "clusters")
+    open_place.catalogs.clear()
+    catalog = await open_place.open(site, "clusters")
     assert catalog.memory.live_ids() == ("a", "b")
 
 
 # The registry ------------------------------------------------------------------------------------
 
 
-async def test_changes_of_the_registry_are_followed(site, opened):
+async def test_changes_of_the_registry_are_followed(site, open_place):
     site.clusters["asleep"] = cluster("asleep", status="maintenance")
-    catalog = await opened.open(site, "clusters", cluster_refresh_seconds=0.05)
-    assert opened.changes == []  # What the start found is no change.
+    catalog = await open_place.open(site, "clusters", cluster_refresh_seconds=0.05)
+    assert open_place.changes == []  # What the start found is no change.
     assert catalog.memory.live_ids() == ("a", "b")
     version, _ = read(catalog, "a")
     site.clusters = {"a": cluster("a", gpus=3), "c": cluster("c")}
-    gone = await opened.until(ClusterDeleted)
-    put = {each.cluster.id: each for each in opened.changes if isinstance(each, ClusterPut)}
+    gone = await open_place.until(ClusterDeleted)
+    put = {each.cluster.id: each for each in open_place.changes if isinstance(each, ClusterPut)}
     assert put.keys() == {"a", "c"}
     assert len(put["a"].cluster.nodes[0].gpus) == 3
     assert gone.cluster_id in {"b", "asleep"}
@@ -321,8 +323,8 @@ async def test_changes_of_the_registry_are_followed(site, opened):
     assert {each.id for each in catalog.memory.models()} == {"a", "c"}
 
 
-async def test_a_lost_registry_is_replaced_by_memory_with_a_warning(site, opened):
-    catalog = await opened.open(
+async def test_a_lost_registry_is_replaced_by_memory_with_a_warning(site, open_place):
+    catalog = await open_place.open(
         site, "clusters", cluster_refresh_seconds=0.05, stale_seconds_max=3600.0
     )
     site.by_path["/clusters/query"] = answer("", 500)
@@ -332,45 +334,45 @@ async def test_a_lost_registry_is_replaced_by_memory_with_a_warning(site, opened
     assert catalog.memory.live_ids() == ("a", "b")
     late = await have(catalog, ["a", "late"])
     assert late[1].startswith("Clusters could not be looked up and were left out: late.")
-    async with refused(Code.UNAVAILABLE):
+    async with expect_refusal(Code.UNAVAILABLE):
         await have(catalog, ["late"])
     site.by_path["/clusters/query"] = site.answer_clusters
     await until(lambda: catalog.freshness.at_hand(URI, None) == [])
 
 
-async def test_requests_are_refused_when_the_registry_is_away_too_long(site, opened):
-    catalog = await opened.open(site, "clusters", follow=False, stale_seconds_max=0.0)
+async def test_requests_are_refused_when_the_registry_is_away_too_long(site, open_place):
+    catalog = await open_place.open(site, "clusters", follow=False, stale_seconds_max=0.0)
     site.by_path["/clusters/query"] = hang_up
-    async with refused(Code.UNAVAILABLE) as caught:
+    async with expect_refusal(Code.UNAVAILABLE) as caught:
         await have(catalog)
     assert caught.value.details["url"] == site.url
-    async with refused(Code.UNAVAILABLE):
+    async with expect_refusal(Code.UNAVAILABLE):
         await catalog.clusters.get("a")
-    async with refused(Code.UNAVAILABLE):
+    async with expect_refusal(Code.UNAVAILABLE):
         await catalog.clusters.query({})
 
 
-async def test_a_server_starts_without_its_registry_and_finds_it_later(site, opened):
+async def test_a_server_starts_without_its_registry_and_finds_it_later(site, open_place):
     port = int(site.url.rpartition(":")[2])
     await site.stop()
-    catalog = await opened.open(site)
+    catalog = await open_place.open(site)
     assert not catalog.freshness.registry_known
-    async with refused(Code.UNAVAILABLE):
+    async with expect_refusal(Code.UNAVAILABLE):
         await have(catalog, uri="not a uri")
     await site.start(port)
-    listed = await opened.until(ClustersListed)
+    listed = await open_place.until(ClustersListed)
     assert listed.cluster_ids == {"a", "b"}
     assert catalog.freshness.registry_known
 
 
-async def test_unusable_documents_are_reported_and_leave_the_good_one(site, opened):
+async def test_unusable_documents_are_reported_and_leave_the_good_one(site, open_place):
     site.clusters["bad"] = {**cluster("bad"), "nodes": 7}
-    catalog = await opened.open(site, "clusters", cluster_refresh_seconds=0.05)
+    catalog = await open_place.open(site, "clusters", cluster_refresh_seconds=0.05)
     (warning,) = await have(catalog, ["a", "bad"])
     assert "left out: bad (bad: nodes: expected an object" in warning
     assert await have(catalog, ["a"]) == []
     site.clusters |= {"a": {**cluster("a"), "nodes": 8}, "c": cluster("c")}
-    await opened.until(ClusterPut)
+    await open_place.until(ClusterPut)
     (warning,) = await have(catalog, ["a"])
     assert "left out: a (a: nodes" in warning
     assert read(catalog, "a")[1]["data"]["nodes"]["count"] == 1
@@ -379,8 +381,8 @@ async def test_unusable_documents_are_reported_and_leave_the_good_one(site, open
 # Metrics -----------------------------------------------------------------------------------------
 
 
-async def test_metrics_older_than_the_limit_are_read_again(site, opened):
-    catalog = await opened.open(site, "clusters metrics", metrics_fresh_seconds=0.0)
+async def test_metrics_older_than_the_limit_are_read_again(site, open_place):
+    catalog = await open_place.open(site, "clusters metrics", metrics_fresh_seconds=0.0)
     await have(catalog)
     version, _ = read(catalog, "a")
     await have(catalog)
@@ -391,13 +393,13 @@ async def test_metrics_older_than_the_limit_are_read_again(site, opened):
     assert later > version
     assert found["cluster_metrics"]["cluster"]["gpu"] == {"totalFreeMem": 9}
     assert read(catalog, "b")[1]["cluster_metrics"] is None
-    kinds = [type(each) for each in opened.changes]
+    kinds = [type(each) for each in open_place.changes]
     assert kinds.count(MetricsPut) == 3
     assert kinds.count(MetricsDeleted) == 1
 
 
-async def test_metrics_that_cannot_be_read_are_null_and_not_awaited_twice(site, opened):
-    catalog = await opened.open(
+async def test_metrics_that_cannot_be_read_are_null_and_not_awaited_twice(site, open_place):
+    catalog = await open_place.open(
         site, "clusters metrics", metrics_fresh_seconds=0.0, timeout_seconds=0.2
     )
     await have(catalog)
@@ -408,7 +410,7 @@ async def test_metrics_that_cannot_be_read_are_null_and_not_awaited_twice(site, 
     assert read(catalog, "a")[1]["cluster_metrics"] is None
     # From here on the service is probed, not waited for.
     assert catalog.freshness.at_hand(URI, None) == [warning]
-    async with refused(Code.UNAVAILABLE):
+    async with expect_refusal(Code.UNAVAILABLE):
         await catalog.metrics.get("a")
     site.by_path["/cluster/query"] = site.answer_metrics
     await until(lambda: catalog.freshness.at_hand(URI, None) in (None, []))
@@ -416,17 +418,17 @@ async def test_metrics_that_cannot_be_read_are_null_and_not_awaited_twice(site, 
     assert read(catalog, "a")[1]["cluster_metrics"]
 
 
-async def test_metrics_that_cannot_be_used_count_as_none(site, opened):
+async def test_metrics_that_cannot_be_used_count_as_none(site, open_place):
     site.metrics["a"] = {"clusterId": "a", "nodes": 7}
-    catalog = await opened.open(site, "clusters metrics")
+    catalog = await open_place.open(site, "clusters metrics")
     (warning,) = await have(catalog)
     assert "count as none: a (a: nodes: expected a list" in warning
     assert read(catalog, "a")[1]["cluster_metrics"] is None
 
 
 @pytest.mark.parametrize("data", [5, [None, {"clusterId": 5}], [{"clusterId": "a b"}]])
-async def test_metrics_that_name_no_cluster_are_reported(site, opened, data):
-    catalog = await opened.open(site, "clusters metrics", metrics_fresh_seconds=0.0)
+async def test_metrics_that_name_no_cluster_are_reported(site, open_place, data):
+    catalog = await open_place.open(site, "clusters metrics", metrics_fresh_seconds=0.0)
     site.by_path["/cluster/query"] = answer({"success": True, "data": data})
     (warning,) = await have(catalog)
     assert warning.startswith(f"The cluster metrics service at {site.url} answered with documents")
@@ -436,19 +438,19 @@ async def test_metrics_that_name_no_cluster_are_reported(site, opened, data):
     assert read(catalog, "a")[1]["cluster_metrics"]
 
 
-async def test_filters_on_metrics_are_checked_before_they_are_passed_on(site, opened):
-    catalog = await opened.open(site, "clusters metrics")
+async def test_filters_on_metrics_are_checked_before_they_are_passed_on(site, open_place):
+    catalog = await open_place.open(site, "clusters metrics")
     site.by_path["/cluster/query"] = answer({"success": True, "data": [metrics("a")]})
     assert [each["clusterId"] for each in await catalog.metrics.query({"clusterId": "a"})] == ["a"]
-    async with refused(Code.UNSUPPORTED):
+    async with expect_refusal(Code.UNSUPPORTED):
         await catalog.metrics.query({"$where": "1"})
     with pytest.raises(ServiceError):
         await catalog.metrics.get("../../admin")
     assert all(each.path != "/cluster/../../admin" for each in site.requests)
 
 
-async def test_queries_of_one_cluster_are_answered_while_its_metrics_are_fresh(site, opened):
-    catalog = await opened.open(site, "clusters metrics")
+async def test_queries_of_one_cluster_are_answered_while_its_metrics_are_fresh(site, open_place):
+    catalog = await open_place.open(site, "clusters metrics")
     site.requests.clear()
     for query in ({"clusterId": "a"}, {"clusterId": {"$in": ["a"]}}):
         assert [each["clusterId"] for each in await catalog.metrics.query(query)] == ["a"]
@@ -457,22 +459,22 @@ async def test_queries_of_one_cluster_are_answered_while_its_metrics_are_fresh(s
     assert await catalog.metrics.query({"clusterId": "b"}) == []
 
 
-async def test_metrics_of_unknown_clusters_are_not_remembered(site, opened):
-    catalog = await opened.open(site, "clusters metrics")
+async def test_metrics_of_unknown_clusters_are_not_remembered(site, open_place):
+    catalog = await open_place.open(site, "clusters metrics")
     site.metrics["x"] = metrics("x")
     site.requests.clear()
     for _ in range(2):
         assert (await catalog.metrics.get("x"))["clusterId"] == "x"
     assert len(site.requests) == 2
-    async with refused(Code.NOT_FOUND):
+    async with expect_refusal(Code.NOT_FOUND):
         await catalog.metrics.get("y")
 
 
 # Policies ----------------------------------------------------------------------------------------
 
 
-async def test_policies_are_read_again_and_changes_applied(site, opened):
-    catalog = await opened.open(site, "policies", policy_fresh_seconds=0.0)
+async def test_policies_are_read_again_and_changes_applied(site, open_place):
+    catalog = await open_place.open(site, "policies", policy_fresh_seconds=0.0)
     assert await have(catalog, ()) == []
     first = catalog.memory.policy(URI)
     await have(catalog, ())
@@ -482,18 +484,18 @@ async def test_policies_are_read_again_and_changes_applied(site, opened):
     await have(catalog, ())
     assert catalog.memory.policy(URI).ref.digest != first.ref.digest
     del site.policies[URI]
-    async with refused(Code.UNKNOWN_POLICY) as caught:
+    async with expect_refusal(Code.UNKNOWN_POLICY) as caught:
         await have(catalog, ())
     assert "no such policy" in caught.value.reason
     assert catalog.memory.policy(URI) is None
-    assert [type(each) for each in opened.changes] == [PolicyPut, PolicyPut, PolicyDeleted]
+    assert [type(each) for each in open_place.changes] == [PolicyPut, PolicyPut, PolicyDeleted]
 
 
-async def test_examples_of_a_new_policy_run_and_failures_are_reported(site, opened):
-    opened.says, opened.cells = "its first example fails", asyncio.Semaphore(0)
-    catalog = await opened.open(site, "policies", policy_fresh_seconds=0.0)
+async def test_examples_of_a_new_policy_run_and_failures_are_reported(site, open_place):
+    open_place.says, open_place.cells = "its first example fails", asyncio.Semaphore(0)
+    catalog = await open_place.open(site, "policies", policy_fresh_seconds=0.0)
     assert await have(catalog, ()) == [], "no request waits for them"
-    opened.cells.release()
+    open_place.cells.release()
     warnings = await reply(catalog)
     place = f"The policy store at {site.url} has “{URI}”"
     assert warnings == [f"{place}, which fails its own examples: its first example fails"]
@@ -501,36 +503,38 @@ async def test_examples_of_a_new_policy_run_and_failures_are_reported(site, open
     site.behave = hang_up
     (old, doubt) = await have(catalog, ())
     assert ("The policy is as of" in old, doubt) == (True, warnings[0])
-    assert [each.ref.uri for each in opened.examined] == [URI], "once"
-    site.behave, opened.says = site.answer_policy, ""
+    assert [each.ref.uri for each in open_place.examined] == [URI], "once"
+    site.behave, open_place.says = site.answer_policy, ""
     site.policies[URI] = {"policy_rule_uri": URI, "code": POLICY + "# mended\n"}
     assert await have(catalog, ()) == []
-    assert catalog.memory.policy(URI).ref.digest != opened.examined[0].ref.digest
+    assert catalog.memory.policy(URI).ref.digest != open_place.examined[0].ref.digest
     # Where no cell is to be had, they are run later.
-    opened.says = ServiceError(Code.BUSY, "no cell")
+    open_place.says = ServiceError(Code.BUSY, "no cell")
     for _ in range(9):
-        opened.cells.release()
+        open_place.cells.release()
     site.policies[URI] = {"policy_rule_uri": URI, "code": POLICY + "# again\n"}
     await have(catalog, ())
-    await until(lambda: len(opened.examined) > 3)
-    opened.says = "now it is known"
+    await until(lambda: len(open_place.examined) > 3)
+    open_place.says = "now it is known"
     assert "now it is known" in (await reply(catalog))[0]
 
 
-async def test_a_known_policy_is_used_while_its_store_is_away(site, opened):
-    catalog = await opened.open(site, "policies", policy_fresh_seconds=0.0)
+async def test_a_known_policy_is_used_while_its_store_is_away(site, open_place):
+    catalog = await open_place.open(site, "policies", policy_fresh_seconds=0.0)
     await have(catalog, ())
     site.behave = hang_up
     (warning,) = await have(catalog, ())
     assert warning.startswith(f"The policy store at {site.url} could not be reached")
     assert re.search(r"The policy is as of \d+ seconds before this request", warning)
-    async with refused(Code.UNAVAILABLE):
+    async with expect_refusal(Code.UNAVAILABLE):
         await have(catalog, (), "other:1.0-beta")
-    strict = await opened.open(site, "policies", policy_fresh_seconds=0.0, stale_seconds_max=0.0)
+    strict = await open_place.open(
+        site, "policies", policy_fresh_seconds=0.0, stale_seconds_max=0.0
+    )
     site.behave = site.answer_policy
     await have(strict, ())
     site.behave = hang_up
-    async with refused(Code.UNAVAILABLE):
+    async with expect_refusal(Code.UNAVAILABLE):
         await have(strict, ())
 
 
@@ -545,28 +549,28 @@ async def test_a_known_policy_is_used_while_its_store_is_away(site, opened):
     ],
 )
 async def test_policies_that_cannot_be_used_are_refused_as_uploads_are(
-    site, opened, document, code, what
+    site, open_place, document, code, what
 ):
-    catalog = await opened.open(site, "policies")
+    catalog = await open_place.open(site, "policies")
     site.policies[URI] = document
-    async with refused(code) as caught:
+    async with expect_refusal(code) as caught:
         await have(catalog, ())
     assert what in caught.value.reason
     assert catalog.memory.policy(URI) is None
 
 
-async def test_not_modified_for_an_unread_policy_is_an_error(site, opened):
-    catalog = await opened.open(site, "policies")
+async def test_not_modified_for_an_unread_policy_is_an_error(site, open_place):
+    catalog = await open_place.open(site, "policies")
     site.behave = answer("", 304)
-    async with refused(Code.UNAVAILABLE):
+    async with expect_refusal(Code.UNAVAILABLE):
         await have(catalog, ())
 
 
 @pytest.mark.parametrize("uri", ["nothing", "../x:1-y", "a:1-b/../../c", "a:1-b?x", ""])
-async def test_an_invalid_uri_causes_no_request(site, opened, uri):
-    catalog = await opened.open(site, "policies")
+async def test_an_invalid_uri_causes_no_request(site, open_place, uri):
+    catalog = await open_place.open(site, "policies")
     assert await have(catalog, (), uri) == []
-    async with refused(Code.UNKNOWN_POLICY):
+    async with expect_refusal(Code.UNKNOWN_POLICY):
         await catalog.policies.get(uri)
     assert site.requests == []
 
@@ -574,12 +578,12 @@ async def test_an_invalid_uri_causes_no_request(site, opened, uri):
 # The end -----------------------------------------------------------------------------------------
 
 
-async def test_closing_cancels_running_requests(site, opened):
-    catalog = await opened.open(site, timeout_seconds=60.0)
+async def test_closing_cancels_running_requests(site, open_place):
+    catalog = await open_place.open(site, timeout_seconds=60.0)
     site.behave = silence
     waiting = asyncio.create_task(catalog.freshness.fetch(URI, None, Allowance()))
     await until(lambda: site.count("/policy"))
     await catalog.close()
-    opened.catalogs.clear()
-    async with refused(Code.SHUTTING_DOWN):
+    open_place.catalogs.clear()
+    async with expect_refusal(Code.SHUTTING_DOWN):
         await waiting

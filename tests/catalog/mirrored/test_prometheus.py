@@ -148,7 +148,7 @@ async def test_values_that_are_no_finite_numbers_are_left_out(small, catalog):
         ),
         (
             (200, b'{"status": "success", "data": {"resultType": "vector", "result": []}}'),
-            "does not tell what time it is",
+            "sends no valid time",
         ),
     ],
 )

@@ -41,12 +41,12 @@ MEMORY = {
 }
 
 
-def named(name, instance="10.0.0.1:9100"):
+def node_name(name, instance="10.0.0.1:9100"):
     labels = {"instance": instance, "nodename": name}
     return [("node_uname_info", MetricSample(labels, 1.0))]
 
 
-def measured(half, at, node="a"):
+def make_sample(half, at, node="a"):
     metric = {"gpu": "DCGM_FI_DEV_FB_USED", "host": "node_memory_MemTotal_bytes"}[half]
     labels = {"node": node, "cluster": "lab"}
     return [(f"timestamp({metric})", MetricSample(labels, at))]
@@ -114,7 +114,7 @@ def test_devices_have_the_documented_fields_and_numbers():
 
 
 def test_hosts_are_counted_in_mib_and_found_by_their_host_name():
-    document = only(round_of(host(**MEMORY), named("b")))
+    document = only(round_of(host(**MEMORY), node_name("b")))
     (tree,) = document["nodes"]
     assert tree["id"] == "b"
     assert tree["memory"] == {
@@ -190,9 +190,9 @@ def test_samples_without_a_cluster_are_reported():
 def test_old_samples_are_marked_and_have_no_part_in_the_totals():
     composed = round_of(
         dcgm("0"),
-        measured("gpu", NOW - 121),
+        make_sample("gpu", NOW - 121),
         dcgm("0", host="b", util=10.0),
-        measured("gpu", NOW - 119, "b"),
+        make_sample("gpu", NOW - 119, "b"),
     )
     document = only(composed)
     old, new = document["nodes"]
@@ -207,7 +207,7 @@ def test_a_node_that_vanished_keeps_its_values_and_gets_old():
     known = store(only(round_of(dcgm("0"), dcgm("0", host="b"))))
     soon = round_of(known=known, now=NOW + 60)
     assert (soon.documents, soon.fresh) == ([], 2)  # Nothing changed: nothing to write.
-    document = only(round_of(dcgm("0", host="b"), measured("gpu", NOW + 200, "b"), known=known))
+    document = only(round_of(dcgm("0", host="b"), make_sample("gpu", NOW + 200, "b"), known=known))
     assert [tree["stale"] for tree in document["nodes"]] == [False, False]
     late = only(round_of(known=known, now=NOW + 121))
     assert [tree["stale"] for tree in late["nodes"]] == [True, True]
@@ -220,7 +220,7 @@ def test_a_node_that_vanished_keeps_its_values_and_gets_old():
 def test_a_node_without_one_exporters_values_is_stale():
     known = store(only(round_of(dcgm("0"), host("a:9100", **MEMORY))))
     later = NOW + 300
-    fresh = measured("host", later)
+    fresh = make_sample("host", later)
     document = only(round_of(host("a:9100", **MEMORY), fresh, known=known, now=later))
     (tree,) = document["nodes"]
     assert (tree["timestamp"], tree["stale"]) == (NOW, True)

@@ -89,7 +89,7 @@ FAILURES = {
     "403": (answer({}, 403), "refuses this server's credentials (403)", 1),
     "teapot": (answer("short and stout", 418), "answered 418: 'short and stout'", 1),
     "HTML": (answer("<html>hello</html>"), "no JSON document: '<html>hello</html>'", 1),
-    "HTML 404": (answer("<html>no</html>", 404), "answered 404 with what is no JSON", 1),
+    "HTML 404": (answer("<html>no</html>", 404), "answered 404 without a JSON", 1),
     "truncated JSON": (answer('[{"id": "a"'), "no JSON of the expected form", 1),
     "empty": (answer(""), "no JSON document", 1),
     "a number": (answer("7"), "no JSON document", 1),
@@ -312,7 +312,7 @@ async def test_a_registry_without_a_list_is_not_an_empty_registry(faulty, servic
     assert (await ClusterRegistry(service).everything({}, "")).found == {}
 
 
-def nested(depth):
+def nest(depth):
     value = {}
     for _ in range(depth):
         value = {"x": value}
@@ -323,7 +323,7 @@ async def test_one_invalid_document_does_not_affect_the_others(faulty, service):
     bad = {
         "shape": {**cluster("shape"), "nodes": 7},
         "../x": cluster("../x"),
-        "deep": {**cluster("deep"), "more": nested(DEPTH_MAX)},
+        "deep": {**cluster("deep"), "more": nest(DEPTH_MAX)},
         "twin": cluster("twin", gpus=1),
     }
     faulty.behave = answer([cluster("a"), cluster("twin"), *bad.values(), "text", cluster("z")])
@@ -452,7 +452,7 @@ async def test_a_search_may_find_one_or_nothing(faulty, service):
         answer({"success": False, "message": "bad operator"}, 400),
     ],
 )
-async def test_what_the_search_service_says_of_a_query_is_passed_on(faulty, service, behave):
+async def test_an_error_of_the_search_service_is_passed_on(faulty, service, behave):
     faulty.behave = behave
     with pytest.raises(ServiceError) as caught:
         await SearchService(service).find("filter", {})
@@ -463,6 +463,6 @@ async def test_what_the_search_service_says_of_a_query_is_passed_on(faulty, serv
 @pytest.mark.parametrize("data", [[{"id": "../../admin"}], [7], {"id": None}])
 async def test_a_search_answer_with_invalid_ids_is_an_error(faulty, service, data):
     faulty.behave = answer({"success": True, "data": data})
-    assert "found what is no cluster" in await unavailable(
+    assert "found an invalid cluster" in await unavailable(
         SearchService(service).find("search", {})
     )

@@ -126,7 +126,7 @@ class TestAsyncResourceAwareExecutor:
 
 
 class TestResourcePool:
-    def test_can_satisfy_is_about_the_total_capacity_and_try_acquire_about_what_is_left(self, pool):
+    def test_can_satisfy_checks_total_and_try_acquire_free_capacity(self, pool):
         assert pool.try_acquire(gpu(2))
         assert not pool.try_acquire(ResourceRequirements({"cpu": 1, "gpu": 1}))
         assert pool.available["cpu"] == 8

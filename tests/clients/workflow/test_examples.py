@@ -116,7 +116,7 @@ async def evaluate_async():
 """
 
 
-def played(text: str, names: dict[str, Any]) -> list[str]:
+def play(text: str, names: dict[str, Any]) -> list[str]:
     """Run an example, compare what it prints with its comments, and return it."""
     shown = io.StringIO()
     with redirect_stdout(shown):
@@ -129,15 +129,15 @@ def played(text: str, names: dict[str, Any]) -> list[str]:
 
 def test_the_examples_of_the_document_run_as_they_stand():
     names: dict[str, Any] = {}
-    played(EXECUTOR, names)
+    play(EXECUTOR, names)
     result = names["result"]
     assert result["train_model_a"].result == "model A trained"
     assert ("evaluate" in result, "deploy" in result) == (True, False)
     names["tasks"] = dict.fromkeys(names["dag"], lambda: 1)
-    lines = played(TIMELINE, names)
+    lines = play(TIMELINE, names)
     assert lines[0] == "Snapshots: 16"  # Those of the first run are among them.
     assert lines[-1].endswith(" release evaluate: gpu=0")
-    played(OWN, names)
-    assert played(ASYNC, names) == ["4"]
-    played(POOL, names)
-    played(REQUIREMENTS, names)
+    play(OWN, names)
+    assert play(ASYNC, names) == ["4"]
+    play(POOL, names)
+    play(REQUIREMENTS, names)

@@ -82,7 +82,7 @@ def test_a_task_or_a_bound_for_an_unknown_node_is_an_error_before_anything_runs(
 
 @st.composite
 def workflows(draw):
-    """A graph, what its nodes need and cost, and which of them fail, are missing or are async."""
+    """A graph, with needs and durations of its nodes, and failing, missing or async ones."""
     size = draw(st.integers(1, 14))
     pairs = [(a, b) for b in range(size) for a in range(b)]
     edges = draw(st.lists(st.sampled_from(pairs), max_size=30)) if pairs else []
@@ -98,7 +98,7 @@ def workflows(draw):
 
 
 class Witness:
-    """Tasks that write down what they saw."""
+    """Tasks that record their observations."""
 
     def __init__(self, dag, pool, requirements, kinds):
         self.dag, self.pool, self.requirements, self.kinds = dag, pool, requirements, kinds
@@ -250,7 +250,7 @@ def test_on_one_gpu_the_order_is_that_of_the_longest_paths(kind, drawn):
 
 
 @both
-def test_a_long_chain_is_not_interrupted_by_what_waits(kind):
+def test_waiting_nodes_do_not_interrupt_a_long_chain(kind):
     chain = [f"chain-{number}" for number in range(3 * PASSED_MAX)]
     edges = " ".join(f"{a}>{b}" for a, b in itertools.pairwise(chain))
     dag = graph("other", *chain, edges=edges)
@@ -375,16 +375,16 @@ def test_a_task_that_does_not_stop_is_left_behind_and_holds_its_resources_until_
 
 
 @both
-def test_a_task_whose_time_is_over_and_whose_run_is_cancelled_is_left_behind_once(kind):
+def test_a_timed_out_task_of_a_cancelled_run_is_abandoned_once(kind):
     let_go, pool = threading.Event(), ResourcePool({"gpu": 1})
 
-    def stuck():
+    def block():
         current_node().wait_stopped(WAIT)
         executor.cancel()
         let_go.wait(WAIT)
 
     executor = kind(graph("a"), pool, {"a": gpu(1)}, timeouts=0.01, stop_seconds=0.05)
-    result = execute(executor, {"a": stuck})
+    result = execute(executor, {"a": block})
     assert (result["a"].status, result.timed_out) == ("timed_out", 1)
     let_go.set()
     assert pool.acquire(gpu(1), WAIT)
@@ -492,7 +492,7 @@ def test_a_cancelled_run_stops_its_tasks_and_does_not_wait_for_a_retry(kind):
     assert pool.available == {"gpu": 9}
 
 
-async def test_cancelling_who_awaits_the_run_cancels_the_run():
+async def test_cancelling_the_awaiting_task_cancels_the_run():
     pool, dag = ResourcePool({"gpu": 1}), graph("a", "b")
     started = asyncio.Event()
 
@@ -754,7 +754,7 @@ async def _value():
 
 @without_pool
 class TestWithoutPool:
-    def test_it_runs_a_graph(self, kind):
+    def test_an_async_executor_runs_a_graph(self, kind):
         done: list[tuple] = []
         callbacks = ExecutionCallbacks(
             on_start=lambda name: done.append(("start", name)),
@@ -806,7 +806,7 @@ class TestWithoutPool:
         assert statuses(result) == {"slow": "timed_out", "after": "skipped", "quick": "completed"}
 
     @pytest.mark.parametrize("when", ["before", "meanwhile"])
-    def test_an_event_cancels_what_was_not_started(self, kind, when):
+    def test_an_event_cancels_nodes_that_have_not_started(self, kind, when):
         event = threading.Event()
         if when == "before":
             event.set()
@@ -848,7 +848,7 @@ class TestGates:
             ({"timeout": 0.01}, None, "waiting timed_out", GateTimeout),
         ],
     )
-    def test_it_is_resolved_once(self, kind, task, gate, act, ends, error):
+    def test_a_gate_is_resolved_once(self, kind, task, gate, act, ends, error):
         gate = ApprovalGate(**gate)
         result, seen = self.run(kind, task, gate, act)
         assert seen == [(each, "a") for each in ends.split()]
@@ -862,7 +862,7 @@ class TestGates:
             gate.reset()
             assert gate.status is GateStatus.PENDING
 
-    def test_it_is_traced(self, kind, task):
+    def test_a_gate_is_traced(self, kind, task):
         result, _ = self.run(kind, task, ApprovalGate(), ("reject", "no"), enable_tracing=True)
         found = [(e.event_type, e.metadata) for e in result.trace.events_for_node("a")]
         kinds = [each for each, _ in found if not each.startswith("resource")]

@@ -19,7 +19,7 @@ WAITS = [lambda gate: gate.wait_sync(), lambda gate: asyncio.run(gate.wait_async
 both = pytest.mark.parametrize("wait", WAITS)
 
 
-def resolved_when_waiting(gate, resolve):
+def resolve_when_waiting(gate, resolve):
     def look() -> None:
         while gate.status is not GateStatus.WAITING:
             pass
@@ -31,12 +31,12 @@ def resolved_when_waiting(gate, resolve):
 @both
 def test_a_gate_is_waited_at(wait):
     gate = ApprovalGate()
-    resolved_when_waiting(gate, gate.approve)
+    resolve_when_waiting(gate, gate.approve)
     wait(gate)
     assert gate.status is GateStatus.APPROVED
     wait(gate)
     gate.reset()
-    resolved_when_waiting(gate, lambda: gate.reject("not ready"))
+    resolve_when_waiting(gate, lambda: gate.reject("not ready"))
     with pytest.raises(GateRejected, match="the gate was rejected: not ready"):
         wait(gate)
     late = ApprovalGate(timeout=0.01)
@@ -54,9 +54,9 @@ def test_gates_by_name():
     assert gates.get_gate("tel") is None
     with pytest.raises(KeyError, match="No gate named 'tel'"):
         gates.approve("tel")
-    resolved_when_waiting(gates["tell"], lambda: gates.reject("tell", "no"))
+    resolve_when_waiting(gates["tell"], lambda: gates.reject("tell", "no"))
     dag = graph("tell", "deploy", "open")
-    resolved_when_waiting(gates["deploy"], lambda: gates.approve("deploy"))
+    resolve_when_waiting(gates["deploy"], lambda: gates.approve("deploy"))
     result = DAGExecutor(dag, gates=gates).execute(dict.fromkeys(dag, list))
     assert isinstance(result["tell"].error, GateRejected)
     assert result.succeeded == 2

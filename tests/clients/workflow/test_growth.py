@@ -23,7 +23,7 @@ def adding(*specs, remove=()):
     return lambda _name, _value: DynamicModification(list(specs), list(remove))
 
 
-def test_a_node_adds_others_before_what_follows_it():
+def test_a_node_adds_nodes_before_its_successors():
     dag, order, calls = graph("find", "end", edges="find>end"), [], []
 
     def expand(name, found):
@@ -132,7 +132,7 @@ def test_a_run_that_is_cancelled_does_not_grow():
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_whatever_is_added_runs_once_and_after_what_it_waits_for(data):
+def test_added_nodes_run_once_and_after_their_predecessors(data):
     dag = graph("a", "b", "c", "d", edges="a>b a>c b>d c>d")
     specs, waits_for = {}, {}
     order: list[str] = []

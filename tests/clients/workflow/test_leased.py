@@ -62,10 +62,10 @@ def server() -> Iterator[Running]:
 def client(server) -> Iterator[BlockingClient]:
     with BlockingClient(server.ws) as client:
         yield client
-        assert held(client) == [], "a test left leases behind"
+        assert held_leases(client) == [], "a test left leases behind"
 
 
-def held(client) -> list[str]:
+def held_leases(client) -> list[str]:
     return [lease.id for lease in client.leases() if lease.state not in {"ending", "ended"}]
 
 
@@ -82,7 +82,7 @@ def test_each_node_holds_a_lease_and_knows_where_it_is(kind, server, client):
     def task():
         node = current_node()
         (share,) = node.placement
-        most.append(len(held(client)))
+        most.append(len(held_leases(client)))
         return (share.node_id, len(share.gpus), share.gpu_milli, dict(node.environment))
 
     with LeasedPool(POLICY, server.ws) as pool:
@@ -138,7 +138,7 @@ def test_a_lease_that_is_lost_fails_its_node_which_is_tried_again_on_another(kin
 
 
 @both
-def test_what_the_server_refuses_fails_the_node(kind, server, client):
+def test_a_refused_lease_fails_the_node(kind, server, client):
     dag = graph("wide", "late", "after", edges="wide>after")
     needs = {"wide": ResourceRequirements({"gpu": 2, "cpu": 0.5}), "late": gpu(1)}
     with (
@@ -192,7 +192,7 @@ def test_a_cancelled_run_leaves_the_servers_queue_and_holds_nothing(
         journal.close()
     assert result.cancelled == 6
     assert client.queue() == []
-    assert held(client) == []
+    assert held_leases(client) == []
 
 
 def test_a_run_survives_a_kill_of_the_server(tmp_path):
@@ -224,7 +224,7 @@ def test_a_run_survives_a_kill_of_the_server(tmp_path):
         run.join(WAIT)
         pool.close()
         with BlockingClient(second.ws) as client:
-            assert held(client) == []
+            assert held_leases(client) == []
     assert results[0].succeeded == 5, [each.error for each in results[0].node_results.values()]
 
 
@@ -290,7 +290,7 @@ def test_a_killed_program_goes_on_where_it_was_under_the_leases_that_it_has(
     first.send_signal(signal.SIGKILL)
     first.communicate()
     before = dict(runs(tmp_path))
-    survivors = held(client)
+    survivors = held_leases(client)
     assert before["b"] in survivors, "its lease outlives the program"
     (tmp_path / "go").touch()
     second = program(server, tmp_path)
@@ -300,32 +300,32 @@ def test_a_killed_program_goes_on_where_it_was_under_the_leases_that_it_has(
     assert after.count(("b", before["b"])) == 2, "b ran again under the lease that it had"
     assert [name for name, _ in after].count("a") == 1, "what had completed did not"
     assert "'a': 'cache_hit'" in output
-    assert held(client) == []
+    assert held_leases(client) == []
 
 
-def test_wherever_a_program_is_killed_nothing_is_granted_twice(server, client, tmp_path):
+def test_a_killed_program_gets_no_second_lease(server, client, tmp_path):
     """Leases here last ten minutes: one that was granted twice would still be there."""
     (tmp_path / "go").touch()
     chance, journal = random.Random(6), tmp_path / "journal"
 
-    def written() -> int:
+    def count_lines() -> int:
         return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
     for _ in range(5):
-        running, enough = program(server, tmp_path), written() + chance.randint(1, 4)
+        running, enough = program(server, tmp_path), count_lines() + chance.randint(1, 4)
         give_up_at = time.monotonic() + WAIT
-        while written() < enough and running.poll() is None and time.monotonic() < give_up_at:
+        while count_lines() < enough and running.poll() is None and time.monotonic() < give_up_at:
             time.sleep(0.0005)  # What another process does, it does not report.
         running.send_signal(signal.SIGKILL)
         running.communicate()
-        assert len(held(client)) <= 2
+        assert len(held_leases(client)) <= 2
     last = program(server, tmp_path)
     output, _ = last.communicate(timeout=WAIT)
     assert last.returncode == 0, output
     ran = set(runs(tmp_path))
     assert {name for name, _ in ran} == set("abcdef")
     assert len({lease for _, lease in ran}) == len(ran), "each lease is that of one node"
-    assert held(client) == []
+    assert held_leases(client) == []
 
 
 def test_a_journal_of_another_graph_or_of_another_program_is_refused(tmp_path):

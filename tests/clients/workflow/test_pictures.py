@@ -1,4 +1,4 @@
-"""What a run looks like: the bar in a terminal, and the picture."""
+"""Views of a run: the progress bar in a terminal, and the picture."""
 
 import io
 import re
@@ -35,7 +35,7 @@ def result() -> ExecutionResult:
     )
 
 
-def drawn(result, path) -> str:
+def draw_picture(result, path) -> str:
     """Draw a run; return the picture, in which text is text."""
     import matplotlib as mpl  # noqa: PLC0415  # An extra.
 
@@ -50,7 +50,7 @@ def test_the_picture_has_every_node_that_ran_and_every_resource(result, tmp_path
     for name in ("load", "train", "broken"):
         # Tasks of microseconds: on a busy machine one may be too short beside the rest for a name.
         result[name].duration_seconds = 1.0
-    svg = ET.fromstring(drawn(result, tmp_path / "run.svg"))  # noqa: S314  # Our own.
+    svg = ET.fromstring(draw_picture(result, tmp_path / "run.svg"))  # noqa: S314  # Our own.
     words = [text.strip() for text in ("".join(each.itertext()) for each in svg.iter()) if text]
     for word in ("load", "train", "broken", "gpu", "cpu", "seconds", "completed", "failed"):
         assert word in words
@@ -63,7 +63,7 @@ def test_the_picture_has_every_node_that_ran_and_every_resource(result, tmp_path
 def test_nodes_are_put_together_where_they_ran(result, tmp_path):
     for name, node in (("load", "n0"), ("train", "n1"), ("broken", "n0")):
         result[name].placement = (Share(ClusterId("lab"), NodeId(node), ("0",)),)
-    svg = drawn(result, tmp_path / "run.svg")
+    svg = draw_picture(result, tmp_path / "run.svg")
     assert {"lab/n0", "lab/n1"} <= set(re.findall(r">(\S+)<", svg))
 
 
@@ -75,7 +75,7 @@ def test_names_are_no_formulas(tmp_path):
     for each in result.node_results.values():
         each.duration_seconds = 1.0  # Long enough to be named.
         each.placement = (Share(ClusterId("$lab$"), NodeId("n0"), ("0",)),)
-    words = re.findall(r">\s*([^<>\s]+)\s*<", drawn(result, tmp_path / "run.svg"))
+    words = re.findall(r">\s*([^<>\s]+)\s*<", draw_picture(result, tmp_path / "run.svg"))
     assert {"$x$", r"$\frac$", r"$\foo$", "$lab$/n0"} <= set(words)
 
 
@@ -90,7 +90,7 @@ def test_a_picture_that_cannot_be_drawn_says_why(result, tmp_path):
         draw_timeline(empty, tmp_path / "run.svg")
 
 
-def test_without_matplotlib_everything_else_works_and_a_picture_says_what_to_install():
+def test_without_matplotlib_only_pictures_fail_and_name_the_extra():
     program = """
 import sys
 sys.modules["matplotlib"] = sys.modules["matplotlib.figure"] = None
@@ -107,7 +107,7 @@ except WorkflowError as error:
     assert install_command("plots") in said
 
 
-def test_the_bar_counts_what_ended_and_names_what_runs():
+def test_the_bar_counts_ended_nodes_and_names_running_ones():
     dag = graph("[/a]", "bad", "after", edges="bad>after")
     screen, started = io.StringIO(), []
     console = Console(file=screen, force_terminal=True, width=100)

@@ -1,4 +1,4 @@
-"""The pool: what is counted, who is served, and in which order."""
+"""The pool: its counts, and the order of service."""
 
 import asyncio
 import math
@@ -183,7 +183,7 @@ def test_threads_share_a_pool():
             assert snapshot.allocated[name] + snapshot.available[name] == capacity
 
 
-def test_a_large_waiter_is_overtaken_so_often_and_then_reserved_for():
+def test_a_large_waiter_gets_a_reservation_after_enough_overtakes():
     account = Account([4])
     assert account.take(((0, 1),))
     large = ticket((0, 4))
@@ -196,7 +196,7 @@ def test_a_large_waiter_is_overtaken_so_often_and_then_reserved_for():
     assert account.give_back(((0, 1),)) == [large]
 
 
-def test_what_cannot_delay_a_waiter_is_not_counted_and_never_held_up():
+def test_requests_that_delay_no_waiter_are_never_held_up():
     account = Account([4, 4])
     assert account.take(((0, 1),))
     large = ticket((0, 4), (1, 1))

@@ -1,4 +1,4 @@
-"""The README of workflows is true: its examples run, and it names what there is."""
+"""The README of workflows: its examples run, and its names exist."""
 
 import doctest
 import inspect

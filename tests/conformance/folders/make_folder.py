@@ -55,7 +55,7 @@ def ask(server: Server, who: dict[str, str], gpus: int, **more: Any) -> dict[str
     return say(server, who, **message, resources={"gpus": gpus}, lease=lease, **more)["lease"]
 
 
-def ended(server: Server, who: dict[str, str], lease: dict[str, Any], **more: Any) -> None:
+def end_lease(server: Server, who: dict[str, str], lease: dict[str, Any], **more: Any) -> None:
     say(server, who, op="release", lease=lease["id"], token=lease["token"], **more)
 
 
@@ -85,7 +85,7 @@ def fill(server: Server) -> None:
     reserved = {"resources": {"gpus": 4}, "starts_at": start, "ends_at": start + WEEK}
     say(server, OPS, op="reserve", tenant="bob", **reserved)
     for _ in range(20):  # So that there is a checkpoint, and a history before it.
-        ended(server, ANN, ask(server, ANN, 1))
+        end_lease(server, ANN, ask(server, ANN, 1))
 
 
 def hold(server: Server) -> None:
@@ -98,16 +98,16 @@ def hold(server: Server) -> None:
         socket.recv(30)
     warm = ask(server, BOB, 1, **started)
     until(lambda: state_of(server, BOB, warm) == "active")
-    ended(server, BOB, warm)
+    end_lease(server, BOB, warm)
     until(lambda: state_of(server, BOB, warm) == "warm")
-    ended(server, ANN, ask(server, ANN, 1))
+    end_lease(server, ANN, ask(server, ANN, 1))
 
 
 def state_of(server: Server, who: dict[str, str], lease: dict[str, Any]) -> str:
     return say(server, who, op="status", lease=lease["id"])["lease"]["state"]
 
 
-def described(server: Server) -> dict[str, Any]:
+def describe(server: Server) -> dict[str, Any]:
     """Return what is in the server, in its own words."""
     wanted = ("id", "state", "tenant", "fencing", "placement", "policy_rule_uri")
     leases = say(server, OPS, op="leases", limit=1000)["data"]["leases"]
@@ -151,7 +151,7 @@ def main(name: str) -> None:
                     socket.send(json.dumps({"adhoc": True, "inputs": {}, **wanted, "lease": terms}))
                 until(lambda: len(say(server, OPS, op="queue")["data"]["waiting"]) > 1)
                 time.sleep(2)  # Contexts are stored once a second.
-                held = described(server)
+                held = describe(server)
             os.kill(process.pid, signal.SIGKILL)  # So that the logs of both files are in use.
             process.wait()
             server.close()

@@ -1,4 +1,4 @@
-"""What a "no" names: what could ever fit, what to change, and what each node lacks."""
+"""Contents of a refusal: whether it could ever fit, what to change, and what each node lacks."""
 
 import json
 
@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from moorage.core.fit.verdicts import NodeKinds
 from moorage.model import Cluster, ClusterId, Code, Demand, Gpu, Node, NodeId
 from moorage.policy import Fleet
-from moorage.records.fields import shown_name
+from moorage.records.fields import field_title
 
 
-def refused(hand: Hand, demand: Demand, **more):
+def refusal(hand: Hand, demand: Demand, **more):
     (answer,) = answers(hand.ask(ask(f"r{next(hand.numbers)}", demand, **more)))
     return answer
 
@@ -45,19 +45,19 @@ def fleet() -> Hand:
     ],
 )
 def test_never_names_the_smallest_change(demand: Demand, field: str, fits: object) -> None:
-    no = refused(fleet(), demand)
+    no = refusal(fleet(), demand)
     assert (no.code, no.details["verdict"]) == (Code.NEVER_FITS, "never")
     assert no.details["largest"]["models"] == ["A100", "H100"]
     change = no.details["fits_if"][0]
     assert (change["field"], change["fits"]) == (field, fits)
-    assert f"It would fit with {shown_name(field)}: " in no.reason
+    assert f"It would fit with {field_title(field)}: " in no.reason
     largest = no.details["largest"]
     assert (largest["nodes"], largest["cpu_milli"], largest["memory_mib"]) == (3, 64_000, 65_536)
     json.dumps(no.details)
 
 
 def test_without_a_single_helpful_change_the_largest_amounts_are_named() -> None:
-    no = refused(fleet(), Demand(gpus=9, cpu_milli=70_000))
+    no = refusal(fleet(), Demand(gpus=9, cpu_milli=70_000))
     assert no.details["fits_if"] == []
     assert (no.details["largest"]["gpus"], no.details["largest"]["cpu_milli"]) == (8, 64_000)
 
@@ -70,12 +70,12 @@ def test_a_misspelt_model_suggests_the_nearest(model: str, meant: str) -> None:
     hand = Hand()
     gpus = (Gpu("0", "A100"), Gpu("1", "A100-SXM4-80GB"))
     hand.see(Cluster(ClusterId("c"), (Node(NodeId("n"), 1000, 1000, gpus),)))
-    reason = refused(hand, Demand(gpus=1, models=(model,))).reason
+    reason = refusal(hand, Demand(gpus=1, models=(model,))).reason
     assert f"(did you mean {meant}?)" in reason if meant else "did you mean" not in reason
 
 
 def test_other_clusters_are_named_as_a_change() -> None:
-    no = refused(fleet(), Demand(gpus=1, models=("A100",)), candidates=(ClusterId("h"),))
+    no = refusal(fleet(), Demand(gpus=1, models=("A100",)), candidates=(ClusterId("h"),))
     assert [each["field"] for each in no.details["fits_if"]] == ["resources.models", "clusters"]
 
 
@@ -83,7 +83,7 @@ def test_taken_gpus_are_not_now_and_a_quota_is_not_you() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     hand.grant(ask("one", Demand(gpus=2)), place("n000", "0", "1"))
-    assert refused(hand, Demand(gpus=1)).details["verdict"] == "not_now"
+    assert refusal(hand, Demand(gpus=1)).details["verdict"] == "not_now"
     hand.ask(ask("late", Demand(gpus=1), wait=5))
     assert hand.inquire("why", subject="late")["verdict"] == "not_now"
 

@@ -1,4 +1,4 @@
-"""What a refusal says of a proposal that names what there is not."""
+"""Refusals of proposals that name missing clusters, nodes or devices."""
 
 import pytest
 from by_hand import Hand, answers, ask, both, nodes, place

@@ -67,7 +67,7 @@ def set_clock(hand: Hand, seconds: float) -> None:
     assert again.next_deadline() == hand.allocator.next_deadline()
 
 
-def left(hand: Hand, name: str) -> float:
+def seconds_to_end(hand: Hand, name: str) -> float:
     lease = hand.allocator.state.lease(RequestId(name))
     assert lease is not None
     return lease.expires_at - hand.now
@@ -91,7 +91,7 @@ def keep_warm(hand: Hand, name: str, seconds: float) -> None:
     hand.step(WorkloadStarted(lease.id, lease.fencing))
     hand.step(ReleaseAsked(hand.to(), lease.id, f"token of {name}"))
     hand.step(WorkloadKept(lease.id, lease.fencing))
-    assert left(hand, name) == seconds
+    assert seconds_to_end(hand, name) == seconds
 
 
 def test_leases_that_ran_out_during_a_stall_get_the_restart_grace(hand: Hand) -> None:
@@ -104,7 +104,7 @@ def test_leases_that_ran_out_during_a_stall_get_the_restart_grace(hand: Hand) ->
     hand.ask(ask("waiter", Demand(gpus=1, nodes=3), wait=3.0))
     stand_still(hand, 8.0)
     assert over(hand) == []
-    assert (left(hand, "lease"), left(hand, "warm")) == (GRACE, GRACE)
+    assert (seconds_to_end(hand, "lease"), seconds_to_end(hand, "warm")) == (GRACE, GRACE)
     assert hand.allocator.state.waiting[RequestId("waiter")].deadline == hand.now + GRACE
     lapses_at = hand.allocator.state.reserved.by_id[reservation].lapses_at
     assert lapses_at == hand.now + GRACE
@@ -128,7 +128,7 @@ def test_waiters_and_warm_leases_get_the_restart_grace(hand: Hand) -> None:
     again.step(Restarted(GRACE))
     again.step(Tick())
     assert over(again) == []
-    assert left(again, "warm") == GRACE
+    assert seconds_to_end(again, "warm") == GRACE
     assert again.allocator.state.waiting[RequestId("waiter")].deadline == again.now + GRACE
     assert again.allocator.state.reserved.by_id[reservation].lapses_at == again.now + GRACE
     last = Allocator()
@@ -147,7 +147,7 @@ def test_a_waiter_waits_longer_than_the_leases_before_it(
         hand.grant(ask(f"lease {number}", ONE, terms=terms), place(f"n00{number}", "0"))
     hand.ask(ask("waiter", Demand(gpus=1, nodes=3), wait=wait))
     stand_still(hand, 8.0)
-    ends = [left(hand, f"lease {number}") for number in range(3)]
+    ends = [seconds_to_end(hand, f"lease {number}") for number in range(3)]
     assert ends == [GRACE] * 3
     waits = hand.allocator.state.waiting[RequestId("waiter")].deadline - hand.now
     assert waits == pytest.approx(max(wait - 8.0, GRACE + min(wait - ttl, GRACE)))
@@ -179,7 +179,7 @@ def test_unexpired_leases_are_prolonged_by_the_stall(hand: Hand) -> None:
     hand.grant(ask("short", ONE, terms={"ttl_seconds": 9.0}), place("n000", "0"))
     hand.grant(ask("long", ONE, terms={"ttl_seconds": 60.0}), place("n001", "0"))
     stand_still(hand, 8.0)
-    assert (left(hand, "short"), left(hand, "long")) == (8.0, 52.0)
+    assert (seconds_to_end(hand, "short"), seconds_to_end(hand, "long")) == (8.0, 52.0)
     for _ in range(2):  # Stalls shorter than what runs between them keep nothing for ever.
         hand.now += 5.0
         hand.step(Tick())
@@ -208,7 +208,7 @@ def test_setting_the_clock_changes_no_remaining_time(hand: Hand, seconds: float)
     hand.step(cordon)
     usage = [*hand.allocator.state.accounts.past()]
     set_clock(hand, seconds)
-    assert (left(hand, "lease"), left(hand, "warm")) == (20.0, 40.0)
+    assert (seconds_to_end(hand, "lease"), seconds_to_end(hand, "warm")) == (20.0, 40.0)
     lease = hand.allocator.state.leases[RequestId("lease")]
     assert lease.granted_at == hand.now - 10.0
     (cordoned,) = hand.allocator.state.cordons.values()
@@ -284,7 +284,7 @@ def test_a_lease_overlapping_a_reservation_cannot_be_prolonged(hand: Hand) -> No
     hand.now += 10.0
     set_clock(hand, HOURS)
     check(hand.allocator.state)
-    assert left(hand, "there") == 50.0
+    assert seconds_to_end(hand, "there") == 50.0
     renewed = renew(hand, "there")
     assert renewed.lease.expires_at == hand.now + 50.0
     assert renewed.ttl_max_seconds == 50.0

@@ -1,4 +1,4 @@
-"""What operators take out of service: nothing new comes there, and what is there can leave."""
+"""Cordons and drains: no new lease comes to the node, and leases there can move."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def reply(turn: Any) -> Any:
     return answer.data
 
 
-def offered(hand: Hand) -> list[str]:
+def offered_nodes(hand: Hand) -> list[str]:
     rows = hand.inquire("fleet", filters={"cluster": "c"})["nodes"]
     return [row["node_id"] for row in rows if not row.get("unavailable")]
 
@@ -56,26 +56,26 @@ def test_a_cordoned_node_gets_no_leases_until_uncordoned(hand: Hand) -> None:
         "leases": [],
         "unavailable": "cordoned by op: new fans",
     }
-    assert offered(hand) == ["n001"]
+    assert offered_nodes(hand) == ["n001"]
     hand.see(nodes(2, 1, "c"))  # Its document knows nothing of it.
-    assert offered(hand) == ["n001"]
+    assert offered_nodes(hand) == ["n001"]
     hand.propose(hand.ask(ask("bold", ONE)), place("n000", "0"))
     assert not hand.allocator.state.leases, "a proposal of it counts for nothing"
     hand.grant(ask("first", ONE), place("n001", "0"))
     assert consults(hand.ask(ask("waits", ONE, wait=60.0))) == []
     assert consults(cordon(hand, "uncordon", "n000")) == ["waits"], "it is served at once"
-    assert offered(hand) == ["n000", "n001"]
+    assert offered_nodes(hand) == ["n000", "n001"]
 
 
 def test_a_cordon_of_a_cluster_holds_for_later_nodes(hand: Hand) -> None:
     cordon(hand, "cordon")
     hand.see(nodes(3, 1))
-    assert offered(hand) == []
+    assert offered_nodes(hand) == []
     cordon(hand, "cordon", "n002")
     cordon(hand, "uncordon")
-    assert offered(hand) == ["n000", "n001"]
+    assert offered_nodes(hand) == ["n000", "n001"]
     cordon(hand, "uncordon", "n002")
-    assert len(offered(hand)) == 3
+    assert len(offered_nodes(hand)) == 3
     assert reply(cordon(hand, "uncordon", "n002"))["unavailable"] is None, "twice is no error"
 
 
@@ -134,7 +134,7 @@ def test_without_a_time_a_lease_stays_until_it_is_released(hand: Hand) -> None:
     renewal = RenewAsked(hand.to(), RequestId("stays"), "token of stays", 60.0)
     assert answers(hand.step(renewal))[0].lease.expires_at == 110.0
     hand.step(ReleaseAsked(hand.to(), RequestId("stays"), "token of stays"))
-    assert offered(hand) == ["n001"]
+    assert offered_nodes(hand) == ["n001"]
 
 
 def test_an_unknown_node_or_cluster_is_named(hand: Hand) -> None:
@@ -159,4 +159,4 @@ def test_a_cordon_is_in_checkpoints_and_ends_with_its_cluster(hand: Hand) -> Non
     assert [fact.node for fact in condense(again.state) if isinstance(fact, Cordoned)] == ["n000"]
     hand.step(ClusterGone(ClusterId("c")))
     hand.see(nodes(2, 1))
-    assert len(offered(hand)) == 2
+    assert len(offered_nodes(hand)) == 2

@@ -20,7 +20,7 @@ def hand() -> Hand:
     return hand
 
 
-def freed(hand: Hand, lease: str, **more: Any) -> Any:
+def freed_by_release(hand: Hand, lease: str, **more: Any) -> Any:
     event = ReleaseAsked(hand.to(), RequestId(lease), "", Tenant("ann"))
     (answer,) = answers(hand.step(DryRun(hand.to(), event, **more)))
     assert isinstance(answer, LeaseNews)
@@ -32,7 +32,7 @@ def test_a_dry_run_of_release_lists_requests_served_next(hand: Hand) -> None:
     for name in ("one", "more", "late"):
         hand.now += 1
         hand.ask(ask(name, Demand(gpus=1), wait=500))
-    assert freed(hand, "on n000", stop_seconds=10.0) == {
+    assert freed_by_release(hand, "on n000", stop_seconds=10.0) == {
         "warm": [],
         "then_fit": ["one", "more"],
         "then_fit_others": 0,
@@ -42,16 +42,16 @@ def test_a_dry_run_of_release_lists_requests_served_next(hand: Hand) -> None:
 
 def test_a_gang_is_served_when_several_leases_end(hand: Hand) -> None:
     hand.ask(ask("gang", Demand(gpus=2, nodes=2), wait=500))
-    assert freed(hand, "on n000")["then_fit"] == []
-    both = freed(hand, "on n000", beside=(RequestId("on n001"), RequestId("nothing")))
+    assert freed_by_release(hand, "on n000")["then_fit"] == []
+    both = freed_by_release(hand, "on n000", beside=(RequestId("on n001"), RequestId("nothing")))
     assert both["then_fit"] == ["gang"]
 
 
 def test_requests_of_other_tenants_are_only_counted(hand: Hand) -> None:
     hand.ask(ask("theirs", Demand(gpus=1), wait=500, tenant=Tenant("bob")))
-    reply = freed(hand, "on n000")
+    reply = freed_by_release(hand, "on n000")
     assert (reply["then_fit"], reply["then_fit_others"]) == ([], 1)
-    assert freed(hand, "on n000", sees_all=True)["then_fit"] == ["theirs"]
+    assert freed_by_release(hand, "on n000", sees_all=True)["then_fit"] == ["theirs"]
 
 
 def test_a_gang_behind_the_head_does_not_take_its_nodes(hand: Hand) -> None:
@@ -65,4 +65,4 @@ def test_a_gang_behind_the_head_does_not_take_its_nodes(hand: Hand) -> None:
     hand.now += 1
     hand.ask(ask("behind", Demand(gpus=2, nodes=2), **only))
     assert list(hand.allocator.state.waiting) == ["head", "behind"]
-    assert freed(hand, "elsewhere")["then_fit"] == []
+    assert freed_by_release(hand, "elsewhere")["then_fit"] == []

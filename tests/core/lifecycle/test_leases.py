@@ -44,7 +44,7 @@ def at_once() -> Hand:
     return Hand(Allocator(requeue_pause_seconds=0.0))
 
 
-def crowded(*names: str) -> Hand:
+def crowd(*names: str) -> Hand:
     """Leases on one node of as many devices, in the order of their requests."""
     hand = at_once()
     hand.see(nodes(1, len(names)))
@@ -55,7 +55,7 @@ def crowded(*names: str) -> Hand:
 
 
 def test_of_leases_that_failed_on_one_node_the_oldest_is_first() -> None:
-    hand = crowded("old", "young")
+    hand = crowd("old", "young")
     waiter = ask("waiter", Demand(gpus=2), wait=60.0, terms={"priority": 9})
     hand.ask(waiter)
     assert consults(fail(hand, "young")) == []
@@ -130,7 +130,7 @@ def test_a_key_finds_its_lease_in_the_queue_and_after_it() -> None:
 
 
 def test_pages_of_leases_continue_after_a_waiting_lease() -> None:
-    hand = crowded("a", "b", "c")
+    hand = crowd("a", "b", "c")
     hand.propose(fail(hand, "a"), {"declined": "not today"})
     assert [type(fact) for fact in hand.facts].count(Requeued) == 1
     page = hand.inquire("leases", limit=2)
@@ -144,7 +144,7 @@ def test_pages_of_leases_continue_after_a_waiting_lease() -> None:
 
 
 def test_a_running_workload_has_an_endpoint() -> None:
-    hand = crowded("a")
+    hand = crowd("a")
     lease = hand.allocator.state.leases[RequestId("a")]
     hand.step(WorkloadStarted(lease.id, lease.fencing, "http://10.0.0.1:80"))
     (row,) = hand.inquire("leases")["leases"]
@@ -215,10 +215,10 @@ def test_a_pause_survives_a_restart_with_the_same_end() -> None:
 
 
 def test_a_lease_that_pauses_ends_like_any_other() -> None:
-    def released(hand: Hand):
+    def release_it(hand: Hand):
         return release(hand, "r")
 
-    def cancelled(hand: Hand):
+    def cancel_it(hand: Hand):
         return hand.step(CancelAsked(hand.to(), RequestId("r"), Tenant("ann")))
 
     def over(hand: Hand):
@@ -226,7 +226,7 @@ def test_a_lease_that_pauses_ends_like_any_other() -> None:
         hand.now += 1.0
         return hand.step(Tick())
 
-    for end, reason in ((released, "released"), (cancelled, "cancelled"), (over, "expired")):
+    for end, reason in ((release_it, "released"), (cancel_it, "cancelled"), (over, "expired")):
         hand = pausing()
         fail(hand, "r")
         end(hand)
@@ -248,7 +248,7 @@ def test_a_lease_that_pauses_is_renewed_like_any_other() -> None:
     assert hand.allocator.next_deadline() == 50.0 + retry_at - 2.0
 
 
-def unanswered(hand: Hand, turn: Turn, code: Code = Code.POLICY_TIMEOUT) -> Turn:
+def fail_consultation(hand: Hand, turn: Turn, code: Code = Code.POLICY_TIMEOUT) -> Turn:
     (consult,) = [effect for effect in turn.effects if isinstance(effect, Consult)]
     refusal = Refusal(code, "its cell was stopped")
     return hand.step(ConsultFailed(consult.ask.id, consult.consultation, refusal))
@@ -259,7 +259,7 @@ def test_a_sandbox_failure_ends_no_lease(code: Code) -> None:
     hand = at_once()
     hand.see(nodes(1, 1))
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
-    assert consults(unanswered(hand, fail(hand, "r"), code)) == []
+    assert consults(fail_consultation(hand, fail(hand, "r"), code)) == []
     reply = hand.inquire("why", subject="r")
     assert reply["lease"]["retry_at"] == hand.now + FAULT_PAUSE_SECONDS
     assert reply["last"]["code"] == code
@@ -279,14 +279,14 @@ def test_a_policy_that_never_answers_ends_a_lease_after_a_while_also_over_restar
     turn, began = fail(hand, "r"), hand.now
     for _ in range(FAULTS_MAX):
         assert consults(turn) == ["r"]
-        unanswered(hand, turn)
+        fail_consultation(hand, turn)
         facts = list(condense(hand.allocator.state))
         hand.allocator = Allocator(requeue_pause_seconds=0.0)
         hand.allocator.replay(facts)
         hand.now = hand.allocator.next_deadline() or 0.0
         turn = hand.step(Tick())
     assert hand.now - began > 2 * OPEN_SECONDS_MAX, "a policy that rests has its turn after it"
-    unanswered(hand, turn)
+    fail_consultation(hand, turn)
     ended = hand.allocator.state.ended[RequestId("r")]
     assert ended.reason == "attempt 1 of 3 failed: no image; then: its cell was stopped"
 
@@ -296,19 +296,19 @@ def test_policy_failures_are_counted_separately_for_each_start() -> None:
     hand.see(nodes(1, 1))
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
     for _ in range(2):
-        unanswered(hand, fail(hand, "r"))
+        fail_consultation(hand, fail(hand, "r"))
         assert hand.allocator.next_deadline() == hand.now + FAULT_PAUSE_SECONDS
         hand.now += FAULT_PAUSE_SECONDS
         hand.propose(hand.step(Tick()), place("n000", "0"))
 
 
-def test_others_are_served_while_a_lease_pauses_whose_policy_did_not_answer() -> None:
+def test_a_pausing_lease_does_not_block_other_waiters() -> None:
     hand = at_once()
     hand.see(nodes(1, 1))
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
     turn = fail(hand, "r")
     hand.ask(ask("waiter", ONE, wait=60.0))
-    assert consults(unanswered(hand, turn)) == ["waiter"]
+    assert consults(fail_consultation(hand, turn)) == ["waiter"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Who gives way to a request, when, and who does not."""
+"""Preemption: which leases end for a request, and when."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def need(hand: Hand, gpus: int, priority: int = 1, wait: float = 60.0, **more: A
     return hand.ask(ask("needs", demand, wait, terms={"priority": priority}, **more))
 
 
-def notified(hand: Hand) -> list[str]:
+def notices(hand: Hand) -> list[str]:
     return [fact.lease for fact in hand.facts if isinstance(fact, Preempted)]
 
 
@@ -68,7 +68,7 @@ def test_the_fewest_and_youngest_leases_are_preempted(hand: Hand) -> None:
     hold(hand, "b", "n001", "1")
     hold(hand, "c", "n001", "2", "3", preemptible=False)
     turn = need(hand, 2)
-    assert notified(hand) == ["young"], "one of two GPUs goes, not two of one"
+    assert notices(hand) == ["young"], "one of two GPUs goes, not two of one"
     assert consults(turn) == ["needs"], "it ran nothing, and has left at once"
     state = hand.allocator.state
     assert "of tenant ann, of priority 1" in state.ended[RequestId("young")].reason
@@ -80,7 +80,7 @@ def test_no_lease_is_preempted_if_the_request_would_still_not_fit(hand: Hand) ->
     hold(hand, "b", "n000", "2", "3", preemptible=False)
     hold(hand, "c", "n001", "0", "1", "2", "3", preemptible=False)
     assert consults(need(hand, 4)) == []
-    assert notified(hand) == []
+    assert notices(hand) == []
 
 
 @pytest.mark.parametrize("priority", [0, -1])
@@ -88,7 +88,7 @@ def test_only_a_higher_priority_preempts(hand: Hand, priority: int) -> None:
     for node in ("n000", "n001"):
         hold(hand, node, node, "0", "1", "2", "3")
     need(hand, 4, priority)
-    assert notified(hand) == []
+    assert notices(hand) == []
 
 
 def test_a_preempted_workload_ends_and_may_be_requeued(hand: Hand) -> None:
@@ -129,7 +129,7 @@ def test_a_victim_is_spared_when_the_request_is_gone(hand: Hand) -> None:
     lease = hold(hand, "a", "n000", "0", "1", "2", "3", notice_seconds=5.0)
     hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
     need(hand, 4)
-    assert notified(hand) == ["a"]
+    assert notices(hand) == ["a"]
     hand.step(CancelAsked(hand.to(), RequestId("needs"), Tenant("ann")))
     hand.now += 5.0
     hand.step(Tick())
@@ -142,14 +142,14 @@ def test_a_victim_is_spared_if_the_request_would_not_fit_anyway(hand: Hand) -> N
     hold(hand, "a", "n000", "0", "1", "2", "3", notice_seconds=5.0)
     hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
     need(hand, 4)
-    assert notified(hand) == ["a"]
+    assert notices(hand) == ["a"]
     place = ClusterId("c"), NodeId("n000")
     hand.step(CordonAsked(hand.to(), Tenant("op"), *place, "cordon", "", None))
     hand.now += 5.0
     hand.step(Tick())
     assert any(isinstance(fact, Spared) for fact in hand.facts)
     hand.step(CordonAsked(hand.to(), Tenant("op"), *place, "uncordon", "", None))
-    assert notified(hand) == ["a", "a"]
+    assert notices(hand) == ["a", "a"]
     hand.now += 5.0
     assert consults(hand.step(Tick())) == ["needs"]
 
@@ -158,7 +158,7 @@ def test_no_lease_is_preempted_after_the_request_gave_up(hand: Hand) -> None:
     for node in ("n000", "n001"):
         hold(hand, node, node, "0", "1", "2", "3", notice_seconds=100.0)
     need(hand, 4, wait=60.0)
-    assert notified(hand) == []
+    assert notices(hand) == []
 
 
 def test_a_gang_is_preempted_and_served_as_a_whole(hand: Hand) -> None:
@@ -166,11 +166,11 @@ def test_a_gang_is_preempted_and_served_as_a_whole(hand: Hand) -> None:
     wanted = [place(node, "0", "1", "2", "3") for node in ("n000", "n001")]
     hand.grant(ask("gang", gang, terms={"preemptible": True}), wanted)
     turn = need(hand, 1)
-    assert notified(hand) == ["gang"]
+    assert notices(hand) == ["gang"]
     hand.propose(turn, place("n000", "0"))
     hold(hand, "a", "n001", "0", "1", "2", "3")
     hand.ask(ask("pair", gang, 60.0, terms={"priority": 2}))
-    assert notified(hand) == ["gang"], "the other node is held by one that does not give way"
+    assert notices(hand) == ["gang"], "the other node is held by one that does not give way"
 
 
 def test_lent_quota_is_reclaimed_with_notice(hand: Hand) -> None:
@@ -185,7 +185,7 @@ def test_lent_quota_is_reclaimed_with_notice(hand: Hand) -> None:
     hold(hand, "lent", "n001", "0", "1", tenant=Tenant("bob"), preemptible=False)
     hold(hand, "lent2", "n001", "2", "3", tenant=Tenant("bob"), preemptible=False)
     need(hand, 2, priority=0)
-    assert notified(hand) == ["lent2"], "as little as it needs, the youngest first"
+    assert notices(hand) == ["lent2"], "as little as it needs, the youngest first"
     hand.now += 10.0
     assert consults(hand.step(Tick())) == ["needs"]
     reason = hand.allocator.state.ended[RequestId("lent2")].reason
@@ -199,7 +199,7 @@ def test_no_lease_is_preempted_for_a_device_that_stays_taken() -> None:
     hold(hand, "b", "n000", "1", preemptible=False)
     hand.see(lab("aaa", node="n000"))
     assert consults(need(hand, 1)) == []
-    assert notified(hand) == [], "a part of the whole is the other's"
+    assert notices(hand) == [], "a part of the whole is the other's"
 
 
 @pytest.mark.parametrize("milli", [500, 1000])
@@ -212,7 +212,7 @@ def test_preempting_a_lease_with_a_lost_device_frees_it_completely(milli: int) -
     hold(hand, "b", "n000", "1", preemptible=False)
     hand.see(lab("aaa/x", "bbb", node="n000"))
     turn = need(hand, 1)
-    assert notified(hand) == ["a"]
+    assert notices(hand) == ["a"]
     hand.propose(turn, place("n000", "0"))
     assert "needs" in hand.allocator.state.leases
     check(hand.allocator.state)
@@ -225,7 +225,7 @@ def test_a_preempted_leases_lost_device_is_freed_at_its_new_node() -> None:
     hold(hand, "b", "n001", "0", preemptible=False)
     hand.see(both(lab(node="n000"), lab("bbb", "aaa", node="n001")))
     turn = need(hand, 1)
-    assert notified(hand) == ["a"]
+    assert notices(hand) == ["a"]
     hand.propose(turn, place("n001", "1"))
     assert "needs" in hand.allocator.state.leases
     check(hand.allocator.state)
@@ -241,7 +241,7 @@ def test_no_preemption_for_a_lease_that_would_overlap_a_reservation(
     name, bob, one = RequestId("reserved"), Tenant("bob"), Demand(gpus=1)
     hand.step(ReserveAsked(hand.to(), name, bob, one, starts, 100.0))
     need(hand, 1)
-    assert notified(hand) == victims
+    assert notices(hand) == victims
     hand.now += 10.0
     assert consults(hand.step(Tick())) == ["needs"] * len(victims)
 
@@ -252,7 +252,7 @@ def test_a_notice_lasts_on_when_the_daemon_stood_still(hand: Hand, stop: Event) 
     lease = hold(hand, "a", "n000", "0", "1", "2", "3", notice_seconds=5.0)
     hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
     need(hand, 4, wait=6.0)
-    assert notified(hand) == ["a"]
+    assert notices(hand) == ["a"]
     hand.now += 9.0
     hand.step(stop)
     hand.step(Tick())
@@ -263,7 +263,7 @@ def test_a_notice_lasts_on_when_the_daemon_stood_still(hand: Hand, stop: Event) 
     hand.now += 30.0
     hand.step(Tick())
     assert "a" not in hand.allocator.state.leases
-    assert len(notified(hand)) == 2
+    assert len(notices(hand)) == 2
     again = Allocator()
     again.replay(hand.facts)
     assert again.state == hand.allocator.state

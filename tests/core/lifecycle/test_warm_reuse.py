@@ -1,4 +1,4 @@
-"""Who takes a warm lease over, and who has one give way without saying what it needs."""
+"""Warm reuse: which requests take a warm lease over, and which end one."""
 
 from by_hand import Hand, ask, consults, lab, nodes, place
 

@@ -27,7 +27,7 @@ def hand() -> Hand:
     return hand
 
 
-def asked_about(turn) -> Demand | None:
+def consulted_demand(turn) -> Demand | None:
     (consult,) = (effect for effect in turn.effects if isinstance(effect, Consult))
     return consult.ask.demand
 
@@ -39,10 +39,10 @@ def lease(turn):
 
 
 def test_the_policy_gets_the_first_fitting_alternative(hand):
-    assert asked_about(hand.ask(elastic("a", *SIZES))) == EIGHT
+    assert consulted_demand(hand.ask(elastic("a", *SIZES))) == EIGHT
     hand.grant(ask("b", TWO), place("n000", "0", "1"))
     turn = hand.ask(elastic("c", *SIZES))
-    assert asked_about(turn) == FOUR
+    assert consulted_demand(turn) == FOUR
     granted = lease(hand.propose(turn, place("n000", "2", "3", "4", "5")))
     assert (granted.choice, granted.ask) == (1, None)
     assert lease(hand.grant(ask("d", TWO), place("n000", "6", "7"))).choice is None
@@ -53,7 +53,7 @@ def test_a_request_waits_for_whichever_fits_first(hand):
     assert not answers(hand.ask(elastic("a", *SIZES, wait=50)))
     turn = hand.step(ReleaseAsked(hand.to(), "big", "token of big"))
     assert consults(turn) == ["a"]
-    assert asked_about(turn) == EIGHT, "the largest first"
+    assert consulted_demand(turn) == EIGHT, "the largest first"
 
 
 def test_a_small_alternative_is_not_overlooked_in_the_queue(hand):
@@ -63,7 +63,7 @@ def test_a_small_alternative_is_not_overlooked_in_the_queue(hand):
     hand.ask(elastic("a", EIGHT, FOUR, wait=50))
     assert not consults(hand.step(ReleaseAsked(hand.to(), "l0", "token of l0")))
     turn = hand.step(ReleaseAsked(hand.to(), "l1", "token of l1"))
-    assert asked_about(turn) == FOUR
+    assert consulted_demand(turn) == FOUR
     granted = lease(hand.propose(turn, place("n000", "0", "1", "2", "3")))
     assert granted.choice == 1
 
@@ -71,9 +71,9 @@ def test_a_small_alternative_is_not_overlooked_in_the_queue(hand):
 def test_after_a_decline_the_next_alternative_is_tried(hand):
     turn = hand.ask(elastic("a", *SIZES))
     turn = hand.propose(turn, None)
-    assert asked_about(turn) == FOUR
+    assert consulted_demand(turn) == FOUR
     turn = hand.propose(turn, {"declined": True})
-    assert asked_about(turn) == TWO
+    assert consulted_demand(turn) == TWO
     (refusal,) = answers(hand.propose(turn, None))
     assert refusal.code is Code.POLICY_DECLINED
 
@@ -85,14 +85,14 @@ def test_the_verdict_is_never_if_no_alternative_can_fit(hand):
     assert not answers(hand.ask(elastic("b", Demand(gpus=16), EIGHT, Demand(gpus=9), wait=50)))
     assert hand.inquire("queue")["waiting"][0]["resources"]["gpus"] == 8
     turn = hand.step(ReleaseAsked(hand.to(), "big", "token of big"))
-    assert asked_about(turn) == EIGHT
+    assert consulted_demand(turn) == EIGHT
 
 
 def test_a_small_quota_leads_to_a_smaller_alternative(hand):
     quota = Quota(nominal=Amounts(gpu_milli=4000))
     hand.step(QuotaAsked(hand.to(), "root", "ann", None, quota))
     turn = hand.ask(elastic("a", *SIZES))
-    assert asked_about(turn) == FOUR
+    assert consulted_demand(turn) == FOUR
     assert lease(hand.propose(turn, place("n000", "0", "1", "2", "3"))).choice == 1
     (refusal,) = answers(hand.ask(elastic("b", *SIZES)))
     assert refusal.code is Code.QUOTA_EXCEEDED
@@ -117,17 +117,17 @@ def test_models_are_tried_in_order_of_preference(hand):
     hand.see(Cluster("d", (type(other)(other.id, 64_000, 65_536, old),)))
     hand.see(Cluster("c", (node,)))
     new, two = Demand(gpus=1, models=("A100",)), Demand(gpus=2, models=("V100",))
-    assert asked_about(hand.ask(elastic("a", new, two))) == new
+    assert consulted_demand(hand.ask(elastic("a", new, two))) == new
     hand.grant(ask("b", new), place("n000", "0"))
     turn = hand.ask(elastic("c", new, two))
-    assert asked_about(turn) == two
+    assert consulted_demand(turn) == two
     value = {"cluster_id": "d", "node_id": "n000", "gpus": ["0", "1"]}
     assert lease(hand.propose(turn, value)).choice == 1
     assert not answers(hand.ask(elastic("d", two, new, wait=50)))
     assert consults(hand.step(ReleaseAsked(hand.to(), "b", "token of b"))) == ["d"]
 
 
-def drawn(draw: Random) -> Demand:
+def draw_demand(draw: Random) -> Demand:
     where = [Requirement("zone", "In", ("a",)), Requirement("spot", "Exists")]
     return Demand(
         gpus=draw.randint(0, 3),
@@ -142,7 +142,7 @@ def drawn(draw: Random) -> Demand:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_the_least_demanding_alternative_fits_wherever_another_does(seed):
+def test_the_least_demanding_alternative_fits_on_all_nodes_of_the_others(seed):
     draw = Random(seed)
     hand = Hand()
     for name in "cde":
@@ -161,7 +161,7 @@ def test_the_least_demanding_alternative_fits_wherever_another_does(seed):
         hand.see(Cluster(name, (type(node)(node.id, cpu, memory, gpus, labels=labels),)))
     fits = hand.allocator.feasibility.fits
     for number in range(20):
-        some = tuple(drawn(draw) for _ in range(draw.randint(2, 3)))
+        some = tuple(draw_demand(draw) for _ in range(draw.randint(2, 3)))
         one = loosest(elastic(f"r{number}", *some))
         for each in some:
             assert not fits(each, None, ()) or fits(one, None, ()), (each, one)
@@ -183,7 +183,7 @@ def calls_of(work) -> int:
     return calls
 
 
-def crowded(waiters: int) -> Hand:
+def crowd(waiters: int) -> Hand:
     """Return a fleet with one free node of one device, and waiters that cannot go there."""
     hand = Hand()
     hand.see(nodes(1, 8))
@@ -203,14 +203,14 @@ def test_a_grant_and_a_release_examine_few_waiters_with_alternatives() -> None:
         hand.grant(request, {"cluster_id": "d", "node_id": "n000", "gpus": ["0"]})
         hand.step(ReleaseAsked(hand.to(), "bystander", "token of bystander"))
 
-    few, many = crowded(8), crowded(160)
+    few, many = crowd(8), crowd(160)
     assert calls_of(lambda: bystander(many)) < 2 * calls_of(lambda: bystander(few))
 
 
 def test_a_waiter_is_served_if_any_alternative_fits() -> None:
     chance = Random(7)
     for _ in range(20):
-        hand = crowded(12)
+        hand = crowd(12)
         demands = [Demand(gpus=1, cpu_milli=chance.randrange(60_000)) for _ in range(3)]
         chosen = chance.sample([*(Demand(gpus=n) for n in range(2, 7)), *demands[:1]], 6)
         hand.grant(ask("d", Demand(gpus=1)), {"cluster_id": "d", "node_id": "n000", "gpus": ["0"]})

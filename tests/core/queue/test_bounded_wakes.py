@@ -78,7 +78,7 @@ def go_on(hand: Hand) -> tuple[list[int], list[str]]:
         ({"gpus": 2, "topology": "nvlink"}, ["n40", "n42", "n50", "n52"]),  # The head reserves n4.
     ],
 )
-def test_a_release_looks_at_so_many_waiters_of_one_tenant(
+def test_a_release_examines_a_bounded_number_of_waiters_per_tenant(
     hand: Hand, each: Any, ends: list[str]
 ) -> None:
     for number in range(MANY):

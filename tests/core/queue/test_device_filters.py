@@ -1,4 +1,4 @@
-"""What filters accept of a node, remembered, against what the fleet says of each demand."""
+"""Cached device filters agree with the fleet's answer to each demand."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Who stands where: what the queue keeps for it, against counting all that wait."""
+"""Positions in the queue: its index agrees with a count of all waiters."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from moorage.core.turns.turn import Turn
 from moorage.model import Demand, RequestId
 
 
-def counted(hand: Hand) -> Iterator[RequestId]:
+def waiters(hand: Hand) -> Iterator[RequestId]:
     for line in hand.allocator.requests.queue.lines():
         yield from line.waiters
 
@@ -39,7 +39,7 @@ def hand(request: pytest.FixtureRequest) -> Hand:
 
 
 def test_positions_match_the_order_of_the_queue(hand: Hand) -> None:
-    queue, expected = hand.allocator.requests.queue, list(counted(hand))
+    queue, expected = hand.allocator.requests.queue, list(waiters(hand))
     assert len(queue.lines()) > COUNTED_MAX // 2
     positions = {request: at for at, request in enumerate(expected, 1)}
     assert queue.positions(expected) == positions
@@ -51,7 +51,7 @@ def test_positions_match_the_order_of_the_queue(hand: Hand) -> None:
 def test_the_first_waiters_are_the_first_of_the_whole_order(hand: Hand) -> None:
     queue = hand.allocator.requests.queue
     every = [each.ask.id for each in queue.in_turn(1000)]
-    assert sorted(every) == sorted(counted(hand))
+    assert sorted(every) == sorted(waiters(hand))
     for many in (1, 7, len(every)):
         assert [each.ask.id for each in queue.in_turn(many)] == every[:many]
 

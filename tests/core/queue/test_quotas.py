@@ -57,7 +57,7 @@ def release(hand: Hand, name: str) -> Any:
     return hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))
 
 
-def refused(turn: Any) -> Any:
+def refusal(turn: Any) -> Any:
     (answer,) = answers(turn)
     return answer.code, answer.details
 
@@ -65,12 +65,12 @@ def refused(turn: Any) -> Any:
 def test_a_refusal_says_used_quota_and_borrowed(hand: Hand) -> None:
     allow(hand, "ann", gpus(2))
     hold(hand, "ann", "a", "0")
-    code, details = refused(hand.ask(of("ann", "b", Demand(gpus=2))))
+    code, details = refusal(hand.ask(of("ann", "b", Demand(gpus=2))))
     assert code is Code.QUOTA_EXCEEDED
     figures = {"used": 1000, "quota": 2000, "borrowed": 0, "borrow_max": 0, "room": 1000}
     assert details.items() >= {**figures, "asked": 2000, "verdict": "not_you"}.items()
     assert details["never"] is False
-    never = refused(hand.ask(of("ann", "c", Demand(gpus=3), wait=60.0)))
+    never = refusal(hand.ask(of("ann", "c", Demand(gpus=3), wait=60.0)))
     assert never[0] is Code.QUOTA_EXCEEDED, "it does not wait for what can never be"
     assert never[1]["never"] is True
     assert consults(hand.ask(of("bob", "d", Demand(gpus=8)))) == ["d"], "others have no limit"
@@ -86,7 +86,7 @@ def test_a_request_over_quota_reserves_no_nodes_and_is_served_later(hand: Hand) 
 
 
 def test_room_in_a_quota_wakes_a_waiter_for_another_node(hand: Hand) -> None:
-    """What is released is on another node than what the waiter can use."""
+    """The released capacity is on a node that the waiter cannot use."""
     allow(hand, "ann", gpus(8))
     hand.grant(of("ann", "one", ONE), place("n000", "0"))
     assert consults(hand.ask(of("ann", "waits", Demand(gpus=8), wait=60.0))) == []
@@ -95,8 +95,8 @@ def test_room_in_a_quota_wakes_a_waiter_for_another_node(hand: Hand) -> None:
     check(hand.allocator.state)
 
 
-def test_a_request_is_consulted_again_after_its_quota_filled_meanwhile(hand: Hand) -> None:
-    """What makes room again is where the waiter could not be."""
+def test_a_request_is_consulted_again_after_its_quota_filled(hand: Hand) -> None:
+    """The new room is on a node that the waiter cannot use."""
     hand.see(nodes(1, 1, "d"))
     hand.see(nodes(1, 2, "e"))
     allow(hand, "ann", gpus(2))
@@ -123,25 +123,25 @@ def test_a_changed_quota_wakes_its_waiters(hand: Hand) -> None:
     assert consults(hand.step(request)) == ["waits"]
 
 
-def test_others_borrow_what_is_unused_and_lent(hand: Hand) -> None:
+def test_other_tenants_borrow_unused_lent_quota(hand: Hand) -> None:
     allow(hand, "ann", gpus(4, lend=2))
     allow(hand, "bob", gpus(1, borrow=3))
     hold(hand, "bob", "b", "0", "1")
-    assert refused(hand.ask(of("bob", "more", Demand(gpus=2))))[1]["borrowed"] == 1000
+    assert refusal(hand.ask(of("bob", "more", Demand(gpus=2))))[1]["borrowed"] == 1000
     hold(hand, "bob", "b2", "2")
-    code, details = refused(hand.ask(of("bob", "b3")))
+    code, details = refusal(hand.ask(of("bob", "b3")))
     assert (code, details["borrowed"], details["borrow_max"]) == (Code.QUOTA_EXCEEDED, 2000, 3000)
     hold(hand, "ann", "a", "3", "4", "5", "6")
-    assert refused(hand.ask(of("ann", "a2")))[0] is Code.QUOTA_EXCEEDED
+    assert refusal(hand.ask(of("ann", "a2")))[0] is Code.QUOTA_EXCEEDED
 
 
 def test_projects_share_the_quota_of_their_tenant(hand: Hand) -> None:
     allow(hand, "ann", gpus(3))
     allow(hand, "ann", gpus(1), project="one")
     hold(hand, "ann", "a", "0", project="one")
-    assert refused(hand.ask(of("ann", "b", project="one")))[1]["project"] == "one"
+    assert refusal(hand.ask(of("ann", "b", project="one")))[1]["project"] == "one"
     hold(hand, "ann", "c", "1", "2", project="two")
-    assert refused(hand.ask(of("ann", "d", project="two")))[1]["project"] is None
+    assert refusal(hand.ask(of("ann", "d", project="two")))[1]["project"] is None
 
 
 def test_the_quota_of_all_holds_for_tenants_without_their_own(hand: Hand) -> None:
@@ -149,7 +149,7 @@ def test_the_quota_of_all_holds_for_tenants_without_their_own(hand: Hand) -> Non
     allow(hand, "ann", gpus(2))
     hold(hand, "ann", "a", "0", "1")
     hold(hand, "bob", "b", "2")
-    assert refused(hand.ask(of("bob", "b2")))[0] is Code.QUOTA_EXCEEDED
+    assert refusal(hand.ask(of("bob", "b2")))[0] is Code.QUOTA_EXCEEDED
     allow(hand, "*", None)
     assert consults(hand.ask(of("bob", "b3"))) == ["b3"]
 
@@ -158,10 +158,10 @@ def test_a_proposal_larger_than_the_demand_must_fit_the_quota(hand: Hand) -> Non
     quota = Quota(nominal=Amounts(cpu_milli=1_000))
     allow(hand, "ann", quota)
     turn = hand.grant(of("ann", "a"), place("n000", "0", cpu_milli=2_000))
-    assert refused(turn)[0] is Code.QUOTA_EXCEEDED
+    assert refusal(turn)[0] is Code.QUOTA_EXCEEDED
 
 
-def test_the_dominant_share_decides_whose_turn_it_is() -> None:
+def test_the_dominant_share_decides_the_order() -> None:
     """Ann holds half of the CPU, bob two of eight GPUs: bob holds less."""
     hand = Hand()
     hand.see(nodes(1, 8))
@@ -257,7 +257,7 @@ def state_of(hand: Hand, name: str) -> str:
     return found.state if found else "none"
 
 
-def stopped(hand: Hand, name: str) -> Any:
+def stop(hand: Hand, name: str) -> Any:
     fencing = hand.allocator.state.leases[RequestId(name)].fencing
     return hand.step(WorkloadStopped(RequestId(name), fencing))
 
@@ -276,7 +276,7 @@ def test_warm_leases_count_for_their_tenants_quota(hand: Hand) -> None:
     turn = hand.ask(of("ann", "c", project="night"))
     assert (consults(turn), answers(turn)) == ([], []), "it waits until one has ended"
     assert (state_of(hand, "a"), state_of(hand, "b")) == ("ending", "warm")
-    assert consults(stopped(hand, "a")) == ["c"]
+    assert consults(stop(hand, "a")) == ["c"]
     assert consults(hand.ask(of("ann", "day"))) == ["day"], "the project's quota is not in its way"
     check(hand.allocator.state)
 
@@ -286,13 +286,13 @@ def test_as_few_warm_leases_end_as_a_quota_needs(hand: Hand) -> None:
     hold(hand, "ann", "held", "0", "1")
     keep_warm(hand, "ann", "a", "2")
     keep_warm(hand, "ann", "b", "3")
-    assert refused(hand.ask(of("ann", "c", Demand(gpus=3))))[0] is Code.QUOTA_EXCEEDED
+    assert refusal(hand.ask(of("ann", "c", Demand(gpus=3))))[0] is Code.QUOTA_EXCEEDED
     assert (state_of(hand, "a"), state_of(hand, "b")) == ("warm", "warm")
     assert answers(hand.ask(of("ann", "d"))) == []
     assert (state_of(hand, "a"), state_of(hand, "b")) == ("ending", "warm")
     assert answers(hand.ask(of("ann", "e"))) == []
     assert state_of(hand, "b") == "ending", "what ends for one is not counted for another"
-    assert consults(stopped(hand, "a")) + consults(stopped(hand, "b")) == ["d", "e"]
+    assert consults(stop(hand, "a")) + consults(stop(hand, "b")) == ["d", "e"]
 
 
 def test_an_equal_request_reuses_a_warm_lease_within_the_quota(hand: Hand) -> None:
@@ -326,7 +326,7 @@ def test_no_workload_stays_warm_while_its_tenant_waits_for_quota(hand: Hand) -> 
     release(hand, "a")
     turn = hand.step(WorkloadKept(RequestId("a"), 1))
     assert state_of(hand, "a") == "ending", turn
-    assert consults(stopped(hand, "a")) == ["waits"]
+    assert consults(stop(hand, "a")) == ["waits"]
 
 
 def test_warm_borrowed_leases_end_for_another_borrower(hand: Hand) -> None:
@@ -335,7 +335,7 @@ def test_warm_borrowed_leases_end_for_another_borrower(hand: Hand) -> None:
         allow(hand, tenant, gpus(0, borrow=2))
     keep_warm(hand, "ann", "a", "0", "1")
     assert answers(hand.ask(of("eve", "e"))) == []
-    assert consults(stopped(hand, "a")) == ["e"]
+    assert consults(stop(hand, "a")) == ["e"]
 
 
 def test_a_checkpoint_and_a_replay_count_warm_leases(hand: Hand) -> None:

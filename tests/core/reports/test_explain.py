@@ -1,4 +1,4 @@
-"""What the listings say."""
+"""Rows of the listings."""
 
 import pytest
 from by_hand import Hand, answers, ask, nodes, place, plain
@@ -136,7 +136,7 @@ def test_a_demand_is_shown_as_the_client_sent_it():
     assert read == asdict(demand)
 
 
-def test_pages_of_the_queue_skip_no_waiter_that_moves_up_meanwhile() -> None:
+def test_pages_of_the_queue_skip_no_waiter_that_moves_up() -> None:
     hand = Hand()
     hand.see(nodes(1, 4))
     hand.grant(ask("held", Demand(gpus=4)), place("n000", "0", "1", "2", "3"))

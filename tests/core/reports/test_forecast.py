@@ -107,7 +107,9 @@ def test_a_waiter_blocked_by_a_reservation_is_estimated_after_it(hand: Hand) -> 
     assert turns(hand) == {"short": 60.0, "long": 70.0, "other": 100.0}
     state, feasibility = hand.allocator.state, hand.allocator.feasibility
     assert (
-        forecast.expected(state, feasibility, state.waiting.values(), hand.now)[RequestId("own")]
+        forecast.expect_turns(state, feasibility, state.waiting.values(), hand.now)[
+            RequestId("own")
+        ]
         == 60.0
     )
 
@@ -121,8 +123,10 @@ def test_a_forecast_changes_nothing_and_its_work_is_limited(hand: Hand) -> None:
         replace(waiter, ask=replace(waiter.ask, demand=Demand(gpus=3, cpu_milli=each)))
         for each in range(forecast.LOOKS_MAX + 1)
     ]
-    assert forecast.expected(state, feasibility, [*many, waiter], 0.0) == {}
-    assert forecast.expected(state, feasibility, [*many[:9], waiter], 0.0) == {waiter.ask.id: 60.0}
+    assert forecast.expect_turns(state, feasibility, [*many, waiter], 0.0) == {}
+    assert forecast.expect_turns(state, feasibility, [*many[:9], waiter], 0.0) == {
+        waiter.ask.id: 60.0
+    }
     assert (state.fleet.gpu_free == before).all()
 
 

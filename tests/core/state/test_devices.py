@@ -25,7 +25,7 @@ def lease(hand: Hand, name: str) -> Lease:
     return hand.allocator.state.leases[RequestId(name)]
 
 
-def held(hand: Hand, name: str) -> tuple[str, ...]:
+def held_devices(hand: Hand, name: str) -> tuple[str, ...]:
     return lease(hand, name).placement[0].gpus
 
 
@@ -57,7 +57,7 @@ def test_a_card_that_falls_off_the_bus_moves_those_behind_it():
     hold(hand, "second", "2")
     release(hand, "first")
     turn = hand.see(lab("aaa", "ccc", "ddd"))
-    assert held(hand, "second") == ("1",)
+    assert held_devices(hand, "second") == ("1",)
     assert free(hand) == {"0": 1000, "1": 0, "2": 1000}
     (moved,) = of(turn.facts)
     assert (moved.lease, moved.lost) == ("second", ())
@@ -74,8 +74,8 @@ def test_reordered_devices_move_in_all_leases(order):
     for name, gpu, milli in (("a", "0", 1000), ("b", "1", 300), ("c", "1", 300)):
         hold(hand, name, gpu, milli=milli)
     hand.see(lab(*order))
-    assert held(hand, "a") == (str(order.index("aaa")),)
-    assert held(hand, "b") == held(hand, "c") == (str(order.index("bbb")),)
+    assert held_devices(hand, "a") == (str(order.index("aaa")),)
+    assert held_devices(hand, "b") == held_devices(hand, "c") == (str(order.index("bbb")),)
     left = {"aaa": 0, "bbb": 400, "ccc": 1000}
     assert free(hand) == {str(index): left[uuid] for index, uuid in enumerate(order)}
 
@@ -96,7 +96,7 @@ def test_a_lost_device_stays_with_its_lease_which_is_notified():
         == reply["lease"]
     )
     hand.see(lab("aaa", "ccc", "bbb"))
-    assert (held(hand, "holder"), lease(hand, "holder").lost) == (("2",), ())
+    assert (held_devices(hand, "holder"), lease(hand, "holder").lost) == (("2",), ())
     assert free(hand) == {"0": 1000, "1": 1000, "2": 0}
     release(hand, "holder")
     assert free(hand) == {"0": 1000, "1": 1000, "2": 1000}
@@ -108,12 +108,12 @@ def test_a_new_device_at_a_lost_index_stays_with_the_lease():
     hold(hand, "lost", "1")
     hold(hand, "kept", "2")
     hand.see(lab("aaa", "ccc"))
-    assert held(hand, "kept") == ("1",)
-    assert held(hand, "lost") == ("GPU-bbb",)
+    assert held_devices(hand, "kept") == ("1",)
+    assert held_devices(hand, "lost") == ("GPU-bbb",)
     release(hand, "kept")
     assert free(hand) == {"0": 1000, "1": 1000}
     hand.see(lab("bbb", "aaa", "ccc"))
-    assert held(hand, "lost") == ("0",)
+    assert held_devices(hand, "lost") == ("0",)
     check(hand.allocator.state)
 
 
@@ -135,7 +135,7 @@ def test_mig_instances_and_their_gpu_exclude_each_other():
     hand.see(lab("x/a", "x/b", "yyy"))
     hold(hand, "a", "0")
     hand.see(lab("x/b", "x/a", "yyy"))
-    assert held(hand, "a") == ("1",)
+    assert held_devices(hand, "a") == ("1",)
     assert free(hand) == {"0": 1000, "1": 0, "2": 1000}
     hand.see(lab("x", "yyy"))
     assert free(hand)["0"] == 0, "a part of it is held"
@@ -161,10 +161,10 @@ def test_a_node_that_returns_changed_still_has_its_leases():
     hand.see(lab("aaa", "bbb", "ccc"))
     hold(hand, "holder", "0")
     hand.step(ClusterGone(ClusterId("c")))
-    assert held(hand, "holder") == ("0",)
+    assert held_devices(hand, "holder") == ("0",)
     assert lease(hand, "holder").lost
     hand.see(lab("ccc", "bbb", "aaa"))
-    assert (held(hand, "holder"), lease(hand, "holder").lost) == (("2",), ())
+    assert (held_devices(hand, "holder"), lease(hand, "holder").lost) == (("2",), ())
     assert free(hand) == {"0": 1000, "1": 1000, "2": 0}
 
 
@@ -206,7 +206,7 @@ def test_without_uuids_devices_are_identified_by_index():
     hand.see(nodes(1, 3))
     hold(hand, "holder", "2", node="n000")
     turn = hand.see(nodes(1, 2))
-    assert held(hand, "holder") == ("2",)
+    assert held_devices(hand, "holder") == ("2",)
     assert of(turn.facts) == []
     assert hand.allocator.state.leases[RequestId("holder")].devices == ()
 
@@ -216,13 +216,13 @@ def test_uuids_found_later_belong_to_the_held_indices():
     hand.see(lab("", "", ""))
     hold(hand, "holder", "1")
     hand.see(lab("aaa", "bbb", "ccc"))
-    assert held(hand, "holder") == ("1",)
+    assert held_devices(hand, "holder") == ("1",)
     hand.see(lab("aaa", "ccc", "bbb"))
-    assert held(hand, "holder") == ("2",)
+    assert held_devices(hand, "holder") == ("2",)
     hand.see(lab("", "", ""))
-    assert held(hand, "holder") == ("2",), "a document that says nothing changes nothing"
+    assert held_devices(hand, "holder") == ("2",), "a document that says nothing changes nothing"
     hand.see(lab("bbb", "aaa", "ccc"))
-    assert held(hand, "holder") == ("0",)
+    assert held_devices(hand, "holder") == ("0",)
 
 
 def test_devices_are_the_same_after_a_replay():
@@ -261,7 +261,7 @@ def test_no_device_is_promised_twice_however_documents_change(seed):
 
 
 def test_a_ledger_without_uuids_uses_device_indices():
-    """As the first release wrote it: UUIDs were in the identity of a node alone."""
+    """The form of the first release: only a node's identity had UUIDs."""
     before = replace(lab("aaa", "bbb", "ccc"), nodes=lab("aaa", "bbb", "ccc").nodes)
     body = FACTS.encode(ClusterSet(before))[1]
     old = json.loads(body)
@@ -275,4 +275,4 @@ def test_a_ledger_without_uuids_uses_device_indices():
     again = Hand()
     again.allocator.replay([read, Granted(granted)])
     again.see(lab("aaa", "ccc"))
-    assert held(again, "holder") == ("1",)
+    assert held_devices(again, "holder") == ("1",)

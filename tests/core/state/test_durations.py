@@ -1,4 +1,4 @@
-"""What is learned from how long leases lasted: by likeness, bounded, the old ones fading."""
+"""Learnt durations of leases: by similarity, bounded, with fading old ones."""
 
 import pytest
 from by_hand import Hand, ask, nodes, place
@@ -17,7 +17,7 @@ def lease() -> Lease:
     return hand.allocator.state.leases[RequestId("a")]
 
 
-def learned(lease: Lease, seconds: float, times: int = ENOUGH) -> Durations:
+def learn(lease: Lease, seconds: float, times: int = ENOUGH) -> Durations:
     found = Durations()
     for _ in range(times):
         found.add(lease, lease.granted_at + seconds)
@@ -25,12 +25,12 @@ def learned(lease: Lease, seconds: float, times: int = ENOUGH) -> Durations:
 
 
 def test_too_few_durations_give_no_estimate(lease: Lease) -> None:
-    assert learned(lease, 100.0, ENOUGH - 1).of_lease(lease, 0.0) is None
-    assert learned(lease, 100.0).of_lease(lease, 0.0) == pytest.approx(100.0, rel=0.2)
+    assert learn(lease, 100.0, ENOUGH - 1).of_lease(lease, 0.0) is None
+    assert learn(lease, 100.0).of_lease(lease, 0.0) == pytest.approx(100.0, rel=0.2)
 
 
 def test_a_long_lease_is_compared_with_leases_that_lasted_as_long(lease: Lease) -> None:
-    found = learned(lease, 10.0, 10 * ENOUGH)
+    found = learn(lease, 10.0, 10 * ENOUGH)
     for _ in range(ENOUGH):
         found.add(lease, lease.granted_at + 1000.0)
     assert found.of_lease(lease, 0.0) == pytest.approx(10.0, rel=0.2)
@@ -38,7 +38,7 @@ def test_a_long_lease_is_compared_with_leases_that_lasted_as_long(lease: Lease) 
 
 
 def test_estimates_use_a_tenants_own_durations_or_else_all(lease: Lease) -> None:
-    found = learned(lease, 10.0)
+    found = learn(lease, 10.0)
     other, third = (replace(lease, tenant=Tenant(name)) for name in ("other", "third"))
     for _ in range(3 * ENOUGH):
         found.add(other, lease.granted_at + 1000.0)
@@ -47,7 +47,7 @@ def test_estimates_use_a_tenants_own_durations_or_else_all(lease: Lease) -> None
 
 
 def test_old_durations_lose_weight(lease: Lease) -> None:
-    found = learned(lease, 10.0, COUNT_MAX)
+    found = learn(lease, 10.0, COUNT_MAX)
     for _ in range(COUNT_MAX):
         found.add(lease, lease.granted_at + 1000.0)
         assert all(sum(n for _, n in each) <= COUNT_MAX for _, each in found.counts())
@@ -55,7 +55,7 @@ def test_old_durations_lose_weight(lease: Lease) -> None:
 
 
 def test_the_least_recently_used_durations_are_forgotten(lease: Lease) -> None:
-    found = learned(lease, 10.0)
+    found = learn(lease, 10.0)
     for number in range(LIKENESSES_MAX):
         found.add(replace(lease, tenant=Tenant(f"t{number}")), lease.granted_at + 10.0)
     likenesses = [each for each, _ in found.counts()]

@@ -45,12 +45,12 @@ def entry(number: int, **more: str) -> AuditEntry:
     return AuditEntry(1e9 + number, "lease.granted", "ann", about={"lease": f"l{number}"}, **more)
 
 
-def stored(folder: Path) -> list[Path]:
+def log_files(folder: Path) -> list[Path]:
     return sorted((folder / "audit").glob("*.jsonl"))
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Path:
+def log_folder(tmp_path: Path) -> Path:
     """A data folder with five entries, of two writers in turn."""
     one, other = files(tmp_path), files(tmp_path)
     one.append([entry(1), entry(2)], 0)
@@ -59,12 +59,12 @@ def written(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_entries_are_numbered_and_chained_over_writers(written: Path) -> None:
-    lines = list(read_lines(written))
+def test_entries_are_numbered_and_chained_over_writers(log_folder: Path) -> None:
+    lines = list(read_lines(log_folder))
     assert [line["number"] for line in lines] == [1, 2, 3, 4, 5]
     assert [line["about"]["lease"] for line in lines] == ["l1", "l2", "l3", "l4", "l5"]
-    assert verify(written) == (1, ChainEnd(5, lines[-1]["hash"]))
-    assert [line["number"] for line in read_lines(written, after=3)] == [4, 5]
+    assert verify(log_folder) == (1, ChainEnd(5, lines[-1]["hash"]))
+    assert [line["number"] for line in read_lines(log_folder, after=3)] == [4, 5]
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_entries_are_numbered_and_chained_over_writers(written: Path) -> None:
         *[("swap", place) for place in range(1, 5)],
     ],
 )
-def test_a_change_of_any_line_is_found(written: Path, place: int, change: str) -> None:
-    (path,) = stored(written)
+def test_a_change_of_any_line_is_found(log_folder: Path, place: int, change: str) -> None:
+    (path,) = log_files(log_folder)
     lines = path.read_bytes().splitlines(keepends=True)
     if change == "edit":
         lines[place] = lines[place].replace(b'"ann"', b'"bob"')
@@ -89,16 +89,16 @@ def test_a_change_of_any_line_is_found(written: Path, place: int, change: str) -
         lines[place - 1], lines[place] = lines[place], lines[place - 1]
     path.write_bytes(b"".join(lines))
     with pytest.raises(ChainError, match=path.name):
-        verify(written)
+        verify(log_folder)
 
 
-def test_a_torn_line_is_cut_off_and_the_chain_goes_on(written: Path) -> None:
-    (path,) = stored(written)
+def test_a_torn_line_is_cut_off_and_the_chain_goes_on(log_folder: Path) -> None:
+    (path,) = log_files(log_folder)
     with path.open("ab") as file:
         file.write(b'{"number":6,"at"')
-    assert len(list(read_lines(written))) == 5
-    files(written).append([entry(6)], 0)
-    assert verify(written)[1].number == 6
+    assert len(list(read_lines(log_folder))) == 5
+    files(log_folder).append([entry(6)], 0)
+    assert verify(log_folder)[1].number == 6
 
 
 def test_a_file_that_lost_its_end_hides_none_of_those_after_it(
@@ -108,7 +108,7 @@ def test_a_file_that_lost_its_end_hides_none_of_those_after_it(
     writer = files(tmp_path)
     for number in range(1, 4):
         writer.append([entry(number)], 0)
-    first, second, _ = stored(tmp_path)
+    first, second, _ = log_files(tmp_path)
     first.write_bytes(first.read_bytes().removesuffix(b"\n"))
     second.write_bytes(second.read_bytes().replace(b'"ann"', b'"bob"'))
     with pytest.raises(ChainError, match=f"{first.name}:1: the line has no end"):
@@ -122,7 +122,7 @@ def test_a_log_that_was_cut_off_says_so_in_its_next_entry(tmp_path: Path, left: 
     writer = files(tmp_path)
     writer.append([entry(number) for number in range(1, 5)], 0)
     end = verify(tmp_path)[1]
-    (path,) = stored(tmp_path)
+    (path,) = log_files(tmp_path)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:left]))
     writer.append([entry(5)], 7.0)
     *_, cut, last = read_lines(tmp_path)
@@ -134,23 +134,23 @@ def test_a_log_that_was_cut_off_says_so_in_its_next_entry(tmp_path: Path, left: 
     assert verify(tmp_path)[1].number == left + 3
 
 
-def test_what_was_noted_elsewhere_shows_a_log_that_was_cut_off_or_written_again(
-    written: Path, tmp_path: Path
+def test_notes_elsewhere_reveal_a_truncated_or_rewritten_log(
+    log_folder: Path, tmp_path: Path
 ) -> None:
-    ends = [ChainEnd(line["number"], line["hash"]) for line in read_lines(written)]
+    ends = [ChainEnd(line["number"], line["hash"]) for line in read_lines(log_folder)]
     for noted in (*ends, None):
-        assert verify(written, noted)[1] == ends[-1]
+        assert verify(log_folder, noted)[1] == ends[-1]
     with pytest.raises(ChainError, match="entry 2 is not the one that was noted"):
-        verify(written, ChainEnd(2, ends[2].hash))
+        verify(log_folder, ChainEnd(2, ends[2].hash))
     with pytest.raises(ChainError, match="it ends at entry 5, before entry 9 that was noted"):
-        verify(written, ChainEnd(9, ends[2].hash))
-    (path,) = stored(tmp_path)
+        verify(log_folder, ChainEnd(9, ends[2].hash))
+    (path,) = log_files(tmp_path)
     path.rename(path.with_name("00000002.jsonl"))
     path.with_name("00000002.jsonl").write_bytes(
         b"".join(path.with_name("00000002.jsonl").read_bytes().splitlines(keepends=True)[3:])
     )
     with pytest.raises(ChainError, match="it begins at entry 4, after entry 2 that was noted"):
-        verify(written, ends[1])
+        verify(log_folder, ends[1])
 
 
 def test_files_are_bounded_and_the_oldest_go(
@@ -160,13 +160,13 @@ def test_files_are_bounded_and_the_oldest_go(
     writer = files(tmp_path, keep_bytes=5000)
     for number in range(100):
         writer.append([entry(number)], 0)
-    assert sum(path.stat().st_size for path in stored(tmp_path)) < 7000
+    assert sum(path.stat().st_size for path in log_files(tmp_path)) < 7000
     first, end = verify(tmp_path)
     assert first > 1
     assert end.number == 100
-    old = stored(tmp_path)[-1].stat().st_mtime + 2 * DAY
+    old = log_files(tmp_path)[-1].stat().st_mtime + 2 * DAY
     writer.append([entry(100)], old)
-    assert len(stored(tmp_path)) <= 2
+    assert len(log_files(tmp_path)) <= 2
     assert verify(tmp_path)[1].number == 101
 
 
@@ -195,7 +195,7 @@ def test_a_log_writes_all_it_took_before_it_is_closed(tmp_path: Path) -> None:
     assert verify(tmp_path)[1].number == 1000
 
 
-async def test_what_is_awaited_is_written(tmp_path: Path) -> None:
+async def test_awaited_entries_are_on_the_disk(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
     for number in range(1, 4):
         log.note(entry(number))
@@ -210,9 +210,7 @@ async def test_what_is_awaited_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("days", [0, 1])
-async def test_a_start_notes_what_the_ledger_has_and_the_log_lacks(
-    tmp_path: Path, days: int
-) -> None:
+async def test_a_start_adds_ledger_entries_that_the_log_lacks(tmp_path: Path, days: int) -> None:
     ledger = MemoryLedger()
     await ledger.open()
     cordons = [Cordoned(ClusterId("east"), NodeId(f"n{each}"), 5.0, ANN) for each in range(2500)]
@@ -238,7 +236,7 @@ async def test_a_start_notes_what_the_ledger_has_and_the_log_lacks(
     assert verify(tmp_path)[1].number == second["number"]
 
 
-async def test_what_is_noted_while_a_start_looks_back_comes_after_that(tmp_path: Path) -> None:
+async def test_entries_during_recovery_follow_the_recovered_ones(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
     log.hold()
     log.note(AuditEntry(3.0, "new", seq=9))
@@ -249,7 +247,7 @@ async def test_what_is_noted_while_a_start_looks_back_comes_after_that(tmp_path:
     assert [each["what"] for each in read_lines(tmp_path)] == ["old", "server.started", "new"]
 
 
-def test_of_a_start_that_did_not_look_back_the_next_one_notes_the_facts(tmp_path: Path) -> None:
+def test_the_next_start_recovers_entries_of_a_failed_start(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
     log.hold()
     log.note_all([AuditEntry(3.0, "lease.granted", seq=9), AuditEntry(3.0, "right.refused")])
@@ -277,7 +275,7 @@ def test_a_flood_of_wrong_tokens_is_counted_and_not_written_out(
     ]
 
 
-def test_entries_wait_for_a_disk_that_fails_and_what_is_dropped_is_said(
+def test_entries_wait_for_a_failing_disk_and_dropped_ones_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_log, "RETRY_SECONDS", 0.01)
@@ -295,7 +293,7 @@ def test_entries_wait_for_a_disk_that_fails_and_what_is_dropped_is_said(
     assert "audit.dropped" in whats
 
 
-def test_what_operators_change_is_noted_with_what_held_before(tmp_path: Path) -> None:
+def test_changes_by_operators_are_logged_with_the_former_values(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
     nothing = lambda _: None  # noqa: E731  # It stands for all that is unknown.
     trail = AuditTrail(log, lambda _: (None, ""), nothing, nothing, Standing())
@@ -315,10 +313,10 @@ def test_what_operators_change_is_noted_with_what_held_before(tmp_path: Path) ->
     ]
     last = 100
     for facts in steps:
-        trail.stepped(Tick(), Turn(facts))
+        trail.observe_step(Tick(), Turn(facts))
     for facts in steps:
         last += len(facts)
-        trail.committed(facts, last)
+        trail.observe_commit(facts, last)
     log.close()
     lines = list(read_lines(tmp_path))
     assert [each["seq"] for each in lines] == [101, 102, 103, 104, 106, 107, 108, 109]
@@ -356,13 +354,13 @@ def test_nothing_is_made_for_no_days(tmp_path: Path) -> None:
     trail = AuditTrail(log, never, never, never, Standing())  # type: ignore[arg-type]  # They never return.
     fact = Cordoned(ClusterId("east"), NodeId("n"), 5.0, ANN)
     refusal = Respond(Address(SessionId("s"), 1), Refusal(Code.QUOTA_EXCEEDED, "no"))
-    trail.stepped(Tick(), Turn([fact], [refusal]))
-    trail.committed([fact], 1)
+    trail.observe_step(Tick(), Turn([fact], [refusal]))
+    trail.observe_commit([fact], 1)
     log.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_lines_are_json_as_stored(written: Path) -> None:
-    (path,) = stored(written)
+def test_lines_are_json_as_stored(log_folder: Path) -> None:
+    (path,) = log_files(log_folder)
     for line in path.read_text().splitlines():
         assert json.loads(line)["who"] == "ann"

@@ -28,12 +28,12 @@ def open_logins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ope
     monkeypatch.setattr(console_logins, "LOGINS_MAX", 12)
     with ExitStack() as stack:
 
-        def opened(authenticate=caller, lasts_seconds: float = 3600.0) -> ConsoleLogins:
+        def open_store(authenticate=caller, lasts_seconds: float = 3600.0) -> ConsoleLogins:
             rows = SqliteLogins(tmp_path / "logins.db")
             stack.callback(rows.close)
             return ConsoleLogins(rows, authenticate, lasts_seconds)
 
-        yield opened
+        yield open_store
 
 
 def cookie(logins: ConsoleLogins, tenant: str) -> str:
@@ -89,7 +89,7 @@ def test_a_login_ends_and_is_deleted_with_the_next_one(open_logins: Open, tmp_pa
         assert connection.execute("SELECT count(*) FROM logins").fetchone() == (1,)
 
 
-def test_what_is_stored_lets_no_one_in(open_logins: Open, tmp_path: Path) -> None:
+def test_stored_logins_are_no_credentials(open_logins: Open, tmp_path: Path) -> None:
     secret = "moor_the_token_of_ann"  # noqa: S105  # Made up.
     entered = open_logins(lambda _: caller("ann")).enter(secret)
     assert entered is not None

@@ -145,7 +145,7 @@ async def test_other_kinds_of_keys_verify_and_one_key_needs_no_name(
     assert await ask(verifier(issuer), issuer.token(key, algorithm, kid)) is not None
 
 
-def forged(issuer: Issuer) -> dict[str, str]:
+def forgeries(issuer: Issuer) -> dict[str, str]:
     """Return tokens that must not let in, by what is wrong with them."""
     good = issuer.token()
     head, body, signature = good.split(".")
@@ -206,9 +206,9 @@ def forged(issuer: Issuer) -> dict[str, str]:
 async def test_forged_expired_and_foreign_tokens_let_none_in(issuer: Issuer) -> None:
     tokens = verifier(issuer)
     assert await ask(tokens, issuer.token()) is not None
-    let_in = [why for why, each in forged(issuer).items() if await ask(tokens, each) is not None]
+    let_in = [why for why, each in forgeries(issuer).items() if await ask(tokens, each) is not None]
     assert let_in == []
-    fresh = [why for why, each in forged(issuer).items() if await ask(verifier(issuer), each)]
+    fresh = [why for why, each in forgeries(issuer).items() if await ask(verifier(issuer), each)]
     assert fresh == []
 
 
@@ -288,10 +288,10 @@ async def test_unknown_keys_do_not_flood_the_issuer(
     await asyncio.gather(*pending, tokens._keys._refreshing, return_exceptions=True)
 
 
-async def test_what_is_no_token_of_the_issuer_has_no_keys_fetched(issuer: Issuer) -> None:
+async def test_foreign_tokens_cause_no_fetch_of_keys(issuer: Issuer) -> None:
     tokens = verifier(issuer)
     foreign = ("wrong issuer", "expired", "alg none", "HS256 with a secret", "no JWT", "huge end")
-    assert [tokens.pending(forged(issuer)[each]) for each in foreign] == [None] * len(foreign)
+    assert [tokens.pending(forgeries(issuer)[each]) for each in foreign] == [None] * len(foreign)
 
 
 @pytest.mark.parametrize(

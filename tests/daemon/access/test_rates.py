@@ -17,24 +17,24 @@ class Clock:
         return self.now
 
 
-def refused(limits: TenantRates, tenant: Tenant, count: int) -> int:
+def count_refusals(limits: TenantRates, tenant: Tenant, count: int) -> int:
     return sum(limits.refusal(tenant) is not None for _ in range(count))
 
 
 def test_each_tenant_has_its_own_second() -> None:
     clock = Clock()
     limits = TenantRates(5, 0, clock)
-    assert refused(limits, ANN, 8) == 3
-    assert refused(limits, BOB, 5) == 0
+    assert count_refusals(limits, ANN, 8) == 3
+    assert count_refusals(limits, BOB, 5) == 0
     clock.now += 0.4  # Two of five.
-    assert refused(limits, ANN, 3) == 1
+    assert count_refusals(limits, ANN, 3) == 1
     clock.now += 60.0  # A bucket holds one second.
-    assert refused(limits, ANN, 8) == 3
+    assert count_refusals(limits, ANN, 8) == 3
 
 
 def test_a_refusal_says_setting_and_when_to_come_again() -> None:
     limits = TenantRates(2, 0, Clock())
-    assert refused(limits, ANN, 2) == 0
+    assert count_refusals(limits, ANN, 2) == 0
     no = limits.refusal(ANN)
     assert no is not None
     assert no.code is Code.BUSY
@@ -46,7 +46,7 @@ def test_a_refusal_says_setting_and_when_to_come_again() -> None:
 def test_uploads_are_counted_by_the_minute() -> None:
     clock = Clock()
     limits = TenantRates(0, 2, clock)
-    assert refused(limits, ANN, 1_000) == 0
+    assert count_refusals(limits, ANN, 1_000) == 0
     for _ in range(2):
         limits.take_upload(ANN)
     with pytest.raises(ServiceError, match="tenant_uploads_per_minute") as no:
@@ -56,16 +56,16 @@ def test_uploads_are_counted_by_the_minute() -> None:
     limits.take_upload(ANN)
 
 
-def test_no_more_than_so_many_tenants_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_tenants_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "TENANTS_MAX", 2)
     limits = TenantRates(1, 0, Clock())
     for name in ("a", "b", "c"):
-        assert refused(limits, Tenant(name), 1) == 0
-    assert refused(limits, Tenant("c"), 1) == 1
-    assert refused(limits, Tenant("a"), 1) == 0
+        assert count_refusals(limits, Tenant(name), 1) == 0
+    assert count_refusals(limits, Tenant("c"), 1) == 1
+    assert count_refusals(limits, Tenant("a"), 1) == 0
 
 
-def test_what_is_burnt_is_made_up_for_by_time() -> None:
+def test_time_restores_a_spent_allowance() -> None:
     clock = Clock()
     rate = EvaluationRate(6, clock)
     assert rate.refusal(ANN) is None

@@ -1,4 +1,4 @@
-"""Who may change a cluster, block or executor, by its owner and the caller's role."""
+"""The right to change a cluster, block or executor, by owner and role."""
 
 from contextlib import nullcontext
 from functools import partial

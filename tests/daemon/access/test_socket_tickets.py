@@ -38,5 +38,5 @@ def test_one_tenant_takes_no_other_ones_tickets() -> None:
     assert store.redeem(ours[-1]) is not None
 
 
-def test_what_a_ticket_stands_for_is_not_shown() -> None:
+def test_a_ticket_does_not_reveal_its_token() -> None:
     assert "ann" not in repr(tickets().issue("ann")[1])

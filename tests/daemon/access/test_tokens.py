@@ -83,7 +83,7 @@ def test_an_expired_token_is_refused(store: TokenStore) -> None:
     assert [each.state(time.time()) for each in store.tokens().values()] == ["expired"]
 
 
-async def test_the_end_of_a_token_expels_and_a_new_one_beside_others_does_not(
+async def test_a_removed_token_ends_sessions_and_an_added_one_does_not(
     tmp_path: Path, store: TokenStore
 ) -> None:
     create(tmp_path, "first")

@@ -74,7 +74,7 @@ def test_a_cluster_without_nodes_or_outside_the_fleet_scores_nothing():
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_what_it_names_fits_and_what_it_refuses_does_not(seed):
+def test_selected_clusters_fit_and_refused_ones_do_not(seed):
     dice = random.Random(seed)
     fleet = fleet_of(
         a=[node(f"a{number}", gpus=dice.randrange(4)) for number in range(dice.randrange(5))],
@@ -96,7 +96,7 @@ def test_what_it_names_fits_and_what_it_refuses_does_not(seed):
         assert all(fleet.gpu_free[row][fleet.gpu_ids[row].index(gpu)] == 1000 for gpu in gpus)
 
 
-def test_the_best_is_the_first_of_the_highest_above_nothing():
+def test_the_first_cluster_with_the_highest_score_above_0_is_chosen():
     scores = {"a": 0.2, "b": 0.9, "c": 0.9, "d": 0.0}
     assert best((name, {"score": score}) for name, score in scores.items()) == "b"
     assert best([("d", {"score": 0}), ("e", {"score": 0.0})]) is None

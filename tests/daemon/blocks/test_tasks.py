@@ -77,7 +77,7 @@ async def test_no_cluster_at_all_is_a_reason(house):
     assert "no cluster is registered and live" in error.reason
 
 
-async def test_of_more_clusters_than_allowed_the_first_are_taken_and_that_is_said(house):
+async def test_surplus_clusters_are_cut_off_with_a_warning(house):
     await house.register("c", "a", "b")
     outcome = await house.blocks(2).place(HERE, {}, "select_clusters")
     assert [each["id"] for each in outcome.result["clusters"]] == ["a", "b"]
@@ -110,9 +110,9 @@ async def test_a_flood_of_one_tenants_blocks_refuses_nothing_of_another(house):
     assert {each.code for each in refused} == {Code.BUSY}
 
 
-async def test_what_cannot_be_packed_is_refused(house):
+async def test_an_unserializable_task_is_refused(house):
     await house.register("a")
-    for value in (1 << 70, nested(100_000)):
+    for value in (1 << 70, nest(100_000)):
         error = await refusal(house.blocks().place(HERE, {"value": value}, "dry_run"))
         assert (error.code, error.field) == (Code.BAD_MESSAGE, "input")
 
@@ -162,7 +162,7 @@ async def test_the_tenant_with_most_tasks_makes_room(house):
     await asyncio.gather(*house.tasks)
 
 
-def nested(levels: int) -> dict:
+def nest(levels: int) -> dict:
     deep: dict = {}
     for _ in range(levels):
         deep = {"deeper": deep}
@@ -181,10 +181,10 @@ async def test_a_block_about_as_deep_as_can_be_packed_ends_as_a_task_all_the_sam
     await house.register("a")
     services = BlockServices(house.blocks(), house.spawn)
     # Python 3.11 gives up at 1,000 levels, frames of the stack included; 3.13 at 10,000.
-    too_deep = next(levels for levels in itertools.count(100, 100) if not packs(nested(levels)))
+    too_deep = next(levels for levels in itertools.count(100, 100) if not packs(nest(levels)))
     ends = []
     for levels in range(too_deep - 300, too_deep + 100):
-        task_id = await services.allocate(nested(levels), "here")
+        task_id = await services.allocate(nest(levels), "here")
         await asyncio.gather(*house.tasks)
         house.tasks.clear()
         ends.append((await services.task(task_id, "here"))["status"])

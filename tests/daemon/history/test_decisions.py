@@ -57,7 +57,7 @@ def test_refusals_of_a_tenant_do_not_push_out_those_of_another() -> None:
         tenant = "bob" if number == 0 else "mallory"
         one, to = replace(ONE, id=f"r{number}", tenant=tenant), Address(SessionId("s"), 1)
         refused = Turn([], [Respond(to, Refusal(Code.NO_CAPACITY, "full"))])
-        decisions.stepped(Asked(to, one), refused)
+        decisions.observe_step(Asked(to, one), refused)
     assert decisions.refused("r0") is not None
     assert decisions.refused("r1") is None
     assert decisions.refused("r2") is not None

@@ -44,9 +44,7 @@ def busy(outcomes: list[object]) -> list[str]:
 
 
 @pytest.mark.parametrize("surplus", [1, 2, 100])
-async def test_a_tenant_has_so_many_made_and_keeps_no_other_out(
-    fleets: RecalledFleets, surplus: int
-) -> None:
+async def test_recalled_fleets_per_tenant_are_bounded(fleets: RecalledFleets, surplus: int) -> None:
     outcomes = await recall(fleets, *["ann"] * (RECALLS_OF_TENANT_MAX + surplus), "bob")
     assert busy(outcomes[-1:]) == []
     refused = busy(outcomes)
@@ -62,7 +60,7 @@ async def test_all_tenants_together_have_a_bound(fleets: RecalledFleets) -> None
     assert "wait here" in refused[0]
 
 
-async def test_who_goes_away_makes_room(fleets: RecalledFleets) -> None:
+async def test_a_caller_that_leaves_makes_room(fleets: RecalledFleets) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(fleets.at(1e9, caller("ann"))) for _ in range(RECALLS_OF_TENANT_MAX)

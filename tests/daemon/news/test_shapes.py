@@ -76,7 +76,7 @@ def test_copies_are_as_many_as_can_be_placed(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_changed_is_counted_as_all_of_it_would_be(seed):
+def test_incremental_counts_agree_with_full_counts(seed):
     chance = random.Random(seed)
     fleet = fleet_of([node(n, chance) for n in range(12)])
     known = [ShapeCounts(demand, fleet) for demand in DEMANDS[:-1]]
@@ -88,7 +88,7 @@ def test_what_changed_is_counted_as_all_of_it_would_be(seed):
             assert counts.row() == ShapeCounts(demand, fleet).row()
 
 
-def test_what_lies_scattered_would_fit_if_it_were_gathered():
+def test_scattered_capacity_would_fit_on_one_node():
     gpus = tuple(Gpu(str(n)) for n in range(8))
     fleet = fleet_of([Node(NodeId(f"n{n}"), 1, 1, gpus) for n in range(4)])
     for n in range(3):
@@ -119,7 +119,7 @@ def test_a_gang_takes_different_nodes_and_one_rack_where_it_says_so():
     assert ShapeCounts(Demand(gpus=4, nodes=2, topology="zone"), fleet).row()["fits"] == 2
 
 
-def test_the_most_frequent_shapes_come_first_and_the_usual_ones_behind():
+def test_the_most_frequent_shapes_come_before_the_default_ones():
     request = AskedShapes()
     for times, gpus in ((3, 3), (5, 5), (1, 8)):
         for _ in range(times):

@@ -1,4 +1,4 @@
-"""Who hears what: tenants of their own leases, operators of all, with a bound."""
+"""Recipients of news: tenants get their own leases, operators all, within a bound."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def test_an_operator_hears_of_the_leases_of_all() -> None:
     assert [each["data"]["id"] for each in heard.frames[OPS]] == ["r1", "r2"]
 
 
-def test_of_a_flood_an_operator_hears_the_number() -> None:
+def test_an_operator_gets_the_number_of_dropped_news() -> None:
     heard = Heard()
     for number in range(watchers.OTHERS_MAX + 5):
         heard.grant("bob", number)

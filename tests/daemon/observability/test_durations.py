@@ -40,16 +40,18 @@ def consult(policy: str, number: int) -> Consult:
     return Consult(ask, number)
 
 
-def answered(measured: DurationMetrics, policy: str, number: int, seconds: float) -> None:
-    measured.consulted(consult(policy, number))
+def answer_consultation(
+    measured: DurationMetrics, policy: str, number: int, seconds: float
+) -> None:
+    measured.observe_consultation(consult(policy, number))
     failed = ConsultFailed(RequestId(f"r{number}"), number, Refusal(Code.INTERNAL, "no"))
-    measured.stepped(failed, Turn(), seconds)
+    measured.observe_step(failed, Turn(), seconds)
 
 
 def test_durations_are_counted_up_to_each_bound() -> None:
     measured = DurationMetrics(lambda _: None)
     for seconds in (0.00001, 0.0002, 0.2, 7.0):
-        measured.committed(seconds)
+        measured.observe_commit(seconds)
     found = list(measured.metrics())
     assert sample(found, "moorage_commit_seconds_bucket", le="0.0001") == 1
     assert sample(found, "moorage_commit_seconds_bucket", le="0.25") == 3
@@ -61,7 +63,7 @@ def test_durations_are_counted_up_to_each_bound() -> None:
 def test_policies_beyond_the_bound_count_as_others() -> None:
     measured = DurationMetrics(lambda _: None)
     for number in range(durations.LABELS_MAX + 7):
-        answered(measured, f"p{number}", number, 0.001)
+        answer_consultation(measured, f"p{number}", number, 0.001)
     found = list(measured.metrics())
     name = "moorage_evaluation_seconds_count"
     assert sample(found, name, policy="p3") == 1
@@ -71,10 +73,10 @@ def test_policies_beyond_the_bound_count_as_others() -> None:
 
 def test_an_evaluation_that_is_forgotten_is_not_counted() -> None:
     measured = DurationMetrics(lambda _: None)
-    measured.consulted(consult("p", 1))
-    measured.forgotten(RequestId("r1"))
+    measured.observe_consultation(consult("p", 1))
+    measured.forget_consultation(RequestId("r1"))
     failed = ConsultFailed(RequestId("r1"), 1, Refusal(Code.INTERNAL, "no"))
-    measured.stepped(failed, Turn(), 0.0)
+    measured.observe_step(failed, Turn(), 0.0)
     names = [each.name for metric in measured.metrics() for each in metric.samples]
     assert "moorage_evaluation_seconds_count" not in names
 

@@ -74,7 +74,7 @@ class Watched:
         ask = Ask(id=lease.id, tenant=lease.tenant, policy=lease.policy)
         turn = Turn()
         turn.facts.append(fact)
-        self.durations.stepped(Asked(None, ask), turn, 0.0)  # type: ignore[arg-type]  # Not read.
+        self.durations.observe_step(Asked(None, ask), turn, 0.0)  # type: ignore[arg-type]  # Not read.
 
     def lease_until(self, number: int, expires_at: float) -> None:
         leases, name = self.allocator.state.leases, RequestId(f"r{number}")
@@ -85,7 +85,7 @@ class Watched:
         self.measures.count(Respond(to, Refusal(Code.NO_CAPACITY, "no")))
 
 
-def test_what_is_held_and_what_happened_within_a_minute() -> None:
+def test_a_sample_has_held_capacity_and_events_of_a_minute() -> None:
     it = Watched()
     it.ring.take(60.0)
     it.grant("ann", 0, waited=2.0)
@@ -108,7 +108,7 @@ def test_what_is_held_and_what_happened_within_a_minute() -> None:
     assert (reply.now.nodes, reply.now.sessions, reply.now.leases) == (1, 3, 2)
 
 
-def test_what_is_held_on_a_cordoned_node_is_held_still() -> None:
+def test_leases_on_a_cordoned_node_count_as_held() -> None:
     it = Watched()
     it.grant("ann", 0)
     apply(it.allocator.state, Cordoned(ClusterId("c"), NodeId("n"), 1.0, Tenant("ops")))
@@ -138,7 +138,7 @@ def test_a_tenant_sees_the_others_as_a_sum() -> None:
     assert reply.now.tenants == {"ann": 1000, "others": 2000}
 
 
-def test_it_is_a_day_long_and_many_tenants_are_one_series() -> None:
+def test_history_is_a_day_long_and_merges_many_tenants() -> None:
     it = Watched()
     for minute in range(history.SAMPLES_MAX + 30):
         it.ring.take(60.0 * minute)
@@ -158,7 +158,7 @@ def test_quantiles_lie_within_their_bucket() -> None:
     assert quantile(bounds, (1, 0, 0, 9), 0.99) == 4.0
 
 
-def test_what_ends_soon_and_what_is_whole() -> None:
+def test_a_sample_counts_ending_leases_and_whole_gpus() -> None:
     it = Watched()
     it.grant("ann", 0)
     it.grant("bob", 1)
@@ -180,20 +180,20 @@ def test_a_cluster_without_a_node_in_service_is_named_with_its_reason() -> None:
     assert (out.cluster_id, out.nodes, out.reason) == ("c", 1, "cordoned by ops: fans")
 
 
-async def started(path: Path) -> Watched:
+async def start_history(path: Path) -> Watched:
     """Return one that has taken its first sample, with what the file had before."""
     it = Watched()
     it.ring.path = path
     begun = time.time()
     running = asyncio.create_task(it.ring.run())
     async with asyncio.timeout(10):
-        while not stored_since(path, begun):  # noqa: ASYNC110  # No news says that it is written.
+        while not has_stored_since(path, begun):  # noqa: ASYNC110  # No news says that it is written.
             await asyncio.sleep(0.01)  # As above.
     running.cancel()
     return it
 
 
-def stored_since(path: Path, at: float) -> bool:
+def has_stored_since(path: Path, at: float) -> bool:
     lines = path.read_text().splitlines() if path.exists() else []
     try:
         return bool(lines) and json.loads(lines[-1])["now"]["at"] >= at
@@ -203,23 +203,23 @@ def stored_since(path: Path, at: float) -> bool:
 
 async def test_a_day_goes_on_over_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    await started(path)
+    await start_history(path)
     assert path.stat().st_mode & 0o077 == 0
-    reply = (await started(path)).ring.answer(ALL, 60, 1)
+    reply = (await start_history(path)).ring.answer(ALL, 60, 1)
     assert len(reply.at) == 2
     assert reply.models["A100"].total == [4000, 4000]
 
 
-async def test_of_a_file_counts_what_is_of_the_last_day_and_whole(tmp_path: Path) -> None:
+async def test_only_whole_lines_of_the_last_day_are_read(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    await started(path)
+    await start_history(path)
     line = path.read_text()
     document = json.loads(line)
     document["now"]["at"] -= 25 * 3600
     fewer = json.loads(line)
     fewer["counts"]["grants"].pop()
     path.write_text("\n".join([json.dumps(document), json.dumps(fewer), line.strip(), line[:99]]))
-    assert len((await started(path)).ring.answer(ALL, 1440, 1).at) == 2
+    assert len((await start_history(path)).ring.answer(ALL, 1440, 1).at) == 2
 
 
 async def test_without_a_disk_the_day_begins_with_the_process(tmp_path: Path) -> None:

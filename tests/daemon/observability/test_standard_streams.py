@@ -48,7 +48,7 @@ os.write(2, b"five, without an end")
     assert "dropped" not in text
 
 
-def test_who_does_not_read_gets_the_oldest_lines_and_how_many_are_missing() -> None:
+def test_a_stalled_reader_gets_old_lines_and_the_number_of_dropped_ones() -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PAGE)
     body = """
@@ -84,7 +84,7 @@ print(stream.dropped, flush=True)
 
 
 @pytest.mark.parametrize("place", ["full", "left", "unwritable"])
-def test_what_cannot_be_written_is_counted_and_ends_nothing(place: str) -> None:
+def test_unwritable_lines_are_counted_and_end_nothing(place: str) -> None:
     if place == "full":
         descriptor = os.open("/dev/full", os.O_WRONLY)
     elif place == "left":
@@ -98,7 +98,7 @@ def test_what_cannot_be_written_is_counted_and_ends_nothing(place: str) -> None:
     assert process.returncode == 0
 
 
-def test_once_there_is_room_again_the_log_says_what_is_missing(tmp_path: Path) -> None:
+def test_the_log_reports_dropped_lines_once_there_is_room(tmp_path: Path) -> None:
     log = tmp_path / "log"
     body = """
 import resource
@@ -135,7 +135,7 @@ def test_a_descriptor_that_others_made_not_wait_is_written_whole() -> None:
     process.communicate(timeout=60)
 
 
-def test_an_end_does_not_wait_for_who_does_not_read() -> None:
+def test_an_end_does_not_wait_for_a_stalled_reader() -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PAGE)
     process = run("say('.' * 100_000)\nsys.exit(7)", writer)

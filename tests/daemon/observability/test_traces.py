@@ -42,7 +42,7 @@ def test_a_refusal_is_followed_from_its_socket_to_its_code(lines) -> None:
     assert {each["trace"] for each in lines} == {TRACE}
 
 
-def test_a_lost_session_ends_what_is_followed(lines) -> None:
+def test_a_lost_session_ends_its_traces(lines) -> None:
     follower = RequestTraces(None)
     follower.begin(address(1), TENANT, MESSAGE)
     follower.lost(address(1))

@@ -17,14 +17,15 @@ GOOD = Advice({})
 
 
 @pytest.fixture
-def failed():
+def failures():
     return []
 
 
 @pytest.fixture
-def statistics(failed):
+def statistics(failures):
     return VersionStatistics(
-        "rule:1-x", lambda statistics: failed.append((statistics.consecutive, statistics.fails_all))
+        "rule:1-x",
+        lambda statistics: failures.append((statistics.consecutive, statistics.fails_all)),
     )
 
 
@@ -33,17 +34,17 @@ def note(statistics, answer, *tenants, now=5.0):
         statistics.note(Tenant(tenant), answer, 0.001, now)
 
 
-def test_where_one_tenant_alone_uses_it_its_failures_speak_for_all(statistics, failed):
+def test_where_one_tenant_alone_uses_it_its_failures_speak_for_all(statistics, failures):
     note(statistics, GOOD, "")
     note(statistics, FAULT, "", "")
-    assert failed == [(1, True), (2, True)]
+    assert failures == [(1, True), (2, True)]
     assert statistics.failure == (
         "2 requests in a row failed with rule:1-x (2 policy_error), of the only tenant that used it"
         " within the last hour"
     )
 
 
-def test_it_tells_of_the_faults_in_a_row_and_of_no_others(statistics):
+def test_only_consecutive_faults_are_reported(statistics):
     note(statistics, Refusal(Code.POLICY_TIMEOUT, "the policy hung"), *["a"] * 3)
     note(statistics, GOOD, "a")
     note(statistics, FAULT, "a", "a")
@@ -74,7 +75,7 @@ def test_enough_tenants_speak_for_many_so_that_seldom_ones_are_not_waited_for(st
     assert statistics.fails_all
 
 
-def test_who_used_it_long_ago_counts_no_more(statistics):
+def test_old_users_are_not_counted(statistics):
     note(statistics, GOOD, "b")
     note(statistics, FAULT, "a", now=5.0 + LATELY_SECONDS)
     assert not statistics.fails_all
@@ -82,16 +83,16 @@ def test_who_used_it_long_ago_counts_no_more(statistics):
     assert statistics.fails_all
 
 
-def test_a_refusal_that_the_policy_is_not_to_blame_for_says_nothing(statistics, failed):
+def test_a_refusal_without_fault_of_the_policy_does_not_count(statistics, failures):
     note(statistics, Refusal(Code.BUSY, "it rests"), "b")
-    assert failed == []
+    assert failures == []
     note(statistics, FAULT, "a")
     note(statistics, Refusal(Code.BUSY, "it rests"), "a")
-    assert failed == [(1, True)]
+    assert failures == [(1, True)]
     report = statistics.report(whole=True)
     assert report["failing_tenants"] == report["tenants"] == 1
 
 
-def test_what_is_remembered_is_bounded(statistics):
+def test_the_memory_is_bounded(statistics):
     note(statistics, GOOD, *[f"t{number}" for number in range(TENANTS_MAX + 10)])
     assert statistics.report(whole=True)["tenants"] == TENANTS_MAX

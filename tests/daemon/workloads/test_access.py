@@ -1,4 +1,4 @@
-"""What the owner of a lease reads of its workload, at its end."""
+"""Logs and outcome that a lease's owner reads at the workload's end."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -87,25 +87,25 @@ async def owner(tmp_path) -> AsyncIterator[Owner]:
     assert not made.tasks.broken.done()
 
 
-def ended(lease: Lease, attempt: int = 1) -> Lease:
+def end_of(lease: Lease, attempt: int = 1) -> Lease:
     return replace(lease, state="ending", outcome=Outcome(attempt, "failed", "", 1.0, (), 7))
 
 
 async def test_the_output_is_over_when_the_lease_says_how_it_ended_and_not_before(owner):
     first = await owner.logs()
     assert (first["text"], first["over"], first["exit_code"]) == ("oh\n", False, None)
-    owner.lease = ended(owner.lease)
+    owner.lease = end_of(owner.lease)
     rest = await owner.logs(first["offset"])
     assert (rest["text"], rest["over"], rest["exit_code"]) == ("", True, 7)
 
 
-async def test_where_the_backend_has_forgotten_the_exit_code_the_lease_has_it(owner, tmp_path):
+async def test_the_lease_has_the_exit_code_when_the_backend_lost_it(owner, tmp_path):
     await owner.backend.stop(NAME)
     for each in tmp_path.rglob("exit.json"):
         each.unlink()  # As of a container: it went with it.
-    owner.lease = ended(owner.lease)
+    owner.lease = end_of(owner.lease)
     assert (await owner.logs())["exit_code"] == 7
-    owner.lease = ended(owner.lease, attempt=0)
+    owner.lease = end_of(owner.lease, attempt=0)
     assert (await owner.logs())["exit_code"] is None, "that was another start"
 
 
@@ -143,7 +143,7 @@ class Silent:
         answer = self.access.answer(message, Tenant(tenant), SessionId(session))
         return asyncio.create_task(answer)
 
-    async def until_looked(self, more: int) -> None:
+    async def wait_looks(self, more: int) -> None:
         """Return after so many more looks."""
         before = self.backend.looks
         async with asyncio.timeout(60):
@@ -163,20 +163,20 @@ async def silent(tmp_path) -> AsyncIterator[Silent]:
     await made.backend.close()
 
 
-async def test_one_look_serves_all_who_wait_for_output_of_one_start(silent):
+async def test_one_look_serves_all_readers_of_one_start(silent):
     readers = [silent.read() for _ in range(READERS_MAX)]
     while silent.backend.looks < READERS_MAX:  # noqa: ASYNC110  # Each looks once, by itself.
         await asyncio.sleep(0.01)  # As above.
-    await silent.until_looked(5)
+    await silent.wait_looks(5)
     assert silent.backend.looks < READERS_MAX + 10
     silent.go.touch()
     texts = [(await each).data["text"] for each in readers]
     assert texts == ["more\n"] * READERS_MAX
 
 
-async def test_so_many_may_wait_and_the_next_one_is_refused_and_reads_without(silent):
+async def test_waiting_readers_are_bounded_and_others_read_at_once(silent):
     readers = [silent.read() for _ in range(READERS_MAX)]
-    await silent.until_looked(1)
+    await silent.wait_looks(1)
     refused = await silent.read()
     assert isinstance(refused, Refusal)
     assert refused.code is Code.BUSY
@@ -186,7 +186,7 @@ async def test_so_many_may_wait_and_the_next_one_is_refused_and_reads_without(si
     readers.pop().cancel()
     await asyncio.sleep(0)
     another = silent.read()
-    await silent.until_looked(2)
+    await silent.wait_looks(2)
     assert not another.done()
     silent.go.touch()
     await asyncio.gather(another, *readers)
@@ -194,11 +194,11 @@ async def test_so_many_may_wait_and_the_next_one_is_refused_and_reads_without(si
 
 async def test_a_wait_ends_with_its_session_and_the_looks_with_the_last_wait(silent):
     ours, theirs = silent.read("ours"), silent.read("theirs")
-    await silent.until_looked(4)
+    await silent.wait_looks(4)
     silent.access.lost(SessionId("ours"))
     with pytest.raises(asyncio.CancelledError):
         await ours
-    await silent.until_looked(2)
+    await silent.wait_looks(2)
     assert not theirs.done()
     silent.access.lost(SessionId("theirs"))
     with pytest.raises(asyncio.CancelledError):
@@ -207,13 +207,13 @@ async def test_a_wait_ends_with_its_session_and_the_looks_with_the_last_wait(sil
     assert not any(vars(readers)[each] for each in vars(readers) if each != "lost")
 
 
-async def test_a_reader_that_is_behind_what_was_seen_reads_at_once(silent):
+async def test_a_reader_that_lags_reads_at_once(silent):
     first = silent.read()
-    await silent.until_looked(2)
+    await silent.wait_looks(2)
     silent.go.touch()
     assert (await first).data["text"] == "more\n"
     waiting = silent.read(offset=5)
-    await silent.until_looked(2)
+    await silent.wait_looks(2)
     assert (await silent.read()).data["text"] == "more\n"
     waiting.cancel()
 

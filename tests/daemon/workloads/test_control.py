@@ -99,7 +99,7 @@ async def house() -> AsyncIterator[House]:
     assert not house.tasks.broken.done()
 
 
-async def test_a_deposed_server_starts_and_stops_nothing():
+async def test_a_replaced_server_starts_and_stops_no_workload():
     """Also where an order waited for another one while the server was deposed."""
     backend = MemoryBackend()
     house = House(backend)
@@ -126,7 +126,7 @@ async def test_a_look_says_at_once_that_a_workload_is_ready_and_its_start_says_n
     assert house.events == said
 
 
-async def test_what_dies_after_the_look_is_news_of_the_lease_that_took_it_over(house):
+async def test_a_death_after_the_look_is_reported_to_the_new_lease(house):
     second = await house.warm(die_seconds=0.2, exit_code=3)
     house.room.look(second)
     ended = await house.heard(WorkloadEnded)
@@ -136,7 +136,7 @@ async def test_what_dies_after_the_look_is_news_of_the_lease_that_took_it_over(h
     assert len(house.events) == 2
 
 
-async def test_what_died_before_the_look_is_found_out_by_the_start(house):
+async def test_the_start_finds_a_workload_that_died_before_the_look(house):
     second = await house.warm(die_seconds=0.1)
     await house.heard(WorkloadEnded)
     await asyncio.sleep(0)
@@ -148,7 +148,7 @@ async def test_what_died_before_the_look_is_found_out_by_the_start(house):
     assert started.lease == second.id
 
 
-async def test_a_look_at_what_has_orders_waits_for_its_start(house):
+async def test_a_look_at_a_starting_workload_waits_for_the_start(house):
     second = await house.warm()
     house.room.keep(replace(second, id=RequestId("first"), fencing=1, inherited=""))
     house.room.look(second)
@@ -325,7 +325,7 @@ async def test_a_defect_in_one_workload_ends_its_lease_and_nothing_else(call):
     assert (end.lease, end.fencing) == ("first", 1)
     if isinstance(end, WorkloadFailed):
         assert "KeyError: 'first'" in end.reason
-    assert [each["event"] for each in logs if each.get("exc_info")] == ["backend failed"]
+    assert [each["event"] for each in logs if each.get("exc_info")] == ["backend_failed"]
     assert [each.id for each in await backend.discover()] == ["other"]
     house.room.stop(other)
     await house.heard(WorkloadStopped)

@@ -1,4 +1,4 @@
-"""Where a backend can start something, of the nodes that a request may go to."""
+"""Finds the candidate nodes on which a backend can start a workload."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_a_backend_of_some_clusters_has_no_others(fleet: Fleet) -> None:
     assert within_reach(Fleet(), pods, None, Demand()) == (None, ()), "the core says so"
 
 
-def test_the_refusal_says_what_to_do(fleet: Fleet) -> None:
+def test_the_refusal_names_the_remedy(fleet: Fleet) -> None:
     supports = {
         "local": support("n9"),
         "kubernetes": support(clusters="pods"),

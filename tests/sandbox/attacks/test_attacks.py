@@ -82,7 +82,7 @@ def _parent(pid: int) -> int:
 
 
 @pytest.mark.parametrize("payload", PAYLOADS, ids=[f"{p.number:02}-{p.name}" for p in PAYLOADS])
-async def test_the_attack_fails(arena, payload):
+async def test_each_attack_fails(arena, payload):
     code = PolicyCode(
         PolicyRef(f"attack.{payload.name}:1-x", f"{payload.number} {payload.name}"),
         {"function.py": payload.source},

@@ -1,4 +1,4 @@
-"""What a cell keeps of documents, what it is sent before it asks, and how it learns of changes."""
+"""The document cache of a cell: kept and prefetched documents, and changes."""
 
 import asyncio
 
@@ -39,12 +39,12 @@ class Site:
     def change(self, name, version, size=0):
         self.bench.registry.packed[name] = _document(name, version, size)
         self.bench.registry.versions[name] = version
-        self.bench.sandbox.documents_changed(name)
+        self.bench.sandbox.drop_documents(name)
 
     def delete(self, name):
         del self.bench.registry.packed[name]
         self.bench.registry.gone.append(name)
-        self.bench.sandbox.documents_changed(name)
+        self.bench.sandbox.drop_documents(name)
 
     async def read(self, names, **fields):
         """Return the versions that a policy read, and the calls that this took."""

@@ -1,4 +1,4 @@
-"""What can be seen of the jail's parts from within one process; the attacks have the rest."""
+"""Parts of the jail that one process can check; the attacks check the rest."""
 
 import subprocess
 import sys

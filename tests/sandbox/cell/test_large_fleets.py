@@ -74,8 +74,8 @@ class LargeFleet:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def large(make_shared):
-    bench = await make_shared(clusters=CLUSTERS, limits=Limits(evaluation_seconds=60.0))
+async def large(make_common):
+    bench = await make_common(clusters=CLUSTERS, limits=Limits(evaluation_seconds=60.0))
     bench.registry.__dict__["fleet"] = fleet = LargeFleet(bench.fleet.cluster_ids)
     for name in ("call", "at_hand", "documents"):
         setattr(bench.registry, name, getattr(fleet, name))

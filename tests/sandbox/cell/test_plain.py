@@ -1,4 +1,4 @@
-"""What a policy returns, as plain JSON: the quick way for proposals agrees with the careful one."""
+"""Policy values as plain JSON: the fast path for proposals agrees with the slow one."""
 
 import enum
 import math
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from moorage.sandbox.cell.plain import DEPTH_MAX, NotPlainError, plain_and_packed, to_plain
+from moorage.sandbox.cell.plain import DEPTH_MAX, NotPlainError, to_plain, to_plain_and_packed
 
 
 class Named(enum.StrEnum):
@@ -59,7 +59,7 @@ VALUES = st.recursive(
 @example({"x": "\ud800"})
 @example({"x": 1.0, "y": -0.0, "z": 10**300})
 def test_the_fast_check_agrees_with_the_full_check(value):
-    quick, slow = outcome(plain_and_packed, value), outcome(careful, value)
+    quick, slow = outcome(to_plain_and_packed, value), outcome(careful, value)
     assert quick == slow
     assert repr(quick) == repr(slow)  # 1, 1.0 and True are equal, and not the same answer.
 
@@ -69,4 +69,4 @@ def test_both_checks_limit_the_depth():
     for _ in range(DEPTH_MAX + 2):
         value = {"x": value}
     with pytest.raises(NotPlainError, match="nested deeper"):
-        plain_and_packed(value)
+        to_plain_and_packed(value)

@@ -1,4 +1,4 @@
-"""What a cell has: all that the modules which a policy can import would import when first used."""
+"""A cell has all modules that a policy's imports load at first use."""
 
 import json
 import subprocess

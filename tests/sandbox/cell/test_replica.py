@@ -46,14 +46,14 @@ class Link:
         if spliced is None or changed is None:
             snapshot = msgspec.msgpack.encode(fleet.snapshot())
         else:
-            parts = tuple((name, packed(fleet.part(name))) for name in spliced)
+            parts = tuple((name, pack(fleet.part(name))) for name in spliced)
             rows = tuple((r, c, m, tuple(g)) for r in changed for c, m, g in [fleet.capacity(r)])
         self.replica.update(snapshot, parts, rows, self.settled)
         self.settled = []
         self.sync = (fleet.layout, fleet.version)
 
 
-def packed(part: Fleet | None) -> bytes:
+def pack(part: Fleet | None) -> bytes:
     return b"" if part is None else msgspec.msgpack.encode(part.snapshot())
 
 

@@ -17,7 +17,7 @@ async def evaluate(bench, code, input_data=None, **more):
     return await bench.sandbox.evaluate(code, TENANT, input_data, **given)
 
 
-async def refused(bench, code, input_data=None, **more):
+async def fault_of(bench, code, input_data=None, **more):
     with pytest.raises(PolicyFault) as fault:
         await evaluate(bench, code, input_data, **more)
     return fault.value.refusal
@@ -42,25 +42,28 @@ return [input_data, parameters, self.settings["a"], self.settings["b"], read[0]]
 
 
 @IN_ONE_LOOP
-async def test_returned_documents_are_sent_as_ids_if_only_ids_are_needed(shared):
-    code = shared.policy("return input_data['give']")
+async def test_returned_documents_are_sent_as_ids_if_only_ids_are_needed(shared_bench):
+    code = shared_bench.policy("return input_data['give']")
     long = "x" * 100_000
     many = [{"id": f"c{number}", "pad": long} for number in range(50)]
     given = {"give": many}
-    ids = await evaluate(shared, code, given, ids_only=True)
+    ids = await evaluate(shared_bench, code, given, ids_only=True)
     assert ids == [document["id"] for document in many]
-    assert (await refused(shared, code, given)).code is Code.POLICY_BAD_OUTPUT
+    assert (await fault_of(shared_bench, code, given)).code is Code.POLICY_BAD_OUTPUT
     for give, expected in [({"id": "c1", "x": 2}, "c1"), (["c1", {"no": 1}], ["c1", {"no": 1}])]:
-        assert await evaluate(shared, code, {"give": give}, ids_only=True) == expected
+        assert await evaluate(shared_bench, code, {"give": give}, ids_only=True) == expected
 
 
 @IN_ONE_LOOP
-async def test_context_is_that_of_the_consultations_of_the_tenant(shared):
-    code = shared.policy("context['n'] = context.get('n', 0) + 1\nreturn context['n']")
-    assert await evaluate(shared, code) == 1
-    assert await shared.value(code) == 2
-    assert await evaluate(shared, code) == 3
-    assert await shared.sandbox.evaluate(code, Tenant("u"), None, parameters={}, settings={}) == 1
+async def test_context_is_that_of_the_consultations_of_the_tenant(shared_bench):
+    code = shared_bench.policy("context['n'] = context.get('n', 0) + 1\nreturn context['n']")
+    assert await evaluate(shared_bench, code) == 1
+    assert await shared_bench.value(code) == 2
+    assert await evaluate(shared_bench, code) == 3
+    assert (
+        await shared_bench.sandbox.evaluate(code, Tenant("u"), None, parameters={}, settings={})
+        == 1
+    )
 
 
 async def test_a_plain_evaluation_has_no_fleet_and_changes_no_view(bench):
@@ -91,10 +94,10 @@ async def test_a_plain_evaluation_has_no_fleet_and_changes_no_view(bench):
     ],
 )
 async def test_faults_in_a_plain_evaluation_are_refused_as_in_a_consultation(
-    shared_hasty, body, code
+    hasty_bench, body, code
 ):
-    bench = shared_hasty
-    refusal = await refused(bench, bench.policy(body))
+    bench = hasty_bench
+    refusal = await fault_of(bench, bench.policy(body))
     assert refusal.code is code
     assert refusal.details["policy_rule_uri"] == "rule:1-test"
     assert await evaluate(bench, bench.policy("return input_data", "good"), [7]) == [7]
@@ -102,11 +105,11 @@ async def test_faults_in_a_plain_evaluation_are_refused_as_in_a_consultation(
 
 async def test_input_that_cannot_be_sent_is_refused_and_never_reaches_a_cell(bench):
     code = bench.policy("return 1")
-    large = await refused(bench, code, ["x" * (1 << 20)] * 16)
+    large = await fault_of(bench, code, ["x" * (1 << 20)] * 16)
     assert large.code is Code.TOO_LARGE
     assert str(INPUT_BYTES_MAX) in large.expected
-    assert (await refused(bench, code, object())).code is Code.BAD_MESSAGE
-    assert (await refused(bench, code, [1 << 70])).code is Code.BAD_MESSAGE
+    assert (await fault_of(bench, code, object())).code is Code.BAD_MESSAGE
+    assert (await fault_of(bench, code, [1 << 70])).code is Code.BAD_MESSAGE
     assert bench.sandbox.report().counters.get("evaluations", 0) == 0
     assert len(await evaluate(bench, bench.policy("return input_data[0]"), ["x" * 99])) == 99
 
@@ -121,7 +124,7 @@ async def test_input_that_fills_the_cell_costs_only_that_evaluation(make_bench):
     bench = await make_bench(limits=Limits(memory_mib=64, evaluation_seconds=20))
     code = bench.policy("return len(input_data)")
     # A list of a few bytes in the frame is dozens as an object.
-    refusal = await refused(bench, code, [[[]]] * (4 << 20))
+    refusal = await fault_of(bench, code, [[[]]] * (4 << 20))
     assert refusal.code in {Code.POLICY_MEMORY, Code.POLICY_CRASHED}
     assert await evaluate(bench, code, [1]) == 1
 
@@ -163,15 +166,15 @@ async def test_a_cancelled_evaluation_does_not_disturb_others(bench):
         ("raise NameError", "the policy raised NameError"),
     ],
 )
-async def test_pythons_suggestion_for_a_misspelt_name_is_passed_on(shared, body, said):
-    refusal = await refused(shared, shared.policy(body, "misspelt"))
+async def test_pythons_suggestion_for_a_misspelt_name_is_passed_on(shared_bench, body, said):
+    refusal = await fault_of(shared_bench, shared_bench.policy(body, "misspelt"))
     assert refusal.code is Code.POLICY_ERROR
     assert "/python" not in refusal.reason, "where libraries lie is private"
     assert said in refusal.reason
 
 
 @IN_ONE_LOOP
-async def test_a_misspelt_name_of_moorage_gets_a_suggestion(shared):
+async def test_a_misspelt_name_of_moorage_gets_a_suggestion(shared_bench):
     missing = {
         "from moorage.policy import palce": "Did you mean: 'place'?",
         "import moorage.policy.chioce": "did you mean 'moorage.policy.choice'?",
@@ -183,13 +186,13 @@ async def test_a_misspelt_name_of_moorage_gets_a_suggestion(shared):
         "demand = None\nreturn demand.gpus": "`read_demand` returns None then, and `decline(",
     }
     for body, said in missing.items():
-        code = shared.policy(body, "misspelt")
-        refusal = await refused(shared, code, {"resources": {}, "cluster_data": {}})
+        code = shared_bench.policy(body, "misspelt")
+        refusal = await fault_of(shared_bench, code, {"resources": {}, "cluster_data": {}})
         assert said in refusal.reason
 
 
 @IN_ONE_LOOP
-async def test_a_missing_key_of_input_data_lists_the_existing_keys(shared):
+async def test_a_missing_key_of_input_data_lists_the_existing_keys(shared_bench):
     missing = {
         "return input_data['clustr_data']": "'clustr_data'. Did you mean: 'cluster_data'?",
         "return input_data['fleeet']": "'fleeet'. Did you mean: 'fleet'?",
@@ -197,13 +200,13 @@ async def test_a_missing_key_of_input_data_lists_the_existing_keys(shared):
         "return [*input_data['cluster_data'].values()][0]['x']": "'x'. There are: 'data', 'clust",
     }
     for body, said in missing.items():
-        code = shared.policy(body, "misspelt")
-        outcome = await shared.outcome(code)
+        code = shared_bench.policy(body, "misspelt")
+        outcome = await shared_bench.outcome(code)
         assert said in outcome.refusal.reason
 
 
 @IN_ONE_LOOP
-async def test_using_a_feature_that_cells_lack_is_explained(shared):
+async def test_using_a_feature_that_cells_lack_is_explained(shared_bench):
     files, others = "A cell has no files: put what", "A cell has no network, no threads and no"
     reaching = {
         "return open('/etc/passwd').read()": f"'/etc/passwd'. {files}",
@@ -214,6 +217,6 @@ async def test_using_a_feature_that_cells_lack_is_explained(shared):
         "raise PermissionError('mine')": "the policy raised PermissionError: mine",
     }
     for body, said in reaching.items():
-        refusal = await refused(shared, shared.policy(body, "reaching"))
+        refusal = await fault_of(shared_bench, shared_bench.policy(body, "reaching"))
         assert said in refusal.reason
         assert ("mine" in body) is ("A cell has" not in refusal.reason)

@@ -25,7 +25,7 @@ def work(tenant="a", uri="loop:1-x", digest="d"):
 
 
 @pytest.fixture
-def begun():
+def starts():
     return []
 
 
@@ -35,11 +35,11 @@ def counters():
 
 
 @pytest.fixture
-def circuits(begun, counters):
-    return CircuitBreaker(Limits(circuit_overruns=LIMIT), counters, begun.append)
+def circuits(starts, counters):
+    return CircuitBreaker(Limits(circuit_overruns=LIMIT), counters, starts.append)
 
 
-def test_the_breaker_opens_after_repeated_overruns_for_longer_each_time(circuits, begun, counters):
+def test_the_breaker_opens_after_repeated_overruns_for_longer_each_time(circuits, starts, counters):
     now = 100.0
     for _ in range(LIMIT - 1):
         assert not circuits.overran(work(), now)
@@ -57,11 +57,11 @@ def test_the_breaker_opens_after_repeated_overruns_for_longer_each_time(circuits
     assert lengths[:4] == [OPEN_SECONDS_MIN * 2**times for times in range(4)]
     assert lengths == sorted(lengths)
     assert lengths[-1] == OPEN_SECONDS_MAX
-    assert [rest.seconds for rest in begun] == pytest.approx(lengths)
+    assert [rest.seconds for rest in starts] == pytest.approx(lengths)
     assert (counters["circuits_opened"], counters["circuit_refusals"]) == (8, 16)
 
 
-def test_the_refusal_says_what_happened_and_when_to_come_back(circuits):
+def test_the_refusal_gives_the_cause_and_the_retry_time(circuits):
     for _ in range(LIMIT):
         circuits.overran(work(), 5.0)
     refusal = circuits.refusal(work(), 5.25)
@@ -167,7 +167,7 @@ def test_the_number_of_remembered_overruns_is_limited(circuits):
     assert circuits.open_now(5.0) == RUNS_MAX
 
 
-def test_a_disabled_breaker_never_opens(begun, counters):
-    circuits = CircuitBreaker(Limits(circuit_overruns=0), counters, begun.append)
+def test_a_disabled_breaker_never_opens(starts, counters):
+    circuits = CircuitBreaker(Limits(circuit_overruns=0), counters, starts.append)
     assert not any(circuits.overran(work(), 5.0) for _ in range(100))
     assert circuits.refusal(work(), 5.0) is None

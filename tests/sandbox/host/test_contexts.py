@@ -94,14 +94,14 @@ def test_changed_contexts_are_saved_once_in_order_within_limits():
     keys = [("uri:1-x digest", name) for name in "abc"]
     for key in keys:
         contexts.swap(key, 0, b"12345")
-    assert [key for key, _, _ in contexts.take_changed(11)] == keys[:2]
-    assert contexts.take_changed(11) == [(keys[2], 3, b"12345")]
-    assert contexts.take_changed(11) == []
+    assert [key for key, _, _ in contexts.take_changes(11)] == keys[:2]
+    assert contexts.take_changes(11) == [(keys[2], 3, b"12345")]
+    assert contexts.take_changes(11) == []
     contexts.forget_policy("uri:1-x")
-    assert contexts.take_changed(1) == [(key, 0, b"") for key in keys]
+    assert contexts.take_changes(1) == [(key, 0, b"") for key in keys]
     contexts.restore([(keys[0], 0, b"own"), (keys[1], 0, b"x" * (257 << 10))], 0)
     assert (contexts.packed(keys[0]), contexts.packed(keys[1])) == (b"own", b"")
-    assert contexts.take_changed(100) == []
+    assert contexts.take_changes(100) == []
 
 
 def test_context_versions_never_decrease_over_restarts():
@@ -109,7 +109,7 @@ def test_context_versions_never_decrease_over_restarts():
     version = 0
     for _ in range(5):
         version = before.swap(KEY, version, b"one") or 0
-    stored = before.take_changed(100)
+    stored = before.take_changes(100)
     lost = before.swap(KEY, version, b"lost with the process")
     for beyond in (0, 1_000):
         contexts = Contexts()

@@ -26,7 +26,7 @@ def policy(bench, text: str, **files: str):
     return replace(code, ref=structs.replace(code.ref, digest=str(found)), files=found)
 
 
-async def checked(bench, text: str, **files: str) -> CheckResult:
+async def check(bench, text: str, **files: str) -> CheckResult:
     return await bench.sandbox.check(policy(bench, text, **files))
 
 
@@ -125,8 +125,8 @@ class AIOSv1PolicyRule:
 
 
 @IN_ONE_LOOP
-async def test_using_a_missing_library_explains_that_it_is_missing(shared):
-    result = await checked(shared, USES)
+async def test_using_a_missing_library_explains_that_it_is_missing(shared_bench):
+    result = await check(shared_bench, USES)
     assert result.ok, result.findings
     libraries = [each.split("'")[1] for each in result.warnings]
     assert sorted({name.partition(".")[0] for name in libraries}) == [
@@ -135,7 +135,7 @@ async def test_using_a_missing_library_explains_that_it_is_missing(shared):
     ]  # fmt: skip
     assert result.warnings[0].startswith("function.py line 2: 'subprocess' is not available to pol")
     assert "the import succeeds, and what uses it fails" in result.warnings[0]
-    value = await shared.value(policy(shared, USES))
+    value = await shared_bench.value(policy(shared_bench, USES))
     nothing = dict.fromkeys(
         ("caught", "timeout", "nested", "several", "redis", "url", "called", "socket_error")
     )
@@ -173,9 +173,9 @@ class AIOSv1PolicyRule:
 
 
 @IN_ONE_LOOP
-async def test_late_imports_of_a_library_are_real_or_missing(shared):
+async def test_late_imports_of_a_library_are_real_or_missing(shared_bench):
     """An inert module would keep it from taking its alternative."""
-    assert await shared.value(policy(shared, LATE)) == [
+    assert await shared_bench.value(policy(shared_bench, LATE)) == [
         *(random.Random("seed").randrange(1000), "741e", "e400"),
         divmod(10**30000, 10**12000 + 1)[0] % 1000,
         "ModuleNotFoundError: 'subprocess' cannot be imported b",
@@ -216,14 +216,21 @@ class AIOSv1PolicyRule:
 
 
 @IN_ONE_LOOP
-async def test_an_import_in_try_except_importerror_fails(shared):
-    result = await checked(shared, GUARDED)
+async def test_an_import_in_try_except_importerror_fails(shared_bench):
+    result = await check(shared_bench, GUARDED)
     assert result.ok
     assert [each.rpartition("; ")[2][:15] for each in result.warnings] == [
         *["the alternative"] * 5,
         "the import succ",
     ]
-    assert await shared.value(policy(shared, GUARDED)) == [True, True, False, False, False, True]
+    assert await shared_bench.value(policy(shared_bench, GUARDED)) == [
+        True,
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 @IN_ONE_LOOP
@@ -238,21 +245,21 @@ async def test_an_import_in_try_except_importerror_fails(shared):
         ("import moorage.daemon", {}, "'moorage' has nothing of this name"),
         ("import requests\nrequests.get('x')['y']", {}, "no class AIOSv1PolicyRule"),
         ("import requests\nx = [*requests.get('x')]", {}, "requests.get(): 'requests' is not"),
-        ("from rules import AIOSv1PolicyRule", {}, "is imported from what is not there"),
+        ("from rules import AIOSv1PolicyRule", {}, "is imported from a missing module"),
         ("import rules\nclass AIOSv1PolicyRule(rules.Rule): pass", {}, "AIOSv1PolicyRule has no"),
     ],
 )
-async def test_importing_an_impossible_name_is_a_fault(shared, text, files, said):
-    result = await checked(shared, text, **files)
+async def test_importing_an_impossible_name_is_a_fault(shared_bench, text, files, said):
+    result = await check(shared_bench, text, **files)
     assert said in result.findings[0].message
 
 
 @IN_ONE_LOOP
-async def test_a_name_in_requirements_counts_as_a_library(shared):
+async def test_a_name_in_requirements_counts_as_a_library(shared_bench):
     text = "import helpers\n" + HEAD + EVAL
-    assert not (await checked(shared, text, helper__py="")).ok
+    assert not (await check(shared_bench, text, helper__py="")).ok
     wanted = {"helper__py": "", "requirements__txt": "numpy\nHelpers>=2  # why\n"}
-    result = await checked(shared, text, **wanted)
+    result = await check(shared_bench, text, **wanted)
     assert result.ok
     assert "'helpers' is not available" in result.warnings[0]
 
@@ -269,34 +276,37 @@ async def test_a_name_in_requirements_counts_as_a_library(shared):
         ('parameters["given"]["inner"]', "parameters.given.inner"),
     ],
 )
-async def test_a_constructor_may_need_values_of_a_request(shared, line, named):
-    code = shared.policy("return self.x", parameters={"given": {"a": 1}})
+async def test_a_constructor_may_need_values_of_a_request(shared_bench, line, named):
+    code = shared_bench.policy("return self.x", parameters={"given": {"a": 1}})
     text = HEAD + f"        self.x = {line}\n" + EVAL.replace("return 1", "return self.x")
-    code = replace(policy(shared, text), parameters=code.parameters)
-    result = await shared.sandbox.check(code)
+    code = replace(policy(shared_bench, text), parameters=code.parameters)
+    result = await shared_bench.sandbox.check(code)
     assert result.ok
     (warning,) = result.warnings
     assert warning.startswith(f"function.py line 4: without {named} it cannot be constructed (")
-    assert (await shared.refusal(code)).code is Code.POLICY_ERROR
+    assert (await shared_bench.refusal(code)).code is Code.POLICY_ERROR
     if "region" in line and "[" in line:
-        assert await shared.value(code, parameters={"region": "eu"}) == "eu"
+        assert await shared_bench.value(code, parameters={"region": "eu"}) == "eu"
 
 
 @IN_ONE_LOOP
-async def test_a_constructor_that_fails_by_itself_is_a_fault(shared):
-    result = await checked(shared, HEAD + "        self.x = 1 / 0\n" + EVAL)
+async def test_a_constructor_that_fails_by_itself_is_a_fault(shared_bench):
+    result = await check(shared_bench, HEAD + "        self.x = 1 / 0\n" + EVAL)
     assert result.findings[0].message == "ZeroDivisionError: division by zero"
 
 
 @IN_ONE_LOOP
-async def test_a_constructor_may_take_its_arguments_in_another_order(shared):
+async def test_a_constructor_may_take_its_arguments_in_another_order(shared_bench):
     text = """
     class AIOSv1PolicyRule:
         def __init__(self, rule_id, parameters, settings):
             self.found = [parameters, len(settings) > 3]
         def eval(self, parameters, input_data, context): return self.found
     """
-    assert await shared.value(policy(shared, text), parameters={"a": 1}) == [{"a": 1}, True]
+    assert await shared_bench.value(policy(shared_bench, text), parameters={"a": 1}) == [
+        {"a": 1},
+        True,
+    ]
 
 
 @IN_ONE_LOOP
@@ -313,25 +323,27 @@ async def test_a_constructor_may_take_its_arguments_in_another_order(shared):
         ("self, action, data, more=3", ["show", {"x": 1}, 3]),
     ],
 )
-async def test_management_is_called_as_it_is_defined(shared, defined, value):
+async def test_management_is_called_as_it_is_defined(shared_bench, defined, value):
     names = [each.partition("=")[0] for each in defined.split(", ")[1:]]
     body = f"    def management({defined}): return [{', '.join(names)}]\n"
-    code = policy(shared, HEAD + EVAL + body)
-    result = await shared.sandbox.check(code)
+    code = policy(shared_bench, HEAD + EVAL + body)
+    result = await shared_bench.sandbox.check(code)
     assert result.ok
     usual = defined in {"self, data, action", "self, action, data, more=3"}
     assert [each.partition(":")[0] for each in result.warnings] == (
         [] if usual else ["function.py line 5"]
     )
     if defined != "self, data, action":  # It takes two, so they are given in the documented order.
-        assert await shared.sandbox.manage(code, "t", "show", {"x": 1}) == value
+        assert await shared_bench.sandbox.manage(code, "t", "show", {"x": 1}) == value
 
 
 @IN_ONE_LOOP
-async def test_management_that_cannot_answer_is_a_warning_and_then_a_refusal(shared):
-    code = policy(shared, HEAD + EVAL + "    async def management(self, action, data): return 1\n")
-    result = await shared.sandbox.check(code)
+async def test_management_that_cannot_answer_is_a_warning_and_then_a_refusal(shared_bench):
+    code = policy(
+        shared_bench, HEAD + EVAL + "    async def management(self, action, data): return 1\n"
+    )
+    result = await shared_bench.sandbox.check(code)
     assert result.ok
     assert "management must return its answer" in result.warnings[0]
     with pytest.raises(PolicyFault):
-        await shared.sandbox.manage(code, "t", "show", {})
+        await shared_bench.sandbox.manage(code, "t", "show", {})

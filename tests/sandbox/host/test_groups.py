@@ -29,7 +29,7 @@ def works(*tenants: str) -> list[Work]:
     return [Work("evaluate", CODE, tenant, action=str(n)) for n, tenant in enumerate(tenants)]
 
 
-def taken(backlog: Backlog) -> str:
+def take_order(backlog: Backlog) -> str:
     said = []
     while backlog:
         work = next(backlog.heads())
@@ -43,7 +43,7 @@ def test_tenants_take_turns_and_each_has_its_own_order() -> None:
     for work in works("b", "b", "b", "b", "a", "a", "c"):
         backlog.append(work)
     assert (len(backlog), len(list(backlog))) == (7, 7)
-    assert taken(backlog) == "b0 a4 c6 b1 a5 b2 b3"
+    assert take_order(backlog) == "b0 a4 c6 b1 a5 b2 b3"
 
 
 def test_a_busy_tenant_does_not_block_others() -> None:
@@ -69,7 +69,7 @@ def test_a_request_returned_to_the_queue_is_first_again() -> None:
         backlog.append(work)
     backlog.put_back(again)
     assert len(backlog) == 6
-    assert taken(backlog) == "a0 b1 a3 b2 b0 b1"
+    assert take_order(backlog) == "a0 b1 a3 b2 b0 b1"
     assert not backlog
 
 
@@ -118,7 +118,7 @@ async def test_a_single_tenant_may_use_all_cells(make_bench):
     assert codes == {Code.POLICY_TIMEOUT}
 
 
-async def test_a_formerly_slow_tenant_gets_turns_beside_a_busy_one(make_bench):
+async def test_a_formerly_slow_tenant_gets_turns_despite_a_busy_one(make_bench):
     limits = Limits(cells_per_policy_max=2, pipeline_max=8)
     bench = await make_bench(limits=limits)
     code = bench.policy(HANGS)
@@ -214,7 +214,7 @@ return input_data['inputs'].get('n', 0)
 """
 
 
-async def test_no_tenant_has_all_cells_and_the_reason_says_whose_share_is_used_up(make_bench):
+async def test_no_tenant_gets_all_cells_and_the_reason_names_the_share(make_bench):
     limits = Limits(
         evaluation_seconds=60.0, cells_max=4, queue_seconds=1.5, spares=0, circuit_overruns=0
     )

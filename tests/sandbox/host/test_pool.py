@@ -139,7 +139,7 @@ async def test_a_policy_that_overruns_is_paused_for_its_tenant_only(make_bench):
 
 
 class CountingMeter:
-    """What each tenant's evaluations burnt, and who may have nothing more evaluated."""
+    """CPU time of each tenant's evaluations, and tenants at their limit."""
 
     def __init__(self):
         self.seconds = Counter()
@@ -218,9 +218,9 @@ async def test_the_circuit_breaker_works_with_any_isolation(make_bench, isolatio
 
 
 @IN_ONE_LOOP
-async def test_cells_are_in_the_servers_session_for_fair_scheduling(shared):
-    await shared.value(shared.policy("return 1"))
-    for pid in shared.sandbox._pool.spawner.living:
+async def test_cells_are_in_the_servers_session_for_fair_scheduling(shared_bench):
+    await shared_bench.value(shared_bench.policy("return 1"))
+    for pid in shared_bench.sandbox._pool.spawner.living:
         assert os.getsid(pid) == os.getsid(0)
         assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C in a terminal is for the server alone.
 
@@ -360,10 +360,10 @@ async def test_a_cell_is_replaced_after_a_number_of_evaluations(make_bench):
 
 
 @IN_ONE_LOOP
-async def test_new_defaults_of_the_same_content_take_effect(shared):
-    code = shared.policy("return parameters", parameters={"x": 1})
-    assert await shared.value(code) == {"x": 1}
-    assert await shared.value(type(code)(code.ref, code.files, {}, {"x": 2})) == {"x": 2}
+async def test_new_defaults_of_the_same_content_take_effect(shared_bench):
+    code = shared_bench.policy("return parameters", parameters={"x": 1})
+    assert await shared_bench.value(code) == {"x": 1}
+    assert await shared_bench.value(type(code)(code.ref, code.files, {}, {"x": 2})) == {"x": 2}
 
 
 async def test_unsafe_mode_works_and_says_so_loudly(make_bench):
@@ -375,8 +375,8 @@ async def test_unsafe_mode_works_and_says_so_loudly(make_bench):
 
 
 @IN_ONE_LOOP
-async def test_the_report_names_the_layers_and_every_attack(shared):
-    report = shared.sandbox.report()
+async def test_the_report_names_the_layers_and_every_attack(shared_bench):
+    report = shared_bench.sandbox.report()
     assert report.mode == "jail"
     assert report.warning == ""
     assert "seccomp" in report.layers

@@ -71,17 +71,17 @@ async def test_an_example_has_its_own_fleet_and_leaves_no_state(bench):
 
 
 @IN_ONE_LOOP
-async def test_examples_may_have_plain_input(shared):
-    code = shared.policy("return [input_data, parameters]", parameters={"p": 1})
-    (found,) = await outcomes(shared, code, plain(code, [1, "x"]))
+async def test_examples_may_have_plain_input(shared_bench):
+    code = shared_bench.policy("return [input_data, parameters]", parameters={"p": 1})
+    (found,) = await outcomes(shared_bench, code, plain(code, [1, "x"]))
     assert found.value == [[1, "x"], {"p": 1}]
 
 
 @IN_ONE_LOOP
-async def test_an_error_in_one_example_does_not_affect_the_others(shared):
-    code = shared.policy("return 1 / input_data['inputs']['by']")
+async def test_an_error_in_one_example_does_not_affect_the_others(shared_bench):
+    code = shared_bench.policy("return 1 / input_data['inputs']['by']")
     samples = [sample(code, number, {"by": by}) for number, by in enumerate((1, 0, 2))]
-    first, second, third = await outcomes(shared, code, *samples)
+    first, second, third = await outcomes(shared_bench, code, *samples)
     assert (first.value, third.value) == (1.0, 0.5)
     assert second.refusal.code is Code.POLICY_ERROR
 
@@ -95,8 +95,8 @@ async def test_an_error_in_one_example_does_not_affect_the_others(shared):
         ("import os; os.write(3, b'x' * 100)", Code.POLICY_CRASHED),
     ],
 )
-async def test_examples_after_a_crash_are_refused_with_its_reason(shared_hasty, body, code):
-    bench = shared_hasty
+async def test_examples_after_a_crash_are_refused_with_its_reason(hasty_bench, body, code):
+    bench = hasty_bench
     policy = bench.policy(body)
     found = await outcomes(bench, policy, *(sample(policy, number) for number in range(3)))
     assert [each.refusal.code for each in found] == [code] * 3
@@ -136,12 +136,12 @@ class Strict:
         return Refusal(Code.POLICY_BAD_OUTPUT, "not that") if value == "wrong" else None
 
 
-def guarded(policy):
+def guard(policy):
     return PolicyCode(policy.ref, policy.files, guard=Strict())
 
 
 async def test_the_host_checks_the_return_value_of_eval(bench):
-    code = guarded(bench.policy("return input_data['inputs'].get('say')"))
+    code = guard(bench.policy("return input_data['inputs'].get('say')"))
     assert await bench.value(code, {"say": "right"}) == "right"
     refusal = await bench.refusal(code, {"say": "wrong"})
     assert refusal.code is Code.POLICY_BAD_OUTPUT
@@ -149,14 +149,14 @@ async def test_the_host_checks_the_return_value_of_eval(bench):
 
 
 @IN_ONE_LOOP
-async def test_plain_evaluations_and_commands_are_checked(shared):
-    policy = shared.policy("return input_data or parameters")
+async def test_plain_evaluations_and_commands_are_checked(shared_bench):
+    policy = shared_bench.policy("return input_data or parameters")
     more = b"    def management(self, action, data): return [action, data]\n"
     files = {"function.py": policy.files["function.py"] + more}
-    code = guarded(PolicyCode(policy.ref, files))
+    code = guard(PolicyCode(policy.ref, files))
 
     async def evaluate(given, **parameters):
-        return await shared.sandbox.evaluate(
+        return await shared_bench.sandbox.evaluate(
             code, Tenant("t"), given, parameters=parameters, settings={}
         )
 
@@ -165,6 +165,6 @@ async def test_plain_evaluations_and_commands_are_checked(shared):
     for wrong in (evaluate("wrong"), evaluate(None, no=1), evaluate("never")):
         with pytest.raises(PolicyFault, match="not that"):
             await wrong
-    assert await shared.sandbox.manage(code, Tenant("t"), "yes", 1) == ["yes", {"data": 1}]
+    assert await shared_bench.sandbox.manage(code, Tenant("t"), "yes", 1) == ["yes", {"data": 1}]
     with pytest.raises(PolicyFault, match="not that"):
-        await shared.sandbox.manage(code, Tenant("t"), "no", 1)
+        await shared_bench.sandbox.manage(code, Tenant("t"), "no", 1)

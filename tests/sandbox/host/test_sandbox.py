@@ -1,4 +1,4 @@
-"""What policies see and what becomes of their answers, over real cells."""
+"""Inputs of policies and the handling of their answers, over real cells."""
 
 import asyncio
 import random
@@ -10,7 +10,7 @@ import pytest
 from moorage.model import ClusterId, Code, Demand, LeaseTerms, PolicyRef, Share, Tenant
 from moorage.policy import parse_proposal
 from moorage.sandbox.host.sandbox import Limits, PolicyFault
-from moorage.sandbox.host.work import ended
+from moorage.sandbox.host.work import death_refusal
 from moorage.sandbox.host.zygote import Death
 from moorage.sandbox.wire.limits import CALL_ANSWER_BYTES_MAX
 
@@ -19,8 +19,8 @@ IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
 
 
 @IN_ONE_LOOP
-async def test_a_policy_gets_the_documented_input(shared):
-    code = shared.policy(
+async def test_a_policy_gets_the_documented_input(shared_bench):
+    code = shared_bench.policy(
         """
 data = input_data["cluster_data"]
 entry = data["c0"]
@@ -45,7 +45,7 @@ return {
         settings={"a": 1, "b": 1},
         parameters={"x": 1, "y": {"z": 1}},
     )
-    value = await shared.value(
+    value = await shared_bench.value(
         code,
         {"need": 3},
         candidates=(ClusterId("c0"),),
@@ -91,7 +91,7 @@ return {
         "constructed_with": {"x": 9, "y": {"z": 1}},
         "context": {},
     }
-    plain = await shared.value(code)
+    plain = await shared_bench.value(code)
     assert plain["settings"] == {"a": 1, "b": 1}
     assert plain["clusters"] == ["c0", "c1"]
     assert plain["resources"] is None
@@ -118,7 +118,7 @@ return {"version": version, "tags": input_data["cluster_data"]["c0"]["data"]["ta
         assert await bench.value(code) == {"version": 1, "tags": ["a", "mutated"]}
     assert bench.registry.fetched == ["c0", "c1"]
     bench.registry.versions["c0"] = 2
-    bench.sandbox.documents_changed("c0")
+    bench.sandbox.drop_documents("c0")
     assert (await bench.value(code))["version"] == 2
     assert bench.registry.fetched == ["c0", "c1", "c0"]
 
@@ -165,19 +165,19 @@ return {"allowed": True, "input_data": input_data, "metrics": input_data["cluste
 
 
 @IN_ONE_LOOP
-async def test_input_data_is_plain_and_added_values_are_read_by_key(shared):
+async def test_input_data_is_plain_and_added_values_are_read_by_key(shared_bench):
     """Existing policies log, copy and return it, whole or in part."""
-    value = await shared.value(shared.policy(PLAIN), {"n": [1]}, seed=5)
+    value = await shared_bench.value(shared_bench.policy(PLAIN), {"n": [1]}, seed=5)
     assert value["input_data"].keys() == {"cluster_data", "inputs"}
     assert value["input_data"]["inputs"] == {"n": [1]}
     assert value["metrics"] == value["input_data"]["cluster_data"]["c0"]
-    again = shared.policy("return [input_data, context]")
-    assert await shared.value(again) == [{**value["input_data"], "inputs": {}}, {}]
+    again = shared_bench.policy("return [input_data, context]")
+    assert await shared_bench.value(again) == [{**value["input_data"], "inputs": {}}, {}]
 
 
 @IN_ONE_LOOP
-async def test_clients_answer_as_the_documented_classes_do(shared):
-    code = shared.policy("""
+async def test_clients_answer_as_the_documented_classes_do(shared_bench):
+    code = shared_bench.policy("""
 clusters, metrics = self.settings["cluster_client"], self.settings["cluster_metrics_client"]
 out = {"tuple": type(clusters.read_cluster("c0")).__name__}
 out["read"] = clusters.read_cluster("c0")
@@ -192,7 +192,7 @@ except Exception as error:
     out["error"] = [type(error).__name__, str(error), error.status]
 return out
 """)
-    value = await shared.value(code)
+    value = await shared_bench.value(code)
     assert value["tuple"] == "tuple"
     assert value["read"] == [True, {"client": "cluster_client", "arguments": ["c0"]}]
     assert value["query"][1]["arguments"] == [{"id": "c0"}]
@@ -215,8 +215,8 @@ return out
     ],
 )
 @IN_ONE_LOOP
-async def test_metrics_client_raises_what_documented_policies_catch(shared, caught):
-    code = shared.policy(
+async def test_metrics_client_raises_the_documented_exceptions(shared_bench, caught):
+    code = shared_bench.policy(
         f"""
 import requests
 from aios.clients.metrics import APIError as Documented
@@ -231,7 +231,7 @@ return found
 """,
         f"catches {caught}",
     )
-    assert await shared.value(code) == [
+    assert await shared_bench.value(code) == [
         ["404 Not Found", 404],
         ["the service failed (RuntimeError)", None],
         ["a cluster id is expected: letters, digits, '.', '_', ':' and '-'", None],
@@ -257,7 +257,7 @@ return [client.read_cluster(each) for each in ("c0", "../c0", "c1", "c" * 300, "
     assert value[4] == [False, "Error occurred: more than 4 calls in one evaluation"]
     assert bench.registry.calls == [("cluster_client", "read_cluster", ("c1",))]
     bench.registry.packed["c0"] = bytes(CALL_ANSWER_BYTES_MAX + 1)
-    bench.sandbox.documents_changed("c0")
+    bench.sandbox.drop_documents("c0")
     assert "ask for less" in (await bench.value(code))[0][1]
 
 
@@ -299,7 +299,7 @@ async def test_a_cell_caches_documents_until_they_change(make_bench):
 
     def change(version):
         bench.registry.packed["c0"] = msgspec.msgpack.encode({"version": version})
-        bench.sandbox.documents_changed("c0")
+        bench.sandbox.drop_documents("c0")
 
     for version in (1, 2):
         change(version)
@@ -371,21 +371,21 @@ return context["count"]
         ("x = bytearray(1 << 33)", Code.POLICY_MEMORY, "MemoryError"),
     ],
 )  # fmt: skip
-async def test_a_failure_has_the_error_and_its_line(shared, body, code, reason):
-    refusal = await shared.refusal(shared.policy(body))
+async def test_a_failure_has_the_error_and_its_line(shared_bench, body, code, reason):
+    refusal = await shared_bench.refusal(shared_bench.policy(body))
     assert refusal.code == code
     assert reason in refusal.reason
     assert refusal.details["policy_rule_uri"] == "rule:1-test"
 
 
 @IN_ONE_LOOP
-async def test_numpy_values_and_tuples_are_answers(shared):
-    code = shared.policy("""
+async def test_numpy_values_and_tuples_are_answers(shared_bench):
+    code = shared_bench.policy("""
 import numpy as np
 fleet = input_data["fleet"]
 return {"gpus": (np.int64(1), 2), "free": fleet.gpu_free.sum(1), "x": np.float64(0.5), 3: True}
 """)
-    value = await shared.value(code)
+    value = await shared_bench.value(code)
     assert value == {"gpus": [1, 2], "free": [4000] * 4, "x": 0.5, "3": True}
 
 
@@ -448,39 +448,39 @@ return {**proposal, "seen": seen}
 
 
 @IN_ONE_LOOP
-async def test_check_names_file_line_and_column(shared):
+async def test_check_names_file_line_and_column(shared_bench):
     def code(**files):
-        policy = shared.policy("return 1")
+        policy = shared_bench.policy("return 1")
         named = {name.replace("__", "."): text.encode() for name, text in files.items()}
         return type(policy)(policy.ref, {**policy.files, **named})
 
-    good = await shared.sandbox.check(shared.policy("return 1"))
+    good = await shared_bench.sandbox.check(shared_bench.policy("return 1"))
     assert good.ok
     assert not good.management
-    result = await shared.sandbox.check(code(function__py="x = 1\ndef f(:\n    pass\n"))
+    result = await shared_bench.sandbox.check(code(function__py="x = 1\ndef f(:\n    pass\n"))
     (finding,) = result.findings
     assert (finding.file, finding.line, finding.column) == ("function.py", 2, 7)
     assert finding.text == "def f(:\n      ^"
-    result = await shared.sandbox.check(code(function__py="import openai\n"))
+    result = await shared_bench.sandbox.check(code(function__py="import openai\n"))
     assert "there is no class AIOSv1PolicyRule" in result.findings[0].message
     assert "function.py line 1: 'openai' is not available" in result.warnings[0]
-    result = await shared.sandbox.check(code(function__py="class Other: pass"))
+    result = await shared_bench.sandbox.check(code(function__py="class Other: pass"))
     assert result.findings[0].message == "there is no class AIOSv1PolicyRule; it has Other"
-    result = await shared.sandbox.check(code(function__py="def f():\n\tx = = 1\n"))
+    result = await shared_bench.sandbox.check(code(function__py="def f():\n\tx = = 1\n"))
     assert result.findings[0].text == "\tx = = 1\n\t    ^"
     wrong = "class AIOSv1PolicyRule:\n    def __init__(self, rule_id): pass\n"
-    result = await shared.sandbox.check(code(function__py=wrong))
+    result = await shared_bench.sandbox.check(code(function__py=wrong))
     assert [f.line for f in result.findings] == [2, 0]
-    result = await shared.sandbox.check(code(function__py=f"x = {'1 + ' * 50_000}\n"))
+    result = await shared_bench.sandbox.check(code(function__py=f"x = {'1 + ' * 50_000}\n"))
     assert len(result.findings[0].text) <= 900
-    source = shared.policy("return 1").files["function.py"].decode()
+    source = shared_bench.policy("return 1").files["function.py"].decode()
     for how in ("async def eval", "def eval"):
         body = "return 1" if how.startswith("async") else "yield 1"
         changed = source.replace("def eval", how).replace("return 1", body)
-        result = await shared.sandbox.check(code(function__py=changed))
+        result = await shared_bench.sandbox.check(code(function__py=changed))
         assert "without async and yield" in result.findings[0].message
         assert result.findings[0].line == 5
-    result = await shared.sandbox.check(code(helper__py="x = ("))
+    result = await shared_bench.sandbox.check(code(helper__py="x = ("))
     assert result.findings[0].file == "helper.py"
     broken = code(
         function__py=textwrap.dedent("""\
@@ -491,15 +491,17 @@ async def test_check_names_file_line_and_column(shared):
             def management(self, action, data): return 1
         """)
     )
-    result = await shared.sandbox.check(broken)
+    result = await shared_bench.sandbox.check(broken)
     assert result.findings[0].message == "KeyError: 'limit'"
     assert result.findings[0].line == 3
     assert result.management
 
 
 @IN_ONE_LOOP
-async def test_sibling_files_can_be_imported(shared):
-    policy = shared.policy("import helper, pack.deep\nreturn [helper.X, pack.deep.Y, helper.Z]")
+async def test_sibling_files_can_be_imported(shared_bench):
+    policy = shared_bench.policy(
+        "import helper, pack.deep\nreturn [helper.X, pack.deep.Y, helper.Z]"
+    )
     files = {
         **policy.files,
         "helper.py": b"from pack.deep import Y as Z\nX = 1",
@@ -507,40 +509,41 @@ async def test_sibling_files_can_be_imported(shared):
         "pack/deep.py": b"from . import other\nY = other.W",
         "code/pack/other.py": b"W = 2",
     }
-    assert await shared.value(type(policy)(policy.ref, files)) == [1, 2, 2]
+    assert await shared_bench.value(type(policy)(policy.ref, files)) == [1, 2, 2]
 
 
 @IN_ONE_LOOP
-async def test_management_answers_or_names_its_error(shared):
-    policy = shared.policy(
+async def test_management_answers_or_names_its_error(shared_bench):
+    policy = shared_bench.policy(
         "return 1\n\ndef management(self, action, data):\n    return [action, data]"
     )
     source = policy.files["function.py"].replace(b"        def man", b"    def man")
     policy = type(policy)(policy.ref, {"function.py": source})
-    assert await shared.sandbox.manage(policy, Tenant("t"), "state", {"a": 1}) == [
+    assert await shared_bench.sandbox.manage(policy, Tenant("t"), "state", {"a": 1}) == [
         "state",
         {"a": 1},
     ]
     with pytest.raises(PolicyFault) as caught:
-        await shared.sandbox.manage(shared.policy("return 2"), Tenant("t"), "state", {})
+        await shared_bench.sandbox.manage(shared_bench.policy("return 2"), Tenant("t"), "state", {})
     assert caught.value.refusal.code == Code.UNSUPPORTED
 
 
 @IN_ONE_LOOP
-async def test_output_is_stored_up_to_a_limit(shared):
-    code = shared.policy("""
+async def test_output_is_stored_up_to_a_limit(shared_bench):
+    code = shared_bench.policy("""
 import logging
 print("printed"); logging.getLogger("mine").info("logged"); print("x" * input_data["inputs"]["n"])
 return 1
 """)
-    await shared.value(code, {"n": 10})
-    output = shared.sandbox.output(code.ref, Tenant("t"))["requests"]
+    await shared_bench.value(code, {"n": 10})
+    output = shared_bench.sandbox.output(code.ref, Tenant("t"))["requests"]
     assert output.startswith("printed\nINFO mine: logged\nxxxxxxxxxx\n")
     for _ in range(30):
-        await shared.value(code, {"n": 1_000_000})
-    assert len(shared.sandbox.output(code.ref, Tenant("t"))["requests"]) == 64 << 10
+        await shared_bench.value(code, {"n": 1_000_000})
+    assert len(shared_bench.sandbox.output(code.ref, Tenant("t"))["requests"]) == 64 << 10
     assert (
-        "more characters were dropped" in shared.sandbox.output(code.ref, Tenant("t"))["requests"]
+        "more characters were dropped"
+        in shared_bench.sandbox.output(code.ref, Tenant("t"))["requests"]
     )
 
 
@@ -549,7 +552,7 @@ return 1
 )
 def test_a_cell_that_dies_at_its_memory_limit_is_reported_so(held_mib, code):
     death = Death("killed by SIGSEGV", held_mib=held_mib)
-    refusal = ended(death, PolicyRef("rule:1-x", "digest"), Limits())
+    refusal = death_refusal(death, PolicyRef("rule:1-x", "digest"), Limits())
     assert refusal.code is code
     assert ("policy_memory_mib" in refusal.reason) == (code is Code.POLICY_MEMORY)
     assert refusal.details["cause"] == "killed by SIGSEGV"

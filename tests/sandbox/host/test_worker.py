@@ -10,7 +10,7 @@ from moorage.sandbox.wire import relay
 
 
 class Reader(asyncio.Protocol):
-    """What a cell's channel is read by."""
+    """A reader of a cell's channel."""
 
     def __init__(self) -> None:
         self.heard: list[bytes | None] = []

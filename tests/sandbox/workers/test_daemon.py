@@ -30,12 +30,12 @@ def figure(server: Server, name: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-def counted(server: Server, what: str) -> float:
+def count(server: Server, what: str) -> float:
     return figure(server, f'moorage_sandbox{{what="{what}"}}')
 
 
 @contextmanager
-def served(world: Any, folder: Path, workers: int) -> Iterator[Server]:
+def serve_workers(world: Any, folder: Path, workers: int) -> Iterator[Server]:
     """Run a daemon on this Ray until the block ends, and wait for its workers."""
     environment = {
         "MOORAGE_POLICY_WORKERS": world.address,
@@ -67,36 +67,36 @@ def bridges(pid: int) -> list[int]:
     return found
 
 
-def held(replies: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def held_devices(replies: list[dict[str, Any]]) -> list[tuple[str, str]]:
     shares = [share for each in replies for share in each["lease"]["placement"]]
     return [(share["node_id"], gpu) for share in shares for gpu in share["gpus"]]
 
 
 def test_leases_survive_the_death_of_a_raylet_and_of_the_bridge(world, tmp_path) -> None:
     world.have(2)
-    with served(world, tmp_path, 2) as server, ThreadPoolExecutor(40) as threads:
+    with serve_workers(world, tmp_path, 2) as server, ThreadPoolExecutor(40) as threads:
         asks = [threads.submit(lease, server, n=n, seconds=0.2) for n in range(40)]
-        until(lambda: counted(server, "evaluations") > 2)
+        until(lambda: count(server, "evaluations") > 2)
         world.kill(0)
         replies = [ask.result() for ask in asks]
         assert all(each["success"] for each in replies), replies
-        assert len(set(held(replies))) == 40
+        assert len(set(held_devices(replies))) == 40
         (bridge,) = bridges(server.running.pid)
         os.kill(bridge, signal.SIGKILL)
         more = [lease(server, n=n) for n in range(40, 45)]
         assert all(each["success"] for each in more), more
-        assert len(set(held(replies + more))) == 45
+        assert len(set(held_devices(replies + more))) == 45
         until(lambda: figure(server, "moorage_policy_workers") == 1, 90)
 
 
 def test_a_placement_invented_by_a_worker_is_not_granted(world, tmp_path) -> None:
     made_up = f"data = data.replace(b'\"east-', b'\"west-')\n        {SENT}"
     world.have(0, world.changed("sandbox/workers/agent.py", SENT, made_up))
-    with served(world, tmp_path, 1) as server:
+    with serve_workers(world, tmp_path, 1) as server:
         replies = [lease(server, n=n) for n in range(4)]
         assert all(each["success"] for each in replies), replies
-        assert all(node.startswith("east-") for node, _ in held(replies))
-        doubts, evaluations = counted(server, "worker_doubts"), counted(server, "evaluations")
+        assert all(node.startswith("east-") for node, _ in held_devices(replies))
+        doubts, evaluations = count(server, "worker_doubts"), count(server, "evaluations")
         assert doubts >= 1
         assert evaluations == 4 + doubts  # One retry each.
 
@@ -105,7 +105,7 @@ def test_a_killed_daemon_leaves_nothing_on_ray(world, tmp_path) -> None:
     world.have(1)
     with (  # noqa: PT012  # Leaving the daemon says how it ended.
         pytest.raises(CommandError, match="ended with -9"),
-        served(world, tmp_path, 1) as server,
+        serve_workers(world, tmp_path, 1) as server,
     ):
         assert lease(server, n=0)["success"]
         (bridge,) = bridges(server.running.pid)

@@ -53,7 +53,7 @@ def have_cells(bench: Any, count: int) -> bool:
     return len(places(bench)) == count
 
 
-def counted(bench: Any, name: str) -> int:
+def read_count(bench: Any, name: str) -> int:
     return bench.sandbox.report().counters.get(name, 0)
 
 
@@ -69,7 +69,7 @@ async def at_work(world: Any, bench: Any) -> None:
     await world.until(lambda: len(bench.order) > before)
 
 
-def all_answered(outcomes: list[Any]) -> bool:
+def answer_all(outcomes: list[Any]) -> bool:
     answers = [each.value["n"] for each in outcomes if isinstance(each, Proposed)]
     return answers == list(range(len(outcomes)))
 
@@ -127,7 +127,7 @@ async def test_failures_of_policies_on_workers_have_the_same_messages(make_bench
         reasons = {each.reason.partition(" (function.py")[0] for each in (expected, found)}
         assert (len(reasons), found.code) == (1, expected.code), reasons
         assert found.code is code
-    assert counted(there, "worker_doubts") == 0
+    assert read_count(there, "worker_doubts") == 0
 
 
 async def test_a_killed_raylet_loses_nothing(world, serving) -> None:
@@ -139,8 +139,8 @@ async def test_a_killed_raylet_loses_nothing(world, serving) -> None:
     running = asyncio.ensure_future(results(bench, 60))
     await at_work(world, bench)
     await asyncio.to_thread(world.kill, 0)
-    assert all_answered(await running)
-    assert counted(bench, "worker_losses") >= 1
+    assert answer_all(await running)
+    assert read_count(bench, "worker_losses") >= 1
 
 
 def side_by_side(outcomes: list[Any]) -> int:
@@ -156,7 +156,7 @@ async def test_cells_of_two_raylets_work_in_parallel(world, serving) -> None:
     await world.until(partial(have_cells, bench, 2))
     assert "" not in places(bench)
     outcomes = await running
-    assert all_answered(outcomes)
+    assert answer_all(outcomes)
     assert side_by_side(outcomes) == 2, "one cell on each raylet"
 
 
@@ -165,7 +165,7 @@ async def test_workers_can_connect_by_rays_client_server(world, make_bench) -> N
     with client_server(world) as address:
         bench = await make_bench(workers=replace(world.workers(CELLS), address=address))
         await world.up(bench, 1)
-        assert all_answered(await results(bench, 8))
+        assert answer_all(await results(bench, 8))
         assert "" not in places(bench)
         await bench.sandbox.close()
 
@@ -190,9 +190,9 @@ async def test_without_live_workers_this_machine_evaluates(world, serving) -> No
     running = asyncio.ensure_future(results(bench, 16))
     await at_work(world, bench)
     await asyncio.to_thread(world.kill, 0)
-    assert all_answered(await running)
-    await world.until(lambda: counted(bench, "worker_losses"))
-    assert all_answered(await results(bench, 4))
+    assert answer_all(await running)
+    await world.until(lambda: read_count(bench, "worker_losses"))
+    assert answer_all(await results(bench, 4))
     assert places(bench) == {""}
     world.have(1)
     await world.up(bench, 1)
@@ -209,8 +209,8 @@ async def test_a_hanging_worker_causes_one_retry(world, serving) -> None:
         outcomes = await results(bench, 4)
     finally:
         os.kill(agent, signal.SIGKILL)
-    assert all_answered(outcomes)
-    assert counted(bench, "worker_losses") == 1
+    assert answer_all(outcomes)
+    assert read_count(bench, "worker_losses") == 1
     assert [each for each in world.said if "silent" in each[1]]
 
 
@@ -221,9 +221,9 @@ async def test_a_hanging_cell_on_a_worker_causes_one_retry(world, serving) -> No
     cells = [pid for zygote in children(agent) for pid in children(zygote)]
     for pid in cells:
         os.kill(pid, signal.SIGSTOP)
-    assert all_answered(await results(bench, 1))
-    assert counted(bench, "worker_doubts") == 1
-    assert counted(bench, "timeouts") == 0
+    assert answer_all(await results(bench, 1))
+    assert read_count(bench, "worker_doubts") == 1
+    assert read_count(bench, "timeouts") == 0
 
 
 def children(pid: int) -> list[int]:
@@ -250,15 +250,15 @@ def lie(said: str) -> str:
 )
 async def test_wrong_answers_of_a_worker_are_refused(world, serving, new: str) -> None:
     bench = await serving(0, world.changed(AGENT, SENT, new))
-    assert all_answered(await results(bench, 4))
+    assert answer_all(await results(bench, 4))
     assert places(bench) == {""}
     if new.startswith("data = "):
-        doubts = counted(bench, "worker_doubts")  # Each ask may have been in a cell of its own.
+        doubts = read_count(bench, "worker_doubts")  # Each ask may have been in a cell of its own.
         assert 1 <= doubts <= 4
-        assert doubts == counted(bench, "protocol_breaches")
+        assert doubts == read_count(bench, "protocol_breaches")
 
 
-async def test_a_node_whose_jail_fails_gets_no_policy(world, make_bench) -> None:
+async def test_a_node_with_a_failing_jail_gets_no_policy(world, make_bench) -> None:
     sets = '    layers["seccomp"] = '
     source = world.changed("sandbox/cell/jail.py", f"{sets}_seccomp()\n", f'{sets}"none"\n')
     world.have(0, source)
@@ -267,7 +267,7 @@ async def test_a_node_whose_jail_fails_gets_no_policy(world, make_bench) -> None
     found = await world.until(lambda: [x for x in world.said if "may run no policies" in x[1]])
     assert "seccomp" in found[0][1]
     assert not found[0][2]
-    assert all_answered(await results(bench, 4))
+    assert answer_all(await results(bench, 4))
     assert places(bench) == {""}
     assert bench.sandbox.report().workers_up == 0
 
@@ -275,5 +275,5 @@ async def test_a_node_whose_jail_fails_gets_no_policy(world, make_bench) -> None
 async def test_without_ray_the_sandbox_serves(make_bench) -> None:
     settings = WorkerSettings("127.0.0.1:1", 4, lambda *_: None)
     bench = await make_bench(workers=settings)
-    assert all_answered(await results(bench, 2))
+    assert answer_all(await results(bench, 2))
     assert places(bench) == {""}

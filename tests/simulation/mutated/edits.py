@@ -52,7 +52,7 @@ class Replace(Edit):
         if len(old) == len(new) == 1 and isinstance(old[0], ast.Expr):
             assert isinstance(new[0], ast.Expr), f"{self}: an expression becomes an expression"
             return _Expressions(old[0].value, new[0].value).count(function)
-        return _Statements(old, lambda _, bound: _filled_list(new, bound)).count(function)
+        return _Statements(old, lambda _, bound: _fill_list(new, bound)).count(function)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class After(Edit):
     def apply(self, function: Function) -> int:
         more = ast.parse(self.more).body
         return _Statements(
-            ast.parse(self.old).body, lambda found, bound: [*found, *_filled_list(more, bound)]
+            ast.parse(self.old).body, lambda found, bound: [*found, *_fill_list(more, bound)]
         ).count(function)
 
 
@@ -136,7 +136,7 @@ class _Expressions(ast.NodeTransformer):
         bound: Bound = {}
         if isinstance(node, ast.expr) and _match(self._old, node, bound):
             self._found += 1
-            return _filled(self._new, bound)
+            return _fill(self._new, bound)
         return self.generic_visit(node)
 
 
@@ -220,7 +220,7 @@ def _same(one: ast.AST, other: ast.AST) -> bool:
     return ast.unparse(one) == ast.unparse(other)
 
 
-def _filled(pattern: Any, bound: Bound) -> Any:
+def _fill(pattern: Any, bound: Bound) -> Any:
     """Return new code with the letters replaced by what they stand for."""
     if name := _hole(pattern):
         node = deepcopy(bound[name])
@@ -228,17 +228,17 @@ def _filled(pattern: Any, bound: Bound) -> Any:
             node.ctx = pattern.ctx
         return node
     if isinstance(pattern, list):
-        return _filled_list(pattern, bound)
+        return _fill_list(pattern, bound)
     if not isinstance(pattern, ast.AST):
         return pattern
-    parts = {name: _filled(getattr(pattern, name), bound) for name in pattern._fields}
+    parts = {name: _fill(getattr(pattern, name), bound) for name in pattern._fields}
     if isinstance(pattern, ast.Call) and any(map(_is_more, pattern.args)):
         parts["keywords"] = [*bound["keywords"], *parts["keywords"]]
     return type(pattern)(**parts)
 
 
-def _filled_list(patterns: Sequence[Any], bound: Bound) -> list[Any]:
+def _fill_list(patterns: Sequence[Any], bound: Bound) -> list[Any]:
     filled: list[Any] = []
     for pattern in patterns:
-        filled += bound[MORE] if _is_more(pattern) else [_filled(pattern, bound)]
+        filled += bound[MORE] if _is_more(pattern) else [_fill(pattern, bound)]
     return filled

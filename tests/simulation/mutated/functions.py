@@ -19,7 +19,7 @@ PARTS = ("core", "policy", "model.py", "records/leases.py")
 
 
 @contextmanager
-def mutated(name: str, edit: Edit) -> Iterator[None]:
+def play_mutant(name: str, edit: Edit) -> Iterator[None]:
     """Have a function do what its edit says: for all who have imported it, in this process.
 
     Args:
@@ -33,7 +33,7 @@ def mutated(name: str, edit: Edit) -> Iterator[None]:
     edit.once(function, f"{module}.{qualified}")
     live = _live(module, qualified)
     before = live.__code__
-    live.__code__ = _compiled(function, qualified, before.co_filename)
+    live.__code__ = _compile(function, qualified, before.co_filename)
     try:
         yield
     finally:
@@ -61,19 +61,19 @@ def _functions() -> dict[tuple[str, str], Function]:
         (".".join(("moorage", *file.relative_to(root).with_suffix("").parts)), name): function
         for file in files
         if file.is_file()
-        for name, function in _defined(ast.parse(file.read_text()), "")
+        for name, function in _definitions(ast.parse(file.read_text()), "")
     }
 
 
-def _defined(node: ast.AST, within: str) -> Iterator[tuple[str, Function]]:
+def _definitions(node: ast.AST, within: str) -> Iterator[tuple[str, Function]]:
     for each in ast.iter_child_nodes(node):
         if isinstance(each, ast.ClassDef):
-            yield from _defined(each, f"{within}{each.name}.")
+            yield from _definitions(each, f"{within}{each.name}.")
         elif isinstance(each, Function):
             yield f"{within}{each.name}", each
 
 
-def _compiled(function: Function, qualified: str, file: str) -> CodeType:
+def _compile(function: Function, qualified: str, file: str) -> CodeType:
     """Return the code of a changed function, whose lines are where they were."""
     node: ast.stmt = function
     for name in reversed(qualified.split(".")[:-1]):

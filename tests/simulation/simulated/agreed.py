@@ -1,4 +1,4 @@
-"""What reservations leave of a node, added up by hand. `laws` asks."""
+"""The free part of a node beside reservations, added up by hand for `laws`."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -12,7 +12,7 @@ Pair = tuple[str, str]
 
 
 def holds(share: Share) -> Counter[str]:
-    """What a share has of its node; devices by their ids."""
+    """Return the amounts of a share on its node; devices by their ids."""
     return Counter(
         {
             "cpu": share.cpu_milli,
@@ -28,10 +28,10 @@ def others(model: Any, pair: Pair, tenant: str | None, until: float) -> list[Nod
     return [each for each in found if each.tenant != tenant and each.starts_at < until]
 
 
-def left(
+def free_for(
     model: Any, pair: Pair, at: float, tenant: str | None, gone: Collection[str] = ()
 ) -> Counter[str] | None:
-    """What of a node a tenant can have at a moment to come, without some leases; None: nothing."""
+    """Return the part of a node that a tenant can get at a later moment, without some leases."""
     node = model.node(Share(*pair))  # type: ignore[arg-type]  # Plain values in tests.
     if node is None:
         return None
@@ -75,28 +75,30 @@ def overrun(model: Any, lease: Any, share: Share, after: float, *, at_once: bool
     if lease.granted_at <= model.clock_moved_at:
         starts = begun  # It may have been there before, when the calendar's time was another.
     for at in sorted(begun if at_once else starts):
-        free = left(model, pair, at, lease.tenant, {lease.id})
+        free = free_for(model, pair, at, lease.tenant, {lease.id})
         if free is None or any(free.get(key, much) < much for key, much in needs if much):
             return at
     return None
 
 
-def taken(
+def taken_from(
     model: Any, pair: Pair, tenant: str, now: float, until: float, gone: Collection[str] = ()
 ) -> Counter[str]:
-    """What of a node a lease of a tenant leaves alone, beyond what is held now."""
+    """Return the part of a node that a tenant's new lease must not use, besides held amounts."""
     node, found = model.node(Share(*pair)), Counter[str]()  # type: ignore[arg-type]  # As above.
     if node is None:
         return found
     free = _free(model, pair, node)
     for at in moments(model, pair, tenant, now, until):
-        then = left(model, pair, at, tenant, gone)
+        then = free_for(model, pair, at, tenant, gone)
         found |= free - then if then is not None else free
     return found & free  # Its node may have become smaller.
 
 
-def reserved(model: Any, pair: Pair, tenant: str, now: float, until: float) -> Counter[str]:
-    """What others have of a node at most at one time, until then."""
+def reserved_by_others(
+    model: Any, pair: Pair, tenant: str, now: float, until: float
+) -> Counter[str]:
+    """Return the most that others reserve of a node at one time, until then."""
     found = Counter[str]()
     for at in moments(model, pair, tenant, now, until):
         there = (x for x in others(model, pair, tenant, inf) if x.starts_at <= at < x.ends_at)
@@ -123,7 +125,7 @@ def is_own(model: Any, lease: Any, share: Share) -> bool:
 
 
 def beyond_own(model: Any, pair: Pair, tenant: str) -> Counter[str] | None:
-    """What else of a node is free than what a tenant reserved; None: it has nothing there."""
+    """Return the free part of a node beyond a tenant's reservations; None: it has none there."""
     node = model.node(Share(*pair))  # type: ignore[arg-type]  # As above.
     if node is None:
         return None

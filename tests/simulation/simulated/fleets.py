@@ -67,7 +67,7 @@ def cluster(rng: Random, name: str) -> Cluster:
     return Cluster(ClusterId(name), tuple(node(rng, f"node-{n}") for n in range(rng.randint(1, 3))))
 
 
-def changed(rng: Random, before: Cluster) -> Cluster:
+def change_hardware(rng: Random, before: Cluster) -> Cluster:
     """The same cluster after a change of its hardware."""
     nodes = [each for each in before.nodes if rng.random() < 0.7]
     if nodes and rng.random() < 0.5:
@@ -82,12 +82,12 @@ def changed(rng: Random, before: Cluster) -> Cluster:
     return Cluster(before.id, tuple({each.id: each for each in nodes}.values()))
 
 
-def labelled(rng: Random, one: Cluster) -> Cluster:
+def change_labels(rng: Random, one: Cluster) -> Cluster:
     """The same cluster with labels of its nodes."""
     return replace(one, nodes=tuple(replace(each, labels=rng.choice(LABELS)) for each in one.nodes))
 
 
-def zoned(rng: Random, one: Cluster) -> Cluster:
+def change_zones(rng: Random, one: Cluster) -> Cluster:
     """The same cluster with zones of its nodes."""
     zones = ["", "zone-0", "zone-0", "zone-1"]
     return replace(one, nodes=tuple(replace(each, zone=rng.choice(zones)) for each in one.nodes))

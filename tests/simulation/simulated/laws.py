@@ -1,4 +1,4 @@
-"""What must hold, and what must not: an independent model of leases, devices and answers.
+"""The laws: an independent model of leases, devices and answers.
 
 Nothing here calls the core's own verdicts (`apply`, `verify`, `Fleet`): a law that asks the
 defendant would acquit it.
@@ -99,7 +99,7 @@ class Model:
     lost: dict[str, list[DeviceId]] = field(default_factory=dict)
 
     def used(self, tenant: str, project: str | None) -> dict[str, int]:
-        """What an account holds, added up from its leases, warm ones too."""
+        """Return the amounts held by an account: the sum of its leases, warm ones included."""
         mine = (
             lease
             for lease in self.leases.values()
@@ -193,12 +193,13 @@ class Model:
     def beside(
         self, ask: Ask, now: float, gone: Collection[str]
     ) -> dict[tuple[str, str], Counter[str]]:
-        """What a request may not get of other nodes beyond what is held without some leases."""
+        """Return the parts of other nodes that a request may not use, without some leases."""
         if not self.partly:
             return {}
         until = self.until(ask, now, ())
         return {
-            pair: agreed.taken(self, pair, ask.tenant, now, until, gone) for pair in self.partly
+            pair: agreed.taken_from(self, pair, ask.tenant, now, until, gone)
+            for pair in self.partly
         }
 
     @property
@@ -230,8 +231,8 @@ class Model:
             if node is None or not theirs or self.shut(*pair):
                 continue
             assert need is not None
-            less = agreed.taken(self, pair, ask.tenant, now, until)
-            all_parts = agreed.reserved(self, pair, ask.tenant, now, until)
+            less = agreed.taken_from(self, pair, ask.tenant, now, until)
+            all_parts = agreed.reserved_by_others(self, pair, ask.tenant, now, until)
             never = not empty._takes(pair, replace(node, unavailable=""), need, all_parts)
             if never or self._takes(pair, node, need) > self._takes(pair, node, need, less):
                 shut.add(pair)
@@ -307,7 +308,7 @@ class Model:
             pair = (part.cluster_id, part.node_id)
             law(_serves(self.node(part), part, new.demand), "it can take the demand", new)  # type: ignore[arg-type]  # A law above.
             for at in agreed.moments(self, pair, None, new.starts_at, new.ends_at):
-                free = agreed.left(self, pair, at, None)
+                free = agreed.free_for(self, pair, at, None)
                 fits = free is not None and all(free[key] >= 0 for key in agreed.holds(part))
                 law(fits, "no reservation is broken", new, free)
 
@@ -328,7 +329,7 @@ class Model:
 
     @property
     def resetting(self) -> set[str]:
-        """What was released, and is made fit to stay warm."""
+        """A released lease that is prepared to stay warm."""
         released = {name for name, reason in self.ending.items() if reason == RELEASED}
         return {name for name in released if self.leases[name].provision.keep_warm_seconds}  # type: ignore[union-attr]  # Only what has one is `Ending`.
 
@@ -382,7 +383,7 @@ class Model:
                 del self.waiting[request]
                 self.overtaken.pop(request, None)
             case Granted(lease, overtaken):
-                self._granted(lease, asks, now)
+                self._check_grant(lease, asks, now)
                 self.overtaken.pop(lease.id, None)
                 if overtaken is not None:
                     self.overtaken[overtaken] += 1
@@ -432,7 +433,7 @@ class Model:
                 self.leases[lease_id] = replace(self.leases[lease_id], placement=placement)
                 self._count(self.leases[lease_id], 1, among_others=True)
             case Ending(lease_id, at, reason):
-                self._left(lease_id, reason, at)
+                self._check_end(lease_id, reason, at)
                 law(self.leases[lease_id].provision is not None, "only engines take time", fact)
                 before = self.ending.get(lease_id)
                 given_up = lease_id in self.resetting and reason != RELEASED
@@ -440,7 +441,7 @@ class Model:
                 self.ending[lease_id] = reason
                 self.warm.discard(lease_id)
             case Finished(lease_id, outcome):
-                self._left(lease_id, outcome.detail, outcome.at)
+                self._check_end(lease_id, outcome.detail, outcome.at)
                 law(lease_id in self.leases, "only what is held finishes", fact)
                 law(lease_id not in self.ending.keys() | self.finished.keys(), "it ends once", fact)
                 law(outcome.attempt == self.leases[lease_id].attempt, "it says what ended", fact)
@@ -453,9 +454,9 @@ class Model:
                 self.warm.add(lease_id)
                 self.expires[lease_id] = expires_at
             case Requeued():
-                self._requeued(fact, asks)
+                self._check_requeue(fact, asks)
             case Paused():
-                self._paused(fact)
+                self._check_pause(fact)
             case Resumed(lease_id, at):
                 retry_at = self.paused.pop(lease_id, at + 1)
                 law(at >= retry_at, "it pauses as long as it should", fact, retry_at)
@@ -467,7 +468,7 @@ class Model:
             case Ended(lease_id, at, reason):
                 law(lease_id in self.leases, "it ends once", fact)
                 if lease_id not in self.ending and lease_id not in self.finished:
-                    self._left(lease_id, reason, at)
+                    self._check_end(lease_id, reason, at)
                 lease = self.leases.pop(lease_id)
                 self._count(lease, -1)
                 self._let_go(lease_id)
@@ -520,14 +521,14 @@ class Model:
             law(mine is not None and wanted <= mine, "and only for one's own", fact)
         law(fact.until <= waiter.deadline, "none leaves for a request that has given up", fact)
 
-    def _left(self, name: str, reason: str, now: float) -> None:
+    def _check_end(self, name: str, reason: str, now: float) -> None:
         notice = self.notices.pop(name, None)
         if reason.startswith("preempted"):
             law(notice is not None and now >= notice.until, "none leaves before its time", name)
             assert notice is not None
             law(notice.by in self.waiting, "none leaves for a request that is gone", name)
 
-    def _requeued(self, fact: Requeued, asks: dict[str, Ask]) -> None:
+    def _check_requeue(self, fact: Requeued, asks: dict[str, Ask]) -> None:
         law(fact.lease in self.leases, "only what is held goes back into the queue", fact)
         law(fact.lease not in self.ending, "what is over does not come back", fact)
         lease = self.leases.pop(fact.lease)
@@ -545,7 +546,7 @@ class Model:
             ask = replace(ask, demand=ask.alternatives[lease.choice])
         self.waiting[fact.lease] = Queued(ask, lease.asked_at, due)
 
-    def _paused(self, fact: Paused) -> None:
+    def _check_pause(self, fact: Paused) -> None:
         law(fact.lease in self.requeued, "only a lease in the queue pauses", fact)
         law(fact.lease not in self.paused, "it pauses once at a time", fact)
         if fact.faults:
@@ -568,12 +569,12 @@ class Model:
                 self.lost[name] = gone
 
     def shown(self, name: str) -> list[Share]:
-        """Where the devices that a lease has lost are now."""
+        """Return the present places of devices that a lease has lost."""
         pairs = [(c.id, n.id) for c in self.clusters.values() for n in c.nodes]
-        found = [(*pair, self._gone(name, pair)) for pair in pairs if name in self.lost]
+        found = [(*pair, self._lost_devices(name, pair)) for pair in pairs if name in self.lost]
         return [Share(*each) for each in found if each[2]]  # type: ignore[arg-type]  # Plain values in tests.
 
-    def _gone(self, name: str, pair: tuple[str, str]) -> tuple[str, ...]:
+    def _lost_devices(self, name: str, pair: tuple[str, str]) -> tuple[str, ...]:
         """Which devices of a node a lease has lost: these, parts of them, or what they are of."""
         lost = self.lost.get(name, ())
         return tuple(
@@ -626,7 +627,7 @@ class Model:
                 once = among_others or self.devices[*pair, gpu] <= 1000
                 law(once, "no device is promised twice", lease, gpu)
 
-    def _granted(self, lease: Lease, asks: dict[str, Ask], now: float) -> None:
+    def _check_grant(self, lease: Lease, asks: dict[str, Ask], now: float) -> None:
         law(lease.fencing > self.fencing, "fencing numbers grow", lease.fencing, self.fencing)
         law(lease.id not in self.paused, "nothing starts while it pauses", lease)
         self.faults.pop(lease.id, None)
@@ -713,7 +714,9 @@ class Model:
             if demand is not None:
                 law(_serves(node, share, demand), "a grant satisfies the demand", demand, share)
                 pair = (share.cluster_id, share.node_id)
-                law(_labelled(pair, node, demand), "a grant is where its labels say", demand, node)
+                law(
+                    _has_labels(pair, node, demand), "a grant is where its labels say", demand, node
+                )
         if demand is not None:
             law(len(shares) == demand.nodes, "a gang is whole", demand, lease)
             if demand.topology in {"rack", "zone"} and len(shares) > 1:
@@ -786,7 +789,7 @@ class Model:
     def _takes(
         self, pair: tuple[str, str], node: Node, demand: Demand, less: Counter[str] = _NONE
     ) -> bool:
-        if not _labelled(pair, node, demand):
+        if not _has_labels(pair, node, demand):
             return False
         if node.unavailable or self.cpu[pair] + less["cpu"] + demand.cpu_milli > node.cpu_milli:
             return False
@@ -801,7 +804,7 @@ class Model:
             and self.devices[*pair, gpu.id] + less[f"gpu {gpu.id}"] + demand.gpu_milli <= 1000
         ]
         if self.lost:
-            gone = {gpu for name in self.lost for gpu in self._gone(name, pair)}
+            gone = {gpu for name in self.lost for gpu in self._lost_devices(name, pair)}
             usable = [gpu for gpu in usable if gpu.id not in gone]
         if demand.gpus > 1 and demand.topology in {"nvlink", "numa"}:
             nvlink = demand.topology == "nvlink"
@@ -829,7 +832,7 @@ class Model:
 
 
 def holds(shares: Iterable[Share]) -> dict[str, int]:
-    """What shares hold, by resource."""
+    """Return the amounts of shares, by resource."""
     total = Counter[str]()
     for share in shares:
         total["gpu_milli"] += len(share.gpus) * share.gpu_milli
@@ -844,7 +847,7 @@ def needs_of(ask: Ask) -> int:
 
 
 def needs(demand: Demand) -> dict[str, int]:
-    """What a demand is at least, by resource."""
+    """Return the least amounts of a demand, by resource."""
     gpus, nodes = demand.gpus * demand.gpu_milli, demand.nodes
     return {
         "gpu_milli": nodes * gpus,
@@ -857,7 +860,7 @@ def _is_part(one: DeviceId, other: DeviceId) -> bool:
     return one.parent == other.uuid
 
 
-def _labelled(pair: tuple[str, str], node: Node, demand: Demand) -> bool:
+def _has_labels(pair: tuple[str, str], node: Node, demand: Demand) -> bool:
     """Whether a node has the labels of a demand: one requirement after the other."""
     own = {"moorage/cluster": pair[0], "moorage/node": pair[1]}
     for key, operator, values in demand.where:

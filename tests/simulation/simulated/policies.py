@@ -26,15 +26,15 @@ def view_of(fleet: Fleet, consult: Consult) -> FleetView:
     return FleetView(fleet, ask.demand, ask.candidates, consult.reserved)
 
 
-def wanted(ask: Ask) -> Demand:
-    """What an ask without `resources` tells its policy alone."""
+def hidden_demand(ask: Ask) -> Demand:
+    """Return the demand that an ask without `resources` gives only to its policy."""
     return Demand(gpus=ask.inputs["gpus"], gpu_milli=500)
 
 
 def honest(rng: Random, fleet: Fleet, consult: Consult) -> Any:
     """First fit, as every shipped policy does it."""
     view = view_of(fleet, consult)
-    demand = view.demand or wanted(consult.ask)
+    demand = view.demand or hidden_demand(consult.ask)
     scores = np.where(view.feasible(demand), -np.arange(len(view)), -np.inf)
     scores = np.where(np.isinf(scores), -1.0, 1e6 + scores)
     return propose(view, demand, best_rows(view, demand, scores))

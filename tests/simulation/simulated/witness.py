@@ -63,7 +63,7 @@ from moorage.core.turns.turn import Turn
 from moorage.model import Ask, Code, Demand, Lease, Nodes
 from simulated import agreed
 from simulated.laws import Model, holds, law, needs
-from simulated.policies import wanted
+from simulated.policies import hidden_demand
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -108,11 +108,11 @@ class Witness:
         """See for whom the queue of a new life keeps nodes, within its turns."""
         reserve = queue.reserve
 
-        def seen(head: WaiterLine | None, nodes: Nodes) -> None:
+        def watch_head(head: WaiterLine | None, nodes: Nodes) -> None:
             self.head_nodes &= {*nodes}
             reserve(head, nodes)
 
-        queue.reserve = seen  # type: ignore[method-assign]  # Seen from outside, it does the same.
+        queue.reserve = watch_head  # type: ignore[method-assign]  # Seen from outside, it does the same.
 
     # Steps ---------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class Witness:
             self.let_go.add((event.lease, event.fencing))
         queue = self.world.allocator.requests.queue
         self.reserved, self.head_nodes = ((), 0, ""), {*queue.reservation}
-        self.declined = self._declined()
+        self.declined = self._declined_waiters()
         self.model.disturbed = isinstance(event, Restarted | Stalled | ClockSet)
         if self.model.disturbed:
             self.due = {name: waiter.deadline for name, waiter in self.model.waiting.items()}
@@ -143,7 +143,7 @@ class Witness:
     def after(self, event: Event, turn: Turn) -> None:
         world, model = self.world, self.model
         waited, noticed_for = set(model.waiting), set[str]()
-        self.declined |= self._declined()
+        self.declined |= self._declined_waiters()
         for number, fact in enumerate(turn.facts):
             if isinstance(fact, Granted):
                 law(fact.lease.id not in self.refused, "a no is a no", fact)
@@ -151,7 +151,7 @@ class Witness:
                 self._keeps_quota(fact.lease, event)
                 self._overtaking(fact, event)
             if isinstance(fact, Ended | Requeued) and fact.lease in model.leases:
-                self._freed(fact, event, turn.facts[number + 1 : number + 2])
+                self._check_free(fact, event, turn.facts[number + 1 : number + 2])
             if isinstance(fact, Requeued):
                 pauses = any(isinstance(after, Paused) for after in turn.facts[number + 1 :])
                 law(pauses == (world.pause_seconds > 0), "what failed needs time", fact)
@@ -175,7 +175,7 @@ class Witness:
             if isinstance(effect, Consult):
                 self.consultations[effect.ask.id] += 1
             if isinstance(effect, Consult) and len(turn.facts) < 2:  # As of the whole turn.
-                self._consulted(effect)
+                self._check_consultation(effect)
                 self._whole_first(effect)
             if isinstance(effect, Forget) and isinstance(event, SessionLost):
                 stays = effect.request not in model.waiting
@@ -195,9 +195,9 @@ class Witness:
             engaged = {name for name, lease in model.leases.items() if lease.provision}
             over = {fact.lease for fact in turn.facts if isinstance(fact, Ended)}  # Taken over.
             law(orders - over == engaged, "engines get their orders again", orders, engaged)
-            self._graced(inf, event.grace_seconds)
+            self._check_grace(inf, event.grace_seconds)
         if isinstance(event, Stalled):
-            self._graced(event.seconds, event.grace_seconds)
+            self._check_grace(event.seconds, event.grace_seconds)
         if isinstance(event, ClockSet):
             expires = {name: lease.expires_at for name, lease in state.leases.items()}
             same = {name: self.due[name] + event.seconds for name in expires}
@@ -208,10 +208,10 @@ class Witness:
         self.turns += 1
         if self.turns % 16 == 0:
             check(state)
-            self._bounded()
+            self._check_bounds()
 
-    def _declined(self) -> set[str]:
-        """Who waits and is passed over, since its policy wants nothing of what is free."""
+    def _declined_waiters(self) -> set[str]:
+        """Return waiters that are skipped because their policy declines all free nodes."""
         return {name for line in self._lines() if line.declined for name in line.waiters}
 
     def _lines(self) -> Iterable[WaiterLine]:
@@ -250,7 +250,7 @@ class Witness:
         return self.model.overtaken[name] >= self.world.overtaken_max
 
     def _keeps_quota(self, lease: Lease, event: Event) -> None:
-        """Who was overtaken too often finds its quota, where it is its own, as its lease ends."""
+        """An overtaken waiter gets its quota when a lease of its own account ends."""
         said = event.request if isinstance(event, Proposed | ConsultFailed) else ""
         for project in (None, lease.terms.project):
             first, *_ = [*self._overdue_on(lease.tenant, project), ""]
@@ -287,7 +287,7 @@ class Witness:
         return isinstance(fact, Preempted) and fact.lease not in self.model.notices
 
     def _not_in_vain(self, new: list[Preempted]) -> None:
-        """Who gets a notice makes room, and none gets one who need not leave.
+        """Each notified lease makes room, and no other lease is notified.
 
         Args:
             new: Those of one turn, before the model knows of them.
@@ -315,7 +315,7 @@ class Witness:
             )
 
     def _helps(self, fact: Ending | Ended, noticed_for: set[str]) -> None:
-        """Who leaves after a notice still makes room, whatever has happened meanwhile."""
+        """A lease that ends after a notice still makes room."""
         notice, model, now = self.model.notices.get(fact.lease), self.model, self.world.now
         if notice is None or notice.by in noticed_for or notice.by not in model.waiting:
             return
@@ -341,7 +341,7 @@ class Witness:
         # A policy that was consulted so often is believed; a repeated request has no consultation.
         consulted = 0 < self.consultations[ask.id] < CONSULTS_MAX and ask.terms is not None
         if self.world.honest and consulted and answer.code is Code.POLICY_DECLINED:
-            need = ask.alternatives[-1] if ask.alternatives else ask.demand or wanted(ask)
+            need = ask.alternatives[-1] if ask.alternatives else ask.demand or hidden_demand(ask)
             shut = self._shut(ask, need)
             law(not model.fits(need, ask.candidates, shut), "room that came back is seen", ask)
         holds = ask.terms is not None and not ask.dry_run and ask.demand is not None
@@ -354,7 +354,7 @@ class Witness:
             could = model.fits_without(model.warm, ask.demand, ask.candidates, shut)  # type: ignore[arg-type]  # As above.
             law(fits or not could, "no refusal that an eviction could avoid", ask, model.warm)
 
-    def _freed(self, fact: Ended | Requeued, event: Event, after: list[Fact]) -> None:
+    def _check_free(self, fact: Ended | Requeued, event: Event, after: list[Fact]) -> None:
         """Only a backend's word about this very grant frees what a workload had.
 
         Or another got it in the same turn, place and workload, whose request is the same.
@@ -380,7 +380,7 @@ class Witness:
             over = isinstance(event, WorkloadFailed | WorkloadStopped)
             law(over, "and only then", event)
 
-    def _consulted(self, consult: Consult) -> None:
+    def _check_consultation(self, consult: Consult) -> None:
         """A node where a workload failed is left out as long as there is room elsewhere."""
         ask = consult.ask
         left_out = set(ask.avoid) <= set(consult.reserved)
@@ -400,12 +400,12 @@ class Witness:
         whole = self.world.now + terms.ttl_seconds
         shut = self.model.shut_to(ask, ask.demand, whole, self.world.now)
         if not shut <= set(consult.reserved):
-            closed = self.world.allocator.requests.queue.reserved_before(ask)
+            closed = self.world.allocator.requests.queue.nodes_reserved_ahead(ask)
             shut |= {*consult.reserved, *closed}
             elsewhere = self.model.fits(ask.demand, ask.candidates, shut)
             law(not elsewhere, "no lease is shortened where a whole one fits", consult)
 
-    def _graced(self, seconds: float, grace_seconds: float) -> None:
+    def _check_grace(self, seconds: float, grace_seconds: float) -> None:
         """All last a while, or until a reservation begins that they make room for."""
         model, now = self.model, self.world.now
         held = {name: model.expires[name] for name in {*model.leases} - model.ending.keys()}
@@ -498,9 +498,9 @@ class Witness:
         message, answer, now = self.messages[to], effect.answer, self.world.now
         match message:
             case Asked(_, ask):
-                self._decided(ask, answer)
+                self._check_decision(ask, answer)
             case ReleaseAsked(_, request, token):
-                self._released(request, token, answer)
+                self._check_release(request, token, answer)
             case RenewAsked(_, request, token, ttl):
                 if isinstance(answer, LeaseNews):
                     law(token == answer.lease.token_digest, "only the owner renews", message)
@@ -517,7 +517,7 @@ class Witness:
                     others = [name for name in self.world.tenants if name != tenant]
                     law(all(f"'{name}'" not in text for name in others), "nor others", answer)
 
-    def _decided(self, ask: Ask, answer: Any) -> None:
+    def _check_decision(self, ask: Ask, answer: Any) -> None:
         if ask.terms is None or ask.dry_run:
             law(isinstance(answer, Advice | Refusal), "advice holds nothing", ask, answer)
         else:
@@ -550,7 +550,7 @@ class Witness:
                 answer,
             )
 
-    def _released(self, request: str, token: str, answer: Any) -> None:
+    def _check_release(self, request: str, token: str, answer: Any) -> None:
         lease = self.world.allocator.state.lease(request)  # type: ignore[arg-type]  # Plain values in tests.
         if isinstance(answer, Refusal):
             code = Code.UNKNOWN_LEASE if lease is None else Code.WRONG_TOKEN
@@ -560,7 +560,7 @@ class Witness:
         law(answer.lease.token_digest == token, "only the owner releases", answer)
         law(answer.lease.state in {"ending", "warm", "ended"}, "released is over", answer)
 
-    def _bounded(self) -> None:
+    def _check_bounds(self) -> None:
         allocator = self.world.allocator
         things = len(allocator.state.leases) + len(allocator.state.waiting)
         law(len(allocator.state.deadlines) <= 1_001 + 2 * things, "deadlines are swept")
@@ -580,12 +580,12 @@ class Witness:
         if own and isinstance(answer, Refusal):
             self.refused.add(message.ask.id)
         if isinstance(answer, LeaseNews):
-            lease = self._unnamed(answer.lease)
+            lease = self._without_devices(answer.lease)
             self._scan(ledger)
             granted = self.granted
             named = (lease.id, lease.fencing)
             law(named in granted, "no grant is announced before it is durable", lease)
-            first = self._unnamed(granted[named])
+            first = self._without_devices(granted[named])
             law(first.token_digest == lease.token_digest, "a lease is one lease", lease)
             gave_back = lease.id in self.requeued
             held = () if gave_back and lease.state in {"queued", "ended"} else first.placement
@@ -602,7 +602,7 @@ class Witness:
                     same = before == lease or self.world.stalls  # Its times may have moved.
                     law(same, "a second release answers the same", before, lease)
 
-    def _unnamed(self, lease: Lease) -> Lease:
+    def _without_devices(self, lease: Lease) -> Lease:
         """A lease without the names of its devices, where these change under it."""
         if not self.world.rebuilds:
             return lease
@@ -654,7 +654,7 @@ class Witness:
             return
         self._overdue_first()
         for line in self._lines():
-            shut = allocator.requests.queue.reserved_for(line)
+            shut = allocator.requests.queue.nodes_reserved_for(line)
             closed = shut
             for name in list(line.waiters)[:CONSULTED_MAX]:
                 waiter = model.waiting[name].ask
@@ -663,7 +663,7 @@ class Witness:
                 if own and waiter.demand is None and len(line.waiters) > 1:
                     continue  # Its policy spoke for one of them, whose lease may last longer.
                 needs_of = [
-                    each.demand or wanted(each)
+                    each.demand or hidden_demand(each)
                     for each in alternatives.each(waiter)
                     if not self._beyond(each, at_rest=True)
                 ]
@@ -680,7 +680,7 @@ class Witness:
                     law(not fits, "no request sleeps that could be served", name, line, mine)
                 if self._beyond(waiter, at_rest=True):
                     continue
-                need = waiter.demand or wanted(waiter)
+                need = waiter.demand or hidden_demand(waiter)
                 idle = model.warm | model.resetting
                 shut = (*closed, *model.shut_for_good(waiter, now), *model.partly)
                 if model.fits_without(idle, need, where, shut):
@@ -692,7 +692,7 @@ class Witness:
         """Nodes are reserved for one who was overtaken too often, or for one of higher priority."""
         first = self.world.allocator.requests.queue.first()
         head = next(iter(first.waiters), "") if first is not None else ""
-        declined = self._declined()
+        declined = self._declined_waiters()
         for name, waiter in self.model.waiting.items():
             ask, known = waiter.ask, self.model
             patient = name in known.requeued or (ask.terms is not None and ask.terms.wait_seconds)
@@ -708,18 +708,18 @@ class Witness:
 
     def _shut(self, ask: Ask, need: Demand | None = None) -> tuple[tuple[str, str], ...]:
         """The nodes that are reserved, or for another waiter, and so not for this request."""
-        closed = self.world.allocator.requests.queue.reserved_before(ask)
+        closed = self.world.allocator.requests.queue.nodes_reserved_ahead(ask)
         return *closed, *self.model.withheld(ask, self.world.now, closed, need)
 
     def _beyond(self, ask: Ask, *, at_rest: bool = False) -> bool:
         """Whether a quota does not allow what an ask needs, or may be reserved for another one."""
-        model, need = self.model, needs(ask.demand or wanted(ask))
+        model, need = self.model, needs(ask.demand or hidden_demand(ask))
         if model.beyond(ask.tenant, ask.project, need):
             return True
         for project in (None, ask.project):
             firsts = self._overdue_on(ask.tenant, project)
             if at_rest and firsts:
-                declined = self._declined()
+                declined = self._declined_waiters()
                 firsts = [name for name in firsts if name not in declined][:1]
             for name in firsts:
                 other = model.waiting[name].ask
@@ -763,7 +763,7 @@ class Witness:
     def restored(self, ledger: list[Fact]) -> None:
         """The new allocator knows what was durable, from whichever facts."""
         state = self.world.allocator.state
-        same_state(state, replayed(ledger))
+        same_state(state, replay(ledger))
         law(state.leases.keys() == self.model.leases.keys(), "the state is what was durable")
         law(state.waiting.keys() == self.model.waiting.keys(), "so is the queue")
         law(state.fencing == self.model.fencing, "fencing numbers survive", state.fencing)
@@ -789,17 +789,17 @@ class Witness:
         law(not fleet.gpu_free[shut].any(), "but for what nothing can start on")
         law(not +self.model.devices, "everything is free again", self.model.devices)
         law(not world.allocator.requests.listeners, "no listener is left")
-        same_state(state, replayed(world.ledger))
+        same_state(state, replay(world.ledger))
         fencing = [fact.lease.fencing for fact in world.ledger if isinstance(fact, Granted)]
         law(fencing == sorted(set(fencing)), "fencing numbers grow", fencing)
 
 
 def _sum(wanted: dict[str, int], more: dict[str, int]) -> dict[str, int]:
-    """What is needed to have both, of what the first needs at all."""
+    """Return the amounts for both, of the resources that the first one needs."""
     return {name: much + more[name] if much else 0 for name, much in wanted.items()}
 
 
-def replayed(facts: list[Fact]) -> State:
+def replay(facts: list[Fact]) -> State:
     allocator = Allocator()
     allocator.replay(facts)
     return allocator.state

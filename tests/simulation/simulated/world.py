@@ -152,7 +152,7 @@ class World:
         self.rules = {ref: rng.choice(characters) for ref in refs}
         self.policies = refs
         names = fleets.CLUSTERS[: rng.randint(1, 3)]
-        self.inventory = [self._labelled(fleets.cluster(rng, name)) for name in names]
+        self.inventory = [self._label(fleets.cluster(rng, name)) for name in names]
         self.demands = self._demands(rng.randint(1, 4))
         if self.labelled:
             where = (self.labelling.choice(fleets.WHERE) for _ in self.demands)
@@ -175,14 +175,14 @@ class World:
         self.trace: list[tuple[float, Event | Crashed]] = []
         self.witness = Witness(self)
         self.lives = 0
-        self._be_born()
+        self._begin_life()
 
-    def _labelled(self, cluster: Cluster) -> Cluster:
+    def _label(self, cluster: Cluster) -> Cluster:
         if self.rebuilds:
             return fleets.with_uuids(cluster, self.uuids)
         if self.parts:
-            return fleets.zoned(self.parting, cluster)
-        return fleets.labelled(self.labelling, cluster) if self.labelled else cluster
+            return fleets.change_zones(self.parting, cluster)
+        return fleets.change_labels(self.labelling, cluster) if self.labelled else cluster
 
     def _demands(self, count: int) -> list[Demand]:
         """Mostly such as fit the fleet when it is empty, or all answers would be `never_fits`."""
@@ -203,7 +203,7 @@ class World:
             *(drawn[:1] if self.rng.random() < 0.3 else []),
         ] or drawn
 
-    def _be_born(self) -> None:
+    def _begin_life(self) -> None:
         """Begin the life of a daemon: every second one has stood by while the one before led."""
         stood_by = self.standby if self.lives % 2 else None
         self.allocator = stood_by or Allocator(self.pause_seconds, self.overtaken_max)
@@ -327,7 +327,7 @@ class World:
         retries = self.witness.crashed(self.ledger)
         self._follow()
         took_over = self.lives % 2
-        self._be_born()
+        self._begin_life()
         durable = self.durable()
         self.allocator.replay(() if took_over else durable)
         self.witness.restored(self.ledger)
@@ -518,14 +518,14 @@ class World:
         clusters = self.allocator.state.clusters
         name = self.rng.choice(fleets.CLUSTERS)
         if name not in clusters:
-            self.step(ClusterSeen(self._labelled(fleets.cluster(self.rng, name))))
+            self.step(ClusterSeen(self._label(fleets.cluster(self.rng, name))))
         elif self.rng.random() < 0.3:
             self.step(ClusterGone(clusters[name].id))
         elif self.rebuilds:
             rebuilt = fleets.rebuilt(self.rebuilding, clusters[name], self.uuids)
             self.step(ClusterSeen(rebuilt))
         else:
-            self.step(ClusterSeen(self._labelled(fleets.changed(self.rng, clusters[name]))))
+            self.step(ClusterSeen(self._label(fleets.change_hardware(self.rng, clusters[name]))))
 
     def hear(self) -> None:
         """Step one report of those on their way."""
@@ -652,6 +652,6 @@ def run(seed: int, events: int, kind: type[World] = World) -> World:
 
 
 @cache
-def played(seed: int) -> World:
+def play(seed: int) -> World:
     """Return the world of a seed for tests that look at what came of it: played once for all."""
     return run(seed, EVENTS)

@@ -80,7 +80,7 @@ def test_one_that_is_about_to_resign_is_not_named(two: tuple[Leadership, Leaders
     assert second.stand(B)
 
 
-def test_one_that_is_silent_is_replaced_and_learns_of_it(
+def test_a_silent_leader_is_replaced_and_notices_it(
     postgres, address: str, two: tuple[Leadership, Leadership]
 ):
     first, second = two

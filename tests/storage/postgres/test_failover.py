@@ -21,12 +21,12 @@ WAITING = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 END_WAITING = f"SELECT pg_terminate_backend(pid) {WAITING}"
 
 
-def numbered(first: int, last: int) -> list[Fact]:
+def numbered_facts(first: int, last: int) -> list[Fact]:
     return [Renewed(RequestId(f"r-{number}"), float(number)) for number in range(first, last + 1)]
 
 
 @pytest.fixture
-def replicated() -> Iterator[PostgresServer]:
+def primary() -> Iterator[PostgresServer]:
     """A primary with a synchronous standby."""
     programs = find_programs()
     if programs is None:
@@ -42,49 +42,49 @@ async def end_waiting(server: PostgresServer, waiting: "asyncio.Future[object]")
         assert not waiting.done()
 
 
-async def test_an_old_primary_that_comes_back_takes_no_writer(replicated: PostgresServer):
+async def test_an_old_primary_that_comes_back_takes_no_writer(primary: PostgresServer):
     """It has the old epoch, and would let one in; without its standby it acknowledges nothing."""
-    address = replicated.database()
-    name, old = address.rpartition("/")[2], replicated.port
+    address = primary.database()
+    name, old = address.rpartition("/")[2], primary.port
     ledger = StoredLedger(PostgresStorage(address).facts())
     await ledger.open()
-    assert await ledger.append(numbered(1, 2), NOW) == 2
-    await asyncio.to_thread(replicated.promote)
+    assert await ledger.append(numbered_facts(1, 2), NOW) == 2
+    await asyncio.to_thread(primary.promote)
     with pytest.raises(LedgerFailed):
-        await ledger.append(numbered(3, 3), NOW)
+        await ledger.append(numbered_facts(3, 3), NOW)
     with pytest.raises(LedgerFailed):
         await ledger.close()
-    new = StoredLedger(PostgresStorage(replicated.url(name)).facts())
+    new = StoredLedger(PostgresStorage(primary.url(name)).facts())
     await new.open()
-    assert [entry.fact for entry in await new.read()] == numbered(1, 2)
-    assert await new.append(numbered(3, 3), NOW) == 3
-    with replicated.revived() as before:
+    assert [entry.fact for entry in await new.read()] == numbered_facts(1, 2)
+    assert await new.append(numbered_facts(3, 3), NOW) == 3
+    with primary.revived() as before:
         assert before.port == old
         misled = StoredLedger(PostgresStorage(address).facts())
         opening = asyncio.ensure_future(misled.open())
         await end_waiting(before, opening)
         with pytest.raises(LedgerFailed):
             await opening
-    assert [entry.fact for entry in await new.read()] == numbered(1, 3)
+    assert [entry.fact for entry in await new.read()] == numbered_facts(1, 3)
     await new.close()
 
 
-async def test_a_connection_that_breaks_amid_a_commit_ends_the_server(replicated: PostgresServer):
+async def test_a_connection_that_breaks_amid_a_commit_ends_the_server(primary: PostgresServer):
     """The facts are there, and the server that wrote them must not take them for lost."""
-    address = replicated.database()
+    address = primary.database()
     ledger = StoredLedger(PostgresStorage(address).facts())
     await ledger.open()
-    with replicated.without_standby():
-        appending = asyncio.ensure_future(ledger.append(numbered(1, 1), NOW))
-        await end_waiting(replicated, appending)
+    with primary.without_standby():
+        appending = asyncio.ensure_future(ledger.append(numbered_facts(1, 1), NOW))
+        await end_waiting(primary, appending)
         with pytest.raises(LedgerFailed, match=r"terminating connection|closed"):
             await appending
         with pytest.raises(LedgerFailed):
-            await ledger.append(numbered(1, 1), NOW)
+            await ledger.append(numbered_facts(1, 1), NOW)
         with pytest.raises(LedgerFailed):
             await ledger.close()
     after = StoredLedger(PostgresStorage(address).facts())
     await after.open()
-    assert [entry.fact for entry in await after.read()] == numbered(1, 1)
-    assert await after.append(numbered(2, 2), NOW) == 2
+    assert [entry.fact for entry in await after.read()] == numbered_facts(1, 1)
+    assert await after.append(numbered_facts(2, 2), NOW) == 2
     await after.close()

@@ -45,7 +45,7 @@ WRITES: dict[str, tuple[Write, dict[str, str], str]] = {
 
 
 @contextlib.contextmanager
-def deposed(postgres: Any, address: str) -> Iterator[tuple[FactStore, RecordStore]]:
+def replaced_server(postgres: Any, address: str) -> Iterator[tuple[FactStore, RecordStore]]:
     """Give the stores of a server that another one has replaced, and that knows nothing of it."""
     storage = PostgresStorage(address)
     facts, records = storage.facts(), storage.records()
@@ -60,18 +60,18 @@ def deposed(postgres: Any, address: str) -> Iterator[tuple[FactStore, RecordStor
         facts.close()
 
 
-def write_when_deposed(postgres: Any, what: str) -> None:
+def write_after_takeover(postgres: Any, what: str) -> None:
     address = postgres.database()
     write, _, _ = WRITES[what]
-    with deposed(postgres, address) as stores:
+    with replaced_server(postgres, address) as stores:
         with pytest.raises(StorageFailed, match="is written by another server since"):
             write(*stores)
         assert postgres.execute(THERE, address.rpartition("/")[2]) == [(0, 0, 0, 0)]
 
 
 @pytest.mark.parametrize("what", WRITES)
-def test_a_deposed_server_writes_nothing(postgres, what: str):
-    write_when_deposed(postgres, what)
+def test_a_replaced_server_writes_nothing(postgres, what: str):
+    write_after_takeover(postgres, what)
 
 
 @pytest.mark.parametrize("what", WRITES)
@@ -84,4 +84,4 @@ def test_without_its_fence_a_deposed_server_would_write(
     assert mutant != fenced
     monkeypatch.setitem(statements, name, mutant)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-        write_when_deposed(postgres, what)
+        write_after_takeover(postgres, what)

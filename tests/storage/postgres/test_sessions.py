@@ -60,7 +60,7 @@ def test_a_setting_of_the_role_does_no_harm(postgres, address: str, setting: str
         assert session.execute(f"SHOW {setting}").fetchone() == (wanted,)
 
 
-def test_all_parts_of_two_servers_may_meet_an_empty_database(postgres):
+def test_two_servers_may_prepare_an_empty_database_at_once(postgres):
     """Whichever makes the tables: commands as `token create` do it without being the writer."""
     for _ in range(5):
         address = postgres.database()

@@ -44,7 +44,7 @@ input()
 """
 
 
-def numbered(first: int, last: int) -> list[Fact]:
+def numbered_facts(first: int, last: int) -> list[Fact]:
     return [Renewed(RequestId(f"r-{number}"), float(number)) for number in range(first, last + 1)]
 
 
@@ -72,13 +72,13 @@ def test_a_server_that_was_killed_lets_the_next_one_in(address: str):
 async def test_a_deposed_server_stores_nothing_and_says_so(postgres, address: str):
     ledger = StoredLedger(PostgresStorage(address).facts())
     await ledger.open()
-    assert await ledger.append(numbered(1, 2), NOW) == 2
+    assert await ledger.append(numbered_facts(1, 2), NOW) == 2
     name = address.rpartition("/")[2]
     postgres.execute("UPDATE moorage.epoch SET epoch = epoch + 1", name)
     with pytest.raises(LedgerFailed, match="is written by another server since"):
-        await ledger.append(numbered(3, 3), NOW)
+        await ledger.append(numbered_facts(3, 3), NOW)
     with pytest.raises(LedgerFailed):
-        await ledger.append(numbered(3, 3), NOW)
+        await ledger.append(numbered_facts(3, 3), NOW)
     assert postgres.execute("SELECT max(seq) FROM moorage.fact", name) == [(2,)]
     with pytest.raises(LedgerFailed):
         await ledger.close()
@@ -90,7 +90,7 @@ async def test_an_idle_ledger_fails_where_a_connection_was_ended(
 ):
     ledger = StoredLedger(PostgresStorage(address).facts())
     await ledger.open()
-    assert await ledger.append(numbered(1, 1), NOW) == 1
+    assert await ledger.append(numbered_facts(1, 1), NOW) == 1
     ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ %s"
     name = address.rpartition("/")[2]
     postgres.execute(f"{ended} AND datname = %s", "postgres", (f"moored {purpose} ", name))
@@ -99,7 +99,7 @@ async def test_an_idle_ledger_fails_where_a_connection_was_ended(
         while True:
             ledger.check()
             if purpose == "ledger":
-                await ledger.append(numbered(2, 2), NOW)
+                await ledger.append(numbered_facts(2, 2), NOW)
             await asyncio.sleep(0.05)  # The failure comes with the next look at the lock.
 
     with pytest.raises(LedgerFailed, match=r"terminating connection|closed"):
@@ -111,7 +111,7 @@ async def test_an_idle_ledger_fails_where_a_connection_was_ended(
 async def test_a_reader_that_was_ended_is_opened_again(postgres, address: str):
     ledger = StoredLedger(PostgresStorage(address).facts())
     await ledger.open()
-    await ledger.append(numbered(1, 1), NOW)
+    await ledger.append(numbered_facts(1, 1), NOW)
     postgres.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ %s"
         " AND datname = %s",
@@ -120,7 +120,7 @@ async def test_a_reader_that_was_ended_is_opened_again(postgres, address: str):
     )
     with pytest.raises(LedgerFailed):
         await ledger.read()
-    assert [entry.fact for entry in await ledger.read()] == numbered(1, 1)
+    assert [entry.fact for entry in await ledger.read()] == numbered_facts(1, 1)
     await ledger.close()
 
 
@@ -141,14 +141,14 @@ async def test_a_cancelled_wait_for_a_standby_is_no_success(
     ledger = StoredLedger(PostgresStorage(address).facts())
     await ledger.open()
     request.getfixturevalue("absent_standby")
-    appending = asyncio.ensure_future(ledger.append(numbered(1, 1), NOW))
+    appending = asyncio.ensure_future(ledger.append(numbered_facts(1, 1), NOW))
     cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     while not await asyncio.to_thread(postgres.execute, cancel):
         assert not appending.done()
     with pytest.raises(LedgerFailed, match="canceling wait for synchronous replication"):
         await appending
     with pytest.raises(LedgerFailed):
-        await ledger.append(numbered(2, 2), NOW)
+        await ledger.append(numbered_facts(2, 2), NOW)
     with pytest.raises(LedgerFailed):
         await ledger.close()
 
@@ -204,7 +204,7 @@ def test_a_newer_format_is_refused(postgres, address: str):
         PostgresStorage(address).facts().open()
 
 
-def test_a_database_of_the_first_format_gets_what_later_ones_add(postgres, address: str):
+def test_a_database_of_the_first_format_is_migrated(postgres, address: str):
     prepare(address, None)
     name = address.rpartition("/")[2]
     before = (
@@ -326,7 +326,7 @@ def test_a_password_is_in_no_message(address: str):
     assert caught.value.__cause__ is None or "hunter2" not in str(caught.value.__cause__)
 
 
-def test_the_doctor_says_what_is_not_fit(postgres, address: str):
+def test_the_doctor_names_unsuitable_settings(postgres, address: str):
     findings = {each.name: each for each in examination.examine(address)}
     assert findings["storage"].state == "ok"
     assert findings["storage: fsync"].state == "missing"
@@ -335,22 +335,22 @@ def test_the_doctor_says_what_is_not_fit(postgres, address: str):
     assert [(each.name, each.state) for each in broken] == [("storage", "broken")]
 
 
-def test_the_doctor_says_what_keeps_a_server_from_writing(postgres, address: str):
-    def found(user: str = "moorage") -> dict[str, tuple[str, str]]:
+def test_the_doctor_names_missing_rights(postgres, address: str):
+    def find_faults(user: str = "moorage") -> dict[str, tuple[str, str]]:
         findings = examination.examine(postgres.url(name, user))
         return {each.name: (each.state, each.detail) for each in findings}
 
     name = address.rpartition("/")[2]
     prepare(address, None)
-    assert found()["storage: tables"] == ("ok", "this role may write them")
+    assert find_faults()["storage: tables"] == ("ok", "this role may write them")
     postgres.execute(f"CREATE ROLE partly_{name} LOGIN")
     prepare(address, f"partly_{name}")
-    assert found(f"partly_{name}")["storage: tables"][0] == "ok"
+    assert find_faults(f"partly_{name}")["storage: tables"][0] == "ok"
     postgres.execute(f"REVOKE INSERT ON moorage.record FROM partly_{name}", name)
-    assert found(f"partly_{name}")["storage: tables"][0] == "broken"
+    assert find_faults(f"partly_{name}")["storage: tables"][0] == "broken"
     postgres.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
-    assert found()["storage: read only"][0] == "broken"
+    assert find_faults()["storage: read only"][0] == "broken"
     postgres.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
     postgres.execute("UPDATE moorage.meta SET value = 99 WHERE name = 'format'", name)
-    state, detail = found()["storage: tables"]
+    state, detail = find_faults()["storage: tables"]
     assert (state, "has format 99" in detail) == ("broken", True)

@@ -23,7 +23,7 @@ from moorage.storage.base import (
     StorageError,
     TokenRow,
 )
-from moorage.storage.sqlite.backup import UNFINISHED, staged
+from moorage.storage.sqlite.backup import UNFINISHED, stage
 from moorage.storage.sqlite.facts import looking
 from moorage.storage.sqlite.records import looking as looking_at_records
 from moorage.storage.sqlite.storage import SqliteStorage
@@ -82,7 +82,7 @@ class Writing:
         records.close()
 
 
-def written(folder: Path) -> Path:
+def write_folder(folder: Path) -> Path:
     folder.mkdir()
     with Writing(folder):
         pass
@@ -119,7 +119,7 @@ def test_a_copy_of_a_folder_in_use_is_whole(tmp_path: Path) -> None:
 
 
 def test_a_restored_folder_gives_no_number_twice(tmp_path: Path) -> None:
-    data = written(tmp_path / "data")
+    data = write_folder(tmp_path / "data")
     made = back_up(data, tmp_path / "copy")
     restored = restore_folder(tmp_path / "copy", tmp_path / "new")
     assert restored.fencing == made.fencing + FENCING_SKIP
@@ -131,8 +131,8 @@ def test_a_restored_folder_gives_no_number_twice(tmp_path: Path) -> None:
     assert again.fencing == restored.fencing + FENCING_SKIP
 
 
-def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
-    data = written(tmp_path / "data")
+def test_an_existing_target_is_not_overwritten(tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "data")
     with pytest.raises(StorageError, match="data has something in it"):
         back_up(data, data)
     (tmp_path / "copy.new").mkdir()
@@ -147,7 +147,7 @@ def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["ledger.db", "catalog.mark", "ledger.fencing", "lease_secret"])
 def test_a_damaged_folder_is_refused_and_leaves_nothing(tmp_path: Path, name: str) -> None:
     copy = tmp_path / "copy"
-    back_up(written(tmp_path / "data"), copy)
+    back_up(write_folder(tmp_path / "data"), copy)
     (copy / name).write_bytes(b"x" * 10)
     with pytest.raises(StorageError, match=name):
         restore_folder(copy, tmp_path / "new")
@@ -155,7 +155,7 @@ def test_a_damaged_folder_is_refused_and_leaves_nothing(tmp_path: Path, name: st
     assert not (tmp_path / "new.new").exists()
 
 
-def test_what_a_killed_process_left_is_made_again(tmp_path: Path) -> None:
+def test_a_killed_backup_can_be_repeated(tmp_path: Path) -> None:
     target, half = tmp_path / "copy", tmp_path / "copy.new" / "ledger.db"
     command = [sys.executable, "-c", STAGING, str(target)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
@@ -163,14 +163,14 @@ def test_what_a_killed_process_left_is_made_again(tmp_path: Path) -> None:
         assert other.stdout.readline() == b"half\n"
         with (
             pytest.raises(StorageError, match="is being written by another process"),
-            staged(target),
+            stage(target),
         ):
             pass
         assert half.exists()
         other.send_signal(signal.SIGKILL)
         other.wait(60)
     assert half.exists()
-    with staged(target) as new:
+    with stage(target) as new:
         assert [each.name for each in new.iterdir()] == [UNFINISHED]
     assert target.is_dir()
     assert not half.parent.exists()

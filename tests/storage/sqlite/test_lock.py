@@ -20,7 +20,7 @@ input()
 """
 
 
-def test_it_falls_with_its_holder_however_that_dies(tmp_path: Path):
+def test_the_lock_ends_with_its_holder(tmp_path: Path):
     path = tmp_path / "ledger.sqlite"
     command = [sys.executable, "-c", HOLDER, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:

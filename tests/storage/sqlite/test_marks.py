@@ -33,7 +33,7 @@ from moorage.storage.sqlite.storage import read_secret
 COPY_BYTES = 4096
 
 
-def written(path: Path, *values: tuple[int, int]) -> None:
+def write_mark(path: Path, *values: tuple[int, int]) -> None:
     found = read_mark(path, "ledger")
     mark = DurableMark(path, "ledger", found.first, found.second, found.writes)
     for first, second in values:
@@ -52,19 +52,19 @@ def flip(path: Path, byte: int) -> None:
     path.write_bytes(content)
 
 
-def test_a_mark_says_what_was_written_last(path: Path):
+def test_a_mark_has_the_last_written_value(path: Path):
     assert read_mark(path, "ledger").exists is False
-    written(path, (1, 11), (2, 22), (3, 33))
+    write_mark(path, (1, 11), (2, 22), (3, 33))
     found = read_mark(path, "ledger")
     assert (found.exists, found.first, found.second, found.doubt) == (True, 3, 33, "")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    written(path)
+    write_mark(path)
     assert read_mark(path, "ledger").first == 3
 
 
 @pytest.mark.parametrize("byte", range(0, 36, 5))
-def test_a_damaged_copy_gives_way_to_the_other_and_is_named(path: Path, byte: int):
-    written(path, (1, 11), (2, 22))
+def test_a_damaged_copy_is_named_and_the_other_used(path: Path, byte: int):
+    write_mark(path, (1, 11), (2, 22))
     said = set()
     for copy in (0, COPY_BYTES):
         flip(path, copy + byte)
@@ -81,18 +81,18 @@ def test_a_damaged_copy_gives_way_to_the_other_and_is_named(path: Path, byte: in
 
 
 def test_a_mark_about_something_else_is_not_believed(path: Path):
-    written(path, (1, 1))
+    write_mark(path, (1, 1))
     assert not read_mark(path, "catalog").known
 
 
 @pytest.mark.parametrize("size", [0, 10, COPY_BYTES + 10])
 def test_a_mark_that_was_cut_is_damaged(path: Path, size: int):
-    written(path, (1, 1), (2, 2))
+    write_mark(path, (1, 1), (2, 2))
     path.write_bytes(path.read_bytes()[:size])
     assert read_mark(path, "ledger").doubt
 
 
-def test_a_database_and_what_lies_beside_it_is_its_owners(tmp_path: Path):
+def test_a_database_and_its_side_files_are_private(tmp_path: Path):
     path = tmp_path / "some.db"
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA journal_mode=WAL")
@@ -164,7 +164,7 @@ def test_a_database_says_which_release_writes_it():
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_no_file_is_named_and_not_waited_for(path: Path, make: Callable[[Path], None]):
+def test_a_path_that_is_no_file_is_refused_at_once(path: Path, make: Callable[[Path], None]):
     make(path)
     with pytest.raises(OSError, match=r"no regular file.*ledger\.mark"):
         read_mark(path, "ledger")

@@ -1,4 +1,4 @@
-"""What is read of a write-ahead log behind the place where it is damaged."""
+"""Reading a write-ahead log behind its damaged place."""
 
 import shutil
 import sqlite3
@@ -14,7 +14,7 @@ ROWS = 100
 FRAME_BYTES = 24 + 4096
 
 
-def written(folder: Path, *, rounds: int) -> Path:
+def write_and_kill(folder: Path, *, rounds: int) -> Path:
     """Return a database of rows, one a commit, as a kill leaves it; all of the last round's log."""
     path = folder / "alive.db"
     killed = folder / "killed.db"
@@ -48,7 +48,7 @@ def damage(path: Path, at: int, count: int = 1) -> None:
 def test_a_damaged_frame_takes_none_of_the_later_ones_with_it(
     tmp_path: Path, place: str, rounds: int
 ):
-    path = written(tmp_path, rounds=rounds)
+    path = write_and_kill(tmp_path, rounds=rounds)
     assert numbers(path, lacking=False) == list(range(ROWS * rounds))
     fifth = 32 + 4 * FRAME_BYTES
     at = {"salts": fifth + 9, "page": fifth + 3, "body": fifth + 99, "sum": fifth + 17}
@@ -61,15 +61,15 @@ def test_a_damaged_frame_takes_none_of_the_later_ones_with_it(
 
 
 def test_what_has_no_commit_behind_it_is_not_taken(tmp_path: Path):
-    path = written(tmp_path, rounds=1)
+    path = write_and_kill(tmp_path, rounds=1)
     log = path.with_name(path.name + "-wal")
     damage(path, log.stat().st_size - FRAME_BYTES + 99)
     assert numbers(path) == list(range(ROWS - 1))
 
 
 @pytest.mark.parametrize("size", [0, 20, 32, 32 + FRAME_BYTES // 2])
-def test_a_log_of_which_nothing_is_left_is_read_as_it_is(tmp_path: Path, size: int):
-    path = written(tmp_path, rounds=2)
+def test_an_empty_log_is_read_without_damage(tmp_path: Path, size: int):
+    path = write_and_kill(tmp_path, rounds=2)
     log = path.with_name(path.name + "-wal")
     log.write_bytes(log.read_bytes()[:size])
     assert numbers(path) == list(range(ROWS))

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from moorage.backends.agents import wire
-from moorage.backends.agents.gangs import joined, member_orders
+from moorage.backends.agents.gangs import join_reports, member_orders
 from moorage.backends.agents.link import AgentLink, LinkLost
 from moorage.backends.agents.own_machine import OwnLook, OwnMachine, refuse_unreachable
 from moorage.backends.base import (
@@ -36,7 +36,7 @@ from moorage.backends.base import (
     UnsupportedSpecError,
     WorkloadReport,
 )
-from moorage.backends.completion import finished
+from moorage.backends.completion import finish
 from moorage.backends.specs import BaseResourceSpec
 from moorage.model import ClusterId, Lease, NodeId
 from moorage.records.json_values import JsonMapping, JsonValue
@@ -151,7 +151,7 @@ class AgentMachine:
         """
         end = time.monotonic() + CALL_WAIT_SECONDS
         while True:
-            link = await self._linked(end=end)
+            link = await self._wait_for_link(end=end)
             try:
                 return _value(await self._call(link, order), kind)
             except LinkLost:
@@ -168,7 +168,7 @@ class AgentMachine:
         frame, may_run = wire.StartOrder.of(order), order.resumed or not self._is_known
         while True:
             try:
-                link = await self._linked(unless_lost=not may_run)
+                link = await self._wait_for_link(unless_lost=not may_run)
             except BackendError:
                 if not (self.gone or self.idle) or not order.resumed:
                     raise
@@ -186,7 +186,7 @@ class AgentMachine:
         unless_lost = not (order.resumed or not self._is_known)
         while True:
             try:
-                link = await self._linked(unless_lost=unless_lost)
+                link = await self._wait_for_link(unless_lost=unless_lost)
             except BackendError:
                 if not order.resumed:
                     raise
@@ -205,7 +205,7 @@ class AgentMachine:
         """Stop a workload; wait for its machine without a bound; see `Backend.stop`."""
         while not (self.gone or self.idle):
             try:
-                link = await self._linked()
+                link = await self._wait_for_link()
             except BackendError:
                 continue  # Nothing runs there any more.
             with suppress(LinkLost):
@@ -219,8 +219,19 @@ class AgentMachine:
             self.disconnect(link)
             raise
 
-    async def _linked(self, *, unless_lost: bool = False, end: float | None = None) -> AgentLink:
-        """Wait for a connection until `end`, monotonic; `unless_lost`: not for a lost machine."""
+    async def _wait_for_link(
+        self, *, unless_lost: bool = False, end: float | None = None
+    ) -> AgentLink:
+        """Wait for a connection.
+
+        Args:
+            unless_lost: Whether not to wait for a machine that is lost.
+            end: When not to wait any longer, on the monotonic clock; None: as long as it takes.
+
+        Raises:
+            BackendError: There is none.
+
+        """
         while (link := self._link) is None:
             left = None if end is None else end - time.monotonic()
             in_vain = self.gone or self.idle or (unless_lost and self.lost)
@@ -312,7 +323,7 @@ class FleetBackend:
         """
         found = _value(await link.call(wire.DiscoverOrder()), list[WorkloadReport])
         orphans = [each.id for each in found if not self._is_held(each.id, machine.place)]
-        for report in map(wire.bounded, found):
+        for report in map(wire.cut_to_bounds, found):
             if report.id not in orphans:
                 if machine not in self._machines_of(report.id):
                     self._places.pop(report.id, None)  # Its lease has moved here since.
@@ -324,7 +335,7 @@ class FleetBackend:
     def tell(self, machine: AgentMachine, report: WorkloadReport) -> None:
         """Pass an agent's report of a workload to the listener, unless it is elsewhere by now."""
         if machine in self._machines_of(report.id):
-            self._tell_member(machine, wire.bounded(report))
+            self._tell_member(machine, wire.cut_to_bounds(report))
 
     def _hear_own(self, report: WorkloadReport) -> None:
         """Pass a report of this machine on, in any thread; one of a gang's member as such."""
@@ -346,7 +357,7 @@ class FleetBackend:
         nodes = [each.place[1] for each in machines]
         if report.phase is Phase.SUCCEEDED and not known.keys() >= set(nodes):
             return
-        state = joined({node: known[node] for node in nodes if node in known})
+        state = join_reports({node: known[node] for node in nodes if node in known})
         is_found = report.id in self._lost and not any(
             each.lost for each in machines if each is not machine
         )
@@ -366,7 +377,9 @@ class FleetBackend:
             try:
                 await link.call(wire.StopOrder(workload, None))
             except (BackendError, TimeoutError) as error:
-                log.warning("backend", name=self.name, workload=workload, finding=str(error))
+                log.warning(
+                    "agent_stop_failed", name=self.name, workload=workload, finding=str(error)
+                )
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 return
@@ -403,7 +416,7 @@ class FleetBackend:
         for machine in self.machines():
             if machine.link is not None:
                 for report in await machine.look(wire.DiscoverOrder(), list[WorkloadReport]):
-                    found.setdefault(report.id, {})[machine.place[1]] = wire.bounded(report)
+                    found.setdefault(report.id, {})[machine.place[1]] = wire.cut_to_bounds(report)
         here = []
         for report in await self._own.discover():
             own = self._note_own(report.id, self._machines_of(report.id))
@@ -411,7 +424,7 @@ class FleetBackend:
                 here.append(report)
             else:
                 found.setdefault(report.id, {})[own.place[1]] = report
-        return [*here, *(joined(each) for each in found.values())]
+        return [*here, *(join_reports(each) for each in found.values())]
 
     async def start(self, order: Order) -> WorkloadReport:
         """Start a workload; see `Backend.start`."""
@@ -453,13 +466,13 @@ class FleetBackend:
         except BaseException as error:
             # A server that stops while it finds a gang again leaves it running.
             if not (order.resumed and isinstance(error, asyncio.CancelledError)):
-                await finished(asyncio.gather(*(each.stop(order.id, 0.0) for each in touched)))
+                await finish(asyncio.gather(*(each.stop(order.id, 0.0) for each in touched)))
             raise
         nodes = [each.place[1] for each in machines]
         news = self._members.get(order.id, {})
         ended = {node: report for node, report in news.items() if report.phase.over}
         known = self._members[order.id] = dict(zip(nodes, reports, strict=True)) | ended
-        return joined({node: known[node] for node in nodes})
+        return join_reports({node: known[node] for node in nodes})
 
     async def _meetings(self, machines: Sequence[Member]) -> list[wire.Meeting]:
         """Return where members find each other, in the order of the machines."""
@@ -511,22 +524,22 @@ class FleetBackend:
         machines = self._machines_of(workload)
         if not machines:
             return await self._own.status(workload)
-        return await self._joined(machines, wire.StatusOrder(workload))
+        return await self._look_at_all(machines, wire.StatusOrder(workload))
 
     async def probe(self, workload: str) -> WorkloadReport:
         """Look at a workload and ask whether it answers; see `Backend.probe`."""
         machines = self._machines_of(workload)
         if not machines:
             return await self._own.probe(workload)
-        return await self._joined(machines, wire.ProbeOrder(workload))
+        return await self._look_at_all(machines, wire.ProbeOrder(workload))
 
-    async def _joined(
+    async def _look_at_all(
         self, machines: Sequence[Member], order: wire.StatusOrder | wire.ProbeOrder
     ) -> WorkloadReport:
         seen = await asyncio.gather(*(each.look(order, WorkloadReport) for each in machines))
         if len(seen) == 1:
             return seen[0]
-        return joined({m.place[1]: each for m, each in zip(machines, seen, strict=True)})
+        return join_reports({m.place[1]: each for m, each in zip(machines, seen, strict=True)})
 
     def glance(self, workload: str) -> WorkloadReport | None:
         """Look at a process of this machine at once; see `Backend.glance`."""
@@ -627,7 +640,7 @@ class FleetBackend:
         if len(found) < 2:  # noqa: PLR2004  # A gang has more than one.
             return tuple(self._machines[each] for each in found if each in self._machines)
         # A member whose machine has no agent any more is gone, and with it the gang.
-        return tuple(self._member(each) or _gone(each) for each in found)
+        return tuple(self._member(each) or _missing_machine(each) for each in found)
 
 
 def _why_not(order: Order, found: Sequence[Member | None]) -> str:
@@ -642,7 +655,7 @@ def _why_not(order: Order, found: Sequence[Member | None]) -> str:
     return ""
 
 
-def _gone(place: Place) -> AgentMachine:
+def _missing_machine(place: Place) -> AgentMachine:
     machine = AgentMachine(place)
     machine.note(gone=True)
     return machine
@@ -655,13 +668,13 @@ async def _all_or_none(starting: Sequence["asyncio.Task[WorkloadReport]"]) -> li
     except BaseException:
         for each in starting:
             each.cancel()
-        await finished(asyncio.gather(*starting, return_exceptions=True))
+        await finish(asyncio.gather(*starting, return_exceptions=True))
         raise
 
 
 def _value(raw: msgspec.Raw, kind: type[T]) -> T:
     try:
         value = msgspec.msgpack.decode(raw, type=kind)
-        return cast("T", wire.bounded(value)) if isinstance(value, WorkloadReport) else value
+        return cast("T", wire.cut_to_bounds(value)) if isinstance(value, WorkloadReport) else value
     except msgspec.MsgspecError as error:
-        raise BackendError(f"the agent answers what this server does not read: {error}") from error
+        raise BackendError(f"this server cannot read the agent's answer: {error}") from error

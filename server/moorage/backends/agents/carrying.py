@@ -1,4 +1,4 @@
-"""What a machine does for orders other than starts; `host` and `own_machine` call it."""
+"""Carries out all orders but starts on a machine; `host` and `own_machine` call it."""
 
 from typing import assert_never
 
@@ -8,7 +8,7 @@ from moorage.records.json_values import JsonValue
 
 
 async def carry_out(backend: Backend, order: wire.BackendOrder | wire.FileOrder) -> JsonValue:
-    """Carry an order out at the backend of this machine; return what its method does.
+    """Carry an order out at the backend of this machine; return the result of its method.
 
     Raises:
         BackendError: As the method does; so do others.

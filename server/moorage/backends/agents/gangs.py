@@ -11,6 +11,8 @@ from typing import Final
 from moorage.backends.agents.wire import Meeting
 from moorage.backends.base import Order, Phase, WorkloadReport
 
+__all__ = ["join_reports", "member_orders"]
+
 _ORDER: Final = (
     *(Phase.FAILED, Phase.STOPPED, Phase.PENDING, Phase.PULLING, Phase.STARTING, Phase.READY),
 )
@@ -51,7 +53,7 @@ def _own(node: str, rank: str) -> dict[str, str]:
     }
 
 
-def joined(members: Mapping[str, WorkloadReport]) -> WorkloadReport:
+def join_reports(members: Mapping[str, WorkloadReport]) -> WorkloadReport:
     """Return the report of a gang.
 
     Args:

@@ -166,10 +166,10 @@ class AgentHost:
         if start is None:
             start = asyncio.create_task(self._backend.start(order.order(self._backend)))
             self._starts[name] = start
-            start.add_done_callback(partial(self._started, name))
+            start.add_done_callback(partial(self._note_start, name))
         return await asyncio.shield(start)
 
-    def _started(self, name: str, start: "asyncio.Task[WorkloadReport]") -> None:
+    def _note_start(self, name: str, start: "asyncio.Task[WorkloadReport]") -> None:
         del self._starts[name]
         if not start.cancelled():
             start.exception()  # Without a connection none else looks at it.

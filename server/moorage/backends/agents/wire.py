@@ -26,6 +26,43 @@ from moorage.backends.specs import SpecError
 from moorage.model import DeviceId, Placement
 from moorage.records.json_values import JsonObject
 
+__all__ = [
+    "VERSION",
+    "AgentBeat",
+    "AgentCall",
+    "AgentCancel",
+    "AgentDone",
+    "AgentFailure",
+    "AgentFarewell",
+    "AgentHeard",
+    "AgentHello",
+    "AgentMetrics",
+    "AgentNews",
+    "AgentWelcome",
+    "AnyHello",
+    "ControlOrder",
+    "DiscoverOrder",
+    "ExecuteOrder",
+    "FileOrder",
+    "FilesOrder",
+    "Instruction",
+    "LogsOrder",
+    "MeetOrder",
+    "Meeting",
+    "ProbeOrder",
+    "ReadFileOrder",
+    "Report",
+    "ResetOrder",
+    "StartOrder",
+    "StatusOrder",
+    "StopOrder",
+    "cut_to_bounds",
+    "decode_hello",
+    "decode_instruction",
+    "decode_report",
+    "encode",
+]
+
 VERSION: Final = 3
 """Of these frames. An agent of another version is refused with a sentence."""
 SENTENCE_CHARS_MAX: Final = 4_000
@@ -165,7 +202,13 @@ class MeetOrder(_Frame):
 
 
 class Meeting(msgspec.Struct):
-    """Where a machine is found by others."""
+    """The address of a machine for other machines.
+
+    Args:
+        address: Of the machine.
+        port: A free one.
+
+    """
 
     address: str
     port: int
@@ -313,7 +356,7 @@ Report = AgentHello | AgentBeat | AgentMetrics | AgentNews | AgentDone | AgentFa
 Instruction = AgentWelcome | AgentFarewell | AgentHeard | AgentCall | AgentCancel
 
 
-def bounded(report: WorkloadReport) -> WorkloadReport:
+def cut_to_bounds(report: WorkloadReport) -> WorkloadReport:
     """Return an agent's report, with its texts cut to the bounds of leases."""
     lines = tuple(each[:SENTENCE_CHARS_MAX] for each in report.log_tail[-LOG_TAIL_LINES:])
     return dataclasses.replace(

@@ -35,7 +35,7 @@ from moorage.backends.base import (
     UnsupportedSpecError,
     WorkloadReport,
 )
-from moorage.backends.completion import finished
+from moorage.backends.completion import finish
 from moorage.backends.local.readiness import accepts
 from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
 from moorage.model import Node, Share
@@ -58,7 +58,7 @@ def _nowhere(share: Share) -> Node | None:
     return None
 
 
-def _check_listed(field: str, wanted: Collection[str], allowed: Collection[str] | None) -> None:
+def _check_allowed(field: str, wanted: Collection[str], allowed: Collection[str] | None) -> None:
     """Refuse profiles and groups of the operator's account that tenants may not use."""
     for each in wanted:
         if allowed is not None and each not in allowed:
@@ -119,8 +119,8 @@ class AwsBackend:
         wanted = _instance_spec(spec)
         orders.check(wanted)
         profile = [wanted.instance_profile] if wanted.instance_profile else []
-        _check_listed("instance_profile", profile, self._profiles)
-        _check_listed("security_groups", wanted.security_groups, self._groups)
+        _check_allowed("instance_profile", profile, self._profiles)
+        _check_allowed("security_groups", wanted.security_groups, self._groups)
 
     async def discover(self) -> Collection[WorkloadReport]:
         """Return the workloads here; see `Backend.discover`."""
@@ -196,9 +196,9 @@ class AwsBackend:
         self._watch().wanted(order.id)
         try:
             async with asyncio.timeout(order.timeout_seconds):
-                return await self._started(order, spec, node, seen, trouble)
+                return await self._launch_and_wait(order, spec, node, seen, trouble)
         except BaseException as error:
-            lines = await finished(self._undone(order.id, seen))
+            lines = await finish(self._undone(order.id, seen))
             output = "; ".join(lines[-3:] or trouble[-1:])
             if isinstance(error, TimeoutError):
                 reason = f"it was not ready within {order.timeout_seconds:g} s"
@@ -206,7 +206,7 @@ class AwsBackend:
                 raise TimeoutError(f"{reason}{where}{': ' if output else ''}{output}") from None
             raise
 
-    async def _started(
+    async def _launch_and_wait(
         self,
         order: Order,
         spec: InstanceResourceSpec,
@@ -247,9 +247,9 @@ class AwsBackend:
             if instance.state == "running" and await self._is_ready(instance, spec):
                 break
             await asyncio.sleep(self._poll_seconds)
-            instance = await self._in_thread(lambda _: self._looked(seen[-1]))
+            instance = await self._in_thread(lambda _: self._look(seen[-1]))
         if not instance.ready:
-            instance = await self._in_thread(lambda _: self._marked(seen[-1]))
+            instance = await self._in_thread(lambda _: self._mark(seen[-1]))
         ready = instance.as_workload(spec.readiness_port)
         self._watch().follow(instance, spec.readiness_port)
         self._tell(ready)
@@ -267,7 +267,7 @@ class AwsBackend:
                 return False
             raise
 
-    def _looked(self, instance: Ec2Instance) -> Ec2Instance:
+    def _look(self, instance: Ec2Instance) -> Ec2Instance:
         """Return the instance as it is now; as before if AWS does not say."""
         try:
             seen = self._instances().look(instance)
@@ -279,7 +279,7 @@ class AwsBackend:
             raise BackendError(f"{instance.title} was stopped while it started")
         return seen
 
-    def _marked(self, instance: Ec2Instance) -> Ec2Instance:
+    def _mark(self, instance: Ec2Instance) -> Ec2Instance:
         with contextlib.suppress(AwsError):  # Then it is tried again after a crash, no more.
             self._instances().mark_ready(instance)
         return replace(instance, ready=True)
@@ -296,7 +296,7 @@ class AwsBackend:
                 lines = await self._in_thread(lambda _: self._instances().console(seen[-1]))
             await self._in_thread(lambda _: self._end(workload))
         except BackendError:
-            self._watch().unwanted(workload)
+            self._watch().terminate_soon(workload)
         return lines
 
     def _patiently(self, look: Callable[[], T], given_up: threading.Event, trouble: list[str]) -> T:
@@ -326,7 +326,7 @@ class AwsBackend:
                 ended = await self._in_thread(lambda _: self._end(workload))
                 while ended:
                     await asyncio.sleep(self._poll_seconds)
-                    left = await self._in_thread(lambda _: self._left(workload))
+                    left = await self._in_thread(lambda _: self._is_left(workload))
                     if not left:
                         break
         except TimeoutError:
@@ -343,7 +343,7 @@ class AwsBackend:
                 self._instances().end([each for each in found if each.region == region])
             return bool(found)
 
-    def _left(self, workload: str) -> bool:
+    def _is_left(self, workload: str) -> bool:
         return any(not each.gone for each in self._all(workload))
 
     async def close(self) -> None:
@@ -368,7 +368,7 @@ class AwsBackend:
 
     async def reset(self, workload: str) -> JsonValue:
         """Refuse: only a new machine undoes the changes of a user."""
-        await self._refused(workload, "an instance cannot be reset; end it and start another")
+        await self._refuse(workload, "an instance cannot be reset; end it and start another")
 
     async def execute(
         self,
@@ -409,7 +409,7 @@ class AwsBackend:
         part = data[start:][:LOG_BYTES_MAX]
         return Log.of(part, start, over=instance.over and start + len(part) >= len(data))
 
-    async def _refused(self, workload: str, reason: str) -> NoReturn:
+    async def _refuse(self, workload: str, reason: str) -> NoReturn:
         await self.status(workload)
         raise UnsupportedSpecError(reason)
 
@@ -427,7 +427,7 @@ class AwsBackend:
         except asyncio.CancelledError:
             given_up.set()
             with contextlib.suppress(BackendError):  # The caller has gone.
-                await finished(future)
+                await finish(future)
             raise
 
     def _name(self, workload: str) -> threading.Lock:

@@ -142,7 +142,7 @@ class AwsCalls:
         """
         try:
             with self._lock:
-                name: str | None = self._opened().region_name
+                name: str | None = self._open().region_name
         except BotoCoreError as error:
             raise AwsError(f"AWS is not configured well here: {error}", "Configuration") from error
         return name
@@ -212,18 +212,18 @@ class AwsCalls:
                     max_pool_connections=32,
                     user_agent_extra="moorage",
                 )
-                make: Any = self._opened().client  # Typed for literal names only.
+                make: Any = self._open().client  # Typed for literal names only.
                 self._clients[key] = make(service, region_name=region, config=config)
             return self._clients[key]
 
-    def _opened(self) -> boto3.session.Session:
+    def _open(self) -> boto3.session.Session:
         if self._session is None:
             self._session = boto3.session.Session()
         return self._session
 
 
 def _error_of(error: Exception, name: str, region: str) -> AwsError:
-    """Say in words what went wrong, where, and what to do."""
+    """Return a sentence with the error, its place and the remedy."""
     call = "".join(part.capitalize() for part in name.split("_"))
     if isinstance(error, ClientError):
         code = str(error.response.get("Error", {}).get("Code", "Unknown"))

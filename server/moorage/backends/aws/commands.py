@@ -85,7 +85,7 @@ def run(
     name = sent["Command"]["CommandId"]
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while True:
-        done = _seen(calls, instance, name)
+        done = _read_status(calls, instance, name)
         if done is not None:
             status, code, output = done
             if code == _NOT_BEGUN and status != "Success":
@@ -97,7 +97,7 @@ def run(
             raise TimeoutError(f"it ran longer than {timeout_seconds} s")
 
 
-def _seen(calls: AwsCalls, instance: Ec2Instance, name: str) -> tuple[str, int, str] | None:
+def _read_status(calls: AwsCalls, instance: Ec2Instance, name: str) -> tuple[str, int, str] | None:
     """Return a command's status at AWS, its exit code and output; None: it still runs."""
     try:
         seen = calls.manage(

@@ -116,7 +116,7 @@ def _one(
     for each in range(turn, turn + ROUNDS_MAX):
         parameters = orders.request(plan.order, plan.spec, offer, zone, instances.server, each)
         _add_root_device(parameters, plan, calls)
-        made = _launched(parameters, plan, calls, given_up)
+        made = _launch(parameters, plan, calls, given_up)
         seen = instances.look(made) or made
         if not seen.over:
             instances.remember(seen)
@@ -124,7 +124,7 @@ def _one(
     raise BackendError(f"{ROUNDS_MAX} instances of the name {plan.order.id} have ended already")
 
 
-def _launched(
+def _launch(
     parameters: JsonObject, plan: LaunchPlan, calls: AwsCalls, given_up: threading.Event
 ) -> Ec2Instance:
     """Call RunInstances, again where the outcome is not known or AWS asks for patience."""

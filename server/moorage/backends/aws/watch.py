@@ -63,7 +63,7 @@ class InstanceWatch:
         with self._lock:
             self._followed.pop(workload, None)
 
-    def unwanted(self, workload: str) -> None:
+    def terminate_soon(self, workload: str) -> None:
         """Terminate this workload's instance as soon as AWS shows it and allows that."""
         with self._lock:
             self._unwanted[workload] = time.monotonic()

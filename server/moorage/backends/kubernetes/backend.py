@@ -86,20 +86,20 @@ class KubernetesBackend:
 
     async def discover(self) -> Collection[WorkloadReport]:
         """Return the workloads here; see `Backend.discover`."""
-        return await self._run(self._opened().discover())
+        return await self._run(self._open().discover())
 
     async def start(self, order: Order) -> WorkloadReport:
         """Start a workload and wait until it is ready; see `Backend.start`."""
         self.refuse(order.spec)
-        return await self._run(self._opened().start(order))
+        return await self._run(self._open().start(order))
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         """Stop a workload; see `Backend.stop`."""
-        await self._run(self._opened().stop(workload, stop_seconds_max))
+        await self._run(self._open().stop(workload, stop_seconds_max))
 
     async def status(self, workload: str) -> WorkloadReport:
         """Look at a workload; see `Backend.status`."""
-        return await self._run(self._opened().status(workload))
+        return await self._run(self._open().status(workload))
 
     async def probe(self, workload: str) -> WorkloadReport:
         """Return a workload's state, which its kubelet probes all the time; see `Backend.probe`."""
@@ -119,9 +119,9 @@ class KubernetesBackend:
 
     async def reset(self, workload: str) -> JsonValue:
         """Refuse: only a new container undoes the changes of a user."""
-        await self._refused(workload, "a pod cannot be reset; end it and start another")
+        await self._refuse(workload, "a pod cannot be reset; end it and start another")
 
-    async def _refused(self, workload: str, reason: str) -> NoReturn:
+    async def _refuse(self, workload: str, reason: str) -> NoReturn:
         await self.status(workload)
         raise UnsupportedSpecError(reason)
 
@@ -139,14 +139,14 @@ class KubernetesBackend:
         if user:
             raise UnsupportedSpecError("user: Kubernetes runs commands as the container's own")
         return await self._run(
-            self._opened().execute(
+            self._open().execute(
                 workload, command, timeout_seconds, workdir or "", environment or {}
             )
         )
 
     async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
         """Read a pod's output, that of the first of a gang; see `Backend.logs`."""
-        return await self._run(self._opened().logs(workload, offset, attempt))
+        return await self._run(self._open().logs(workload, offset, attempt))
 
     async def close(self) -> None:
         """Close the connections. Pods go on running."""
@@ -157,7 +157,7 @@ class KubernetesBackend:
                 await self._run(runs.close())
         await asyncio.to_thread(self._thread.close)
 
-    def _opened(self) -> WorkloadRuns:
+    def _open(self) -> WorkloadRuns:
         if self._runs is None:
             self._runs = WorkloadRuns(*self._arguments)
         return self._runs

@@ -124,16 +124,16 @@ def whole_document(cluster_id: str, machines: Iterable[Document]) -> Document:
     )
 
 
-def offered_document(document: Document) -> Document:
+def free_capacity_document(document: Document) -> Document:
     """Return the document of the capacity that is free of others' use now.
 
     Every node is as large as what others leave. Those that no pod can start on stay, and say so.
     """
-    nodes = [_offered(node) for node in document["nodes"]["nodeData"]]
+    nodes = [_free_capacity(node) for node in document["nodes"]["nodeData"]]
     return whole_document(document["id"], nodes) | {"unavailable": ""}
 
 
-def _offered(node: Document) -> Document:
+def _free_capacity(node: Document) -> Document:
     used = node.get("used", _NOTHING)
     cores = max(round(node["vcpus"]["count"] * 1000) - used["cpuMilli"], 0) / 1000
     return node | {

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Final, TypeVar
 
-from moorage.backends.completion import finished
+from moorage.backends.completion import finish
 
 CLOSING_ROUNDS: Final = 10
 
@@ -41,7 +41,7 @@ class EventLoopThread:
             if not outcome.done():
                 loop.call_soon_threadsafe(lambda: tasks[0].cancel())  # noqa: PLW0108  # There may be none yet.
             with contextlib.suppress(Exception):  # The caller has gone.
-                await finished(outcome)
+                await finish(outcome)
             raise
 
     def close(self) -> None:

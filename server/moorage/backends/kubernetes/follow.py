@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from moorage.backends.kubernetes.connection import ClusterConnection
-from moorage.backends.kubernetes.documents import offered_document
+from moorage.backends.kubernetes.documents import free_capacity_document
 from moorage.backends.kubernetes.errors import KubernetesError
 from moorage.backends.kubernetes.following import ClusterFollower, ClusterSource
 from moorage.backends.kubernetes.inventory import ClusterInventory
@@ -39,7 +39,7 @@ async def _read(source: ClusterSource) -> None:
             ClusterInventory(connection, source.cluster_id) as inventory,
         ):
             await inventory.listed()
-            _say({"document": offered_document(inventory.document())})
+            _say({"document": free_capacity_document(inventory.document())})
     except KubernetesError as error:
         _say({"error": str(error)})
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from moorage.backends.kubernetes.connection import ClusterConnection
-from moorage.backends.kubernetes.documents import offered_document, whole_document
+from moorage.backends.kubernetes.documents import free_capacity_document, whole_document
 from moorage.backends.kubernetes.errors import KubernetesError
 from moorage.backends.kubernetes.inventory import ClusterInventory
 from moorage.protocol.registry import Document
@@ -117,7 +117,7 @@ class ClusterFollower:
                         seen = await inventory.changed(seen)
                 started = time.monotonic()
                 listed = inventory.is_listed
-                stale = self._no_answer or _broken(inventory, started - began)
+                stale = self._no_answer or _why_outdated(inventory, started - began)
                 if listed or stale:
                     yield await self._view(inventory if listed else None, stale)
                 cost = time.monotonic() - started
@@ -139,12 +139,12 @@ class ClusterFollower:
         self._remade = inventory.remade
         self._machines = inventory.machines()
         # Of thousands of nodes it takes a while, and others wait for this event loop.
-        document = await asyncio.to_thread(self._changed, [*self._machines.values()])
+        document = await asyncio.to_thread(self._changed_document, [*self._machines.values()])
         return ClusterView(document, self._machines, stale)
 
-    def _changed(self, machines: list[Document]) -> Document | None:
+    def _changed_document(self, machines: list[Document]) -> Document | None:
         """Return the new document of these nodes; None if nothing changed."""
-        document = offered_document(whole_document(self._source.cluster_id, machines))
+        document = free_capacity_document(whole_document(self._source.cluster_id, machines))
         if document == self._last:
             return None
         self._last = document
@@ -164,8 +164,14 @@ class ClusterFollower:
             await asyncio.sleep(LOOK_SECONDS)
 
 
-def _broken(inventory: ClusterInventory, seconds: float) -> str:
-    """Return the reason why the inventory may be outdated; empty if it is not."""
+def _why_outdated(inventory: ClusterInventory, seconds: float) -> str:
+    """Return the reason why the inventory may be outdated; empty if it is not.
+
+    Args:
+        inventory: What is known.
+        seconds: For how long it has been followed.
+
+    """
     health = inventory.health()
     broken = "; ".join(
         f"{each.kind}: {each.error}"

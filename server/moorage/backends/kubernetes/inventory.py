@@ -103,10 +103,10 @@ class ClusterInventory:
         self.remade = 0
         self._cluster_id = cluster_id
         self._server = server
-        self._nodes = ObjectWatcher(connection, _NODES, self._node_changed)
-        self._pods = ObjectWatcher(connection, _PODS, self._pod_changed)
-        self._slices = ObjectWatcher(connection, _SLICES, self._slice_changed)
-        self._claims = ObjectWatcher(connection, _CLAIMS, self._claim_changed)
+        self._nodes = ObjectWatcher(connection, _NODES, self._note_node)
+        self._pods = ObjectWatcher(connection, _PODS, self._note_pod)
+        self._slices = ObjectWatcher(connection, _SLICES, self._note_slice)
+        self._claims = ObjectWatcher(connection, _CLAIMS, self._note_claim)
         self._watchers: tuple[ObjectWatcher[Any], ...] = (
             self._nodes,
             self._pods,
@@ -220,10 +220,10 @@ class ClusterInventory:
         self.version += 1
         self._moved.set()
 
-    def _node_changed(self, key: str, *_: NodeRecord | None) -> None:
+    def _note_node(self, key: str, *_: NodeRecord | None) -> None:
         self._touch(key.removeprefix("/"))
 
-    def _pod_changed(self, key: str, old: PodRecord | None, new: PodRecord | None) -> None:
+    def _note_pod(self, key: str, old: PodRecord | None, new: PodRecord | None) -> None:
         if old is not None:
             del self._pods_on[old.node][key]
             self._touch(old.node)
@@ -231,7 +231,7 @@ class ClusterInventory:
             self._pods_on[new.node][key] = new
             self._touch(new.node)
 
-    def _slice_changed(self, key: str, old: SliceRecord | None, new: SliceRecord | None) -> None:
+    def _note_slice(self, key: str, old: SliceRecord | None, new: SliceRecord | None) -> None:
         if old is not None:
             del self._slices_of[old.driver, old.pool][key]
         if new is not None:
@@ -249,7 +249,7 @@ class ClusterInventory:
                 self._pools_on[node][pool] = published
                 self._touch(node)
 
-    def _claim_changed(self, _: str, old: ClaimRecord | None, new: ClaimRecord | None) -> None:
+    def _note_claim(self, _: str, old: ClaimRecord | None, new: ClaimRecord | None) -> None:
         if old is not None:
             for device in old.devices:
                 if self._claimed.get(device) is old:

@@ -109,7 +109,7 @@ def pod_record(pod: ApiPod) -> PodRecord | None:
     spec = pod.spec
     if not spec.node_name or pod.status.phase in {"Succeeded", "Failed"}:
         return None
-    wanted = _wanted(pod)
+    wanted = _scheduler_requests(pod)
     annotations = pod.metadata.annotations or {}
     return PodRecord(
         node=spec.node_name,
@@ -125,7 +125,7 @@ def pod_record(pod: ApiPod) -> PodRecord | None:
     )
 
 
-def _wanted(pod: ApiPod) -> dict[str, float]:
+def _scheduler_requests(pod: ApiPod) -> dict[str, float]:
     """Return the resources that the scheduler reserves for a pod, as it counts them."""
     spec = pod.spec
     running = [_requests(each.resources) for each in spec.containers or ()]

@@ -80,7 +80,7 @@ class FollowedClusters:
 
     async def _follow(self, source: ClusterSource, server: str) -> None:
         cluster_id = source.cluster_id
-        follower = ClusterFollower(source, server, lambda: self._leased(cluster_id))
+        follower = ClusterFollower(source, server, lambda: self._leased_devices(cluster_id))
         async for view in follower.views():
             # What was refused is tried again with the next view.
             document = view.document or self._unregistered.pop(cluster_id, None)
@@ -92,7 +92,7 @@ class FollowedClusters:
             if view.machines is not None:
                 self._tell_drift(cluster_id, view.machines)
 
-    def _leased(self, cluster_id: str) -> dict[str, set[str]]:
+    def _leased_devices(self, cluster_id: str) -> dict[str, set[str]]:
         """Return the devices of a cluster that leases hold, by node."""
         held: dict[str, set[str]] = {}
         for lease in self._inventory.state.leases.values():
@@ -123,9 +123,9 @@ class FollowedClusters:
     def _note(self, cluster_id: str, stale: str) -> None:
         before, self._stale[cluster_id] = self._stale[cluster_id], stale
         if stale and (not before or before == _UNREAD):
-            log.warning("cluster", cluster=cluster_id, finding=f"out of date: {stale}")
+            log.warning("cluster_outdated", cluster=cluster_id, finding=f"out of date: {stale}")
         elif before and not stale:
-            log.info("cluster", cluster=cluster_id, finding="known as it is")
+            log.info("cluster_current", cluster=cluster_id, finding="known as it is")
 
     def _tell_drift(self, cluster_id: str, machines: Mapping[str, Document]) -> None:
         found = drifts(self._inventory.state.leases.values(), cluster_id, machines)
@@ -137,7 +137,7 @@ class FollowedClusters:
                 each = before[key] if over else now[key]
                 finding = f"no longer: {each.detail}" if over else each.detail
                 (log.info if over else log.warning)(
-                    "drift", lease=each.lease, cluster=cluster_id, finding=finding
+                    "lease_drifted", lease=each.lease, cluster=cluster_id, finding=finding
                 )
                 news: JsonObject = {
                     "id": each.lease,

@@ -27,9 +27,9 @@ from moorage.backends.local import containers, processes
 from moorage.backends.local.confinement import Confinement, find
 from moorage.backends.local.containers import Containers
 from moorage.backends.local.devices import Devices
-from moorage.backends.local.measurements import Measurement, measured
+from moorage.backends.local.measurements import Measurement, measure
 from moorage.backends.local.processes import Processes
-from moorage.backends.local.run_files import listed, piece
+from moorage.backends.local.run_files import list_files, piece
 from moorage.backends.local.workload_store import WorkloadStore
 from moorage.backends.local.workloads import LIMITS, LocalWorkloads
 from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
@@ -88,11 +88,11 @@ class LocalBackend:
         folders, boxes = WorkloadStore(root), WorkloadStore(root.absolute() / "containers")
         self._folders, self._boxes = folders, boxes
         for finding in (*folders.quarantined, *boxes.quarantined):
-            log.warning("backend", name=self.name, finding=finding)
+            log.warning("workload_record_damaged", name=self.name, finding=finding)
         self._devices = Devices(gpus, {**folders.devices(), **boxes.devices()})
         confinement = Confinement() if hidden is None else find(os.fspath(hidden))
         if hidden is not None and not confinement.way:
-            log.warning("backend", name=self.name, finding=confinement.detail)
+            log.warning("workloads_not_confined", name=self.name, finding=confinement.detail)
         self._processes = Processes(
             folders, self._devices, self._tell, confinement, outlive=outlive
         )
@@ -194,7 +194,7 @@ class LocalBackend:
     async def files(self, workload: str, attempt: int = 0) -> RunFiles:
         """List the files of a run; see `FileSource.files`."""
         with _plain():
-            return await asyncio.to_thread(self._in_folder, workload, attempt, listed)
+            return await asyncio.to_thread(self._in_folder, workload, attempt, list_files)
 
     async def read_file(
         self, workload: str, path: str, offset: int = 0, attempt: int = 0
@@ -220,7 +220,7 @@ class LocalBackend:
 
     def measured(self) -> Measurement:
         """Return the metrics of this machine, and its GPUs that others use. Blocks."""
-        return measured(self._root, self._devices.held_gpus())
+        return measure(self._root, self._devices.gpus_in_use())
 
     async def close(self) -> None:
         """Close the parts. Workloads go on running."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from moorage.backends.base import BackendError, CommandExecution
-from moorage.backends.completion import finished
+from moorage.backends.completion import finish
 from moorage.backends.local import marks
 
 OUTPUT_BYTES_MAX: Final = 1024 * 1024
@@ -64,7 +64,9 @@ async def run(
                 preexec_fn=_preparation(folder, membership, confine),
             )
         except subprocess.SubprocessError as error:  # Of what was done before: what is unknown.
-            raise BackendError(f"it cannot be run in {folder}, or not be confined") from error
+            raise BackendError(
+                f"the command cannot run in {folder}, or cannot be confined"
+            ) from error
         except OSError as error:
             raise BackendError(f"{command[0]}: {error.strerror or error}") from error
         finally:
@@ -78,8 +80,8 @@ async def run(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(BackendError):  # What is still there ends with the workload.
-                await finished(asyncio.to_thread(marks.kill_marked, f"{marks.EXECUTION}={mark}"))
-            await finished(process.wait())
+                await finish(asyncio.to_thread(marks.kill_by_mark, f"{marks.EXECUTION}={mark}"))
+            await finish(process.wait())
             if isinstance(error, TimeoutError):
                 reason = f"{command[0]} ran longer than {timeout_seconds} s"
                 raise TimeoutError(reason) from None

@@ -15,8 +15,8 @@ class _Mount:
 def shows(outside: str, hidden: str) -> bool:
     """Return whether a folder that is mounted would show one that is hidden, or a part of it.
 
-    Links are followed. One folder may be mounted in several places, so not the paths are compared
-    but where they lie on their device; so is all that is mounted below.
+    Links are followed. One folder may be mounted in several places, so the devices and the
+    folders there are compared, not the paths. All mounts below count, too.
     """
     mounts = _mounts()
     secret, shown = (

@@ -1,4 +1,4 @@
-"""Where the container engine of this machine listens. Backends and `moored doctor` ask."""
+"""Finds the socket of this machine's container engine, for backends and `moored doctor`."""
 
 import importlib.util
 import os

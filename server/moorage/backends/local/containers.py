@@ -37,8 +37,14 @@ from moorage.backends.base import (
     UnsupportedSpecError,
     WorkloadReport,
 )
-from moorage.backends.completion import finished
-from moorage.backends.local import container_reaper, marks, readiness, supervisor, workload_store
+from moorage.backends.completion import finish
+from moorage.backends.local import (
+    container_reaper,
+    marks,
+    readiness,
+    supervisor,
+    workload_store,
+)
 from moorage.backends.local.container_api import ContainerApi, Events, Seen
 from moorage.backends.local.container_mounts import shows
 from moorage.backends.local.container_plans import (
@@ -129,14 +135,14 @@ class Containers(LocalWorkloads):
             await asyncio.to_thread(self._fetch, order.id, spec.title, given_up)
         finally:
             given_up.set()
-        await finished(asyncio.to_thread(self._begin, order, spec))
+        await finish(asyncio.to_thread(self._begin, order, spec))
         return await self._until_ready(order.id, spec)
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         """Stop a container and remove it; see `Backend.stop`."""
         if not self.has(workload):
             return
-        await finished(asyncio.to_thread(self._stop, workload, stop_seconds_max))
+        await finish(asyncio.to_thread(self._stop, workload, stop_seconds_max))
         self._tell(WorkloadReport(workload, Phase.STOPPED))
 
     async def status(self, workload: str) -> WorkloadReport:
@@ -183,7 +189,7 @@ class Containers(LocalWorkloads):
         running: asyncio.Future[tuple[int, str]] | None = None
         try:
             async with asyncio.timeout(timeout_seconds):
-                made = await finished(begun)
+                made = await finish(begun)
                 running = asyncio.ensure_future(
                     asyncio.get_running_loop().run_in_executor(
                         self._commands, lambda: self._api().run_command(made)
@@ -193,8 +199,8 @@ class Containers(LocalWorkloads):
                 code, output = running.result()
         except BaseException as error:
             if running is not None and not running.done():
-                await finished(asyncio.to_thread(self._kill_command, name, begun.result(), mark))
-                await finished(asyncio.gather(running, return_exceptions=True))
+                await finish(asyncio.to_thread(self._kill_command, name, begun.result(), mark))
+                await finish(asyncio.gather(running, return_exceptions=True))
             if isinstance(error, TimeoutError):
                 reason = f"{command[0]} ran longer than {timeout_seconds} s"
                 raise TimeoutError(reason) from None
@@ -318,7 +324,7 @@ class Containers(LocalWorkloads):
             detail = "its container was removed from outside"
             return WorkloadReport(workload, Phase.FAILED, detail=detail)
         if seen.ended:
-            return _ended(workload, seen, self._tail(workload))
+            return _end_report(workload, seen, self._tail(workload))
         ready = workload_store.read(folder / "ready.json")
         if ready is None or not seen.running:
             return WorkloadReport(workload, Phase.STARTING)
@@ -350,16 +356,16 @@ class Containers(LocalWorkloads):
         counts only where the folder is the same after as before.
         """
         folder = self._store.folder(workload)
-        begun = self._begun(folder, attempt)
+        begun = self._start_number(folder, attempt)
         if begun is not None:
             with contextlib.suppress(BackendError):
                 log = self._api().log(self._name(workload), offset)
-                if self._begun(folder, attempt) == begun:
+                if self._start_number(folder, attempt) == begun:
                     return log
-        return self._stored_log(workload, offset, attempt)
+        return self._read_stored_log(workload, offset, attempt)
 
     @staticmethod
-    def _begun(folder: Path, attempt: int) -> int | None:
+    def _start_number(folder: Path, attempt: int) -> int | None:
         """Return a number that identifies the folder of a start; None if it is gone."""
         order = workload_store.read(folder / "order.json")
         if order is None or attempt not in {0, order.get("attempt", 1)}:
@@ -409,7 +415,7 @@ class Containers(LocalWorkloads):
         wanted = f"{marks.EXECUTION}={mark}"
         with contextlib.suppress(BackendError):  # The container may be gone, and all with it.
             api = self._api()
-            marks.kill_marked(wanted)
+            marks.kill_by_mark(wanted)
             if api.command_runs(command):  # These are not this user's processes.
                 killer = api.begin_command(name, ("/bin/sh", "-c", _KILL, wanted), user="0")
                 api.run_command(killer)
@@ -483,7 +489,7 @@ def _exit_code(code: int) -> int:
     return _SIGNALS - code if _SIGNALS < code <= _SIGNALS + signal.SIGRTMAX else code
 
 
-def _ended(workload: str, seen: Seen, lines: tuple[str, ...]) -> WorkloadReport:
+def _end_report(workload: str, seen: Seen, lines: tuple[str, ...]) -> WorkloadReport:
     code = _exit_code(seen.exit_code)
     phase = Phase.SUCCEEDED if code == 0 else Phase.FAILED
     if seen.out_of_memory:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from moorage.backends.base import BackendError
-from moorage.backends.local.marks import until_gone
+from moorage.backends.local.marks import kill_until_none
 
 DELEGATED: Final = ("user.delegate", "trusted.delegate")
 """Attributes that systemd gives a group whose inside is for its service to arrange."""
@@ -31,7 +31,7 @@ _SWITCH: Final = "cgroup.subtree_control"
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Where groups can be made.
+    """The control group under which new groups can be made.
 
     Args:
         base: The group that they are made in; None: nowhere.
@@ -60,7 +60,7 @@ def find() -> Groups:
                 (trial / "exec").mkdir()
                 (trial / "exec").rmdir()
                 (trial / "cgroup.kill").write_text("1")
-                memory = _switched_on(base) and _bounds(trial)
+                memory = _switch_on(base) and _bounds(trial)
             finally:
                 trial.rmdir()
         except OSError as error:
@@ -95,7 +95,7 @@ def clear(group: str) -> None:
         return group
 
     with contextlib.suppress(FileNotFoundError):  # The supervisor was quicker.
-        until_gone(kill)
+        kill_until_none(kill)
 
 
 @contextlib.contextmanager
@@ -158,7 +158,7 @@ def _is_delegated(group: Path) -> bool:
     return False
 
 
-def _switched_on(base: Path) -> bool:
+def _switch_on(base: Path) -> bool:
     """Switch the memory controller on for children of a group; return whether it is on."""
     with contextlib.suppress(OSError):
         if "memory" not in (base / _SWITCH).read_text().split():

@@ -55,7 +55,7 @@ class HeardFile:
         self._at = max(self._at, at)
         self._write()
 
-    def agreed(self, at: float) -> None:
+    def note_agreement(self, at: float) -> None:
         """Note that the server has agreed to `seconds`, and heard the message of that time."""
         self._seconds = self._wanted
         self.note_contact(at)

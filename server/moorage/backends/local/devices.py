@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from moorage.backends.base import BackendError, Order, UnsupportedSpecError
-from moorage.backends.local.gpus import Device, device_of, found, look_again
+from moorage.backends.local.gpus import Device, device_of, find_device, look_again
 from moorage.backends.spec_fields import CPUS_MAX
 from moorage.extras import install_command
 from moorage.model import DeviceId, Share
@@ -96,7 +96,7 @@ class Devices:
             wanted += [{"type": "gpus"}] * count
         with self._lock:
             look_again()
-            leased = _leased(order, share)
+            leased = _leased_gpus(order, share)
             rows = self._held.get(order.id)
             if rows is None:
                 named = getattr(order.spec, "cpu_count", None) is not None
@@ -125,12 +125,12 @@ class Devices:
             look_again()
             held = [row for row in self._held.get(workload, {}).get(_LEASED, ()) if "device" in row]
             try:
-                named = [{**row, "id": found(row["id"], _meant(row))[0]} for row in held]
+                named = [{**row, "id": find_device(row["id"], _device_of(row))[0]} for row in held]
             except LookupError:
                 return {}
             return {} if named == held else _visible(named)
 
-    def held_gpus(self) -> frozenset[str]:
+    def gpus_in_use(self) -> frozenset[str]:
         """Return all names, in small letters, of GPUs and instances that workloads have."""
         with self._lock:
             rows = [
@@ -179,7 +179,7 @@ class Devices:
             left = 1.0
             for workload, rows in self._held.items():
                 for held in (*rows.get(_LEASED, ()), *_whole(rows)):
-                    left -= _taken(row, held)
+                    left -= _part_of(row, held)
                     if left + _ROUNDING < float(row["slots"]):
                         raise _twice(row, workload, held)
 
@@ -262,8 +262,13 @@ def _whole(rows: Rows) -> list[JsonObject]:
     return [{**row, "slots": 1.0} for row in rows.get("gpus", ())]
 
 
-def _leased(order: Order, share: Share | None) -> list[JsonObject]:
-    """Return the GPUs of this machine that a lease holds, under their present ids."""
+def _leased_gpus(order: Order, share: Share | None) -> list[JsonObject]:
+    """Return the GPUs of this machine that a lease holds, under their present ids.
+
+    Raises:
+        BackendError: This machine has not got one of them.
+
+    """
     if share is None:
         return []
     of, slots = f"{share.cluster_id}/{share.node_id}", share.gpu_milli / _WHOLE_MILLI
@@ -271,7 +276,7 @@ def _leased(order: Order, share: Share | None) -> list[JsonObject]:
     rows: list[JsonObject] = []
     for gpu, meant in zip(share.gpus, devices, strict=True):
         try:
-            name, device = found(gpu, meant)
+            name, device = find_device(gpu, meant)
         except LookupError:
             raise BackendError(
                 f"GPU {gpu} of {of} is {meant.uuid}, which this machine has not got now;"
@@ -282,7 +287,7 @@ def _leased(order: Order, share: Share | None) -> list[JsonObject]:
     return rows
 
 
-def _taken(wanted: JsonMapping, held: JsonMapping) -> float:
+def _part_of(wanted: JsonMapping, held: JsonMapping) -> float:
     """Return the part of a device that `held` takes."""
     known = "device" in wanted and "device" in held
     one, other = (_device(row, known=known) for row in (wanted, held))
@@ -294,7 +299,7 @@ def _taken(wanted: JsonMapping, held: JsonMapping) -> float:
     return 0.0 if one.instance and other.instance else 1.0
 
 
-def _meant(row: JsonMapping) -> DeviceId:
+def _device_of(row: JsonMapping) -> DeviceId:
     gpu, instance = row["device"]
     return DeviceId(instance or gpu, gpu if instance else "")
 

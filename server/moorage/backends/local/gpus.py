@@ -31,7 +31,7 @@ def gpus_here() -> list[str]:
 
 def device_of(name: str) -> Device:
     """Return the device of an id: an index, `index:instance`, a UUID, or the beginning of one."""
-    known = _known()
+    known = _devices_by_name()
     found = known.get(name.lower())
     if found is not None:
         return found
@@ -44,7 +44,7 @@ def device_of(name: str) -> Device:
     return Device(whole, name) if colon else Device(whole)
 
 
-def found(name: str, meant: DeviceId) -> tuple[str, Device | None]:
+def find_device(name: str, meant: DeviceId) -> tuple[str, Device | None]:
     """Return the present id of a device and its UUID; None if they are not known.
 
     Args:
@@ -54,7 +54,7 @@ def found(name: str, meant: DeviceId) -> tuple[str, Device | None]:
     Raises:
         LookupError: This machine has no such device.
     """
-    known = _known()
+    known = _devices_by_name()
     if not meant.uuid:
         return name, device_of(name) if known else None
     if not known:
@@ -67,11 +67,11 @@ def found(name: str, meant: DeviceId) -> tuple[str, Device | None]:
 
 def look_again() -> None:
     """Forget the devices, so that the next call reads them again."""
-    _known.cache_clear()
+    _devices_by_name.cache_clear()
 
 
 @lru_cache(1)
-def _known() -> dict[str, Device]:
+def _devices_by_name() -> dict[str, Device]:
     """Return all names of all devices, in small letters; none without NVML."""
     nvml = nvml_here()
     if nvml is None:

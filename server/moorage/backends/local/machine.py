@@ -15,6 +15,15 @@ from moorage.model import Cluster, ClusterId
 from moorage.protocol.cluster_documents import machine_key
 from moorage.records.json_values import JsonObject
 
+__all__ = [
+    "RegisteredNode",
+    "names_of",
+    "place_of",
+    "read_registration",
+    "this_node",
+    "write_registration",
+]
+
 NAMES_MAX: Final = 16
 """Names that are remembered: the first one, and the last ones."""
 _MACHINE_ID: Final = Path("/etc/machine-id")
@@ -51,11 +60,11 @@ def names_of(root: Path, inventory: Iterable[Cluster]) -> Sequence[str]:
     names = [*names[:1], *names[1:][1 - NAMES_MAX :]]
     if names != known.get("names"):
         _write(root, known | {"names": names})
-    node = registered(root)
+    node = read_registration(root)
     return tuple(dict.fromkeys((*names, *([node.node_id] if node else ()), "localhost")))
 
 
-def registered(root: Path) -> RegisteredNode | None:
+def read_registration(root: Path) -> RegisteredNode | None:
     """Return the node that this machine was registered as; None if it was not."""
     node = _read(root).get("registered")
     return None if node is None else RegisteredNode(*node)
@@ -68,7 +77,7 @@ def place_of(root: Path, inventory: Mapping[ClusterId, Cluster]) -> RegisteredNo
         root: Folder of the backend. Where it remembers none, the machine id counts.
         inventory: All clusters.
     """
-    noted, key = registered(root), f"machine {_machine_key()}"
+    noted, key = read_registration(root), f"machine {_machine_key()}"
     if noted is not None:
         cluster = inventory.get(ClusterId(noted.cluster_id))
         nodes = () if cluster is None else cluster.nodes
@@ -80,9 +89,9 @@ def place_of(root: Path, inventory: Mapping[ClusterId, Cluster]) -> RegisteredNo
     return None
 
 
-def note_registered(root: Path, node: RegisteredNode) -> None:
+def write_registration(root: Path, node: RegisteredNode) -> None:
     """Remember as which node this machine was registered."""
-    if registered(root) != node:
+    if read_registration(root) != node:
         _write(root, _read(root) | {"registered": [*node]})
 
 

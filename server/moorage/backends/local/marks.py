@@ -28,7 +28,7 @@ def all_pids() -> Iterator[int]:
     return (int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit())
 
 
-def kill_marked(mark: str, *also: str) -> None:
+def kill_by_mark(mark: str, *also: str) -> None:
     """Kill every process of this user that has a variable of this value; return when none is left.
 
     Args:
@@ -47,9 +47,9 @@ def kill_marked(mark: str, *also: str) -> None:
             if mark.encode() in variables
             and all(any(each.startswith(name) for each in variables) for name in wanted)
         ]
-        return _killed(found)
+        return _kill(found)
 
-    until_gone(kill)
+    kill_until_none(kill)
 
 
 def kill_workload(value: str) -> None:
@@ -70,9 +70,9 @@ def kill_workload(value: str) -> None:
             elif above in variables:
                 supervisors.add(pid)
         found.update(below(supervisors))
-        return _killed(found or supervisors)
+        return _kill(found or supervisors)
 
-    until_gone(kill)
+    kill_until_none(kill)
 
 
 def below(pids: Collection[int]) -> list[int]:
@@ -92,7 +92,7 @@ def below(pids: Collection[int]) -> list[int]:
     return found
 
 
-def marked_below(root: str) -> set[str]:
+def marks_below(root: str) -> set[str]:
     """Return the values that begin so of all marks of workloads and of supervisors."""
     starts = tuple(f"{name}={root}".encode() for name in (WORKLOAD, SUPERVISOR))
     return {
@@ -103,7 +103,7 @@ def marked_below(root: str) -> set[str]:
     }
 
 
-def until_gone(kill: Callable[[], str]) -> None:
+def kill_until_none(kill: Callable[[], str]) -> None:
     """Repeat `kill` until it finds no process.
 
     Args:
@@ -119,7 +119,7 @@ def until_gone(kill: Callable[[], str]) -> None:
         time.sleep(LOOK_SECONDS)  # They are no children of this process, so no signal comes.
 
 
-def _killed(pids: Collection[int]) -> str:
+def _kill(pids: Collection[int]) -> str:
     """Kill processes; return those that this user may kill."""
     killed = []
     for pid in pids:

@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple
 
 from moorage.backends.local.gpus import nvml_here
 
+__all__ = ["Measurement", "measure"]
+
 _MIB: Final = 1 << 20
 _SHOWN_MAX: Final = 3
 """Processes of a GPU that are named."""
@@ -35,7 +37,7 @@ class Measurement(NamedTuple):
     busy: dict[str, str]
 
 
-def measured(folder: Path, held: Collection[str]) -> Measurement:
+def measure(folder: Path, held: Collection[str]) -> Measurement:
     """Look at this machine. Blocks.
 
     Args:

@@ -28,7 +28,7 @@ from moorage.backends.base import (
     UnsupportedSpecError,
     WorkloadReport,
 )
-from moorage.backends.completion import finished
+from moorage.backends.completion import finish
 from moorage.backends.local import (
     commands,
     confinement,
@@ -98,7 +98,7 @@ class Processes(LocalWorkloads):
                 self._begun.add(name)
                 found.append(workload)
         known = {self._mark(each.id) for each in found}
-        for mark in marks.marked_below(self._mark("")) - known:
+        for mark in marks.marks_below(self._mark("")) - known:
             lost = self._store.name_of(Path(mark))
             if lost is None:  # A name too long for a folder: no lease has one.
                 marks.kill_workload(mark)
@@ -116,7 +116,7 @@ class Processes(LocalWorkloads):
             raise BackendError(_LOST)
         if self._store.forbidden(order.id):  # Its stop was cut short by a crash.
             await self.stop(order.id)
-        await finished(asyncio.to_thread(self._begin, order, spec))
+        await finish(asyncio.to_thread(self._begin, order, spec))
         return await self._until_ready(order.id, spec)
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
@@ -211,9 +211,9 @@ class Processes(LocalWorkloads):
         """
         order = self._order(workload)
         mark = f"{marks.WORKLOAD}={self._mark(workload)}"
-        await finished(asyncio.to_thread(marks.kill_marked, mark, marks.EXECUTION))
+        await finish(asyncio.to_thread(marks.kill_by_mark, mark, marks.EXECUTION))
         if group := order.get("group", ""):
-            await finished(asyncio.to_thread(control_groups.clear, f"{group}/exec"))
+            await finish(asyncio.to_thread(control_groups.clear, f"{group}/exec"))
         command = order["reset_command"]
         if not command:
             raise UnsupportedSpecError("a process without a reset_command cannot be reset")
@@ -259,7 +259,7 @@ class Processes(LocalWorkloads):
 
     async def logs(self, workload: str, offset: int, attempt: int) -> Log:
         """Read the output of a process, even a stopped one; see `Backend.logs`."""
-        return await asyncio.to_thread(self._stored_log, workload, offset, attempt)
+        return await asyncio.to_thread(self._read_stored_log, workload, offset, attempt)
 
     def close(self) -> None:
         """Watch no longer. The processes go on."""
@@ -304,7 +304,7 @@ class Processes(LocalWorkloads):
             if seen is None:
                 raise BackendError(f"{workload} was stopped while it started")
             if seen.phase is Phase.READY:
-                return self._noted(seen)
+                return self._note_ready(seen)
             if seen.phase.over:
                 if (folder / "ready.json").exists():  # It was ready, and has ended since.
                     return seen
@@ -324,7 +324,7 @@ class Processes(LocalWorkloads):
         workload_store.write(folder / "ready.json", {"endpoint": endpoint})
         ready = WorkloadReport(workload, Phase.READY, endpoint=endpoint)
         self._tell(ready)
-        return self._noted(ready)
+        return self._note_ready(ready)
 
     async def _answers(self, workload: str, order: JsonMapping, probe: Readiness | None) -> bool:
         """Ask a service whether it is ready; see `LocalWorkloads`."""
@@ -345,24 +345,24 @@ class Processes(LocalWorkloads):
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
-            self._ended(workload)
+            self._note_end(workload)
             return ended
         with self._lock:
             self._watched[workload] = (descriptor, pid)
-        self._watcher.watch(descriptor, pid, lambda: self._ended(workload))
+        self._watcher.watch(descriptor, pid, lambda: self._note_end(workload))
         return ended
 
-    def _ended(self, workload: str) -> None:
+    def _note_end(self, workload: str) -> None:
         with self._lock:
             ended = self._ends.pop(workload)
             self._watched.pop(workload, None)
             self._ready.pop(workload, None)
-        seen = self._seen_at_end(workload)
+        seen = self._look_at_end(workload)
         if seen is not None and seen.phase in {Phase.SUCCEEDED, Phase.FAILED}:
             self._tell(seen)
         ended.set_result(None)
 
-    def _seen_at_end(self, workload: str) -> WorkloadReport | None:
+    def _look_at_end(self, workload: str) -> WorkloadReport | None:
         """Look at a workload that has ended; try a few times, as its outcome may come late."""
         for pause in (*END_PAUSES, None):
             try:
@@ -385,9 +385,9 @@ class Processes(LocalWorkloads):
         seen = self._store.look(workload)
         if seen is None and workload in self._begun:
             return WorkloadReport(workload, Phase.FAILED, detail=_LOST)
-        return self._noted(seen) if seen is not None else None
+        return self._note_ready(seen) if seen is not None else None
 
-    def _noted(self, seen: WorkloadReport) -> WorkloadReport:
+    def _note_ready(self, seen: WorkloadReport) -> WorkloadReport:
         """Note for `glance` that a workload is ready, if it is; its end takes the note back."""
         with self._lock:
             if seen.phase is Phase.READY and seen.id in self._ends:

@@ -17,6 +17,8 @@ from moorage.backends.base import (
     UnknownFileError,
 )
 
+__all__ = ["list_files", "piece"]
+
 _DEPTH_MAX: Final = 32
 _LEFT_OUT_MAX: Final = 100
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -26,7 +28,7 @@ _KINDS: Final = (
 )
 
 
-def listed(folder: int) -> RunFiles:
+def list_files(folder: int) -> RunFiles:
     """Return all plain files below a folder, and the names left out, by descriptor. Blocks."""
     files: list[tuple[str, int]] = []
     left_out: list[tuple[str, str]] = []

@@ -106,7 +106,7 @@ def main(folder: str, pipe: int) -> int:
         write(os.path.join(folder, "process.json"), {"pid": child, "supervisor": os.getpid()})
     report(pipe, {"pid": child})
     status, detail = supervise(folder, order, child, group, wanted)
-    detail = detail or killed_for_memory(group)
+    detail = detail or memory_kill_message(group)
     kill_rest(group)
     output.complete()
     code = os.waitstatus_to_exitcode(status)
@@ -297,7 +297,7 @@ def reap() -> "list[tuple[int, int]]":
 
 
 def kill_rest(group: str) -> None:
-    """Kill whatever the command left behind: it is a child of this process by now, or in its group.
+    """Kill remaining processes of the command: they are children of this process, or in its group.
 
     Then the group is removed. Where the kernel does not let go of something, it stays, and
     the removal of the workload tries again.
@@ -361,7 +361,7 @@ def memory(pid: int, name: str, fields: "tuple[str, ...]") -> int:
     return 0
 
 
-def killed_for_memory(group: str) -> str:
+def memory_kill_message(group: str) -> str:
     """Return the message about a workload that the kernel killed for its group's memory."""
     if group:
         with (

@@ -70,9 +70,9 @@ class Watcher:
         while not self._closed:
             for descriptor, _ in self._epoll.poll():
                 if descriptor != self._wake:
-                    self._ended(descriptor)
+                    self._note_end(descriptor)
 
-    def _ended(self, descriptor: int) -> None:
+    def _note_end(self, descriptor: int) -> None:
         with self._lock:
             watch = self._watches.pop(descriptor)
             self._epoll.unregister(descriptor)

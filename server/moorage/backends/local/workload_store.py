@@ -147,7 +147,7 @@ class WorkloadStore:
         held = holder(folder) is not None
         ended = read(folder / "exit.json")
         if ended is not None and not held:
-            return _ended(workload, ended, tail(folder))
+            return _end_report(workload, ended, tail(folder))
         if held or not (folder / "process.json").exists():
             ready = read(folder / "ready.json")
             if ready is None or not held:
@@ -183,7 +183,7 @@ class WorkloadStore:
 
     def failure(self, workload: str, attempt: int, fencing: str) -> WorkloadReport | None:
         """Return the earlier failure of a start; None if this very start did not fail."""
-        for folder in (self.folder(workload), self._archived(workload, attempt)):
+        for folder in (self.folder(workload), self._archive_path(workload, attempt)):
             note = read(folder / "failed.json")
             if note is not None and note["fencing"] == fencing:
                 reason, code = note["reason"], note["code"]
@@ -198,7 +198,7 @@ class WorkloadStore:
         if order is None:  # Lost, and so is whose start it was.
             _remove(self.folder(workload))
             return
-        place = self._archived(workload, int(order.get("attempt", 1)))
+        place = self._archive_path(workload, int(order.get("attempt", 1)))
         _remove(place)
         with contextlib.suppress(FileNotFoundError):  # Two stops at the same time.
             self.folder(workload).rename(place)
@@ -218,10 +218,10 @@ class WorkloadStore:
         # In this order: a stop moves the folder at once, so it is found in one place or the other.
         found = _piece(self.folder(workload), offset, attempt, over=False)
         if found is None and not attempt:
-            archives = [self._archived(workload, each) for each in self.attempts(workload)]
-            last = max(archives, key=_changed, default=None)
+            archives = [self._archive_path(workload, each) for each in self.attempts(workload)]
+            last = max(archives, key=_change_time, default=None)
             return None if last is None else _piece(last, offset, attempt, over=True)
-        return found or _piece(self._archived(workload, attempt), offset, attempt, over=True)
+        return found or _piece(self._archive_path(workload, attempt), offset, attempt, over=True)
 
     def work(self, workload: str, attempt: int = 0) -> int | None:
         """Open the folder in which a start of a workload runs, even of a stopped one.
@@ -237,9 +237,9 @@ class WorkloadStore:
             UnsupportedSpecError: It ran elsewhere.
         """
         # In this order, as in `log`.
-        archives = [self._archived(workload, each) for each in self.attempts(workload)]
-        last = sorted(archives, key=_changed, reverse=True)
-        for folder in (self.folder(workload), *last, self._archived(workload, attempt)):
+        archives = [self._archive_path(workload, each) for each in self.attempts(workload)]
+        last = sorted(archives, key=_change_time, reverse=True)
+        for folder in (self.folder(workload), *last, self._archive_path(workload, attempt)):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 opened = os.open(folder, _FOLDER)
                 try:
@@ -254,7 +254,7 @@ class WorkloadStore:
                     os.close(opened)
         return None
 
-    def _archived(self, workload: str, attempt: int) -> Path:
+    def _archive_path(self, workload: str, attempt: int) -> Path:
         return self._ended / f"{_file_name(workload)}@{attempt}"
 
 
@@ -346,12 +346,12 @@ def _sound(folder: Path) -> JsonObject | None:
 
 
 def _prune(folder: Path) -> None:
-    for old in sorted(folder.iterdir(), key=_changed)[:-ENDED_MAX]:
+    for old in sorted(folder.iterdir(), key=_change_time)[:-ENDED_MAX]:
         _remove(old)
 
 
 def _remove(place: Path) -> None:
-    """Remove whatever is in a place, without following a link."""
+    """Remove a file, folder or link, without following the link."""
     with contextlib.suppress(OSError):
         place.unlink()
     shutil.rmtree(place, ignore_errors=True)
@@ -402,7 +402,7 @@ def tail(folder: Path) -> tuple[str, ...]:
     return tuple(lines[-LOG_TAIL_LINES:])
 
 
-def _ended(workload: str, ended: JsonMapping, lines: tuple[str, ...]) -> WorkloadReport:
+def _end_report(workload: str, ended: JsonMapping, lines: tuple[str, ...]) -> WorkloadReport:
     code, detail = ended["code"], ended["detail"]
     if not ended.get("started", True):
         code = None  # It is a shell's word for that: see `log`.
@@ -427,7 +427,7 @@ def _file_name(workload: str) -> str:
     return f"{name[:_NAME_MAX].strip('.')}%{hashlib.sha256(workload.encode()).hexdigest()[:16]}"
 
 
-def _changed(folder: Path) -> float:
+def _change_time(folder: Path) -> float:
     try:
         return folder.lstat().st_mtime
     except FileNotFoundError:

@@ -24,7 +24,7 @@ from moorage.backends.base import (
     UnsupportedSpecError,
     WorkloadReport,
 )
-from moorage.backends.completion import finished
+from moorage.backends.completion import finish
 from moorage.backends.local import readiness, workload_store
 from moorage.backends.local.devices import DeviceBinding, Devices
 from moorage.backends.spec_fields import memory_bytes
@@ -76,7 +76,7 @@ class LocalWorkloads(abc.ABC):
         except BaseException as error:
             tail = ""
             with contextlib.suppress(BackendError):
-                lines = await finished(asyncio.to_thread(self._tail, order.id))
+                lines = await finish(asyncio.to_thread(self._tail, order.id))
                 tail = "; ".join(lines[-_LINES_SHOWN:])
             late = isinstance(error, TimeoutError)
             reason = str(error)
@@ -84,8 +84,8 @@ class LocalWorkloads(abc.ABC):
                 reason = f"it was not ready within {order.timeout_seconds:g} s"
                 reason += f"{': ' if tail else ''}{tail}"
             if fencing and (late or isinstance(error, BackendError)):
-                await finished(asyncio.to_thread(self._store.fail, order.id, fencing, reason))
-            await finished(self.stop(order.id))
+                await finish(asyncio.to_thread(self._store.fail, order.id, fencing, reason))
+            await finish(self.stop(order.id))
             if late:
                 raise TimeoutError(reason) from None
             raise
@@ -112,7 +112,7 @@ class LocalWorkloads(abc.ABC):
             reason = f"cpu_count: expected a number above 0, not {limits['cpu_count']!r}"
             raise UnsupportedSpecError(reason) from error
         try:
-            noted = await finished(asyncio.to_thread(self._limit, workload, size, grant))
+            noted = await finish(asyncio.to_thread(self._limit, workload, size, grant))
         except BackendError:
             if grant is not None:  # All or none.
                 again = self._devices.resize(workload, before)
@@ -204,8 +204,13 @@ class LocalWorkloads(abc.ABC):
     ) -> JsonMapping:
         """Change the limits that are not None; return the values to note. Blocks."""
 
-    def _stored_log(self, workload: str, offset: int, attempt: int) -> Log:
-        """Read output that has a file here. Blocks."""
+    def _read_stored_log(self, workload: str, offset: int, attempt: int) -> Log:
+        """Read output that has a file here. Blocks.
+
+        Raises:
+            UnknownWorkloadError: There is none.
+
+        """
         log = self._store.log(workload, offset, attempt)
         if log is None:
             attempts = self._store.attempts(workload)

@@ -165,7 +165,7 @@ class MemoryBackend:
         raise UnsupportedSpecError("the backend memory runs no commands")
 
     async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:  # noqa: ARG002  # The Protocol's.
-        """Refuse: what does not run writes nothing."""
+        """Refuse: a workload that does not run has no output."""
         self._entry(workload)
         raise UnsupportedSpecError("the backend memory keeps no output")
 

@@ -28,7 +28,7 @@ from moorage.backends.base import (
     UnsupportedSpecError,
     WorkloadReport,
 )
-from moorage.backends.completion import finished
+from moorage.backends.completion import finish
 from moorage.backends.ray import orders
 from moorage.backends.ray.connection import RayConnection, WorkloadFailedError
 from moorage.backends.ray.records import Records
@@ -76,7 +76,12 @@ class RayBackend:
         self._busy: Counter[str] = Counter()
         self._lock = threading.Lock()
         self.connection = RayConnection(
-            address, self._records.server, orders.NAMESPACE, root, self._reconnected, self._ended
+            address,
+            self._records.server,
+            orders.NAMESPACE,
+            root,
+            self._look_again,
+            self._report_end,
         )
 
     @property
@@ -97,7 +102,7 @@ class RayBackend:
         found = await self._discover()
         known = {name: _report(name, each) for name, each in found.items()}
         for name in self._records.ready() - known.keys():
-            known[name] = _gone(name)
+            known[name] = _gone_report(name)
         return list(known.values())
 
     async def _discover(self) -> JsonObject:
@@ -115,9 +120,9 @@ class RayBackend:
             try:
                 known = await self.connection.call("start", None, plans=plans, new=False)
             except WorkloadFailedError:  # A part of it was lost, and the rest is ended.
-                await finished(self._undone(order.id))
+                await finish(self._undone(order.id))
                 raise
-            return _gone(order.id) if known is None else _report(order.id, known)
+            return _gone_report(order.id) if known is None else _report(order.id, known)
         self._tell(WorkloadReport(order.id, Phase.STARTING, detail=_where(plans)))
         with self._in_hand(order.id):
             with self._lock:
@@ -127,7 +132,7 @@ class RayBackend:
                     answer = await self.connection.call("start", None, plans=plans, new=True)
                 self._records.note(order.id, plans[0]["shape"])
             except BaseException as error:
-                await finished(self._undone(order.id))
+                await finish(self._undone(order.id))
                 if isinstance(error, TimeoutError):
                     reason = f"it was not ready within {order.timeout_seconds:g} s"
                     if trouble := self.connection.trouble:
@@ -187,7 +192,7 @@ class RayBackend:
             )
         except UnknownWorkloadError:
             if workload in self._records.ready():
-                return _gone(workload)
+                return _gone_report(workload)
             raise
         return _report(workload, seen)
 
@@ -238,7 +243,7 @@ class RayBackend:
         """Read the output of the first node of a workload; see `Backend.logs`."""
         archive = await asyncio.to_thread(self._records.archived, workload)
         if attempt in archive:
-            return _archived(archive[attempt], offset)
+            return _archive_log(archive[attempt], offset)
         try:
             piece = await self.connection.call(
                 "logs", ANSWER_SECONDS_MAX, workload=workload, offset=offset
@@ -252,7 +257,7 @@ class RayBackend:
                 return Log("", max(offset, 0))  # It takes long to stop; the caller asks again.
             archive = await asyncio.to_thread(self._records.archived, workload)
             if (last := attempt or max(archive, default=0)) in archive:
-                return _archived(archive[last], offset)
+                return _archive_log(archive[last], offset)
             raise
         if attempt not in {0, piece["attempt"]}:
             raise UnknownAttemptError(workload, (*sorted(archive), piece["attempt"]))
@@ -283,15 +288,15 @@ class RayBackend:
 
     # News --------------------------------------------------------------------------------------
 
-    def _ended(self, workload: str, report: JsonMapping) -> None:
+    def _report_end(self, workload: str, report: JsonMapping) -> None:
         self._tell(_report(workload, report))
 
-    def _reconnected(self) -> None:
+    def _look_again(self) -> None:
         """Look at all workloads again after Ray did not answer for a while."""
-        check = threading.Thread(target=lambda: asyncio.run(self._caught_up()), daemon=True)
+        check = threading.Thread(target=lambda: asyncio.run(self._catch_up()), daemon=True)
         check.start()
 
-    async def _caught_up(self) -> None:
+    async def _catch_up(self) -> None:
         before = self._records.ready()
         try:
             found = await self._discover()
@@ -306,7 +311,7 @@ class RayBackend:
                 if busy or name not in self._records.ready():
                     continue  # Whatever has it in hand says what becomes of it.
                 if name not in found:
-                    self._tell(_gone(name))
+                    self._tell(_gone_report(name))
                 elif _report(name, found[name]).phase.over:
                     self._tell(_report(name, found[name]))
         except BackendError:
@@ -342,7 +347,7 @@ def _report(workload: str, seen: JsonMapping) -> WorkloadReport:
     )
 
 
-def _archived(piece: JsonMapping, offset: int) -> Log:
+def _archive_log(piece: JsonMapping, offset: int) -> Log:
     """Return a part of the stored output of a stopped workload."""
     data, first = base64.b64decode(piece["data"]), int(piece["start"])
     size = first + len(data)
@@ -352,7 +357,7 @@ def _archived(piece: JsonMapping, offset: int) -> Log:
     return Log.of(part, start, over=over, exit_code=piece["exit_code"])
 
 
-def _gone(workload: str) -> WorkloadReport:
+def _gone_report(workload: str) -> WorkloadReport:
     return WorkloadReport(workload, Phase.FAILED, detail=_GONE)
 
 

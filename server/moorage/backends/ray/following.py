@@ -64,7 +64,7 @@ class RayFollower:
             if finding != self._finding:
                 self._finding = finding
                 finding = finding or f"the Ray cluster {self._cluster} answers"
-                log.warning("ray", finding=finding)
+                log.warning("ray_inventory_changed", finding=finding)
             with contextlib.suppress(TimeoutError):  # Ray does not tell what changes.
                 await asyncio.wait_for(self._failed.wait(), LOOK_SECONDS)
 

@@ -56,10 +56,10 @@ def bundles(demands: Sequence[Demand], seen: JsonMapping) -> list[dict[str, floa
         waiting += [wanted or {"CPU": 1.0}] * demand.nodes
     if not waiting:
         return []
-    return [taken for node in seen["nodes"] if (taken := _taken_amounts(node, waiting))] + waiting
+    return [taken for node in seen["nodes"] if (taken := _amounts_in_use(node, waiting))] + waiting
 
 
-def _taken_amounts(node: JsonMapping, waiting: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _amounts_in_use(node: JsonMapping, waiting: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the use of a node: all of it if the rest is too little for any request."""
     total = {name: float(node["resources"].get(name, 0)) for name in ("GPU", "CPU", "memory")}
     free = {name: float(node["free"].get(name, 0)) for name in total}
@@ -85,7 +85,7 @@ def _node(node: JsonMapping, ours: frozenset[str]) -> Document:
     own = [each["used"] for each in workers if each["actor"] in ours]
     others = [each["used"] for each in workers if each["actor"] not in ours]
 
-    def offered(name: str) -> float:
+    def free_amount(name: str) -> float:
         """Return the amount beyond the use by others."""
         total = float(resources.get(name, 0))
         held = sum(sum(used.get(name, {}).values()) for used in own)
@@ -94,9 +94,9 @@ def _node(node: JsonMapping, ours: frozenset[str]) -> Document:
 
     made = node_document(
         str(node["id"]),
-        cpu_milli=round(offered("CPU") * 1000),
-        memory_mib=int(offered("memory") / MIB),
-        devices=_devices(resources, offered("GPU"), own, others),
+        cpu_milli=round(free_amount("CPU") * 1000),
+        memory_mib=int(free_amount("memory") / MIB),
+        devices=_devices(resources, free_amount("GPU"), own, others),
         rack=labels.get(RACK_LABEL, ""),
         zone=labels.get(ZONE_LABEL, ""),
         labels=labels,

@@ -161,7 +161,7 @@ def _options(share: Share | None, spec: BaseResourceSpec) -> JsonObject:
         given = {name: spec.ray_actor_options[name] for name in spec.ray_actor_options}
     options = {name: value for name, value in given.items() if name != "max_concurrency"}
     held: dict[str, float] = {"num_cpus": 0, "num_gpus": 0}
-    return {**held, **options, **(_held(share) if share is not None else _amounts(spec))}
+    return {**held, **options, **(_share_amounts(share) if share is not None else _amounts(spec))}
 
 
 def _amounts(spec: BaseResourceSpec) -> dict[str, float]:
@@ -186,7 +186,7 @@ def _bundles(placement: Sequence[Share]) -> list[Plan]:
     """Return the resources for a job's tasks and actors on each node."""
     found = []
     for share in placement:
-        held = _held(share)
+        held = _share_amounts(share)
         resources = {"GPU": held["num_gpus"], "CPU": held["num_cpus"]}
         resources["memory"] = held.get("memory", 0)
         resources = {name: amount for name, amount in resources.items() if amount}
@@ -197,7 +197,7 @@ def _bundles(placement: Sequence[Share]) -> list[Plan]:
     return found
 
 
-def _held(share: Share) -> dict[str, float]:
+def _share_amounts(share: Share) -> dict[str, float]:
     """Return a share in Ray's words."""
     if share.gpu_milli != GPU_MILLI and len(share.gpus) > 1:
         raise BackendError("Ray shares one GPU of a node with a workload, not several")

@@ -82,7 +82,7 @@ def check_names(cluster: Cluster) -> None:
     """
     seen: dict[int, None] = {}
     for number, node in enumerate(cluster.nodes):
-        texts = {"id": node.id, "rack": node.rack, "zone": node.zone, **_named(node)}
+        texts = {"id": node.id, "rack": node.rack, "zone": node.zone, **_identity_fields(node)}
         texts["unavailable"] = node.unavailable
         for name, value in node.labels.items():
             texts |= {f"labels.{name}": value, f"the name of labels.{name}": name}
@@ -101,7 +101,7 @@ def check_names(cluster: Cluster) -> None:
                 raise WrongField(field, _SAFE).under(f"nodes.nodeData[{number}]").fault()
 
 
-def _named(node: Node) -> dict[str, str]:
+def _identity_fields(node: Node) -> dict[str, str]:
     """Return the values that identify a node's machine, by field."""
     said = (each.partition(" ") for each in node.identity)
     return {_NAMES[what]: name for what, _, name in said if what in _NAMES}
@@ -239,7 +239,7 @@ def _read_gpus(group: JsonMapping) -> tuple[Gpu, ...]:
     if max(count, len(devices or ())) > GPUS_PER_NODE_MAX:
         raise WrongField("gpus.count", f"at most {GPUS_PER_NODE_MAX} devices on one node")
     if not devices:
-        return _counted_gpus(group, count)
+        return _gpus_by_count(group, count)
     if count not in {0, len(devices)}:
         raise WrongField("gpus.count", f"{len(devices)}, the number of devices in gpus.gpus")
     gpus: list[Gpu] = []
@@ -254,7 +254,7 @@ def _read_gpus(group: JsonMapping) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def _counted_gpus(group: JsonMapping, count: int) -> tuple[Gpu, ...]:
+def _gpus_by_count(group: JsonMapping, count: int) -> tuple[Gpu, ...]:
     """Return the devices of a node that only has their count; `memory` is their sum."""
     names = group.get("modelNames") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

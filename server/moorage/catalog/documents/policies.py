@@ -1,6 +1,6 @@
 """PolicyRule documents: their identity, their checks without running code, and their digest.
 
-The embedded catalog calls `complete_policy_document` and `prepared_policy` to prepare one. Nothing
+The embedded catalog calls `complete_policy_document` and `make_prepared` to prepare one. Nothing
 of the code is parsed, compiled or run here: that is for the jail.
 """
 
@@ -24,6 +24,18 @@ from moorage.model import Code, PolicyRef
 from moorage.policy.requirements import REQUIREMENTS
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonMapping, JsonValue
+
+__all__ = [
+    "complete_policy_document",
+    "differing_fields",
+    "digest_of",
+    "entry_name",
+    "is_policy_uri",
+    "make_prepared",
+    "pack_files",
+    "record_from",
+    "unpack_files",
+]
 
 URI_CHARS_MAX: Final = 255
 SERVER_FIELDS: Final = frozenset({"digest", "policy_rule_uri", "name", "version", "release_tag"})
@@ -120,7 +132,7 @@ def _objections(given: Document) -> Iterator[ServiceError]:
     if named and isinstance(named, str) and _FILE.fullmatch(named) is None:
         yield ServiceError.wrong_field("code_file", _FILE_EXPECTED)
     for field in given:
-        if field not in _KNOWN and (meant := _meant(field, given)):
+        if field not in _KNOWN and (meant := _nearest_field(field, given)):
             expected = f"`{meant}`, or another name for a field of yours"
             yield ServiceError.wrong_field(field, expected)
     kind = given.get("type") or "policy"
@@ -150,7 +162,7 @@ def _all_of(objections: Sequence[ServiceError]) -> ServiceError:
     )
 
 
-def _meant(field: str, given: Document) -> str:
+def _nearest_field(field: str, given: Document) -> str:
     """Return the known field for a misspelt one; a misspelt schema would have no effect.
 
     Documents may have fields of their own, so only what is nearly one of ours counts.
@@ -194,7 +206,7 @@ def _composes(uri: str, parts: JsonMapping) -> bool:
     return uri == f"{parts['name']}:{parts['version']}-{parts['release_tag']}"
 
 
-def prepared_policy(document: Document, files: Mapping[str, bytes]) -> PreparedPolicy:
+def make_prepared(document: Document, files: Mapping[str, bytes]) -> PreparedPolicy:
     """Return a policy ready to be registered.
 
     Args:

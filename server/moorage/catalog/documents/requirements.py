@@ -49,13 +49,13 @@ def unmet(files: Mapping[str, bytes]) -> Iterator[Unmet]:
     """
     own = {canonicalize_name(path.split("/", 1)[0].removesuffix(".py")) for path in files}
     content = files.get(REQUIREMENTS, b"").decode("utf-8-sig", "replace")
-    for number, text in _wanted(content.splitlines()[:LINES_MAX]):
+    for number, text in _join_lines(content.splitlines()[:LINES_MAX]):
         why = _why_not(text, own)
         if why:
             yield Unmet(number, text, why)
 
 
-def _wanted(lines: list[str]) -> Iterator[tuple[int, str]]:
+def _join_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
     """Yield requirements with the numbers of their first lines; a backslash continues a line."""
     begun, joined = 0, ""
     for number, line in enumerate(lines, 1):

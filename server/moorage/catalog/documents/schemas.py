@@ -71,13 +71,13 @@ class PolicySchemas:
         if self.inputs is None:
             return input_data
         if isinstance(input_data, list):
-            return [each for part in self.completed_parts(input_data) for each in part]
+            return [each for part in self.complete_parts(input_data) for each in part]
         if isinstance(input_data, dict) and "inputs" in input_data:
             given = self._check(self.inputs, input_data["inputs"], "input_data.inputs")
             return {**input_data, "inputs": given}
         return self._check(self.inputs, input_data, "input_data")
 
-    def completed_parts(self, values: Sequence[JsonValue]) -> Iterator[Sequence[JsonValue]]:
+    def complete_parts(self, values: Sequence[JsonValue]) -> Iterator[Sequence[JsonValue]]:
         """As `completed_input`, for a list: check and complete some elements at a time."""
         for first in range(0, len(values), PART_MAX):
             part = values[first : first + PART_MAX]

@@ -110,7 +110,7 @@ class Alias(Struct, frozen=True, omit_defaults=True):
     history: tuple[AliasChange, ...] = ()
     owner: str = ""
 
-    def owned_by(self, who: str) -> bool:
+    def is_owned_by(self, who: str) -> bool:
         """Return whether a tenant made the alias, and so may see all its requests."""
         return self.owner == who
 

@@ -12,12 +12,12 @@ from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.encoding import cluster_id_of, snapshot
 from moorage.catalog.embedded.records import (
     DocumentEntry,
-    aggregated,
+    aggregate,
     answer_documents,
-    changed,
+    change_document,
     entry_of,
-    measured,
     remove,
+    with_metrics,
     write,
 )
 from moorage.catalog.embedded.store import Database, DocumentStore
@@ -29,6 +29,8 @@ from moorage.protocol.block_documents import bare_block
 from moorage.protocol.faults import ServiceError
 from moorage.query import Filter
 from moorage.records.json_values import JsonMapping, JsonValue
+
+__all__ = ["EmbeddedBlocks", "check_block"]
 
 ID_FIELDS: Final[Mapping[BlockKind, str]] = {"block": "id", "block_metrics": "blockId"}
 """Where a document of each kind says which block it is about."""
@@ -79,7 +81,7 @@ class EmbeddedBlocks:
 
         def work(database: Database) -> DocumentEntry:
             encoded, given = snapshot(bare_block(document))
-            block_id = checked_block("block", given)
+            block_id = check_block("block", given)
             if database.has("block", block_id):
                 raise ServiceError(
                     Code.ALREADY_EXISTS,
@@ -98,7 +100,7 @@ class EmbeddedBlocks:
         def work(database: Database) -> DocumentEntry:
             nonlocal created
             encoded, given = snapshot(document)
-            block_id = checked_block("block_metrics", given)
+            block_id = check_block("block_metrics", given)
             created = not database.has("block_metrics", block_id)
             return write(database, "block_metrics", block_id, encoded, given)
 
@@ -121,10 +123,10 @@ class EmbeddedBlocks:
             nonlocal created
             upsert = kind == "block_metrics"
             created = not database.has(kind, block_id)
-            encoded, given, owner = changed(
+            encoded, given, owner = change_document(
                 database, kind, block_id, change, ID_FIELDS[kind], upsert=upsert
             )
-            return write(database, kind, checked_block(kind, given), encoded, given, owner)
+            return write(database, kind, check_block(kind, given), encoded, given, owner)
 
         return (await self._store.run(work, self._publisher(kind))).document, created
 
@@ -150,7 +152,7 @@ class EmbeddedBlocks:
         """See `Blocks.aggregate_metrics`."""
         entries = self._entries["block_metrics"]
         taken = [entries[name].document for name in sorted(entries)]
-        return await self._search.run(lambda: aggregated(stages, taken))
+        return await self._search.run(lambda: aggregate(stages, taken))
 
     async def matching(self, wanted: Filter) -> list[str]:
         """See `Blocks.matching`."""
@@ -171,7 +173,7 @@ class EmbeddedBlocks:
     def documents(self, block_ids: Sequence[str]) -> list[Document]:
         """See `Blocks.documents`."""
         blocks, metrics = self._entries["block"], self._entries["block_metrics"]
-        return measured([blocks[name] for name in block_ids if name in blocks], metrics)
+        return with_metrics([blocks[name] for name in block_ids if name in blocks], metrics)
 
     def _publisher(self, kind: BlockKind) -> Callable[[DocumentEntry], None]:
         def publish(entry: DocumentEntry) -> None:
@@ -181,7 +183,7 @@ class EmbeddedBlocks:
         return publish
 
 
-def checked_block(kind: BlockKind, given: Document) -> ClusterId:
+def check_block(kind: BlockKind, given: Document) -> ClusterId:
     """Return the id of the block in a document, or refuse the document."""
     block_id = cluster_id_of(given.get(ID_FIELDS[kind]), ID_FIELDS[kind])
     if kind == "block":

@@ -12,11 +12,11 @@ from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.embedded.records import (
     DocumentEntry,
     answer_documents,
-    changed,
+    change_document,
     entry_of,
-    not_found,
     owner_of,
     remove,
+    unknown_id_error,
     write,
 )
 from moorage.catalog.embedded.store import Database, DocumentStore
@@ -24,7 +24,7 @@ from moorage.catalog.filters import parse_filter
 from moorage.catalog.machines import Machines
 from moorage.catalog.values import Document
 from moorage.model import Code
-from moorage.protocol.cluster_documents import merged, without
+from moorage.protocol.cluster_documents import merge_documents, without
 from moorage.protocol.faults import ServiceError
 
 
@@ -67,7 +67,7 @@ class EmbeddedClusters:
         """See `DocumentCollection.update`."""
 
         def work(database: Database) -> tuple[DocumentEntry, CheckedCluster]:
-            encoded, given, owner = changed(database, "cluster", cluster_id, change, "id")
+            encoded, given, owner = change_document(database, "cluster", cluster_id, change, "id")
             read = self._machines.read(database, given)
             return write(database, "cluster", read.id, encoded, read.document, owner), read
 
@@ -90,7 +90,9 @@ class EmbeddedClusters:
                 reason = f"the cluster {cluster_id} was just registered by another tenant"
                 raise ServiceError(Code.CONFLICT, reason, field="id")
             whole = {"id": cluster_id, **document}
-            encoded, given = snapshot(whole if row is None else merged(decode(row.document), whole))
+            encoded, given = snapshot(
+                whole if row is None else merge_documents(decode(row.document), whole)
+            )
             read = self._machines.read(database, given)
             entry = write(database, "cluster", read.id, encoded, read.document, own)
             return entry, read, row is None
@@ -107,7 +109,7 @@ class EmbeddedClusters:
         def work(database: Database) -> tuple[DocumentEntry, CheckedCluster]:
             row = database.get("cluster", cluster_id)
             if row is None:
-                raise not_found("cluster", cluster_id, database.ids("cluster"))
+                raise unknown_id_error("cluster", cluster_id, database.ids("cluster"))
             encoded, given = snapshot(without(decode(row.document), names))
             read = self._machines.read(database, given)
             return write(database, "cluster", read.id, encoded, read.document, owner_of(row)), read

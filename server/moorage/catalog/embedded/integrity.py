@@ -9,6 +9,8 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.storage.base import RecordRow, RecordTable, StorageCorrupt, StorageError
 
+__all__ = ["check_tallies", "checksum", "damage_error", "is_intact", "unavailable"]
+
 
 def checksum(kind: str, record_id: str, document: bytes, files: bytes) -> int:
     """Return the checksum of a record."""
@@ -34,11 +36,11 @@ def check_tallies(records: RecordTable, place: str, kinds: frozenset[str]) -> li
     wrong = [kind for kind, tally in found.items() if tally.records != tally.records_there]
     wrong = sorted(kinds - found.keys()) + wrong
     if wrong:
-        raise damaged(place, f"records are missing, or too many, of: {', '.join(wrong)}")
+        raise damage_error(place, f"records are missing, or too many, of: {', '.join(wrong)}")
     return [kind for kind, tally in found.items() if tally.checksums != tally.checksums_there]
 
 
-def damaged(place: str, finding: str) -> ServiceError:
+def damage_error(place: str, finding: str) -> ServiceError:
     """Return the error for a damaged catalog."""
     return unavailable(StorageCorrupt(place, finding))
 

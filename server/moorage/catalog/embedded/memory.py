@@ -24,7 +24,7 @@ from moorage.catalog.embedded.records import (
     StoredRecords,
     answer_documents,
     blob_of,
-    measured,
+    with_metrics,
 )
 from moorage.catalog.search import DocumentSearch
 from moorage.catalog.values import Document, DocumentKind, PolicyRecord
@@ -177,7 +177,7 @@ class Memory:
     def measured(self, cluster_ids: Sequence[str]) -> list[Document]:
         """Return documents as `documents`, each with its `metrics`; `{}` if it has none."""
         found = [self.clusters[name] for name in cluster_ids if name in self.clusters]
-        return measured(found, self.metrics)
+        return with_metrics(found, self.metrics)
 
     def measured_bytes(self, cluster_ids: Sequence[str]) -> int:
         """Return the approximate length of `measured`'s result as JSON."""

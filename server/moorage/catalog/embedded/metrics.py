@@ -8,9 +8,9 @@ from moorage.catalog.documents.metrics import read_metrics_document
 from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.embedded.records import (
     DocumentEntry,
-    aggregated,
+    aggregate,
     answer_documents,
-    changed,
+    change_document,
     entry_of,
     remove,
     write,
@@ -56,7 +56,7 @@ class EmbeddedMetrics:
 
         def work(database: Database) -> tuple[DocumentEntry, bool]:
             created = not database.has("metrics", cluster_id)
-            encoded, given, _ = changed(
+            encoded, given, _ = change_document(
                 database, "metrics", cluster_id, change, "clusterId", upsert=True
             )
             known_id, read = read_metrics_document(given)
@@ -82,4 +82,4 @@ class EmbeddedMetrics:
         """See `Metrics.aggregate`."""
         entries = self._memory.metrics
         taken = [entries[name].document for name in sorted(entries)]
-        return await self._memory.index.run(lambda: aggregated(stages, taken))
+        return await self._memory.index.run(lambda: aggregate(stages, taken))

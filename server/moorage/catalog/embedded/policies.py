@@ -6,7 +6,7 @@ from moorage.catalog.documents.encoding import decode, snapshot
 from moorage.catalog.documents.policies import (
     complete_policy_document,
     differing_fields,
-    prepared_policy,
+    make_prepared,
     record_from,
 )
 from moorage.catalog.documents.sources import CodeSources
@@ -18,10 +18,10 @@ from moorage.catalog.embedded.records import (
     PolicyEntry,
     answer_documents,
     entry_of,
-    not_found,
+    read_files,
     refuse_differences,
     remove,
-    stored_files,
+    unknown_id_error,
     write_policy,
 )
 from moorage.catalog.embedded.store import Database, DocumentStore
@@ -36,7 +36,7 @@ async def prepare_policy(sources: CodeSources, document: Document) -> PreparedPo
     code: str = document["code"]  # With the credentials that it may have.
     fetched = await sources.fetch(code)
     # Unpacking and reading patterns take a while, and need nothing of the store.
-    return await asyncio.to_thread(lambda: prepared_policy(complete, sources.files(code, fetched)))
+    return await asyncio.to_thread(lambda: make_prepared(complete, sources.files(code, fetched)))
 
 
 class EmbeddedPolicies:
@@ -93,7 +93,7 @@ class EmbeddedPolicies:
         def work(database: Database) -> PolicyEntry:
             row = database.get("policy", uri)
             if row is None:
-                raise not_found("policy", uri, database.ids("policy"))
+                raise unknown_id_error("policy", uri, database.ids("policy"))
             old = decode(row.document)
             unchanged = {"code": old["code"], "policy_rule_uri": uri, "digest": old["digest"]}
             _, given = snapshot({**unchanged, **apply_change(old, change)})
@@ -104,7 +104,7 @@ class EmbeddedPolicies:
             ref = PolicyRef(uri, old["digest"])
             fields = differing_fields(old, new, policy_only=False)
             note(database, uri, who, "described", ref.digest, tuple(fields))
-            return write_policy(database, record_from(ref, stored_files(row, old), new))
+            return write_policy(database, record_from(ref, read_files(row, old), new))
 
         return (await self._store.run(work, self._memory.keep_policy)).document
 
@@ -112,10 +112,12 @@ class EmbeddedPolicies:
         """See `Policies.delete`."""
         policies = self._memory.policies
 
-        def noted(database: Database) -> None:
+        def remove_and_note(database: Database) -> None:
             note(database, uri, who, "removed", policies[uri].record.ref.digest)
 
-        return await remove(self._store, "policy", uri, policies, self._memory.drop_policy, noted)
+        return await remove(
+            self._store, "policy", uri, policies, self._memory.drop_policy, remove_and_note
+        )
 
     async def history(self, uri: str) -> list[Document]:
         """See `Policies.history`."""

@@ -71,7 +71,7 @@ class OwnedRecord(NamedTuple):
 
 
 class _Change(msgspec.Struct):
-    """As much of a change of a policy as its owner depends on."""
+    """The fields of a policy change that decide its owner."""
 
     who: str
     what: str
@@ -100,7 +100,7 @@ class RecordOwners:
         self._before.clear()
 
     def undo(self) -> None:
-        """Undo what the transaction has changed."""
+        """Undo the changes of the transaction."""
         for key, before in reversed(self._before):
             self._set(key, before)
         self._before.clear()

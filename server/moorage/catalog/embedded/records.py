@@ -25,6 +25,26 @@ from moorage.protocol.faults import ServiceError
 from moorage.query import QueryError, parse_pipeline
 from moorage.records.json_values import JsonValue
 
+__all__ = [
+    "READERS",
+    "CatalogEntry",
+    "DocumentEntry",
+    "PolicyEntry",
+    "StoredRecords",
+    "aggregate",
+    "answer_documents",
+    "change_document",
+    "entry_of",
+    "load",
+    "owner_of",
+    "read_files",
+    "refuse_differences",
+    "remove",
+    "unknown_id_error",
+    "write",
+    "write_policy",
+]
+
 
 class CatalogEntry(Protocol):
     """The fields that every kind of record has in memory."""
@@ -143,7 +163,7 @@ def _block(row: StoredRow) -> DocumentEntry:
 def _policy(row: StoredRow) -> PolicyEntry:
     document = decode(row.document)
     return PolicyEntry(
-        record_from(PolicyRef(row.id, document["digest"]), stored_files(row, document), document),
+        record_from(PolicyRef(row.id, document["digest"]), read_files(row, document), document),
         len(row.document),
     )
 
@@ -159,7 +179,7 @@ READERS: Final[dict[Kind, Callable[[StoredRow], object]]] = {
 """What makes of a record what is in memory of it."""
 
 
-def stored_files(row: StoredRow, document: Document) -> dict[str, bytes]:
+def read_files(row: StoredRow, document: Document) -> dict[str, bytes]:
     """Return the files of a stored policy, after a check of its digest.
 
     Raises:
@@ -200,7 +220,7 @@ class ChangedRow(NamedTuple):
     owner: str
 
 
-def changed(
+def change_document(
     database: Database,
     kind: Kind,
     record_id: str,
@@ -215,7 +235,7 @@ def changed(
     """
     row = database.get(kind, record_id)
     if row is None and not upsert:
-        raise not_found(kind, record_id, database.ids(kind))
+        raise unknown_id_error(kind, record_id, database.ids(kind))
     changed = apply_change({} if row is None else decode(row.document), change)
     if changed.setdefault(id_field, record_id) != record_id:
         raise ServiceError.wrong_field(id_field, f"{record_id}; the id of a document stays")
@@ -249,7 +269,7 @@ async def remove(
 
     def work(database: Database) -> None:
         if not database.remove(kind, record_id):
-            raise not_found(kind, record_id, database.ids(kind))
+            raise unknown_id_error(kind, record_id, database.ids(kind))
         also(database)
 
     def publish(_: None) -> None:
@@ -265,11 +285,11 @@ def entry_of(entries: Mapping[str, T], record_id: object, kind: Kind) -> T:
     """Return the entry with this id, which a policy may have passed as any type, or refuse it."""
     entry = entries.get(record_id) if isinstance(record_id, str) else None
     if entry is None:
-        raise not_found(kind, record_id, entries)
+        raise unknown_id_error(kind, record_id, entries)
     return entry
 
 
-def not_found(kind: Kind, record_id: object, known: Iterable[str]) -> ServiceError:
+def unknown_id_error(kind: Kind, record_id: object, known: Iterable[str]) -> ServiceError:
     """Return the refusal of an unknown id, with the nearest known ids."""
     name = record_id if isinstance(record_id, str) else ""
     shown = repr(record_id)[:300]
@@ -299,7 +319,7 @@ def refuse_differences(uri: str, fields: Sequence[str]) -> None:
         )
 
 
-def aggregated(stages: JsonValue, documents: Sequence[Document]) -> list[Document]:
+def aggregate(stages: JsonValue, documents: Sequence[Document]) -> list[Document]:
     """Return the result of a pipeline over documents, or refuse a result that is too large.
 
     Raises:
@@ -312,7 +332,7 @@ def aggregated(stages: JsonValue, documents: Sequence[Document]) -> list[Documen
     return rows
 
 
-def measured(
+def with_metrics(
     found: Sequence[CatalogEntry], metrics: Mapping[str, "DocumentEntry"]
 ) -> list[Document]:
     """Return documents with their `metrics`, or refuse an answer that would be too large."""

@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, TypeVar, cast, get_args
 from moorage.catalog.embedded.integrity import (
     check_tallies,
     checksum,
-    damaged,
+    damage_error,
     is_intact,
     unavailable,
 )
@@ -95,7 +95,7 @@ class Database:
         if row is None:
             return None
         if not is_intact(kind, row):
-            raise damaged(self._place, f"the {kind} {record_id} does not match its checksum")
+            raise damage_error(self._place, f"the {kind} {record_id} does not match its checksum")
         return StoredRow(row.id, row.document, row.files)
 
     def put(self, kind: Kind, row: StoredRow) -> str:
@@ -165,7 +165,7 @@ class Database:
             before = len(self._warnings)
             self.rows(cast("Kind", kind))  # Sets aside what it finds.
             if len(self._warnings) == before:
-                raise damaged(self._place, f"a {kind} is not the one that was stored last")
+                raise damage_error(self._place, f"a {kind} is not the one that was stored last")
             self._records.take_tally(kind)
         self.rows("executor")
         self.rows("history")

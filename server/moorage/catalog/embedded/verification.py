@@ -10,12 +10,12 @@ import msgspec
 
 from moorage.catalog.documents.encoding import decode
 from moorage.catalog.embedded.integrity import is_intact, unavailable
-from moorage.catalog.embedded.records import stored_files
+from moorage.catalog.embedded.records import read_files
 from moorage.catalog.embedded.store import StoredRow
 from moorage.protocol.faults import ServiceError
 from moorage.storage.base import RecordRow, SqlRow, StorageError
 from moorage.storage.sqlite import records
-from moorage.storage.sqlite.files import UNREADABLE, log_damage, log_lost
+from moorage.storage.sqlite.files import UNREADABLE, find_log_damage, log_damage
 from moorage.storage.sqlite.marks import Found, read_mark
 from moorage.storage.sqlite.records import RecordTables
 
@@ -72,7 +72,7 @@ def walk(path: Path) -> CatalogWalk:
 
 
 def _look_at(tables: RecordTables, path: Path, found: CatalogWalk) -> None:
-    if where := log_lost(path):
+    if where := find_log_damage(path):
         found.say(where)
     version = tables.refuse_format(records.place_of(path))
     changes = tables.commits() if version else 0
@@ -116,7 +116,7 @@ def _look_at_records(tables: RecordTables, path: Path, found: CatalogWalk) -> No
 
 def _doubt(row: StoredRow) -> str:
     try:
-        stored_files(row, decode(row.document))
+        read_files(row, decode(row.document))
     except (ServiceError, msgspec.MsgspecError, KeyError) as no:
         return str(no)
     return ""

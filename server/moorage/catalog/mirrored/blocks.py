@@ -6,7 +6,7 @@ The block documents lie here all the same; only their metrics are read from the 
 from moorage.catalog.embedded.blocks import EmbeddedBlocks
 from moorage.catalog.filters import parse_filter
 from moorage.catalog.mirrored.block_metrics import BlockMetricsMirror
-from moorage.catalog.mirrored.refusals import Refused, changed_at
+from moorage.catalog.mirrored.refusals import Refused, refuse_change_at
 from moorage.catalog.values import BlockKind, Document
 from moorage.records.json_values import JsonValue
 
@@ -22,7 +22,7 @@ class MirroredBlocks:
     def __init__(self, embedded: EmbeddedBlocks, mirror: BlockMetricsMirror) -> None:
         self._embedded = embedded
         self._mirror = mirror
-        self._refuse: Refused = changed_at(mirror.service, "block metrics")
+        self._refuse: Refused = refuse_change_at(mirror.service, "block metrics")
         self.put_metrics = self._refuse
         self.fetch = mirror.fetch
         self.create = embedded.create

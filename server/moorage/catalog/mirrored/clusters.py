@@ -37,7 +37,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def listed(names: Sequence[str]) -> str:
+def short_list(names: Sequence[str]) -> str:
     """Return ids for a warning: the first few, and the number of the others."""
     more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
     return ", ".join(names[:NAMED_MAX]) + more
@@ -125,7 +125,7 @@ class ClusterMirror:
 
     def at_hand(self, ids: Sequence[str] | None) -> list[str] | None:
         """Return warnings if all these clusters are known or cannot be known, else None."""
-        if not self._served():
+        if not self._is_fresh():
             return None
         if ids is not None and any(name not in self._left_out for name in self._unknown(ids)):
             return None
@@ -133,7 +133,7 @@ class ClusterMirror:
 
     async def fetch(self, ids: Sequence[str] | None, allowance: Allowance) -> list[str]:
         """Look up clusters that `at_hand` missed; raise `unavailable` if none can be read."""
-        if not self._served():
+        if not self._is_fresh():
             if not allowance.spend():
                 raise self._not_read()
             await self.read_soon()
@@ -141,14 +141,14 @@ class ClusterMirror:
         if all(name in self._left_out for name in unknown):
             return self._warnings(ids)
         if not allowance.spend():
-            what = f"Clusters were not looked up and were left out: {listed(unknown)}."
+            what = f"Clusters were not looked up and were left out: {short_list(unknown)}."
             return [*self._warnings(ids), f"{what} {SPENT}"]
         try:
             await self._naming.join(unknown)
         except ServiceError as error:
             if ids is not None and len(unknown) == len(ids):
                 raise
-            what = f"Clusters could not be looked up and were left out: {listed(unknown)}."
+            what = f"Clusters could not be looked up and were left out: {short_list(unknown)}."
             return [*self._warnings(ids), f"{what} {error.reason}"]
         return self._warnings(ids)
 
@@ -157,7 +157,7 @@ class ClusterMirror:
         known = self._memory.known
         return [name for name in ids if not known(name) and _is_cluster_id(name)]
 
-    def _served(self) -> bool:
+    def _is_fresh(self) -> bool:
         return self.read_at is not None and _now() - self.read_at <= self._stale_seconds_max
 
     def _warnings(self, ids: Sequence[str] | None) -> list[str]:
@@ -170,7 +170,7 @@ class ClusterMirror:
         if bad:
             first = next(iter(bad))
             warnings.append(
-                f"Cluster documents that cannot be used were left out: {listed(list(bad))}"
+                f"Cluster documents that cannot be used were left out: {short_list(list(bad))}"
                 f" ({first}: {self._left_out[first]})."
             )
         return warnings
@@ -315,7 +315,9 @@ class MetricsMirror:
     def _null(self, ids: Sequence[str], missing: Sequence[str], what: str, why: str) -> list[str]:
         for name in missing:
             self.forget(name)
-        sentence = f"The metrics of {len(missing)} clusters {what} and are null: {listed(missing)}."
+        sentence = (
+            f"The metrics of {len(missing)} clusters {what} and are null: {short_list(missing)}."
+        )
         return [*self._warnings(ids), f"{sentence} {why}"]
 
     async def _ask_again(self, ids: Sequence[str]) -> None:
@@ -338,7 +340,7 @@ class MetricsMirror:
         warnings = [self._nameless] if self._nameless else []
         bad = [name for name in ids if name in self._left_out] if self._left_out else []
         if bad:
-            what = f"Metrics documents that cannot be used count as none: {listed(bad)}"
+            what = f"Metrics documents that cannot be used count as none: {short_list(bad)}"
             warnings.append(f"{what} ({bad[0]}: {self._left_out[bad[0]]}).")
         return warnings
 

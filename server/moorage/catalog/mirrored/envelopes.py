@@ -11,9 +11,22 @@ from typing import Final
 import msgspec
 
 from moorage.catalog.limits import CLUSTERS_MAX, DOCUMENT_BYTES_MAX
-from moorage.catalog.mirrored.http import ServiceReply, WrongAnswer, body_shown
+from moorage.catalog.mirrored.http import ServiceReply, WrongAnswer, quote_body
 from moorage.catalog.values import Document
 from moorage.records.json_values import JsonValue
+
+__all__ = [
+    "DEPTH_MAX",
+    "UNKNOWN",
+    "Denied",
+    "check_depth",
+    "decode",
+    "document_of",
+    "documents_of",
+    "leave_out",
+    "object_of",
+    "payload_of",
+]
 
 DEPTH_MAX: Final = 64
 """Objects and lists within each other in one document."""
@@ -42,15 +55,15 @@ def payload_of(reply: ServiceReply) -> msgspec.Raw | Denied:
     if reply.status in _UNAUTHORIZED:
         raise WrongAnswer(f"refuses this server's credentials ({reply.status})")
     if reply.status not in _OK and reply.status not in UNKNOWN:
-        raise WrongAnswer(f"answered {reply.status}{body_shown(reply.body)}")
+        raise WrongAnswer(f"answered {reply.status}{quote_body(reply.body)}")
     start = reply.body.lstrip()[:1]
     if start in {b"[", b"n"} and reply.status in _OK:  # A list, or null.
         return msgspec.Raw(reply.body)
     if start != b"{":
         raise WrongAnswer(
-            f"answered {reply.status} with what is no JSON document{body_shown(reply.body)}"
+            f"answered {reply.status} without a JSON document{quote_body(reply.body)}"
         )
-    envelope = decoded(reply.body, dict[str, msgspec.Raw])
+    envelope = decode(reply.body, dict[str, msgspec.Raw])
     if reply.status in UNKNOWN:
         return Denied(reply.status, _message(envelope))
     if "success" in envelope:
@@ -67,9 +80,9 @@ def _unwrap(envelope: Mapping[str, msgspec.Raw], status: int) -> msgspec.Raw | D
         raise WrongAnswer("answered `success` without `data`")
     data = bytes(envelope["data"])
     if data[:1] == b"[":
-        items = decoded(data, list[msgspec.Raw])
+        items = decode(data, list[msgspec.Raw])
         if items and bytes(items[0]) == b"false":
-            text = decoded(bytes(items[1]), JsonValue) if len(items) > 1 else "no reason"
+            text = decode(bytes(items[1]), JsonValue) if len(items) > 1 else "no reason"
             return Denied(status, str(text)[:500])
     return msgspec.Raw(data)
 
@@ -84,31 +97,31 @@ def documents_of(reply: ServiceReply) -> list[msgspec.Raw]:
     raw = bytes(payload).strip()
     if raw == b"null":
         return []
-    return decoded(raw, list[msgspec.Raw]) if raw[:1] == b"[" else [msgspec.Raw(raw)]
+    return decode(raw, list[msgspec.Raw]) if raw[:1] == b"[" else [msgspec.Raw(raw)]
 
 
 def _message(envelope: Mapping[str, msgspec.Raw]) -> str:
     for key in ("message", "error", "reason"):
         if key in envelope:
-            value = decoded(bytes(envelope[key]), JsonValue)
+            value = decode(bytes(envelope[key]), JsonValue)
             text = value.get("reason", value) if isinstance(value, dict) else value
             return str(text)[:500]
     return "no reason given"
 
 
-def decoded(raw: bytes, kind: object) -> JsonValue:
+def decode(raw: bytes, kind: object) -> JsonValue:
     """Return JSON as a value of this kind; raise `WrongAnswer`."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WrongAnswer(f"answered what is no JSON of the expected form ({error})") from error
+        raise WrongAnswer(f"answered with an unexpected form of JSON ({error})") from error
 
 
 def object_of(raw: msgspec.Raw | bytes, expected: str) -> Document:
     """Return the only object of an answer; raise `WrongAnswer` if it is not one object."""
-    document = decoded(bytes(raw), JsonValue)
+    document = decode(bytes(raw), JsonValue)
     if not isinstance(document, dict):
-        raise WrongAnswer(f"answered what is not {expected}")
+        raise WrongAnswer(f"answered with something else than {expected}")
     check_depth(document)
     return document
 
@@ -132,7 +145,7 @@ def document_of(content: bytes) -> Document:
     """Return one document of a list, of bounded size; raise `WrongAnswer`."""
     if len(content) > DOCUMENT_BYTES_MAX:
         raise WrongAnswer(f"a document of more than {DOCUMENT_BYTES_MAX} bytes")
-    document = decoded(content, JsonValue)
+    document = decode(content, JsonValue)
     if not isinstance(document, dict):
         raise WrongAnswer("it is no object")
     return document

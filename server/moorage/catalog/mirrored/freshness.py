@@ -62,7 +62,7 @@ class MirroredFreshness:
                 return None
             warnings += found
         if self.metrics is not None and wanted:
-            found = self.metrics.at_hand(self._measured_ids(cluster_ids))
+            found = self.metrics.at_hand(self._ids_to_measure(cluster_ids))
             if found is None:
                 return None
             warnings += found
@@ -88,16 +88,16 @@ class MirroredFreshness:
             elif wanted:
                 reserved += clusters is not None and clusters.at_hand(cluster_ids) is None
                 reserved += metrics is not None and (
-                    metrics.at_hand(self._measured_ids(cluster_ids)) is None
+                    metrics.at_hand(self._ids_to_measure(cluster_ids)) is None
                 )
             warnings += await self.policies.fetch(uri, allowance, reserved)
         if clusters is not None and wanted:
             warnings += await clusters.fetch(cluster_ids, allowance)
         if metrics is not None and wanted:
-            warnings += await metrics.fetch(self._measured_ids(cluster_ids), allowance)
+            warnings += await metrics.fetch(self._ids_to_measure(cluster_ids), allowance)
         return warnings
 
-    def _measured_ids(self, cluster_ids: Sequence[str] | None) -> Sequence[str]:
+    def _ids_to_measure(self, cluster_ids: Sequence[str] | None) -> Sequence[str]:
         """Return the possible candidates of a request, whose metrics it needs."""
         if cluster_ids is None:
             return self.memory.live_ids()

@@ -20,6 +20,16 @@ from moorage.catalog.limits import DOCUMENT_BYTES_MAX, RESULT_BYTES_MAX
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
+__all__ = [
+    "Breaker",
+    "Service",
+    "ServiceReply",
+    "ServiceRequest",
+    "WrongAnswer",
+    "quote_body",
+    "without_credentials",
+]
+
 ATTEMPTS_MAX: Final = 3
 """Times one question is put; only while its deadline allows, and only where it changes nothing."""
 BACKOFF_SECONDS: Final = 0.05
@@ -262,7 +272,7 @@ class Service:
                 raise ServiceError(Code.SHUTTING_DOWN, "The server is stopping.") from error
             raise
         if reply.status >= 500 or reply.status in _REPEAT_STATUSES:  # noqa: PLR2004  # Server errors.
-            raise WrongAnswer(f"answered {reply.status}{body_shown(reply.body)}", again=True)
+            raise WrongAnswer(f"answered {reply.status}{quote_body(reply.body)}", again=True)
         try:
             if len(reply.body) <= READ_HERE_BYTES_MAX:
                 return read(reply)
@@ -270,7 +280,7 @@ class Service:
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             # Text that is not UTF-8 is no `DecodeError` of msgspec's.
             what = f"answered {reply.status} with what cannot be read ({error})"
-            raise WrongAnswer(f"{what}{body_shown(reply.body)}") from error
+            raise WrongAnswer(f"{what}{quote_body(reply.body)}") from error
 
     async def _exchange(self, request: ServiceRequest, patience: httpx.Timeout) -> ServiceReply:
         url = httpx.URL(self.url + request.path)
@@ -283,7 +293,7 @@ class Service:
                 request.method, url, content=request.body or None, headers=headers, timeout=patience
             ) as response:
                 if response.has_redirect_location:
-                    url = _redirected(request, url, response)
+                    url = _redirect_url(request, url, response)
                     continue
                 body = await _body(response, request.bytes_max)
                 return ServiceReply(response.status_code, body, response.headers.get("etag", ""))
@@ -301,7 +311,7 @@ def without_credentials(url: str) -> str:
     return str(httpx.URL(url).copy_with(userinfo=b"")).rstrip("/")
 
 
-def _redirected(request: ServiceRequest, url: httpx.URL, response: httpx.Response) -> httpx.URL:
+def _redirect_url(request: ServiceRequest, url: httpx.URL, response: httpx.Response) -> httpx.URL:
     target = url.join(response.headers["location"])
     if (target.scheme, target.host, target.port) != (url.scheme, url.host, url.port):
         raise WrongAnswer(f"redirected to {target.scheme}://{target.host}, which is not followed")
@@ -325,7 +335,7 @@ async def _body(response: httpx.Response, bytes_max: int) -> bytes:
     return bytes(body)
 
 
-def body_shown(body: bytes) -> str:
+def quote_body(body: bytes) -> str:
     """Return the quoted beginning of an answer, for a message."""
     text = body[: 4 * SHOWN_CHARS_MAX].decode("utf-8", "replace")[:SHOWN_CHARS_MAX].strip()
     return f": {text!r}" if text else ""

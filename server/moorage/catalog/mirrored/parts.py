@@ -13,14 +13,19 @@ from moorage.catalog.documents.sources import CodeSources
 from moorage.catalog.embedded.aliases import Aliases
 from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.embedded.policies import prepare_policy
-from moorage.catalog.embedded.records import aggregated, answer_documents, entry_of, not_found
+from moorage.catalog.embedded.records import aggregate, answer_documents, entry_of, unknown_id_error
 from moorage.catalog.filters import compile_filter, parse_filter
 from moorage.catalog.mirrored.clusters import ClusterMirror, MetricsMirror
 from moorage.catalog.mirrored.policies import PolicyMirror
-from moorage.catalog.mirrored.refusals import Refused, changed_at
-from moorage.catalog.values import Document, PreparedPolicy
-from moorage.query import text_at
-from moorage.records.json_values import JsonValue
+from moorage.catalog.mirrored.refusals import Refused, refuse_change_at
+from moorage.catalog.mirrored.services import SearchService
+from moorage.catalog.search import DocumentSearch
+from moorage.catalog.values import Document, PreparedPolicy, SearchAction
+from moorage.model import ClusterId
+from moorage.query import Filter, text_at
+from moorage.records.json_values import JsonMapping, JsonValue
+
+__all__ = ["MirroredClusters", "MirroredMetrics", "MirroredPolicies", "MirroredSearch"]
 
 
 class MirroredClusters:
@@ -35,7 +40,7 @@ class MirroredClusters:
         self._memory = memory
         self._mirror = mirror
         self.create: Refused
-        self.create = self.update = self.delete = changed_at(mirror.service, "clusters")
+        self.create = self.update = self.delete = refuse_change_at(mirror.service, "clusters")
         self.add_nodes = self.remove_nodes = self.create
 
     async def get(self, cluster_id: str) -> Document:
@@ -63,7 +68,7 @@ class MirroredMetrics:
         self._memory = memory
         self._mirror = mirror
         self.put: Refused
-        self.put = self.update = self.delete = changed_at(mirror.service.service, "metrics")
+        self.put = self.update = self.delete = refuse_change_at(mirror.service.service, "metrics")
 
     async def get(self, cluster_id: str) -> Document:
         """See `Metrics.get`."""
@@ -74,7 +79,7 @@ class MirroredMetrics:
         # Nothing is remembered of unknown clusters: there is no end of their ids.
         read = await self._mirror.service.named([name], {})
         if name not in read.found:
-            raise not_found("metrics", name, self._memory.metrics)
+            raise unknown_id_error("metrics", name, self._memory.metrics)
         return read.found[name][0].document
 
     async def query(self, query: Document | None = None) -> list[Document]:
@@ -90,7 +95,7 @@ class MirroredMetrics:
     async def aggregate(self, stages: JsonValue) -> list[Document]:
         """See `Metrics.aggregate`."""
         documents = await self._mirror.service.matching({})
-        return await self._memory.index.run(lambda: aggregated(stages, documents))
+        return await self._memory.index.run(lambda: aggregate(stages, documents))
 
 
 class MirroredPolicies:
@@ -111,7 +116,7 @@ class MirroredPolicies:
         self._aliases = aliases
         self._sources = sources
         self.register: Refused
-        self.register = self.update = self.delete = self.history = changed_at(
+        self.register = self.update = self.delete = self.history = refuse_change_at(
             mirror.store.service, "policies"
         )
 

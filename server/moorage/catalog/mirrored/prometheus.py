@@ -21,7 +21,7 @@ from moorage.catalog.mirrored.http import (
     ServiceReply,
     ServiceRequest,
     WrongAnswer,
-    body_shown,
+    quote_body,
 )
 from moorage.catalog.mirrored.samples import (
     QUERIES,
@@ -185,7 +185,7 @@ def _samples(reply: ServiceReply) -> list[MetricSample]:
         answer = msgspec.json.decode(reply.body, type=_Answer)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WrongAnswer(
-            f"answered {reply.status} and no vector{body_shown(reply.body)}"
+            f"answered {reply.status} and no vector{quote_body(reply.body)}"
         ) from error
     if answer.status != "success" or answer.data is None:
         raise WrongAnswer(f"answered {reply.status}: {answer.error or answer.status}")
@@ -200,7 +200,7 @@ def _instant(reply: ServiceReply) -> float:
     """Read the time of the Prometheus server, in seconds since the epoch."""
     samples = _samples(reply)
     if len(samples) != 1:
-        raise WrongAnswer("does not tell what time it is")
+        raise WrongAnswer("sends no valid time")
     return samples[0].value
 
 

@@ -7,11 +7,13 @@ from moorage.catalog.mirrored.http import Service
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
+__all__ = ["Refused", "refuse_change_at"]
+
 Refused = Callable[..., Coroutine[object, object, NoReturn]]
 """Stands for every method that would change something."""
 
 
-def changed_at(service: Service, part: str) -> Refused:
+def refuse_change_at(service: Service, part: str) -> Refused:
     """Return a method that refuses a change and names the service where to make it."""
 
     async def refuse(*_: object, **__: object) -> NoReturn:

@@ -23,7 +23,7 @@ from moorage.catalog.mirrored.envelopes import (
     UNKNOWN,
     Denied,
     check_depth,
-    decoded,
+    decode,
     document_of,
     documents_of,
     leave_out,
@@ -37,7 +37,7 @@ from moorage.catalog.mirrored.http import (
     ServiceReply,
     ServiceRequest,
     WrongAnswer,
-    body_shown,
+    quote_body,
 )
 from moorage.catalog.values import Document, SearchAction
 from moorage.model import Cluster, ClusterId, Code
@@ -113,7 +113,7 @@ class ClusterRegistry:
             if reply.status in UNKNOWN:
                 # Of a list of all this is a wrong path or a proxy's word: the fleet is still there.
                 raise WrongAnswer(
-                    f"answered {reply.status} to the list of all{body_shown(reply.body)}"
+                    f"answered {reply.status} to the list of all{quote_body(reply.body)}"
                 )
             found = _read_clusters(documents_of(reply), seen, None)
             found.etag = reply.etag
@@ -248,7 +248,7 @@ class SearchService:
             ("search", True): "/api/similarity-search",
             ("search", False): "/api/no-ir/similarity-search",
         }[action, enveloped]
-        found = await self.service.ask(ServiceRequest("POST", path, _json(body)), _read_found)
+        found = await self.service.ask(ServiceRequest("POST", path, _json(body)), _read_ids)
         if isinstance(found, Denied):
             # A 404 says nothing of the body: the service has no such endpoint.
             raise ServiceError(
@@ -347,11 +347,11 @@ def _read_metrics(
     return read
 
 
-def _read_found(reply: ServiceReply) -> list[ClusterId] | Denied:
+def _read_ids(reply: ServiceReply) -> list[ClusterId] | Denied:
     payload = payload_of(reply)
     if isinstance(payload, Denied):
         return payload
-    value = decoded(bytes(payload), JsonValue)
+    value = decode(bytes(payload), JsonValue)
     check_depth(value if isinstance(value, dict | list) else [])
     if value is None:
         return []
@@ -362,5 +362,5 @@ def _read_found(reply: ServiceReply) -> list[ClusterId] | Denied:
             found[cluster_id_of(given, "id")] = None
         except ServiceError as error:
             shown = repr(given)[:SHOWN_CHARS_MAX]
-            raise WrongAnswer(f"found what is no cluster ({shown}; {error})") from error
+            raise WrongAnswer(f"found an invalid cluster ({shown}; {error})") from error
     return list(found)

@@ -40,7 +40,7 @@ def near(state: State, ask: Ask) -> Nodes:
     return tuple(sorted(found))
 
 
-def explained(refusal: Refusal, state: State, ask: Ask) -> Refusal:
+def add_reasons(refusal: Refusal, state: State, ask: Ask) -> Refusal:
     """Add to a refusal which leases of its group are in the way of a request."""
     nodes = len(near(state, ask))
     if not nodes or refusal.code is not Code.NO_CAPACITY:

@@ -51,7 +51,7 @@ class AdvanceReservations:
     def apply(self, event: ReserveAsked) -> None:
         """Reserve nodes for a tenant, or say why not."""
         starts_at = max(event.starts_at, self._turn.now)
-        chosen = self._turned_away(event) or self._choose(event, starts_at)
+        chosen = self._refusal_of(event) or self._choose(event, starts_at)
         if isinstance(chosen, Refusal):
             self._turn.respond(event.to, chosen)
             return
@@ -126,7 +126,7 @@ class AdvanceReservations:
             if lease.state != "warm"
         )
 
-    def _turned_away(self, event: ReserveAsked) -> Refusal | None:
+    def _refusal_of(self, event: ReserveAsked) -> Refusal | None:
         """Return why a reservation is refused at once, or None."""
         reserved = self._state.reserved.by_id
         if event.ends_at <= max(event.starts_at, self._turn.now):
@@ -152,7 +152,7 @@ class AdvanceReservations:
         fleet = state.fleet.imagined()
         lost = {name: state.lost_by(state.leases[name]) for name in state.lost.of}
         for place in state.places.keys() | taken | _nodes(x for s in lost.values() for x in s):
-            row, left = fleet.row(*place), self._left(place, starts_at, event.ends_at)
+            row, left = fleet.row(*place), self._free_throughout(place, starts_at, event.ends_at)
             if left is None:
                 shut.add(place)
             elif row is not None and not fleet.closed[row]:
@@ -176,7 +176,7 @@ class AdvanceReservations:
         parts = (_part(fleet, row, demand) for row in best)
         return tuple(fleet.node_ids[row] for row in best), tuple(parts) if demand.gpus else ()
 
-    def _left(self, place: Place, starts_at: float, ends_at: float) -> Amounts | None:
+    def _free_throughout(self, place: Place, starts_at: float, ends_at: float) -> Amounts | None:
         """Return the part of a node that is free all the time; None: nothing."""
         begins = (each.starts_at for each in self._state.reserved.of_others(place, None))
         left = room.room(self._state, place, starts_at, None)

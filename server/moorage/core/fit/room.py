@@ -16,6 +16,22 @@ from moorage.core.state.state import State
 from moorage.model import Lease, Nodes, Placement, RequestId, Share, Tenant
 from moorage.policy import Fleet
 
+__all__ = [
+    "Amounts",
+    "amounts",
+    "amounts_reserved_at",
+    "before",
+    "begins",
+    "drain_of",
+    "keeps_to_itself",
+    "leaves_by",
+    "parts_reserved_by_others",
+    "room",
+    "set_free",
+    "shares",
+    "total",
+]
+
 Amounts = Counter[tuple[str, str]]
 """CPU in milli, memory in MiB, and milli of each device, by kind and device."""
 _HOLDS: Final = frozenset({"granted", "starting", "active"})
@@ -63,7 +79,7 @@ def room(
     free = total(state, row)
     staying = [
         (lease, share)
-        for lease, share in _held(state, place)
+        for lease, share in _leases_on(state, place)
         if lease.id != without and not lease.over and lease.expires_at > at
     ]
     for _, share in staying:
@@ -71,11 +87,11 @@ def room(
     theirs = [x for x in state.reserved.of_others(place, tenant) if x.starts_at <= at < x.ends_at]
     if not all(each.parts for each in theirs):
         return None
-    free.subtract(_unused(theirs, place, staying))
+    free.subtract(_unused_reservations(theirs, place, staying))
     return free
 
 
-def reserved_parts(
+def parts_reserved_by_others(
     state: State,
     tenant: Tenant,
     now: float,
@@ -133,7 +149,7 @@ def own(state: State, place: Place, tenant: Tenant) -> Amounts:
     row = state.fleet.row(*place) if mine else None
     if row is None:
         return Amounts()
-    return _unused(mine, place, _held(state, place)) & _free(state, row)
+    return _unused_reservations(mine, place, _leases_on(state, place)) & _free(state, row)
 
 
 def begins(state: State, lease: Lease, after: float) -> float:
@@ -163,7 +179,7 @@ def leaves_by(state: State, lease: Lease) -> float:
     return min([reserved, *(each.until for each in _drains(state, lease))])
 
 
-def drained_by(state: State, lease: Lease) -> str:
+def drain_of(state: State, lease: Lease) -> str:
     """Return the operator and the reason of the drain that ends a lease; or nothing."""
     ends = (each.why for each in _drains(state, lease) if each.until <= lease.expires_at)
     return next(ends, "")
@@ -188,7 +204,7 @@ def keeps_to_itself(state: State, lease: Lease) -> bool:
     )
 
 
-def _held(state: State, place: Place) -> list[tuple[Lease, Share]]:
+def _leases_on(state: State, place: Place) -> list[tuple[Lease, Share]]:
     """Return the leases that hold something of a node, with their shares."""
     return [(state.leases[name], share) for name, share in state.places.get(place, {}).items()]
 
@@ -203,7 +219,7 @@ def _fits(share: Share, left: Amounts | None) -> bool:
     return left is not None and all(left.get(key, much) >= much for key, much in needs if much)
 
 
-def _unused(
+def _unused_reservations(
     reservations: Iterable[NodeReservation], place: Place, leases: list[tuple[Lease, Share]]
 ) -> Amounts:
     """Return the reserved parts of a node that no lease of the tenant holds."""
@@ -220,7 +236,9 @@ def _unused(
     return found
 
 
-def reserved(reservations: Iterable[NodeReservation], place: Place, at: float) -> Amounts:
+def amounts_reserved_at(
+    reservations: Iterable[NodeReservation], place: Place, at: float
+) -> Amounts:
     """Return the parts of a node that some partial reservations have at a moment."""
     found = Amounts()
     for each in reservations:
@@ -231,9 +249,11 @@ def reserved(reservations: Iterable[NodeReservation], place: Place, at: float) -
 
 def _unheld(state: State, place: Place, theirs: list[NodeReservation], at: float) -> Amounts:
     """Return the reserved parts of a node at a moment that their tenants do not hold."""
-    here = _held(state, place)
+    here = _leases_on(state, place)
     holding = [(x, share) for x, share in here if x.notice is None and x.state in _HOLDS]
-    return _unused((x for x in theirs if x.starts_at <= at < x.ends_at), place, holding)
+    return _unused_reservations(
+        (x for x in theirs if x.starts_at <= at < x.ends_at), place, holding
+    )
 
 
 def total(state: State, row: int) -> Amounts:

@@ -15,7 +15,7 @@ from moorage.model import GPU_MILLI, Demand, Requirement
 from moorage.policy import NEVER, Fleet, Misfit
 from moorage.policy.inventory import Ints
 from moorage.policy.matching import CLUSTER_KEY, NODE_KEY, label_values
-from moorage.records.fields import shown_name
+from moorage.records.fields import field_title
 from moorage.records.json_values import JsonObject, JsonValue
 
 Verdict = Literal["never", "not_now", "not_you"]
@@ -133,7 +133,7 @@ class NodeKinds:
         for column in columns:
             numbers = np.arange(start, start + column.shape[1], dtype=np.uint64)
             start += column.shape[1]
-            sums += column.astype(np.uint64) @ _scattered(numbers)
+            sums += column.astype(np.uint64) @ _scatter(numbers)
         _, first, kinds = np.unique(sums, return_index=True, return_inverse=True)
         kinds = kinds.reshape(-1)
         if not all(np.array_equal(column, column[first[kinds]]) for column in columns):
@@ -142,7 +142,7 @@ class NodeKinds:
         self._layout = fleet.layout
 
 
-def _scattered(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _scatter(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Return numbers that have nothing to do with each other (the mix of splitmix64)."""
     mixed = numbers * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -179,7 +179,10 @@ def change_in_words(change: JsonObject) -> str:
     fits = change["fits"]
     if change["field"] == "clusters":
         return "It would fit in other clusters."
-    value, name = " or ".join(fits) if isinstance(fits, list) else fits, shown_name(change["field"])
+    value, name = (
+        " or ".join(fits) if isinstance(fits, list) else fits,
+        field_title(change["field"]),
+    )
     if value == "":
         return f"It would fit without {name}."
     return f"It would fit with {name}: {value} instead of {_plain(change['asked'])}."

@@ -97,7 +97,7 @@ def _one(
         if wrong is not None:
             return wrong
     if ask.terms is None and ask.demand is None:
-        return _advised(proposed, fleet, clusters[proposed.cluster_id], path)
+        return _judge_advice(proposed, fleet, clusters[proposed.cluster_id], path)
     if proposed.node_id is None:
         if ask.demand is None:
             return _unsound(f"{path}node_id", "a node to hold", "a lease needs a node")
@@ -110,7 +110,9 @@ def _one(
     return _on_node(ask, proposed, fleet, row, path)
 
 
-def _advised(proposed: ProposedShare, fleet: Fleet, cluster: Cluster, path: str) -> Share | Unsound:
+def _judge_advice(
+    proposed: ProposedShare, fleet: Fleet, cluster: Cluster, path: str
+) -> Share | Unsound:
     """Judge advice without `resources`: its nodes and devices must exist, nothing more."""
     if proposed.node_id is not None and cluster.nodes:
         row = fleet.row(proposed.cluster_id, proposed.node_id)

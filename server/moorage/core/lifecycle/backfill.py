@@ -77,14 +77,14 @@ class Backfill:
             return True
         queue.rethink()
         if queue.is_head_alone:
-            queue.exhausted()
+            queue.note_exhausted()
         else:
             lines = queue.servable(self._limits)
             for line in lines:
-                if self._wake_line(line, queue.reserved_for(line)):
+                if self._wake_line(line, queue.nodes_reserved_for(line)):
                     lines.close()
                     return True
-        for ask in queue.found_over_quota():
+        for ask in queue.take_over_quota():
             self._asks.make_quota_room(ask)
         return False
 
@@ -94,7 +94,7 @@ class Backfill:
         head = queue.first()
         lines = queue.servable(self._limits, head)
         for line in lines if head is not None else ():
-            if self._wake_line(line, queue.reserved_for(line)):
+            if self._wake_line(line, queue.nodes_reserved_for(line)):
                 lines.close()
                 return True
         return False
@@ -170,9 +170,9 @@ class Backfill:
             queue.does_not_fit(first.ask, gains, reserved, excluded=excluded)
 
     def _limits(self) -> WakeLimits:
-        return WakeLimits(self._capped(), self._spent)
+        return WakeLimits(self._policies_at_cap(), self._spent)
 
-    def _capped(self) -> dict[PolicyRef, int]:
+    def _policies_at_cap(self) -> dict[PolicyRef, int]:
         """Return the policies that can take no more consultations now, up to which priority."""
         capped: dict[PolicyRef, int] = {}
         for policy, consulted in self._requests.undecided.waiters.items():

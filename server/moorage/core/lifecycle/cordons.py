@@ -46,7 +46,7 @@ class Cordons:
             until = 0.0 if event.seconds is None else now + event.seconds
             cordon = Cordoned(*place, now, event.tenant, event.reason, event.mode == "drain", until)
             self._turn.record(cordon)
-        self._warm.inventory_changed()
+        self._warm.end_vanished()
         if event.mode != "uncordon":
             self._clear(event)
         self._turn.wakes = True

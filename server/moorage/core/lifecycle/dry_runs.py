@@ -62,23 +62,23 @@ class DryRuns:
                 return self._cordon(event, now, sees_all=run.sees_all)
 
     def _release(self, event: ReleaseAsked, run: DryRun, now: float) -> Response:
-        found = self._leases.owned(event.lease, event.token_digest, event.tenant)
+        found = self._leases.find_owned(event.lease, event.token_digest, event.tenant)
         if isinstance(found, Refusal):
             return found
         if found.over:
             return LeaseNews(found, owner=False)
         state: LeaseState = "warm" if _stays_warm(found) else "ended"
         ends = replace(found, state=state, reason=RELEASED)
-        return LeaseNews(ends, reasons=self._freed(found, run, now), owner=False)
+        return LeaseNews(ends, reasons=self._next_waiters(found, run, now), owner=False)
 
-    def _freed(self, lease: Lease, run: DryRun, now: float) -> JsonObject:
+    def _next_waiters(self, lease: Lease, run: DryRun, now: float) -> JsonObject:
         """Return the waiters that get a turn after a release, and the duration until then."""
         beside = [self._state.leases.get(each) for each in run.beside]
         own = [each for each in beside if each is not None and each.tenant == lease.tenant]
         state, waiting = self._state, self._requests.queue.in_turn(forecast.WAITERS_MAX)
         ending = list({each.id: each for each in [lease, *own]}.values())
         warm = tuple(each.id for each in ending if _stays_warm(each))
-        served = forecast.served_after(state, self._feasibility, waiting, ending, now)
+        served = forecast.waiters_after(state, self._feasibility, waiting, ending, now)
         shown = [
             each
             for each in served

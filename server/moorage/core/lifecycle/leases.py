@@ -14,10 +14,10 @@ from typing import Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from moorage.core.fit.room import begins, drained_by, leaves_by
+from moorage.core.fit.room import begins, drain_of, leaves_by
 from moorage.core.queue.alternatives import choice
 from moorage.core.queue.open_requests import OpenRequests
-from moorage.core.reports.lost_machines import lost_machines
+from moorage.core.reports.lost_machines import lost_machine_finder
 from moorage.core.state import refusals
 from moorage.core.state.deadlines import Grace
 from moorage.core.state.facts import (
@@ -61,7 +61,7 @@ _DEMANDED: Final = tuple(
 )
 
 
-def _demanded(demand: Demand) -> list[JsonValue]:
+def _demand_fields(demand: Demand) -> list[JsonValue]:
     """Return the fields of a demand; without `where`, as digests of earlier releases have them."""
     fields = [getattr(demand, name) for name in _DEMANDED]
     return [*fields, demand.where] if demand.where else fields
@@ -76,7 +76,7 @@ def likeness(ask: Ask) -> str:
     parts = (
         ask.tenant,
         (ask.policy.uri, ask.policy.digest),
-        None if ask.demand is None else _demanded(ask.demand),
+        None if ask.demand is None else _demand_fields(ask.demand),
         (ask.inputs, ask.parameters, ask.settings),
         (ask.provision.backend, ask.provision.spec),
     )
@@ -180,7 +180,7 @@ class LeaseLifecycle:
         self, to: Address, request: RequestId, token_digest: str, tenant: Tenant | None = None
     ) -> None:
         """End a lease for its owner. A second release answers the same."""
-        lease = self.owned(request, token_digest, tenant)
+        lease = self.find_owned(request, token_digest, tenant)
         if isinstance(lease, Refusal):
             self._turn.respond(to, lease)
             return
@@ -197,7 +197,7 @@ class LeaseLifecycle:
         self, to: Address, request: RequestId, token_digest: str, ttl_seconds: float | None
     ) -> None:
         """Let a lease last `ttl_seconds` (its own by default) from now."""
-        lease = self.owned(request, token_digest)
+        lease = self.find_owned(request, token_digest)
         if isinstance(lease, Refusal):
             self._turn.respond(to, lease)
             return
@@ -220,12 +220,12 @@ class LeaseLifecycle:
             self._turn.wakes = True
         shortened = max(0.0, until - self._turn.now) if until < self._turn.now + ttl else None
         renewed = self._turn.state.lease(request) or lease
-        lost = lost_machines(self._turn.state)(renewed)
+        lost = lost_machine_finder(self._turn.state)(renewed)
         self._turn.respond(to, LeaseNews(renewed, ttl_max_seconds=shortened, lost=lost))
 
     def move(self, lease: Lease, reason: str) -> None:
         """Stop the workload of a lease here and start it elsewhere, if it may start again."""
-        self._finished(lease, "failed", WorkloadFailed(lease.id, lease.fencing, reason))
+        self._note_end(lease, "failed", WorkloadFailed(lease.id, lease.fencing, reason))
         self._turn.emit(Stop(lease))
 
     def end(self, lease: Lease, reason: str) -> None:
@@ -253,7 +253,7 @@ class LeaseLifecycle:
         if lease is None:
             return
         if lease.state in {"starting", "active"}:
-            lease = self._finished(lease, "failed", news)
+            lease = self._note_end(lease, "failed", news)
         self._let_go(lease, _failure(lease) or f"backend failed: {news.reason}")
 
     def over(self, news: WorkloadEnded) -> None:
@@ -263,7 +263,7 @@ class LeaseLifecycle:
             self.end(lease, news.reason)
         if lease is None or lease.state not in {"starting", "active"}:
             return
-        lease = self._finished(lease, news.phase, news)
+        lease = self._note_end(lease, news.phase, news)
         if news.phase == "succeeded":
             self.end(lease, news.reason)
         elif lease.may_start_again:
@@ -312,10 +312,10 @@ class LeaseLifecycle:
             self._requests.queue.add(self._turn.state.waiting[lease.id].ask)
             self._turn.wakes = True
         else:
-            drained = drained_by(self._turn.state, lease)
+            drained = drain_of(self._turn.state, lease)
             self.end(lease, f"its node was {drained}" if drained else "expired")
 
-    def _finished(
+    def _note_end(
         self,
         lease: Lease,
         phase: Literal["succeeded", "failed"],
@@ -344,7 +344,7 @@ class LeaseLifecycle:
     def give_grace(self, grace: Grace) -> None:
         """Postpone deadlines and notices of leases, and deadlines of who waits for those."""
         state = self._turn.state
-        notices = [*_prolonged_notices(state.leases.values(), grace, self._turn.now)]
+        notices = [*_late_notices(state.leases.values(), grace, self._turn.now)]
         moved = [(until, notice.until) for until, notice in notices]
         for lease in list(state.leases.values()):
             until = grace.until(lease.expires_at)
@@ -372,7 +372,7 @@ class LeaseLifecycle:
                 over = lease.state in {"failing", "ending"}
                 self._turn.emit(Stop(lease) if over else Start(lease))
 
-    def owned(
+    def find_owned(
         self, request: RequestId, token_digest: str, tenant: Tenant | None = None
     ) -> Lease | Refusal:
         """Return the lease, or why it is not the caller's: by its token, or by its tenant."""
@@ -384,7 +384,7 @@ class LeaseLifecycle:
         return lease
 
 
-def _prolonged_notices(
+def _late_notices(
     leases: Iterable[Lease], grace: Grace, now: float
 ) -> Iterator[tuple[float, Preempted]]:
     """Yield when a lease was to give way, and its notice for later: its holder may not know yet."""

@@ -18,7 +18,7 @@ from moorage.core.fit.room import keeps_to_itself
 from moorage.core.lifecycle.leases import LeaseLifecycle
 from moorage.core.queue.exclusions import ExclusionRules
 from moorage.core.queue.open_requests import OpenRequests
-from moorage.core.state.accounts import demanded, placed
+from moorage.core.state.accounts import demand_amounts, placement_amounts
 from moorage.core.state.facts import Preempted, Spared
 from moorage.core.state.state import State
 from moorage.core.turns.turn import TurnWriter
@@ -160,7 +160,7 @@ class Preemption:
                 until[name] = max(now + lease.terms.notice_seconds, young)
                 found.append(lease)
         quota = self._state.accounts.quota((ask.tenant, None))
-        for lease in self._borrowed(ask, quota) if quota is not None else ():
+        for lease in self._borrowing_leases(ask, quota) if quota is not None else ():
             if lease.id not in until:
                 until[lease.id] = now + quota.notice_seconds  # type: ignore[union-attr]  # The line above.
                 found.append(lease)
@@ -168,9 +168,9 @@ class Preemption:
         in_time = (lease for lease in found if until[lease.id] <= deadline)
         return [lease for lease in in_time if not keeps_to_itself(self._state, lease)], until
 
-    def _borrowed(self, ask: Ask, quota: Quota) -> Iterator[Lease]:
+    def _borrowing_leases(self, ask: Ask, quota: Quota) -> Iterator[Lease]:
         """Yield others' leases on quota that this tenant lent them, the youngest first."""
-        accounts, needs = self._state.accounts, demanded(ask)
+        accounts, needs = self._state.accounts, demand_amounts(ask)
         own = accounts.own_room((ask.tenant, None))
         if quota.nominal.gpu_milli is None or any(
             need > room for need, room in zip(needs, own, strict=True)
@@ -181,8 +181,10 @@ class Preemption:
         for lease in youngest:
             if not _stays(lease) or lease.tenant == ask.tenant:
                 continue
-            over = left.setdefault(lease.tenant, list(accounts.borrowed((lease.tenant, None))))
-            amounts = placed(lease.placement)
+            over = left.setdefault(
+                lease.tenant, list(accounts.borrowed_amounts((lease.tenant, None)))
+            )
+            amounts = placement_amounts(lease.placement)
             if 0 < amounts[0] <= over[0]:  # What it leaves has all been borrowed.
                 over[0] -= amounts[0]
                 yield lease
@@ -236,7 +238,7 @@ class _Attempt:
             return None
         self.nodes = tuple(self._fleet.node_ids[option.row] for option in picked)
         chosen = {lease.id: lease for option in picked for lease in option.leases}
-        return self._needed(list(chosen.values()), [option.row for option in picked])
+        return self._without_spares(list(chosen.values()), [option.row for option in picked])
 
     def _options(self, given: Iterable[Lease], fitting: set[int]) -> Iterator[_Option]:
         by_row: dict[int, list[Lease]] = defaultdict(list)
@@ -251,7 +253,7 @@ class _Attempt:
             here = sorted(by_row[row], key=lambda lease: (-lease.granted_at, lease.fencing))
             found = self._fewest(row, here)
             if found is not None:
-                yield _Option(len(found), self._lost(found), row, found)
+                yield _Option(len(found), self._seconds_lost(found), row, found)
 
     def _fewest(self, row: int, leases: Sequence[Lease]) -> tuple[Lease, ...] | None:
         """Return the fewest, youngest leases that must leave a node for the demand to fit."""
@@ -263,7 +265,7 @@ class _Attempt:
                 break
             enough = [each for each in tried if self._fits_without(row, each)]
             if enough:
-                return min(enough, key=self._lost)
+                return min(enough, key=self._seconds_lost)
         chosen = list(leases)
         for lease in leases[::-1]:  # The oldest stay where they can.
             rest = [each for each in chosen if each is not lease]
@@ -271,7 +273,7 @@ class _Attempt:
                 chosen = rest
         return tuple(chosen)
 
-    def _needed(self, chosen: list[Lease], rows: list[int]) -> list[Lease]:
+    def _without_spares(self, chosen: list[Lease], rows: list[int]) -> list[Lease]:
         """Return the chosen leases that must still leave: a gang's may make room on two nodes."""
         for lease in sorted(chosen, key=lambda each: each.granted_at):
             rest = [each for each in chosen if each is not lease]
@@ -309,6 +311,6 @@ class _Attempt:
         )
         return min(whole, key=cost, default=None)
 
-    def _lost(self, leases: Iterable[Lease]) -> float:
+    def _seconds_lost(self, leases: Iterable[Lease]) -> float:
         """Return the sum of the seconds that leases have run: the work that preemption may lose."""
         return sum(self._now - lease.granted_at for lease in leases)

@@ -15,7 +15,7 @@ from moorage.core.fit.verification import Stale, Unsound, verify
 from moorage.core.lifecycle.leases import LeaseLifecycle
 from moorage.core.lifecycle.warm_reuse import ROOM_SECONDS_MAX, WarmReuse
 from moorage.core.queue import alternatives
-from moorage.core.queue.exclusions import NONE, ExclusionRules, Exclusions, shortened
+from moorage.core.queue.exclusions import NONE, ExclusionRules, Exclusions, shortest_ttl
 from moorage.core.queue.idempotency import mismatch
 from moorage.core.queue.open_requests import ASKS_BYTES_MAX, PENDING_MAX, OpenRequests, Pending
 from moorage.core.queue.quotas import Quotas
@@ -96,11 +96,11 @@ class Requests:
         """Take a request: answer it, or have its policy consulted."""
         if not ask.dry_run and self._answer_repeat(to, ask):
             return
-        if (refusal := self._turned_away(ask)) is not None:
+        if (refusal := self._immediate_refusal(ask)) is not None:
             self._turn.respond(to, refusal)
             return
         self._requests.listen(ask.id, to)
-        reserved = self._queue.reserved_before(ask)
+        reserved = self._queue.nodes_reserved_ahead(ask)
         pending = Pending(ask, self._turn.now)
         refused: list[tuple[Ask, Refusal]] = []
         for pending.ask in alternatives.each(ask):
@@ -175,10 +175,10 @@ class Requests:
         if over is not None:
             self._warm.room_after(over, ask, ())
 
-    def _turned_away(self, ask: Ask) -> Refusal | None:
+    def _immediate_refusal(self, ask: Ask) -> Refusal | None:
         """Return why a request is refused at once, or None."""
         if self._requests.known(ask.id) or self._state.lease(ask.id):
-            return refusals.id_taken(ask.id)
+            return refusals.duplicate_id(ask.id)
         if not self._pending.has_capacity(ask):
             return refusals.too_many_undecided(PENDING_MAX, ASKS_BYTES_MAX)
         return None if self._state.clusters else refusals.no_cluster()
@@ -228,7 +228,7 @@ class Requests:
             return
         found = self.exclusions.find(pending.ask)
         if isinstance(news, Proposed):
-            self._proposed(pending, news.value, found)
+            self._take_proposal(pending, news.value, found)
         elif not self._comes_back(pending, news.refusal):
             self._refuse(pending, news.refusal, found)
 
@@ -249,7 +249,7 @@ class Requests:
         self._turn.wakes = True  # What was reserved for it is for the others now.
         return True
 
-    def _proposed(self, pending: Pending, value: JsonValue, exclusions: Exclusions) -> None:
+    def _take_proposal(self, pending: Pending, value: JsonValue, exclusions: Exclusions) -> None:
         ask = pending.ask
         value = with_reasons(ask, value, self._state.fleet, self._state.clusters)
         try:
@@ -258,13 +258,13 @@ class Requests:
             self._refuse(pending, refusals.malformed(error), exclusions)
             return
         if not wishes:
-            self._declined(pending, value, exclusions)
+            self._pass_on_value(pending, value, exclusions)
             return
-        self._judged(pending, wishes, value, exclusions)
+        self._judge(pending, wishes, value, exclusions)
         if ask.terms is not None and ask.id not in self._state.leases:
             self._turned_down += 1
 
-    def _judged(
+    def _judge(
         self,
         pending: Pending,
         wishes: tuple[ProposedShare, ...],
@@ -292,12 +292,12 @@ class Requests:
             self._refuse(pending, verdict.refusal, exclusions)
         elif isinstance(verdict, Stale) and seen == (pending.version, pending.exclusions.parts):
             # Nothing has changed since the consultation: it proposed what it could see is taken.
-            self._refuse(pending, refusals.taken_and_seen(verdict.refusal), exclusions)
+            self._refuse(pending, refusals.devices_in_use(verdict.refusal), exclusions)
         else:
             self._propose_again(pending, verdict.refusal, exclusions)
 
     def _propose_again(self, pending: Pending, conflict: Refusal, exclusions: Exclusions) -> None:
-        """Consult the policy again about the fleet of now: other leases took what it proposed."""
+        """Consult the policy again about the present fleet: others hold the proposed devices."""
         ask = pending.ask
         if not self._fits(ask, exclusions):
             refusal = self.exclusions.refusal(ask, exclusions)
@@ -308,7 +308,7 @@ class Requests:
             refusal = refusals.others_were_faster(CONSULTS_MAX, conflict.details)
             self._wait_or_refuse(pending, refusal, exclusions, -1)  # It fits, so nothing stands.
 
-    def _declined(self, pending: Pending, value: JsonValue, exclusions: Exclusions) -> None:
+    def _pass_on_value(self, pending: Pending, value: JsonValue, exclusions: Exclusions) -> None:
         """The policy returned a value that names no cluster: it is passed on and grants nothing."""
         ask = pending.ask
         if self._insist(pending, exclusions):
@@ -317,7 +317,7 @@ class Requests:
             explain = ask.explain and ask.demand is not None
             self._answer(pending, Advice(value, self._reasons(pending) if explain else None))
             return
-        if self._missed_something(pending, exclusions):
+        if self._may_have_missed(pending, exclusions):
             self.consult(pending, exclusions)
             return
         seen = pending.exclusions
@@ -327,7 +327,7 @@ class Requests:
             refusal = refusals.declined(value)
         self._wait_or_refuse(pending, refusal, seen, pending.gains)
 
-    def _missed_something(self, pending: Pending, exclusions: Exclusions) -> bool:
+    def _may_have_missed(self, pending: Pending, exclusions: Exclusions) -> bool:
         """Return whether there may be room for a new ask that its policy did not see.
 
         Capacity came back while it thought; or its cell held something free of another proposal
@@ -381,7 +381,7 @@ class Requests:
         if warm is not None:
             self._turn.emit(Look(lease))
         reasons = self._reasons(pending) if ask.explain else None
-        self._answer(pending, LeaseNews(lease, value, reasons, ttl_max_seconds=shortened(lease)))
+        self._answer(pending, LeaseNews(lease, value, reasons, ttl_max_seconds=shortest_ttl(lease)))
         if lease.provision is not None:
             self._turn.emit(Start(lease))
 
@@ -456,7 +456,7 @@ class Requests:
         comes_back = self._state.waiting[ask.id].lease is not None
         return comes_back or (ask.terms is not None and ask.terms.wait_seconds > 0)
 
-    def waited_enough(self, request: RequestId) -> None:
+    def end_wait(self, request: RequestId) -> None:
         """Refuse a request whose time in the queue is over, with the reason of now."""
         waiter = self._state.waiting[request]
         ask, last = waiter.ask, self.in_the_way(waiter.ask)
@@ -466,7 +466,7 @@ class Requests:
 
     def in_the_way(self, ask: Ask) -> Refusal | None:
         """Return why a waiter waits now; None if only its policy knows."""
-        if last := self._queue.last_declined(ask) or self._quotas.refusal(ask):
+        if last := self._queue.last_decline(ask) or self._quotas.refusal(ask):
             return last
         found = self.exclusions.find(ask)
         return None if self._fits(ask, found) else self.exclusions.refusal(ask, found)

@@ -17,7 +17,7 @@ from moorage.core.fit.verification import verify
 from moorage.core.lifecycle.leases import LeaseLifecycle, likeness
 from moorage.core.queue.exclusions import ExclusionRules, Exclusions
 from moorage.core.queue.order import WaitingQueue
-from moorage.core.state.accounts import Account, placed
+from moorage.core.state.accounts import Account, placement_amounts
 from moorage.core.state.facts import Ended, Refusal, Warmed
 from moorage.core.state.reserved import touches
 from moorage.core.state.state import RELEASED, State
@@ -88,7 +88,7 @@ class WarmReuse:
             return
         if (lease.state, lease.reason) != ("ending", RELEASED):
             return  # It is warm already, or was ended meanwhile.
-        if self._lost(lease) or self._is_in_the_way(lease):
+        if self._has_vanished(lease) or self._is_in_the_way(lease):
             self._turn.emit(Stop(lease))
             return
         until = self._turn.now + lease.provision.keep_warm_seconds
@@ -111,7 +111,7 @@ class WarmReuse:
             if lease.likeness != wanted:
                 continue
             found = found or self._exclusions.find_on_empty(ask, reserved)
-            if self._verified(ask, lease, found):
+            if self._may_reuse(ask, lease, found):
                 return lease
         return None
 
@@ -119,7 +119,7 @@ class WarmReuse:
         """End a warm lease whose place and workload the lease `by` gets in the same turn."""
         self._turn.record(Ended(warm.id, self._turn.now, f"lease {by} took its workload over"))
 
-    def _verified(self, ask: Ask, lease: Lease, exclusions: Exclusions) -> bool:
+    def _may_reuse(self, ask: Ask, lease: Lease, exclusions: Exclusions) -> bool:
         if touches(lease.placement, (*exclusions.nodes, *ask.avoid)):
             return False
         fleet = self._turn.state.imagined(self._feasibility.beside(exclusions.parts))
@@ -132,7 +132,7 @@ class WarmReuse:
 
     def _is_in_the_way(self, lease: Lease) -> bool:
         """Return whether others wait for the quota that a lease would go on to take."""
-        borrows = any(self._turn.state.accounts.borrowed((lease.tenant, None)))
+        borrows = any(self._turn.state.accounts.borrowed_amounts((lease.tenant, None)))
         return self._queue.waits_for_quota(None if borrows else lease.tenant)
 
     def room_after(self, refusal: Refusal, ask: Ask, reserved: Nodes) -> Nodes | None:
@@ -197,7 +197,7 @@ class WarmReuse:
         for lease in (*map(state.leases.__getitem__, coming), *self._idle()):
             if lacking <= 0:
                 break
-            left = self._left_to((details["tenant"], details["project"]), lease, column)
+            left = self._remaining_quota((details["tenant"], details["project"]), lease, column)
             if left > 0 and lease.id not in coming:
                 chosen.append(lease)
             lacking -= left
@@ -206,16 +206,16 @@ class WarmReuse:
         self._evict(ask, chosen)
         return ()
 
-    def _left_to(self, account: Account, lease: Lease, column: int) -> int:
+    def _remaining_quota(self, account: Account, lease: Lease, column: int) -> int:
         """Return the amount of a resource that an account may still hold once a lease has ended."""
         tenant, project = account
         its: Account = (lease.tenant, None if project is None else lease.terms.project)
-        amount = placed(lease.placement)[column]
+        amount = placement_amounts(lease.placement)[column]
         if its == account:
             return amount
         if project is not None and its[0] != tenant:
             return 0  # Projects lend to those of their own tenant.
-        return min(amount, self._turn.state.accounts.borrowed(its)[column])
+        return min(amount, self._turn.state.accounts.borrowed_amounts(its)[column])
 
     def _room_unknown(self, ask: Ask, reserved: Nodes, coming: list[Lease]) -> Nodes | None:
         """Evict for a request without `resources`: one after the other, until its policy agrees.
@@ -243,10 +243,10 @@ class WarmReuse:
 
     # What else ends them -------------------------------------------------------------------
 
-    def inventory_changed(self) -> None:
+    def end_vanished(self) -> None:
         """End warm leases on nodes or devices that are no longer there."""
         for lease in [*self._oldest()]:
-            if self._lost(lease):
+            if self._has_vanished(lease):
                 self._leases.end(lease, "its node or device left the inventory")
         self._turn.wakes = True
 
@@ -266,7 +266,7 @@ class WarmReuse:
             and (cluster is None or any(each.cluster_id == cluster for each in lease.placement))
         ]
 
-    def _lost(self, lease: Lease) -> bool:
+    def _has_vanished(self, lease: Lease) -> bool:
         fleet = self._turn.state.fleet
         if lease.lost:
             return True

@@ -22,6 +22,8 @@ from moorage.core.turns.turn import TurnWriter
 from moorage.model import Ask, Code, Demand, Lease, Nodes, Placement, Tenant
 from moorage.policy import Fleet
 
+__all__ = ["NONE", "ExclusionRules", "Exclusions", "shortest_ttl"]
+
 
 class Exclusions(msgspec.Struct, frozen=True, gc=False):
     """The nodes, amounts and times that one request may not use.
@@ -84,17 +86,17 @@ class ExclusionRules:
         if by_waiters is None:
             if self._excludes_nothing(ask):
                 return NONE
-            by_waiters = self._queue.reserved_before(ask)
+            by_waiters = self._queue.nodes_reserved_ahead(ask)
         near = self._near(ask)
         if not self._state.reserved or ask.terms is None:
             return Exclusions(by_waiters, near)
         until = self._until(ask, (*by_waiters, *near), self._turn.now)
         own = self._own(ask, by_waiters)
-        parts = room.reserved_parts(self._state, ask.tenant, self._turn.now, until)
+        parts = room.parts_reserved_by_others(self._state, ask.tenant, self._turn.now, until)
         beside = self._feasibility.beside(parts)
-        reserved = self._reserved((ask.tenant, ask.demand, self._turn.now, until), beside)
+        reserved = self._nodes_reserved((ask.tenant, ask.demand, self._turn.now, until), beside)
         if own:
-            parts = room.reserved_parts(
+            parts = room.parts_reserved_by_others(
                 self._state, ask.tenant, self._turn.now, until, only_own=own
             )
         others = tuple(node for node in by_waiters if node not in own)
@@ -115,8 +117,10 @@ class ExclusionRules:
         if not self._state.reserved or ask.terms is None:
             return Exclusions(by_waiters, near)
         until = self._until(ask, (*by_waiters, *near), now)
-        reserved = self._reserved((ask.tenant, ask.demand, now, until))
-        parts = room.reserved_parts(self._state, ask.tenant, now, until, ignore_leases=True)
+        reserved = self._nodes_reserved((ask.tenant, ask.demand, now, until))
+        parts = room.parts_reserved_by_others(
+            self._state, ask.tenant, now, until, ignore_leases=True
+        )
         return Exclusions(by_waiters, (*near, *reserved), (), parts)
 
     def _near(self, ask: Ask) -> Nodes:
@@ -166,7 +170,7 @@ class ExclusionRules:
         whole, shortest = now + ask.terms.ttl_seconds, ask.terms.ttl_seconds_min
         if not shortest:
             return whole
-        reserved = self._reserved_now((ask.tenant, ask.demand, now, whole))
+        reserved = self._nodes_reserved_now((ask.tenant, ask.demand, now, whole))
         if not reserved or self._fits(ask, (*reserved, *excluded)):
             return whole
         return now + shortest
@@ -175,12 +179,12 @@ class ExclusionRules:
         demand = ask.demand
         return demand is not None and self._feasibility.fits(demand, ask.candidates, excluded)
 
-    def _reserved_now(self, lease: _Lasting) -> Nodes:
+    def _nodes_reserved_now(self, lease: _Lasting) -> Nodes:
         tenant, _, now, until = lease
-        parts = room.reserved_parts(self._state, tenant, now, until)
-        return self._reserved(lease, self._feasibility.beside(parts))
+        parts = room.parts_reserved_by_others(self._state, tenant, now, until)
+        return self._nodes_reserved(lease, self._feasibility.beside(parts))
 
-    def _reserved(self, lease: _Lasting, beside: Fleet | None = None) -> Nodes:
+    def _nodes_reserved(self, lease: _Lasting, beside: Fleet | None = None) -> Nodes:
         """Return the nodes on which a lease would run into a reservation.
 
         Args:
@@ -207,7 +211,7 @@ class ExclusionRules:
         for place, row in partly.items():
             peak = Amounts()
             for at in {max(now, each.starts_at) for each in theirs[place]}:
-                peak |= room.reserved(theirs[place], place, at)
+                peak |= room.amounts_reserved_at(theirs[place], place, at)
             room.set_free(empty, row, room.total(state, row) - peak)
         full = ~empty.feasible(demand, rows)
         if beside is not None:
@@ -221,7 +225,7 @@ class ExclusionRules:
         waiters = exclusions.by_waiters_only
         refusal = self._feasibility.refusal(ask.demand, ask.candidates, waiters)
         refusal = self._explain_reservations(refusal, ask, exclusions)
-        return anti_affinity.explained(refusal, self._state, ask)
+        return anti_affinity.add_reasons(refusal, self._state, ask)
 
     def _explain_reservations(self, refusal: Refusal, ask: Ask, exclusions: Exclusions) -> Refusal:
         """Add to a refusal how long a lease could last, where only reservations exclude it."""
@@ -232,7 +236,7 @@ class ExclusionRules:
         shut = set(exclusions.nodes)
         until = self._until(ask, (), now)
         lease = ask.tenant, ask.demand, now, until
-        reserved = tuple(node for node in self._reserved_now(lease) if node in shut)
+        reserved = tuple(node for node in self._nodes_reserved_now(lease) if node in shut)
         mine = sum(ask.candidates is None or cluster in ask.candidates for cluster, _ in reserved)
         if not mine or refusal.code is not Code.NO_CAPACITY:
             return refusal
@@ -243,7 +247,7 @@ class ExclusionRules:
         begins = begins[bisect_left(begins, now) :]
 
         def runs_into_one(until: float) -> int:
-            found = self._reserved_now((ask.tenant, ask.demand, now, until))
+            found = self._nodes_reserved_now((ask.tenant, ask.demand, now, until))
             return 1 - self._fits(ask, (*rest, *found))
 
         late = bisect_left(begins, 1, key=runs_into_one)
@@ -252,7 +256,7 @@ class ExclusionRules:
         return refusals.runs_into_reservation(refusal, mine, begins[late - 1] - now)
 
 
-def shortened(lease: Lease) -> float | None:
+def shortest_ttl(lease: Lease) -> float | None:
     """Return the seconds that a new lease may last, if that is less than the request wants."""
     if lease.attempt > 1 or lease.expires_at >= lease.granted_at + lease.terms.ttl_seconds:
         return None

@@ -177,7 +177,7 @@ class OpenRequests:
         if not self._state.waiting[ask.id].pauses:
             self.queue.remove(ask)
 
-    def session_lost(self, session: SessionId) -> None:
+    def drop_session_requests(self, session: SessionId) -> None:
         """Drop the requests that only this session awaited, except those in the queue."""
         for request in self._of_session.pop(session, {}):
             others = [to for to in self.listeners.pop(request) if to.session != session]

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from moorage.core.queue.alternatives import loosest
 from moorage.core.queue.ranking import Rank, Ranking, WakeLimits
-from moorage.core.state.accounts import Account, Amounts, accounts_of, demanded
+from moorage.core.state.accounts import Account, Amounts, accounts_of, demand_amounts
 from moorage.core.state.facts import Refusal
 from moorage.core.state.growth import GrownPlace
 from moorage.core.state.state import State
@@ -142,7 +142,9 @@ class WaitingQueue:
         waiters = WaiterClass(
             tenant=ask.tenant,
             project=ask.project,
-            needs=demanded(replace(ask, demand=demand)) if ask.alternatives else demanded(ask),
+            needs=demand_amounts(replace(ask, demand=demand))
+            if ask.alternatives
+            else demand_amounts(ask),
             policy=ask.policy,
             demand=demand,
             alternatives=ask.alternatives,
@@ -198,7 +200,7 @@ class WaitingQueue:
         """Note that what one line of a class was refused for says nothing of all its lines."""
         if its.alone:
             its.alone = False
-            self._ranking.refused_alone(its.row, UNJUDGED)
+            self._ranking.note_refused_class(its.row, UNJUDGED)
 
     def _ready_from(self, its: ClassLines, visited: int) -> None:
         """Report to the ranking the first of a class that a wake has not visited yet."""
@@ -231,7 +233,7 @@ class WaitingQueue:
             self._ranking.refused(its.row, self.changes, reserved)
         elif len(its.ready) == 1 and its.ready[0][2] is line:
             its.alone = True
-            self._ranking.refused_alone(its.row, self.changes)
+            self._ranking.note_refused_class(its.row, self.changes)
 
     def declined(self, ask: Ask, refusal: Refusal, gains: int, excluded: Nodes) -> None:
         """Pass over the waiters in the line of `ask`, since its policy declines all that is free.
@@ -247,7 +249,7 @@ class WaitingQueue:
         its = self._classes[line.of]
         if line is self.head:
             self.reserve(None, ())
-        if gains != self._state.gains or not set(excluded) <= set(self.reserved_for(line)):
+        if gains != self._state.gains or not set(excluded) <= set(self.nodes_reserved_for(line)):
             self._ranking.judge_again(its.row)
             return
         self._leave(line)
@@ -256,7 +258,7 @@ class WaitingQueue:
         over = refusal.code is Code.QUOTA_EXCEEDED
         line.over_quota_at = self._ranking.rooms() if over else 0
 
-    def last_declined(self, ask: Ask) -> Refusal | None:
+    def last_decline(self, ask: Ask) -> Refusal | None:
         """Return the refusal by the policy of a waiter, if that is the reason why it waits."""
         line = self._line_of.get(ask.id)
         return line.declined if line is not None else None
@@ -265,9 +267,9 @@ class WaitingQueue:
         """Pass over the line of a waiter while its quota has no room; return whether that is so."""
         return self._ranking.is_over(self._classes[self._line_of[ask.id].of].row)
 
-    def found_over_quota(self) -> list[Ask]:
+    def take_over_quota(self) -> list[Ask]:
         """Return those found beyond their quota since the last call: one of each class."""
-        rows = self._ranking.found_over(CLASSES_AT_ONCE)
+        rows = self._ranking.take_over_quota(CLASSES_AT_ONCE)
         lines = [self._classes[self._ranking.waiters(row)].ready[0][2] for row in rows]
         return [self._state.waiting[next(iter(line.waiters))].ask for line in lines]
 
@@ -281,7 +283,7 @@ class WaitingQueue:
         number = None if tenant is None else self._state.accounts.number((tenant, None))
         return declined or self._ranking.is_any_over(number)
 
-    def reserved_quota(self, ask: Ask, account: Account) -> tuple[Amounts, RequestId] | None:
+    def quota_reservation(self, ask: Ask, account: Account) -> tuple[Amounts, RequestId] | None:
         """Return the amounts of an account's quota that another request reserves, and that request.
 
         That one was overtaken too often. None: nothing is.
@@ -310,7 +312,7 @@ class WaitingQueue:
         rooms = self._ranking.rooms()
         for line in [each for each in self._declined if each.excluded or each.over_quota_at]:
             room = line.over_quota_at not in {0, rooms}
-            if room or not set(line.excluded) <= set(self.reserved_for(line)):
+            if room or not set(line.excluded) <= set(self.nodes_reserved_for(line)):
                 self._ask_again(line)
 
     def retry(self, ask: Ask) -> None:
@@ -346,12 +348,12 @@ class WaitingQueue:
         on = self._state.reserved.on
         return tuple(node for node in nodes if node not in on) if on else nodes
 
-    def reserved_for(self, line: WaiterLine) -> Nodes:
+    def nodes_reserved_for(self, line: WaiterLine) -> Nodes:
         """Return the nodes reserved for a line that is served before this one."""
         ahead = self.head is not None and self._rank(self.head) < self._rank(line)
         return self.reservation if ahead and line is not self.head else ()
 
-    def reserved_before(self, ask: Ask) -> Nodes:
+    def nodes_reserved_ahead(self, ask: Ask) -> Nodes:
         """Return the nodes reserved for a waiter ahead of `ask`, which may be new or wait itself.
 
         Advice holds nothing, so it delays no request and everything is open to it.
@@ -360,7 +362,7 @@ class WaitingQueue:
             return ()
         own = self._line_of.get(ask.id)
         if own is not None:
-            return self.reserved_for(own)
+            return self.nodes_reserved_for(own)
         newest = -2 * ask.priority, *self._shares(ask.tenant, ask.project), math.inf, 0
         return self.reservation if self._rank(self.head) < newest else ()
 
@@ -394,9 +396,9 @@ class WaitingQueue:
         """Whether the head is the only line."""
         return self.head is not None and len(self._lines) == 1
 
-    def exhausted(self) -> None:
+    def note_exhausted(self) -> None:
         """Note that all lines that may be served now have been looked at."""
-        self._ranking.exhausted()
+        self._ranking.note_exhausted()
 
     def servable(
         self, limits: Callable[[], WakeLimits], before: WaiterLine | None = None
@@ -418,7 +420,7 @@ class WaitingQueue:
                 rows, more = self._ranking.servable(self.changes, busy, closed)
                 if not len(rows):
                     if not more and before is None:
-                        self._ranking.exhausted()
+                        self._ranking.note_exhausted()
                     return
                 first = self._ranking.first(rows, CLASSES_AT_ONCE + 1)
                 passed = [self._passes_by(row, seen) for row in first]
@@ -450,7 +452,7 @@ class WaitingQueue:
         its.visited = visited
         self._ready_from(its, visited)
         if visited == len(ready):
-            self._ranking.judged(row)
+            self._ranking.note_judgement(row)
         return True
 
     def _next(self, row: int) -> WaiterLine:
@@ -483,7 +485,7 @@ class WaitingQueue:
                 following = its.ready[its.visited][2]
                 heapq.heapreplace(merged, (self._rank(following), row, its))
             else:
-                self._ranking.judged(row)
+                self._ranking.note_judgement(row)
                 heapq.heappop(merged)
             yield line
 
@@ -541,11 +543,11 @@ class WaitingQueue:
         # No other line has one of them: its first would be one, too.
         lines = [self._numbers[number] for number in self._ranking.first_lines(most)]
 
-        def ranked(line: WaiterLine) -> Iterator[tuple[Any, ...]]:
+        def rank_of(line: WaiterLine) -> Iterator[tuple[Any, ...]]:
             rank = self._rank(line)[:3]
             return ((*rank, waiting[each].at, line.number, each) for each in line.waiters)
 
-        merged = heapq.merge(*map(ranked, lines))
+        merged = heapq.merge(*map(rank_of, lines))
         return [waiting[each[-1]] for each in islice(merged, most)]
 
 

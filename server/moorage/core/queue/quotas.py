@@ -16,8 +16,8 @@ from moorage.core.state.accounts import (
     Accounts,
     Amounts,
     accounts_of,
-    demanded,
-    placed,
+    demand_amounts,
+    placement_amounts,
 )
 from moorage.core.state.facts import HalfLifeSet, QuotaSet, Refusal
 from moorage.core.turns.effects import Information
@@ -75,11 +75,11 @@ class Quotas:
         """
         if ask.terms is None or not self._accounts.quotas:
             return None
-        amounts = demanded(ask) if placement is None else placed(placement)
+        amounts = demand_amounts(ask) if placement is None else placement_amounts(placement)
         for account in accounts_of(ask.tenant, ask.project):
             freed = None
             if ends is not None and account in accounts_of(ends.tenant, ends.terms.project):
-                freed = placed(ends.placement)
+                freed = placement_amounts(ends.placement)
             found = self._short(ask, account, amounts, freed)
             if found is not None:
                 return found
@@ -90,7 +90,7 @@ class Quotas:
     ) -> Refusal | None:
         number = np.array([self._accounts.number(account)], np.int64)
         room = self._accounts.room(number, freed)[0]
-        reserved, by = self._queue.reserved_quota(ask, account) or ((0,) * len(RESOURCES), None)
+        reserved, by = self._queue.quota_reservation(ask, account) or ((0,) * len(RESOURCES), None)
         for column, name in enumerate(RESOURCES):
             amount = amounts[column]
             if amount > 0 and int(room[column]) - reserved[column] < amount:

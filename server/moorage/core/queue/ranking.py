@@ -96,7 +96,7 @@ class Table(Generic[T]):
 
 
 class WakeLimits(NamedTuple):
-    """Whose turn it is not now.
+    """Classes of waiters that are not served now.
 
     Args:
         capped: Policies that can take no more consultations, up to which priority.
@@ -279,11 +279,11 @@ class Ranking:
         """Mark a class so that it is looked at again wherever capacity grows."""
         self._classes["fresh"][row] = True
 
-    def refused_alone(self, row: int, changes: int) -> None:
+    def note_refused_class(self, row: int, changes: int) -> None:
         """Note that one class does not fit; `UNJUDGED`: that it is not known to."""
         self._classes["refused_at"][row] = changes
 
-    def judged(self, row: int) -> None:
+    def note_judgement(self, row: int) -> None:
         """Note that all ready waiters of a class have been considered."""
         self._classes["fresh"][row] = False
 
@@ -319,7 +319,7 @@ class Ranking:
         found: list[int] = np.flatnonzero(self._open(places)[self._classes["shape"]]).tolist()
         return [row for row in found if row in self._by_row]
 
-    def exhausted(self) -> None:
+    def note_exhausted(self) -> None:
         """Note that all waiters have been considered that may be served where capacity grew."""
         self._grown = {}
 
@@ -366,7 +366,7 @@ class Ranking:
             self._classes["over"][row] = True
         return over
 
-    def found_over(self, many: int) -> list[int]:
+    def take_over_quota(self, many: int) -> list[int]:
         """Return which classes `servable` has found beyond their quota, the first ones, and forget.
 
         Only while a warm lease may give way to them.
@@ -538,7 +538,7 @@ class Ranking:
     @property
     def _shared(self) -> tuple[_Key, ...]:
         """Return the keys that order classes, before the age of their waiters."""
-        return self._precedence, self._held, self._held_by_project
+        return self._precedence, self._held_by_tenant, self._held_by_project
 
     def _line_keys(self) -> list[_Key]:
         """Return the keys that order the rows of lines."""
@@ -550,7 +550,7 @@ class Ranking:
     def _precedence(self, rows: Rows) -> Column:
         return -self._classes["precedence"][rows]
 
-    def _held(self, rows: Rows) -> Column:
+    def _held_by_tenant(self, rows: Rows) -> Column:
         return self._shares(rows, "tenant")
 
     def _held_by_project(self, rows: Rows) -> Column:

@@ -51,7 +51,7 @@ class Estimates:
         )
         if not is_shared:
             first = self._queue.in_turn(forecast.WAITERS_MAX)
-            self._turns = forecast.expected(self._state, self._feasibility, first, now)
+            self._turns = forecast.expect_turns(self._state, self._feasibility, first, now)
             self._made_at = now
         return self._turns
 
@@ -65,7 +65,7 @@ class Estimates:
             self._awaited_at = now
         key = demand, where
         if key not in self._awaited:
-            self._awaited[key] = forecast.awaited(self._state, self._feasibility, *key)
+            self._awaited[key] = forecast.find_awaited(self._state, self._feasibility, *key)
         leases, room_at = self._awaited[key]
         holding = [each for each in leases if each[0].id in self._state.leases]
         return forecast.Awaited(holding, room_at if holding else None)

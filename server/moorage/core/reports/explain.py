@@ -19,7 +19,7 @@ from moorage.core.fit.feasibility import Candidates, Feasibility
 from moorage.core.queue import quotas
 from moorage.core.queue.order import WaitingQueue
 from moorage.core.reports.estimates import Estimates
-from moorage.core.reports.lost_machines import lost_machines
+from moorage.core.reports.lost_machines import lost_machine_finder
 from moorage.core.state import refusals
 from moorage.core.state.accounts import Column
 from moorage.core.state.facts import Refusal
@@ -119,9 +119,9 @@ def answer(  # noqa: C901  # One case per question.
                 pool = sorted((*pool, *queued), key=lambda lease: lease.fencing)
             if inquiry.filters.get("state") == "ended":
                 pool = sorted(state.ended.values(), key=lambda lease: lease.fencing)
-            lost = lost_machines(state)
+            lost = lost_machine_finder(state)
             if inquiry.sort:
-                return _sorted_leases(inquiry, pool, lost)
+                return _sort_leases(inquiry, pool, lost)
             visible = (lease for lease in pool if inquiry.may_see(lease.tenant))
             seen = (LeaseAnswer.of(lease, lost=lost(lease)) for lease in visible)
             return page(inquiry, "leases", seen, lambda row: row.fencing)
@@ -144,7 +144,7 @@ def answer(  # noqa: C901  # One case per question.
             return page(inquiry, "clusters", _clusters(state), lambda row: row.cluster_id)
 
 
-def _sorted_leases(
+def _sort_leases(
     inquiry: Inquired, pool: Iterable[Lease], lost: Callable[[Lease], str]
 ) -> Response:
     """Return a page of leases in an order of their own, and how many there are.
@@ -178,7 +178,7 @@ def _lease_key(sort: str, leases: Iterable[Lease]) -> Callable[[Lease], tuple[An
     of_node = _by_node(name, leases) if name in NODE_ORDERS else None
 
     def key(lease: Lease) -> tuple[Any, int]:
-        value: Any = _ordered(lease, name) if of_node is None else of_node(lease)
+        value: Any = _sort_key(lease, name) if of_node is None else of_node(lease)
         return -value if falls else value, lease.fencing
 
     return key
@@ -211,7 +211,7 @@ def _node_of(share: Share) -> str:
     return f"{share.cluster_id}/{share.node_id}"
 
 
-def _ordered(lease: Lease, name: str) -> JsonValue:
+def _sort_key(lease: Lease, name: str) -> JsonValue:
     """Return the key that orders leases; of texts only the beginning, as a cursor is short."""
     match name:
         case "gpus":
@@ -284,7 +284,7 @@ def _status(inquiry: Inquired, state: State) -> Response | None:
     request = RequestId(inquiry.subject)
     lease = state.lease(request)
     if lease is not None and inquiry.may_see(lease.tenant):
-        return LeaseNews(lease, owner=False, lost=lost_machines(state)(lease))
+        return LeaseNews(lease, owner=False, lost=lost_machine_finder(state)(lease))
     waiter = state.waiting.get(request)
     if waiter is not None and inquiry.may_see(waiter.ask.tenant):
         return waiter_document(waiter, "waiting")
@@ -301,7 +301,7 @@ def _why(
     now: float,
 ) -> Response | None:
     request = RequestId(inquiry.subject)
-    record = _remembered(decisions, request)
+    record = _read_decision(decisions, request)
     lease = state.lease(request)
     waiter = state.waiting.get(request)
     owner = lease.tenant if lease else waiter.ask.tenant if waiter else record.pop("tenant", "")
@@ -319,12 +319,12 @@ def _why(
     if lease is None and question is not None and question[0] is not None:
         leases, room_at = estimates.awaited(question[0], question[1], now)
         if record.get("verdict", "not_now") == "not_now" and leases:
-            record["waits_for"] = [_awaited(inquiry, *each) for each in leases]
+            record["waits_for"] = [_awaited_lease(inquiry, *each) for each in leases]
             record["room_at"] = room_at
     if lease is not None:
-        answer = LeaseAnswer.of(lease, lost=lost_machines(state)(lease))
+        answer = LeaseAnswer.of(lease, lost=lost_machine_finder(state)(lease))
         record |= {"state": lease.state, "lease": answer}
-        record["reason"] = answer.reason or record.get("reason") or granted_reason(lease)
+        record["reason"] = answer.reason or record.get("reason") or grant_reason(lease)
         if lease.retry_at:
             record["reason"] += "; it is tried again at retry_at, not before"
         if drift := list(_drift(lease, state)):
@@ -332,16 +332,16 @@ def _why(
     return Information({"request": request, **record})
 
 
-def _remembered(decisions: Mapping[str, JsonObject], request: RequestId) -> JsonObject:
+def _read_decision(decisions: Mapping[str, JsonObject], request: RequestId) -> JsonObject:
     """Return a decision record; that of a grant is put into words only here."""
     record = dict(decisions.get(request, {}))
     granted: Lease | None = record.pop("granted", None)
     if granted is not None:
-        record |= {"state": granted.state, "reason": granted_reason(granted)}
+        record |= {"state": granted.state, "reason": grant_reason(granted)}
     return record
 
 
-def _awaited(inquiry: Inquired, lease: Lease, share: Share) -> AwaitedLease:
+def _awaited_lease(inquiry: Inquired, lease: Lease, share: Share) -> AwaitedLease:
     """Return a lease that is waited for; its id only if the caller may see it."""
     name = lease.id if inquiry.may_see(lease.tenant) else UNSET
     return AwaitedLease(share.cluster_id, share.node_id, lease.expires_at, name)
@@ -393,7 +393,7 @@ def outcome(given: Advice | Information | Refusal) -> JsonObject:
     return {"state": "advised", "reason": "Advice: nothing is held.", **(reasons or {})}
 
 
-def granted_reason(lease: Lease) -> str:
+def grant_reason(lease: Lease) -> str:
     """Return one sentence on why a lease is where it is."""
     where = ", ".join(f"{share.cluster_id}/{share.node_id}" for share in lease.placement)
     if lease.inherited:

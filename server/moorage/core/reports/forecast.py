@@ -66,7 +66,7 @@ class _End(NamedTuple):
 _Lines = dict[_Class, deque[tuple[int, Waiter]]]
 
 
-def expected(
+def expect_turns(
     state: State, feasibility: Feasibility, waiters: Iterable[Waiter], now: float
 ) -> dict[RequestId, float]:
     """Return when waiters have their turn, in seconds since the epoch, as far as it is known.
@@ -93,7 +93,7 @@ def expected(
     return course.found
 
 
-def served_after(
+def waiters_after(
     state: State,
     feasibility: Feasibility,
     waiters: Iterable[Waiter],
@@ -148,7 +148,7 @@ class _Course:
 
     def passes(self, end: _End) -> list[_End]:
         """End a lease, and serve waiters with its place; return the ends of their leases."""
-        rows, coming, before = self._left(end), list[_End](), self._reserved
+        rows, coming, before = self._free_rows(end), list[_End](), self._reserved
         if not self._useful[rows].any():
             return []
         reserved = self._reserved = set[int]()
@@ -161,10 +161,10 @@ class _Course:
             placement: Placement = ()
             gives_up = self._lines[first][0][1].deadline < end.at
             if not gives_up:
-                placement = self._placed(first, rows, reserved, end.at)
+                placement = self._place(first, rows, reserved, end.at)
                 if not placement:
                     if is_head:
-                        reserved = self._reserved = self._kept(first, rows, before, end.at)
+                        reserved = self._reserved = self._head_rows(first, rows, before, end.at)
                     is_head, at = False, at + 1
                     continue
             request = self._leaves(at)
@@ -187,7 +187,7 @@ class _Course:
             del self._lines[needs]
         return waiter.ask.id
 
-    def _left(self, end: _End) -> list[int]:
+    def _free_rows(self, end: _End) -> list[int]:
         """Free the places of an end; return the rows of its nodes."""
         rows = []
         for each in end.leaves:
@@ -198,30 +198,32 @@ class _Course:
                 rows.append(self._fleet.row(*each))
         return [row for row in rows if row is not None]
 
-    def _kept(self, first: _Class, rows: list[int], before: set[int], moment: float) -> set[int]:
+    def _head_rows(
+        self, first: _Class, rows: list[int], before: set[int], moment: float
+    ) -> set[int]:
         """Return the rows that are reserved for the head of the queue, after some came free.
 
         What comes free for a gang is reserved for it, too. All is chosen again after some ends.
         """
         if not before or first.demand.nodes == 1 or self._since_chosen >= CHOSEN_AGAIN:
             self._since_chosen = 0
-            return self._rows_reserved(first, moment)
+            return self._rows_for_head(first, moment)
         self._since_chosen += 1
         able = self._able[first][0]
         return before.union(row for row in rows if able[row])
 
-    def _rows_reserved(self, first: _Class, moment: float) -> set[int]:
+    def _rows_for_head(self, first: _Class, moment: float) -> set[int]:
         """Return the rows that are reserved for the head of the queue."""
         rows = {node: self._fleet.row(*node) for node in self._reservations}
         shut = [
             node
             for node, row in rows.items()
-            if row is not None and self._reserved_parts(row, first, moment) is None
+            if row is not None and self._parts_reserved(row, first, moment) is None
         ]
         nodes = self._feasibility.reservation(first.demand, first.where, self._fleet, tuple(shut))
         return {row for row in (self._fleet.row(*node) for node in nodes) if row is not None}
 
-    def _placed(
+    def _place(
         self, needs: _Class, rows: list[int], reserved: set[int], moment: float
     ) -> Placement:
         """Place a demand, if it fits: on rows that came free, or for a gang on any.
@@ -246,7 +248,7 @@ class _Course:
             for row in rows
             if row not in reserved or (self._reservations and self._is_own(row, needs, moment))
         ]
-        beside = {row: self._reserved_parts(row, needs, moment) for row in rows}
+        beside = {row: self._parts_reserved(row, needs, moment) for row in rows}
         able = [row for row in rows if beside[row] is not None]
         parts = [part for row in able for part in beside[row] or ()]
         for part in parts:
@@ -293,7 +295,7 @@ class _Course:
             for each in self._reservations.get(self._fleet.node_ids[row], {}).values()
         )
 
-    def _reserved_parts(self, row: int, needs: _Class, moment: float) -> Placement | None:
+    def _parts_reserved(self, row: int, needs: _Class, moment: float) -> Placement | None:
         """Return the part of a node that others reserved during a lease that begins at `moment`.
 
         None if it has no place: they reserved all of it.
@@ -344,7 +346,7 @@ def _lines(state: State, waiters: Iterable[Waiter]) -> _Lines:
 
 
 class Awaited(NamedTuple):
-    """What a demand waits for.
+    """The leases that a demand waits for.
 
     Args:
         leases: On the nodes on which it is the first to fit, where all last until their deadlines;
@@ -356,7 +358,7 @@ class Awaited(NamedTuple):
     room_at: float | None
 
 
-def awaited(
+def find_awaited(
     state: State, feasibility: Feasibility, demand: Demand, where: tuple[ClusterId, ...] | None
 ) -> Awaited:
     """Return which leases a demand waits for; none if it fits now, or not after all of them."""

@@ -1,12 +1,14 @@
-"""Which machine of a lease is not heard of: what it runs may go on, or not."""
+"""Finds the lost machine of a lease. Its workloads may still run, or not."""
 
 from collections.abc import Callable
 
 from moorage.core.state.state import State
 from moorage.model import LOST, ClusterId, Lease, NodeId
 
+__all__ = ["lost_machine_finder"]
 
-def lost_machines(state: State) -> Callable[[Lease], str]:
+
+def lost_machine_finder(state: State) -> Callable[[Lease], str]:
     """Return a function that says which machine of a lease is lost; empty: none is."""
     lost: dict[ClusterId, dict[NodeId, str]] = {}
 

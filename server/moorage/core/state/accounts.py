@@ -42,7 +42,7 @@ class Past(NamedTuple):
     step: int
 
 
-def demanded(ask: Ask) -> Amounts:
+def demand_amounts(ask: Ask) -> Amounts:
     """Return the demand of an ask; nothing if only its policy knows it."""
     demand = ask.demand
     if demand is None:
@@ -51,7 +51,7 @@ def demanded(ask: Ask) -> Amounts:
     return tuple(demand.nodes * each for each in (gpus, demand.cpu_milli, demand.memory_mib))
 
 
-def placed(placement: Placement) -> tuple[int, int, int]:
+def placement_amounts(placement: Placement) -> tuple[int, int, int]:
     """Return the amounts of a placement."""
     gpus = cpu = memory = 0
     for share in placement:
@@ -162,7 +162,7 @@ class Accounts:
             for number in map(self.number, accounts_of(*holder)):
                 if at is not None:
                     self._remember(number)
-        gpus, cpu, memory = placed(lease.placement)
+        gpus, cpu, memory = placement_amounts(lease.placement)
         before = self._uncounted.get(holder, (0, 0, 0))
         self._uncounted[holder] = (
             before[0] + sign * gpus,
@@ -183,7 +183,7 @@ class Accounts:
                     self._offer(number, 1)
                 self._stale.add(number)
 
-    def capacity_changed(self, gpus: int, cpu: int, memory: int) -> None:
+    def add_capacity(self, gpus: int, cpu: int, memory: int) -> None:
         """Add the change of the fleet's capacity, by resource."""
         self._capacity += np.array([gpus, cpu, memory], np.int64)
         self._outdated = True
@@ -387,7 +387,7 @@ class Accounts:
         number = self.number(account)
         return tuple((self["nominal"][number] - self["held"][number]).tolist())
 
-    def borrowed(self, account: Account) -> Amounts:
+    def borrowed_amounts(self, account: Account) -> Amounts:
         """Return the amounts that an account holds beyond its own quota."""
         return tuple(max(0, -room) for room in self.own_room(account))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Final
 
-from moorage.core.state.accounts import demanded, placed
+from moorage.core.state.accounts import demand_amounts, placement_amounts
 from moorage.model import Ask, Lease
 
 Likeness = tuple[str, str, int]
@@ -46,7 +46,9 @@ class Durations:
         if lease.over or failed or lease.notice is not None:
             return
         step = _step(at - lease.granted_at)
-        for each in _likenesses(lease.tenant, lease.policy.uri, placed(lease.placement)[0]):
+        for each in _likenesses(
+            lease.tenant, lease.policy.uri, placement_amounts(lease.placement)[0]
+        ):
             counts = self._counts.pop(each, {})
             counts[step] = counts.get(step, 0) + 1
             if sum(counts.values()) > COUNT_MAX:
@@ -76,11 +78,13 @@ class Durations:
         Returns:
             The median of like leases that lasted as long; None if too few did.
         """
-        return self._lasts(lease.tenant, lease.policy.uri, placed(lease.placement)[0], age)
+        return self._lasts(
+            lease.tenant, lease.policy.uri, placement_amounts(lease.placement)[0], age
+        )
 
     def of_request(self, ask: Ask) -> float | None:
         """Return the expected seconds of the lease of a request; None if unknown."""
-        return self._lasts(ask.tenant, ask.policy.uri, demanded(ask)[0], 0.0)
+        return self._lasts(ask.tenant, ask.policy.uri, demand_amounts(ask)[0], 0.0)
 
     def _lasts(self, tenant: str, policy: str, gpu_milli: int, age: float) -> float | None:
         start = _step(age)

@@ -54,7 +54,7 @@ class ClusterRemoved(msgspec.Struct, frozen=True, gc=False):
 
 
 class Cordoned(msgspec.Struct, frozen=True, gc=False):
-    """Nothing new is placed on a node, or on a whole cluster, whatever its document says.
+    """A cordon: no new lease on a node or a whole cluster, whatever its document says.
 
     Args:
         node: Empty: all nodes of the cluster, those that come later included.

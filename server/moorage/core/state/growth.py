@@ -17,7 +17,7 @@ GrownPlace = tuple[str, str]
 
 
 class Growth:
-    """Where capacity grew, or began to give way, since it was last noted."""
+    """The nodes whose capacity grew, or began to be freed, since the last call."""
 
     def __init__(self) -> None:
         self._places: dict[GrownPlace, None] = {}
@@ -46,7 +46,7 @@ class Growth:
         return places
 
 
-def left_by(lease: Lease) -> Iterator[GrownPlace]:
+def places_left_by(lease: Lease) -> Iterator[GrownPlace]:
     """Yield where others may be placed when a lease leaves."""
     apart = lease.terms.anti_affinity is not None
     for share in lease.placement:

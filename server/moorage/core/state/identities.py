@@ -96,7 +96,7 @@ class Identities:
         if any(node.duplicate_of for node in nodes):
             self.duplicates[cluster_id] = None
 
-    def lease_ended(self, places: Iterable[Place], leased: Leased) -> None:
+    def forget_nodes(self, places: Iterable[Place], leased: Leased) -> None:
         """Forget nodes that are gone once no lease stands on them."""
         for place in self._left.intersection(places):
             if place not in leased():

@@ -70,12 +70,12 @@ def shown(device: DeviceId, find: _Finder) -> Iterator[Place]:
 
 def _overlap(one: DeviceId, other: DeviceId) -> bool:
     """Return whether two are one device, or one is a part of the other."""
-    mine, theirs = _lowered(one), _lowered(other)
+    mine, theirs = _lower(one), _lower(other)
     same = ((mine.uuid, theirs.uuid), (mine.uuid, theirs.parent), (mine.parent, theirs.uuid))
     return any(first == second != "" for first, second in same)
 
 
-def _lowered(device: DeviceId) -> DeviceId:
+def _lower(device: DeviceId) -> DeviceId:
     return DeviceId(device.uuid.lower(), device.parent.lower())
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from moorage.core.state.facts import Refusal
 from moorage.model import GPU_MILLI, Code, Lease, RequestId
 from moorage.policy import ProposalError
-from moorage.records.fields import shown_name
+from moorage.records.fields import field_title
 from moorage.records.json_values import JsonMapping, JsonValue
 
 _NOT_NOW: Final = {"verdict": "not_now"}
@@ -87,7 +87,7 @@ def nearest_or_known(name: str, known: Iterable[str]) -> str:
     )
 
 
-def _nodes_called(name: str, places: Iterable[tuple[str, str]]) -> str:
+def _nodes_by_name(name: str, places: Iterable[tuple[str, str]]) -> str:
     """Return ` (did you mean node c/n?)` where nodes have this very name, else an empty text."""
     named = (f"{cluster}/{node}" for cluster, node in places if node == name)
     there = " or ".join(islice(named, NAMES_SHOWN_MAX))
@@ -102,7 +102,7 @@ def counted(number: int, what: str) -> str:
 # Of a request, before its policy runs --------------------------------------------------------
 
 
-def id_taken(request: RequestId) -> Refusal:
+def duplicate_id(request: RequestId) -> Refusal:
     """Another request has this id."""
     return Refusal(Code.ALREADY_EXISTS, f"Request id {request} is taken.", "id")
 
@@ -137,7 +137,7 @@ def no_such_cluster(
     cluster: str, known: Iterable[str], places: Iterable[tuple[str, str]] = ()
 ) -> Refusal:
     """The inventory has no such cluster; it may be the name of a node without its cluster."""
-    hint = _nodes_called(cluster, places) or nearest_or_known(cluster, known)
+    hint = _nodes_by_name(cluster, places) or nearest_or_known(cluster, known)
     reason = f"No live cluster “{cluster}” is registered{hint}."
     return Refusal(Code.UNKNOWN_CLUSTERS, reason, "cluster", "the id of a live cluster")
 
@@ -146,7 +146,7 @@ def no_such_node(
     cluster: str, node: str, known: Iterable[str], places: Iterable[tuple[str, str]] = ()
 ) -> Refusal:
     """The cluster has no such node; another one may have it."""
-    hint = _nodes_called(node, places) or nearest_or_known(node, known)
+    hint = _nodes_by_name(node, places) or nearest_or_known(node, known)
     reason = f"Cluster “{cluster}” has no node “{node}”{hint}."
     return Refusal(Code.NOT_FOUND, reason, "node", "the id of a node of this cluster")
 
@@ -249,7 +249,7 @@ def over_quota(
         owner = f"Project “{project}” of tenant “{tenant}”"
     most = (figures["quota"] or 0) + (figures["borrow_max"] or 0)
     never = amount > most
-    unit, name = (GPU_MILLI, "GPUs") if resource == "gpu_milli" else (1, shown_name(resource))
+    unit, name = (GPU_MILLI, "GPUs") if resource == "gpu_milli" else (1, field_title(resource))
     quota, borrowed, used, room = (
         f"{(figures[each] or 0) / unit:.12g}" for each in ("quota", "borrow_max", "used", "room")
     )
@@ -282,13 +282,13 @@ def malformed(error: ProposalError) -> Refusal:
 
 
 def unsound(field: str, expected: str, found: str) -> Refusal:
-    """The proposal breaks the request, or names what does not exist."""
+    """The proposal breaks the request, or names a missing node or device."""
     at = f"{field}: " if field else ""
     reason = f"The policy's proposal is not sound: {at}expected {expected}; {found}."
     return Refusal(Code.POLICY_UNSOUND, reason, field, expected)
 
 
-def taken_and_seen(stale: Refusal) -> Refusal:
+def devices_in_use(stale: Refusal) -> Refusal:
     """The policy proposed devices that it could see are taken."""
     reason = f"The policy's proposal is not sound: {stale.reason}"
     return Refusal(Code.POLICY_UNSOUND, reason, "gpus", "free ones", stale.details)

@@ -47,7 +47,7 @@ from moorage.core.state.facts import (
     WaitExtended,
     Warmed,
 )
-from moorage.core.state.growth import Growth, left_by
+from moorage.core.state.growth import Growth, places_left_by
 from moorage.core.state.identities import Identities, Place
 from moorage.core.state.lease_indexes import LeaseGroups, LostDevices, shown
 from moorage.core.state.reserved import ReservedNodes
@@ -150,7 +150,7 @@ class State:
 
     @property
     def fleet(self) -> Fleet:
-        """The inventory in columns, less what the leases hold.
+        """The inventory in columns, without the amounts held by leases.
 
         Brought up to date when first looked at after the inventory changed: the rows of a few
         clusters are replaced, and ten thousand registered in a row cost one rebuild. The object
@@ -220,7 +220,7 @@ class State:
             return waiter.lease
         return self.leases.get(request) or self.ended.get(request)
 
-    def leased_places(self) -> set[Place]:
+    def places_with_leases(self) -> set[Place]:
         """Return the nodes that leases hold something of."""
         return set(self.places)
 
@@ -236,7 +236,7 @@ class State:
     def _due(self, request: RequestId) -> None:
         self.deadlines.note(request, len(self.leases) + len(self.waiting))
 
-    def _inventory_changed(self, cluster_id: ClusterId) -> None:
+    def _note_inventory(self, cluster_id: ClusterId) -> None:
         self._fleet_behind[cluster_id] = None
         self.gains += 1
         self.growth.note_cluster(cluster_id)
@@ -245,12 +245,12 @@ class State:
         """Count how much more there is than before: shares are parts of all there is."""
         now, then = capacity_of(after), capacity_of(before)
         gpus, cpu, memory = (new - old for new, old in zip(now, then, strict=True))
-        self.accounts.capacity_changed(gpus, cpu, memory)
+        self.accounts.add_capacity(gpus, cpu, memory)
 
-    def _note_lost(self, lease: Lease) -> None:
+    def _note_lost_devices(self, lease: Lease) -> None:
         """Note the lost devices of a lease; the free amounts of nodes that have them change."""
         for cluster_id in self._showing((*self.lost.of.get(lease.id, ()), *lease.lost)):
-            self._inventory_changed(cluster_id)
+            self._note_inventory(cluster_id)
         self.lost.note(lease)
 
     def _showing(self, lost: Iterable[DeviceId]) -> Iterator[ClusterId]:
@@ -261,7 +261,7 @@ class State:
     def _hold(self, lease: Lease, at: float | None) -> None:
         self.groups.add(lease)
         if lease.lost:
-            self._note_lost(lease)
+            self._note_lost_devices(lease)
         for share in lease.placement:
             self.places.setdefault((share.cluster_id, share.node_id), {})[lease.id] = share
         if lease.terms.preemptible:
@@ -288,16 +288,16 @@ class State:
             if share.cluster_id not in self._fleet_behind:
                 self._fleet.give(share)
         if lease.lost:
-            self._note_lost(replace(lease, lost=()))
+            self._note_lost_devices(replace(lease, lost=()))
         if self.lost.of:  # What was given back may be where the lost device of another is.
             self.lost.withhold(self._fleet, self.identities.place_of)
         self._gives_way(lease)
-        self.identities.lease_ended(places, self.leased_places)
+        self.identities.forget_nodes(places, self.places_with_leases)
 
     def _gives_way(self, lease: Lease) -> None:
         """Note that the share of a lease is free now, or may be."""
         self.gains += 1
-        self.growth.note(left_by(lease))
+        self.growth.note(places_left_by(lease))
         for cluster_id in self._showing(lease.lost):
             self.growth.note_cluster(cluster_id)
 
@@ -312,14 +312,14 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
         case ClusterSet(cluster):
             state._count(state.clusters.get(cluster.id), cluster)  # noqa: SLF001  # apply() is the one mutator of State.
             state.clusters[cluster.id] = cluster
-            state.identities.put(cluster.id, cluster.nodes, state.leased_places)
-            state._inventory_changed(cluster.id)  # noqa: SLF001  # As above.
+            state.identities.put(cluster.id, cluster.nodes, state.places_with_leases)
+            state._note_inventory(cluster.id)  # noqa: SLF001  # As above.
         case ClusterRemoved(cluster):
             state._count(state.clusters.pop(cluster), None)  # noqa: SLF001  # As above.
             for place in [each for each in state.cordons if each[0] == cluster]:
                 del state.cordons[place]
-            state.identities.put(cluster, (), state.leased_places)
-            state._inventory_changed(cluster)  # noqa: SLF001  # As above.
+            state.identities.put(cluster, (), state.places_with_leases)
+            state._note_inventory(cluster)  # noqa: SLF001  # As above.
         case Cordoned() | Uncordoned():
             _cordon(state, fact)
         case Reserved() | Unreserved():
@@ -380,7 +380,7 @@ def _cordon(state: State, fact: Cordoned | Uncordoned) -> None:
         state.cordons[place] = fact
     else:
         del state.cordons[place]
-    state._inventory_changed(fact.cluster)  # noqa: SLF001  # Called by apply().
+    state._note_inventory(fact.cluster)  # noqa: SLF001  # Called by apply().
 
 
 def _reserve(state: State, fact: Reserved | Unreserved) -> None:
@@ -501,7 +501,7 @@ def _move(state: State, request: RequestId, **held: object) -> None:
     for share in lease.placement:
         state.places[share.cluster_id, share.node_id][request] = share
         state._fleet_behind[share.cluster_id] = None  # noqa: SLF001  # Called by apply().
-    state._note_lost(lease)  # noqa: SLF001  # As above.
+    state._note_lost_devices(lease)  # noqa: SLF001  # As above.
 
 
 def _requeue(state: State, request: RequestId, at: float, reason: str) -> None:

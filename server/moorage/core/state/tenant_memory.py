@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class TenantMemory(Generic[T]):
-    """The names of what is remembered, by tenant."""
+    """The names of remembered values, by tenant."""
 
     def __init__(self) -> None:
         self._of: dict[Tenant, dict[T, None]] = {}
@@ -21,7 +21,7 @@ class TenantMemory(Generic[T]):
         self._most = 0
 
     def add(self, tenant: Tenant, name: T) -> None:
-        """Note what is remembered from now on."""
+        """Note a new remembered value."""
         its = self._of.setdefault(tenant, {})
         its[name] = None
         self._count(tenant, len(its) - 1, len(its))

@@ -41,7 +41,7 @@ class Waiter(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def pauses(self) -> bool:
-        """Whether the waiter is skipped now, whatever is free."""
+        """Whether the waiter is skipped now, even if it would fit."""
         return self.lease is not None and self.lease.retry_at > 0
 
     @property

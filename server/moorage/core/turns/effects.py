@@ -13,7 +13,7 @@ from moorage.records.json_values import JsonMapping, JsonValue
 
 
 class Address(msgspec.Struct, frozen=True, gc=False):
-    """Where an answer goes: a session, and the session's own number for the message."""
+    """The address of an answer: a session, and the session's own number for the message."""
 
     session: SessionId
     number: int

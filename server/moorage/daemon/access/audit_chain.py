@@ -14,6 +14,8 @@ import msgspec
 
 from moorage.records.audit import AuditEntry
 
+__all__ = ["ChainEnd", "ChainError", "Sealed", "chain_entries", "check_line", "check_note"]
+
 _HASH_CHARS: Final = 64
 _NO_HASH: Final = "0" * _HASH_CHARS
 _HASH_FIELD: Final = b',"hash":"'
@@ -22,7 +24,7 @@ _encode_lines: Final = msgspec.json.Encoder().encode_lines
 
 @dataclass(frozen=True, slots=True)
 class ChainEnd:
-    """Where the log ends: the number and the hash of its last line."""
+    """The end of the log: the number and the hash of its last line."""
 
     number: int = 0
     hash: str = _NO_HASH
@@ -32,7 +34,7 @@ class ChainError(Exception):
     """A line is not as it was written, or lines are missing; the text says where."""
 
 
-def checked(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> ChainEnd:
+def check_line(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> ChainEnd:
     """Return the chain after a line; the first line there is may follow deleted ones."""
     body, found, tail = line.rpartition(_HASH_FIELD)
     try:
@@ -47,7 +49,7 @@ def checked(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> Chain
     origin = entry.prev if begins else before.hash
     digest = hashlib.sha256(origin.encode() + body).hexdigest()
     if entry.prev != origin or entry.hash != digest:
-        raise ChainError(f"{place}: entry {entry.number} is not as it was written")
+        raise ChainError(f"{place}: entry {entry.number} was changed")
     return ChainEnd(entry.number, entry.hash)
 
 
@@ -59,7 +61,7 @@ class Sealed(msgspec.Struct):
     hash: str
 
 
-def chained(entries: Sequence[AuditEntry], end: ChainEnd) -> tuple[list[str], ChainEnd]:
+def chain_entries(entries: Sequence[AuditEntry], end: ChainEnd) -> tuple[list[str], ChainEnd]:
     """Return entries as lines, and the end of the chain behind them. On the hot path."""
     lines: list[str] = []
     number, former, sha256 = end.number, end.hash, hashlib.sha256
@@ -71,7 +73,7 @@ def chained(entries: Sequence[AuditEntry], end: ChainEnd) -> tuple[list[str], Ch
     return lines, ChainEnd(number, former)
 
 
-def check_noted(noted: ChainEnd | None, first: int, end: ChainEnd) -> None:
+def check_note(noted: ChainEnd | None, first: int, end: ChainEnd) -> None:
     """Check that a log of these lines has the one that was noted.
 
     Raises:

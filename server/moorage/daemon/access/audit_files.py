@@ -19,9 +19,9 @@ from moorage.daemon.access.audit_chain import (
     ChainEnd,
     ChainError,
     Sealed,
-    chained,
-    check_noted,
-    checked,
+    chain_entries,
+    check_line,
+    check_note,
 )
 from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject
@@ -70,7 +70,7 @@ class AuditFiles:
         Raises:
             OSError: They cannot be written; then none of them is there.
         """
-        with self._locked():
+        with self._hold_lock():
             noted = self._end
             path, inode, size = self._seen or self._catch_up()
             begun = not size
@@ -78,7 +78,7 @@ class AuditFiles:
                 about = {"last": self._end.number, "noted": noted.number, "noted_hash": noted.hash}
                 log.error("audit_cut", **about)
                 entries = [AuditEntry(now, "audit.cut", "moored", about=about), *entries]
-            chain, end = chained(entries, self._end)
+            chain, end = chain_entries(entries, self._end)
             lines = "".join(chain).encode()
             self._write(lines, size)
             self._end, self._seen = end, (path, inode, size + len(lines))
@@ -102,13 +102,13 @@ class AuditFiles:
         return None
 
     def close(self) -> None:
-        """Close what is open; another call of `append` opens it again."""
+        """Close the open file; `append` opens it again."""
         for each in filter(None, (self._file, self._lock)):
             os.close(each)
         self._file = self._lock = self._seen = None
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         """Hold the lock of the folder, which writers take in turn; forget a file that changed."""
         if self._lock is not None:
             _take(self._lock)
@@ -210,11 +210,11 @@ def verify(folder: Path, noted: ChainEnd | None = None) -> tuple[int, ChainEnd]:
             for count, line in enumerate(file, 1):
                 if _is_being_written(line, path, files, count):
                     break
-                read = checked(line, f"{path.name}:{count}", end, begins=not first)
+                read = check_line(line, f"{path.name}:{count}", end, begins=not first)
                 first, end = first or read.number, read
                 if noted is not None and noted.number == end.number and noted.hash != end.hash:
                     raise ChainError(f"entry {noted.number} is not the one that was noted")
-    check_noted(noted, first, end)
+    check_note(noted, first, end)
     return first, end
 
 

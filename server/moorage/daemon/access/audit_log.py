@@ -110,7 +110,7 @@ class AuditLog:
         self._goes_on.clear()
 
     def let_go(self, before: Sequence[AuditEntry], seq: int) -> None:
-        """Note what was before the start of the server, the start, and what was held.
+        """Write the recovered entries, the start of the server, and the entries held back since.
 
         Args:
             before: Entries of that.

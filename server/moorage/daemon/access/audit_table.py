@@ -3,7 +3,13 @@
 import json
 from collections.abc import Iterator, Sequence
 
-from moorage.daemon.access.audit_chain import ChainEnd, ChainError, chained, check_noted, checked
+from moorage.daemon.access.audit_chain import (
+    ChainEnd,
+    ChainError,
+    chain_entries,
+    check_line,
+    check_note,
+)
 from moorage.daemon.access.audit_files import PRUNE_SECONDS
 from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject
@@ -42,7 +48,7 @@ class AuditTable:
                 else:
                     seq = entry.seq or seq
                 wanted.append(entry)
-            lines, last = chained(wanted, ChainEnd(end.number, end.hash))
+            lines, last = chain_entries(wanted, ChainEnd(end.number, end.hash))
             return [line.encode() for line in lines], AuditEnd(last.number, last.hash, seq)
 
         self._rows.append(now, link)
@@ -90,11 +96,11 @@ def verify_rows(rows: AuditRows, noted: ChainEnd | None = None) -> tuple[int, Ch
     """
     first, end, stored = 0, ChainEnd(), rows.end()
     for number, line in rows.lines(0):
-        read = checked(line, f"line {number}", end, begins=not first)
+        read = check_line(line, f"line {number}", end, begins=not first)
         first, end = first or read.number, read
         if noted is not None and noted.number == end.number and noted.hash != end.hash:
             raise ChainError(f"entry {noted.number} is not the one that was noted")
-    check_noted(noted, first, end)
+    check_note(noted, first, end)
     if end.number < stored.number:
         raise ChainError(f"it ends at entry {end.number}, and entry {stored.number} was written")
     return first, end

@@ -45,7 +45,7 @@ REASON_CHARS_MAX: Final = 200
 
 @dataclass(slots=True)
 class Standing:
-    """What operators have set, as it was before the next fact: entries say it."""
+    """The settings of operators before the next fact; entries quote them."""
 
     quotas: dict[tuple[Tenant, str | None], Quota] = field(
         default_factory=dict[tuple[Tenant, str | None], Quota]
@@ -90,7 +90,7 @@ class AuditTrail:
         self._stepped = self._durable = 0
         """Facts so far; durable ones among them."""
 
-    def stepped(self, event: Event, turn: Turn) -> None:
+    def observe_step(self, event: Event, turn: Turn) -> None:
         """Make the entries of a step, before its answer leaves. On the hot path."""
         if not self._audit.is_on:
             return
@@ -107,7 +107,7 @@ class AuditTrail:
             if isinstance(effect, Respond) and isinstance(effect.answer, Refusal):
                 self._note_refusal(effect.to, effect.answer)
 
-    def committed(self, facts: Sequence[Fact], last: int) -> None:
+    def observe_commit(self, facts: Sequence[Fact], last: int) -> None:
         """Note the entries of facts that are on the disk, up to the `last` seq. On the hot path."""
         self._durable += len(facts)
         durable, before = self._durable, last - self._durable
@@ -186,12 +186,14 @@ class AuditTrail:
                 known = was is not None or made.used or made.begun
                 what = "reservation.changed" if known else "reservation.made"
                 by = _SERVER if known else made.tenant
-                return self._by(to, time(), what, by, about, _reserved(was), _reserved(made))
+                return self._by(
+                    to, time(), what, by, about, _reservation_fields(was), _reservation_fields(made)
+                )
             case Unreserved(name, at, why):
                 was = _replace(standing.reservations, name, None)
                 about = {"reservation": name}
                 what = "reservation.ended"
-                return self._by(to, at, what, _SERVER, about, _reserved(was), None, why)
+                return self._by(to, at, what, _SERVER, about, _reservation_fields(was), None, why)
             case _:
                 assert_never(fact)
 
@@ -268,7 +270,7 @@ def _cordon(cordon: Cordoned | None) -> JsonObject | None:
     return {"who": who, "reason": reason, "drains": cordon.drains, "until": cordon.until}
 
 
-def _reserved(made: NodeReservation | None) -> JsonObject | None:
+def _reservation_fields(made: NodeReservation | None) -> JsonObject | None:
     if made is None:
         return None
     document = {

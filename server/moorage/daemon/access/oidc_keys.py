@@ -130,7 +130,7 @@ class IssuerKeys:
         if rows != self._fetched:
             self._fetched, self.by_id = rows, _readable(rows)
             self.changes += 1
-            log.info("oidc_keys", issuer=self._issuer, ids=sorted(self.by_id))
+            log.info("oidc_keys_changed", issuer=self._issuer, ids=sorted(self.by_id))
         return True
 
     async def _fetch(self) -> list[JsonObject]:

@@ -72,7 +72,7 @@ def refusal(caller: Caller, message: Request) -> Refusal | None:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Who owns a document; empty or None: not noted, or there is none, and it belongs to all."""
+    """The owner of a document. Empty or None: unknown or none; then it belongs to all."""
 
     cluster: Callable[[str], str]
     metrics: Callable[[str], str]
@@ -116,7 +116,7 @@ class Ownership:
             self.owners.cluster(cluster_id),
         )
         _check_owner(caller, owner, does)
-        self._check_unused(caller, cluster_id, does)
+        self._check_not_in_use(caller, cluster_id, does)
 
     def check_metrics(self, caller: Caller, cluster_id: str) -> None:
         """Refuse to report or remove the metrics of another tenant's cluster.
@@ -152,12 +152,12 @@ class Ownership:
             ServiceError: `unauthorized`, with the status 403.
         """
         if ClusterId(cluster_id) not in self.state.clusters and not caller.may(Right.CLUSTER_ALL):
-            self._check_unused(caller, cluster_id, f"register the cluster “{cluster_id}” again")
+            self._check_not_in_use(caller, cluster_id, f"register the cluster “{cluster_id}” again")
 
-    def _check_unused(self, caller: Caller, cluster_id: str, does: str) -> None:
+    def _check_not_in_use(self, caller: Caller, cluster_id: str, does: str) -> None:
         if self._is_used_by_others(caller, ClusterId(cluster_id)):
             does = f"{does} while other tenants have leases on it"
-            raise _refused(caller, Right.CLUSTER_ALL, does, "id")
+            raise _refusal(caller, Right.CLUSTER_ALL, does, "id")
 
     async def check_policy(self, caller: Caller, uri: str) -> None:
         """Refuse to change or delete a policy of another tenant.
@@ -170,7 +170,7 @@ class Ownership:
         owner = await self._owner(uri)
         if owner not in {"", caller.tenant}:
             does = f"change or delete {uri}, a policy of the tenant “{owner}”"
-            raise _refused(caller, Right.POLICY_ALL, does, "policy_rule_uri")
+            raise _refusal(caller, Right.POLICY_ALL, does, "policy_rule_uri")
 
     async def check_alias(self, caller: Caller, given: str) -> None:
         """Refuse to change an alias of another tenant, or to make one of another's policy.
@@ -190,18 +190,18 @@ class Ownership:
             owner = alias.owner
             does = f"change or delete {alias.name}, an alias of the tenant “{owner}”"
         if owner not in {"", caller.tenant}:
-            raise _refused(caller, Right.POLICY_ALL, does, "alias")
+            raise _refusal(caller, Right.POLICY_ALL, does, "alias")
 
     async def _owner(self, uri: str) -> str:
         """Return the tenant that registered a policy; empty if that is not known."""
-        return (await self._registered(uri))[1]
+        return (await self._registration(uri))[1]
 
     async def _first_owner(self, name: str) -> str:
         """Return the tenant that registered the oldest version of a policy that there is."""
         uris = [uri for uri in self.policy_uris() if name_of(uri) == name]
-        return min([await self._registered(uri) for uri in uris], default=(0.0, ""))[1]
+        return min([await self._registration(uri) for uri in uris], default=(0.0, ""))[1]
 
-    async def _registered(self, uri: str) -> tuple[float, str]:
+    async def _registration(self, uri: str) -> tuple[float, str]:
         """Return when a policy was registered, and by whom; empty if that is not known."""
         try:
             history = await self.policies.history(uri)
@@ -229,10 +229,10 @@ def _check_owner(caller: Caller, owner: str | None, does: str) -> None:
         return
     whose = "which the server maintains" if owner == SERVER_ITSELF else None
     does = f"{does}, {whose}" if whose else f"{does} of the tenant “{owner}”"
-    raise _refused(caller, Right.CLUSTER_ALL, does, "id")
+    raise _refusal(caller, Right.CLUSTER_ALL, does, "id")
 
 
-def _refused(caller: Caller, right: Right, does: str, field: str) -> ServiceError:
+def _refusal(caller: Caller, right: Right, does: str, field: str) -> ServiceError:
     return ServiceError(
         Code.UNAUTHORIZED,
         caller.refusal(right, does),

@@ -32,7 +32,7 @@ class SocketTickets:
 
     def issue(self, token: str | None) -> tuple[str, IssuedTicket]:
         """Issue a ticket for a token, None on a server without tokens; return secret and record."""
-        self._forget_expired()
+        self._drop_expired()
         if len(self._tickets) >= TICKETS_MAX:
             owners = {name: self._owner(ticket) for name, ticket in self._tickets.items()}
             most = Counter(owners.values()).most_common(1)[0][0]
@@ -43,14 +43,14 @@ class SocketTickets:
 
     def redeem(self, secret: str) -> IssuedTicket | None:
         """Consume a ticket; return its record, or None if it is unknown, used or expired."""
-        self._forget_expired()
+        self._drop_expired()
         return self._tickets.pop(digest(secret), None)
 
     def _owner(self, ticket: IssuedTicket) -> str:
         caller = self._authenticate(ticket.token)
         return "" if caller is None else caller.tenant
 
-    def _forget_expired(self) -> None:
+    def _drop_expired(self) -> None:
         now = time.time()
         self._tickets = {
             name: ticket for name, ticket in self._tickets.items() if ticket.expires_at > now

@@ -80,7 +80,7 @@ class _Connection(ssl.SSLObject):
     """The next bytes from the client end it: a message, or the answer to a ping."""
 
     def read(self, len: int = 1024, buffer: bytearray | None = None) -> int:  # type: ignore[override]  # noqa: A002  # As the ssl module has it.
-        """Read what came, unless the client's authority is trusted no more."""
+        """Read received bytes, unless the client's authority is no longer trusted."""
         if self.is_refused:
             raise ssl.SSLError("the authority of the client's certificate is trusted no more")
         return super().read(len, buffer)  # type: ignore[return-value]  # Bytes without a buffer.

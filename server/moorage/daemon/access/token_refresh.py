@@ -72,21 +72,27 @@ class Rereading:
         except ConfigError as error:
             config, setting, finding = self._config, error.setting, str(error)
         else:
-            setting, finding = "tokens", self._switched(config)
+            setting, finding = "tokens", self._switch_fault(config)
         if finding:
-            log.error("settings", setting=setting, finding=f"{finding}; tokens stay as they are")
+            log.error(
+                "settings_refused", setting=setting, finding=f"{finding}; tokens stay as they are"
+            )
             return
         before, now = self._config.values(), config.values()
         late = [name for name in now if name != "tokens" and now[name] != before[name]]
         if late:
-            log.warning("settings", changed=late, finding="these are in force from the next start")
+            log.warning(
+                "settings_need_restart",
+                changed=late,
+                finding="these are in force from the next start",
+            )
         old, new = self._config.tokens.items(), config.tokens.items()
-        log.info("tokens", known=len(new), added=len(new - old), removed=len(old - new))
+        log.info("tokens_changed", known=len(new), added=len(new - old), removed=len(old - new))
         if new != old:
             self._config = dataclasses.replace(self._config, tokens=config.tokens)
             change(config.tokens)
 
-    def _switched(self, config: Config) -> str:
+    def _switch_fault(self, config: Config) -> str:
         """Return the fault if a new configuration would turn authentication on or off."""
         if bool(config.tokens) == bool(self._config.tokens):
             return ""

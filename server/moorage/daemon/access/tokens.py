@@ -84,7 +84,7 @@ class Tokens:
     @property
     def required(self) -> bool:
         """Whether callers need a token: there are or were some, or there is an issuer of them."""
-        return bool(self._callers) or self._issuer is not None or self._read_named() != {}
+        return bool(self._callers) or self._issuer is not None or self._read_named_tokens() != {}
 
     def caller(self, bearer: str | None) -> Caller | None:
         """Return the caller of a token; None if it is unknown, expired or revoked."""
@@ -95,7 +95,7 @@ class Tokens:
         shown = digest(bearer or "")
         if (found := self._callers.get(shown)) is not None:
             return found
-        named = (self._read_named() or {}).get(shown)
+        named = (self._read_named_tokens() or {}).get(shown)
         if named is not None:
             valid = named.is_valid(time.time())
             return Caller(Tenant(named.tenant), named.role, named.name) if valid else None
@@ -107,7 +107,7 @@ class Tokens:
         Its result: whether the token can be verified now. It cannot be if its issuer does not
         answer, or the store of named tokens cannot be read: a database that restarts, say.
         """
-        if bearer and self._read_named() is None and digest(bearer) not in self._callers:
+        if bearer and self._read_named_tokens() is None and digest(bearer) not in self._callers:
             return _unverifiable()
         return None if self._issuer is None or not bearer else self._issuer.pending(bearer)
 
@@ -121,23 +121,23 @@ class Tokens:
         Args:
             expel: Closes the sessions of callers who are no longer let in.
         """
-        before = self._ended()
+        before = self._find_ended()
         while True:
             await asyncio.sleep(FOLLOW_SECONDS)
-            now = self._ended()
+            now = self._find_ended()
             if self._failure:  # What cannot be read has not ended: the database is restarting, say.
                 continue
             if now != before or (self._issuer is not None and self._issuer.ended()):
                 expel()
             before = now
 
-    def _ended(self) -> tuple[bool, frozenset[str]]:
+    def _find_ended(self) -> tuple[bool, frozenset[str]]:
         """Return whether callers need a token, and which named ones are no longer valid."""
-        now, named = time.time(), self._read_named() or {}
+        now, named = time.time(), self._read_named_tokens() or {}
         ended = frozenset(key for key, each in named.items() if not each.is_valid(now))
         return self.required, ended
 
-    def _read_named(self) -> Mapping[str, NamedToken] | None:
+    def _read_named_tokens(self) -> Mapping[str, NamedToken] | None:
         """Return named tokens by digest; None if they cannot be read: then none lets in."""
         if self._store is None:
             return {}

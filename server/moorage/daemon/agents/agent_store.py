@@ -57,7 +57,7 @@ class AgentRecord(msgspec.Struct, frozen=True):
         joined_at: In seconds since the epoch.
         changed_at: Since when it is, or is not, connected, likewise.
         connected: Whether it is.
-        address: Where it last came from.
+        address: The address from which the agent last connected.
         release: Of its program.
         revoked: Whether its key is refused.
         unheard_seconds: How long what it runs goes on unheard; 0: as long as it likes.
@@ -123,7 +123,7 @@ class AgentStore:
         return self._agents
 
     def reclaimed(self) -> int:
-        """Return what is added to the epoch of the server; see `Reclaim`.
+        """Return the increment of the server's epoch; see `Reclaim`.
 
         Raises:
             AgentStoreError: It cannot be read.

@@ -22,7 +22,7 @@ SHOWN_CHARACTERS_MAX: Final = 300
 """Text of a policy in a reason; the rest of it is cut off."""
 
 
-def selected(value: JsonValue, offered: Container[str], at: str) -> list[str]:
+def read_selection(value: JsonValue, offered: Container[str], at: str) -> list[str]:
     """Return the clusters that a clusterAllocator's `selection` named.
 
     Args:
@@ -33,7 +33,7 @@ def selected(value: JsonValue, offered: Container[str], at: str) -> list[str]:
     Raises:
         ServiceError: It declined, or returned something else, or named others than it was given.
     """
-    _declined(value, "clusters", at)
+    _refuse_error(value, "clusters", at)
     clusters = value.get("clusters") if isinstance(value, dict) else None
     if not isinstance(clusters, list):
         raise _wrong(at, "selection", '{"clusters": [cluster documents]}')
@@ -60,7 +60,7 @@ def score_data(value: JsonValue, nodes: Nodes, at: str) -> JsonObject:
     Raises:
         ServiceError: It declined (`{"error": …}`), or returned something else.
     """
-    _declined(value, "selection_score_data", at)
+    _refuse_error(value, "selection_score_data", at)
     data = value.get("selection_score_data") if isinstance(value, dict) else None
     if not isinstance(data, dict):
         raise _wrong(at, "dry_run", '{"selection_score_data": {"score", "node_info"}}')
@@ -74,7 +74,7 @@ def score_data(value: JsonValue, nodes: Nodes, at: str) -> JsonObject:
     return data
 
 
-def chosen(value: JsonValue, offered: Mapping[str, Nodes], at: str) -> str:
+def read_choice(value: JsonValue, offered: Mapping[str, Nodes], at: str) -> str:
     """Return the cluster that a clusterAllocator's `post_dry_run` chose.
 
     Args:
@@ -85,7 +85,7 @@ def chosen(value: JsonValue, offered: Mapping[str, Nodes], at: str) -> str:
     Raises:
         ServiceError: It declined, or returned something else.
     """
-    _declined(value, "id", at)
+    _refuse_error(value, "id", at)
     name = _id(value)
     if name is None or name not in offered:
         raise _wrong(at, "post_dry_run", "one of the entries of clusters, with its id")
@@ -110,7 +110,7 @@ def _check_node(info: JsonValue, nodes: Nodes, at: str) -> None:
         raise _wrong(at, "node_info.gpus", f"a list of GPU ids of node {name}, each once")
 
 
-def _declined(value: JsonValue, wanted: str, at: str) -> None:
+def _refuse_error(value: JsonValue, wanted: str, at: str) -> None:
     """Refuse an answer with `error`: the policy found no place."""
     if isinstance(value, dict) and value.get("error") and wanted not in value:
         reason = str(value["error"])[:SHOWN_CHARACTERS_MAX]

@@ -118,7 +118,7 @@ class BlockRun:
         }
         value = await self._evaluate(self._allocator, given, size, returned_max=size)
         by_name = {each.name: each for each in found}
-        names = answers.selected(value, by_name, self._allocator.at)
+        names = answers.read_selection(value, by_name, self._allocator.at)
         return value, [by_name[name] for name in names]
 
     def selection(self, value: JsonValue, candidates: Sequence[Candidate]) -> JsonValue:
@@ -201,7 +201,7 @@ class BlockRun:
         given = {"action": "post_dry_run", "clusters": entries}
         value = await self._evaluate(self._allocator, given, sum(sizes), returned_max=max(sizes))
         offered = {each.name: each.nodes for each in scored}
-        name = answers.chosen(value, offered, self._allocator.at)
+        name = answers.read_choice(value, offered, self._allocator.at)
         if max(sizes) > _ANSWERED_WHOLE_BYTES:  # What came back is the id, and what was added.
             added = value if isinstance(value, dict) else {}
             return self._entry(by_name[name]) | added

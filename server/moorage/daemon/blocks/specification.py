@@ -75,13 +75,13 @@ def read_block(block: JsonMapping) -> BlockSpec:
     for section in SECTIONS:
         for role, given, at in _names(block.get(section), f"input.{section}"):
             specs[role] = _policy(role, given, at)
-    allocator = specs.get("clusterAllocator") or _unnamed("clusterAllocator")
-    resources = specs.get("resourceAllocator") or _unnamed("resourceAllocator")
+    allocator = specs.get("clusterAllocator") or _default_policy("clusterAllocator")
+    resources = specs.get("resourceAllocator") or _default_policy("resourceAllocator")
     demand = None if resources.uri else _demand(block.get("resources"))
     return BlockSpec(allocator, resources, _filter(allocator), demand)
 
 
-def _unnamed(role: Role) -> PolicySpec:
+def _default_policy(role: Role) -> PolicySpec:
     return PolicySpec(role, f"input.policies.{role}")
 
 

@@ -40,7 +40,7 @@ Subject = Ask | Lease
 
 @dataclass(frozen=True, slots=True, order=True)
 class LedgerPlace:
-    """Where a decision is: at a fact (`number` 0), or after it and after `number` refusals."""
+    """The place of a decision: at a fact (`number` 0), or after it and after `number` refusals."""
 
     seq: int
     number: int
@@ -72,7 +72,7 @@ class Decisions:
         self._by_request: dict[str, RefusedAtOnce] = {}
         self._number = 0
 
-    def stepped(self, event: Event, turn: Turn) -> None:
+    def observe_step(self, event: Event, turn: Turn) -> None:
         """Note refusals of this step. On the hot path."""
         ask: Ask | None = None
         if isinstance(event, Asked):
@@ -159,14 +159,14 @@ class Decisions:
         more = bottom > 1 and bool(entries) and entries[0].seq == bottom
         end = LedgerPlace(bottom, 0) if more else LedgerPlace(0, 0)
         found = [
-            (each.place, _row(each.place.seq, each.at, each.ask, _refused(each.refusal)))
+            (each.place, _row(each.place.seq, each.at, each.ask, _refusal_row(each.refusal)))
             for each in self._refused.values()
             if end <= each.place < before
         ]
         asks: dict[str, Subject] = {}
         state = wanted.get("state")
         for entry in entries:
-            row = await self._decided(entry, asks, state)
+            row = await self._decision_row(entry, asks, state)
             if row is not None:
                 found.append((LedgerPlace(entry.seq, 0), row))
         found = [
@@ -185,7 +185,7 @@ class Decisions:
             after = page[-1].seq if page else top
         return entries
 
-    async def _decided(
+    async def _decision_row(
         self, entry: LedgerEntry, asks: dict[str, Subject], state: object
     ) -> Row | None:
         match entry.fact:
@@ -195,10 +195,10 @@ class Decisions:
                 return _row(entry.seq, entry.at, ask, outcome)
             case Granted(lease):
                 asks.setdefault(lease.id, lease)
-                outcome = {"reason": explain.granted_reason(lease), "placement": lease.placement}
+                outcome = {"reason": explain.grant_reason(lease), "placement": lease.placement}
                 return _row(entry.seq, entry.at, asks[lease.id], {"state": "granted", **outcome})
             case Dequeued(request, _, refusal):
-                outcome = _refused(refusal)
+                outcome = _refusal_row(refusal)
             case Requeued(request, _, reason):
                 outcome = {"state": "requeued", "reason": reason}
             case Ended(request, _, reason):
@@ -241,7 +241,7 @@ def _place(cursor: str) -> LedgerPlace | None:
     return None if found is None else LedgerPlace(int(found[1]), int(found[2]))
 
 
-def _refused(refusal: Refusal) -> Row:
+def _refusal_row(refusal: Refusal) -> Row:
     return {"state": "refused", "code": refusal.code.value, "reason": refusal.reason}
 
 

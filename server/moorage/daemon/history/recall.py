@@ -18,7 +18,7 @@ from moorage.records.leases import WorkloadEnd
 log = structlog.get_logger("moored")
 
 
-async def recalled(question: Recall, ledger: LedgerHistory) -> Response:
+async def recall(question: Recall, ledger: LedgerHistory) -> Response:
     """Return the story of a lease or request from the ledger.
 
     A fact that cannot be read fails this question only.
@@ -27,7 +27,7 @@ async def recalled(question: Recall, ledger: LedgerHistory) -> Response:
         entries = await ledger.history(question.subject)
         since = await ledger.history_start()
     except LedgerError as error:
-        log.warning("ledger", finding=str(error), subject=question.subject)
+        log.warning("ledger_read_failed", finding=str(error), subject=question.subject)
         reason = f"What the ledger holds of {question.subject} cannot be read: {error}"
         return Refusal(Code.UNAVAILABLE, reason, "request")
     return answer(question, entries, since)
@@ -63,7 +63,7 @@ def answer(  # One case per fact.
                 story |= {"state": "waiting"}
             case Granted(lease):
                 story |= {"state": lease.state, "lease": LeaseAnswer.of(lease)}
-                story["reason"] = explain.granted_reason(lease)
+                story["reason"] = explain.grant_reason(lease)
             case Finished(_, outcome):
                 story |= {"outcome": WorkloadEnd.of(outcome)}
             case Requeued(_, _, reason):

@@ -16,7 +16,7 @@ from moorage.core.state.state import State, apply
 from moorage.core.turns.effects import Information, Response
 from moorage.daemon.history.decisions import Decisions, resources
 from moorage.daemon.news.fleet_map import FleetMap
-from moorage.daemon.news.map_news import packed_text
+from moorage.daemon.news.map_news import pack_text
 from moorage.ledger.base import LedgerEntry, LedgerError, LedgerHistory
 from moorage.model import Ask, Code, Lease, Tenant
 from moorage.protocol.fair_semaphore import FairSemaphore
@@ -61,7 +61,7 @@ class RecalledFleets:
         Raises:
             ServiceError: `unknown_request`, `unavailable`.
         """
-        _, state = await self._recalled(request, caller)
+        _, state = await self._recall(request, caller)
         leases = state.leases.values()
         return {
             "clusters": [state.offered(each) for each in state.clusters.values()],
@@ -74,7 +74,7 @@ class RecalledFleets:
         Raises:
             ServiceError: As `before`.
         """
-        decided, state = await self._recalled(request, caller)
+        decided, state = await self._recall(request, caller)
         answer = {"at": decided.at, "seq": decided.seq, "request": _message(decided.subject)}
         return Information(answer | {"packed": await self._pack(state, caller)})
 
@@ -96,14 +96,14 @@ class RecalledFleets:
         shown = FleetMap(state)
         for lease in state.leases.values():
             shown.put(lease)
-        shown.take_changed()
+        shown.take_changes()
         snapshot = shown.snapshot(None if caller.may(Right.READ_ALL) else caller.tenant)
-        return await asyncio.to_thread(packed_text, snapshot)
+        return await asyncio.to_thread(pack_text, snapshot)
 
-    async def _recalled(self, request: str, caller: Caller) -> tuple[DecidedAt, State]:
+    async def _recall(self, request: str, caller: Caller) -> tuple[DecidedAt, State]:
         async with self._turn(caller.tenant):
             try:
-                decided = await self._decided(request, caller)
+                decided = await self._find_decision(request, caller)
                 state, _ = await self._state(lambda entry: entry.seq < decided.seq)
             except LedgerError as error:
                 raise _unreadable(error) from error
@@ -127,7 +127,7 @@ class RecalledFleets:
             self._recalling[tenant] -= 1
             self._recalling += Counter()  # Drops counts of 0.
 
-    async def _decided(self, request: str, caller: Caller) -> DecidedAt:
+    async def _find_decision(self, request: str, caller: Caller) -> DecidedAt:
         may_see_all, refused = caller.may(Right.READ_ALL), self._decisions.refused(request)
         if refused is not None and (may_see_all or refused.ask.tenant == caller.tenant):
             return DecidedAt(refused.place.seq + 1, refused.at, refused.ask)
@@ -146,20 +146,20 @@ class RecalledFleets:
         state, seq = State(), 0
         beyond = await self._ledger.read(FACTS_MAX, 1)
         if await self._ledger.history_start() is not None or any(map(was, beyond)):
-            raise _lost()
+            raise _lost_error()
         while page := await self._ledger.read(seq):
             for entry in page:
                 if not was(entry):
                     return state, seq
                 if entry.seq != seq + 1:  # Pruned meanwhile.
-                    raise _lost()
+                    raise _lost_error()
                 apply(state, entry.fact)
                 seq = entry.seq
             await asyncio.sleep(0)
         return state, seq
 
 
-def _lost() -> ServiceError:
+def _lost_error() -> ServiceError:
     reason = (
         f"the fleet of then cannot be made again: that takes all facts before "
         f"it, {FACTS_MAX} at most, and none may be pruned"

@@ -194,7 +194,7 @@ class FleetMap:
 
     # What is shown -----------------------------------------------------------------------------
 
-    def take_changed(self) -> list[int]:
+    def take_changes(self) -> list[int]:
         """Return the slots that changed since the last call."""
         changed, self._changed = list(self._changed), {}
         self._new_names, self._named = self.tenants[self._named :], len(self.tenants)
@@ -207,7 +207,7 @@ class FleetMap:
         """Return the content of some slots, as columns.
 
         Args:
-            slots: Which, as `take_changed` returned them.
+            slots: Which, as `take_changes` returned them.
             viewer: Whose leases are distinguished; None: all.
         """
         number = None if viewer is None else self._numbers.get(viewer, 0)
@@ -217,7 +217,12 @@ class FleetMap:
         return {"slots": slots, **dict(columns), **names}
 
     def snapshot(self, viewer: Tenant | None) -> JsonObject:
-        """Return all that is shown as of the last `take_changed`, as values of their own."""
+        """Return all that is shown as of the last `take_changes`, as values of their own.
+
+        Args:
+            viewer: As for `delta`.
+
+        """
         state, milli, tenant, ends = (column.copy() for column in self._columns)
         names: Iterable[str] = tuple(self.tenants)
         if viewer is not None:

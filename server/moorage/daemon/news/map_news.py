@@ -116,7 +116,7 @@ class MapNews:
         for start in range(0, len(leases), PIECE):
             for lease in leases[start : start + PIECE]:
                 shown.put(self._state.leases.get(lease.id, lease))
-            shown.take_changed()
+            shown.take_changes()
             await asyncio.sleep(0)
         await settle()
         for each in self._watching.values():
@@ -127,7 +127,7 @@ class MapNews:
         facts, self._facts = self._facts, []
         for fact in facts:
             shown.apply(fact)
-        changed = shown.take_changed()
+        changed = shown.take_changes()
         self._number += bool(changed)
         head = {"number": self._number, "revision": self._revision(), "at": round(time.time(), 3)}
         deltas: dict[Tenant | None, bytes] = {}
@@ -147,7 +147,7 @@ class MapNews:
                 frame = deltas[each.viewer] = event("delta", data, TOPIC)
             self._push(session, frame)
         for viewer, sessions in behind.items():
-            packed = await asyncio.to_thread(packed_text, shown.snapshot(viewer))
+            packed = await asyncio.to_thread(pack_text, shown.snapshot(viewer))
             frame = event("snapshot", {**head, "packed": packed}, TOPIC)
             for session in sessions:
                 if session in self._watching:
@@ -160,7 +160,7 @@ def pause_seconds(watching: int) -> float:
     return min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS, PAUSE_EACH_SECONDS * watching))
 
 
-def packed_text(snapshot: JsonObject) -> str:
+def pack_text(snapshot: JsonObject) -> str:
     """Return a snapshot as compressed JSON, in text: of a large fleet, that takes a while."""
     encoded = msgspec.json.encode(snapshot, enc_hook=np.ndarray.tolist)
     return base64.b64encode(zlib.compress(encoded, 6)).decode()

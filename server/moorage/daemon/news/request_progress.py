@@ -103,14 +103,14 @@ class RequestProgress:
                 case _:  # Other facts change nothing of how far a request is.
                     pass
 
-    def consulted(self, request: RequestId) -> None:
+    def observe_consultation(self, request: RequestId) -> None:
         """Note that the policy of a request begins. On the hot path."""
         streamed = self._streamed.get(request) if self._streamed else None
         if streamed is not None:
             streamed.deciding_since, streamed.deciding_due = time.monotonic(), PAUSE_SECONDS
             self._queued.set()
 
-    def considered(self, request: RequestId) -> None:
+    def note_evaluation(self, request: RequestId) -> None:
         """Note that the policy of a request has answered. On the hot path."""
         streamed = self._streamed.get(request) if self._streamed else None
         if streamed is not None:
@@ -157,7 +157,7 @@ class RequestProgress:
         turns, now = self._expected(waiting), time.time()
         for request, position in self.positions(waiting).items():
             streamed, turn = self._streamed[request], turns.get(request)
-            if streamed.position != position or _has_moved(streamed.expected_at, turn, now):
+            if streamed.position != position or _is_new_estimate(streamed.expected_at, turn, now):
                 expected = {} if turn is None else {"expected_at": turn}
                 self._tell(request, "queued", position=position, **expected)
                 streamed.position, streamed.expected_at = position, turn
@@ -188,7 +188,7 @@ def _changes(streamed: _Streamed) -> bool:
     return streamed.position is not None or streamed.deciding_since is not None
 
 
-def _has_moved(before: float | None, after: float | None, now: float) -> bool:
+def _is_new_estimate(before: float | None, after: float | None, now: float) -> bool:
     """Return whether an expected time changed by enough to report."""
     if before is None or after is None:
         return before is not after

@@ -138,11 +138,11 @@ class ShapeCounts:
         """
         demand, fleet = self._demand, self._fleet
 
-        def summed(column: Ints) -> Ints:
+        def sum_column(column: Ints) -> Ints:
             sums = np.bincount(self._classes, column, len(self._sizes))
             return sums.astype(np.int64)
 
-        free, now = summed(eligible), summed(self._copies)
+        free, now = sum_column(eligible), sum_column(self._copies)
         whole, rest = np.divmod(free, np.maximum(self._sizes * GPU_MILLI, 1))
         devices, over = np.divmod(rest, GPU_MILLI)
         parts = devices * (GPU_MILLI // demand.gpu_milli) + over // demand.gpu_milli
@@ -151,10 +151,10 @@ class ShapeCounts:
         gathered = whole * self._empty + more
         if demand.cpu_milli:
             gathered = np.minimum(
-                gathered, summed(np.maximum(fleet.cpu_free, 0)) // demand.cpu_milli
+                gathered, sum_column(np.maximum(fleet.cpu_free, 0)) // demand.cpu_milli
             )
         if demand.memory_mib:
-            gathered = np.minimum(gathered, summed(fleet.memory_free) // demand.memory_mib)
+            gathered = np.minimum(gathered, sum_column(fleet.memory_free) // demand.memory_mib)
         return np.maximum(gathered, now)
 
     def _gangs(self, copies: Ints) -> int:

@@ -142,7 +142,7 @@ class Watchers:
             self._map.add(session, caller)
         if SHAPES in topics:
             self._shapes.add(session, caller)
-        return self._watched(session)
+        return self._topics_of(session)
 
     def others(self, session: SessionId, tenant: Tenant) -> int:
         """Return the number of other sessions of a tenant that watch something."""
@@ -154,12 +154,12 @@ class Watchers:
         }
         return len(found - {session})
 
-    def _watched(self, session: SessionId) -> list[str]:
+    def _topics_of(self, session: SessionId) -> list[str]:
         return [topic for topic in TOPICS if session in self._watching[topic]]
 
     def resumed(self, session: SessionId, caller: Caller) -> list[str]:
         """Send a resumed session the whole map and all shapes again; return its topics."""
-        return self.add(session, caller, self._watched(session))
+        return self.add(session, caller, self._topics_of(session))
 
     def lost(self, session: SessionId) -> None:
         """Forget a session."""
@@ -169,7 +169,7 @@ class Watchers:
         self._shapes.lost(session)
         self.progress.lost(session)
 
-    def stepped(self, event: Event) -> None:
+    def observe_step(self, event: Event) -> None:
         """Count the demand of a request. On the hot path."""
         if isinstance(event, Asked) and event.ask.demand is not None:
             self._shapes.counts.note(event.ask.tenant, event.ask.demand)
@@ -266,9 +266,13 @@ class Watchers:
         }
         self.tell("policies", "rests", data, circuit.tenant)
 
-    def examples_failed(self, ref: PolicyRef, reason: str) -> None:
+    def warn_of_examples(self, ref: PolicyRef, reason: str) -> None:
         """Inform all that a policy of a mirrored store fails its own examples."""
-        log.warning("policy", policy_rule_uri=ref.uri, finding=f"its examples fail: {reason}")
+        log.warning(
+            "policy_examples_failed",
+            policy_rule_uri=ref.uri,
+            finding=f"its examples fail: {reason}",
+        )
         self.tell("policies", "examples_failed", {"policy_rule_uri": ref.uri, "reason": reason})
 
     def metrics(self) -> Iterable[Metric]:

@@ -53,7 +53,7 @@ class Measures:
             for each in watched:
                 self.registry.unregister(each)
 
-    def stepped(self, event: Event, turn: Turn) -> None:
+    def observe_step(self, event: Event, turn: Turn) -> None:
         """Count one step of the core."""
         if isinstance(event, Asked):
             self._requests += 1

@@ -110,16 +110,16 @@ class DurationMetrics:
             what
         ]
 
-    def consulted(self, effect: Consult) -> None:
+    def observe_consultation(self, effect: Consult) -> None:
         """Note that a policy begins to evaluate. On the hot path."""
         if len(self._consulted) < CONSULTATIONS_MAX:
             self._consulted[effect.ask.id] = effect.ask.policy.uri, perf_counter()
 
-    def forgotten(self, request: RequestId) -> None:
+    def forget_consultation(self, request: RequestId) -> None:
         """Note that an evaluation is not waited for any more."""
         self._consulted.pop(request, None)
 
-    def stepped(self, event: Event, turn: Turn, seconds: float) -> None:
+    def observe_step(self, event: Event, turn: Turn, seconds: float) -> None:
         """Note a step of the core and how long it took. On the hot path."""
         if isinstance(event, CONSULTED):
             begun = self._consulted.pop(event.request, None)
@@ -134,7 +134,7 @@ class DurationMetrics:
             elif isinstance(fact, Started):
                 self._note_start(fact)
 
-    def committed(self, seconds: float) -> None:
+    def observe_commit(self, seconds: float) -> None:
         """Note how long one group of facts took to become durable."""
         self._commit.observe("", seconds)
 

@@ -103,7 +103,7 @@ def sandbox_gauges(report: SandboxReport) -> Iterable[Metric]:
 
 
 def gateway_gauges(stats: GatewayStats) -> Iterable[Metric]:
-    """Yield who is connected, and what slow watchers missed."""
+    """Yield the number of connections and of news dropped for slow watchers."""
     yield gauge("moorage_sessions", "Open WebSockets", stats.sessions)
     yield gauge("moorage_events_missed", "News that slow watchers missed", stats.missed_total)
 

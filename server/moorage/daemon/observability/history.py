@@ -267,7 +267,7 @@ class HistoryRing:
 
     def _quantiles(self, points: Sequence[Sequence[_Sample]], what: str) -> Quantiles:
         bounds = self._durations.bounds(what)
-        sums = [_added([getattr(each.counts, what) for each in point]) for point in points]
+        sums = [_add_columns([getattr(each.counts, what) for each in point]) for point in points]
         p50, p99 = ([quantile(bounds, each, q) for each in sums] for q in (0.5, 0.99))
         return Quantiles(p50, p99)
 
@@ -415,7 +415,7 @@ def _gpus(name: str, points: Sequence[HistoryNow]) -> GpuHistory:
     return GpuHistory([each.total for each in uses], [each.used for each in uses])
 
 
-def _added(rows: Sequence[tuple[int, ...]]) -> list[int]:
+def _add_columns(rows: Sequence[tuple[int, ...]]) -> list[int]:
     return [sum(column) for column in zip(*rows, strict=True)]
 
 

@@ -34,7 +34,7 @@ def configure_log(config: Config, log: StandardStream) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    log.report = partial(_dropped_line, [*shared, renderer])
+    log.report = partial(_line_about_drops, [*shared, renderer])
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -49,7 +49,7 @@ def configure_log(config: Config, log: StandardStream) -> None:
         structlog.get_logger("moored").info("open", host=config.host, tokens=len(config.tokens))
 
 
-def _dropped_line(processors: Sequence[structlog.typing.Processor], lines: int) -> bytes:
+def _line_about_drops(processors: Sequence[structlog.typing.Processor], lines: int) -> bytes:
     finding = f"{lines} lines before this one could not be written, and were dropped"
     line: JsonValue = {"event": "log", "dropped": lines, "finding": finding}
     for processor in processors:

@@ -119,7 +119,7 @@ class RequestTraces:
         if followed is not None:
             self._close(followed, lost=True)
 
-    def stepped(self, event: Event, turn: Turn) -> None:
+    def observe_step(self, event: Event, turn: Turn) -> None:
         """Note answers of policies and backends, and the core's decisions on them."""
         match event:
             case Proposed():
@@ -143,7 +143,7 @@ class RequestTraces:
             if isinstance(fact, Granted):
                 self._finish(fact.lease.id, "commit")
 
-    def carried(self, effect: Effect) -> None:
+    def note_effect(self, effect: Effect) -> None:
         """Note which work policies and backends begin."""
         match effect:
             case Consult(ask):
@@ -230,6 +230,6 @@ class _Error(msgspec.Struct):
 
 
 class _Verdict(msgspec.Struct):
-    """As much of a reply as its trace needs."""
+    """The fields of a reply that its trace needs."""
 
     error: _Error | None = None

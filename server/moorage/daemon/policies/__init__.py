@@ -1,1 +1,1 @@
-"""Where policies are found, consulted and executed."""
+"""Finds, consults and executes policies."""

@@ -1,4 +1,4 @@
-"""Where consultations go: to the sandbox or to another server, and to the shadows beside.
+"""Sends consultations to the sandbox or to another server, and to shadows.
 
 The daemon passes `Consult` and `Forget` effects here, and what policies answered.
 """
@@ -61,13 +61,13 @@ class Consultations:
             refusal = Refusal(Code.UNKNOWN_POLICY, reason, "policy_rule_uri")
             self._post(ConsultFailed(ask.id, effect.consultation, refusal))
             return
-        self._progress.consulted(ask.id)
+        self._progress.observe_consultation(ask.id)
         if self._executor is None:
             self._sandbox.consult(effect, self._code_of(record))
         else:
             self._executor.consult(effect, record)
         if self._shadows:
-            self._shadows.consulted(effect)
+            self._shadows.observe_consultation(effect)
 
     def _code_of(self, record: PolicyRecord) -> PolicyCode:
         """Return a policy as the sandbox takes it: the same object until its record is another."""
@@ -81,13 +81,13 @@ class Consultations:
     def forget(self, effect: Forget) -> None:
         """Cancel a consultation."""
         self._sandbox.forget(effect.request, effect.consultation)
-        self._shadows.forgotten(effect.request, effect.consultation)
+        self._shadows.forget_consultation(effect.request, effect.consultation)
         if self._executor is not None:
             self._executor.forget(effect.request, effect.consultation)
 
     def decided(self, event: Proposed | ConsultFailed, turn: Turn) -> None:
         """Pass on the core's decision on an answer, before the policy's next consultation."""
-        self._progress.considered(event.request)
+        self._progress.note_evaluation(event.request)
         granted = False
         for fact in turn.facts:
             granted = granted or (isinstance(fact, Granted) and fact.lease.id == event.request)

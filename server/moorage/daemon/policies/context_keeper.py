@@ -7,7 +7,7 @@ from typing import Final
 import structlog
 
 from moorage.catalog.embedded.contexts import KeptContexts
-from moorage.daemon.publishing.managed import read_managed
+from moorage.daemon.publishing.managed import read_changes_entry
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import Sandbox
 
@@ -31,9 +31,9 @@ class ContextKeeper:
         """Give the sandbox the stored contexts, before any policy runs."""
         # More microseconds have gone by since the epoch than changes can ever have been made.
         entries = await self._contexts.load()
-        contexts = [each for each in entries if read_managed(each) is None]
+        contexts = [each for each in entries if read_changes_entry(each) is None]
         self._sandbox.restore_contexts(contexts, time.time_ns() // 1000)
-        for each in filter(None, map(read_managed, entries)):
+        for each in filter(None, map(read_changes_entry, entries)):
             self._sandbox.managed.put(*each)
 
     async def run(self) -> None:
@@ -44,15 +44,17 @@ class ContextKeeper:
 
     async def save(self) -> None:
         """Write what changed, as much of it as one write may hold."""
-        changes = self._sandbox.changed_contexts(SAVE_BYTES_MAX)
+        changes = self._sandbox.take_changed_contexts(SAVE_BYTES_MAX)
         if not changes:
             return
         try:
             await self._contexts.save(changes)
         except ServiceError as error:
-            self._sandbox.contexts_unsaved(key for key, _, _ in changes)
+            self._sandbox.return_contexts(key for key, _, _ in changes)
             if not self._failed:  # Once, not every second.
-                log.warning("contexts", finding=f"a restart will lose them: {error.reason}")
+                log.warning(
+                    "contexts_not_stored", finding=f"a restart will lose them: {error.reason}"
+                )
             self._failed = True
         else:
             self._failed = False

@@ -9,7 +9,7 @@ from typing import Final
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.clusters import cluster_model
-from moorage.catalog.embedded.records import not_found
+from moorage.catalog.embedded.records import unknown_id_error
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import Document
 from moorage.daemon.policies.finder import code_of
@@ -58,7 +58,7 @@ class PolicyExecutor:
         await self._catalog.freshness.fetch(uri, (), Allowance())
         record = self._catalog.memory.policy(uri)
         if record is None:
-            raise not_found("policy", uri, self._catalog.memory.policy_uris())
+            raise unknown_id_error("policy", uri, self._catalog.memory.policy_uris())
         if self._under_way >= EXECUTIONS_MAX:
             raise ServiceError(Code.BUSY, f"{EXECUTIONS_MAX} executions are under way already")
         self._under_way += 1

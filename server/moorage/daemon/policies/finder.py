@@ -16,7 +16,7 @@ from moorage.catalog.search import refusal_of
 from moorage.catalog.values import Document, PolicyRecord, SearchAction
 from moorage.core.state.facts import Refusal
 from moorage.daemon.policies.schema_guard import SchemaGuard
-from moorage.daemon.policies.searchables import Searched, searched
+from moorage.daemon.policies.searchables import Searched, find_searched
 from moorage.model import Code, Tenant
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
@@ -112,7 +112,7 @@ class Finder:
         if candidates and wanted.match_type != "cluster":
             reason = f"{field}: the candidates of a request are clusters; expected cluster"
             raise ServiceError(Code.UNSUPPORTED, reason, field=field, expected="cluster")
-        of = await searched(self._catalog, wanted.match_type, field)
+        of = await find_searched(self._catalog, wanted.match_type, field)
         clusters = None if wanted.match_type != "policy" else ()
         warnings = await self._catalog.freshness.fetch(uri, clusters, allowance)
         if wanted.match_type == "block":
@@ -127,14 +127,14 @@ class Finder:
         if uri:
             documents = _to_rank(of, live, warnings)
             field = f"{place}.policyRuleURI"
-            ranked = await self._ranked_by(search, documents, tenant, field)
+            ranked = await self._rank_by(search, documents, tenant, field)
         else:
             async with self._turns.turn(tenant):
                 ranked = dict.fromkeys(await _alike(search, of, live, place), Document())
         best = list(ranked)[: search.limit]
         return FoundCandidates(best, len(ids), warnings, ranked, of, ranked=True)
 
-    async def _ranked_by(
+    async def _rank_by(
         self, search: Search, documents: Sequence[Document], tenant: Tenant, field: str
     ) -> dict[str, Document]:
         """Return the ids in the order of a ranking policy, with its additions to each."""
@@ -172,7 +172,7 @@ class Finder:
 
 def _to_rank(of: Searched, ids: Sequence[str], warnings: list[str]) -> list[Document]:
     """Return documents for a ranking policy: without metrics where it takes no more bytes."""
-    if of.ranked_bytes(ids) <= INPUT_BYTES_MAX:
+    if of.ranking_bytes(ids) <= INPUT_BYTES_MAX:
         return of.ranked(ids)
     what = f"The metrics of {len(ids)} clusters were left out"
     why = f"a policy ranks at most {INPUT_BYTES_MAX} bytes"

@@ -19,7 +19,7 @@ from moorage.catalog.mirrored.http import (
     ServiceReply,
     ServiceRequest,
     WrongAnswer,
-    body_shown,
+    quote_body,
 )
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
@@ -196,7 +196,7 @@ def _resources(ask: Ask) -> JsonObject | None:
 
 
 class _RemoteAnswer(msgspec.Struct):
-    """As much of an executor's answer as matters."""
+    """The fields that are read of an executor's answer."""
 
     success: bool
     data: JsonValue = None
@@ -213,7 +213,7 @@ def _read(reply: ServiceReply) -> JsonValue:
         answer = msgspec.json.decode(reply.body, type=_RemoteAnswer)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise WrongAnswer(
-            f"answered {reply.status}, not a result{body_shown(reply.body)}"
+            f"answered {reply.status}, not a result{quote_body(reply.body)}"
         ) from error
     if answer.success:
         try:

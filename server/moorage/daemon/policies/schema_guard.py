@@ -39,7 +39,7 @@ class SchemaGuard:
             if not isinstance(input_data, list) or self._schemas.inputs is None:
                 return self._schemas.completed_input(input_data)
             completed: list[JsonValue] = []
-            for part in self._schemas.completed_parts(input_data):
+            for part in self._schemas.complete_parts(input_data):
                 completed += part
                 await asyncio.sleep(0)
         except ServiceError as error:

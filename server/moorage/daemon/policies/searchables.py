@@ -23,7 +23,7 @@ from moorage.query import (
     QueryError,
     nearest,
     predicate,
-    restricted,
+    restrict,
 )
 from moorage.records.json_values import JsonMapping
 
@@ -48,11 +48,11 @@ class Searched(Protocol):
     def ranked(self, names: Sequence[str]) -> list[Document]:
         """Return them as rankings have them: those that can be measured with their `metrics`."""
 
-    def ranked_bytes(self, names: Sequence[str]) -> int:
+    def ranking_bytes(self, names: Sequence[str]) -> int:
         """Return about how many bytes `ranked` returns; 0 if metrics may not be left out."""
 
 
-async def searched(catalog: Catalog, match_type: MatchType, field: str) -> Searched:
+async def find_searched(catalog: Catalog, match_type: MatchType, field: str) -> Searched:
     """Return the documents that a `matchType` names.
 
     Args:
@@ -78,11 +78,30 @@ class SearchedClusters:
     """The registry, live clusters and others."""
 
     def __init__(self, catalog: Catalog) -> None:
-        self.matching = catalog.search.matching
-        self.alike = catalog.search.alike
-        memory = catalog.memory
-        self.known, self.documents = memory.known, memory.documents
-        self.ranked, self.ranked_bytes = memory.measured, memory.measured_bytes
+        self._catalog = catalog
+        self.known = catalog.memory.known
+
+    async def matching(self, wanted: Filter) -> Sequence[str]:
+        """See `Searched.matching`."""
+        return await self._catalog.search.matching(wanted)
+
+    async def alike(
+        self, like: str | JsonMapping, weights: Mapping[str, float] | None
+    ) -> Sequence[str]:
+        """See `Searched.alike`."""
+        return await self._catalog.search.alike(like, weights)
+
+    def documents(self, names: Sequence[str]) -> list[Document]:
+        """See `Searched.documents`."""
+        return self._catalog.memory.documents(names)
+
+    def ranked(self, names: Sequence[str]) -> list[Document]:
+        """See `Searched.ranked`."""
+        return self._catalog.memory.measured(names)
+
+    def ranking_bytes(self, names: Sequence[str]) -> int:
+        """See `Searched.ranking_bytes`."""
+        return self._catalog.memory.measured_bytes(names)
 
 
 class SearchedBlocks:
@@ -97,8 +116,8 @@ class SearchedBlocks:
         """See `Searched.known`."""
         return self._blocks.owner("block", name) is not None
 
-    def ranked_bytes(self, names: Sequence[str]) -> int:
-        """See `Searched.ranked_bytes`."""
+    def ranking_bytes(self, names: Sequence[str]) -> int:
+        """See `Searched.ranking_bytes`."""
         del names
         return 0
 
@@ -109,7 +128,7 @@ class SearchedBlocks:
         clusters = companions.pop("cluster", EVERYTHING)
         if clusters != EVERYTHING:
             found = await self._catalog.search.matching(Filter("cluster", clusters))
-            condition = restricted(condition, "cluster.id", found)
+            condition = restrict(condition, "cluster.id", found)
         return await self._blocks.matching(Filter("block", condition, companions))
 
     async def alike(
@@ -163,8 +182,8 @@ class SearchedPolicies:
 
     ranked = documents
 
-    def ranked_bytes(self, names: Sequence[str]) -> int:
-        """See `Searched.ranked_bytes`."""
+    def ranking_bytes(self, names: Sequence[str]) -> int:
+        """See `Searched.ranking_bytes`."""
         del names
         return 0
 

@@ -253,7 +253,7 @@ class Publishing:
         The alias's owner is shown all of it, others what it says of their own requests.
         """
         alias = self._find(given)
-        report = self.shadows.report(alias.name, Tenant(who), whole=alias.owned_by(who))
+        report = self.shadows.report(alias.name, Tenant(who), whole=alias.is_owned_by(who))
         if report is None:
             reason = f"alias: {alias.name} has no shadow; start one with {{policy_rule_uri}}"
             raise ServiceError(Code.NOT_FOUND, reason, field="alias")
@@ -271,7 +271,7 @@ class Publishing:
             ServiceError: `conflict`: it is another tenant's, who sees all requests under it.
         """
         alias = self._find(given)
-        if alias.owner and not foreign and not alias.owned_by(who):
+        if alias.owner and not foreign and not alias.is_owned_by(who):
             reason = f"alias: {alias.name} is of the tenant {alias.owner}, who alone may delete it"
             raise ServiceError(
                 Code.CONFLICT, reason, field="alias", expected="an alias that you have made"
@@ -337,7 +337,7 @@ class Publishing:
         self.shadows.follow(alias.name, alias)
         data = {"alias": alias.name, "policy_rule_uri": alias.version, **_plain(change)}
         by_itself = change.who == SELF  # It fell back, or ended a canary: a user should look.
-        (log.warning if by_itself else log.info)("policy", **data)
+        (log.warning if by_itself else log.info)("alias_changed", **data)
         self._watchers.tell("policies", change.what, data)
 
     def _tidy(self, name: str, *versions: str) -> None:
@@ -389,7 +389,9 @@ class Publishing:
         try:
             await self._change(name, SELF, "canary_ended", version, failure, canary=None)
         except ServiceError as error:
-            log.warning("policy", alias=name, finding=f"the canary could not be ended: {error}")
+            log.warning(
+                "canary_not_ended", alias=name, finding=f"the canary could not be ended: {error}"
+            )
         finally:
             self._falling.discard(name)
 
@@ -406,7 +408,9 @@ class Publishing:
                     ref = await self._versions.require_of(name, uri, SELF, digest)
                     await self._activate(name, ref, SELF, "fell_back", failure, statistics.version)
                 except ServiceError as error:
-                    log.warning("policy", alias=name, finding=f"{uri} cannot take over: {error}")
+                    log.warning(
+                        "fallback_failed", alias=name, finding=f"{uri} cannot take over: {error}"
+                    )
                     finding += f"; {uri} cannot take over: {error.reason}"[:_FINDING_CHARS_MAX]
                 else:
                     return
@@ -418,7 +422,7 @@ class Publishing:
 
     def _stays(self, name: str, version: str, failure: str, finding: str) -> None:
         data = {"alias": name, "policy_rule_uri": version, "reason": failure}
-        log.warning("policy", finding=finding, **data)
+        log.warning("no_fallback", finding=finding, **data)
         self._watchers.tell("policies", "no_fallback", {**data, "finding": finding})
 
     # Looking -------------------------------------------------------------------------------
@@ -437,7 +441,7 @@ class Publishing:
     def canary_report(self, given: str, who: str) -> JsonObject:
         """Return the results of the versions under an alias, since the start of its canary."""
         alias = self._find(given)
-        whole = alias.owned_by(who)
+        whole = alias.is_owned_by(who)
         candidate = alias.canary.version if alias.canary else ""
         return {
             "alias": alias.name,

@@ -66,12 +66,14 @@ class _Services:
         """See `sandbox.host.contract.HostServices`."""
         clusters = {str(each.id): each.document for each in self.example.fleet}
         return [
-            contract.Document(name, 1, msgspec.msgpack.encode(self._seen(name, clusters[name])))
+            contract.Document(
+                name, 1, msgspec.msgpack.encode(self._answer_document(name, clusters[name]))
+            )
             for name in cluster_ids
             if name in clusters
         ]
 
-    def _seen(self, name: str, document: JsonValue) -> JsonValue:
+    def _answer_document(self, name: str, document: JsonValue) -> JsonValue:
         return {"data": document, "cluster_metrics": self.example.metrics.get(name)}
 
 

@@ -34,7 +34,7 @@ def read_changes(packed: bytes) -> dict[str, JsonObject]:
     return {name: changes[name] for name in ("settings", "parameters") if changes.get(name)}
 
 
-def managed_entry(ref: PolicyRef, tenant: Tenant, changes: dict[str, JsonObject]) -> ContextEntry:
+def changes_entry(ref: PolicyRef, tenant: Tenant, changes: dict[str, JsonObject]) -> ContextEntry:
     """Return changes as the disk has them; empty bytes where there are none any more.
 
     Raises:
@@ -47,7 +47,7 @@ def managed_entry(ref: PolicyRef, tenant: Tenant, changes: dict[str, JsonObject]
     return (f"{_MARK}{ref.uri} {ref.digest}", tenant), 0, packed
 
 
-def read_managed(entry: ContextEntry) -> tuple[str, str, str, dict[str, JsonObject]] | None:
+def read_changes_entry(entry: ContextEntry) -> tuple[str, str, str, dict[str, JsonObject]] | None:
     """Return URI, digest, tenant and changes; None for a context."""
     (version, tenant), _, packed = entry
     if not version.startswith(_MARK):

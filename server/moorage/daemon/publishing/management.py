@@ -3,11 +3,11 @@
 from typing import Final
 
 from moorage.catalog.allowances import Allowance
-from moorage.catalog.embedded.records import not_found
+from moorage.catalog.embedded.records import unknown_id_error
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
 from moorage.daemon.policies.finder import code_of
-from moorage.daemon.publishing.managed import managed_entry, read_changes
+from moorage.daemon.publishing.managed import changes_entry, read_changes
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject, JsonValue
@@ -68,14 +68,14 @@ class Management:
         changes = {name: {**old.get(name, {}), **new.get(name, {})} for name in {*old, *new}}
         if record.schemas is not None:
             record.schemas.overrides(changes.get("parameters", {}), changes.get("settings", {}))
-        entry = managed_entry(record.ref, tenant, changes)
+        entry = changes_entry(record.ref, tenant, changes)
         await self._catalog.contexts.save([entry], durable=True)
         self._sandbox.managed.put(record.ref.uri, record.ref.digest, tenant, changes)
 
     async def _undo(self, record: PolicyRecord, tenant: Tenant) -> JsonValue:
         """Return to the policy's document; return the changes undone."""
         ref, old = record.ref, self._sandbox.managed.of(record.ref, tenant)
-        await self._catalog.contexts.save([managed_entry(ref, tenant, {})], durable=True)
+        await self._catalog.contexts.save([changes_entry(ref, tenant, {})], durable=True)
         self._sandbox.managed.put(ref.uri, ref.digest, tenant, {})
         return old
 
@@ -103,5 +103,5 @@ class Management:
         await self._catalog.freshness.fetch(uri, (), Allowance())
         record = self._catalog.memory.policy(uri)
         if record is None:
-            raise not_found("policy", uri, self._catalog.memory.policy_uris())
+            raise unknown_id_error("policy", uri, self._catalog.memory.policy_uris())
         return record

@@ -175,7 +175,7 @@ class Shadow:
         if all(side.placement for side in sides):
             held = lease.placement if lease is not None and lease.state != "ended" else ()
             for tally, side in zip(self.tallies, sides, strict=True):
-                gpus, nodes = _broken_nodes(side.placement, held, state)
+                gpus, nodes = _count_broken(side.placement, held, state)
                 tally.gpus_opened += gpus
                 tally.nodes_opened += nodes
         if _gist(pair.active) == _gist(pair.candidate):
@@ -288,7 +288,7 @@ class Shadows:
         shadow, alias = self._by_alias.get(name), self._catalog.aliases.find(name)
         if shadow is None or alias is None or shadow.candidate != uri:
             return
-        faults = shadow.faults(Tenant(who), whole=alias.owned_by(who))
+        faults = shadow.faults(Tenant(who), whole=alias.is_owned_by(who))
         if faults:
             shown = ", ".join(f"{count} {code}" for code, count in sorted(faults.items()))
             raise ServiceError(
@@ -301,7 +301,7 @@ class Shadows:
 
     # What the daemon says of live policies ------------------------------------------------------
 
-    def consulted(self, consult: Consult) -> None:
+    def observe_consultation(self, consult: Consult) -> None:
         """A live policy was consulted: consult its candidates, too."""
         ask = consult.ask
         for shadow in self._by_active.get(ask.policy.uri, ()):
@@ -336,7 +336,7 @@ class Shadows:
                 pair.active = Side(seconds, event.value, _policy_fault(turn))
             self._finish(shadow, key, pair)
 
-    def forgotten(self, request: RequestId, consultation: int) -> None:
+    def forget_consultation(self, request: RequestId, consultation: int) -> None:
         """Drop the pair of a live consultation that was cancelled: nothing can be compared."""
         for shadow in self._by_alias.values():
             if shadow.pairs.pop((request, consultation), None) is not None:
@@ -418,8 +418,15 @@ def _gist(side: Side) -> JsonValue:
     return sorted((s.cluster_id, s.node_id, sorted(s.gpus), s.gpu_milli) for s in side.placement)
 
 
-def _broken_nodes(placement: Placement, held: Placement, state: State) -> tuple[int, int]:
-    """Return the number of whole, free GPUs and of idle nodes that a placement starts to use."""
+def _count_broken(placement: Placement, held: Placement, state: State) -> tuple[int, int]:
+    """Return the number of whole, free GPUs and of idle nodes that a placement starts to use.
+
+    Args:
+        placement: Where it would go.
+        held: What the active version was granted for the same request, and holds by now.
+        state: As it is now.
+
+    """
     gpus = nodes = 0
     for share in placement:
         row = state.fleet.row(share.cluster_id, share.node_id)

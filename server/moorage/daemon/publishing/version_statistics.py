@@ -105,16 +105,16 @@ class VersionStatistics:
             self.consecutive += 1
             self._codes[fault] += 1
             self.failing.add(tenant)
-            self._seen(tenant, now)
+            self._note_use(tenant, now)
             self._failed(self)
 
     def _well(self, tenant: Tenant, now: float) -> None:
         self.consecutive = self.bearable = 0
         self.failing.clear()
         self._codes.clear()
-        self._seen(tenant, now)
+        self._note_use(tenant, now)
 
-    def _seen(self, tenant: Tenant, now: float) -> None:
+    def _note_use(self, tenant: Tenant, now: float) -> None:
         self._used[tenant] = now
         self._used.move_to_end(tenant)
         oldest = next(iter(self._used))
@@ -165,8 +165,8 @@ class VersionStatistics:
 def percentiles(seconds: "deque[float]", *, whole: bool) -> dict[str, float] | None:
     """Return median and 99th percentile in milliseconds; None of nothing.
 
-    A version may take as long as it likes over an answer, and so reveal the request. So
-    who may not see that gets no percentile of few answers, and none that is that of the slowest.
+    A version can choose its time for an answer, and so reveal the request. A caller without
+    `whole` therefore gets no percentile of few answers, and never that of the slowest one.
     """
     if not seconds or (not whole and len(seconds) < MANY):
         return None

@@ -7,7 +7,7 @@ well goes by both.
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.embedded.aliases import Alias, Former, name_of
-from moorage.catalog.embedded.records import not_found
+from moorage.catalog.embedded.records import unknown_id_error
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
 from moorage.daemon.policies.finder import code_of
@@ -67,7 +67,7 @@ class Versions:
     def _unknown(self, uri: str) -> ServiceError:
         known = self._catalog.memory.policy_uris()
         versions = [each for each in known if name_of(each) == name_of(uri)]
-        return not_found("policy", uri, versions or known)
+        return unknown_id_error("policy", uri, versions or known)
 
     def refuse_deletion(self, uri: str, *, force: bool) -> None:
         """Refuse to delete a version that an alias sends requests to, or would fall back to.

@@ -127,7 +127,7 @@ async def _run(
     """Load a policy and run its examples; return warnings for its author."""
     for each in rehearsals:
         if each.refusal is not None:
-            raise _failed(each, each.refusal)
+            raise _failure(each, each.refusal)
     samples = [each.sample for each in rehearsals if each.sample is not None]
     result = await sandbox.check(code_of(record), samples)
     if not result.ok:
@@ -135,7 +135,7 @@ async def _run(
     for rehearsal, outcome in zip(rehearsals, result.outcomes, strict=True):
         refusal = outcome.refusal or rehearsal.feasibility(outcome.value)
         if refusal is not None:
-            raise _failed(rehearsal, refusal, _line(refusal, record))
+            raise _failure(rehearsal, refusal, _line(refusal, record))
     return result.warnings
 
 
@@ -161,7 +161,7 @@ def _unloadable(record: PolicyRecord, result: CheckResult) -> ServiceError:
     )
 
 
-def _failed(rehearsal: ExampleRehearsal, refusal: Refusal, line: str = "") -> ServiceError:
+def _failure(rehearsal: ExampleRehearsal, refusal: Refusal, line: str = "") -> ServiceError:
     example = rehearsal.example
     return ServiceError(
         Code.BAD_POLICY,

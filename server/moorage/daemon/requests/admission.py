@@ -18,7 +18,7 @@ from moorage.daemon.answers import encode, refusal_of
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.publishing.aliases import Publishing
 from moorage.daemon.requests.asks import Asks
-from moorage.daemon.requests.reading import is_described, outranked
+from moorage.daemon.requests.reading import is_described, overridden_fields
 from moorage.daemon.requests.replies import Replies, ReplyContext
 from moorage.gateway.deliver import Taking
 from moorage.model import Code, PolicyRef, Tenant
@@ -61,10 +61,10 @@ class Admission:
         """Take a request: see `gateway.deliver.Deliver`."""
         if self._replies.traces is not None:
             self._replies.traces.begin(to, tenant, message)
-        alias, message = self._versioned(tenant, message)
-        if self._refused(to, tenant, message):
+        alias, message = self._with_version(tenant, message)
+        if self._refuse_beyond_bounds(to, tenant, message):
             return self._inbox.turn()
-        warnings = [*warnings, *outranked(message)]
+        warnings = [*warnings, *overridden_fields(message)]
         if not is_described(message):
             uri, wanted = message.policy_rule_uri, self._asks.wanted(message)
             found = self._catalog.freshness.at_hand(uri, wanted)
@@ -88,7 +88,7 @@ class Admission:
             if is_described(message):
                 # The policy first: where it is not there, nothing needs to be searched.
                 warnings += await fetch(uri, (), allowance, searching=True)
-                message, found = await self._asks.searched(tenant, message, allowance)
+                message, found = await self._asks.search_candidates(tenant, message, allowance)
                 warnings += found
                 uri = ""
             warnings += await fetch(uri, self._asks.wanted(message), allowance)
@@ -98,7 +98,9 @@ class Admission:
         else:
             self._admit(to, tenant, message, list(dict.fromkeys(warnings)), alias)
 
-    def _refused(self, to: Address, tenant: Tenant, message: AllocationRequest) -> bool:
+    def _refuse_beyond_bounds(
+        self, to: Address, tenant: Tenant, message: AllocationRequest
+    ) -> bool:
         """Refuse a request that exceeds a bound, before it costs anything."""
         record = self._catalog.memory.policy(message.policy_rule_uri)
         if record is None or not self._is_crowded(record.ref, tenant, self._inbox.requests(tenant)):
@@ -108,7 +110,7 @@ class Admission:
         self._replies.send(to, encode(refusal, message_id=message.id))
         return True
 
-    def _versioned(
+    def _with_version(
         self, tenant: Tenant, message: AllocationRequest
     ) -> tuple[str, AllocationRequest]:
         """Return the alias that a request names, or "", and the request with a version in it."""

@@ -70,7 +70,7 @@ class Asks:
         too_many = named is not None and len(named) > self._config.candidates_max
         return () if too_many else named
 
-    async def searched(
+    async def search_candidates(
         self, tenant: Tenant, message: AllocationRequest, allowance: Allowance
     ) -> tuple[AllocationRequest, list[str]]:
         """Name the candidates that a request describes; return it, and warnings for its reply."""
@@ -103,7 +103,7 @@ class Asks:
         record = self._catalog.memory.policy(message.policy_rule_uri)
         if record is None:
             return unknown_policy(message.policy_rule_uri, self._catalog.memory.policy_uris())
-        refusal = self._refuse_unserved(message)
+        refusal = self._refuse_unsupported(message)
         if refusal is not None:
             return refusal
         demand, provision = message.demand(), message.provisioning()
@@ -179,7 +179,7 @@ class Asks:
             self._drawn = [many[start : start + _DRAWN_BYTES] for start in starts]
         return self._drawn.pop()
 
-    def _refuse_unserved(self, message: AllocationRequest) -> Refusal | None:
+    def _refuse_unsupported(self, message: AllocationRequest) -> Refusal | None:
         if (message.deadline_seconds or 0) > self._config.policy_deadline_seconds_max:
             return too_long("deadline_seconds", self._config.policy_deadline_seconds_max)
         if message.lease is not None:

@@ -56,7 +56,8 @@ class Lookups:
         access: Looks into the workloads of leases.
         decisions: Lists what was decided.
         fleets: Has the fleet as it was then.
-        whatifs: Says what would come of a change.
+        whatifs: Predicts the effects of a change.
+
     """
 
     agents: AgentRoster

@@ -21,7 +21,7 @@ def is_described(message: AllocationRequest) -> bool:
     return message.clusters is None and bool(message.filter or message.search)
 
 
-def outranked(message: AllocationRequest) -> list[str]:
+def overridden_fields(message: AllocationRequest) -> list[str]:
     """Return warnings about descriptions of candidates that another one overrides."""
     if message.filter is None and message.search is None:
         return []

@@ -186,7 +186,7 @@ class Replies:
             context.note(answer, None if waited else now - context.admitted_at, now)
         lease = answer.lease if isinstance(answer, LeaseNews) else None
         if lease is not None and context.request:
-            self._note_granted(to.session, lease.id, context.message_id)
+            self._note_grant(to.session, lease.id, context.message_id)
         reply = encode(
             answer,
             message_id=context.message_id,
@@ -222,7 +222,7 @@ class Replies:
             ],
         }
 
-    def _note_granted(self, session: SessionId, lease: RequestId, message: MessageId) -> None:
+    def _note_grant(self, session: SessionId, lease: RequestId, message: MessageId) -> None:
         granted = self._granted.get(session)
         if granted is not None:  # Calls over HTTP have no session.
             granted[lease] = message

@@ -68,7 +68,7 @@ class Router:
         if (no := refusal(caller, message)) is not None:
             what = str(message.__struct_config__.tag or "allocate")
             self._audit.note_refusal(caller, self._replies.remote(to), what, no.reason)
-            self._replies.send_later(to, self._noted(encode(no, message_id=message.id)))
+            self._replies.send_later(to, self._note_answer(encode(no, message_id=message.id)))
         elif (
             RIGHT_OF[type(message)] is not Right.LEASE  # A lease is never lost for being renewed.
             and (no := self._rates.refusal(caller.tenant)) is not None
@@ -88,7 +88,7 @@ class Router:
             self._operations.take(to, caller, message)
         return None
 
-    async def _noted(self, answer: bytes) -> bytes:
+    async def _note_answer(self, answer: bytes) -> bytes:
         """Return an answer once its entry of the audit log is written."""
         await self._audit.written()
         return answer

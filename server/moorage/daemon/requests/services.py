@@ -286,7 +286,7 @@ class _Error(msgspec.Struct):
 
 
 class _Verdict(msgspec.Struct):
-    """As much of a reply as its HTTP status depends on."""
+    """The fields of a reply that decide its HTTP status."""
 
     success: bool
     error: _Error | None = None

@@ -1,4 +1,4 @@
-"""What-if: a message, and the state as it is now, become a job of `lab.whatif`.
+"""Turns a what-if message and the present state into a job of `lab.whatif`.
 
 The state is copied as a checkpoint copies it; all else happens in a program of its own, so no
 what-if changes anything here or holds anything up.
@@ -25,7 +25,7 @@ from moorage.core.turns.effects import Information, Response
 from moorage.daemon.offline import offline
 from moorage.daemon.publishing.aliases import Publishing
 from moorage.daemon.requests.asks import Asks
-from moorage.daemon.requests.reading import is_described, outranked, unknown_policy
+from moorage.daemon.requests.reading import is_described, overridden_fields, unknown_policy
 from moorage.ledger.codec import seal
 from moorage.model import Ask, ClusterId, Code, PolicyRef, Tenant
 from moorage.protocol import messages as wire
@@ -187,9 +187,9 @@ class WhatIfs:
         if uri in swaps:
             message = structs.replace(message, policy_rule_uri=swaps[uri].uri)
         allowance, fetch = Allowance(), self._catalog.freshness.fetch
-        warnings += outranked(message)
+        warnings += overridden_fields(message)
         if is_described(message):
-            message, found = await self._asks.searched(tenant, message, allowance)
+            message, found = await self._asks.search_candidates(tenant, message, allowance)
             warnings += found
         wanted = self._asks.wanted(message)
         warnings += await fetch(message.policy_rule_uri, wanted, allowance)

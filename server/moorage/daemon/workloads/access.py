@@ -75,7 +75,7 @@ class WorkloadAccess:
             tenant: Who asks.
             session: Over which session; once it is `lost`, nothing is waited for.
         """
-        lease = self._owned(message, tenant)
+        lease = self._find_owned(message, tenant)
         if isinstance(lease, Refusal):
             return lease
         backend = self._backends.backend(lease)
@@ -110,7 +110,7 @@ class WorkloadAccess:
             case wire.Logs():
                 return await self._read(backend, lease, message, tenant, session)
             case wire.Exec():
-                with self._counted(lease, tenant):
+                with self._count_command(lease, tenant):
                     return Information(await self._exec(backend, lease.workload, message))
             case wire.Files():
                 async with self._file_turns.turn(tenant):
@@ -119,7 +119,7 @@ class WorkloadAccess:
                 assert_never(message)
 
     @contextlib.contextmanager
-    def _counted(self, lease: Lease, tenant: Tenant) -> Iterator[None]:
+    def _count_command(self, lease: Lease, tenant: Tenant) -> Iterator[None]:
         """Count a command beside a workload while it runs."""
         self._executing[lease.workload] += 1
         self._executing_of[tenant] += 1
@@ -148,7 +148,7 @@ class WorkloadAccess:
             reason = f"{EXECUTIONS_MAX} commands run beside the workload of {lease.id} already"
         return Refusal(Code.BUSY, f"{reason}; ask again in a moment.") if reason else None
 
-    def _owned(
+    def _find_owned(
         self, message: wire.Logs | wire.Exec | wire.Files, tenant: Tenant
     ) -> Lease | Refusal:
         """Return the lease, or why the caller may not look into its workload."""
@@ -201,7 +201,7 @@ class WorkloadAccess:
             except UnknownWorkloadError as error:
                 if attempt == lease.attempt:
                     raise
-                return _not_stored(lease, attempt, error)
+                return _missing_output(lease, attempt, error)
             if log.over and not log.text and attempt < lease.attempt:
                 return Information(_part(Log("", 0), attempt + 1, message))
             over = log.over and lease.over and attempt == lease.attempt
@@ -269,7 +269,7 @@ def _code(lease: Lease, log: Log) -> int | None:
     return log.exit_code if none_ran else outcome.exit_code
 
 
-def _not_stored(lease: Lease, attempt: int, error: UnknownWorkloadError) -> Refusal:
+def _missing_output(lease: Lease, attempt: int, error: UnknownWorkloadError) -> Refusal:
     """Refuse: this start has no stored output; name those that have."""
     attempts = error.attempts if isinstance(error, UnknownAttemptError) else ()
     others = sorted({*attempts, lease.attempt} - {attempt})

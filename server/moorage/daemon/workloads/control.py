@@ -137,10 +137,10 @@ class WorkloadControl:
                     await self._sweep(backend, workloads)
             except (BackendError, TimeoutError) as error:  # No reason for the others to wait.
                 late = f"it has not said within {DISCOVER_SECONDS_MAX:g} s what runs there"
-                log.warning("backend", name=backend.name, finding=str(error) or late)
+                log.warning("backend_sweep_failed", name=backend.name, finding=str(error) or late)
                 self._sweeps.append(self._tasks.spawn(self._sweep_later(backend, workloads)))
             except Exception:
-                log.exception("backend failed", backend=backend.name)
+                log.exception("backend_failed", backend=backend.name)
                 self._sweeps.append(self._tasks.spawn(self._sweep_later(backend, workloads)))
 
     async def _sweep(self, backend: Backend, workloads: Collection[str]) -> None:
@@ -158,7 +158,7 @@ class WorkloadControl:
             except BackendError:
                 continue  # It was said when it began.
             except Exception:
-                log.exception("backend failed", backend=backend.name)
+                log.exception("backend_failed", backend=backend.name)
             else:
                 return
 
@@ -283,7 +283,7 @@ class WorkloadControl:
             await order(backend, lease)
         except Exception as error:
             name = lease.provision.backend if lease.provision else ""
-            log.exception("backend failed", backend=name, lease=str(lease.id))
+            log.exception("backend_failed", backend=name, lease=str(lease.id))
             reason = f"the backend {name} failed: {type(error).__name__}: {error}"
             if backend is not None:  # It says not how far it came.
                 await self._stopped(backend, lease.workload)
@@ -322,17 +322,17 @@ class WorkloadControl:
                 workload = await backend.start(order)
         except TimeoutError as error:
             reason = str(error) or "its workload was not ready in time"
-            await self._failed_to_start(backend, lease, reason)
+            await self._report_failed_start(backend, lease, reason)
         except (BackendError, SpecError) as error:
-            await self._failed_to_start(backend, lease, str(error))
+            await self._report_failed_start(backend, lease, str(error))
         else:
             if workload.phase.over:  # It ended while the daemon was away.
-                self._ended(workload)
+                self._report_end(workload)
             else:
                 self._seen[name] = workload
                 self._post(WorkloadStarted(lease.id, lease.fencing, workload.endpoint))
 
-    async def _failed_to_start(self, backend: Backend, lease: Lease, reason: str) -> None:
+    async def _report_failed_start(self, backend: Backend, lease: Lease, reason: str) -> None:
         name = lease.workload
         end = self._ends.get(name)  # Its own last word says how it ended.
         code = end.exit_code if end else None
@@ -406,7 +406,7 @@ class WorkloadControl:
             except (BackendError, OSError):
                 await asyncio.sleep(pause)
             except Exception:
-                log.exception("backend failed", backend=backend.name, workload=name)
+                log.exception("backend_failed", backend=backend.name, workload=name)
                 await asyncio.sleep(pause)
             else:
                 return
@@ -419,9 +419,9 @@ class WorkloadControl:
             return  # It is being stopped, or has failed to start: that will say so.
         self._seen[name] = workload
         if workload.phase in {Phase.SUCCEEDED, Phase.FAILED}:
-            self._ended(workload)
+            self._report_end(workload)
 
-    def _ended(self, workload: WorkloadReport) -> None:
+    def _report_end(self, workload: WorkloadReport) -> None:
         """Report the end of a workload that ended by itself; then order its stop."""
         self._ends[workload.id] = workload
         self._order(self._running[workload.id], self._tell_end)

@@ -1,4 +1,4 @@
-"""Where a backend can start something, of the nodes that a request may go to.
+"""Finds the candidate nodes on which a backend can start a workload.
 
 Admission asks it for requests with a `provision`: a backend that starts on certain nodes or in
 certain clusters only, as `local` does on its own machine, would refuse what a policy put anywhere

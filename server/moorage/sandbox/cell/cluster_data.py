@@ -257,7 +257,7 @@ class ClusterEntry(LazyDict):
 
     def _make(self, keys: Sequence[str]) -> None:
         del keys  # All are in one document.
-        document = unpacked(self._blob)
+        document = unpack(self._blob)
         document["metrics"] = document.setdefault("cluster_metrics", None)
         for key, value in dict.items(self):
             if value is LATER:
@@ -316,7 +316,7 @@ class _Decoded:
         self._bytes += size
 
 
-def unpacked(packed: bytes) -> JsonValue:
+def unpack(packed: bytes) -> JsonValue:
     """Return the unpacked value.
 
     That makes many containers and no cycles: the collector would only walk them.

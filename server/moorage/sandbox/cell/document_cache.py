@@ -82,7 +82,7 @@ class DocumentCache:
         return tuple(found)
 
     def came(self, kind: str, wanted: Sequence[str]) -> None:
-        """Note what a request ahead brought: after one that brought nothing, none is sent."""
+        """Note the result of a prefetch: after an empty one, no more are sent."""
         cached, passing = self._kinds.get(kind, {}), self._passing.get(kind, {})
         if len(wanted) >= _TRIES and wanted[0] not in cached and wanted[0] not in passing:
             self._ahead[kind] = 0

@@ -55,7 +55,7 @@ class PolicyImports(MetaPathFinder, InspectLoader):
     def __init__(self, files: Mapping[str, bytes], entry: str) -> None:
         self._files = files
         self._entry = entry
-        self._shown = {shown_name(name, entry): content for name, content in files.items()}
+        self._shown = {display_name(name, entry): content for name, content in files.items()}
         self._inert = InertLoader()
         self._guards = cache(self._guards_of)
 
@@ -106,7 +106,7 @@ class PolicyImports(MetaPathFinder, InspectLoader):
         base = fullname.replace(".", "/")
         for name, package in ((f"{base}.py", False), (f"{base}/__init__.py", True)):
             if name in self._files:
-                origin = ROOT + shown_name(name, self._entry)
+                origin = ROOT + display_name(name, self._entry)
                 return self._spec(fullname, origin, package=package)
         if any(name.startswith(f"{base}/") for name in self._files):
             return self._spec(fullname, None, package=True)
@@ -159,7 +159,7 @@ class PolicyImports(MetaPathFinder, InspectLoader):
         return compile(self.get_source(fullname), origin, "exec", dont_inherit=True)
 
 
-def shown_name(name: str, entry: str) -> str:
+def display_name(name: str, entry: str) -> str:
     """Return the name of a file in messages and tracebacks, where the entry has another one."""
     return entry if name == ENTRY else name
 

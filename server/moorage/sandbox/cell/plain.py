@@ -43,7 +43,7 @@ class NotPlainError(ValueError):
         return f"{self.path or 'the value'}: {self.reason}"
 
 
-def plain_and_packed(value: Any) -> tuple[JsonValue, bytes]:
+def to_plain_and_packed(value: Any) -> tuple[JsonValue, bytes]:
     """Return `to_plain(value)`, which may be `value` itself, and the JSON text of it.
 
     A proposal is short and plain already, and then nothing is copied.

@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
-from moorage.sandbox.cell.imports import ROOT, PolicyImports, shown_name
+from moorage.sandbox.cell.imports import ROOT, PolicyImports, display_name
 from moorage.sandbox.cell.missing import is_inert, loading
 from moorage.sandbox.cell.preload import importable
 from moorage.sandbox.cell.suggestions import suggestion
@@ -141,7 +141,7 @@ class Policy:
         for name, content in self._files.items():
             if name.endswith(".py"):
                 lines = content.decode("utf-8", "replace").splitlines(keepends=True)
-                place = ROOT + shown_name(name, self._entry)
+                place = ROOT + display_name(name, self._entry)
                 linecache.cache[place] = (len(content), None, lines, place)
         imports = PolicyImports(self._files, self._entry)
         sys.meta_path[:] = [imports]
@@ -277,7 +277,7 @@ class Policy:
 
     def _inspect_archive(self) -> None:
         for name, content in self._files.items():
-            shown = shown_name(name, self._entry)
+            shown = display_name(name, self._entry)
             if name.endswith(".py"):
                 try:
                     compile(content, ROOT + shown, "exec", dont_inherit=True)
@@ -289,9 +289,7 @@ class Policy:
 
     def _inspect_class(self) -> None:
         if is_inert(self._class):
-            self._fault(
-                f"{CLASS} is imported from what is not there ({self._class!r})", self._entry
-            )
+            self._fault(f"{CLASS} is imported from a missing module ({self._class!r})", self._entry)
             return
         if not inspect.isclass(self._class):
             name = name_of(self._class)
@@ -377,7 +375,7 @@ def _line_of(file: str, line: int) -> str:
 
 
 def name_of(value: object) -> str:
-    """Return the name of a value's class, whatever the class did to it."""
+    """Return the name of a value's class, even if the class hides it."""
     try:
         return str.__str__(type(value).__name__)[:100]
     except BaseException:  # noqa: BLE001  # A metaclass of the policy may raise anything.

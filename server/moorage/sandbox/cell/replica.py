@@ -174,7 +174,7 @@ class Replica:
         """Set a row to the host's amounts less outstanding proposals; touch it only if it moved."""
         net = list(gpus)
         if row in self._on_row:
-            for held in self._held_on(row):
+            for held in self._shares_on(row):
                 cpu -= held.share.cpu_milli
                 memory -= held.share.memory_mib
                 for column in held.columns:
@@ -184,7 +184,7 @@ class Replica:
         if fleet.capacity(row) != (cpu, memory, net):
             fleet.set_capacity(row, cpu, memory, net)
 
-    def _held_on(self, row: int) -> list[_Held]:
+    def _shares_on(self, row: int) -> list[_Held]:
         return [held for shares in self._outstanding.values() for held in shares if held.row == row]
 
     def _relocate(self, replaced: Collection[str] | None) -> None:

@@ -30,9 +30,9 @@ from moorage.sandbox.cell.clients import (
     GlobalBlockMetricsClient,
     GlobalClusterMetricsClient,
 )
-from moorage.sandbox.cell.cluster_data import LATER, ClusterData, InputData, unpacked
+from moorage.sandbox.cell.cluster_data import LATER, ClusterData, InputData, unpack
 from moorage.sandbox.cell.document_cache import DocumentCache
-from moorage.sandbox.cell.plain import NotPlainError, plain_and_packed, to_plain
+from moorage.sandbox.cell.plain import NotPlainError, to_plain, to_plain_and_packed
 from moorage.sandbox.cell.policy import Policy, calls_of, describe, name_of
 from moorage.sandbox.cell.replica import Replica
 from moorage.sandbox.cell.syscalls import CHANNEL_FD
@@ -235,7 +235,7 @@ class Worker:
             given = _decode(frame.input_data)
             keys = keys_by_id(given) if frame.ids_only else {}
             if frame.fleet is not None and isinstance(given, dict):
-                given = InputData(given, {"fleet": brought_along(given, frame.fleet)})
+                given = InputData(given, {"fleet": view_from_input(given, frame.fleet)})
             value = policy.eval(parameters, given, context)
             if frame.ids_only:
                 value = ids_of(value, keys)
@@ -305,7 +305,7 @@ class Worker:
     def _fetch(self, cluster_id: str) -> bytes | None:
         """Return the packed document of a cluster, from here or from the host."""
         kind = frames.DOCUMENTS
-        found = self._cached(kind, cluster_id)
+        found = self._read_cached(kind, cluster_id)
         if found is not None:
             return found
         if self._spent:
@@ -324,7 +324,7 @@ class Worker:
         self._cache.came(kind, ahead)
         return found
 
-    def _cached(self, kind: str, name: str) -> bytes | None:
+    def _read_cached(self, kind: str, name: str) -> bytes | None:
         found = self._cache.find(kind, name)
         if found is None and self._channel.take_in():
             found = self._cache.find(kind, name)
@@ -338,9 +338,9 @@ class Worker:
         ahead: tuple[str, ...] = ()
         try:
             if type(argument) is str:  # An id is the usual argument, and as plain as can be.
-                cached = self._cached(method, argument) if self._keeping else None
+                cached = self._read_cached(method, argument) if self._keeping else None
                 if cached is not None:
-                    return unpacked(cached), "", 0
+                    return unpack(cached), "", 0
                 packed = _encode(arguments)
                 ahead = self._cache.ahead(method, argument) if self._keeping else ()
             else:
@@ -359,7 +359,7 @@ class Worker:
         if frame.lasts:
             self._cache.keep(method, {argument: frame.value})
         self._cache.came(method, ahead)
-        return (None if frame.message else unpacked(frame.value)), frame.message, frame.status
+        return (None if frame.message else unpack(frame.value)), frame.message, frame.status
 
     def _ask_context(self, method: str, arguments: list[JsonValue]) -> tuple[int, bytes]:
         """Let the host read or swap the context; return its version, and for a read its bytes."""
@@ -392,7 +392,7 @@ class Worker:
     def _answer(self, value: JsonValue) -> tuple[JsonValue, bytes]:
         """Return the policy's value as plain values, and as the JSON to send."""
         try:
-            plain, answer = plain_and_packed(value)
+            plain, answer = to_plain_and_packed(value)
         except NotPlainError as error:
             raise _Unanswerable("output", str(error)) from None
         except UnicodeEncodeError:
@@ -431,7 +431,7 @@ class Worker:
         return frames.Failed(self._nonce, kind, *said)
 
 
-def brought_along(input_data: JsonObject, snapshot: bytes) -> FleetView:
+def view_from_input(input_data: JsonObject, snapshot: bytes) -> FleetView:
     """Return the view of a fleet that came with the input of one execution."""
     fleet = Fleet()
     fleet.restore(_decode(snapshot))

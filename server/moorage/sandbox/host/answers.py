@@ -99,11 +99,11 @@ async def answer_call(
     try:
         value = _encoder.encode(await services.call(frame.client, _NAMES[frame.method], arguments))
     except Exception as error:  # noqa: BLE001  # A foreign failure becomes the client's answer.
-        return _refused(frame, error)
+        return _refusal_frame(frame, error)
     return _answer(frame.nonce, value)
 
 
-def _refused(frame: frames.Call | frames.Want, error: Exception) -> frames.CallAnswer:
+def _refusal_frame(frame: frames.Call | frames.Want, error: Exception) -> frames.CallAnswer:
     if isinstance(error, CallRefusedError):
         return frames.CallAnswer(frame.nonce, b"", error.message or "unknown error", error.status)
     if isinstance(error, msgspec.MsgspecError | TypeError | OverflowError):
@@ -139,7 +139,7 @@ def answer_want(
     try:
         documents = services.documents(wanted)
     except Exception as error:  # noqa: BLE001  # As in `answer_call`.
-        return [_refused(frame, error)]
+        return [_refusal_frame(frame, error)]
     total = sum(len(document.blob) for document in documents)
     if total > FETCH_BYTES_MAX:
         message = f"{total} bytes at once; at most {FETCH_BYTES_MAX}: touch fewer clusters"
@@ -164,14 +164,14 @@ def read_ahead(frame: frames.Call | frames.Want) -> tuple[str, ...]:
         BreachError: They are more than an honest cell names, or no ids.
     """
     if len(frame.ahead) > AHEAD_MAX or not all(map(_ID.fullmatch, frame.ahead)):
-        raise BreachError("it wanted something ahead that no cluster is called")
+        raise BreachError("it prefetched a cluster that does not exist")
     return frame.ahead
 
 
 def at_hand(
     services: HostServices, kind: str, cluster_ids: Sequence[str], bytes_max: int
 ) -> frames.Items:
-    """Return the answers about these clusters that need no waiting and are small."""
+    """Return the small answers about these clusters that are in memory."""
     items: frames.Items = {}
     with contextlib.suppress(CallRefusedError):  # Its caller gets the error.
         for name, packed in _find(services, kind, cluster_ids):

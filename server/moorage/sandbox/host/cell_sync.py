@@ -109,7 +109,7 @@ class CellSync:
         self._settled.append(request)
         return len(self._settled) <= OUTSTANDING_MAX * 2
 
-    def document_changed(self, cluster_id: str) -> None:
+    def drop_document(self, cluster_id: str) -> None:
         """Note that the cell may keep old documents of this cluster."""
         if self._stale is None:
             return

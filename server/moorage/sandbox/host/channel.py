@@ -57,13 +57,13 @@ class Owner(Protocol):
     counters: Counter[str]
     meter: Meter | None
 
-    def jailed(self, cell: "Cell", frame: frames.CellJailed) -> None:
+    def note_jail(self, cell: "Cell", frame: frames.CellJailed) -> None:
         """A fresh cell reports that its jail holds, or that it does not."""
 
-    def probed(self, cell: "Cell", outcome: str) -> None:
+    def note_probe(self, cell: "Cell", outcome: str) -> None:
         """The cell that made an attack of the self-test is still alive."""
 
-    def loaded(self, cell: "Cell", work: Work, frame: frames.PolicyLoaded) -> None:
+    def note_load(self, cell: "Cell", work: Work, frame: frames.PolicyLoaded) -> None:
         """A policy was loaded, or has faults."""
 
     def take_answer(self, cell: "Cell", work: Work, frame: frames.Result, value: JsonValue) -> None:
@@ -184,10 +184,10 @@ class Cell(asyncio.Protocol):
         if self._sync is not None and not self._sync.settle(request):
             self.retired = True  # It gets no more work, it seems; a fresh one starts clean.
 
-    def document_changed(self, cluster_id: str) -> None:
+    def drop_document(self, cluster_id: str) -> None:
         """Inform the cell, with its next consultation, that its copy of a document is outdated."""
         if self._sync is not None:
-            self._sync.document_changed(cluster_id)
+            self._sync.drop_document(cluster_id)
 
     def flush(self) -> None:
         """Write everything put since the last flush, in one piece."""
@@ -353,11 +353,11 @@ class Cell(asyncio.Protocol):
         elif isinstance(frame, frames.PolicyLoaded) and self.sent and self.sent[0].kind == "load":
             head = self.sent[0]
             self._pop()
-            self._owner.loaded(self, head, frame)
+            self._owner.note_load(self, head, frame)
         elif isinstance(frame, frames.CellJailed) and self.code is None:
-            self._owner.jailed(self, frame)
+            self._owner.note_jail(self, frame)
         elif isinstance(frame, frames.Probed) and self.code is None:
-            self._owner.probed(self, frame.outcome)
+            self._owner.note_probe(self, frame.outcome)
         else:
             raise _out_of_turn(frame)
 
@@ -533,4 +533,4 @@ class Cell(asyncio.Protocol):
 
 
 def _out_of_turn(frame: frames.FromCell) -> answers.BreachError:
-    return answers.BreachError(f"it said {type(frame).__name__} out of turn")
+    return answers.BreachError(f"it said {type(frame).__name__} at the wrong moment")

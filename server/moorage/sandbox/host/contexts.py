@@ -74,7 +74,7 @@ class Contexts:
         for key, version, packed in taken:
             self._keep(key, packed, version)
 
-    def take_changed(self, bytes_max: int) -> list[ContextEntry]:
+    def take_changes(self, bytes_max: int) -> list[ContextEntry]:
         """Return contexts that changed, the first to change first; empty bytes: forgotten.
 
         Args:

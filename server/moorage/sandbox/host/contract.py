@@ -129,7 +129,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """Where cells run beside this machine.
+    """The workers that run cells on other machines.
 
     Args:
         address: Of a Ray cluster, as `ray.init` takes it.
@@ -180,7 +180,7 @@ class HostServices(Protocol):
         """Return the answers of `call` about these, as msgpack, where that needs no waiting.
 
         A policy that calls waits for the answer, and what is answered at once takes half the time.
-        Cells keep it: `Sandbox.documents_changed` must be called with the id before `call` would
+        Cells keep it: `Sandbox.drop_documents` must be called with the id before `call` would
         answer anything else. They also get what they did not request yet, so this makes no call.
         """
 

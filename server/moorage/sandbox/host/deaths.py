@@ -47,15 +47,17 @@ class CellsAndDeaths(ABC):
     def lost(self, cell: Cell, cause: str) -> None:
         """As in `Owner`: the channel closed, or the cell broke the protocol and is killed."""
         home = self._home_of[cell]
-        if home.channel_closed(cell):
+        if home.handle_closed_channel(cell):
             return
         cell.count_burnt(dead=True)
         if cause != "exit":
             self.counters["protocol_breaches"] += 1
             self.counters["kills"] += 1
-            if self._done_here(cell):
+            if self._run_here(cell):
                 return
-            self._bury(cell, outcomes.crashed(cause, cell.sent[0].code.ref) if cell.sent else None)
+            self._bury(
+                cell, outcomes.crash_refusal(cause, cell.sent[0].code.ref) if cell.sent else None
+            )
             return
         self.counters["crashes"] += 1
         group = self._group_of.get(cell)
@@ -63,12 +65,12 @@ class CellsAndDeaths(ABC):
             self._bury(cell, None)
         elif cell.sent[0].kind == "load":
             works = self._detach(cell)
-            home.when_ended(cell, partial(self._died, cell, group, works))
+            home.call_at_end(cell, partial(self._died, cell, group, works))
         else:
             # How it died arrives by another way; the rest of the pipe need not wait for that.
             head, *behind = self._detach(cell)
             self._resend(group, behind)
-            home.when_ended(cell, partial(self._died, cell, group, [head]))
+            home.call_at_end(cell, partial(self._died, cell, group, [head]))
 
     def _died(self, cell: Cell, group: Group | None, works: list[Work], death: Death) -> None:
         """Report a cell's end to its head, or to all that waited for its policy to load."""
@@ -76,13 +78,13 @@ class CellsAndDeaths(ABC):
         if not death.innocent and self._again_here(cell, group, works):
             return
         if not death.innocent and works[0].kind == "load":
-            fault = outcomes.ended(death, ref, self.limits, ", while it was loaded")
+            fault = outcomes.death_refusal(death, ref, self.limits, ", while it was loaded")
             self._fault(group, works, fault)
         elif not death.innocent:
-            self._finish(works[0], None, outcomes.ended(death, ref, self.limits), None)
+            self._finish(works[0], None, outcomes.death_refusal(death, ref, self.limits), None)
         else:
             self.counters["killed_outside"] += death not in {ORPHANED, WORKER_LOST}
-            refused = {work: outcomes.killed(death, work, self.limits) for work in works}
+            refused = {work: outcomes.kill_refusal(death, work, self.limits) for work in works}
             for work, refusal in refused.items():
                 if refusal is not None:
                     self._finish(work, None, refusal, None)
@@ -99,8 +101,13 @@ class CellsAndDeaths(ABC):
             self._finish(works.pop(0), None, refusal, None)
         self._resend(group, works)
 
-    def _done_here(self, cell: Cell) -> bool:
-        """End a cell that failed as a worker may, and do its head here; False: nothing was done."""
+    def _run_here(self, cell: Cell) -> bool:
+        """End a cell that failed as a worker may, and have its head done on this machine.
+
+        Returns:
+            False if it is none of a worker, or the head may not be done again: nothing was done.
+
+        """
         group, works = self._group_of.get(cell), list(cell.sent)
         if not cell.worker or not works or not self._again_here(cell, group, works):
             return False

@@ -18,7 +18,7 @@ from typing import Final
 from moorage.core.state.facts import Refusal
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.contract import PolicyCode
-from moorage.sandbox.host.work import Work, moved_on
+from moorage.sandbox.host.work import Work, late_refusal
 
 HOG_OVERRUNS: Final = 2
 """After this number of overruns in a row a policy's fresh cells run at idle priority, until
@@ -187,7 +187,7 @@ class Group:
     def refuse_late(self, work: Work, fleet_version: int) -> Refusal | None:
         """Refuse shadow work once the fleet is no longer that of the live question."""
         late = self.aside and work.fleet_version != fleet_version
-        return moved_on(self.code.ref) if late else None
+        return late_refusal(self.code.ref) if late else None
 
     def heavy(self, work: Work, now: float) -> bool:
         """Whether no work may wait behind this in a pipe."""
@@ -204,7 +204,11 @@ class Group:
             cell = self._choose(work, cells_max, now, reserved)
             if cell is not None:
                 return work, cell
-            if reserved is None and self.heavy(work, now) and not self._sated(work, cells_max, now):
+            if (
+                reserved is None
+                and self.heavy(work, now)
+                and not self._has_enough_cells(work, cells_max, now)
+            ):
                 # It needs a cell with an empty pipe, and one that asks much would keep all full.
                 reserved = min(self._quick(), key=lambda each: len(each.sent), default=None)
         return None
@@ -214,7 +218,7 @@ class Group:
         if self.spawning:
             return None
         for work in self.backlog.heads():
-            if self._sated(work, cells_max, now):
+            if self._has_enough_cells(work, cells_max, now):
                 continue
             cells = [cell for cell in self._quick() if work.may_go_to(cell.worker)]
             if self.heavy(work, now):  # It goes into no pipe but an empty one.
@@ -228,7 +232,7 @@ class Group:
     def _choose(self, work: Work, cells_max: int, now: float, reserved: Cell | None) -> Cell | None:
         """Return a quick cell with room, preferably the first and one that was not demoted."""
         heavy = self.heavy(work, now)
-        if heavy and self._sated(work, cells_max, now):
+        if heavy and self._has_enough_cells(work, cells_max, now):
             return None
         demoted = None
         for cell in self._quick():
@@ -243,7 +247,7 @@ class Group:
         """Yield the cells whose pipes empty by themselves."""
         return (c for c in self.cells if not (c.slow or c.retired or _alone(c)))
 
-    def _sated(self, work: Work, cells_max: int, now: float) -> bool:
+    def _has_enough_cells(self, work: Work, cells_max: int, now: float) -> bool:
         """Whether its tenant's heavy evaluations run in as many cells as they may."""
         if not self.heavy(work, now):
             return False
@@ -262,7 +266,7 @@ class Group:
         cell = self.cells[0]
         busy = cell.sent or cell.retired or cell.demoted or not cell.alive
         busy = busy or not work.may_go_to(cell.worker)
-        return None if busy or self._sated(work, cells_max, now) else cell
+        return None if busy or self._has_enough_cells(work, cells_max, now) else cell
 
 
 def _alone(cell: Cell) -> bool:

@@ -34,8 +34,12 @@ class Managed:
         if changes:
             self._changes[uri, digest, tenant] = changes
 
-    def merged(
-        self, ref: PolicyRef, tenant: str, settings: JsonMapping, parameters: JsonMapping
+    def merge(
+        self,
+        ref: PolicyRef,
+        tenant: str,
+        settings: JsonMapping,
+        parameters: JsonMapping,
     ) -> tuple[JsonMapping, JsonMapping]:
         """Return a request's overrides of defaults, on top of the changes."""
         changes = self._changes.get((ref.uri, ref.digest, tenant)) if self._changes else None
@@ -46,10 +50,10 @@ class Managed:
             {**changes.get("parameters", _NONE), **parameters},
         )
 
-    def applied(self, consult: Consult, ref: PolicyRef) -> Consult:
+    def apply(self, consult: Consult, ref: PolicyRef) -> Consult:
         """Return a consultation whose ask has the changes, too."""
         if not self._changes:
             return consult
         ask = consult.ask
-        settings, parameters = self.merged(ref, ask.tenant, ask.settings, ask.parameters)
+        settings, parameters = self.merge(ref, ask.tenant, ask.settings, ask.parameters)
         return replace(consult, ask=replace(ask, settings=settings, parameters=parameters))

@@ -104,13 +104,13 @@ class CellPool(CellsAndDeaths):
         self._home_of[cell] = home
         return cell
 
-    def jailed(self, cell: Cell, frame: frames.CellJailed) -> None:
+    def note_jail(self, cell: Cell, frame: frames.CellJailed) -> None:
         """As in `Owner`."""
-        self._home_of[cell].jailed(cell, frame)
+        self._home_of[cell].note_jail(cell, frame)
 
-    def probed(self, cell: Cell, outcome: str) -> None:
+    def note_probe(self, cell: Cell, outcome: str) -> None:
         """As in `Owner`."""
-        self._home_of[cell].probed(cell, outcome)
+        self._home_of[cell].note_probe(cell, outcome)
 
     def _living(self) -> list[Cell]:
         elsewhere = () if self.workers is None else self.workers.living()
@@ -210,10 +210,10 @@ class CellPool(CellsAndDeaths):
         """Take back work, if it was not sent yet."""
         any(group.backlog.remove(work) for group in self._groups.values())
 
-    def documents_changed(self, cluster_id: str) -> None:
+    def drop_documents(self, cluster_id: str) -> None:
         """Inform every cell that has a copy of this document."""
         for cell in self._group_of:
-            cell.document_changed(cluster_id)
+            cell.drop_document(cluster_id)
 
     def cells(self) -> dict[str, int]:
         """Return the number of living cells per policy URI."""
@@ -275,7 +275,7 @@ class CellPool(CellsAndDeaths):
                 self.watch_soon()
 
     def _refuse_stale(self, group: Group, now: float) -> None:
-        """Refuse what has waited too long behind a slow policy's other consultations."""
+        """Refuse consultations that have waited too long behind others of a slow policy."""
         limit = self.limits.queue_seconds
         while stale := [w for w in group.backlog.heads() if w.submitted_at < now - limit]:
             for work in stale:
@@ -377,7 +377,7 @@ class CellPool(CellsAndDeaths):
                 self._mark(group)
 
     def _overran(self, cell: Cell, now: float) -> None:
-        if not cell.traceback and self._done_here(cell):
+        if not cell.traceback and self._run_here(cell):
             return
         head = cell.sent[0]
         loading = head.kind == "load"
@@ -408,7 +408,7 @@ class CellPool(CellsAndDeaths):
 
     # What cells say ------------------------------------------------------------------------
 
-    def loaded(self, cell: Cell, work: Work, frame: frames.PolicyLoaded) -> None:
+    def note_load(self, cell: Cell, work: Work, frame: frames.PolicyLoaded) -> None:
         """As in `Owner`."""
         self._printed(work, frame.output)
         if work.future is not None:

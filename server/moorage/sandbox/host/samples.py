@@ -16,13 +16,13 @@ from moorage.sandbox.host.contract import (
     SampleOutcome,
 )
 from moorage.sandbox.host.pool import CellPool
-from moorage.sandbox.host.work import Work, crashed, work_of
+from moorage.sandbox.host.work import Work, crash_refusal, work_of
 from moorage.sandbox.host.zygote import SpawnError
 from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import FINDINGS_MAX, MESSAGE_CHARACTERS_MAX
 
 
-async def looked_at(pool: CellPool, code: PolicyCode, samples: Sequence[Sample]) -> CheckResult:
+async def check_once(pool: CellPool, code: PolicyCode, samples: Sequence[Sample]) -> CheckResult:
     """Check a policy once; see `sandbox.host.sandbox.Sandbox.check`.
 
     Raises:
@@ -68,7 +68,7 @@ async def _try(
     outcomes: list[SampleOutcome] = []
     for sample in samples:
         if not cell.alive:
-            lost = SampleOutcome(refusal=crashed("it ended once it was loaded", code.ref))
+            lost = SampleOutcome(refusal=crash_refusal("it ended once it was loaded", code.ref))
             outcomes.append(outcomes[-1] if outcomes else lost)
             continue
         work = work_of(sample, code)

@@ -47,7 +47,7 @@ from moorage.sandbox.host.contract import (
 )
 from moorage.sandbox.host.managed import Managed
 from moorage.sandbox.host.pool import CellPool
-from moorage.sandbox.host.samples import looked_at
+from moorage.sandbox.host.samples import check_once
 from moorage.sandbox.host.self_attack import attack_self
 from moorage.sandbox.host.work import Work, overrides
 from moorage.sandbox.host.zygote import SpawnError
@@ -149,7 +149,7 @@ class Sandbox:
             limits=self._limits,
             mode=mode,
             finish=self._finish,
-            printed=self._printed,
+            printed=self._note_output,
             circuits=circuits or (lambda _circuit: None),
             workers=workers,
             meter=meter,
@@ -201,7 +201,7 @@ class Sandbox:
             consult: The question.
             code: The policy version it names.
         """
-        consult = self.managed.applied(consult, code.ref)
+        consult = self.managed.apply(consult, code.ref)
         ask = consult.ask
         work = Work("evaluate", code, ask.tenant, consult)
         work.avoided = self._declined.pop(ask.id, "")
@@ -264,9 +264,9 @@ class Sandbox:
                 if len(self._declined) > PROPOSERS_MAX:
                     self._declined.popitem(last=False)
 
-    def documents_changed(self, cluster_id: str) -> None:
+    def drop_documents(self, cluster_id: str) -> None:
         """Invalidate the cells' copies of a cluster's document and metrics."""
-        self._pool.documents_changed(cluster_id)
+        self._pool.drop_documents(cluster_id)
 
     # Contexts ------------------------------------------------------------------------------
 
@@ -274,11 +274,11 @@ class Sandbox:
         """Take over the contexts on the disk, before any evaluation."""
         self._pool.contexts.restore(contexts, beyond)
 
-    def changed_contexts(self, bytes_max: int) -> list[ContextEntry]:
+    def take_changed_contexts(self, bytes_max: int) -> list[ContextEntry]:
         """Return contexts that changed since they were last taken; empty bytes: forgotten."""
-        return self._pool.contexts.take_changed(bytes_max)
+        return self._pool.contexts.take_changes(bytes_max)
 
-    def contexts_unsaved(self, keys: Iterable[Key]) -> None:
+    def return_contexts(self, keys: Iterable[Key]) -> None:
         """Return contexts that could not be stored: they are offered again."""
         self._pool.contexts.changed |= dict.fromkeys(keys)
 
@@ -354,12 +354,12 @@ class Sandbox:
             PolicyFault: No cell could be started to look at it, or two were killed (UNAVAILABLE).
         """
         try:
-            return await looked_at(self._pool, code, samples)
+            return await check_once(self._pool, code, samples)
         except PolicyFault as fault:
             if fault.refusal.code is not Code.UNAVAILABLE:
                 raise
         # Its process was killed from outside, which may not happen again.
-        return await looked_at(self._pool, code, samples)
+        return await check_once(self._pool, code, samples)
 
     async def manage(
         self, code: PolicyCode, tenant: Tenant, action: str, data: JsonValue
@@ -379,7 +379,7 @@ class Sandbox:
         if code.guard is not None:
             data = code.guard.command(action, data)
         work = Work("manage", code, tenant, action=action, data=data)
-        work.overrides = overrides(*self.managed.merged(code.ref, tenant, {}, {}))
+        work.overrides = overrides(*self.managed.merge(code.ref, tenant, {}, {}))
         value = await self._outcome(work)
         return value, work.changes
 
@@ -419,7 +419,7 @@ class Sandbox:
             input_data = await code.guard.given(input_data)
         try:
             packed = msgspec.msgpack.encode(input_data)
-            settings, parameters = self.managed.merged(code.ref, tenant, settings, parameters)
+            settings, parameters = self.managed.merge(code.ref, tenant, settings, parameters)
             overriding = overrides(settings, parameters)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             refusal = Refusal(Code.BAD_MESSAGE, f"the input cannot be packed: {error}")
@@ -499,7 +499,7 @@ class Sandbox:
             workers_up=0 if workers is None else len(workers.up),
         )
 
-    def _printed(self, work: Work, text: str) -> None:
+    def _note_output(self, work: Work, text: str) -> None:
         if not text:
             return
         key = (work.code.ref.uri, work.code.ref.digest, work.tenant)

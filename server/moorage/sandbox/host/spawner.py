@@ -117,7 +117,9 @@ class Spawner:
         Raises:
             JailError: It did not come up.
         """
-        self._zygote = zygote = Zygote(self._limits, self._mode, self._ended, self._zygote_lost)
+        self._zygote = zygote = Zygote(
+            self._limits, self._mode, self._note_end, self._replace_zygote
+        )
         await zygote.start()
         self._up.set()
 
@@ -142,7 +144,7 @@ class Spawner:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _zygote_lost(self) -> None:
+    def _replace_zygote(self) -> None:
         """Start another zygote, since all cells died with it; wait first if that happens often."""
         self._up.clear()
         if self._closing:
@@ -168,7 +170,7 @@ class Spawner:
         try:
             await self.start()
         except JailError:
-            self._zygote_lost()
+            self._replace_zygote()
             return
         self._restarted()
 
@@ -209,12 +211,12 @@ class Spawner:
         """
         zygote = await self._running()
         try:
-            return await self._born(zygote)
+            return await self._spawn_cell(zygote)
         except SpawnError:
             if self._closing or not zygote.ended():
                 raise
         # It died with its zygote, which says nothing of the next one.
-        return await self._born(await self._running())
+        return await self._spawn_cell(await self._running())
 
     async def _running(self) -> Source:
         if self._closing:
@@ -234,7 +236,7 @@ class Spawner:
             raise SpawnError("the sandbox is not running")
         return self._zygote
 
-    async def _born(self, zygote: Source) -> Cell:
+    async def _spawn_cell(self, zygote: Source) -> Cell:
         process = await zygote.spawn()
         if self._closing:
             process.kill()
@@ -258,7 +260,7 @@ class Spawner:
         self._counters["spawns"] += 1
         return cell
 
-    def jailed(self, cell: Cell, frame: frames.CellJailed) -> None:
+    def note_jail(self, cell: Cell, frame: frames.CellJailed) -> None:
         """A fresh cell reports its wall."""
         ready = self._ready.get(cell)
         if ready is None or ready.done():
@@ -287,7 +289,7 @@ class Spawner:
             self.destroy(cell)
         return outcome
 
-    def probed(self, cell: Cell, outcome: str) -> None:
+    def note_probe(self, cell: Cell, outcome: str) -> None:
         """A cell that made an attack is alive and reports."""
         future = self._probes.get(cell)
         if future is not None and not future.done():
@@ -315,7 +317,7 @@ class Spawner:
         if cell in self._spares:
             self._spares.remove(cell)
 
-    def when_ended(self, cell: Cell, tell: Callable[[Death], None]) -> None:
+    def call_at_end(self, cell: Cell, tell: Callable[[Death], None]) -> None:
         """Call `tell` with the end of a cell, soon; the zygote reports it on another channel."""
         pid = cell.pid
         death = self._unheard.pop(pid, None)
@@ -331,7 +333,7 @@ class Spawner:
         )
         self._end_reports[pid] = (tell, timer)
 
-    def channel_closed(self, cell: Cell) -> bool:
+    def handle_closed_channel(self, cell: Cell) -> bool:
         """Handle the end of a cell that was never given work; False if it is not such a one."""
         ready = self._ready.get(cell)
         if ready is not None and not ready.done():
@@ -344,10 +346,10 @@ class Spawner:
                 if not probe.done():
                     probe.set_result(f"killed: {death.cause}")
 
-            self.when_ended(cell, tell)
+            self.call_at_end(cell, tell)
         return probe is not None
 
-    def _ended(self, pid: int, death: Death) -> None:
+    def _note_end(self, pid: int, death: Death) -> None:
         """The zygote reports how a cell ended."""
         if pid in self._end_reports:
             self._report_end(pid, death)

@@ -1,4 +1,4 @@
-"""Where a policy gets its next cell: on a worker, or on this machine. Used by `pool` alone.
+"""Supplies a policy with its next cell, on a worker or on this machine. Only `pool` uses it.
 
 Where workers are up, cells are on them, and this machine has those that no worker can have: of what
 a worker failed at, of shadows, and of policies without any cell where all workers
@@ -67,7 +67,7 @@ class CellSupply:
 
     def home(self, group: Group, work: Work, now: float) -> Spawner | None:
         """Return the spawner that makes the next cell of a group, since this work waits for one."""
-        held, share = self._held_and_share(work.tenant)
+        held, share = self._count_and_share(work.tenant)
         if held >= share and not group.aside:
             return None
         if self._workers is None or not self._workers.up or group.aside or work.here:
@@ -82,7 +82,7 @@ class CellSupply:
 
     def shortage(self, tenant: str) -> str:
         """Return why a tenant gets no cell now, as a sentence; "" where it may have one."""
-        held, share = self._held_and_share(tenant)
+        held, share = self._count_and_share(tenant)
         if held >= max(share, 1):
             return f"{held} evaluations of your tenant run, as many as one may have; end some"
         if self._busy_cells().total() >= self._cells_max:
@@ -102,7 +102,7 @@ class CellSupply:
         remote = self._workers.cells_max if self._workers is not None and self._workers.up else 0
         return self._limits.cells_max + remote
 
-    def _held_and_share(self, tenant: str) -> tuple[int, int]:
+    def _count_and_share(self, tenant: str) -> tuple[int, int]:
         """Return the number of cells that a tenant's evaluations occupy, and may occupy."""
         busy = self._busy_cells()
         others = busy.total() - busy[tenant]

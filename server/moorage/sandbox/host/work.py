@@ -235,7 +235,7 @@ def refusal_of_faults(loaded: frames.PolicyLoaded, ref: PolicyRef) -> Refusal:
     )
 
 
-def ended(death: Death, ref: PolicyRef, limits: Limits, doing: str = "") -> Refusal:
+def death_refusal(death: Death, ref: PolicyRef, limits: Limits, doing: str = "") -> Refusal:
     """Return the refusal for a cell that died by itself: of memory, or of something else.
 
     Args:
@@ -246,7 +246,7 @@ def ended(death: Death, ref: PolicyRef, limits: Limits, doing: str = "") -> Refu
     """
     cause = death.cause + doing
     if death.held_mib < limits.memory_mib * _HUNGRY:
-        return crashed(cause, ref)
+        return crash_refusal(cause, ref)
     return Refusal(
         Code.POLICY_MEMORY,
         f"the policy's process ended ({cause}) while it held {death.held_mib} MiB, of the"
@@ -256,7 +256,7 @@ def ended(death: Death, ref: PolicyRef, limits: Limits, doing: str = "") -> Refu
     )
 
 
-def crashed(reason: str, ref: PolicyRef) -> Refusal:
+def crash_refusal(reason: str, ref: PolicyRef) -> Refusal:
     """Return the refusal for a cell that died under an evaluation."""
     return Refusal(
         Code.POLICY_CRASHED,
@@ -265,7 +265,7 @@ def crashed(reason: str, ref: PolicyRef) -> Refusal:
     )
 
 
-def killed(death: Death, work: Work, limits: Limits) -> Refusal | None:
+def kill_refusal(death: Death, work: Work, limits: Limits) -> Refusal | None:
     """Note that a cell was killed from outside under work; return why it is not tried again.
 
     One kill may be anybody's doing, as where the machine is out of memory: what has no effects is
@@ -316,7 +316,7 @@ def too_slow(ref: PolicyRef, seconds: float, shortage: str) -> Refusal:
     return Refusal(Code.BUSY, reason)
 
 
-def moved_on(ref: PolicyRef) -> Refusal:
+def late_refusal(ref: PolicyRef) -> Refusal:
     """Return the refusal of shadow work that came too late."""
     return Refusal(Code.BUSY, f"{ref.uri} was busy, and the fleet has moved on")
 

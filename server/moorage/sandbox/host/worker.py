@@ -206,7 +206,7 @@ class RemoteWorker(Spawner):
         process = self._processes.get(message.cell)
         if isinstance(message, relay.CellEnded):
             cause = message.cause[: relay.REASON_CHARACTERS_MAX]
-            self._ended(message.cell, Death(cause, message.innocent, message.held_mib))
+            self._note_end(message.cell, Death(cause, message.innocent, message.held_mib))
         elif process is None:
             return  # It was killed meanwhile.
         elif isinstance(message, (relay.CellSaid, relay.Closed)):

@@ -189,7 +189,7 @@ class Workers:
                 await asyncio.sleep(PAUSE_SECONDS_MAX)
                 continue
             try:
-                reason = await self._served(bridge)
+                reason = await self._serve(bridge)
             finally:
                 self._bridge = None
                 for name in list(self._workers):
@@ -226,7 +226,7 @@ class Workers:
         _, line = await loop.create_unix_connection(lambda: _Line(self._take), sock=ours)
         return _Bridge(process, line)
 
-    async def _served(self, bridge: _Bridge) -> str:
+    async def _serve(self, bridge: _Bridge) -> str:
         """Ask for signs of life until the bridge ends; return why it does."""
         while True:
             self._looked_at = time.monotonic()
@@ -266,7 +266,7 @@ class Workers:
         if bridge is None:
             return
         if isinstance(message, relay.Carry):
-            self._carried(message)
+            self._carry(message)
         elif isinstance(message, relay.Pong):
             bridge.pinged_at = 0.0
         elif isinstance(message, relay.WorkerUp):
@@ -288,7 +288,7 @@ class Workers:
         else:
             bridge.reason = message.reason[: relay.REASON_CHARACTERS_MAX]
 
-    def _carried(self, message: relay.Carry) -> None:
+    def _carry(self, message: relay.Carry) -> None:
         for body in message.bodies:
             worker = self._workers.get(message.worker)
             if worker is None:

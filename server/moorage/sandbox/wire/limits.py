@@ -103,8 +103,8 @@ class Limits:
             are none.
         evaluations_per_cell_max: Evaluations until a cell is replaced (RLIMIT_CPU is cumulative).
         cpu_seconds_per_cell_max: RLIMIT_CPU of a cell, the last line behind the host's timer.
-        hash_seed: Of the hashes of texts in all cells, 1 to 4294967295, where a run shall be
-            repeatable: the order of a set follows from it. None: each zygote draws its own.
+        hash_seed: The hash seed of all cells, 1 to 4294967295, for repeatable runs, as it
+            decides the order of sets. None: each zygote draws its own.
         spares: Jailed, empty cells in reserve, so that a respawn does not wait for a fork.
     """
 

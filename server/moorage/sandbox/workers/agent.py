@@ -100,9 +100,9 @@ class Agent:
     async def start(self, packed: bytes) -> bytes:
         """Test the jail here by attacks, and start the process that cells are forked from."""
         settings = msgspec.msgpack.decode(packed, type=relay.AgentSettings)
-        return msgspec.msgpack.encode(await self._started(settings))
+        return msgspec.msgpack.encode(await self._start(settings))
 
-    async def _started(self, settings: relay.AgentSettings) -> relay.Report:
+    async def _start(self, settings: relay.AgentSettings) -> relay.Report:
         release = version("moorage")
         if settings.release != release:
             reason = f"it has moorage {release}; install {settings.release} there"
@@ -117,7 +117,7 @@ class Agent:
         )
         try:
             stands = await sandbox.start()
-            self._zygote = Zygote(settings.limits, mode, self._ended, self._lost)
+            self._zygote = Zygote(settings.limits, mode, self._note_end, self._note_loss)
             await self._zygote.start()
         except JailError as error:
             return relay.Report({}, {}, str(error))
@@ -159,7 +159,7 @@ class Agent:
 
     @property
     def full(self) -> bool:
-        """Whether more waits for a pull than should."""
+        """Whether too many bytes wait for a pull."""
         return self._outgoing_bytes > OUTGOING_BYTES_MAX
 
     def tell(self, message: relay.FromAgent) -> None:
@@ -206,11 +206,11 @@ class Agent:
         self.tell(relay.Born(number))
         await process.join(cell)
 
-    def _ended(self, pid: int, death: Death) -> None:
+    def _note_end(self, pid: int, death: Death) -> None:
         number = self._numbers.pop(pid, None)
         if number is not None:
             self.tell(relay.CellEnded(number, death.cause, death.innocent, death.held_mib))
 
-    def _lost(self) -> None:
+    def _note_loss(self) -> None:
         self._broken = "the process that cells are forked from died"
         self._news.set()

@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from moorage.slices.cluster import draining
-from moorage.slices.devices import DEVICE_ORDER, METADATA_SECONDS_MAX, release_devices, taken_back
+from moorage.slices.devices import (
+    DEVICE_ORDER,
+    METADATA_SECONDS_MAX,
+    is_reclaimed,
+    release_devices,
+)
 from moorage.slices.errors import HostUnhealthyError, SlicesError, SliceTimeoutError
 from moorage.slices.lazy_ray import RemoteClass, ray
 from moorage.slices.ray_values import RayValue, UserFunction
@@ -77,7 +82,7 @@ class DeviceHost:
     async def is_being_preempted(self) -> bool:
         """Return whether the cloud or Ray reclaims this host; False after a second of silence."""
         if self._metadata is None or self._metadata.done():
-            self._metadata = asyncio.create_task(asyncio.to_thread(self._taken_back))
+            self._metadata = asyncio.create_task(asyncio.to_thread(self._is_reclaimed))
         done, _ = await asyncio.wait([self._metadata], timeout=2 * METADATA_SECONDS_MAX)
         return bool(done) and self._metadata.result()
 
@@ -237,8 +242,8 @@ class DeviceHost:
         }
         return merged
 
-    def _taken_back(self) -> bool:
-        return taken_back() or draining(self._node_id)
+    def _is_reclaimed(self) -> bool:
+        return is_reclaimed() or draining(self._node_id)
 
     def __repr__(self) -> str:
         return f"host {self.host_id} of slice {self.slice_name}"

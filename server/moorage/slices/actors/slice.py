@@ -129,7 +129,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         info = self.get_info()
         with self._changing:
             if not self._hosts:
-                group, resources = self._reserved(info, seconds)
+                group, resources = self._reserve(info, seconds)
                 self._learn_hosts(info, group, resources)
         return self.get_info()
 
@@ -178,9 +178,9 @@ class Slice(ResourcePoolManager[HostInfo]):
     def create_actor(self) -> RayValue:
         """Start an actor on the first host without one, and return its handle."""
         self.prepare_hosts()
-        return self._start_host(self._unmanned(len(self._hosts))[0])
+        return self._start_host(self._hosts_without_actor(len(self._hosts))[0])
 
-    def _unmanned(self, wanted: int) -> list[int]:
+    def _hosts_without_actor(self, wanted: int) -> list[int]:
         manned = {member.actor_info.host_id for member in self._actor_pool}
         return [host_id for host_id in range(wanted) if host_id not in manned]
 
@@ -199,7 +199,7 @@ class Slice(ResourcePoolManager[HostInfo]):
     def _add_members_to_actor_pool(self, desired_num_actors: int) -> None:
         """Start an actor on each host without one, and wait until all are healthy."""
         deadline = Deadline(self._settings.host_health_seconds_max)
-        missing = self._unmanned(desired_num_actors)
+        missing = self._hosts_without_actor(desired_num_actors)
         why: object = "did not start"
         while missing:
             actors = {host_id: self._start_host(host_id) for host_id in missing}
@@ -215,7 +215,7 @@ class Slice(ResourcePoolManager[HostInfo]):
                 logger.warning("%s: host %s: %s", self.get_actor_pool_name(), host_id, answer)
                 time.sleep(_PAUSE_SECONDS)  # A host that is being taken back says so at once.
             self._actor_pool.sort(key=lambda member: member.actor_info.host_id)
-            missing = self._unmanned(desired_num_actors)
+            missing = self._hosts_without_actor(desired_num_actors)
             if missing and not deadline.left:
                 raise HostUnhealthyError(
                     f"host {missing[0]} of slice {self.get_info().slice_name} is not healthy after"
@@ -247,7 +247,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         chips = chips if self._shape.chips_per_host is None else self._shape.chips_per_host
         return SliceInfo(name, hosts, here.ip, chips)
 
-    def _reserved(self, info: SliceInfo, seconds: float) -> tuple[RayValue, dict[str, float]]:
+    def _reserve(self, info: SliceInfo, seconds: float) -> tuple[RayValue, dict[str, float]]:
         """Return the placement group of all hosts, and the resources of a task on each."""
         if isinstance(self._shape, GpuSlices):
             return self._group, {"GPU": self._shape.gpus_per_host, **self._shape.host_resources}

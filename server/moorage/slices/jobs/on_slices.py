@@ -66,12 +66,12 @@ class SliceJob:
         calls: list[list[HostCall]] = []
         try:
             self._scale()
-            calls = self._started(call)
+            calls = self._start(call)
             results = self.collect(calls, flatten=flatten)
         except (InsufficientSlicesError, RayMissingError):
             raise
         except HostTaskError as error:
-            return self._judged(error, calls)
+            return self._judge(error, calls)
         except Exception as error:  # noqa: BLE001  # Whatever it is, the status has it.
             self._cancel(calls)
             return status_of(self._info, error)
@@ -88,7 +88,7 @@ class SliceJob:
         """
         if len(self.pool.get_all_pool_members()) not in self._sizes:
             self.pool.scale_multislice(self._sizes)
-        return self._started(call)
+        return self._start(call)
 
     def collect(self, calls: list[list[HostCall]], *, flatten: bool) -> list[RayValue]:
         """Return the results; when one fails, the others are cancelled.
@@ -99,7 +99,7 @@ class SliceJob:
         results = collect(calls, None, self._settings.task_cancel_seconds_max)
         return [each for of_slice in results for each in of_slice] if flatten else results
 
-    def _started(self, call: SliceCall) -> list[list[HostCall]]:
+    def _start(self, call: SliceCall) -> list[list[HostCall]]:
         return self.pool.start_on_hosts(
             call.function,
             call.args,
@@ -121,7 +121,7 @@ class SliceJob:
                 [size for size in sizes if size >= held], self._settings.scale_poll_seconds
             )
 
-    def _judged(self, error: HostTaskError, calls: list[list[HostCall]]) -> JobStatus:
+    def _judge(self, error: HostTaskError, calls: list[list[HostCall]]) -> JobStatus:
         """Return the status for a failure: preempted if any host of the job is unhealthy."""
         status = status_of(self._info, error)
         if isinstance(status, JobError):

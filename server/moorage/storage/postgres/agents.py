@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from moorage.storage.base import changed_rows
+from moorage.storage.base import diff_rows
 from moorage.storage.postgres.connection import Connection
 from moorage.storage.postgres.shared_table import SharedTable
 from moorage.storage.statements import read_statements
@@ -30,7 +30,7 @@ class PostgresAgents(SharedTable):
             before = _rows(connection)
             after = dict(before)
             yield after
-            put, gone = changed_rows(before, after)
+            put, gone = diff_rows(before, after)
             with connection.cursor() as cursor:
                 cursor.executemany(SQL["put"], put)
                 cursor.executemany(SQL["delete"], gone)

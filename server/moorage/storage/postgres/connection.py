@@ -125,7 +125,7 @@ def connect(address: str, purpose: str) -> Connection:
 
 
 @contextlib.contextmanager
-def translated(place: str) -> Iterator[None]:
+def translate_errors(place: str) -> Iterator[None]:
     """Turn what PostgreSQL raises into this package's errors.
 
     Raises:
@@ -134,10 +134,10 @@ def translated(place: str) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise failed(place, error) from error
+        raise storage_error(place, error) from error
 
 
-def failed(place: str, error: psycopg.Error) -> StorageFailed:
+def storage_error(place: str, error: psycopg.Error) -> StorageFailed:
     """Return this package's error for one of PostgreSQL's."""
     return StorageFailed(
         f"{place} failed: {_words(error)}. See that it runs and has room, then start again: "

@@ -12,7 +12,7 @@ import msgspec
 from moorage.storage.base import AuditEnd, Contents, TokenRow
 from moorage.storage.postgres.agents import SQL as AGENTS
 from moorage.storage.postgres.audit import insert_lines, page_of
-from moorage.storage.postgres.connection import Connection, translated
+from moorage.storage.postgres.connection import Connection, translate_errors
 from moorage.storage.postgres.facts import SQL as FACTS
 from moorage.storage.postgres.facts import PostgresFactTables, insert_facts
 from moorage.storage.postgres.leadership import SQL, Leadership
@@ -37,7 +37,7 @@ def reading(address: str) -> Iterator[Contents]:
     leadership.take()
     try:
         with (
-            translated(leadership.place),
+            translate_errors(leadership.place),
             closing(leadership.open("copy")) as connection,
             connection.transaction(),
         ):
@@ -66,7 +66,10 @@ def fill(address: str, source: Contents, check: Callable[[Contents], None]) -> b
     leadership = Leadership(address)
     leadership.take()
     try:
-        with translated(leadership.place), closing(leadership.open_writer("copy")) as connection:
+        with (
+            translate_errors(leadership.place),
+            closing(leadership.open_writer("copy")) as connection,
+        ):
             with connection.transaction():
                 connection.execute(_UNHURRIED)
                 there = _contents(connection, leadership.place)
@@ -121,11 +124,11 @@ class _AuditLine(msgspec.Struct):
 
 def _write(connection: Connection, leadership: Leadership, source: Contents, fencing: int) -> None:
     if not connection.execute(SQL["fence"], (leadership.epoch,)).rowcount:
-        raise leadership.deposed()
+        raise leadership.deposition()
     facts, records = PostgresFactTables(connection), PostgresRecordTable(connection)
     for rows in source.fact_pages():
         if not insert_facts(connection, leadership.epoch, rows):
-            raise leadership.deposed()
+            raise leadership.deposition()
     connection.execute(FACTS["set_pruned"], (source.facts.pruned_seq(),))
     for number, (finished, parts) in enumerate(source.checkpoints(), 1):
         for part, body in enumerate(parts):

@@ -6,7 +6,7 @@ from typing import Final
 
 from moorage.records.findings import DoctorFinding
 from moorage.storage.base import StorageError
-from moorage.storage.postgres.connection import Connection, connect, place_of, translated
+from moorage.storage.postgres.connection import Connection, connect, place_of, translate_errors
 from moorage.storage.postgres.leadership import FORMAT, SQL, check_server
 
 CLOCK_SECONDS_MAX: Final = 1.0
@@ -17,7 +17,7 @@ _LOSES: Final = {"off", "local"}
 def examine(address: str) -> list[DoctorFinding]:
     """Return the findings about a database; never raises if it is merely broken."""
     try:
-        with closing(connect(address, "doctor")) as connection, translated(place_of(address)):
+        with closing(connect(address, "doctor")) as connection, translate_errors(place_of(address)):
             check_server(connection, place_of(address))
             return _findings(connection)
     except StorageError as error:

@@ -21,7 +21,7 @@ from moorage.storage.base import (
     StorageError,
     StorageFailed,
 )
-from moorage.storage.postgres.connection import Connection, translated
+from moorage.storage.postgres.connection import Connection, translate_errors
 from moorage.storage.postgres.leadership import LOOK_SECONDS, Leadership
 from moorage.storage.postgres.leadership import SQL as SCHEMA
 from moorage.storage.statements import read_statements
@@ -154,7 +154,7 @@ class PostgresFacts:
         """See `FactStore.open`."""
         self._leadership.take()
         try:
-            with translated(self.place):
+            with translate_errors(self.place):
                 self._writer = writer = self._leadership.open_writer("ledger")
                 self._reader = self._leadership.open("reader")
                 row = writer.execute(SQL["fencing"]).fetchone()
@@ -169,7 +169,7 @@ class PostgresFacts:
     @contextlib.contextmanager
     def reading(self) -> Iterator[Facts]:
         """See `FactStore.reading`."""
-        with self._reading, translated(self.place):
+        with self._reading, translate_errors(self.place):
             if self._reader is None:
                 raise StorageError(f"{self.place} is not open.")
             if self._reader.closed:  # The database ended it; the next one may be well.
@@ -185,7 +185,7 @@ class PostgresFacts:
         self._leadership.check_failure()
         assert self._writer is not None
         try:
-            with translated(self.place):
+            with translate_errors(self.place):
                 self._reserve(self._writer, fencing)
                 results = self._transact(self._writer, rows, works)
         except StorageFailed as error:
@@ -200,7 +200,7 @@ class PostgresFacts:
             reserved = number + FENCING_BLOCK
             done = writer.execute(SQL["set_fencing"], (self._leadership.epoch, reserved))
             if not done.rowcount:
-                raise self._leadership.deposed()
+                raise self._leadership.deposition()
             self._fencing = reserved
         self._used_fencing = max(self._used_fencing, number)
 
@@ -215,14 +215,14 @@ class PostgresFacts:
             return []
         with writer.transaction():
             if not writer.execute(SCHEMA["fence"], (self._leadership.epoch,)).rowcount:
-                raise self._leadership.deposed()
+                raise self._leadership.deposition()
             self._insert(writer, rows)
             tables = PostgresFactTables(writer)
             return [work(tables) for work in works]
 
     def _insert(self, writer: Connection, rows: Sequence[FactRow]) -> None:
         if rows and not insert_facts(writer, self._leadership.epoch, rows):
-            raise self._leadership.deposed()
+            raise self._leadership.deposition()
 
     def upkeep(self) -> float | None:
         """See `FactStore.upkeep`."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 import psycopg
 
 from moorage.storage.base import Facts, RecordTable, StorageError
-from moorage.storage.postgres.connection import Connection, connect, place_of, translated
+from moorage.storage.postgres.connection import Connection, connect, place_of, translate_errors
 from moorage.storage.postgres.facts import SQL, PostgresFactTables
 from moorage.storage.postgres.leadership import FORMAT, check_server
 from moorage.storage.postgres.leadership import SQL as SCHEMA
@@ -29,8 +29,13 @@ class _Reader:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
-        """Give the connection, alone."""
-        with self._guard, translated(self.place):
+        """Give the connection, alone.
+
+        Raises:
+            StorageError: The database cannot be read, or a newer release made its tables.
+
+        """
+        with self._guard, translate_errors(self.place):
             if self._connection is None or self._connection.closed:
                 self._connection = self._open()
             yield self._connection

@@ -26,10 +26,10 @@ from moorage.storage.formats import Format
 from moorage.storage.postgres.connection import (
     Connection,
     connect,
-    failed,
     name_of,
     place_of,
-    translated,
+    storage_error,
+    translate_errors,
 )
 from moorage.storage.statements import read_statements
 
@@ -100,7 +100,7 @@ class Leadership:
             StorageError: It cannot be opened.
         """
         connection = self.open(purpose)
-        with translated(self.place):
+        with translate_errors(self.place):
             connection.execute(SQL["keep_commits"])
         connection.add_notice_handler(self._note)
         return connection
@@ -124,7 +124,7 @@ class Leadership:
                 self._failure = ""
                 connection = connect(self._address, "lock")
                 try:
-                    with translated(self.place):
+                    with translate_errors(self.place):
                         self._take(connection)
                 except BaseException:
                     connection.close()
@@ -136,7 +136,7 @@ class Leadership:
         """See `Election.stand`."""
         with self._guard:
             try:
-                with translated(self.place):
+                with translate_errors(self.place):
                     return self._stand(seat)
             except StorageError:
                 self._leave()  # The next try has another connection.
@@ -191,9 +191,9 @@ class Leadership:
                 row = self._connection.execute(SQL["beat"], (self.epoch,)).fetchone()
                 others = self._connection.execute(SQL["standbys"], (SEEN_SECONDS,)).fetchone()
             except psycopg.Error as error:
-                raise self._lost(error) from error
+                raise self._loss_error(error) from error
         if row is None:
-            raise self.deposed()
+            raise self.deposition()
         self.standbys = others is not None
         return bool(row[0])
 
@@ -217,15 +217,15 @@ class Leadership:
                     self._waiting.execute(SQL["sit_down"], (self._name,))
             self._leave()
 
-    def _lost(self, error: psycopg.Error) -> StorageFailed:
+    def _loss_error(self, error: psycopg.Error) -> StorageFailed:
         """Return the error of a lost lock: another server leads since, or the database failed."""
         with (
             contextlib.suppress(psycopg.Error, StorageError),
             contextlib.closing(connect(self._address, "look")) as connection,
         ):
             if _first(connection, "epoch") != self.epoch:
-                return self.deposed()
-        return failed(self.place, error)
+                return self.deposition()
+        return storage_error(self.place, error)
 
     def release(self) -> None:
         """Stop writing, once all parts have called this."""
@@ -261,10 +261,10 @@ class Leadership:
                 try:
                     self._connection.execute("SELECT 1")
                 except psycopg.Error as error:
-                    raise self._lost(error) from error
+                    raise self._loss_error(error) from error
                 self._looked_at = now
 
-    def deposed(self) -> Deposed:
+    def deposition(self) -> Deposed:
         """Return the error for a takeover by another server."""
         self.is_deposed = True
         return Deposed(
@@ -277,7 +277,7 @@ class Leadership:
         until = time.monotonic() + LOCK_SECONDS_MAX
         while not _first(connection, "try_lock"):
             if time.monotonic() > until:
-                raise self._locked(connection)
+                raise self._locked_error(connection)
             time.sleep(_POLL_SECONDS)  # To wait for it would tell nothing of who has it.
         self._take_epoch(connection)
 
@@ -295,13 +295,13 @@ class Leadership:
                     return
                 connection.execute(SQL["end_holders"])
         except psycopg.errors.InsufficientPrivilege as error:
-            raise _not_granted(self.place) from error
+            raise _missing_grant_error(self.place) from error
         raise StorageError(
             f"{self.place} has a transaction that holds the row of the epoch for more than "
             "10 s. Look for it in pg_locks, end it, then start again."
         )
 
-    def _locked(self, connection: Connection) -> StorageLocked:
+    def _locked_error(self, connection: Connection) -> StorageLocked:
         holder = connection.execute(SQL["holder"]).fetchone()
         name, since, where = holder or ("", "just now", "an unknown address")
         *_, host, pid = f"unknown {name}".split()
@@ -334,7 +334,7 @@ def look_around(address: str) -> tuple[Leader | None, list[Seat]]:
         StorageError: The database cannot be read.
     """
     place = place_of(address)
-    with contextlib.closing(connect(address, "lead")) as connection, translated(place):
+    with contextlib.closing(connect(address, "lead")) as connection, translate_errors(place):
         check_server(connection, place)
         make_tables(connection, place)
         rows = connection.execute(SQL["standbys"], (SEEN_SECONDS,)).fetchall()
@@ -347,7 +347,10 @@ def ask_to_resign(address: str) -> bool:
     Raises:
         StorageError: The database cannot be written.
     """
-    with contextlib.closing(connect(address, "lead")) as connection, translated(place_of(address)):
+    with (
+        contextlib.closing(connect(address, "lead")) as connection,
+        translate_errors(place_of(address)),
+    ):
         return bool(connection.execute(SQL["resign"], (LEAD_SECONDS,)).rowcount)
 
 
@@ -392,13 +395,13 @@ def make_tables(connection: Connection, place: str) -> bool:
             assert row is not None
             exists, may_create = row
             if not exists and not may_create:
-                raise _not_prepared(place)
+                raise _unprepared_error(place)
             if not exists:
                 connection.execute(SQL["schema"])
             return _migrate(connection, place)
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable) as error:
         # A schema that a role may not use is none to it.
-        raise _not_granted(place) from error
+        raise _missing_grant_error(place) from error
 
 
 def _migrate(connection: Connection, place: str) -> bool:
@@ -422,14 +425,14 @@ def _format(connection: Connection) -> int | None:
         return None
 
 
-def _not_prepared(place: str) -> StorageError:
+def _unprepared_error(place: str) -> StorageError:
     return StorageError(
         f"{place} has no tables of Moorage, and this role may not make them. Run `moored storage "
         "prepare --for ROLE` once, as a role that may."
     )
 
 
-def _not_granted(place: str) -> StorageError:
+def _missing_grant_error(place: str) -> StorageError:
     return StorageError(
         f"{place} does not let this role write the tables in the schema moorage. Run `moored "
         "storage prepare --for ROLE` as the role that owns them."

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 import psycopg
 
 from moorage.storage.base import RecordRow, RecordTable, RecordTally, SqlRow, StorageFailed
-from moorage.storage.postgres.connection import Connection, translated
+from moorage.storage.postgres.connection import Connection, translate_errors
 from moorage.storage.postgres.leadership import SQL as SCHEMA
 from moorage.storage.postgres.leadership import Leadership
 from moorage.storage.statements import read_statements
@@ -125,11 +125,11 @@ class PostgresRecords:
         assert connection is not None
         self._leadership.check_failure()
         try:
-            with translated(self.place), connection.transaction():
+            with translate_errors(self.place), connection.transaction():
                 if not durable:
                     connection.execute("SET LOCAL synchronous_commit = off")
                 if not connection.execute(SCHEMA["fence"], (self._leadership.epoch,)).rowcount:
-                    raise self._leadership.deposed()
+                    raise self._leadership.deposition()
                 result = work(PostgresRecordTable(connection))
         except StorageFailed as error:
             # Whether it is stored is unknown, and what is in memory may be another thing.

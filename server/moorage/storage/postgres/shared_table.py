@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 import psycopg
 
-from moorage.storage.postgres.connection import Connection, connect, place_of, translated
+from moorage.storage.postgres.connection import Connection, connect, place_of, translate_errors
 from moorage.storage.postgres.leadership import check_server, make_tables
 
 _VERSION: Final = "SELECT value FROM meta WHERE name = %s"
@@ -66,7 +66,7 @@ class SharedTable:
         Raises:
             StorageError: The database cannot be read or written.
         """
-        with self._guard, translated(self.place):
+        with self._guard, translate_errors(self.place):
             yield self._open()
 
     @contextlib.contextmanager

@@ -10,7 +10,7 @@ from psycopg import sql
 from moorage.storage.base import SECRET_BYTES, Followed, StorageError
 from moorage.storage.postgres.agents import PostgresAgents
 from moorage.storage.postgres.audit import PostgresAudit
-from moorage.storage.postgres.connection import connect, place_of, translated
+from moorage.storage.postgres.connection import connect, place_of, translate_errors
 from moorage.storage.postgres.facts import PostgresFacts
 from moorage.storage.postgres.followed import PostgresFollowedFacts, PostgresFollowedRecords
 from moorage.storage.postgres.leadership import SQL, Leadership, make_tables
@@ -76,7 +76,7 @@ class PostgresStorage:
 
     def secret(self) -> bytes:
         """See `Storage.secret`."""
-        with closing(self._leadership.open("secret")) as connection, translated(self.place):
+        with closing(self._leadership.open("secret")) as connection, translate_errors(self.place):
             connection.execute(SQL["insert_secret"], (secrets.token_bytes(SECRET_BYTES),))
             row = connection.execute(SQL["secret"]).fetchone()
             assert row is not None
@@ -99,7 +99,10 @@ def prepare(address: str, role: str | None) -> list[str]:
     leadership, done = Leadership(address), list[str]()
     leadership.take()
     try:
-        with closing(connect(address, "prepare")) as connection, translated(place_of(address)):
+        with (
+            closing(connect(address, "prepare")) as connection,
+            translate_errors(place_of(address)),
+        ):
             make_tables(connection, leadership.place)
             done.append(f"{leadership.place} has the tables of this release.")
             if role is not None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from moorage.storage.base import changed_rows
+from moorage.storage.base import diff_rows
 from moorage.storage.sqlite.shared_file import SharedFile
 from moorage.storage.statements import read_statements
 
@@ -29,6 +29,6 @@ class SqliteAgents(SharedFile):
             before = dict(connection.execute(SQL["rows"]))
             after = dict(before)
             yield after
-            put, gone = changed_rows(before, after)
+            put, gone = diff_rows(before, after)
             connection.executemany(SQL["put"], put)
             connection.executemany(SQL["delete"], gone)

@@ -23,7 +23,7 @@ from moorage.storage.sqlite.files import (
     connect_to_look,
     owner_only,
     sync_directory,
-    translated,
+    translate_errors,
 )
 from moorage.storage.sqlite.marks import DurableMark, Found, read_mark
 from moorage.storage.sqlite.records import RecordTables
@@ -39,7 +39,7 @@ def is_filled(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def staged(target: Path) -> Iterator[Path]:
+def stage(target: Path) -> Iterator[Path]:
     """Yield a folder to fill, which then becomes `target`, whole and durable, or goes.
 
     One that a killed process left is filled again from the start.
@@ -131,7 +131,7 @@ def copy_folder(data: Path, target: Path, *, fencing_skip: int = 0) -> int:
     _copy_catalog(data / CATALOG_FILE, target / CATALOG_FILE)
     for name in (AGENTS_FILE, TOKENS_FILE):
         if (data / name).exists():
-            with translated(str(data / name)):
+            with translate_errors(str(data / name)):
                 _copy(data / name, target / name)
                 with closing(connect_to_look(target / name)) as copied:
                     for line in check_pages(copied, 1):
@@ -141,9 +141,9 @@ def copy_folder(data: Path, target: Path, *, fencing_skip: int = 0) -> int:
 
 def _copy_ledger(source: Path, copy: Path) -> None:
     place = facts_file.place_of(source)
-    with translated(place):
+    with translate_errors(place):
         found = read_mark(facts_file.mark_path(source), facts_file.LABEL)
-        _known(place, found)
+        _check_mark(place, found)
         _copy(source, copy)
         with closing(connect_to_look(copy)) as connection:
             tables = FactTables(connection)
@@ -156,9 +156,9 @@ def _copy_ledger(source: Path, copy: Path) -> None:
 
 def _copy_catalog(source: Path, copy: Path) -> None:
     place = records_file.place_of(source)
-    with translated(place):
+    with translate_errors(place):
         found = read_mark(records_file.mark_path(source), records_file.LABEL)
-        _known(place, found)
+        _check_mark(place, found)
         _copy(source, copy)
         with closing(connect_to_look(copy)) as connection:
             changes = RecordTables(connection).commits()
@@ -168,7 +168,7 @@ def _copy_catalog(source: Path, copy: Path) -> None:
         DurableMark(records_file.mark_path(copy), records_file.LABEL, *numbers).close()
 
 
-def _known(place: str, mark: Found) -> None:
+def _check_mark(place: str, mark: Found) -> None:
     if not mark.known:
         raise StorageCorrupt(place, mark.doubt)
 

@@ -22,7 +22,7 @@ from moorage.storage.sqlite.agents import SqliteAgents
 from moorage.storage.sqlite.fact_tables import FactTables
 from moorage.storage.sqlite.fencing import LABEL as FENCING
 from moorage.storage.sqlite.fencing import fencing_path
-from moorage.storage.sqlite.files import OWNER_ONLY, translated
+from moorage.storage.sqlite.files import OWNER_ONLY, translate_errors
 from moorage.storage.sqlite.lock import WriterLock
 from moorage.storage.sqlite.marks import Found, read_mark
 from moorage.storage.sqlite.storage import read_secret, write_secret
@@ -44,7 +44,7 @@ def reading(folder: Path) -> Iterator[Contents]:
     lock = WriterLock(ledger)
     lock.acquire()
     try:
-        with translated(str(folder), values=False):
+        with translate_errors(str(folder), values=False):
             facts.look(ledger)
             if not catalog.exists():
                 raise StorageCorrupt(str(folder), f"{CATALOG_FILE} is missing")
@@ -95,7 +95,7 @@ def fill(folder: Path, source: Contents) -> None:
         StorageError: A file cannot be written.
     """
     ledger, last = folder / LEDGER_FILE, source.facts.last_seq()
-    with translated(str(folder), values=False):
+    with translate_errors(str(folder), values=False):
         numbers = (last, source.facts.chain_of(last) or 0, 0)
         facts.rebuild(ledger, partial(_fill_facts, source), numbers, (source.fencing, 0))
         rows = ((kind, *row) for kind, row in source.records_by_age())
@@ -128,7 +128,7 @@ def _fill_audit(folder: Path, lines: Iterator[bytes]) -> None:
 def _fill_facts(source: Contents, tables: FactTables) -> None:
     for rows in source.fact_pages():
         tables.insert(rows)
-    tables.set_pruned(source.facts.pruned_seq())
+    tables.write_pruned_seq(source.facts.pruned_seq())
     for number, (finished, parts) in enumerate(source.checkpoints(), 1):
         for part, body in enumerate(parts):
             tables.insert_part(finished.number, part, body)

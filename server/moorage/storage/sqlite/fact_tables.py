@@ -76,7 +76,7 @@ class FactTables:
         """See `Facts.pruned_seq`."""
         return int(self._execute(SQL["pruned"]).fetchone()[0])
 
-    def set_pruned(self, seq: int) -> None:
+    def write_pruned_seq(self, seq: int) -> None:
         """Write down the last fact that was deleted."""
         self._execute(SQL["set_pruned"], (seq,))
 
@@ -95,7 +95,7 @@ class FactTables:
         """See `Facts.lost`."""
         return list(self._execute(SQL["lost"]))
 
-    def note_lost(self, runs: Iterable[tuple[int, int]], at: float) -> None:
+    def write_lost(self, runs: Iterable[tuple[int, int]], at: float) -> None:
         """Write down runs of facts whose loss is accepted."""
         self._connection.executemany(SQL["insert_lost"], [(*run, at) for run in runs])
 
@@ -146,7 +146,7 @@ class FactTables:
             return False
         last = oldest[-1][0]
         self._execute(SQL["delete_to"], (last,))
-        self.set_pruned(last)
+        self.write_pruned_seq(last)
         return len(oldest) == PRUNED_PER_STEP
 
     def _used_bytes(self) -> int:

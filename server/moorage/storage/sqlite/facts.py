@@ -25,11 +25,11 @@ from moorage.storage.sqlite.files import (
     UNREADABLE,
     connect,
     connect_to_look,
-    log_lost,
+    find_log_damage,
     owner_only,
     replacing,
     sync_directory,
-    translated,
+    translate_errors,
 )
 from moorage.storage.sqlite.lock import WriterLock
 from moorage.storage.sqlite.marks import DurableMark, Found, Reserve, read_mark
@@ -87,7 +87,7 @@ class SqliteFacts:
         """See `FactStore.open`."""
         with ExitStack() as opened:
             self._make_file(opened)
-            with translated(self.place):
+            with translate_errors(self.place):
                 found = look(self._path)
                 fencing, mark = self._open_beside(opened, found)
                 connection = connect_to_write(self._path, self.place)
@@ -140,7 +140,7 @@ class SqliteFacts:
         with self._reading:
             if self._reader is None:
                 raise StorageError(f"{self.place} is not open.")
-            with translated(self.place):
+            with translate_errors(self.place):
                 self._reader.execute("BEGIN")
                 try:
                     yield FactTables(self._reader)
@@ -153,7 +153,7 @@ class SqliteFacts:
         """See `FactStore.commit`."""
         assert self._writing
         connection, mark, numbers, reserve = self._writing
-        with translated(self.place):
+        with translate_errors(self.place):
             numbers.reserve(fencing)
             reserve.refill()
             try:
@@ -170,7 +170,7 @@ class SqliteFacts:
     def upkeep(self) -> float | None:
         """See `FactStore.upkeep`."""
         assert self._writing
-        with translated(self.place):
+        with translate_errors(self.place):
             sync_seconds = self._writing.mark.sync_in_time()
             look_seconds = self._writing.reserve.refill()
         return look_seconds if sync_seconds is None else min(sync_seconds, look_seconds)
@@ -292,7 +292,7 @@ def look(ledger: Path) -> Found:
             )
         lacking = missing(tables, found, new=new)
     # After a power cut the mark may be a second behind; a log that is damaged shows by itself.
-    lacking = lacking or log_lost(ledger).rstrip(".")
+    lacking = lacking or find_log_damage(ledger).rstrip(".")
     if lacking:
         raise StorageCorrupt(place, lacking)
     return found
@@ -334,7 +334,7 @@ def copy_ledger(ledger: Path, target: Path) -> None:
     Raises:
         StorageError: It cannot be read, or the copy cannot be written.
     """
-    with translated(place_of(ledger)):
+    with translate_errors(place_of(ledger)):
         found = read_mark(mark_path(ledger), LABEL)  # First: the copy may know more than its mark.
         with closing(connect_to_look(ledger)) as before, closing(connect(target)) as new:
             before.backup(new)
@@ -359,7 +359,7 @@ def rebuild(
     Raises:
         StorageError: A file cannot be written or read.
     """
-    with translated(place_of(ledger)):
+    with translate_errors(place_of(ledger)):
         with replacing(ledger) as new, closing(connect_to_write(new, place_of(new))) as connection:
             connection.execute("BEGIN IMMEDIATE")
             fill(FactTables(connection))

@@ -26,7 +26,7 @@ LOG_FRAME_BYTES: Final = 24
 
 
 @contextlib.contextmanager
-def translated(place: str, *, values: bool = True) -> Iterator[None]:
+def translate_errors(place: str, *, values: bool = True) -> Iterator[None]:
     """Turn what SQLite and files raise into this package's errors.
 
     Args:
@@ -183,7 +183,7 @@ def log_damage(database: Path) -> str:
     return _read_log(database)[0]
 
 
-def log_lost(database: Path) -> str:
+def find_log_damage(database: Path) -> str:
     """Return the damage in a log that loses durable commits; empty if there is none.
 
     The frames of the one that was under way at a crash may be there or not, in any order. Each

@@ -30,7 +30,7 @@ class WriterLock:
         self._descriptors: list[int] = []
 
     def acquire(self) -> None:
-        """Take it, at once or not at all, and write down who has it.
+        """Take the lock at once or not at all, and write down its holder.
 
         Raises:
             StorageLocked: Another process (or another ledger of this one) has it.

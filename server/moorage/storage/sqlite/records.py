@@ -24,11 +24,11 @@ from moorage.storage.sqlite.files import (
     UNREADABLE,
     check_pages,
     connect_to_look,
-    log_lost,
+    find_log_damage,
     note_release,
     owner_only,
     replacing,
-    translated,
+    translate_errors,
     writer_of,
 )
 from moorage.storage.sqlite.marks import DurableMark, Found, read_mark
@@ -180,7 +180,7 @@ class SqliteRecords:
         """See `RecordStore.open`."""
         try:
             owner_only(self._path)
-            with translated(self.place):
+            with translate_errors(self.place):
                 found = look(self._path)
             mark = DurableMark(
                 mark_path(self._path), LABEL, found.first, found.second, found.writes
@@ -190,7 +190,7 @@ class SqliteRecords:
                 f"{self.place} cannot be opened: {error}; the data directory must be one that this "
                 "user may write to"
             ) from error
-        with contextlib.ExitStack() as opened, translated(self.place):
+        with contextlib.ExitStack() as opened, translate_errors(self.place):
             opened.callback(mark.close)
             connection = opened.enter_context(
                 closing(sqlite3.connect(self._path, isolation_level=None))
@@ -220,7 +220,7 @@ class SqliteRecords:
         connection, mark = self._connection, self._mark
         assert connection
         assert mark
-        with translated(self.place, values=False):
+        with translate_errors(self.place, values=False):
             connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             mark.sync_in_time()
             connection.execute("BEGIN")
@@ -245,7 +245,7 @@ class SqliteRecords:
         """See `RecordStore.upkeep`."""
         if self._mark is None:
             return None
-        with translated(self.place):
+        with translate_errors(self.place):
             return self._mark.sync_in_time()
 
     def close(self) -> None:
@@ -312,7 +312,7 @@ def look(path: Path) -> Found:
             f"it has seen {changes} changes of {found.first} that were durable; its write-ahead"
             " log, or the file itself, is damaged, cut or gone",
         )
-    if lost := log_lost(path):
+    if lost := find_log_damage(path):
         raise StorageCorrupt(place, lost.rstrip("."))
     return found
 
@@ -323,7 +323,7 @@ def rebuild(path: Path, found: Found, rows: Iterable[SqlRow]) -> None:
     Raises:
         StorageError: A file cannot be written.
     """
-    with translated(place_of(path)):
+    with translate_errors(place_of(path)):
         with replacing(path) as new, closing(sqlite3.connect(new, isolation_level=None)) as file:
             _make(file)
             file.execute("BEGIN")

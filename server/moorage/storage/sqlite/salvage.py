@@ -14,8 +14,8 @@ from typing import NamedTuple
 from moorage.storage.sqlite.files import (
     LOG_FRAME_BYTES,
     LOG_HEADER_BYTES,
+    find_log_damage,
     log_damage,
-    log_lost,
     log_sums,
 )
 
@@ -49,7 +49,7 @@ def readable(database: Path, *, lacking: bool) -> Iterator[Path]:
     Raises:
         OSError: There is no room for a copy.
     """
-    damaged = log_lost(database) or (lacking and log_damage(database))
+    damaged = find_log_damage(database) or (lacking and log_damage(database))
     frames = _frames(database) if damaged else []
     last = max((at for at, each in enumerate(frames) if each.whole and each.pages), default=-1)
     if last < 0:

@@ -1,4 +1,4 @@
-"""Bounds a pod to what its lease holds of the node, whatever its manifest says.
+"""Limits a pod to the resources of its lease, also against its manifest.
 
 `manifests` calls it with the finished pod. What a container asks for in requests or limits counts;
 sidecars run beside the containers, other init containers run one after another before them.
@@ -67,7 +67,7 @@ def keep_within(spec: Document, share: Share, main: str) -> None:
         for container in _each(spec, "initContainers"):
             wanted = _request_or_limit(container, name)
             if container.get("restartPolicy") == "Always":
-                before += _said(container, name, held, wanted)
+                before += _request_beside(container, name, held, wanted)
                 wanted = 0
             elif wanted is None and held > before:
                 wanted = _give(container, name, held - before)
@@ -77,7 +77,7 @@ def keep_within(spec: Document, share: Share, main: str) -> None:
             if container["name"] == main:
                 own = container
             else:
-                before += _said(container, name, held, _request_or_limit(container, name))
+                before += _request_beside(container, name, held, _request_or_limit(container, name))
         if own and (wanted := _request_or_limit(own, name)) is not None:
             before += wanted
         elif own and held > before:
@@ -89,7 +89,7 @@ def keep_within(spec: Document, share: Share, main: str) -> None:
         _check(name, whole or 0, held)
 
 
-def _said(container: Document, name: str, held: int, wanted: int | None) -> int:
+def _request_beside(container: Document, name: str, held: int, wanted: int | None) -> int:
     """Return the request of a container beside the main one, which must have one."""
     if wanted is None and held:
         reason = f"expected resources.limits.{name}: the containers of a pod share its lease"

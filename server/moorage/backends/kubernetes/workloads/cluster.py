@@ -95,15 +95,15 @@ class ClusterWorkloads:
         ours = f"{SERVER_LABEL}={server}"
         claims = f"{RESOURCE_API}/resourceclaims"
         self._pods = ObjectWatcher(
-            connection, Kind("pods", "/api/v1/pods", pod_state, labels=ours), self._pod_changed
+            connection, Kind("pods", "/api/v1/pods", pod_state, labels=ours), self._note_pod
         )
         self._claims = ObjectWatcher(
             connection,
             Kind("resourceclaims", claims, claim_state, labels=ours),
-            self._claim_changed,
+            self._note_claim,
         )
         self._nodes = ObjectWatcher(
-            connection, Kind("nodes", "/api/v1/nodes", node_trouble), self._node_changed
+            connection, Kind("nodes", "/api/v1/nodes", node_trouble), self._note_node
         )
         self._slices = ObjectWatcher(
             connection,
@@ -112,7 +112,7 @@ class ClusterWorkloads:
                 f"{RESOURCE_API}/resourceslices",
                 lambda raw: slice_record(_SLICE.decode(raw)),
             ),
-            self._slice_changed,
+            self._note_slice,
         )
         self._watchers = (self._pods, self._claims, self._nodes, self._slices)
         self._pods_of = defaultdict[str, dict[str, PodState]](dict)
@@ -340,7 +340,7 @@ class ClusterWorkloads:
         paths = set(self._paths(workload))
         if not paths:
             return False
-        self._objects[workload] |= _watched(paths)
+        self._objects[workload] |= _watched_paths(paths)
         trouble: list[str] = []
         bodies: dict[str, Document] = {
             # A Job that is gone has no pod any more, and makes none.
@@ -355,7 +355,7 @@ class ClusterWorkloads:
         try:
             async with asyncio.timeout(END_SECONDS_MAX):
                 await asyncio.gather(
-                    *(self._deleted(workload, each, body, trouble) for each, body in bodies.items())
+                    *(self._delete(workload, each, body, trouble) for each, body in bodies.items())
                 )
         except (RefusedError, TimeoutError) as error:
             said = f"the Kubernetes cluster {self.cluster_id} took no order to end {workload}"
@@ -374,23 +374,23 @@ class ClusterWorkloads:
         for claim in self.claims(workload):
             yield f"{manifests.CLAIMS.format(claim.namespace)}/{claim.name}"
 
-    async def _deleted(self, workload: str, path: str, body: Document, trouble: list[str]) -> None:
+    async def _delete(self, workload: str, path: str, body: Document, trouble: list[str]) -> None:
         try:
             await self._patiently(lambda: self.connection.call("DELETE", path, body), trouble)
         except RefusedError as error:
             if error.status != _NOT_FOUND:
                 raise
-            self._gone(workload, path)
+            self._forget_object(workload, path)
             return
-        if not _watched([path]):
-            self._gone(workload, path)
+        if not _watched_paths([path]):
+            self._forget_object(workload, path)
 
     def left(self, workload: str) -> list[str]:
         """Return the remaining paths of a workload whose end was ordered.
 
         What the watch still shows counts: a start that came next would take it for its own.
         """
-        return sorted(_watched(self._paths(workload)))
+        return sorted(_watched_paths(self._paths(workload)))
 
     async def look_for(self, workload: str) -> None:
         """Look for workloads that were ordered to end and sent no news."""
@@ -399,7 +399,7 @@ class ClusterWorkloads:
                 await self.connection.call("GET", path)
             except RefusedError as error:
                 if error.status == _NOT_FOUND:
-                    self._gone(workload, path)
+                    self._forget_object(workload, path)
             except KubernetesError:
                 return
 
@@ -432,7 +432,7 @@ class ClusterWorkloads:
             self._news[workload].event.set()
         self._changed(workload)
 
-    def _gone(self, workload: str, path: str) -> None:
+    def _forget_object(self, workload: str, path: str) -> None:
         unseen = self._objects.get(workload)
         if unseen is not None:
             unseen.discard(path)
@@ -445,7 +445,7 @@ class ClusterWorkloads:
         """Forget a workload that has no object left."""
         self._news.pop(workload, None)
 
-    def _pod_changed(self, key: str, old: PodState | None, new: PodState | None) -> None:
+    def _note_pod(self, key: str, old: PodState | None, new: PodState | None) -> None:
         for record in filter(None, (old, new)):
             pods = self._pods_of[record.workload]
             if record is old:
@@ -459,12 +459,14 @@ class ClusterWorkloads:
         if seen is None:
             return
         if new is None:
-            self._gone(seen.workload, f"{manifests.PODS.format(seen.namespace)}/{seen.name}")
+            self._forget_object(
+                seen.workload, f"{manifests.PODS.format(seen.namespace)}/{seen.name}"
+            )
             if not self._pods_of[seen.workload]:
                 del self._pods_of[seen.workload]
         self._wake_waiter(seen.workload)
 
-    def _claim_changed(self, key: str, old: ClaimState | None, new: ClaimState | None) -> None:
+    def _note_claim(self, key: str, old: ClaimState | None, new: ClaimState | None) -> None:
         seen = new or old
         if seen is None:
             return
@@ -473,22 +475,24 @@ class ClusterWorkloads:
             claims[key] = new
         else:
             claims.pop(key, None)
-            self._gone(seen.workload, f"{manifests.CLAIMS.format(seen.namespace)}/{seen.name}")
+            self._forget_object(
+                seen.workload, f"{manifests.CLAIMS.format(seen.namespace)}/{seen.name}"
+            )
             if not claims:
                 del self._claims_of[seen.workload]
         self._wake_waiter(seen.workload)
 
-    def _node_changed(self, key: str, old: NodeTrouble | None, new: NodeTrouble | None) -> None:
+    def _note_node(self, key: str, old: NodeTrouble | None, new: NodeTrouble | None) -> None:
         del old, new
         for workload in tuple(self._on_node.get(key.removeprefix("/"), ())):
             self._wake_waiter(workload)
 
-    def _slice_changed(self, key: str, old: SliceRecord | None, new: SliceRecord | None) -> None:
+    def _note_slice(self, key: str, old: SliceRecord | None, new: SliceRecord | None) -> None:
         if old is not None:
             self._published[old.node].pop(key, None)
         if new is not None:
             self._published[new.node][key] = new
 
 
-def _watched(paths: Iterable[str]) -> set[str]:
+def _watched_paths(paths: Iterable[str]) -> set[str]:
     return {path for path in paths if not any(each in path for each in _UNWATCHED)}

@@ -70,7 +70,7 @@ class StartObjects:
 
     @property
     def pods_path(self) -> str:
-        """Where the pods or Jobs are made."""
+        """The path at which pods or Jobs are created."""
         return (JOBS if self.jobs else PODS).format(self.namespace)
 
 

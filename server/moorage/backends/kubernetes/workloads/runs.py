@@ -21,7 +21,7 @@ from moorage.backends.base import (
     UnsupportedSpecError,
     WorkloadReport,
 )
-from moorage.backends.completion import finished
+from moorage.backends.completion import finish
 from moorage.backends.kubernetes.connection import ClusterConnection
 from moorage.backends.kubernetes.errors import ConfigurationError, KubernetesError
 from moorage.backends.kubernetes.following import ClusterSource
@@ -101,7 +101,7 @@ class WorkloadRuns:
         """Return the workloads in all clusters."""
         found: dict[str, WorkloadReport] = {}
         for cluster_id in self._addresses:
-            cluster = (await self._listed(cluster_id)).workloads
+            cluster = (await self._list_cluster(cluster_id)).workloads
             names = cluster.workloads()
             if "{tenant}" not in self._namespace:
                 names |= await cluster.jobs(self._namespace)
@@ -176,20 +176,20 @@ class WorkloadRuns:
             BackendError: That is unknown, since a cluster cannot be read.
         """
         if workload in self._where:
-            return await self._listed(self._where[workload])
+            return await self._list_cluster(self._where[workload])
         for cluster_id in self._addresses:
-            cluster = await self._listed(cluster_id)
+            cluster = await self._list_cluster(cluster_id)
             if cluster.workloads.has(workload):
                 self._where[workload] = cluster_id
                 return cluster
         return None
 
-    async def _listed(self, cluster_id: str) -> _Cluster:
-        cluster = await self._opened(cluster_id)
+    async def _list_cluster(self, cluster_id: str) -> _Cluster:
+        cluster = await self._open_cluster(cluster_id)
         await cluster.workloads.listed()
         return cluster
 
-    async def _opened(self, cluster_id: str) -> _Cluster:
+    async def _open_cluster(self, cluster_id: str) -> _Cluster:
         address = self._addresses.get(cluster_id)
         if address is None:
             known = ", ".join(self._addresses) or "none"
@@ -205,7 +205,7 @@ class WorkloadRuns:
                     unavailable = isinstance(error, ConfigurationError)
                     kind = BackendUnavailableError if unavailable else BackendError
                     raise kind(reason) from error
-                workloads = ClusterWorkloads(cluster_id, connection, server, self._changed)
+                workloads = ClusterWorkloads(cluster_id, connection, server, self._report_state)
                 output = PodOutput(connection, self._root / "output")
                 self._clusters[cluster_id] = _Cluster(workloads, output)
             return self._clusters[cluster_id]
@@ -223,11 +223,11 @@ class WorkloadRuns:
             raise UnsupportedSpecError(f"{reason}: see its setting kubernetes_clusters")
         cluster_id = clusters.pop() if clusters else next(iter(self._addresses))
         trouble: list[str] = []
-        cluster = await self._opened(cluster_id)
+        cluster = await self._open_cluster(cluster_id)
         self._where[order.id] = cluster_id
         try:
             async with asyncio.timeout(order.timeout_seconds):
-                return await self._started(cluster, order, pod, trouble)
+                return await self._start(cluster, order, pod, trouble)
         except BaseException as error:
             last = self._last_sign(cluster.workloads, order, trouble)
             if isinstance(error, BackendError):
@@ -259,7 +259,7 @@ class WorkloadRuns:
         silence = f"nothing new was heard in the last {cluster.silence(order.id):.0f} s"
         return f"{said}; {silence}: see `{command}`"
 
-    async def _started(
+    async def _start(
         self, cluster: _Cluster, order: Order, pod: PodOrder, trouble: list[str]
     ) -> WorkloadReport:
         name, known = order.id, cluster.workloads
@@ -268,12 +268,12 @@ class WorkloadRuns:
                 self._say(
                     WorkloadReport(name, Phase.STARTING, detail=f"ordered at {known.cluster_id}")
                 )
-            await self._patiently_listed(known, trouble)
+            await self._list_patiently(known, trouble)
             self._ordered.add(name)
             pods, gang = known.pods(name), len(order.placement) > 1
             there = _is_whole(pods)
             if order.resumed and (pods or gang) and not there:
-                raise BackendError(_lost(pods, [str(x.node_id) for x in order.placement]))
+                raise BackendError(_lost_pods(pods, [str(x.node_id) for x in order.placement]))
             if not there or pod.port or gang:
                 nodes = set() if there else {str(share.node_id) for share in order.placement}
                 namespace = pod.namespace or tenant_namespace(self._namespace, order.tenant)
@@ -287,12 +287,12 @@ class WorkloadRuns:
             self._running.add(name)
             self._nodes[name] = [str(share.node_id) for share in order.placement]
             self._say(report)
-            self._changed(name)  # What came between the two.
+            self._report_state(name)  # What came between the two.
         else:
-            report = await self._ended(cluster, report)
+            report = await self._report_end(cluster, report)
         return report
 
-    async def _patiently_listed(self, cluster: ClusterWorkloads, trouble: list[str]) -> None:
+    async def _list_patiently(self, cluster: ClusterWorkloads, trouble: list[str]) -> None:
         """Wait until a cluster is read; without an answer, for as long as the start may take."""
         while True:
             try:
@@ -403,7 +403,7 @@ class WorkloadRuns:
         finally:
             if gave_up:
                 with contextlib.suppress(TimeoutError):
-                    await finished(asyncio.wait_for(self._undo(workload), UNDO_SECONDS_MAX))
+                    await finish(asyncio.wait_for(self._undo(workload), UNDO_SECONDS_MAX))
             self.reports.pop(workload, None)
 
     async def _undo(self, workload: str) -> None:
@@ -458,7 +458,7 @@ class WorkloadRuns:
             self.reports[report.id] = report
             self._tell(report)
 
-    def _changed(self, workload: str) -> None:
+    def _report_state(self, workload: str) -> None:
         """Report the new state of a workload that runs."""
         cluster = self._clusters.get(self._where.get(workload, ""))
         if workload not in self._running or cluster is None:
@@ -467,7 +467,7 @@ class WorkloadRuns:
         if seen is None or seen.trouble is Trouble.SILENCE:
             detail = "another client deleted its pods at the API server"
             if pods := cluster.workloads.pods(workload):
-                detail = _lost(pods, self._nodes.get(workload, ()))
+                detail = _lost_pods(pods, self._nodes.get(workload, ()))
             report = WorkloadReport(workload, Phase.FAILED, detail=detail)
         else:
             report = seen.report
@@ -480,9 +480,9 @@ class WorkloadRuns:
             self._say(report)
 
     async def _tell_end(self, cluster: _Cluster, report: WorkloadReport) -> None:
-        await self._ended(cluster, report)
+        await self._report_end(cluster, report)
 
-    async def _ended(self, cluster: _Cluster, report: WorkloadReport) -> WorkloadReport:
+    async def _report_end(self, cluster: _Cluster, report: WorkloadReport) -> WorkloadReport:
         """Store the output of an ended workload, and report its end."""
         for pod in cluster.workloads.pods(report.id)[:1]:
             if pod.ended:
@@ -491,7 +491,7 @@ class WorkloadRuns:
         return report
 
 
-def _lost(pods: Sequence[PodState], nodes: Sequence[str]) -> str:
+def _lost_pods(pods: Sequence[PodState], nodes: Sequence[str]) -> str:
     """Return a sentence about the pods that a gang has lost."""
     missing = [each for each in nodes if each not in {pod.node for pod in pods}]
     where = f" on {', '.join(missing)}" if missing else ""

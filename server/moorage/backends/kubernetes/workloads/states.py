@@ -236,13 +236,13 @@ def pod_state(raw: msgspec.Raw) -> PodState | None:
         deleted=bool(meta.deletion_timestamp),
         unschedulable=scheduled.message or scheduled.reason if scheduled.status == "False" else "",
         waiting=(waiting.reason, waiting.message),
-        ended=_ended(containers),
+        ended=_decisive_end(containers),
         reason=(status.reason, status.message),
         disruption=f"{taken.reason}: {taken.message}" if taken.status == "True" else "",
     )
 
 
-def _ended(containers: Collection[_Container]) -> tuple[int, str, str] | None:
+def _decisive_end(containers: Collection[_Container]) -> tuple[int, str, str] | None:
     """Return the end of the most telling container: the first that failed, else any."""
     ends = [
         (end.exit_code, end.reason, end.message)
@@ -329,7 +329,7 @@ def _view(pod: PodState, nodes: Mapping[str, NodeTrouble], listed: bool) -> Work
         # A gang without one of its pods is of no use; a kubelet that says why it is not ready may
         # be ready again in a moment.
         broken = pod.size > 1 and (trouble is None or trouble.silent)
-        detail = f"{title}: its node {pod.node} {_lost(trouble)}"
+        detail = f"{title}: its node {pod.node} {_node_fate(trouble)}"
         return view(Phase.FAILED if broken else Phase.STARTING, detail)
     if pod.phase == "Running":
         if pod.ready:
@@ -340,7 +340,7 @@ def _view(pod: PodState, nodes: Mapping[str, NodeTrouble], listed: bool) -> Work
         return view(Phase.STARTING, f"{title} runs on {pod.node}, and is not ready yet")
     reason, message = pod.waiting
     if reason in _HOPELESS:
-        return view(Phase.STARTING, _stuck(title, reason, message), Trouble.HOPELESS)
+        return view(Phase.STARTING, _why_stuck(title, reason, message), Trouble.HOPELESS)
     if pod.node:
         why = f": {reason} {message}".rstrip() if reason else ""
         return view(Phase.PULLING, f"{title} is on its way on {pod.node}{why}")
@@ -350,7 +350,7 @@ def _view(pod: PodState, nodes: Mapping[str, NodeTrouble], listed: bool) -> Work
     return view(Phase.PENDING, f"{title} waits for the scheduler", Trouble.SILENCE)
 
 
-def _lost(trouble: NodeTrouble | None) -> str:
+def _node_fate(trouble: NodeTrouble | None) -> str:
     """Return the fate of a node; None: it is no longer listed."""
     if trouble is None:
         return "was deleted; Kubernetes ends what was there in about a minute"
@@ -358,7 +358,7 @@ def _lost(trouble: NodeTrouble | None) -> str:
     return f"is lost ({trouble.why}): {advice}"
 
 
-def _stuck(title: str, reason: str, message: str) -> str:
+def _why_stuck(title: str, reason: str, message: str) -> str:
     said = f"{title} cannot start: {reason}{': ' if message else ''}{message}"
     if reason in _IMAGE:
         return f"{said}; check the image's name, and imagePullSecrets in `manifest`"

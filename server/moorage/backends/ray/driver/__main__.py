@@ -41,7 +41,7 @@ class Driver:
         self._output = output
         self._writing = threading.Lock()
         self._client = ray.util.client.ray.is_connected()  # type: ignore[no-untyped-call]  # Ray has no types for it.
-        self._workloads = Workloads(server, namespace, self._ended)
+        self._workloads = Workloads(server, namespace, self._report_end)
         self._calls: Mapping[str, Callable[..., JsonValue]] = {
             "discover": self._workloads.discover,
             "status": self._workloads.status,
@@ -91,7 +91,7 @@ class Driver:
             self.say({"beat": time.time()})
             time.sleep(BEAT_SECONDS)  # The pace of the beat.
 
-    def _ended(self, workload: str, report: JsonMapping) -> None:
+    def _report_end(self, workload: str, report: JsonMapping) -> None:
         self.say({"ended": workload, "report": report})
 
     def _logs(self, workload: str, offset: int) -> JsonObject:

@@ -120,7 +120,7 @@ class JobGroups:
                     raise GroupError("its start was given up")
                 if time.monotonic() > deadline:
                     raise GroupError(
-                        f"Ray has not reserved what a job may use within {MAKE_SECONDS_MAX:g} s:"
+                        f"Ray has not reserved the devices of a job within {MAKE_SECONDS_MAX:g} s:"
                         f" {_wants(bundles)}; others may hold that"
                     )
             right = all(

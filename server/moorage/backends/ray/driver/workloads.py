@@ -182,15 +182,20 @@ class Workloads:
             with self._lock_of(workload):
                 if given_up.is_set():
                     raise NotDoneError("its start was given up")
-                return self._started(workload, plans, given_up, new=new)
+                return self._start(workload, plans, given_up, new=new)
         finally:
             with self._lock:
                 self._given_up[workload].remove(given_up)
                 if not self._given_up[workload]:
                     del self._given_up[workload]
 
-    def _started(
-        self, workload: str, plans: Sequence[JsonMapping], given_up: threading.Event, *, new: bool
+    def _start(
+        self,
+        workload: str,
+        plans: Sequence[JsonMapping],
+        given_up: threading.Event,
+        *,
+        new: bool,
     ) -> Report | None:
         members = self._all().get(workload, [])
         if not members and not new:
@@ -203,7 +208,7 @@ class Workloads:
             if len(members) != len(plans) or len({each.start for each in members}) > 1:
                 self._end(members)
                 members = [self._make(self._bound(plan, given_up)) for plan in plans]
-            report = self._begun(members, plans, given_up, found=found)
+            report = self._begin(members, plans, given_up, found=found)
         except BaseException as error:
             with contextlib.suppress(UnknownActorError):
                 self._end(self._members(workload))
@@ -245,7 +250,7 @@ class Workloads:
         *_, fencing, attempt, index = str(plan["name"]).split("/")
         return _Member(plan["name"], (fencing, attempt), int(index), made.remote(plan))
 
-    def _begun(
+    def _begin(
         self,
         members: list[_Member],
         plans: Sequence[JsonMapping],
@@ -378,7 +383,7 @@ class Workloads:
                     outputs[member.index] = ray.get(ref)
             _kill(member.handle)
         for member in members:
-            if not _gone(member.name, self._namespace, STOP_SPARE_SECONDS):
+            if not _wait_gone(member.name, self._namespace, STOP_SPARE_SECONDS):
                 raise NotDoneError(f"Ray has not ended the actor {member.name}")
         return outputs
 
@@ -453,9 +458,9 @@ class Workloads:
                 continue
             done, _ = ray.wait(list(refs), timeout=0.5)
             for ref in done:
-                self._seen(refs[ref], ref)
+                self._note_answer(refs[ref], ref)
 
-    def _seen(self, workload: str, ref: Any) -> None:
+    def _note_answer(self, workload: str, ref: Any) -> None:
         """Handle one answer: the workload goes on, or it ended."""
         try:
             end: Report | None = ray.get(ref)
@@ -463,7 +468,7 @@ class Workloads:
             end = None
             time.sleep(0.2)  # It would say so again at once.
         except ray.exceptions.RayError as error:
-            end = _lost(error)
+            end = _lost_report(error)
         with self._lock:
             member = self._watched.get(workload, {}).pop(ref, None)
             if member is None:
@@ -472,7 +477,7 @@ class Workloads:
                 again = member.handle.ended.remote(LOOK_SECONDS)
                 self._watched[workload][again] = member
                 return
-            end = _placed(end, self._shapes.get(workload), member.index)
+            end = _place_report(end, self._shapes.get(workload), member.index)
             ends = self._ends[workload]
             ends[member.index] = end
             bad = [each for each in ends.values() if each["phase"] != "succeeded"]
@@ -523,7 +528,7 @@ class Workloads:
             raise UnknownActorError("")
         if shape is not None and (lost := self._why_lost(members, shape)):
             return {"phase": "failed", "detail": lost}
-        reports = [_placed(self._ask(each, question), shape, each.index) for each in members]
+        reports = [_place_report(self._ask(each, question), shape, each.index) for each in members]
         for phase in ("failed", "stopped", "pending", "starting", "ready"):
             for report in reports:
                 if report["phase"] == phase:
@@ -541,14 +546,14 @@ class Workloads:
         except ray.exceptions.RayError as error:
             if question == "logs":
                 raise UnknownActorError(member.name) from error
-            return _lost(error)
+            return _lost_report(error)
 
 
 def _value(ref: RayHandle, seconds: float | None) -> JsonValue:
     return ray.get(ref, timeout=seconds)
 
 
-def _gone(name: str, namespace: str, seconds: float) -> bool:
+def _wait_gone(name: str, namespace: str, seconds: float) -> bool:
     """Wait until no actor has a name; return whether that happened in time."""
     deadline = time.monotonic() + seconds
     while True:
@@ -566,11 +571,11 @@ def _kill(handle: RayHandle) -> None:
         ray.kill(handle, no_restart=True)
 
 
-def _lost(error: Exception) -> Report:
+def _lost_report(error: Exception) -> Report:
     return {"phase": "failed", "detail": f"its actor is gone: {_first_line(error)}", "lost": True}
 
 
-def _placed(report: Report, shape: _Shape | None, index: int) -> Report:
+def _place_report(report: Report, shape: _Shape | None, index: int) -> Report:
     """Return a report that names the node of an actor that is gone."""
     node = shape.node(index) if shape is not None and report.get("lost") else ""
     return {**report, "detail": f"on node {node}, {report['detail']}"} if node else report

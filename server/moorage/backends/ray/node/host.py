@@ -27,7 +27,7 @@ from typing import IO, Any
 import ray
 
 from moorage.backends.ray.node.containers import NodeContainer
-from moorage.ray_devices import device_names, given_devices
+from moorage.ray_devices import device_names, devices_of_actor
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -136,7 +136,7 @@ class WorkloadHost:
         `given`: those that Ray gave.
         """
         if self._beginning is None:
-            given = given_devices()
+            given = devices_of_actor()
             # What a job's tasks get was looked at when its group was made.
             gpus = self._plan["gpus"]
             if gpus is None:  # No lease names them: it has those that Ray gave it.
@@ -269,10 +269,10 @@ class WorkloadHost:
             self._awaiting = asyncio.new_event_loop()
             threading.Thread(target=self._awaiting.run_forever, daemon=True).start()
 
-        async def awaited() -> JsonValue:
+        async def wait_result() -> JsonValue:
             return await result
 
-        return asyncio.run_coroutine_threadsafe(awaited(), self._awaiting).result()
+        return asyncio.run_coroutine_threadsafe(wait_result(), self._awaiting).result()
 
     def _start(self) -> None:
         """Start the command, unless the workload is being stopped; a stop waits for it."""

@@ -33,11 +33,11 @@ class _Finder:
         if loader is not None:
             load = loader.exec_module
 
-            def loaded(module: ModuleType) -> None:
+            def load_and_patch(module: ModuleType) -> None:
                 load(module)
                 _bind(module)
 
-            loader.exec_module = loaded
+            loader.exec_module = load_and_patch
         return spec
 
 
