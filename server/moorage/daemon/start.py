@@ -404,6 +404,8 @@ async def _follow(outset: Outset, standby: Standby, stack: AsyncExitStack) -> Ap
         opening.callback(ledger.close)
         allocator = Allocator(config.requeue_pause_seconds, config.overtaken_max)
         await ledger.load(allocator.follow)
+        for _ in allocator.index():
+            await asyncio.sleep(0)
         with suppress(AgentStoreError):  # It says so to those who need it.
             await asyncio.to_thread(outset.agents.agents)
         catalog = await services.open_catalog(config, source.records, follows=True)
