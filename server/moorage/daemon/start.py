@@ -283,7 +283,7 @@ async def _stand_by(
 ) -> Prepared:
     """Wait until this server leads. Until then its doors name the leader."""
     measures, doors = outset.measures, entrance.doors
-    standby = Standby(election, entrance.gateway, outset.tasks)
+    standby = Standby(election, entrance.gateway, outset.tasks, outset.config.rollout)
     measures.watch(lambda: role_gauges("writer" if standby.leads else "standby"))
     services = StandbyServices(
         authenticate=entrance.tokens.caller,
