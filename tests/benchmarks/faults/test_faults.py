@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from benchmarks.faults.servers import ServerPair  # noqa: E402  # As above.
 
 COUNTS = (
     "--kills 1 --frozen 1 --partitions 1 --planned 1 --ended 1 --restarts 1 --promoted 1 "
-    "--cut-off 1"
+    "--cut-off 1 --skewed 1 --pooled 1"
 )
 
 
@@ -34,11 +35,23 @@ async def report(*words: str) -> dict[str, Any]:
     return found
 
 
+FULL = ("server's disk full", "database's disk full")
+
+
 async def test_no_law_is_broken_by_a_fault():
-    found = await report(*COUNTS.split())
-    assert found["pauses"].keys() == NEMESES.keys()
+    found = await report(*COUNTS.split(), "--full", "0", "--full-database", "0")
+    assert found["pauses"].keys() == NEMESES.keys() - {*FULL}
     assert found["grants_in_the_ledger"] >= found["grants"] > 0
     assert found["servers_that_led"] >= 6
+
+
+async def test_no_law_is_broken_by_a_full_disk():
+    if os.getuid():
+        pytest.skip("only root can make a small disk")
+    none = [word for word in COUNTS.split() if word != "1"]
+    others = [word for option in none for word in (option, "0")]
+    found = await report(*others, "--full", "1", "--full-database", "1")
+    assert found["pauses"].keys() == {*FULL}
 
 
 async def test_ones_own_servers_take_ones_own_faults(postgres, tmp_path: Path):
