@@ -51,7 +51,7 @@ NEMESES: Final[dict[str, tuple[Nemesis, bool]]] = {
     "clients cut off": (ServerPair.cut_off_clients, False),
     "clock set": (ServerPair.skew, True),
     "pooler between": (ServerPair.pool, True),
-    "server's disk full": (ServerPair.fill_folder, False),
+    "server's disk full": (ServerPair.fill_folder, True),
     "database's disk full": (ServerPair.fill_database, True),
 }
 """What befalls the server that leads, and whether another one then leads, and the old one ends."""

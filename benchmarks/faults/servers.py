@@ -34,6 +34,8 @@ RESTART_SECONDS: Final = 0.3
 LOOK_SECONDS: Final = 0.02
 SETTLE_SECONDS_MAX: Final = 90.0
 """For a server to lead, to end, or to be there again."""
+SKEWED_CLOCK: Final = Path(__file__).with_name("skewed_clock")
+"""For PYTHONPATH."""
 SKEW_SECONDS_MAX: Final = 300.0
 """Waiters wait for longer, also where two clocks differ by that."""
 FOLDER_MEBIBYTES: Final = 64
@@ -94,7 +96,7 @@ class ServerSeat:
             **serve_variables(),
             "MOORAGE_STORAGE": self._storage(self.database.port),
             "MOORAGE_ADVERTISE_URL": self.url,
-            "PYTHONPATH": str(Path(__file__).with_name("skewed_clock")),
+            "PYTHONPATH": str(SKEWED_CLOCK),
             "SKEWED_CLOCK": str(self._clock),
         }
         try:
@@ -348,9 +350,13 @@ class ServerPair:
             leader.database.target = self._postgres.port
 
     async def fill_folder(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
-        """Have no room on the disk of its folder for a while."""
+        """Have no room on the disk of its folder, and kill it after a while: it starts again so."""
+        generation = leader.generation
         with full_disk(leader.folder):
+            await asyncio.sleep(self._draw.uniform(0, LEAD_SECONDS))
+            leader.signal(signal.SIGKILL)
             await settle()
+            await leader.follows(generation)
 
     async def fill_database(
         self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]

@@ -4,7 +4,10 @@ import asyncio
 import json
 import os
 import random
+import struct
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.postgres]
 pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
 
 from benchmarks.faults.__main__ import NEMESES  # noqa: E402  # After the skip.
-from benchmarks.faults.servers import ServerPair  # noqa: E402  # As above.
+from benchmarks.faults.servers import SKEWED_CLOCK, ServerPair  # noqa: E402  # As above.
 
 COUNTS = (
     "--kills 1 --frozen 1 --partitions 1 --planned 1 --ended 1 --restarts 1 --promoted 1 "
@@ -63,6 +66,17 @@ async def test_ones_own_servers_take_ones_own_faults(postgres, tmp_path: Path):
         found = await report("--url", pair.urls, "--fault", fault)
     assert found["pauses"][fault]["times"] == 1
     assert found["servers_that_led"] >= 2
+
+
+def test_a_server_has_the_clock_that_is_set_and_no_other_speed(tmp_path: Path) -> None:
+    clock = tmp_path / "clock"
+    clock.write_bytes(struct.pack("d", -3_600.0))
+    variables = {"PYTHONPATH": str(SKEWED_CLOCK), "SKEWED_CLOCK": str(clock)}
+    command = [sys.executable, "-P", "-c", "import time; print(time.time(), time.monotonic())"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    calendar, monotonic = map(float, done.stdout.split())
+    assert 3_000 < time.time() - calendar < 3_601
+    assert 0 <= time.monotonic() - monotonic < 600
 
 
 async def test_own_servers_and_faults_belong_together():
