@@ -176,7 +176,7 @@ class PostgresServer:
             with contextlib.suppress(psycopg.OperationalError):  # It recovers.
                 self.execute("SELECT 1")
                 return
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(_PAUSE_SECONDS)  # Nothing tells when it has recovered.
 
     @contextlib.contextmanager
     def pooler(self, mode: str) -> Iterator[int]:
