@@ -6,6 +6,7 @@ faults: commands of yours, each of which has another server lead.
 
 import asyncio
 import itertools
+import os
 import random
 import sys
 import tempfile
@@ -20,7 +21,7 @@ import typer
 from rich.table import Table
 
 from benchmarks.command_line import run_command
-from benchmarks.faults.database import find_programs, running_postgres
+from benchmarks.faults.database import PGBOUNCER, find_programs, running_postgres
 from benchmarks.faults.history import longest_pause, quantile, violations
 from benchmarks.faults.load import Load, Target
 from benchmarks.faults.servers import CLUSTER, POLICY, ServerPair, ServerSeat
@@ -31,6 +32,10 @@ from moorage.lab.errors import CommandError
 
 ANSWERS_BETWEEN: Final = 30
 """Answers before a fault and after it."""
+DATABASE_MEBIBYTES: Final = 1024
+"""Size of the disk of the database and its standby."""
+FULL: Final = 0 if os.getuid() else 2
+"""Disks to fill where none says how many; only root can make small ones."""
 SHOWN: Final = 5
 """Violations of a law that are printed."""
 
@@ -44,6 +49,10 @@ NEMESES: Final[dict[str, tuple[Nemesis, bool]]] = {
     "database restarted": (ServerPair.restart_database, False),
     "standby promoted": (ServerPair.promote_standby, False),
     "clients cut off": (ServerPair.cut_off_clients, False),
+    "clock set": (ServerPair.skew, True),
+    "pooler between": (ServerPair.pool, True),
+    "server's disk full": (ServerPair.fill_folder, True),
+    "database's disk full": (ServerPair.fill_database, True),
 }
 """What befalls the server that leads, and whether another one then leads, and the old one ends."""
 
@@ -91,33 +100,48 @@ def _quantiles(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-async def play(folder: Path, counts: Mapping[str, int], clients: int, seed: int) -> dict[str, Any]:
-    """Play faults in an order drawn by lot, on a pair of our own.
+async def play(
+    folder: Path, counts: Mapping[str, int], clients: int, seed: int, minutes: float
+) -> dict[str, Any]:
+    """Play faults in an order drawn by lot, on a pair of our own; none begins after some minutes.
 
     Raises:
         CommandError: The servers do not come up again.
     """
-    programs = find_programs()
-    if programs is None:
-        raise CommandError("PostgreSQL is not installed: apt-get install postgresql")
+    programs = _check(counts)
+    own, databases = counts["server's disk full"], counts["database's disk full"]
     draw = random.Random(seed)
     faults = [name for name, count in counts.items() for _ in range(count)]
     draw.shuffle(faults)
-    with running_postgres(programs) as postgres:
+    with running_postgres(programs, DATABASE_MEBIBYTES if databases else 0) as postgres:
         postgres.add_standby()
-        pair = ServerPair(folder, postgres, draw)
+        pair = ServerPair(folder, postgres, draw, small_disks=bool(own))
         async with pair.running():
             target = Target(pair.urls, POLICY, (CLUSTER,), 1, pair.name_server, alone=True)
             run = FaultRun(Load(target, clients, seed))
 
+            end = time.monotonic() + 60 * minutes
+
             async def work() -> None:
-                for name in faults:
+                for name in itertools.takewhile(lambda _: time.monotonic() < end, faults):
                     await _befall(run, pair, name, draw)
                 await run.load.answers(ANSWERS_BETWEEN)
 
             await run.load.during(work)
         run.load.history.committed = await pair.committed()
     return run.report(seed)
+
+
+def _check(counts: Mapping[str, int]) -> Path:
+    """Return the programs of PostgreSQL, where all is here that these faults need."""
+    programs = find_programs()
+    if programs is None:
+        raise CommandError("PostgreSQL is not installed: apt-get install postgresql")
+    if counts["pooler between"] and not Path(PGBOUNCER).exists():
+        raise CommandError("PgBouncer is not installed: apt-get install pgbouncer, or --pooled 0")
+    if os.getuid() and (counts["server's disk full"] or counts["database's disk full"]):
+        raise CommandError("only root can make small disks: --full 0 --full-database 0")
+    return programs
 
 
 async def _befall(run: FaultRun, pair: ServerPair, name: str, draw: random.Random) -> None:
@@ -205,8 +229,17 @@ def main(  # One an option.
     restarts: Annotated[int, typer.Option(min=0, help="Of the database, at once.")] = 2,
     promoted: Annotated[int, typer.Option(min=0, help="The database's primary is lost.")] = 2,
     cut_off: Annotated[int, typer.Option(min=0, help="One way between it and clients.")] = 2,
+    skewed: Annotated[int, typer.Option(min=0, help="Its clock is set, then kill -9.")] = 2,
+    pooled: Annotated[int, typer.Option(min=0, help="PgBouncer between it and the database.")] = 2,
+    full: Annotated[int, typer.Option(min=0, help="No room on its disk.")] = FULL,
+    full_database: Annotated[
+        int, typer.Option(min=0, help="No room on the disk of the database.")
+    ] = FULL,
     seed: Annotated[int, typer.Option(help="Of the order of faults, and of what clients do.")] = 7,
     clients: Annotated[int, typer.Option(min=1, help="How many.")] = 6,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="After these no further fault begins.")
+    ] = float("inf"),
     url: Annotated[
         str | None,
         typer.Option(help="Your own servers, `ws://a:8765,ws://b:8765`; then --fault is needed."),
@@ -230,15 +263,12 @@ def main(  # One an option.
             target = Target(url, policy, (), gpus, str, alone=False)
             report = asyncio.run(play_elsewhere(target, clients, fault or (), seed))
         else:
-            counts = dict(
-                zip(
-                    NEMESES,
-                    (kills, frozen, partitions, planned, ended, restarts, promoted, cut_off),
-                    strict=True,
-                )
-            )
+            of_server = kills, frozen, partitions, planned, ended
+            of_database = restarts, promoted, cut_off
+            of_place = skewed, pooled, full, full_database
+            counts = dict(zip(NEMESES, (*of_server, *of_database, *of_place), strict=True))
             with tempfile.TemporaryDirectory(prefix="moorage-faults-") as folder:
-                report = asyncio.run(play(Path(folder), counts, clients, seed))
+                report = asyncio.run(play(Path(folder), counts, clients, seed, minutes))
     if as_json:
         display.print_json(report)
     else:

@@ -6,11 +6,17 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.faults.disks import small_disk
+
 PROGRAMS: Final = "/usr/lib/postgresql"
+PGBOUNCER: Final = "/usr/sbin/pgbouncer"
+_TRIES_MAX: Final = 600
+_PAUSE_SECONDS: Final = 0.05
 _INITDB: Final = [
     "--no-locale",
     "-E",
@@ -60,7 +66,7 @@ class PostgresServer:
         return user if os.getuid() == 0 else []
 
     def run(self, program: str, *arguments: str) -> None:
-        """FaultRun one of its programs."""
+        """Run one of its programs."""
         command = [*self.as_user(), str(self._programs / program), *arguments]
         with (self.folder / "programs.log").open("ab") as log:  # No pipe: it would stay open.
             subprocess.run(  # noqa: S603  # Our own.
@@ -74,7 +80,7 @@ class PostgresServer:
     def execute(
         self, statement: str, database: str = "postgres", values: Sequence[object] = ()
     ) -> list[tuple[Any, ...]]:
-        """FaultRun one statement, and return its rows."""
+        """Run one statement, and return its rows."""
         import psycopg  # noqa: PLC0415  # An extra.
 
         with psycopg.connect(self.url(database), autocommit=True) as connection:
@@ -124,6 +130,10 @@ class PostgresServer:
         self._data, self.port, self._standby = self._standby, self._standby_port, ""
         self._wait_for_standbys("")
 
+    def forget_lost(self) -> None:
+        """Remove the files of the primary that was lost."""
+        shutil.rmtree(self.folder / self._lost[0])
+
     @contextlib.contextmanager
     def without_standby(self) -> Iterator[None]:
         """Have commits wait until the end of the block."""
@@ -152,6 +162,48 @@ class PostgresServer:
         """Stop as after a crash, and start again."""
         self._control(self._data, "restart", "-m", "immediate")
 
+    def mend(self) -> None:
+        """Start again what ended by itself, and wait until the primary answers."""
+        import psycopg  # noqa: PLC0415  # An extra.
+
+        for _ in range(_TRIES_MAX):
+            for each in filter(None, (self._data, self._standby)):
+                try:
+                    self._control(each, "status")
+                except subprocess.CalledProcessError:
+                    self._control(each, "start")
+            with contextlib.suppress(psycopg.OperationalError):  # It recovers.
+                self.execute("SELECT 1")
+                return
+            time.sleep(_PAUSE_SECONDS)  # Nothing tells when it has recovered.
+
+    @contextlib.contextmanager
+    def pooler(self, mode: str) -> Iterator[int]:
+        """Run a PgBouncer before it until the block ends; yield its port.
+
+        Raises:
+            FileNotFoundError: It is not installed.
+
+        """
+        port, file = free_port(), self.folder / "pgbouncer.ini"
+        file.write_text(
+            f"[databases]\n* = host=127.0.0.1 port={self.port} user=moorage\n[pgbouncer]\n"
+            f"listen_addr=127.0.0.1\nlisten_port={port}\nunix_socket_dir=\nauth_type=any\n"
+            f"pool_mode={mode}\n"
+        )
+        with subprocess.Popen([*self.as_user(), PGBOUNCER, "-q", str(file)]) as running:  # noqa: S603  # Our own.
+            try:
+                for _ in range(_TRIES_MAX):
+                    with (
+                        contextlib.suppress(OSError),
+                        socket.create_connection(("127.0.0.1", port)),
+                    ):
+                        break
+                    time.sleep(_PAUSE_SECONDS)  # Nothing tells when it listens.
+                yield port
+            finally:
+                running.terminate()
+
     def stop(self) -> None:
         """Stop all of it at once."""
         for each in filter(None, (self._standby, self._data)):
@@ -164,12 +216,14 @@ class PostgresServer:
 
 
 @contextlib.contextmanager
-def running_postgres(programs: Path) -> Iterator[PostgresServer]:
-    """FaultRun a PostgreSQL until the block ends."""
-    with tempfile.TemporaryDirectory(
-        prefix="moorage-pg-", dir="/tmp"
-    ) as place:  # The path of its socket is short.
-        folder = Path(place)
+def running_postgres(programs: Path, disk_mebibytes: int = 0) -> Iterator[PostgresServer]:
+    """Run a PostgreSQL until the block ends, on a disk of its own if the size of one is given."""
+    with contextlib.ExitStack() as stack:
+        # The path of its socket is short.
+        place = tempfile.TemporaryDirectory(prefix="moorage-pg-", dir="/tmp")
+        folder = Path(stack.enter_context(place))
+        if disk_mebibytes:
+            stack.enter_context(small_disk(folder, disk_mebibytes))
         if os.getuid() == 0:
             shutil.chown(folder, "postgres", "postgres")
         folder.chmod(0o755)

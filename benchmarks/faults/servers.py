@@ -9,6 +9,7 @@ import contextlib
 import json
 import random
 import signal
+import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Final
 import httpx
 
 from benchmarks.faults.database import PostgresServer
+from benchmarks.faults.disks import full_disk, small_disk
 from benchmarks.faults.proxy import WAYS, Proxy
 from moorage.lab.errors import CommandError
 from moorage.storage.base import LEAD_SECONDS
@@ -32,6 +34,12 @@ RESTART_SECONDS: Final = 0.3
 LOOK_SECONDS: Final = 0.02
 SETTLE_SECONDS_MAX: Final = 90.0
 """For a server to lead, to end, or to be there again."""
+SKEWED_CLOCK: Final = Path(__file__).with_name("skewed_clock")
+"""For PYTHONPATH."""
+SKEW_SECONDS_MAX: Final = 300.0
+"""Waiters wait for longer, also where two clocks differ by that."""
+FOLDER_MEBIBYTES: Final = 64
+"""Size of a disk for the folder of one server."""
 CUT_OFF_SECONDS: Final = (0.5, 2.5)
 """How long clients do not reach the server that leads."""
 
@@ -47,6 +55,7 @@ class ServerSeat:
     Attributes:
         process: The one that runs.
         generation: How many have become ready here.
+        folder: Of its data.
         http: Where its HTTP services are.
         clients: The proxy in front of it.
         database: The proxy between it and the database.
@@ -60,7 +69,10 @@ class ServerSeat:
         self.generation = 0
         self.clients, self.database = Proxy(0), Proxy(database_port)
         self.log = folder / f"{name}.log"
-        self._folder = folder / name
+        self.folder = folder / name
+        self.folder.mkdir()
+        self._clock = folder / f"{name}.clock"
+        self._clock.write_bytes(bytes(8))
         self._storage = storage
         self.http = ""
         self._is_ready = asyncio.Condition()
@@ -83,6 +95,8 @@ class ServerSeat:
             **serve_variables(),
             "MOORAGE_STORAGE": self._storage(self.database.port),
             "MOORAGE_ADVERTISE_URL": self.url,
+            "PYTHONPATH": str(SKEWED_CLOCK),
+            "SKEWED_CLOCK": str(self._clock),
         }
         try:
             while True:
@@ -96,7 +110,7 @@ class ServerSeat:
     async def _serve(self, variables: dict[str, str]) -> None:
         with self.log.open("a") as errors:
             self.process = process = await asyncio.create_subprocess_exec(
-                *serve_command(self._folder),
+                *serve_command(self.folder),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
                 env=variables,
@@ -122,6 +136,11 @@ class ServerSeat:
             await asyncio.wait_for(process.wait(), SETTLE_SECONDS_MAX)
         except TimeoutError:
             process.kill()
+
+    def set_clock(self, seconds: float) -> None:
+        """Have its calendar differ from the true one, now and after its next start."""
+        with self._clock.open("r+b") as file:  # Never empty: each process has it mapped.
+            file.write(struct.pack("d", seconds))
 
     def signal(self, number: signal.Signals) -> None:
         """Send its process a signal, if it runs."""
@@ -157,12 +176,20 @@ class ServerPair:
         folder: Of the servers.
         postgres: The database; it runs.
         draw: Draws what is left open.
+        small_disks: Have each server's folder on a disk of its own.
 
     Attributes:
         seats: As above.
     """
 
-    def __init__(self, folder: Path, postgres: PostgresServer, draw: random.Random) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        postgres: PostgresServer,
+        draw: random.Random,
+        *,
+        small_disks: bool = False,
+    ) -> None:
         name = postgres.database().rpartition("/")[2]
         self._postgres, self._draw, self._name = postgres, draw, name
 
@@ -170,6 +197,7 @@ class ServerPair:
             return postgres.url(name, port=port)
 
         self._storage = storage
+        self._small_disks = small_disks
         self.seats = [ServerSeat(each, folder, postgres.port, storage) for each in "ab"]
 
     @property
@@ -188,10 +216,13 @@ class ServerPair:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """FaultRun both servers until the block ends."""
+        """Run both servers until the block ends."""
         tasks: list[asyncio.Task[None]] = []
+        disks = contextlib.ExitStack()
         try:
             for seat in self.seats:
+                if self._small_disks:
+                    disks.enter_context(small_disk(seat.folder, FOLDER_MEBIBYTES))
                 tasks.append(asyncio.create_task(seat.run()))
                 await seat.follows(0)
             leader, _ = await self.roles()
@@ -201,6 +232,7 @@ class ServerPair:
             for each in tasks:
                 each.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            disks.close()
 
     async def _fill(self, leader: ServerSeat) -> None:
         models = [{"modelName": "A100", "memory": 81_920}] * GPUS_A_NODE
@@ -284,6 +316,7 @@ class ServerPair:
         for each in self.seats:
             each.database.target = self._postgres.port
         await settle()
+        await asyncio.to_thread(self._postgres.forget_lost)
         await asyncio.to_thread(self._postgres.add_standby)
 
     async def cut_off_clients(
@@ -293,6 +326,43 @@ class ServerPair:
         await leader.clients.partition(
             self._draw.uniform(*CUT_OFF_SECONDS), self._draw.choice(WAYS)
         )
+        await settle()
+
+    async def skew(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
+        """Set its calendar, let it serve so, and kill it: that of the next one is right."""
+        leader.set_clock(self._draw.uniform(-SKEW_SECONDS_MAX, SKEW_SECONDS_MAX))
+        await asyncio.sleep(self._draw.uniform(0, LEAD_SECONDS))
+        leader.signal(signal.SIGKILL)
+        await settle()
+        leader.set_clock(0.0)
+
+    async def pool(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
+        """Put PgBouncer before the database of the next server in its place, which refuses that."""
+        with self._postgres.pooler(self._draw.choice(("session", "transaction"))) as port:
+            leader.database.target = port
+            leader.signal(signal.SIGKILL)
+            await settle()
+            await asyncio.sleep(self._draw.uniform(0, LEAD_SECONDS))
+            leader.database.target = self._postgres.port
+
+    async def fill_folder(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:
+        """Have no room on the disk of its folder, and kill it after a while: it starts again so."""
+        generation = leader.generation
+        with full_disk(leader.folder):
+            await asyncio.sleep(self._draw.uniform(0, LEAD_SECONDS))
+            leader.signal(signal.SIGKILL)
+            await settle()
+            await leader.follows(generation)
+
+    async def fill_database(
+        self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Have no room on the disk of PostgreSQL and its standby until some time after its end."""
+        assert leader.process is not None
+        with full_disk(self._postgres.folder):
+            await asyncio.wait_for(leader.process.wait(), SETTLE_SECONDS_MAX)
+            await asyncio.sleep(self._draw.uniform(0, LEAD_SECONDS))
+        await asyncio.to_thread(self._postgres.mend)
         await settle()
 
     async def resign(self, leader: ServerSeat, settle: Callable[[], Awaitable[None]]) -> None:

@@ -223,7 +223,12 @@ export class MoorageClient {
       pending.reject(this.addresses.failure());
       return;
     }
-    if (target !== "elsewhere" || pending.wasLed) await pause(2, true);
+    await this.again(pending, target === "elsewhere" || refusal.error.code === "shutting_down");
+  }
+
+  /** Send a message again: the first time at once, where another server is to have it. */
+  private async again(pending: Pending, elsewhere: boolean): Promise<void> {
+    if (!elsewhere || pending.wasLed) await pause(2, true);
     pending.wasLed = true;
     if (this.closed) pending.reject(new ConnectionLost("the client is closed"));
     else await this.send(pending);
@@ -242,7 +247,7 @@ export class MoorageClient {
       const now = Date.now();
       if (pending.givesUpAt === Infinity || now - pending.sentAt > this.reconnectMs) pending.givesUpAt = now + this.reconnectMs;
       if (this.closed || !pending.repeats || isFinal || now >= pending.givesUpAt) pending.reject(problem);
-      else void this.send(pending);
+      else void this.again(pending, true);
     }
     if (wasCurrent && this.topics.size) this.watchOn();
   }

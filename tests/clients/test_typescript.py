@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from moorage.daemon.access.token_store import TokenStore
 from moorage.records.rights import Role
 from moorage.storage.opening import open_storage
 from moorage.testing.daemon_process import daemon
+from moorage_client.services import Services
 from moorage_policies import catalog
 from tests.clients.conftest import Harbour
 
@@ -53,6 +55,13 @@ console.log(news.includes("granted"));
 
 pytestmark = pytest.mark.heavy
 
+MACHINE = {
+    "id": "n0",
+    "vcpus": {"count": 8},
+    "memory": 1024,
+    "gpus": {"count": 1, "gpus": [{"modelName": "A100", "memory": 40_960}]},
+}
+
 FOLLOWING = """
 import { ConnectionLost, MoorageClient } from "./dist/client.js";
 
@@ -79,6 +88,40 @@ const wanted = { policy_rule_uri: "first:1-x", inputs: {}, lease: {} };
 const no = await client.ask("allocate", wanted).catch((no) => no);
 console.log(no.message.replaceAll(/ws:..127.0.0.1:/g, ""));
 client.close();
+"""
+
+
+PAUSES = """
+const pauses = [];
+const timer = globalThis.setTimeout;
+globalThis.setTimeout = (work, ms) => (Number.isInteger(ms) || pauses.push(ms), timer(work, ms));
+"""
+"""Counts the pauses between attempts: by chance, these last no whole number of milliseconds."""
+STOPPING = f"""{PAUSES}
+import {{ MoorageClient }} from "./dist/client.js";
+
+const client = await MoorageClient.connect(process.env.URLS);
+const lease = {{ ttl_seconds: 60 }};
+for (const rule of ["first:1-x", "slow:1-x"]) {{
+  const reply = await client.ask("allocate", {{ policy_rule_uri: rule, inputs: {{}}, lease }});
+  console.log(reply.lease.id, client.url === process.env.LAST, pauses.length);
+}}
+client.close();
+"""
+HANDED_OVER = """
+import { MoorageClient } from "./dist/client.js";
+
+const client = await MoorageClient.connect(process.env.URLS);
+const terms = { resources: { cpu_milli: 1 }, lease: { ttl_seconds: 60 } };
+const wanted = { policy_rule_uri: "first_fit:1.0-stable", inputs: {}, ...terms };
+const fencing = new Set();
+for (let after = 0; after < 20; ) {
+  fencing.add((await client.ask("allocate", wanted)).lease.fencing);
+  console.log("granted");
+  if (client.url === process.env.LAST) after++;
+}
+client.close();
+console.log(fencing.size);
 """
 
 
@@ -143,6 +186,39 @@ def test_the_typescript_client_finds_the_leader_and_repeats_no_request(
     assert other.count("manage") == 1, "which it answered as a standby"
 
 
+def test_it_makes_no_pause_where_a_server_stops(
+    built: Path, harbour: Harbour, other: Harbour
+) -> None:
+    """The first one refuses since it stops; the second one closes its sockets with 1012."""
+    harbour.refusals["first:1-x"] = {"code": "shutting_down", "reason": "It stops."}
+    with started(built, STOPPING, URLS=f"{harbour.url},{other.url}", LAST=other.url) as node:
+        other.wait_for(lambda: other.count("ask") == 2)
+        harbour.take_over(other)
+        harbour.gate.set()
+        other.stop()
+        said, _ = node.communicate(timeout=60)
+    assert said == "l-1 true 0\nl-2 false 0\n"
+
+
+def test_it_goes_on_at_the_standby_that_takes_over(built: Path, postgres, tmp_path: Path) -> None:
+    shared = {"MOORAGE_STORAGE": postgres.database()}
+    with (
+        daemon(tmp_path / "a", environment=shared) as first,
+        daemon(tmp_path / "b", environment=shared) as second,
+        Services(first.http) as services,
+    ):
+        services.put_cluster({"id": "lab", "nodes": {"nodeData": [MACHINE]}})
+        services.publish_policy(catalog.document("first_fit"))
+        with started(built, HANDED_OVER, URLS=f"{second.ws},{first.ws}", LAST=second.ws) as node:
+            assert node.stdout is not None
+            assert [node.stdout.readline() for _ in range(10)] == ["granted\n"] * 10
+            os.kill(first.pid, signal.SIGTERM)
+            said, _ = node.communicate(timeout=60)
+    *granted, different = said.splitlines()
+    assert {*granted} == {"granted"}, said
+    assert int(different) == len(granted) + 10
+
+
 def test_standbys_that_name_each_other_end_in_a_sentence(
     client_folder: Path, harbour: Harbour, other: Harbour
 ) -> None:
@@ -176,18 +252,11 @@ def test_the_typescript_client_refreshes_its_token(client_folder: Path, tmp_path
     assert said == "lost\n"
 
 
-def test_the_typescript_client_talks_with_a_daemon(client_folder: Path) -> None:
-    gpu = {"modelName": "A100", "memory": 40_960}
-    machine = {
-        "id": "n0",
-        "vcpus": {"count": 8},
-        "memory": 1024,
-        "gpus": {"count": 1, "gpus": [gpu]},
-    }
+def test_the_typescript_client_talks_with_a_daemon(built: Path) -> None:
     with daemon(environment={"MOORAGE_TOKENS": "ann:s3cret~?"}) as running:
         url = running.http
         known = {"Authorization": "Bearer s3cret~?"}
-        cluster = {"id": "lab", "nodes": {"nodeData": [machine]}}
+        cluster = {"id": "lab", "nodes": {"nodeData": [MACHINE]}}
         httpx.post(f"{url}/clusters", json=cluster, headers=known).raise_for_status()
         document = catalog.document("first_fit")
         httpx.post(f"{url}/policy", json=document, headers=known, timeout=60).raise_for_status()

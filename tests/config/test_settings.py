@@ -119,6 +119,7 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "data_dir": ("/srv/m", '"/srv/m"', Path("/srv/m")),
         "storage": ("postgresql://m@h/d", '"postgresql://m@h/d"', "postgresql://m@h/d"),
         "advertise_url": ("wss://a:1", '"wss://a:1"', "wss://a:1"),
+        "rollout": ("5d8f", '"5d8f"', "5d8f"),
         "tokens": ("ann:k1,bob:k2", '{ann = "k1", bob = ["k2"]}', {"k1": "ann", "k2": "bob"}),
         "oidc_issuer": ("https://i/r/", '"https://i/r/"', "https://i/r/"),
         "oidc_audience": ("moorage", '"moorage"', "moorage"),

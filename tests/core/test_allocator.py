@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from moorage.core.allocator import Allocator
 from moorage.core.lifecycle.requests import CONSULTS_MAX
 from moorage.core.queue.open_requests import ASKS_BYTES_MAX, PENDING_MAX
-from moorage.core.queue.order import CONSULTED_MAX
+from moorage.core.queue.order import CONSULTED_MAX, PIECE
 from moorage.core.queue.ranking import FILTERS_OF_TENANT_MAX
 from moorage.core.state.checkpoint import condense
 from moorage.core.state.deadlines import SPARE
@@ -427,14 +427,20 @@ def test_the_bytes_of_undecided_and_waiting_requests_are_limited() -> None:
     assert consults(hand.ask(ask("fifth", None, size=large))) == ["fifth"]
 
 
-def test_a_follower_of_the_facts_gives_the_same_answers() -> None:
+def test_a_follower_of_the_facts_gives_the_same_answers_and_indexes_the_waiters_once() -> None:
     hand, follower, followed = full(4), Allocator(), 0
     for name in ("first", "second"):
         hand.ask(ask(name, Demand(gpus=2), wait=60.0))
+    follower.follow(hand.facts)
+    followed = len(hand.facts)
+    assert len([*follower.index()]) == 0, "these are less than a piece"
+    assert [line.since for line in follower.requests.queue.lines()] == [hand.now]
+    index = follower.requests.queue._ranking  # Another one wherever all are indexed again.
     for step in (
-        lambda: hand.see(nodes(2, 4)),
+        lambda: hand.propose(hand.see(nodes(2, 4)), place("n001", "0", "1")),
         lambda: hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder")),
         lambda: hand.ask(ask("third", Demand(gpus=4), wait=60.0)),
+        lambda: hand.step(CancelAsked(hand.to(), RequestId("second"), Tenant("ann"))),
         lambda: hand.step(ClusterGone(ClusterId("c"))),
     ):
         step()
@@ -445,8 +451,20 @@ def test_a_follower_of_the_facts_gives_the_same_answers() -> None:
             inquiry = Inquired(hand.to(), question, Tenant("ann"), limit=100)
             ours, theirs = hand.step(inquiry), follower.read(inquiry, hand.now)
             assert (theirs.facts, theirs.effects) == ([], ours.effects)
-    check(follower.state)
+    follower.replay(())
+    assert follower.requests.queue._ranking is index
     follower.forget()
+
+
+def test_all_waiters_are_indexed_in_pieces() -> None:
+    hand, follower = full(), Allocator()
+    for number in range(2 * PIECE):
+        hand.ask(ask(f"w{number}", ONE, wait=60.0))
+    follower.follow(hand.facts)
+    assert len([*follower.index()]) == 2
+    assert len([*follower.index()]) == 0, "it is kept from then on"
+    (line,) = follower.requests.queue.lines()
+    assert len(line.waiters) == 2 * PIECE
 
 
 def test_the_number_of_device_selections_per_tenant_is_limited() -> None:

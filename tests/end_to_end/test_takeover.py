@@ -109,6 +109,21 @@ def granted_leases(entries: list[dict]) -> list[str]:
     return sorted(each["about"]["lease"] for each in entries if each["what"] == "lease.granted")
 
 
+def test_a_standby_is_ready_while_a_server_of_another_rollout_leads(
+    storage: str, tmp_path: Path
+) -> None:
+    with (
+        one(tmp_path / "a", storage, MOORAGE_ROLLOUT="old"),
+        one(tmp_path / "b", storage, MOORAGE_ROLLOUT="old") as like,
+        one(tmp_path / "c", storage, MOORAGE_ROLLOUT="new") as other,
+    ):
+        until(lambda: other.server.http.get("/readyz").is_success)
+        assert other.server.http.get("/readyz").json()["details"]["role"] == "standby"
+        assert leadership(storage)["leader"]["name"].endswith(" old")
+        read(like.server, op="quotas")
+        assert like.server.http.get("/readyz").status_code == 503
+
+
 def test_a_standby_takes_over_after_a_kill(
     pair: tuple[One, One], storage: str, tmp_path: Path
 ) -> None:

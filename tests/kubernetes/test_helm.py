@@ -12,7 +12,9 @@ import yaml
 from kubernetes_binaries import KUBERNETES, BinariesError, binaries
 from kubernetes_objects import node
 from kubernetes_plane import Plane
+from kubernetes_processes import ProcessKubelet
 
+from benchmarks.faults.database import PostgresServer
 from moorage.config.settings import Config, settings
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]
@@ -218,6 +220,7 @@ def test_of_two_pods_the_one_that_leads_is_ready(offline: Helm) -> None:
     assert container(manifests)["livenessProbe"]["httpGet"]["path"] == "/healthz"
     given = {each["name"]: each.get("value") for each in container(manifests)["env"]}
     assert given["MOORAGE_ADVERTISE_URL"] == "wss://moorage.moorage.svc:8765"
+    assert "MOORAGE_ROLLOUT" in given, "a new pod is ready while an old one leads"
     # An eviction may take the only pod that is ready: the other one takes over.
     assert of_kind(manifests, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 2
     own = ("--set", "settings.advertise_url=wss://moorage.example/ws,affinity.nodeAffinity.a=b")
@@ -282,6 +285,54 @@ def test_install_upgrade_and_roll_back(helm: Helm, fresh_plane: Plane) -> None:
     assert revisions(helm) == states, "what the schema refused left no revision"
     (running,) = fresh_plane.all("Pod", "moorage")
     assert running["spec"]["containers"][0]["image"] == "moorage:0.1.0"
+
+
+def test_an_upgrade_of_two_pods_changes_the_leader_once(
+    helm: Helm, fresh_plane: Plane, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    from moorage.storage.postgres.leadership import look_around  # noqa: PLC0415  # An extra.
+
+    fresh_plane.create(node("n1"))
+    storage = postgres.database()
+    own = f"settings.storage={storage},kubernetes.enabled=false"
+    fate = "env[0].name=SIM_FATE,env[0].value=hang"
+    words = (*PLAIN, *TWO, "--set", own, "--set", fate, "--wait", "--timeout", "200s")
+
+    def images() -> list[tuple[str, bool]]:
+        return sorted(
+            (each["spec"]["containers"][0]["image"], is_ready(each))
+            for each in fresh_plane.all("Pod", "moorage")
+        )
+
+    with ProcessKubelet(fresh_plane, tmp_path / "pods", storage):
+        helm.run("install", "moorage", str(CHART), *words)
+        pods = [("moorage:0.1.0", False), ("moorage:0.1.0", True)]
+        fresh_plane.until(lambda: images() == pods, "one leads, and one stands by")
+        before, _ = look_around(storage)
+        assert before is not None
+        helm.run("upgrade", "moorage", str(CHART), "--set", "image.tag=0.2.0", *words)
+        fresh_plane.until(
+            lambda: leads_since(storage, before.epoch), "another one leads, without hands"
+        )
+        pods = [("moorage:0.2.0", False), ("moorage:0.2.0", True)]
+        fresh_plane.until(lambda: images() == pods, "both are new")
+        after, standbys = look_around(storage)
+    assert after is not None
+    assert after.epoch == before.epoch + 1
+    assert before.seat.rollout != after.seat.rollout
+    assert [each.rollout for each in standbys] == [after.seat.rollout]
+
+
+def leads_since(storage: str, epoch: int) -> bool:
+    from moorage.storage.postgres.leadership import look_around  # noqa: PLC0415  # An extra.
+
+    leader, _ = look_around(storage)
+    return leader is not None and leader.epoch > epoch
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any((each["type"], each["status"]) == ("Ready", "True") for each in conditions)
 
 
 def test_uninstall_leaves_the_ledger(helm: Helm, namespaces: Plane) -> None:

@@ -176,6 +176,16 @@ class Config(ShareSettings):
             default="of `host` and `port`",
         ),
     ] = ""
+    rollout: Annotated[
+        str,
+        Setting(
+            NAME,
+            "What servers of one roll-out have in common, such as the hash of a pod's template. A "
+            "standby whose leader has another one is ready (`/readyz`), so that the roll-out goes "
+            "on and stops the old leader.",
+            default="none",
+        ),
+    ] = ""
     tokens: Annotated[
         Mapping[str, str],
         Setting(

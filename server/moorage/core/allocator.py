@@ -6,7 +6,7 @@ The daemon is the only caller. It hands each event to the part whose subject it 
 
 import math
 from collections import ChainMap
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import fields
 from typing import assert_never
 
@@ -117,8 +117,8 @@ class Allocator:
         parts = (self._leases, self._warm, self._cordons)
         self._dry_runs = DryRuns(self.state, self.feasibility, self.requests, *parts)
         self._freed = -1  # After a restart, all duplicates are looked at once.
-        self._is_behind = False
-        """What is derived from the state does not have the facts that were followed last."""
+        self._keeps_index = False
+        """The index of the waiters has all facts so far, and `follow` keeps it so."""
 
     @property
     def undecided(self) -> int:
@@ -133,24 +133,44 @@ class Allocator:
         """Restore the state from the ledger. Nothing is decided again.
 
         Args:
-            facts: What the ledger holds.
+            facts: What the ledger holds; of an allocator that followed, what came since.
             fencing: Numbers up to this one may have been given out, whatever the facts say.
         """
         self.follow(facts)
         apply(self.state, Counted(max(self.state.fencing, fencing)))
         check(self.state)
-        self._catch_up()
+        self._index_all()
+        self._warm.restore()
 
     def follow(self, facts: Iterable[Fact]) -> None:
         """Apply facts that another allocator decided, which follow those applied before."""
-        self._is_behind = True
+        queue = self.requests.queue if self._keeps_index else None
         for fact in facts:
+            if queue is not None:
+                queue.take_out(fact)
             apply(self.state, fact)
+            if queue is not None:
+                queue.put_in(fact)
+
+    def index(self) -> Iterator[None]:
+        """Index all that wait, for `follow` to keep; a pause is possible at each piece."""
+        if not self._keeps_index:
+            yield from self.requests.queue.index()
+            self._keeps_index = True
+
+    def _index_all(self) -> None:
+        for _ in self.index():
+            pass
 
     def read(self, inquiry: Inquired, now: float) -> Turn:
-        """Answer a question from the followed state, without a fact."""
-        if self._is_behind and inquiry.question in {"queue", "why"}:
-            self._catch_up()
+        """Answer a question from the followed state, without a fact.
+
+        Args:
+            inquiry: The question.
+            now: Seconds since the epoch.
+
+        """
+        self._index_all()
         turn = self._turn.begin(now)
         self._answer_inquiry(inquiry)
         return turn
@@ -163,12 +183,6 @@ class Allocator:
         self.estimates.clear()
         for each in fields(self.state):
             delattr(self.state, each.name)
-
-    def _catch_up(self) -> None:
-        """Recompute the values derived from the state."""
-        self.requests.queue.restore()
-        self._warm.restore()
-        self._is_behind = False
 
     def next_deadline(self) -> float | None:
         """Return when a `Tick` is due, in seconds since the epoch, or None."""

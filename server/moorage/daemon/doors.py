@@ -129,8 +129,8 @@ class Doors:
         ws = config.advertise_url or f"ws{s}://{_reachable(config.host)}:{self.port}"
         shown = urlsplit(ws).hostname or ""
         host = _reachable(shown if config.advertise_url else config.http_host)
-        process = f"{socket.gethostname()} {os.getpid()}"
-        return Seat(process, ws, f"http{s}://{host}:{self.http_port}")
+        process = f"{socket.gethostname()} {os.getpid()} {config.rollout}"
+        return Seat(process.rstrip(), ws, f"http{s}://{host}:{self.http_port}")
 
 
 @dataclass(frozen=True, slots=True)

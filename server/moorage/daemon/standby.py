@@ -61,6 +61,12 @@ class Reading(NamedTuple):
 class Standby:
     """Waits for its turn; see `gateway.deliver.Deliver` and `AgentDoor` for its answers.
 
+    Args:
+        election: Decides who leads.
+        gateway: Has the sockets.
+        tasks: Learn of a defect.
+        rollout: As the setting.
+
     Attributes:
         leads: Its turn has come.
         reading: Answers what can be read; None: it does not know enough yet, or any more.
@@ -68,7 +74,9 @@ class Standby:
             fit for that.
     """
 
-    def __init__(self, election: Election, gateway: Gateway, tasks: Tasks) -> None:
+    def __init__(
+        self, election: Election, gateway: Gateway, tasks: Tasks, rollout: str = ""
+    ) -> None:
         self.leads = False
         self.reading: Reading | None = None
         self.followed: Applied | None = None
@@ -83,6 +91,7 @@ class Standby:
         self._broken = tasks.broken
         self._election = election
         self._gateway = gateway
+        self._rollout = rollout
         self._finding = ""
 
     async def wait(self, seat: Seat, stopping: asyncio.Event) -> None:
@@ -160,13 +169,18 @@ class Standby:
         return {"revision": following.revision, "as_of": at, "leader": where}
 
     def readiness(self) -> tuple[bool, JsonObject]:
-        """Return that requests are not served here, and where they are."""
-        reading = self.reading
+        """Return where requests are served; and whether this server is to take that one's place.
+
+        The roll-out that started it ends the old leader once enough of its servers are ready.
+        """
+        reading, leader = self.reading, self._election.leader
+        succeeds = self._rollout and leader is not None and leader.seat.rollout != self._rollout
         known = {
             "revision": None if reading is None else reading.following.revision,
             "as_of": None if reading is None else round(reading.following.as_of, 3),
         }
-        return False, {"role": "standby", **self._addresses(), **known}
+        is_ready = bool(succeeds and reading is not None and reading.following.is_fresh)
+        return is_ready, {"role": "standby", **self._addresses(), **known}
 
     def reads(self) -> StandbyReads:
         """Return the state of reads, for HTTP."""

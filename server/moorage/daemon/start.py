@@ -276,7 +276,7 @@ async def _stand_by(
 ) -> Prepared:
     """Wait until this server leads. Until then its doors name the leader."""
     measures, doors = outset.measures, entrance.doors
-    standby = Standby(election, entrance.gateway, outset.tasks)
+    standby = Standby(election, entrance.gateway, outset.tasks, outset.config.rollout)
     measures.watch(lambda: role_gauges("writer" if standby.leads else "standby"))
     services = StandbyServices(
         authenticate=entrance.tokens.caller,
@@ -393,6 +393,8 @@ async def _follow(outset: Outset, standby: Standby, stack: AsyncExitStack) -> Ap
         opening.callback(ledger.close)
         allocator = Allocator(config.requeue_pause_seconds, config.overtaken_max)
         await ledger.load(allocator.follow)
+        for _ in allocator.index():
+            await asyncio.sleep(0)
         with suppress(AgentStoreError):  # It says so to those who need it.
             await asyncio.to_thread(outset.agents.agents)
         catalog = await services.open_catalog(config, source.records, follows=True)

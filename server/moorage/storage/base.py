@@ -88,7 +88,7 @@ class Seat(NamedTuple):
     """A server among those that use one database.
 
     Args:
-        name: Its process, and the machine that it runs on.
+        name: The machine that it runs on, its process, and its roll-out if it has one.
         ws: URL by which clients reach its WebSocket.
         http: Likewise its HTTP services.
     """
@@ -96,6 +96,11 @@ class Seat(NamedTuple):
     name: str
     ws: str
     http: str
+
+    @property
+    def rollout(self) -> str:
+        """What it has in common with other servers of its roll-out; empty: nothing."""
+        return "".join(self.name.split(" ", 2)[2:])
 
 
 class Leader(NamedTuple):

@@ -2,8 +2,12 @@
 
 import asyncio
 import json
+import os
 import random
+import struct
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +17,11 @@ pytestmark = [pytest.mark.heavy, pytest.mark.postgres]
 pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
 
 from benchmarks.faults.__main__ import NEMESES  # noqa: E402  # After the skip.
-from benchmarks.faults.servers import ServerPair  # noqa: E402  # As above.
+from benchmarks.faults.servers import SKEWED_CLOCK, ServerPair  # noqa: E402  # As above.
 
 COUNTS = (
     "--kills 1 --frozen 1 --partitions 1 --planned 1 --ended 1 --restarts 1 --promoted 1 "
-    "--cut-off 1"
+    "--cut-off 1 --skewed 1 --pooled 1"
 )
 
 
@@ -34,11 +38,23 @@ async def report(*words: str) -> dict[str, Any]:
     return found
 
 
+FULL = ("server's disk full", "database's disk full")
+
+
 async def test_no_law_is_broken_by_a_fault():
-    found = await report(*COUNTS.split())
-    assert found["pauses"].keys() == NEMESES.keys()
+    found = await report(*COUNTS.split(), "--full", "0", "--full-database", "0")
+    assert found["pauses"].keys() == NEMESES.keys() - {*FULL}
     assert found["grants_in_the_ledger"] >= found["grants"] > 0
     assert found["servers_that_led"] >= 6
+
+
+async def test_no_law_is_broken_by_a_full_disk():
+    if os.getuid():
+        pytest.skip("only root can make a small disk")
+    none = [word for word in COUNTS.split() if word != "1"]
+    others = [word for option in none for word in (option, "0")]
+    found = await report(*others, "--full", "1", "--full-database", "1")
+    assert found["pauses"].keys() == {*FULL}
 
 
 async def test_ones_own_servers_take_ones_own_faults(postgres, tmp_path: Path):
@@ -50,6 +66,18 @@ async def test_ones_own_servers_take_ones_own_faults(postgres, tmp_path: Path):
         found = await report("--url", pair.urls, "--fault", fault)
     assert found["pauses"][fault]["times"] == 1
     assert found["servers_that_led"] >= 2
+
+
+def test_a_server_has_the_clock_that_is_set_and_no_other_speed(tmp_path: Path) -> None:
+    clock = tmp_path / "clock"
+    clock.write_bytes(struct.pack("d", -3_600.0))
+    variables = {"PYTHONPATH": str(SKEWED_CLOCK), "SKEWED_CLOCK": str(clock)}
+    command = [sys.executable, "-P", "-c", "import time; print(time.time(), time.monotonic())"]
+    before = time.monotonic()
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    calendar, monotonic = map(float, done.stdout.split())
+    assert 3_000 < time.time() - calendar < 3_601
+    assert before < monotonic < time.monotonic()
 
 
 async def test_own_servers_and_faults_belong_together():

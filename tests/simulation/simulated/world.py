@@ -16,7 +16,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from moorage.core.allocator import Allocator
-from moorage.core.queue.order import OVERTAKEN_MAX
+from moorage.core.queue.order import OVERTAKEN_MAX, WaitingQueue
 from moorage.core.state.checkpoint import condense
 from moorage.core.state.facts import Fact, Refusal
 from moorage.core.state.refusals import PASSING
@@ -80,7 +80,7 @@ from moorage.model import (
     Tenant,
 )
 from simulated import fleets
-from simulated.laws import LawBroken, Model
+from simulated.laws import LawBroken, Model, law
 from simulated.policies import DISHONEST, HONEST, SILENCE, Character
 from simulated.witness import Witness
 
@@ -250,6 +250,10 @@ class World:
         if self.followed % 16 == 0:
             asked = Inquired(Address(SessionId("reader"), 1), "queue", self.tenants[0], limit=10)
             self.standby.read(asked, self.now)
+            fresh = WaitingQueue(self.standby.state, self.overtaken_max)
+            fresh.restore()
+            ours, theirs = map(_lines, (self.standby.requests.queue, fresh))
+            law(ours == theirs, "a standby has the lines of its facts", ours, theirs)
 
     def let_go(self, turns: list[Turn]) -> None:
         for turn in turns:
@@ -655,3 +659,8 @@ def run(seed: int, events: int, kind: type[World] = World) -> World:
 def play(seed: int) -> World:
     """Return the world of a seed for tests that look at what came of it: played once for all."""
     return run(seed, EVENTS)
+
+
+def _lines(queue: WaitingQueue) -> object:
+    lines = {each.key: (each.since, {*each.waiters}) for each in queue._lines.values()}
+    return lines, queue._by_seniority

@@ -1,7 +1,8 @@
 """The order of the queue: priority, then fair share, then age; identical waiters judged once.
 
-An index over `State.waiting`, less those that pause, rebuilt from it at start and updated between
-changes. `Backfill` asks it whose turn it is when capacity grew; nothing is ever polled.
+An index over `State.waiting`, less those that pause, built from it at start and updated with each
+change, be it decided here or by another server. `Backfill` asks it whose turn it is when capacity
+grew; nothing is ever polled.
 """
 
 import heapq
@@ -17,8 +18,19 @@ from msgspec.structs import replace
 
 from moorage.core.queue.alternatives import loosest
 from moorage.core.queue.ranking import Rank, Ranking, WakeLimits
-from moorage.core.state.accounts import Account, Amounts, accounts_of, demand_amounts
-from moorage.core.state.facts import Refusal
+from moorage.core.state.accounts import Account, Amounts, accounts_of, demanded
+from moorage.core.state.facts import (
+    ClockMoved,
+    Dequeued,
+    Ended,
+    Fact,
+    Granted,
+    Paused,
+    Queued,
+    Refusal,
+    Requeued,
+    Resumed,
+)
 from moorage.core.state.growth import GrownPlace
 from moorage.core.state.state import State
 from moorage.core.state.waiters import (
@@ -32,12 +44,24 @@ from moorage.core.state.waiters import (
     WaiterLine,
     seniority,
 )
-from moorage.model import OVERTAKEN_MAX, Ask, Code, Demand, Nodes, Placement, RequestId, Tenant
+from moorage.model import (
+    OVERTAKEN_MAX,
+    Ask,
+    Code,
+    Demand,
+    Lease,
+    Nodes,
+    Placement,
+    RequestId,
+    Tenant,
+)
 
 CONSULTED_MAX: Final = 8
 """Waiters of one policy that are consulted about at the same time, and of lower priority none."""
 CLASSES_AT_ONCE: Final = 2 * CONSULTED_MAX
 """Classes that are put in order at a time: a wake seldom needs more."""
+PIECE: Final = 200
+"""Waiters that are indexed at a time, before others have their turn."""
 
 
 class WaitingQueue:
@@ -55,10 +79,23 @@ class WaitingQueue:
     def __init__(self, state: State, overtaken_max: int = OVERTAKEN_MAX) -> None:
         self._state = state
         self._overtaken_max = overtaken_max
-        self.restore()
+        self._begin()
 
     def restore(self) -> None:
-        """Index all waiters again, after the state was replaced."""
+        """Index all waiters again, after their times were moved."""
+        for _ in self.index():
+            pass
+
+    def index(self) -> Iterator[None]:
+        """Index all waiters, piece by piece; none may come or leave meanwhile."""
+        self._begin()
+        for number, waiter in enumerate(self._state.waiting.values()):
+            if not waiter.pauses:
+                self.add(waiter.ask)
+            if number % PIECE == PIECE - 1:
+                yield
+
+    def _begin(self) -> None:
         self._ranking = Ranking(self._state)
         self._lines: dict[LineKey, WaiterLine] = {}
         self._line_of: dict[RequestId, WaiterLine] = {}
@@ -72,9 +109,6 @@ class WaitingQueue:
         self._first_as_of = UNJUDGED
         self.head: WaiterLine | None = None
         self.reservation: Nodes = ()
-        for waiter in self._state.waiting.values():
-            if not waiter.pauses:
-                self.add(waiter.ask)
 
     def __bool__(self) -> bool:
         """Return whether anybody waits for a place."""
@@ -207,6 +241,28 @@ class WaitingQueue:
         since, number = its.ready[visited][:2] if visited < len(its.ready) else (math.inf, 0)
         oldest = its.ready[0][0] if its.ready else math.inf
         self._ranking.ready_since(its.row, since, number, oldest)
+
+    # Facts of another server -----------------------------------------------------------------
+
+    def take_out(self, fact: Fact) -> None:
+        """Take out who leaves the line with this fact, which another server decided."""
+        match fact:
+            case Granted(lease=Lease(id=request)) | Dequeued(request) | Ended(request):
+                waiter = self._state.waiting.get(request)
+                if waiter is not None and not waiter.pauses:
+                    self.remove(waiter.ask)
+            case Paused(request):
+                self.remove(self._state.waiting[request].ask)
+
+    def put_in(self, fact: Fact) -> None:
+        """Put in who comes into the line with this fact, or has another place."""
+        match fact:
+            case Queued(ask=Ask(id=request)) | Requeued(request) | Resumed(request):
+                self.add(self._state.waiting[request].ask)
+            case Granted(overtakes=str(request)):
+                self.overtook(request)
+            case ClockMoved():
+                self.restore()
 
     # Why they wait --------------------------------------------------------------------------
 

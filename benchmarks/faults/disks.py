@@ -1,0 +1,38 @@
+"""Small disks, in memory, that can be full_disk. Only root can make one."""
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+PIECE: Final = bytes(1 << 20)
+
+
+@contextlib.contextmanager
+def small_disk(place: Path, mebibytes: int) -> Iterator[None]:
+    """Have an empty folder be a disk of its own until the block ends.
+
+    Raises:
+        CalledProcessError: Someone else than root wants that.
+
+    """
+    options = ["-t", "tmpfs", "-o", f"size={mebibytes}m,mode=700"]
+    subprocess.run(["mount", *options, "none", str(place)], check=True, capture_output=True)  # noqa: S603, S607  # The machine's own.
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)  # noqa: S603, S607  # As above.
+
+
+@contextlib.contextmanager
+def full_disk(place: Path) -> Iterator[None]:
+    """Have no room on a disk until the block ends."""
+    filler = place / "filler"
+    try:
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(PIECE)
+        yield
+    finally:
+        filler.unlink()

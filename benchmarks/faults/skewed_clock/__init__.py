@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH, of servers whose clock is set."""
