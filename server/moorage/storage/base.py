@@ -419,7 +419,7 @@ class RecordTable(Protocol):
         ...
 
     def ids(self, kind: str) -> list[str]:
-        """Return the ids of all records of a kind."""
+        """Return the ids of all records of a kind, in the order in which they came."""
         ...
 
     def rows(self, kind: str) -> list[tuple[int, RecordRow]]:
@@ -432,10 +432,6 @@ class RecordTable(Protocol):
 
     def remove(self, kind: str, record_id: str) -> bool:
         """Delete a record; return whether there was one."""
-        ...
-
-    def remove_oldest_without(self, kind: str, other: str) -> None:
-        """Delete the oldest record of a kind whose id no record of another kind has."""
         ...
 
     def number_of(self, kind: str, record_id: str) -> int:
