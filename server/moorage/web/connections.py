@@ -33,6 +33,9 @@ UNREAD_SECONDS_MAX: Final = 30.0
 HEALTH: Final = frozenset({"/healthz", "/readyz"})
 """Paths that are answered however busy the others are."""
 
+LEFT: Final = "moorage.left"
+"""Where the functions are, in the scope of a request, that are called if its client leaves."""
+
 _SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -104,6 +107,8 @@ class HttpConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove this connection from the count."""
         super().connection_lost(exc)
+        for leave in (self.scope or {}).pop(LEFT, ()):
+            leave()
         self._connections.forget(self)
         self._unwatch()
 
