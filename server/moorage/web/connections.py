@@ -10,7 +10,7 @@ by `RESERVED_MAX`, so there is always one to close, and health is answered at an
 """
 
 import asyncio
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -107,7 +107,7 @@ class HttpConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove this connection from the count."""
         super().connection_lost(exc)
-        for leave in (self.scope or {}).pop(LEFT, ()):
+        for leave in cast("dict[str, Any]", self.scope or {}).pop(LEFT, ()):
             leave()
         self._connections.forget(self)
         self._unwatch()
