@@ -60,7 +60,7 @@ async def test_a_machine_under_another_name_is_refused_with_the_one_it_has(catal
     error = await refusal(catalog.clusters.create(cluster("copy", node("own"), same)), NODE_1)
     assert "copy/x is the machine that is registered as lab/gpu1" in error.reason
     assert "take it out of lab first" in error.reason
-    assert error.details == {"registered_as": "lab/gpu1"}
+    assert error.details == {"node": "copy/x", "registered_as": "lab/gpu1"}
     with pytest.raises(ServiceError):
         await catalog.clusters.get("copy")
 

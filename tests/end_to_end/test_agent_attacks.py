@@ -1,4 +1,7 @@
-"""Agents that misbehave, over raw sockets: the server refuses them in one sentence, and goes on."""
+"""Agents over raw sockets: those that misbehave, and those whose machine a tenant registered.
+
+The server refuses the first in one sentence, and goes on.
+"""
 
 import json
 from collections import deque
@@ -9,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from disks import fill
-from fleets import Fleet, serve_fleet
-from served import until
+from fleets import Fleet, served
+from served import bearing, invoke, until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -25,7 +28,9 @@ NODE = {"vcpus": {"count": 1}, "memory": 1024}
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with serve_fleet(tmp_path_factory.mktemp("attacks")) as fleet:
+    tokens = {"MOORAGE_TOKENS": "ann:of-ann,ops:of-ops", "MOORAGE_OPERATORS": "ops"}
+    more = {**tokens, "MOORAGE_BACKENDS": "local,memory"}
+    with served(tmp_path_factory.mktemp("attacks"), bearer="of-ops", **more) as fleet:
         yield fleet
 
 
@@ -57,13 +62,14 @@ def done_frame(call: wire.AgentCall, value: object) -> bytes:
     return wire.encode(wire.AgentDone(call.id, msgspec.Raw(wire.encode(value))))
 
 
-def join(fleet: Fleet, raw: ClientConnection, name: str) -> None:
-    """Come in as an agent that has nothing running."""
-    raw.send(hello({**NODE, "id": name}, name))
+def join(fleet: Fleet, raw: ClientConnection, name: str, **node: object) -> str:
+    """Come in as an agent that has nothing running; return its key."""
+    raw.send(hello({**NODE, "id": name, **node}, name))
     welcome = answer(raw)
     assert isinstance(welcome, wire.AgentWelcome), welcome
     raw.send(done_frame(call(raw, wire.DiscoverOrder), []))
     until(lambda: fleet.listed().get(name, {}).get("connected"))
+    return welcome.key
 
 
 OTHER = {"type": "AgentHello", "version": 99, "release": "9.9", "more": [1]}
@@ -173,3 +179,129 @@ def test_an_agent_on_a_full_disk_keeps_running_and_reports_it(fleet, tmp_path, d
         until(lambda: full.state(lease) == "ended")
         (disk / "filler").unlink()
         assert full.output(full.ask("echo again"))[0] == "again\n"
+
+
+GPU = {"count": 1, "gpus": [{"modelName": "L4", "memory": 24_000, "uuid": "GPU-aa"}]}
+
+
+@pytest.fixture
+def apart(fleet: Fleet, tmp_path: Path) -> Iterator[Fleet]:
+    with fleet.apart(tmp_path) as apart:
+        yield apart
+
+
+def register(fleet: Fleet, who: str, cluster: str, *nodes: dict) -> tuple[int, str]:
+    """Register nodes by hand; return the status and the answer."""
+    document = {
+        "id": cluster,
+        "status": "live",
+        "nodes": {"nodeData": [{**NODE, **n} for n in nodes]},
+    }
+    path, headers = f"/clusters/{cluster}", bearing(who)
+    answer = fleet.server.http.post("/clusters", json=document, headers=headers)
+    if answer.status_code == 409 and "exists" in answer.text:
+        answer = fleet.server.http.put(path, json=document, headers=headers)
+    return answer.status_code, answer.text
+
+
+def names(fleet: Fleet, cluster: str) -> set[str]:
+    nodes = fleet.server.http.get(f"/clusters/{cluster}").json()["nodes"]["nodeData"]
+    return {each["id"] for each in nodes}
+
+
+def displaced(fleet: Fleet) -> list[tuple[str, str]]:
+    """Return the nodes of other tenants that gave way to agents of a cluster, and whose."""
+    lines = invoke("audit", "--what", "agent.displaced", "--json", "--data", fleet.data).stdout
+    entries = [json.loads(line) for line in lines.splitlines()]
+    return [
+        (each["before"], each["about"]["tenant"])
+        for each in entries
+        if each["about"]["cluster"] == fleet.cluster
+    ]
+
+
+@pytest.mark.parametrize("same", [{"machineId": "m1"}, {"providerId": "aws:///i-1"}, {"gpus": GPU}])
+def test_an_agent_gets_its_machine_from_who_registered_it_by_hand(apart: Fleet, same: dict):
+    mine = f"mine-{apart.cluster}"
+    squat = {"id": "x", **same}
+    assert register(apart, "of-ann", mine, {"id": "own"}, squat)[0] == 201
+    with dialled(apart, apart.token()) as raw:
+        join(apart, raw, "box", **same)
+        assert (names(apart, mine), names(apart, apart.cluster)) == ({"own"}, {"box"})
+        assert displaced(apart) == [(f"{mine}/x", "ann")]
+        status, reason = register(apart, "of-ann", mine, {"id": "own"}, squat)
+        assert (status, f"registered as {apart.cluster}/box" in reason) == (409, True), reason
+        assert "ask an operator" in reason
+        assert register(apart, "of-ann", mine, {"id": "own"})[0] == 200
+    apart.server.http.delete(f"/clusters/{apart.cluster}")
+
+
+def test_an_agent_gets_its_name_and_its_cluster_from_who_took_them(apart: Fleet) -> None:
+    """Its devices may be there under further names, too."""
+    here, ann = f"/clusters/{apart.cluster}", bearing("of-ann")
+    squats = [{"id": "box", "machineId": "false"}, {"id": "x", "machineId": "m2"}, {"id": "y"}]
+    assert register(apart, "of-ann", apart.cluster, *squats)[0] == 201
+    with dialled(apart, apart.token()) as raw, dialled(apart, apart.token()) as other:
+        join(apart, raw, "box", machineId="m2", gpus=GPU)
+        join(apart, other, "y")
+        assert names(apart, apart.cluster) == {"box", "y"}
+        assert apart.node("box")["machineId"] == "m2"
+        taken = [f"{apart.cluster}/{each}" for each in ("x", "box", "y")]
+        assert displaced(apart) == [(each, "ann") for each in taken]
+        metrics = {"clusterId": apart.cluster, "nodes": []}
+        for answer in (
+            apart.server.http.put(here, json={"nodes": {"nodeData": []}}, headers=ann),
+            apart.server.http.post(f"{here}/nodes", json={"id": apart.cluster}, headers=ann),
+            apart.server.http.delete(here, headers=ann),
+            apart.server.http.post("/cluster", json=metrics, headers=ann),
+        ):
+            assert answer.status_code == 403, answer.text
+            assert "which the server maintains" in answer.text
+        assert names(apart, apart.cluster) == {"box", "y"}
+
+
+def test_a_lease_on_a_machine_that_an_agent_gets_holds_until_it_ends(apart: Fleet) -> None:
+    mine = f"mine-{apart.cluster}"
+    register(apart, "of-ann", mine, {"id": "x", "machineId": "m3"})
+    whole = {"resources": {"memory_mib": 1024}, "lease": {"ttl_seconds": 600}}
+    lease = apart.server.ask(clusters=[mine], **whole)["lease"]
+    with dialled(apart, apart.token()) as raw:
+        join(apart, raw, "box", machineId="m3")
+        assert displaced(apart) == [(f"{mine}/x", "ann")]
+        assert apart.state(lease) == "granted"
+        again = apart.server.ask(clusters=[apart.cluster], **whole)
+        assert not again["success"], "the machine is held"
+        assert apart.server.release(lease)["success"]
+        until(lambda: apart.server.ask(clusters=[apart.cluster], **whole)["success"])
+
+
+def test_an_agent_gets_devices_that_it_finds_later(apart: Fleet) -> None:
+    mine = f"mine-{apart.cluster}"
+    with dialled(apart, apart.token()) as raw:
+        key = join(apart, raw, "box")
+    until(lambda: not apart.listed()["box"]["connected"])
+    assert register(apart, "of-ann", mine, {"id": "x", "machineId": "m4"})[0] == 201
+    with dialled(apart, key) as raw:
+        join(apart, raw, "box", machineId="m4")
+        until(lambda: names(apart, mine) == set())
+        until(lambda: apart.node("box").get("machineId") == "m4")
+
+
+def test_no_agent_gets_the_machine_of_another_one(apart: Fleet, tmp_path: Path) -> None:
+    register(apart, "of-ann", apart.cluster, {"id": "hers"})  # The cluster is hers, too.
+    with dialled(apart, apart.token()) as raw:
+        join(apart, raw, "box", machineId="m5")
+    until(lambda: not apart.listed()["box"]["connected"])
+    with apart.apart(tmp_path, f"other-{apart.cluster}") as other:
+        for fleet, name, reason in (
+            (apart, "hers", "is the machine that is registered as"),
+            (apart, "box", "is another machine already"),
+            (other, "box", f"registered as {apart.cluster}/box"),
+        ):
+            with dialled(fleet, fleet.token()) as raw:
+                raw.send(hello({**NODE, "id": name, "machineId": "m5"}, "thief"))
+                farewell = answer(raw)
+            assert isinstance(farewell, wire.AgentFarewell), farewell
+            assert reason in farewell.reason
+    assert names(apart, apart.cluster) == {"box", "hers"}
+    assert displaced(apart) == []

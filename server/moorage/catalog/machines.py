@@ -99,5 +99,5 @@ def _twice(name: str, number: int, other: str, owner: str) -> ServiceError:
         " a copy of another machine's disk needs a machine id of its own",
         field=f"nodes.nodeData[{number}]",
         expected="a machine that no other node is",
-        details={"registered_as": other},
+        details={"node": name, "registered_as": other},
     )

@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
@@ -82,7 +82,7 @@ class _Group(NamedTuple):
     facts: list[Fact]
     stored: Coroutine[Any, Any, int]
     began: float
-    checkpoint: tuple[int, list[Fact]] | None
+    checkpoint: tuple[int, Iterator[Fact]] | None
 
 
 class CommitLoop:
@@ -243,7 +243,7 @@ class CommitLoop:
     async def _condense(self) -> None:
         if self._handed > self._checkpointed:
             self._checkpointed = self._handed
-            await self._ledger.checkpoint(self._handed, list(condense(self._allocator.state)))
+            await self._ledger.checkpoint(self._handed, condense(self._allocator.state))
 
     def _hand_over(self) -> None:
         """Give the facts of the next turns to the ledger, unless others are to go with them.
@@ -260,11 +260,11 @@ class CommitLoop:
         turns = self._take_group(math.inf if due else GROUP_FACTS_MAX)
         facts: list[Fact] = [fact for turn in turns for fact in turn.facts]
         self._handed += len(facts)
-        checkpoint: tuple[int, list[Fact]] | None = None
+        checkpoint: tuple[int, Iterator[Fact]] | None = None
         if due:
             self._wanted = False
             self._checkpointed = self._handed
-            checkpoint = self._handed, list(condense(self._allocator.state))
+            checkpoint = self._handed, condense(self._allocator.state)
         began = time.monotonic()
         stored = self._ledger.append(facts, self._now)
         self._groups.append(_Group(turns, facts, stored, began, checkpoint))

@@ -87,6 +87,7 @@ from moorage.model import Code, Lease, RequestId, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import Shared
 from moorage.records.json_values import JsonObject
+from moorage.records.rights import SERVER_ITSELF
 from moorage.sandbox.host.contract import OpenCircuit
 from moorage.sandbox.host.sandbox import Sandbox, WorkerSettings
 from moorage.sandbox.wire.limits import Limits
@@ -349,14 +350,8 @@ async def _read(
     core = _core(stores, entrance, replace(prepared, inbox=reads), outset.measures, tasks)
     workloads = WorkloadControl({}, reads.post, tasks, core.watchers.workload, outset.trust.check)
     runners = Runners(prepared.sandbox, workloads, {}, prepared.rates)
-    roster = AgentRoster(
-        outset.agents,
-        None,
-        catalog.clusters,
-        config.agent_lost_seconds,
-        stores.audit.note,
-        catalog.metrics,
-    )
+    lost_seconds = config.agent_lost_seconds
+    roster = AgentRoster(outset.agents, None, catalog, lost_seconds, stores.audit.note)
     requests = _requests(config, stores, core, runners, roster, stack, standby.stamp)
     stack.enter_context(
         outset.measures.watching(
@@ -650,10 +645,8 @@ def _agents(
     fleet = runners.backends.get("local")
     if not isinstance(fleet, FleetBackend):
         fleet = None
-    catalog, audit, lost_seconds = stores.catalog, stores.audit.note, config.agent_lost_seconds
-    roster = AgentRoster(
-        stores.agents, fleet, catalog.clusters, lost_seconds, audit, catalog.metrics
-    )
+    audit, lost_seconds = stores.audit.note, config.agent_lost_seconds
+    roster = AgentRoster(stores.agents, fleet, stores.catalog, lost_seconds, audit)
     roster.open(epoch)
     return roster
 
@@ -853,7 +846,7 @@ def _web_services(
     )
     return WebServices(
         clusters=catalog.clusters,
-        ownership=_ownership(stores),
+        ownership=_ownership(stores, requests.lookups.agents),
         metrics=catalog.metrics,
         blocks=catalog.blocks,
         executors=catalog.executors,
@@ -885,11 +878,16 @@ def _trail(stores: Stores[LedgerHistory], replies: Replies) -> AuditTrail:
     return AuditTrail(stores.audit, replies.origin, replies.asker, state.lease, standing)
 
 
-def _ownership(stores: Stores[LedgerHistory]) -> Ownership:
+def _ownership(stores: Stores[LedgerHistory], agents: AgentRoster) -> Ownership:
     catalog, state = stores.catalog, stores.allocator.state
     memory = catalog.memory
     blocks = partial(catalog.blocks.owner, "block_metrics")
-    owners = Owners(memory.owner, memory.metrics_owner, blocks, catalog.executors.owner)
+
+    def maintained(of: Callable[[str], str], cluster_id: str) -> str:
+        return SERVER_ITSELF if agents.maintains(cluster_id) else of(cluster_id)
+
+    owner, metrics_owner = (partial(maintained, of) for of in (memory.owner, memory.metrics_owner))
+    owners = Owners(owner, metrics_owner, blocks, catalog.executors.owner)
     return Ownership(state, catalog.policies, catalog.aliases.find, owners, memory.policy_uris)
 
 

@@ -14,7 +14,7 @@ The exceptions:
     └── LedgerFailed        writing or reading failed; the process must end and start again
 """
 
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
@@ -252,7 +252,7 @@ class Ledger(LedgerHistory, Protocol):
             LedgerError: The ledger is not open.
         """
 
-    async def checkpoint(self, seq: int, facts: Sequence[Fact]) -> None:
+    async def checkpoint(self, seq: int, facts: Iterable[Fact]) -> None:
         """Store facts that rebuild the state as of `seq`; durable when this returns.
 
         Encoded and written in pieces, so that appends go on meanwhile. The newest two stay.

@@ -8,7 +8,7 @@ import asyncio
 import os
 import zlib
 from bisect import bisect_right
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,7 +99,7 @@ class MemoryLedger:
         self._storage.rows.extend(rows)
         return asyncio.sleep(0, self.last_seq)
 
-    async def checkpoint(self, seq: int, facts: Sequence[Fact]) -> None:
+    async def checkpoint(self, seq: int, facts: Iterable[Fact]) -> None:
         """See `Ledger.checkpoint`."""
         self._check_open()
         checkpoints, oldest = self._storage.checkpoints, self.checkpoint_seq

@@ -5,7 +5,8 @@ A thread writes (`ledger.writer.GroupCommit`); questions and recovery read besid
 
 import asyncio
 import zlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from moorage.core.state.facts import Fact, Granted
@@ -141,7 +142,7 @@ class StoredLedger(StoredHistory):
         await self._durable(job)
         return seq
 
-    async def checkpoint(self, seq: int, facts: Sequence[Fact]) -> None:
+    async def checkpoint(self, seq: int, facts: Iterable[Fact]) -> None:
         """See `Ledger.checkpoint`."""
         async with self._checkpointing:
             self._usable()
@@ -155,8 +156,8 @@ class StoredLedger(StoredHistory):
                 pass
             number = self._checkpoint_number = self._checkpoint_number + 1
             parts = checksum = 0
-            for start in range(0, len(facts), CHECKPOINT_PART_FACTS):
-                chunk = facts[start : start + CHECKPOINT_PART_FACTS]
+            rest = iter(facts)
+            while chunk := [*islice(rest, CHECKPOINT_PART_FACTS)]:
                 body = await asyncio.to_thread(FACTS.pack, chunk)
                 await self._work(_part_writer(number, parts, body))
                 checksum = zlib.crc32(body, checksum)

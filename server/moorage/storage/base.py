@@ -377,7 +377,8 @@ class RecordTable(Protocol):
         """Return whether there is such a record."""
 
     def ids(self, kind: str) -> list[str]:
-        """Return the ids of all records of a kind."""
+        """Return the ids of all records of a kind, in the order in which they came."""
+        ...
 
     def rows(self, kind: str) -> list[tuple[int, RecordRow]]:
         """Return all records of a kind, by id, with the number of each."""
@@ -387,9 +388,6 @@ class RecordTable(Protocol):
 
     def remove(self, kind: str, record_id: str) -> bool:
         """Delete a record; return whether there was one."""
-
-    def remove_oldest_without(self, kind: str, other: str) -> None:
-        """Delete the oldest record of a kind whose id no record of another kind has."""
 
     def number_of(self, kind: str, record_id: str) -> int:
         """Return the number of a record that is there."""

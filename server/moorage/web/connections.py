@@ -10,7 +10,7 @@ by `RESERVED_MAX`, so there is always one to close, and health is answered at an
 """
 
 import asyncio
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -30,6 +30,9 @@ UNREAD_SECONDS_MAX: Final = 30.0
 """How long a client may leave its answer unread. Then the connection is cut."""
 HEALTH: Final = frozenset({"/healthz", "/readyz"})
 """Paths that are answered however busy the others are."""
+
+LEFT: Final = "moorage.left"
+"""Where the functions are, in the scope of a request, that are called if its client leaves."""
 
 _SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
@@ -100,6 +103,8 @@ class HttpConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove this connection from the count."""
         super().connection_lost(exc)
+        for leave in cast("dict[str, Any]", self.scope or {}).pop(LEFT, ()):
+            leave()
         self._connections.forget(self)
         self._unwatch()
 

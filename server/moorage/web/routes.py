@@ -4,6 +4,7 @@
 docs/reference/allocation-server.md, "Services" and "Decisions".
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -29,6 +30,7 @@ from moorage.web.bodies import (
 from moorage.web.bodies import read_document as _document
 from moorage.web.bodies import success as _success
 from moorage.web.changes import find_former, note_change
+from moorage.web.connections import LEFT
 from moorage.web.elsewhere import elsewhere_routes
 from moorage.web.executors import executor_routes
 from moorage.web.quotas import quota_routes
@@ -391,6 +393,8 @@ def _allocator(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
         4xx: the request is refused; 500: the policy or the server failed.
         """
+        if task := asyncio.current_task():  # What no client reads need not be decided.
+            request.scope[LEFT] = (task.cancel,)
         body = await bodies.read(request, ALLOCATION_BYTES_MAX)
         trace = request.headers.get("traceparent", "")
         status, answer = await allocate_for(body, caller_of(request), trace)

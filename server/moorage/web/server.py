@@ -203,7 +203,7 @@ class _Drained:
         try:
             await self.app(scope, receive, send_and_watch)
         except asyncio.CancelledError:
-            # Only uvicorn cancels this task, and only to end it: its result is not awaited.
+            # By uvicorn, to end it, or as its client has left: its result is not awaited.
             if not begun:
                 await refuse()
 

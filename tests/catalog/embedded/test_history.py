@@ -10,6 +10,7 @@ from moorage.catalog.embedded.store import DocumentStore, StoredRow
 from moorage.catalog.opening import open_catalog
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.on_behalf import ON_BEHALF_OF
 from moorage.storage.sqlite.records import SqliteRecords
 
 URI = "a:1-b"
@@ -88,17 +89,62 @@ async def test_the_first_change_stays_however_many_follow(tmp_path):
     assert changes[-1]["who"] == str(history.CHANGES_MAX + 4)
 
 
-async def test_the_oldest_history_without_a_policy_makes_room(tmp_path):
+async def test_names_of_changed_fields_are_bounded(tmp_path):
     store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
+    fields = tuple(f"{number}" * 1_000_000 for number in range(9)) + ("f",) * 1_000
 
     def work(database):
-        database.put("policy", StoredRow("live:1-a", b"{}"))
-        for uri in ("live:1-a", "gone:1-a", "gone:2-a"):
-            history.note(database, uri, "ann", "registered", "d")
-        database.remove_oldest_without("history", "policy")
-        return [row.id for row in database.rows("history")]
+        history.note(database, URI, "ann", "described", "d", fields)
+        return database.get("history", URI)
 
-    assert await store.run(work) == ["gone:2-a", "live:1-a"]
+    assert len((await store.run(work)).document) < 10_000
+    await store.close()
+
+
+async def test_the_oldest_history_without_a_policy_makes_room_of_who_has_most(tmp_path):
+    store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
+
+    async def add(tenant, *uris, live=False):
+        def work(database):
+            for uri in uris:
+                history.note(database, uri, tenant, "registered", "d")
+                if live:
+                    database.put("policy", StoredRow(uri, b"{}"))
+
+        ON_BEHALF_OF.set(tenant)
+        await store.run(work)
+
+    def forget(database):
+        database.forget_history()
+        return {row.id for row in database.rows("history")}
+
+    hers = {f"hers:{number}-a" for number in range(9)}
+    await add("ann", "gone:1-a")
+    await add("cid", *hers, live=True)
+    await add("bob", "gone:3-a", "gone:2-a", "gone:4-a")
+    assert await store.run(forget) == {"gone:1-a", "gone:2-a", "gone:4-a", *hers}
+    await store.close()
+    store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
+    await store.run(lambda database: database.rows("policy"))
+    assert await store.run(forget) == {"gone:1-a", "gone:4-a", *hers}
     await store.close()
     with contextlib.closing(sqlite3.connect(tmp_path / "catalog.db")) as file:
-        assert file.execute("SELECT count(*) FROM records").fetchone() == (3,)
+        rows = file.execute("SELECT records FROM usage WHERE kind = 'history'").fetchone()
+    assert rows == (11,)
+
+
+async def test_a_history_that_is_not_forgotten_after_all_counts_as_before(tmp_path):
+    store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
+
+    def fail(database):
+        history.note(database, "b:1-a", "ann", "registered", "d")
+        database.forget_history()
+        raise LookupError
+
+    await store.run(lambda database: history.note(database, "a:1-a", "ann", "registered", "d"))
+    with pytest.raises(LookupError):
+        await store.run(fail)
+    assert await store.run(lambda database: database.ids("history")) == ["a:1-a"]
+    await store.run(lambda database: database.forget_history())
+    assert await store.run(lambda database: database.ids("history")) == []
+    await store.close()

@@ -30,7 +30,11 @@ ONE = Demand(gpus=1)
 
 @pytest.fixture
 def hand() -> Hand:
-    """Three racks of two nodes with two pairs of GPUs, all held."""
+    return full()
+
+
+def full() -> Hand:
+    """Return three racks of two nodes with two pairs of GPUs, all held."""
     hand = Hand()
     gpus = tuple(Gpu(str(n), "A100", 80, link_group=f"l{n // 2}") for n in range(4))
     nodes = [
@@ -130,3 +134,34 @@ def test_waiters_that_keep_apart_are_looked_at_once_for_each_release(hand: Hand)
     for number in (7, MANY - 1):
         _, turn = release(hand, f"h{number}")
         assert f"m{number}" in [*consults(turn), *go_on(hand)[1]]
+
+
+def steps(work: Callable[[], Turn]) -> tuple[int, Turn]:
+    """Return how many calls of functions a turn makes, and the turn."""
+    profile = Profile()
+    turn = profile.runcall(work)
+    return sum(each.callcount for each in profile.getstats()), turn
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["one group", "a group each"])
+def test_a_release_costs_the_same_beside_any_number_that_keep_apart_by_node(alone: bool) -> None:
+    found, most = {}, 2_000 if alone else 5_000
+    for many in (most // 10, most):
+        hand = full()
+        groups = [AntiAffinity(f"g{number if alone else 0}") for number in range(many)]
+        for number, group in enumerate(groups[: many if alone else 1]):
+            terms = {"ttl_seconds": 9e5, "anti_affinity": group}
+            holder = ask(f"h{number}", Demand(cpu_milli=1), tenant=MALLORY, terms=terms)
+            hand.grant(holder, {**place("n4"), "cpu_milli": 1})
+        for number, group in enumerate(groups):
+            wait(hand, f"m{number}", ONE, MALLORY, anti_affinity=group)
+        wait(hand, "bob", ONE, BOB)
+        hand.now += 1.0
+        lease = hand.allocator.state.leases[RequestId("n40")]
+        event = ReleaseAsked(hand.to(), lease.id, "token of n40", lease.tenant)
+        found[many], turn = steps(lambda hand=hand, event=event: hand.step(event))  # type: ignore[misc]  # Called at once.
+        assert consults(turn) == ["bob"], "all others keep apart from what is on this node"
+        while hand.allocator.next_deadline() == hand.now:
+            count, turn = steps(lambda hand=hand: hand.step(Tick()))  # type: ignore[misc]  # As above.
+            found[many] = max(found[many], count)
+    assert found[most] < 2 * found[most // 10]

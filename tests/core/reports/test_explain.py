@@ -4,6 +4,7 @@ import pytest
 from by_hand import Hand, answers, ask, nodes, place, plain
 from msgspec.structs import asdict, replace
 
+from moorage.core.turns.effects import Recall
 from moorage.core.turns.events import (
     CancelAsked,
     Inquired,
@@ -11,6 +12,7 @@ from moorage.core.turns.events import (
     RenewAsked,
     WorkloadStarted,
 )
+from moorage.core.turns.turn import DECISIONS_MAX
 from moorage.model import (
     LOST,
     ClusterId,
@@ -29,7 +31,7 @@ from moorage.model import (
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.requests import resources_of
 
-ONE = Demand(gpus=1)
+ONE, BIG = Demand(gpus=1), Demand(gpus=9)
 
 
 def test_the_fleet_is_the_sum_of_its_nodes_cluster_by_cluster() -> None:
@@ -207,3 +209,27 @@ def test_leases_in_another_order_page_by_page() -> None:
     assert [each["project"] for each in listed["leases"]] == ["p0"]
     assert listed["total"] == 1
     assert "total" not in hand.inquire("leases")
+
+
+def test_decisions_about_one_tenant_do_not_push_out_those_about_another() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    hand.ask(ask("his", BIG, tenant=Tenant("bob")))
+    for number in range(DECISIONS_MAX + 5):
+        hand.ask(ask(f"m{number}", BIG, tenant=Tenant("mallory")))
+    assert hand.inquire("why", "bob", subject="his")["state"] == "refused"
+    assert hand.inquire("why", "mallory", subject="m7")["state"] == "refused"
+    assert isinstance(hand.inquire("why", "mallory", subject="m5"), Recall)
+
+
+def test_many_decisions_about_one_request_push_out_none() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    hand.ask(ask("his", BIG, tenant=Tenant("bob")))
+    again = ask("again", BIG, tenant=Tenant("mallory"))
+    for _ in range(9):
+        hand.ask(again)
+    for number in range(DECISIONS_MAX - 2):
+        hand.ask(ask(f"m{number}", BIG, tenant=Tenant("mallory")))
+    for tenant, name in (("bob", "his"), ("mallory", "again"), ("mallory", "m0")):
+        assert hand.inquire("why", tenant, subject=name)["state"] == "refused"

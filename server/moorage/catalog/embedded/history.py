@@ -18,8 +18,11 @@ from moorage.records.json_values import JsonObject
 CHANGES_MAX: Final = 1000
 """Changes of one URI that are remembered; of more, the second oldest is forgotten first."""
 HISTORIES_MAX: Final = 20_000
-"""URIs with a history: twice as many as policies. Beyond it, the removed policy that was registered
-longest ago is forgotten."""
+"""URIs with a history: twice as many as policies. Beyond it, a removed policy is forgotten: of the
+tenant that removed most, the one that was registered first."""
+FIELDS_MAX: Final = 32
+"""Fields that a change names, in so many characters each; the change may have more."""
+FIELD_CHARS_MAX: Final = 64
 
 
 class PolicyChange(Struct, frozen=True, omit_defaults=True):
@@ -54,12 +57,13 @@ def note(
     """Add a change to the history of a URI, within the transaction that makes it."""
     row = database.get("history", uri)
     changes = _changes(row.document) if row else []
-    changes.append(PolicyChange(time.time(), who, what, digest, fields))
+    named = tuple(each[:FIELD_CHARS_MAX] for each in fields[:FIELDS_MAX])
+    changes.append(PolicyChange(time.time(), who, what, digest, named))
     if len(changes) > CHANGES_MAX:
         del changes[1]  # The first one says where the policy comes from.
     database.put("history", StoredRow(uri, msgspec.json.encode(changes)))
     if row is None and database.count("history") > HISTORIES_MAX:
-        database.remove_oldest_without("history", "policy")
+        database.forget_history()
 
 
 def history_of(database: Database, uri: str) -> list[JsonObject]:

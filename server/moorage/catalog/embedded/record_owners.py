@@ -87,12 +87,11 @@ class RecordOwners:
         self._records: dict[_Key, OwnedRecord] = {}
         self._counts: Counter[tuple[Kind, str]] = Counter()
         self._bytes: Counter[str] = Counter()
-        self._registered: dict[str, str] = {}
         self._before: list[tuple[_Key, OwnedRecord | None]] = []
 
     def forget(self) -> None:
         """Forget all records: they are loaded again."""
-        for each in (self._records, self._counts, self._bytes, self._registered):
+        for each in (self._records, self._counts, self._bytes):
             each.clear()
 
     def begin(self) -> None:
@@ -110,13 +109,12 @@ class RecordOwners:
         owner = ""
         if kind == "history":
             changes = reversed(_changes(row.document))
-            who = next((each.who for each in changes if each.what == "registered"), "")
-            self._registered[row.id] = who
+            owner = next((each.who for each in changes if each.what == "registered"), "")
         elif kind == "policy":
-            owner = self._registered.pop(row.id, "")
+            owner = self.owner("history", row.id)
         else:
             owner = row.files.decode(errors="replace")
-        if kind in RECORDS_MAX:
+        if kind in RECORDS_MAX or kind == "history":
             self._set((kind, row.id), OwnedRecord(owner, len(row.document) + len(row.files)))
 
     def owner(self, kind: Kind, record_id: str) -> str:
@@ -143,12 +141,12 @@ class RecordOwners:
             ServiceError: `too_large`; the transaction is to be undone.
         """
         most = RECORDS_MAX.get(kind)
-        if most is None:
+        if most is None and kind != "history":
             return
         key, before = (kind, record_id), self._records.get((kind, record_id))
         self._before.append((key, before))
         self._set(key, record)
-        if before is not None and record.size <= before.size:
+        if most is None or (before is not None and record.size <= before.size):
             return
         used, owner = usage(), record.owner
         if before is None:
@@ -162,6 +160,16 @@ class RecordOwners:
         key = (kind, record_id)
         self._before.append((key, self._records.get(key)))
         self._set(key, None)
+
+    def most_histories(self) -> str:
+        """Return the tenant with most histories of policies that are removed."""
+        counts = self._counts
+        owners = {owner for kind, owner in counts if kind == "history"}
+        return max(owners, key=lambda one: (counts["history", one] - counts["policy", one], one))
+
+    def is_history_of(self, owner: str, uri: str) -> bool:
+        """Return whether a history is a tenant's, and without a policy."""
+        return self.owner("history", uri) == owner and ("policy", uri) not in self._records
 
     @staticmethod
     def _refuse(amounts: tuple[int, int, int], owner: str, what: str) -> None:

@@ -81,7 +81,6 @@ class Database:
         self.ids: Callable[[Kind], list[str]] = records.ids
         self.usage: Callable[[], dict[str, tuple[int, int]]] = records.usage
         self.count: Callable[[Kind], int] = records.count
-        self.remove_oldest_without: Callable[[Kind, Kind], None] = records.remove_oldest_without
         self.marks: Callable[[], dict[str, object]] = records.marks
         self.checksums: Callable[[Kind], dict[str, int]] = records.checksums
 
@@ -123,6 +122,14 @@ class Database:
         """Remove a record; return whether there was one."""
         self._owners.remove(kind, record_id)
         return self._records.remove(kind, record_id)
+
+    def forget_history(self) -> None:
+        """Remove a history without a policy: the first one of the tenant with most of them."""
+        tenant = self._owners.most_histories()
+        for uri in self.ids("history"):
+            if self._owners.is_history_of(tenant, uri):
+                self.remove("history", uri)
+                return
 
     def rows(self, kind: Kind) -> list[StoredRow]:
         """Return all records of a kind, by id; set damaged ones aside."""

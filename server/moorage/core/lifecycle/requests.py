@@ -242,7 +242,7 @@ class Requests:
         lease = waiter.lease if waiter is not None else None
         if lease is None or refusal.code not in refusals.PASSING or lease.faults >= FAULTS_MAX:
             return False
-        self._turn.explain(ask.id, {"last": explain.refusal_object(refusal)})
+        self._turn.explain(ask, {"last": explain.refusal_object(refusal)})
         self._pending.settle(ask)
         self._queue.remove(ask)
         self._leases.pause(ask.id, FAULT_PAUSE_SECONDS * 2.0**lease.faults, lease.faults + 1)
@@ -428,7 +428,7 @@ class Requests:
             patience = terms.wait_seconds or ROOM_SECONDS_MAX
             self._turn.record(Queued(ask, self._turn.now, self._turn.now + patience))
             self._queue.add(ask)
-        self._turn.explain(ask.id, {"state": "waiting", **explain.refusal_object(refusal)})
+        self._turn.explain(ask, {"state": "waiting", **explain.refusal_object(refusal)})
         self._pending.settle(ask)
         excluded = (*reserved, *pending.exclusions.own)
         if ask.alternatives and pending.over is not None:
@@ -500,7 +500,7 @@ class Requests:
             record |= explain.outcome(answer)
         if len(ask.candidates or ()) <= CANDIDATES_KEPT_MAX:
             record["asked"] = ask.demand, ask.candidates
-        self._turn.explain(ask.id, record)
+        self._turn.explain(ask, record)
         for to in listeners:
             self._turn.respond(to, answer)
 

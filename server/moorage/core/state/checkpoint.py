@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import chain, starmap
 
 from moorage.core.state.facts import (
     Carried,
@@ -18,11 +19,28 @@ from moorage.core.state.facts import (
     UsageCarried,
 )
 from moorage.core.state.state import State
+from moorage.core.state.waiters import Waiter
 from moorage.model import Tenant
 
 
 def condense(state: State) -> Iterator[Fact]:
-    """Yield the fewest facts that make `state` from nothing: the body of a checkpoint."""
+    """Return the fewest facts that make `state` from nothing, as it is now: a checkpoint's body.
+
+    Those of leases and waiters are made only as they are read, later and piece by piece: there may
+    be very many.
+    """
+    leases = (*state.ended.values(), *state.leases.values())
+    waiters, overtaken = (*state.waiting.values(),), (*state.overtaken.items(),)
+    return chain(
+        [*_fleet(state), *_shares(state)],
+        map(Carried, leases),
+        map(_waiting, waiters),
+        starmap(Overtaken, overtaken),
+        [*_past(state), Counted(state.fencing)],
+    )
+
+
+def _fleet(state: State) -> Iterator[Fact]:
     if state.clock_moved_at > -math.inf:
         yield ClockMoved(state.clock_moved_at, 0.0)
     for cluster in state.clusters.values():
@@ -30,21 +48,19 @@ def condense(state: State) -> Iterator[Fact]:
     yield from state.cordons.values()
     for reservation in state.reserved.by_id.values():
         yield Reserved(reservation)
-    yield from _shares(state)
-    for lease in (*state.ended.values(), *state.leases.values()):
-        yield Carried(lease)
-    for waiter in state.waiting.values():
-        if waiter.lease is None:
-            yield Queued(waiter.ask, waiter.at, waiter.deadline)
-        else:
-            yield Carried(waiter.lease)
-    for request, times in state.overtaken.items():
-        yield Overtaken(request, times)
+
+
+def _waiting(waiter: Waiter) -> Fact:
+    if waiter.lease is not None:
+        return Carried(waiter.lease)
+    return Queued(waiter.ask, waiter.at, waiter.deadline)
+
+
+def _past(state: State) -> Iterator[Fact]:
     for (tenant, project), past in state.accounts.past():
         yield UsageCarried(tenant, project, *past)
     for likeness, counts in state.durations.counts():
         yield DurationsCarried(*likeness, counts)
-    yield Counted(state.fencing)
 
 
 def _shares(state: State) -> Iterator[Fact]:

@@ -1,7 +1,7 @@
 """Which of the things that are remembered of tenants is forgotten first, where there are too many.
 
 It is the oldest of the tenant with most, so that no tenant's push out those of one that has fewer.
-`State` asks about ended leases, `daemon.history` about refusals.
+`State` asks about ended leases, `TurnWriter` about decisions, `daemon.history` about refusals.
 """
 
 from typing import Generic, TypeVar
@@ -21,9 +21,12 @@ class TenantMemory(Generic[T]):
         self._most = 0
 
     def add(self, tenant: Tenant, name: T) -> None:
-        """Note a new remembered value."""
+        """Note what is remembered from now on; what is known already is the newest again."""
         its = self._of.setdefault(tenant, {})
+        known = its.pop(name, 0) is None
         its[name] = None
+        if known:
+            return
         self._count(tenant, len(its) - 1, len(its))
         self._most = max(self._most, len(its))
 

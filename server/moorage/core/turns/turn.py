@@ -10,8 +10,9 @@ import msgspec
 
 from moorage.core.state.facts import Fact
 from moorage.core.state.state import State, apply
+from moorage.core.state.tenant_memory import TenantMemory
 from moorage.core.turns.effects import Address, Effect, Respond, Response
-from moorage.model import RequestId
+from moorage.model import Ask, RequestId
 from moorage.records.json_values import JsonObject
 
 
@@ -23,7 +24,8 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
 
 
 DECISIONS_MAX: Final = 10_000
-"""Decision records in memory for `why`; older ones come from the ledger's history."""
+"""Decision records in memory for `why`; beyond it the oldest of the tenant with most is forgotten.
+What was granted or queued comes from the ledger's history then."""
 
 
 class TurnWriter:
@@ -33,7 +35,7 @@ class TurnWriter:
         state: What the facts say.
         now: Seconds since the epoch, for this turn.
         turn: Facts and effects of this turn, so far.
-        decisions: Recent decision records, by request, oldest first.
+        decisions: Recent decision records, by request.
         wakes: Whether what waits may be served now; the allocator looks when all else is decided.
     """
 
@@ -42,6 +44,7 @@ class TurnWriter:
         self.now = 0.0
         self.turn = Turn()
         self.decisions: dict[str, JsonObject] = {}
+        self._by_tenant = TenantMemory[RequestId]()
         self.wakes = False
 
     def begin(self, now: float) -> Turn:
@@ -62,9 +65,9 @@ class TurnWriter:
         """Answer a message."""
         self.turn.effects.append(Respond(to, answer))
 
-    def explain(self, request: RequestId, record: JsonObject) -> None:
+    def explain(self, ask: Ask, record: JsonObject) -> None:
         """Remember why a request was answered as it was."""
-        self.decisions.pop(request, None)
-        self.decisions[request] = record
+        self.decisions[ask.id] = record
+        self._by_tenant.add(ask.tenant, ask.id)
         if len(self.decisions) > DECISIONS_MAX:
-            del self.decisions[next(iter(self.decisions))]
+            del self.decisions[self._by_tenant.forget()]

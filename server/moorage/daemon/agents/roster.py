@@ -19,6 +19,7 @@ from moorage.backends.agents import wire
 from moorage.backends.agents.backend import AgentMachine, FleetBackend, Place
 from moorage.backends.agents.link import AgentLink, LinkLost
 from moorage.backends.base import BackendError
+from moorage.catalog.ports import Catalog
 from moorage.daemon.agents.agent_store import (
     USED,
     AgentRecord,
@@ -31,7 +32,6 @@ from moorage.model import LOST, ClusterId, Code, NodeId
 from moorage.protocol.agent_socket import AgentSocket
 from moorage.protocol.cluster_documents import nodes_of
 from moorage.protocol.faults import ServiceError
-from moorage.protocol.registry import ClusterDocuments, Metrics
 from moorage.records.audit import AuditEntry
 from moorage.records.history import AbsentAgent, AgentsNow
 from moorage.records.json_values import JsonObject
@@ -52,6 +52,8 @@ ABSENT_MAX: Final = 20
 OWN_LOOK_SECONDS: Final = 10.0
 """Between two looks at the server's own machine, as of agents at theirs."""
 _WATCH_SECONDS: Final = 0.5
+DISPLACED_MAX: Final = 100
+"""Nodes that give way to one machine: each has one of its devices or ids at least."""
 
 log = structlog.get_logger("moored")
 
@@ -68,28 +70,27 @@ class AgentRoster:
     Args:
         store: Who may come in.
         fleet: The backend `local`; None: this server has it not.
-        clusters: Documents of the registry.
+        catalog: Has the documents of clusters, and of what they are doing.
         lost_seconds: How long a machine may be unheard of before it counts as lost.
         audit: Takes entries of the audit log.
-        metrics: Documents of what clusters are doing.
+
     """
 
     def __init__(
         self,
         store: AgentStore,
         fleet: FleetBackend | None,
-        clusters: ClusterDocuments,
+        catalog: Catalog,
         lost_seconds: float,
         audit: Callable[[AuditEntry], None],
-        metrics: Metrics,
     ) -> None:
         self._store = store
         self._epoch = 0
         self._fleet = fleet
-        self._clusters = clusters
+        self._clusters, self._owner = catalog.clusters, catalog.memory.owner
         self._lost_seconds = lost_seconds
         self._audit = audit
-        self._measurements = AgentMeasurements(metrics)
+        self._measurements = AgentMeasurements(catalog.metrics)
         self._nodes: dict[Place, bytes] = {}  # As agents have described them, encoded.
         self._busy: dict[Place, dict[str, str]] = {}  # As `_describe` has put it there.
         self._beat_seconds = min(BEAT_SECONDS_MAX, lost_seconds / (2 * BEATS_MISSED_MAX))
@@ -122,6 +123,11 @@ class AgentRoster:
         ]
         lost = sum(each.lost for each in absent)
         return AgentsNow(len(machines) - len(absent), len(absent), lost, first)
+
+    def maintains(self, cluster_id: str) -> bool:
+        """Return whether machines with agents are in a cluster, which only the server changes."""
+        machines = self._fleet.machines() if self._fleet is not None else ()
+        return any(each.place[0] == cluster_id and not each.gone for each in machines)
 
     def admits(self, secret: str | None) -> bool | None:
         """Return whether a token or key is known; None where the store cannot be read now."""
@@ -254,19 +260,23 @@ class AgentRoster:
             raise _Refusal(f"the name of a machine is a text without `/`, not {str(name)[:40]!r}")
         place = ClusterId(token.cluster_id), NodeId(name)
         machine = await self._take_over(fleet, place, hello)
-        is_new = place not in self._store.agents()
+        is_new, by_hand = place not in self._store.agents(), None
         try:
             if is_new:
-                await self._check_name(place)
+                by_hand = await self._node_by_hand(place)
             await self._register(place, without_busy(hello.node, hello.busy))
             key = await asyncio.to_thread(self._store.join, token, place, hello.agent, time.time())
         except BaseException as error:
             if is_new:
                 fleet.forget(machine)
-                if not isinstance(error, _Refusal):
+                if by_hand is not None:
+                    await self._register(place, by_hand)
+                elif not isinstance(error, _Refusal):
                     await self._take_out(place)
             self._coming.discard(place)
             raise
+        if by_hand is not None:
+            self._note_displaced(place, place)
         return machine, key
 
     async def _take_over(
@@ -303,11 +313,13 @@ class AgentRoster:
         (answer,) = await asyncio.gather(asking, return_exceptions=True)
         return answers and not isinstance(answer, LinkLost)
 
-    async def _check_name(self, place: Place) -> None:
-        """Refuse the name of a node that is registered already."""
-        if await self._node(place) is not None:
+    async def _node_by_hand(self, place: Place) -> JsonObject | None:
+        """Return a node that a tenant registered under the name of a new agent; None: none did."""
+        node = await self._node(place)
+        if node is not None and not self._is_by_hand(place):
             reason = f"{'/'.join(place)} is registered, and has no agent"
             raise _Refusal(f"{reason}; give this machine a --name of its own, or take that one out")
+        return node
 
     async def _node(self, place: Place) -> JsonObject | None:
         try:
@@ -318,10 +330,39 @@ class AgentRoster:
             return None
         return next((each for each in nodes_of(document) if each.get("id") == place[1]), None)
 
+    def _is_by_hand(self, place: Place) -> bool:
+        """Return whether a tenant has registered a node, which is no agent's, nor the server's."""
+        own = self._fleet.look.place() if self._fleet is not None and self._fleet.look else None
+        by_tenant = self._owner(place[0]) not in {"", SERVER_ITSELF}
+        return by_tenant and place not in self._store.agents() and place != own
+
     async def _register(self, place: Place, node: JsonObject) -> None:
-        """Put a machine's node into its cluster, as it is."""
+        """Put a machine's node into its cluster, as it is; what tenants say it is gives way."""
         async with self._changing:
-            await self._put(place, {**node, "id": place[1]})
+            for _ in range(DISPLACED_MAX):
+                try:
+                    return await self._put(place, {**node, "id": place[1]})
+                except ServiceError as error:
+                    await self._displace(place, error)
+        raise ServiceError(Code.CONFLICT, f"the devices of {'/'.join(place)} are registered again")
+
+    async def _displace(self, place: Place, conflict: ServiceError) -> None:
+        """Take a node out that a tenant has registered for the machine of an agent."""
+        for name in ("registered_as", "node"):
+            cluster, _, node = str(conflict.details.get(name, "")).partition("/")
+            other = ClusterId(cluster), NodeId(node)
+            if node and other != place and self._is_by_hand(other):
+                await self._clusters.remove_nodes(cluster, (node,))
+                self._note_displaced(place, other)
+                return
+        raise conflict
+
+    def _note_displaced(self, place: Place, other: Place) -> None:
+        about: JsonObject = {"cluster": place[0], "node": place[1], "tenant": self._owner(other[0])}
+        entry = AuditEntry(time.time(), "agent.displaced", "moored", about=about)
+        entry.before, entry.why = "/".join(other), "the agent of this machine has registered it"
+        self._audit(entry)
+        log.warning("agent_displaced", machine="/".join(place), before=entry.before)
 
     async def _describe(self, machine: AgentMachine, busy: dict[str, str]) -> None:
         """Put a connected machine's node into its cluster, without devices that others use."""

@@ -8,6 +8,8 @@ from moorage.core.turns.effects import Address
 from moorage.model import Code, SessionId
 from moorage.records.rights import Caller
 
+_PREFIX: Final = "http "
+"""Of the sessions of calls; that of no socket begins so."""
 STOPPING: Final = Refusal(Code.SHUTTING_DOWN, "The server is stopping; connect again in a moment.")
 """Answers calls from `draining` on."""
 
@@ -18,8 +20,6 @@ class HttpCalls:
     Attributes:
         draining: The daemon stops: calls are refused from now on.
     """
-
-    SESSION: Final = SessionId("http")
 
     def __init__(self) -> None:
         self.draining = False
@@ -34,14 +34,24 @@ class HttpCalls:
     def open(self, caller: Caller) -> tuple[Address, asyncio.Future[bytes]]:
         """Return a new address, and the future of its reply."""
         self._number += 1
-        to = Address(self.SESSION, self._number)
+        to = Address(SessionId(f"{_PREFIX}{self._number}"), self._number)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[to], self._callers[to] = future, caller
         return to, future
 
+    @staticmethod
+    def has(to: Address) -> bool:
+        """Return whether an address is, or was, that of a call."""
+        return to.session.startswith(_PREFIX)
+
     def caller(self, to: Address) -> Caller | None:
         """Return the caller who awaits a reply."""
         return self._callers.get(to)
+
+    def leave(self, to: Address) -> None:
+        """Forget a call whose caller has left."""
+        self._waiting.pop(to, None)
+        self._callers.pop(to, None)
 
     def reply(self, to: Address, reply: bytes) -> None:
         """Hand a reply to its waiter, if there still is one."""

@@ -26,6 +26,7 @@ from moorage.core.turns.events import (
     ReleaseAsked,
     RenewAsked,
     ReserveAsked,
+    SessionLost,
     UnreserveAsked,
 )
 from moorage.daemon.access.lease_tokens import digest
@@ -133,6 +134,10 @@ class Operations:
         self._watchers.lost(session)
         self._lookups.access.lost(session)
         self._inbox.leave(session, tenant)
+
+    def leave(self, to: Address, tenant: Tenant) -> None:
+        """Note that a caller over HTTP has left, whose call is all that its session had."""
+        self._inbox.post(SessionLost(to.session), tenant)
 
     def take(  # noqa: C901, PLR0912, PLR0915  # One case per operation.
         self, to: Address, caller: Caller, message: wire.Operation

@@ -134,6 +134,13 @@ class Replies:
                 self.traces.lost(to)
         self._granted.pop(session, None)
 
+    def leave(self, to: Address) -> None:
+        """Note that the caller over HTTP has left who awaits an answer here."""
+        self._calls.leave(to)
+        self._forget(to)
+        if self.traces is not None:
+            self.traces.lost(to)
+
     def expect(self, to: Address, context: ReplyContext) -> None:
         """Note the context of the answer at an address, before anything answers it."""
         self._open[to] = context
@@ -240,7 +247,7 @@ class Replies:
         """Send a finished reply."""
         if self.traces is not None:
             self.traces.note_answer(to, reply)
-        if to.session == HttpCalls.SESSION:
+        if self._calls.has(to):
             self._calls.reply(to, reply)
         else:
             self._gateway.tell(to, reply)
@@ -255,7 +262,7 @@ class Replies:
 
     def origin(self, to: Address) -> tuple[Caller | None, str]:
         """Return the caller who awaits an answer, and the address."""
-        if to.session == HttpCalls.SESSION:
+        if self._calls.has(to):
             return self._calls.caller(to), ""
         return self._gateway.origin(to.session)
 

@@ -61,6 +61,11 @@ class Router:
         self._replies.lost(session)
         self._operations.lost(session, caller.tenant)
 
+    def leave(self, to: Address, caller: Caller) -> None:
+        """Note that a caller over HTTP has left; see `SessionLost`."""
+        self._replies.leave(to)
+        self._operations.leave(to, caller.tenant)
+
     def request(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
     ) -> Taking:

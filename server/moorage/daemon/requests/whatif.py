@@ -201,16 +201,21 @@ class WhatIfs:
     ) -> bytes:
         """Return the job; the state is copied before anything else has its turn."""
         at = time.time()
-        facts = [fact for fact in condense(self._state) if not _is_over(fact)]
-        documents = self._catalog.memory.blobs(self._state.clusters)
+        condensed, documents = (
+            condense(self._state),
+            self._catalog.memory.blobs(self._state.clusters),
+        )
+        facts, uris = await asyncio.to_thread(_read, condensed)
         if ask is not None:
             facts.append(Queued(ask, at, at))
+            uris.add(ask.policy.uri)
         job = {
             "at": at,
             "documents": documents,
             "policies": [
                 (each.ref, each.files, {**each.document, "code": ""})
-                for each in self._policies(facts, swaps.values())
+                for uri in sorted(uris | {each.uri for each in swaps.values()})
+                if (each := self._catalog.memory.policy(uri)) is not None
             ],
             "change": change,
             "swaps": swaps,
@@ -223,25 +228,22 @@ class WhatIfs:
         }
         return await asyncio.to_thread(_encode, job, facts)
 
-    def _policies(
-        self, facts: Sequence[Fact], swaps: Iterable[PolicyRef]
-    ) -> Iterable[PolicyRecord]:
-        """Yield the policies that may be consulted."""
-        uris = {each.uri for each in swaps}
-        for fact in facts:
-            match fact:
-                case Queued(ask):
-                    uris.add(ask.policy.uri)
-                case Carried(lease) if lease.may_start_again:
-                    uris.add(lease.policy.uri)
-                case _:  # It asks none.
-                    pass
-        known = map(self._catalog.memory.policy, sorted(uris))
-        return (each for each in known if each is not None)
 
-
-def _is_over(fact: Fact) -> bool:
-    return isinstance(fact, Carried) and fact.lease.over
+def _read(condensed: Iterable[Fact]) -> tuple[list[Fact], set[str]]:
+    """Return the facts but those of leases that are over, and the policies they may consult."""
+    facts, uris = list[Fact](), set[str]()
+    for fact in condensed:
+        match fact:
+            case Carried(lease) if lease.over:
+                continue
+            case Queued(ask):
+                uris.add(ask.policy.uri)
+            case Carried(lease) if lease.may_start_again:
+                uris.add(lease.policy.uri)
+            case _:  # It asks none.
+                pass
+        facts.append(fact)
+    return facts, uris
 
 
 def _encode(job: JsonObject, facts: Sequence[Fact]) -> bytes:

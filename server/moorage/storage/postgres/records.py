@@ -48,10 +48,6 @@ class PostgresRecordTable:
         """See `RecordTable.remove`."""
         return bool(self._run("remove", kind, record_id.encode()).rowcount > 0)
 
-    def remove_oldest_without(self, kind: str, other: str) -> None:
-        """See `RecordTable.remove_oldest_without`."""
-        self._run("remove_oldest_without", kind, other)
-
     def number_of(self, kind: str, record_id: str) -> int:
         """See `RecordTable.number_of`."""
         return self._number("number", kind, record_id.encode())

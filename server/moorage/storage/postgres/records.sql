@@ -7,7 +7,7 @@ SELECT id, document, files, checksum FROM record WHERE kind = %s AND id = %s
 SELECT 1 FROM record WHERE kind = %s AND id = %s
 
 -- name: ids
-SELECT id FROM record WHERE kind = %s
+SELECT id FROM record WHERE kind = %s ORDER BY number
 
 -- name: rows
 SELECT number, id, document, files, checksum FROM record WHERE kind = %s ORDER BY id
@@ -19,10 +19,6 @@ ON CONFLICT (kind, id) DO UPDATE SET document = excluded.document, files = exclu
 
 -- name: remove
 DELETE FROM record WHERE kind = %s AND id = %s
-
--- name: remove_oldest_without
-DELETE FROM record WHERE number = (SELECT min(number) FROM record WHERE kind = %s
-AND id NOT IN (SELECT id FROM record WHERE kind = %s))
 
 -- name: number
 SELECT number FROM record WHERE kind = %s AND id = %s

@@ -90,10 +90,6 @@ class RecordTables:
         """See `RecordTable.remove`."""
         return self._execute(SQL["remove"], (kind, record_id)).rowcount > 0
 
-    def remove_oldest_without(self, kind: str, other: str) -> None:
-        """See `RecordTable.remove_oldest_without`."""
-        self._execute(SQL["remove_oldest_without"], (kind, other))
-
     def number_of(self, kind: str, record_id: str) -> int:
         """See `RecordTable.number_of`."""
         return int(self._execute(SQL["number"], (kind, record_id)).fetchone()[0])

@@ -48,7 +48,7 @@ SELECT id, document, files, checksum FROM records WHERE kind = ? AND id = ?
 SELECT 1 FROM records WHERE kind = ? AND id = ?
 
 -- name: ids
-SELECT id FROM records WHERE kind = ?
+SELECT id FROM records WHERE kind = ? ORDER BY rowid
 
 -- name: rows
 SELECT rowid, id, document, files, checksum FROM records WHERE kind = ? ORDER BY id
@@ -62,10 +62,6 @@ INSERT OR IGNORE INTO records VALUES (?, ?, ?, ?, ?)
 
 -- name: remove
 DELETE FROM records WHERE kind = ? AND id = ?
-
--- name: remove_oldest_without
-DELETE FROM records WHERE rowid = (SELECT min(rowid) FROM records WHERE kind = ?
-AND id NOT IN (SELECT id FROM records WHERE kind = ?))
 
 -- name: number
 SELECT rowid FROM records WHERE kind = ? AND id = ?
