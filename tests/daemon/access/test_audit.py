@@ -92,6 +92,15 @@ def test_a_change_of_any_line_is_found(written: Path, place: int, change: str) -
         verify(written)
 
 
+def test_a_change_of_any_byte_is_found(written: Path) -> None:
+    (path,) = stored(written)
+    whole = path.read_bytes()
+    for place, byte in enumerate(whole):
+        path.write_bytes(whole[:place] + bytes([byte ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ChainError, match=path.name):
+            verify(written)
+
+
 def test_a_torn_line_is_cut_off_and_the_chain_goes_on(written: Path) -> None:
     (path,) = stored(written)
     with path.open("ab") as file:

@@ -22,6 +22,7 @@ from moorage.daemon.access.audit_chain import (
     chained,
     check_noted,
     checked,
+    is_beyond_end,
 )
 from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject
@@ -229,13 +230,15 @@ def _is_being_written(line: bytes, path: Path, files: Sequence[Path], count: int
     """Return whether a line has no end yet.
 
     Raises:
-        ChainError: It never gets one, since a file follows.
+        ChainError: It never gets one, since a file follows, or had another one.
 
     """
     if line.endswith(b"\n"):
         return False
     if path != files[-1]:
         raise ChainError(f"{path.name}:{count}: the line has no end, and a file follows")
+    if is_beyond_end(line):
+        raise ChainError(f"{path.name}:{count}: the line has another end than it was written with")
     return True
 
 
