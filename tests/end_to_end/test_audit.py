@@ -40,6 +40,9 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
         ops.http.put("/clusters/east", json={"reputation": 7}).raise_for_status()
         lease = ann.ask(FIRST_FIT, resources={"gpus": 2}, lease={"ttl_seconds": 60})["lease"]
         ann.release(lease)
+        over_http = {"policy_rule_uri": FIRST_FIT, "inputs": {}, **TERMS}
+        ann.http.post("/allocate", json=over_http).raise_for_status()
+        ops.http.put("/quotas/bob", json={"weight": 2}).raise_for_status()
         ann.say({"op": "cordon", "cluster": "east"})
         ops.say({"op": "cordon", "cluster": "east", "reason": "new fans"})
         ops.say({"op": "uncordon", "cluster": "east"})
@@ -64,7 +67,8 @@ def found(entries: list[dict], what: str) -> list[dict]:
 
 
 def test_servers_and_leases_are_logged_from_begin_to_end(entries: list[dict]) -> None:
-    (granted,), (ended,) = found(entries, "lease.granted"), found(entries, "lease.ended")
+    (granted, over_http), (ended,) = found(entries, "lease.granted"), found(entries, "lease.ended")
+    assert over_http["remote"].startswith("127.0.0.1:")
     assert (granted["who"], granted["role"]) == ("ann", "author")
     assert granted["remote"].startswith("127.0.0.1:")
     assert granted["why"] == FIRST_FIT
@@ -82,7 +86,8 @@ def test_operators_are_logged_with_what_they_changed(entries: list[dict]) -> Non
     assert (back["before"]["reason"], back["before"]["who"]) == ("new fans", "ops")
     assert (cordoned["who"], cordoned["why"]) == ("ops", "new fans")
     assert cordoned["about"]["cluster"] == "east"
-    first, second = found(entries, "quota.set")
+    over_http, first, second = found(entries, "quota.set")
+    assert over_http["remote"].startswith("127.0.0.1:")
     assert first["who"] == second["who"] == "ops"
     assert first.get("before") is None
     assert (second["before"], second["after"]["nominal"]["gpu_milli"]) == (first["after"], 3000)

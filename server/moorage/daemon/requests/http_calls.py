@@ -26,27 +26,27 @@ class HttpCalls:
         self.draining = False
         self._number = 0
         self._waiting: dict[Address, asyncio.Future[bytes]] = {}
-        self._callers: dict[Address, Caller] = {}
+        self._origins: dict[Address, tuple[Caller, str]] = {}
 
     def waiting(self) -> tuple[Address, ...]:
         """Return the addresses where a reply is awaited."""
         return tuple(self._waiting)
 
-    def open(self, caller: Caller) -> tuple[Address, asyncio.Future[bytes]]:
-        """Return a new address, and the future of its reply."""
+    def open(self, caller: Caller, remote: str = "") -> tuple[Address, asyncio.Future[bytes]]:
+        """Return a new address, and the future of its reply; `remote` is where the caller is."""
         self._number += 1
         to = Address(self.SESSION, self._number)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting[to], self._callers[to] = future, caller
+        self._waiting[to], self._origins[to] = future, (caller, remote)
         return to, future
 
-    def caller(self, to: Address) -> Caller | None:
-        """Return the caller who awaits a reply."""
-        return self._callers.get(to)
+    def origin(self, to: Address) -> tuple[Caller | None, str]:
+        """Return the caller who awaits a reply, and from where; None and "" if none does."""
+        return self._origins.get(to, (None, ""))
 
     def reply(self, to: Address, reply: bytes) -> None:
         """Hand a reply to its waiter, if there still is one."""
         future = self._waiting.pop(to, None)
-        self._callers.pop(to, None)
+        self._origins.pop(to, None)
         if future is not None and not future.done():
             future.set_result(reply)
