@@ -1,12 +1,16 @@
 """The audit log of a real server: who did what, from where, over both doors."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
 import pytest
 from served import FIRST_FIT, Server, bearing, cluster, invoke, kill, killed, policy
 
+from moorage.daemon.access.audit_files import AuditFiles
+from moorage.records.audit import AuditEntry
 from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
@@ -176,3 +180,12 @@ def test_kills_lose_no_entry_of_what_was_acknowledged(tmp_path: Path) -> None:
     assert seqs == sorted(set(seqs))
     named = [json.dumps(each["about"]) for each in found(entries, "POST /policy")]
     assert all(any(each in about for about in named) for each in published)
+
+
+def test_moorage_reads_the_log_as_moored_does(tmp_path: Path) -> None:
+    AuditFiles(tmp_path, 1e9, 1 << 20).append([AuditEntry(1e9, "x", "ann")] * 3, 0)
+    program = Path(sys.executable).with_name("moorage")
+    for words in (["--json"], ["--who", "ann"], ["--who", "bob"], ["verify", "--json"]):
+        command = [program, "audit", *words, "--data", tmp_path]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout == invoke("audit", *words, "--data", tmp_path).stdout

@@ -126,6 +126,22 @@ def test_a_file_that_lost_its_end_hides_none_of_those_after_it(
         list(read_lines(tmp_path))
 
 
+def test_whoever_follows_reads_no_file_again_that_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_files, "FILE_BYTES_MAX", 1)
+    writer = files(tmp_path)
+    for number in range(1, 4):
+        writer.append([entry(number)], 0)
+    first, second, _ = stored(tmp_path)
+    first.write_text("garbage\n")
+    assert [line["number"] for line in read_lines(tmp_path, after=1)] == [2, 3]
+    second.write_text("garbage\n")
+    assert [line["number"] for line in read_lines(tmp_path, after=2)] == [3]
+    with pytest.raises(ChainError, match="no entry"):
+        list(read_lines(tmp_path, after=1))
+
+
 @pytest.mark.parametrize("left", [0, 2])
 def test_a_log_that_was_cut_off_says_so_in_its_next_entry(tmp_path: Path, left: int) -> None:
     writer = files(tmp_path)

@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -185,7 +185,7 @@ def read_lines(folder: Path, after: int = 0) -> Iterator[JsonObject]:
         ChainError: A line is no JSON object.
 
     """
-    files = _files(folder / FOLDER)
+    files = _files_after(folder / FOLDER, after)
     for path in files:
         with path.open("rb") as file:
             for count, line in enumerate(file, 1):
@@ -251,6 +251,16 @@ def read_end(folder: Path) -> ChainEnd:
 
     """
     return _last(_files(folder / FOLDER))
+
+
+def _files_after(folder: Path, number: int) -> list[Path]:
+    """Return the files with lines after a number: `--follow` reads them twice a second."""
+    files = _files(folder)
+    for place in reversed(range(len(files))):
+        with files[place].open("rb") as file, suppress(msgspec.MsgspecError):
+            if msgspec.json.decode(file.readline(), type=Sealed).number <= number + 1:
+                return files[place:]
+    return files
 
 
 class _AboutFact(msgspec.Struct):
