@@ -234,6 +234,21 @@ async def test_what_is_awaited_is_written(tmp_path: Path) -> None:
     log.close()
 
 
+async def test_under_load_more_is_gathered_unless_someone_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_log, "GATHER_SECONDS_MAX", 1e6)
+    log = AuditLog(tmp_path, 1, 32)
+    log.note_all([entry(number) for number in range(100)])
+    await log.written()
+    log.note(entry(100))
+    await asyncio.sleep(20 * audit_log.GATHER_SECONDS)  # And nothing is to happen.
+    assert verify(tmp_path)[1].number == 100
+    await log.written()
+    assert verify(tmp_path)[1].number == 101
+    log.close()
+
+
 @pytest.mark.parametrize("days", [0, 1])
 async def test_a_start_notes_what_the_ledger_has_and_the_log_lacks(
     tmp_path: Path, days: int
