@@ -20,7 +20,7 @@ from moorage.records.rights import SERVER_ITSELF, Caller, Role
 
 FOLLOW_SECONDS: Final = 0.5
 """Between two looks whether a token expired; then its open sessions end."""
-LOOK_SECONDS: Final = 0.05
+LOOK_SECONDS: Final = 0.1
 """Between two looks whether `moored token` changed one. SQLite has no other news of a change."""
 LOCAL: Final = Caller(Tenant("local"), Role.ADMIN)
 _ITSELF: Final = Caller(Tenant("local"), Role.ADMIN, SERVER_ITSELF)

@@ -55,7 +55,7 @@ OWN_LOOK_SECONDS: Final = 10.0
 """Between two looks at the server's own machine, as of agents at theirs."""
 _WATCH_SECONDS: Final = 0.5
 """Between two looks at the machines, unless the store of agents changes."""
-_LOOK_SECONDS: Final = 0.05
+_LOOK_SECONDS: Final = 0.1
 """Between two looks whether it has. SQLite has no other news of a change."""
 
 log = structlog.get_logger("moored")
