@@ -164,11 +164,12 @@ command(shared, "checkout")(pool.checkout)
 command(shared, "checkin")(pool.checkin)
 
 
-@app.command("audit", add_help_option=False, context_settings={"ignore_unknown_options": True})
+@app.command("audit", context_settings={"ignore_unknown_options": True})
 def audit(
     context: typer.Context,
     options: Annotated[
-        list[str] | None, typer.Argument(help="Those of `moored audit`.", show_default=False)
+        list[str] | None,
+        typer.Argument(help="`moored audit --help` lists them.", show_default=False),
     ] = None,
 ) -> None:
     """Read who did what at the server of this machine, as `moored audit` does."""
