@@ -126,7 +126,7 @@ def test_a_file_that_lost_its_end_hides_none_of_those_after_it(
         list(read_lines(tmp_path))
 
 
-def test_whoever_follows_reads_no_file_again_that_is_full(
+def test_a_follower_reads_no_full_file_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_files, "FILE_BYTES_MAX", 1)
