@@ -20,10 +20,15 @@ METRIC = re.compile(r"moorage_\w+")
 
 
 @pytest.fixture(scope="module")
-def metric_names() -> set[str]:
-    """Names of the metrics that a new server has; its histograms have three samples each."""
+def text() -> str:
+    """All metrics that a new server has."""
     with daemon() as running:
-        text = httpx.get(f"{running.http}/metrics").text
+        return httpx.get(f"{running.http}/metrics").text
+
+
+@pytest.fixture(scope="module")
+def served(text: str) -> set[str]:
+    """Names of the metrics that a new server has; its histograms have three samples each."""
     names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     return names | {f"{name}_{part}" for name in names for part in ("bucket", "count", "sum")}
 
@@ -66,7 +71,7 @@ def test_panels_lie_side_by_side_and_name_their_series() -> None:
 
 
 @pytest.mark.heavy
-def test_promtool_finds_nothing_wrong(tmp_path: Path) -> None:
+def test_promtool_finds_nothing_wrong(tmp_path: Path, text: str) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not here; on Debian: apt-get install prometheus")
     charts = [
@@ -80,6 +85,9 @@ def test_promtool_finds_nothing_wrong(tmp_path: Path) -> None:
             ["promtool", "check", "rules", each], capture_output=True, text=True, check=False
         )
         assert checked.returncode == 0, checked.stdout + checked.stderr
+    command = ["promtool", "check", "metrics"]
+    checked = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.heavy

@@ -1,12 +1,16 @@
 """The audit log of a real server: caller, action and address, over both ports."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
 import pytest
 from served import FIRST_FIT, Server, bearing, cluster, invoke, kill, policy, serve_and_kill
 
+from moorage.daemon.access.audit_files import AuditFiles
+from moorage.records.audit import AuditEntry
 from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
@@ -40,6 +44,9 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
         ops.http.put("/clusters/east", json={"reputation": 7}).raise_for_status()
         lease = ann.ask(FIRST_FIT, resources={"gpus": 2}, lease={"ttl_seconds": 60})["lease"]
         ann.release(lease)
+        over_http = {"policy_rule_uri": FIRST_FIT, "inputs": {}, **TERMS}
+        ann.http.post("/allocate", json=over_http).raise_for_status()
+        ops.http.put("/quotas/bob", json={"weight": 2}).raise_for_status()
         ann.say({"op": "cordon", "cluster": "east"})
         ops.say({"op": "cordon", "cluster": "east", "reason": "new fans"})
         ops.say({"op": "uncordon", "cluster": "east"})
@@ -64,10 +71,8 @@ def entries_about(entries: list[dict], what: str) -> list[dict]:
 
 
 def test_servers_and_leases_are_logged_from_begin_to_end(entries: list[dict]) -> None:
-    (granted,), (ended,) = (
-        entries_about(entries, "lease.granted"),
-        entries_about(entries, "lease.ended"),
-    )
+    (granted, over_http), (ended,) = found(entries, "lease.granted"), found(entries, "lease.ended")
+    assert over_http["remote"].startswith("127.0.0.1:")
     assert (granted["who"], granted["role"]) == ("ann", "author")
     assert granted["remote"].startswith("127.0.0.1:")
     assert granted["why"] == FIRST_FIT
@@ -88,7 +93,8 @@ def test_changes_are_logged_with_their_operator(entries: list[dict]) -> None:
     assert (back["before"]["reason"], back["before"]["who"]) == ("new fans", "ops")
     assert (cordoned["who"], cordoned["why"]) == ("ops", "new fans")
     assert cordoned["about"]["cluster"] == "east"
-    first, second = entries_about(entries, "quota.set")
+    over_http, first, second = found(entries, "quota.set")
+    assert over_http["remote"].startswith("127.0.0.1:")
     assert first["who"] == second["who"] == "ops"
     assert first.get("before") is None
     assert (second["before"], second["after"]["nominal"]["gpu_milli"]) == (first["after"], 3000)
@@ -181,3 +187,12 @@ def test_kills_lose_no_entry_of_an_acknowledged_change(tmp_path: Path) -> None:
     assert seqs == sorted(set(seqs))
     named = [json.dumps(each["about"]) for each in entries_about(entries, "POST /policy")]
     assert all(any(each in about for about in named) for each in published)
+
+
+def test_moorage_reads_the_log_as_moored_does(tmp_path: Path) -> None:
+    AuditFiles(tmp_path, 1e9, 1 << 20).append([AuditEntry(1e9, "x", "ann")] * 3, 0)
+    program = Path(sys.executable).with_name("moorage")
+    for words in (["--json"], ["--who", "ann"], ["--who", "bob"], ["verify", "--json"]):
+        command = [program, "audit", *words, "--data", tmp_path]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout == invoke("audit", *words, "--data", tmp_path).stdout

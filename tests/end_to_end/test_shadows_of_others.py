@@ -117,7 +117,7 @@ def test_few_answers_are_no_figures(site):
 def test_no_tenant_takes_an_alias_by_making_it_again(site):
     ann, bob = site
     gone = bob.http.delete("/policy-alias/side")
-    assert gone.status_code == 409
+    assert gone.status_code == 403
     assert "ann" in gone.json()["message"]
     again = bob.http.post("/policy-alias/side/activate", json={"policy_rule_uri": ACTIVE})
     assert again.status_code == 403

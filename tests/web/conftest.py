@@ -86,7 +86,7 @@ class House:
         documents = [{"id": "c1", "action": action, "tenant": tenant, "body": body}]
         return documents, body.get("warnings", [])
 
-    async def allocate(self, body, caller, traceparent):
+    async def allocate(self, body, caller, remote, traceparent):
         if body == b"hold":
             self.holds.set()
             await self.let_go.wait()

@@ -1,5 +1,6 @@
 """`moorage pool`: the commands about a slot pool that processes of one machine share."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -100,17 +101,15 @@ def serve(
         "slots_per": slots | _amounts(slots_per, "--slots-per"),
         "oversubscribe": _amounts(oversubscribe, "--oversubscribe"),
     }
-    check_installation()
-    become_server(
-        "moorage.pool_server.__main__",
-        {
-            "config": config if resource_pool_file else config | {"gpu_ids": _gpu_ids()},
-            "file": resource_pool_file and str(resource_pool_file),
-            "address": address,
-            "ttl": ttl,
-            "json": session.json,
-        },
-    )
+    check_installed()
+    job: JsonObject = {
+        "config": config if resource_pool_file else config | {"gpu_ids": _gpu_ids()},
+        "file": resource_pool_file and str(resource_pool_file),
+        "address": address,
+        "ttl": ttl,
+        "json": session.json,
+    }
+    become_server("moorage.pool_server.__main__", json.dumps(job))
 
 
 def show(session: CommandSession, address: AddressOption = None) -> None:

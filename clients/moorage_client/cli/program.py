@@ -24,6 +24,7 @@ from moorage_client.cli import (
     quotas,
     reservations,
     running,
+    server_program,
     skeleton,
     whatif,
 )
@@ -157,6 +158,21 @@ command(shared, "serve")(pool.serve)
 command(shared, "show")(pool.show)
 command(shared, "checkout")(pool.checkout)
 command(shared, "checkin")(pool.checkin)
+
+
+@app.command("audit", context_settings={"ignore_unknown_options": True})
+def audit(
+    context: typer.Context,
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(help="`moored audit --help` lists them.", show_default=False),
+    ] = None,
+) -> None:
+    """Read who did what at the server of this machine, as `moored audit` does."""
+    server_program.check_installed()
+    shared: CommandSession = context.ensure_object(CommandSession)
+    given = [*(options or ()), *(["--json"] if shared.json else ())]
+    server_program.become_server("moorage.__main__", "audit", *given)
 
 
 def version(session: CommandSession) -> None:

@@ -26,11 +26,11 @@ def check_installation() -> None:
         raise typer.BadParameter(f"this needs the server here: {install_command('server')}")
 
 
-def become_server(program: str, job: JsonObject) -> NoReturn:
+def become_server(program: str, *arguments: str) -> NoReturn:
     """Replace this process by a program of the server package, which then gets its signals."""
     sys.stdout.flush()
     sys.stderr.flush()
-    command = launch.command(program, json.dumps(job))
+    command = launch.command(program, *arguments)
     os.execv(sys.executable, command)  # noqa: S606  # Our own program, and no shell is wanted.
 
 

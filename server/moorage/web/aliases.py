@@ -11,7 +11,6 @@ from moorage.protocol.faults import ServiceError
 from moorage.protocol.registry import Activation, CanaryStart, Document
 from moorage.records.json_values import JsonValue
 from moorage.records.policies import AliasDocument, CanaryOutcomes, PolicyOutput, ShadowComparison
-from moorage.records.rights import Right
 from moorage.web.bodies import (
     BodyReader,
     caller_of,
@@ -132,9 +131,8 @@ def _changing_beside(router: HttpRouter, services: WebServices, bodies: BodyRead
     @router.delete("/policy-alias/{alias}", "Remove an alias", _ALIAS)
     async def delete_alias(alias: str, request: Request) -> Response:
         """Delete an alias and return it; its versions stay. Only for its owner."""
-        caller = caller_of(request)
-        foreign = caller.may(Right.POLICY_ALL)
-        removed = await services.aliases.delete(alias, caller.tenant, foreign=foreign)
+        await _owner(services, request, alias)
+        removed = await services.aliases.delete(alias)
         await note_change(request, _state(removed), None)
         return success(removed)
 

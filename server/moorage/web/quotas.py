@@ -10,6 +10,7 @@ from moorage.records.json_values import JsonMapping
 from moorage.records.replies import QuotaPage, QuotaState
 from moorage.records.requests import QuotaChange
 from moorage.web.bodies import BodyReader, caller_of, read_document
+from moorage.web.notes import remote_of
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import operation
 from moorage.web.services import WebServices
@@ -28,7 +29,8 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     ) -> Response:
         given = {key: value for key, value in fields.items() if value is not None}
         said = {**change, **given}
-        status, answer = await services.operate({**said, "op": name}, caller_of(request))
+        origin = caller_of(request), remote_of(request.scope)
+        status, answer = await services.operate({**said, "op": name}, *origin)
         return Response(answer, status, media_type="application/json")
 
     @router.get("/quotas", "List quotas", operation(QuotaPage))

@@ -33,6 +33,7 @@ from moorage.web.changes import find_former, note_change
 from moorage.web.connections import LEFT
 from moorage.web.elsewhere import elsewhere_routes
 from moorage.web.executors import executor_routes
+from moorage.web.notes import remote_of
 from moorage.web.quotas import quota_routes
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import (
@@ -397,7 +398,8 @@ def _allocator(services: WebServices, bodies: BodyReader) -> HttpRouter:
             request.scope[LEFT] = (task.cancel,)
         body = await bodies.read(request, ALLOCATION_BYTES_MAX)
         trace = request.headers.get("traceparent", "")
-        status, answer = await allocate_for(body, caller_of(request), trace)
+        origin = caller_of(request), remote_of(request.scope)
+        status, answer = await allocate_for(body, *origin, trace)
         return Response(answer, status, media_type="application/json")
 
     return router

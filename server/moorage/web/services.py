@@ -80,8 +80,8 @@ class AliasChanges(Protocol):
     def shadow_report(self, given: str, who: str) -> ShadowComparison:
         """Return the part of the comparison of candidate and active version that `who` may see."""
 
-    async def delete(self, given: str, who: str, *, foreign: bool) -> Document:
-        """Delete an alias of `who`, or with `foreign` of any tenant; return its last state."""
+    async def delete(self, given: str) -> Document:
+        """Delete an alias; return its last state."""
 
 
 class BlockActions(Protocol):
@@ -237,9 +237,11 @@ class WebServices:
             on whose behalf a policy ranks; returns the cluster documents that it finds, and
             warnings.
         execute: Takes an executor, a body and who asks; returns what the policy returned.
-        allocate: Takes the body of `POST /allocate`, who asks, and the header `traceparent` or "";
-            returns the status and the JSON of the answer. None: that endpoint is not served.
-        operate: Takes an operation, as on the socket, and who asks; returns the same as `allocate`.
+        allocate: Takes the body of `POST /allocate`, who asks and from where, and the header
+            `traceparent` or ""; returns the status and the JSON of the answer. None: that
+            endpoint is not served.
+        operate: Takes an operation, as on the socket, and who asks and from where; returns the
+            same as `allocate`.
         authenticate: Takes the bearer token, or None if there is none; returns the caller,
             or None to answer 401.
         pending: Takes the same; returns what to wait for before `authenticate` knows it, which
@@ -267,8 +269,8 @@ class WebServices:
         [Literal["filter", "search"], Document, Tenant], Awaitable[tuple[list[Document], list[str]]]
     ]
     execute: Callable[[str, Document, Tenant], Awaitable[JsonValue]]
-    allocate: Callable[[bytes, Caller, str], Awaitable[tuple[int, bytes]]] | None
-    operate: Callable[[Document, Caller], Awaitable[tuple[int, bytes]]]
+    allocate: Callable[[bytes, Caller, str, str], Awaitable[tuple[int, bytes]]] | None
+    operate: Callable[[Document, Caller, str], Awaitable[tuple[int, bytes]]]
     authenticate: Callable[[str | None], Caller | None]
     pending: Callable[[str | None], Awaitable[bool] | None]
     sign_in: Document

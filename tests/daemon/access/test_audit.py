@@ -92,8 +92,17 @@ def test_a_change_of_any_line_is_found(log_folder: Path, place: int, change: str
         verify(log_folder)
 
 
-def test_a_torn_line_is_cut_off_and_the_chain_goes_on(log_folder: Path) -> None:
-    (path,) = log_files(log_folder)
+def test_a_change_of_any_byte_is_found(written: Path) -> None:
+    (path,) = stored(written)
+    whole = path.read_bytes()
+    for place, byte in enumerate(whole):
+        path.write_bytes(whole[:place] + bytes([byte ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ChainError, match=path.name):
+            verify(written)
+
+
+def test_a_torn_line_is_cut_off_and_the_chain_goes_on(written: Path) -> None:
+    (path,) = stored(written)
     with path.open("ab") as file:
         file.write(b'{"number":6,"at"')
     assert len(list(read_lines(log_folder))) == 5
@@ -115,6 +124,22 @@ def test_a_file_that_lost_its_end_hides_none_of_those_after_it(
         verify(tmp_path)
     with pytest.raises(ChainError, match=f"{first.name}:1"):
         list(read_lines(tmp_path))
+
+
+def test_a_follower_reads_no_full_file_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_files, "FILE_BYTES_MAX", 1)
+    writer = files(tmp_path)
+    for number in range(1, 4):
+        writer.append([entry(number)], 0)
+    first, second, _ = stored(tmp_path)
+    first.write_text("garbage\n")
+    assert [line["number"] for line in read_lines(tmp_path, after=1)] == [2, 3]
+    second.write_text("garbage\n")
+    assert [line["number"] for line in read_lines(tmp_path, after=2)] == [3]
+    with pytest.raises(ChainError, match="no entry"):
+        list(read_lines(tmp_path, after=1))
 
 
 @pytest.mark.parametrize("left", [0, 2])
@@ -206,6 +231,21 @@ async def test_awaited_entries_are_on_the_disk(tmp_path: Path) -> None:
     log.note(entry(4))
     await log.written()  # No answer waits for a disk that fails.
     (tmp_path / "audit").unlink()
+    log.close()
+
+
+async def test_under_load_more_is_gathered_unless_someone_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_log, "GATHER_SECONDS_MAX", 1e6)
+    log = AuditLog(tmp_path, 1, 32)
+    log.note_all([entry(number) for number in range(100)])
+    await log.written()
+    log.note(entry(100))
+    await asyncio.sleep(20 * audit_log.GATHER_SECONDS)  # And nothing is to happen.
+    assert verify(tmp_path)[1].number == 100
+    await log.written()
+    assert verify(tmp_path)[1].number == 101
     log.close()
 
 

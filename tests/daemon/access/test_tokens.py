@@ -101,6 +101,22 @@ async def test_a_removed_token_ends_sessions_and_an_added_one_does_not(
     following.cancel()
 
 
+async def test_a_revocation_is_followed_without_waiting_for_what_expires(
+    tmp_path: Path, store: TokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(tmp_path, "first")
+    tokens = Tokens({}, store=store)
+    expelled = asyncio.Event()
+    following = asyncio.ensure_future(tokens.follow(expelled.set))
+    await asyncio.sleep(FOLLOW_SECONDS / 2)  # The first look has passed.
+    monkeypatch.setattr("moorage.daemon.access.tokens.FOLLOW_SECONDS", 1e6)
+    await asyncio.sleep(FOLLOW_SECONDS)  # One that was still due has passed, too.
+    revoke(tmp_path, "first")
+    async with asyncio.timeout(30):
+        await expelled.wait()
+    following.cancel()
+
+
 async def test_a_store_that_cannot_be_read_expels_none(tmp_path: Path, store: TokenStore) -> None:
     """The database may be restarting; sessions that were let in go on."""
     create(tmp_path, "first")

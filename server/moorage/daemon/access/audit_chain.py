@@ -14,7 +14,7 @@ import msgspec
 
 from moorage.records.audit import AuditEntry
 
-__all__ = ["ChainEnd", "ChainError", "Sealed", "chain_entries", "check_line", "check_note"]
+__all__ = ["ChainEnd", "ChainError", "Sealed", "chained", "check_noted", "checked", "is_beyond_end"]
 
 _HASH_CHARS: Final = 64
 _NO_HASH: Final = "0" * _HASH_CHARS
@@ -41,7 +41,7 @@ def check_line(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> Ch
         entry = msgspec.json.decode(line, type=Sealed)
     except msgspec.MsgspecError as error:
         raise ChainError(f"{place}: no entry: {error}") from None
-    if not found or len(tail) != _HASH_CHARS + 3:
+    if not found or len(tail) != _HASH_CHARS + len('"}\n'):
         raise ChainError(f"{place}: the hash is not at the end of the line")
     if not begins and entry.number != before.number + 1:
         missing = f"expected entry {before.number + 1}, found {entry.number}"
@@ -51,6 +51,12 @@ def check_line(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> Ch
     if entry.prev != origin or entry.hash != digest:
         raise ChainError(f"{place}: entry {entry.number} was changed")
     return ChainEnd(entry.number, entry.hash)
+
+
+def is_beyond_end(line: bytes) -> bool:
+    """Return whether there is more than the beginning of a line, its hash at the end."""
+    _, found, tail = line.rpartition(_HASH_FIELD)
+    return bool(found) and len(tail) >= _HASH_CHARS + len('"}\n')
 
 
 class Sealed(msgspec.Struct):

@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +19,10 @@ from moorage.daemon.access.audit_chain import (
     ChainEnd,
     ChainError,
     Sealed,
-    chain_entries,
-    check_line,
-    check_note,
+    chained,
+    check_noted,
+    checked,
+    is_beyond_end,
 )
 from moorage.records.audit import AuditEntry
 from moorage.records.json_values import JsonObject
@@ -178,7 +179,7 @@ def read_lines(folder: Path, after: int = 0) -> Iterator[JsonObject]:
     Raises:
         ChainError: A line is no JSON object.
     """
-    files = _files(folder / FOLDER)
+    files = _files_after(folder / FOLDER, after)
     for path in files:
         with path.open("rb") as file:
             for count, line in enumerate(file, 1):
@@ -219,11 +220,18 @@ def verify(folder: Path, noted: ChainEnd | None = None) -> tuple[int, ChainEnd]:
 
 
 def _is_being_written(line: bytes, path: Path, files: Sequence[Path], count: int) -> bool:
-    """Return whether a line has no end yet."""
+    """Return whether a line has no end yet.
+
+    Raises:
+        ChainError: It never gets one, since a file follows, or had another one.
+
+    """
     if line.endswith(b"\n"):
         return False
     if path != files[-1]:
         raise ChainError(f"{path.name}:{count}: the line has no end, and a file follows")
+    if is_beyond_end(line):
+        raise ChainError(f"{path.name}:{count}: the line has another end than it was written with")
     return True
 
 
@@ -235,6 +243,16 @@ def read_end(folder: Path) -> ChainEnd:
         ValueError: The last line is no entry.
     """
     return _last(_files(folder / FOLDER))
+
+
+def _files_after(folder: Path, number: int) -> list[Path]:
+    """Return the files with lines after a number: `--follow` reads them twice a second."""
+    files = _files(folder)
+    for place in reversed(range(len(files))):
+        with files[place].open("rb") as file, suppress(msgspec.MsgspecError):
+            if msgspec.json.decode(file.readline(), type=Sealed).number <= number + 1:
+                return files[place:]
+    return files
 
 
 class _AboutFact(msgspec.Struct):

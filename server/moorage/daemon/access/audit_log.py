@@ -22,6 +22,11 @@ PENDING_MAX: Final = 100_000
 """Entries that wait for the disk; further ones are dropped, and the log says how many."""
 GATHER_SECONDS: Final = 0.02
 """How long entries are gathered before they are written together."""
+GATHER_SECONDS_MAX: Final = 0.2
+"""How long under load: each wake-up of the thread takes the interpreter's lock from the event loop
+several times, which costs more than the entries."""
+BATCH_MANY: Final = 4
+"""Entries written together that mean load."""
 FAILED_A_MINUTE_MAX: Final = 60
 """Failed logins of one address in a minute that have an entry each; further ones are counted."""
 RETRY_SECONDS: Final = 1.0
@@ -179,11 +184,14 @@ class AuditLog:
             self._thread = None
 
     def _write_forever(self) -> None:
+        gather_seconds = GATHER_SECONDS
         while not self._closing.is_set():
             self._bell.wait()
-            self._hurry.wait(GATHER_SECONDS)  # Many together cost a tenth of each alone.
+            self._hurry.wait(gather_seconds)
             self._bell.clear()
             self._hurry.clear()
+            is_load = len(self._pending) >= BATCH_MANY
+            gather_seconds = GATHER_SECONDS_MAX if is_load else GATHER_SECONDS
             if not self._write_all():
                 self._closing.wait(RETRY_SECONDS)  # The disk may have room again.
                 self._bell.set()

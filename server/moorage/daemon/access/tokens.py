@@ -19,7 +19,9 @@ from moorage.model import Tenant
 from moorage.records.rights import SERVER_ITSELF, Caller, Role
 
 FOLLOW_SECONDS: Final = 0.5
-"""Between two looks whether a named token ended; then its open sessions end."""
+"""Between two looks whether a token expired; then its open sessions end."""
+LOOK_SECONDS: Final = 0.1
+"""Between two looks whether `moored token` changed one. SQLite has no other news of a change."""
 LOCAL: Final = Caller(Tenant("local"), Role.ADMIN)
 _ITSELF: Final = Caller(Tenant("local"), Role.ADMIN, SERVER_ITSELF)
 """All callers, where no tokens are configured (loopback only)."""
@@ -121,10 +123,14 @@ class Tokens:
         Args:
             expel: Closes the sessions of callers who are no longer let in.
         """
-        before = self._find_ended()
+        before, named, due = self._ended(), self._read_named(), 0.0
         while True:
-            await asyncio.sleep(FOLLOW_SECONDS)
-            now = self._find_ended()
+            # A database that does not answer holds up the event loop at each look.
+            await asyncio.sleep(FOLLOW_SECONDS if self._failure else LOOK_SECONDS)
+            if (latest := self._read_named()) is named and time.monotonic() < due:
+                continue
+            named, due = latest, time.monotonic() + FOLLOW_SECONDS
+            now = self._ended()
             if self._failure:  # What cannot be read has not ended: the database is restarting, say.
                 continue
             if now != before or (self._issuer is not None and self._issuer.ended()):

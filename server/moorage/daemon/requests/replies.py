@@ -258,12 +258,12 @@ class Replies:
 
     def remote(self, to: Address) -> str:
         """Return the address of the client that awaits an answer; "" if unknown."""
-        return self._gateway.origin(to.session)[1]
+        return self.origin(to)[1]
 
     def origin(self, to: Address) -> tuple[Caller | None, str]:
         """Return the caller who awaits an answer, and the address."""
-        if self._calls.has(to):
-            return self._calls.caller(to), ""
+        if to.session == HttpCalls.SESSION:
+            return self._calls.origin(to)
         return self._gateway.origin(to.session)
 
     def asker(self, request: RequestId) -> Address | None:

@@ -214,7 +214,9 @@ class AllocationServices:
         self._websocket = websocket
         self._turns = FairSemaphore(rests=True)
 
-    async def allocate(self, body: bytes, caller: Caller, traceparent: str) -> tuple[int, bytes]:
+    async def allocate(
+        self, body: bytes, caller: Caller, remote: str, traceparent: str
+    ) -> tuple[int, bytes]:
         """Return the status and the JSON of the answer."""
         try:
             if len(body) > LARGE_BYTES:
@@ -226,7 +228,7 @@ class AllocationServices:
                 message = structs.replace(message, traceparent=traceparent)
         except BadMessage as error:
             return status_of(error.code), _unread(error)
-        return await self._result(message, caller, warnings)
+        return await self._result(message, caller, remote, warnings)
 
     def _allocation(self, body: bytes) -> tuple[wire.AllocationRequest, list[str]]:
         """Return the request in a body, and warnings about it."""
@@ -244,29 +246,27 @@ class AllocationServices:
         identity = message_id(body)
         raise BadMessage(Code.BAD_MESSAGE, f"op: expected {expected}", "op", expected, identity)
 
-    async def operate(self, operation: JsonDocument, caller: Caller) -> tuple[int, bytes]:
+    async def operate(
+        self, operation: JsonDocument, caller: Caller, remote: str
+    ) -> tuple[int, bytes]:
         """Carry out an operation; return the status and the JSON of the answer."""
         try:
             message = wire.decode(msgspec.json.encode(operation))
         except BadMessage as error:
             return status_of(error.code), _unread(error)
-        return await self._result(message, caller)
+        return await self._result(message, caller, remote)
 
     async def _result(
-        self, message: Request, caller: Caller, warnings: Sequence[str] = ()
+        self, message: Request, caller: Caller, remote: str, warnings: Sequence[str] = ()
     ) -> tuple[int, bytes]:
         """Return the status and the JSON of the answer to a message."""
         if self._calls.draining:
             return status_of(STOPPING.code), encode(STOPPING, message_id=message.id)
-        to, future = self._calls.open(caller)
-        try:
-            taking = self._router.request(to, caller, message, warnings)
-            if isinstance(taking, Coroutine):  # No next message waits for a future.
-                await taking
-            reply = await future
-        except asyncio.CancelledError:
-            self._router.leave(to, caller)
-            raise
+        to, future = self._calls.open(caller, remote)
+        taking = self._router.request(to, caller, message, warnings)
+        if isinstance(taking, Coroutine):  # No next message waits for a future.
+            await taking
+        reply = await future
         verdict = msgspec.json.decode(reply, type=_Verdict)
         if verdict.error is None:
             return 200, reply
