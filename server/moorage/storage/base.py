@@ -566,7 +566,7 @@ class AgentRows(Protocol):
         """Return a value that differs after each change; None: there are none yet."""
         ...
 
-    def rows(self) -> dict[str, bytes]:
+    def rows(self) -> Mapping[str, bytes]:
         """Return all documents by key."""
         ...
 
