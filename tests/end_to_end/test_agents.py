@@ -116,6 +116,13 @@ def test_a_copied_disk_and_a_taken_name_are_refused(fleet: Fleet) -> None:
     assert fleet.listed()["box"]["connected"]
 
 
+def test_an_agent_that_gets_many_signals_to_end_ends_cleanly(fleet: Fleet) -> None:
+    agent = fleet.agent("box", fleet.token())
+    while agent.poll() is None:
+        agent.terminate()
+    assert "Traceback" not in (fleet.folder / "box.log").read_text()
+
+
 def test_a_command_outlives_its_killed_agent_and_its_output_is_whole(fleet: Fleet) -> None:
     agent = fleet.agent("box", fleet.token())
     lease = fleet.ask(COUNTING.format(go=fleet.folder))
@@ -249,6 +256,7 @@ def test_a_lost_machine_is_forgotten_and_may_join_again(fleet: Fleet) -> None:
     until(lambda: not fleet.listed()["box"]["connected"])
     assert fleet.state(lease) == "ending"  # It may still run.
     assert fleet.state(fails) == "active"
+    assert "expected CLUSTER/NODE" in fleet.server.moorage("fleet", "forget", "box").stderr
     done = fleet.server.moorage("fleet", "forget", name)
     there = f"{lease['id']}, {fails['id']}"
     assert done.stdout == f"{name} is forgotten; 2 leases there: {there}\n"

@@ -267,8 +267,14 @@ class AgentRoster:
             if known.agent not in {"", hello.agent}:
                 raise _Refusal(USED, final=True)
             return self._fleet, *await self._join(self._fleet, known, hello, shown)
-        except (AgentStoreError, ServiceError) as error:
+        except AgentStoreError as error:
             raise _Refusal(str(error)) from error
+        except ServiceError as error:
+            reason = str(error)
+            if error.code == Code.CONFLICT:
+                reason = reason.removeprefix(f"{error.field}: ")
+                reason += "; or start this agent with --no-machine-id"
+            raise _Refusal(reason) from error
 
     async def _join(
         self, fleet: FleetBackend, token: JoiningToken, hello: wire.AgentHello, shown: Shown
