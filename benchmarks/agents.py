@@ -381,6 +381,7 @@ def main(
         figures = asyncio.run(measure(Path(folder), counts))
     typer.echo(json.dumps(figures, indent=2))
     wrong = (
+        "gpus_held_twice",
         "double",
         "started_all_the_same",
         "never_started",

@@ -27,8 +27,6 @@ from moorage.protocol.agent_socket import AGENT_PATH
 from moorage.storage.opening import open_storage
 from moorage.testing.daemon_process import Running, daemon
 
-JOINING_MAX: Final = 8
-"""Agents that join at one time."""
 WAIT_SECONDS_MAX: Final = 600.0
 CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 GPUS: Final = 8
@@ -117,16 +115,18 @@ def _memory_kib(pid: int) -> float:
     return float(line.split()[1])
 
 
-async def measure(running: Running, data: Path, counts: tuple[int, int], seconds: float) -> Figures:
+async def measure(
+    running: Running, data: Path, counts: tuple[int, int, int], seconds: float
+) -> Figures:
     """Return what idle agents cost a server that has no other work.
 
     Args:
         running: The server.
         data: Its folder.
-        counts: Of agents, and of clusters that they are in.
+        counts: Of agents, of clusters that they are in, and of agents that join at one time.
         seconds: How long they are idle.
     """
-    agents, clusters = counts
+    agents, clusters, at_once = counts
     store, now = AgentStore(open_storage("", data).agents()), time.time()
     until = now + WAIT_SECONDS_MAX
     tokens = [store.create_token(f"lab-{n % clusters}", now, until) for n in range(agents)]
@@ -135,7 +135,7 @@ async def measure(running: Running, data: Path, counts: tuple[int, int], seconds
     before = _cpu_seconds(running.pid), _memory_kib(running.pid)
     await asyncio.sleep(seconds)
     alone = (_cpu_seconds(running.pid) - before[0]) / seconds
-    room = asyncio.Semaphore(JOINING_MAX)
+    room = asyncio.Semaphore(at_once)
     began = time.monotonic()
     idle = [IdleAgent(running.ws, token, number) for number, token in enumerate(tokens)]
     tasks = [asyncio.create_task(each.run(room)) for each in idle]
@@ -157,6 +157,7 @@ async def measure(running: Running, data: Path, counts: tuple[int, int], seconds
     return {
         "agents": agents,
         "clusters": clusters,
+        "at_once": at_once,
         "lost_connections": len(gone),
         "join_ms": round(1000 * statistics.median(took), 1),
         "join_ms_max": round(1000 * max(took), 1),
@@ -172,12 +173,13 @@ def main(
     agents: Annotated[int, typer.Option(help="How many agents.")] = 1_000,
     clusters: Annotated[int, typer.Option(help="How many clusters they are in.")] = 10,
     seconds: Annotated[float, typer.Option(help="How long they are idle.")] = 60.0,
+    at_once: Annotated[int, typer.Option(help="How many join at one time, at most 60.")] = 8,
 ) -> None:
     """Connect idle agents to a server; print their cost."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         data = Path(folder) / "data"
         with daemon(data) as running:
-            figures = asyncio.run(measure(running, data, (agents, clusters), seconds))
+            figures = asyncio.run(measure(running, data, (agents, clusters, at_once), seconds))
     sys.stdout.write(json.dumps(figures, indent=2) + "\n")
 
 

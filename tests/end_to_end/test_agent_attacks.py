@@ -122,8 +122,19 @@ def test_a_token_used_by_two_at_the_same_time_lets_one_in(fleet: Fleet) -> None:
     until(lambda: len({each["id"] for each in nodes} & {"one", "two"}) == 1)
 
 
-def test_reports_of_an_agent_are_bounded(fleet: Fleet) -> None:
-    with dial(fleet, fleet.token()) as raw:
+def test_a_machine_that_has_joined_under_another_name_is_refused_with_what_to_do(fleet: Fleet):
+    with dialled(fleet, fleet.token()) as first, dialled(fleet, fleet.token()) as second:
+        first.send(hello({**NODE, "id": "m1", "machineId": "m"}, "m1"))
+        assert isinstance(answer(first), wire.AgentWelcome)
+        second.send(hello({**NODE, "id": "m2", "machineId": "m"}, "m2"))
+        farewell = answer(second)
+    assert isinstance(farewell, wire.AgentFarewell)
+    assert farewell.reason.startswith("lab/m2 is the machine that is registered as lab/m1")
+    assert "start this agent with --no-machine-id" in farewell.reason
+
+
+def test_what_an_agent_says_of_a_workload_is_bounded(fleet: Fleet) -> None:
+    with dialled(fleet, fleet.token()) as raw:
         join(fleet, raw, "talker")
         where = [{"key": "moorage/node", "operator": "In", "values": ["talker"]}]
         lease = fleet.server.ask(

@@ -18,8 +18,8 @@ from subprocess import Popen
 from typing import NamedTuple
 
 import pytest
-from fleets import Fleet, serve_fleet
-from served import FIRST_FIT, bearing, invoke, until
+from fleets import Fleet, served
+from served import FIRST_FIT, MOORAGE, bearing, invoke, until
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -114,6 +114,33 @@ def test_a_copied_disk_and_a_taken_name_are_refused(fleet: Fleet) -> None:
     other = complaint(fleet, "--token", fleet.token(), data="new")
     assert f"{name} is another machine already" in other
     assert fleet.listed()["box"]["connected"]
+
+
+def test_a_run_waits_for_a_machine_that_is_away(fleet: Fleet) -> None:
+    agent = fleet.agent("box", fleet.token())
+    loop = f"echo begun; until [ -e {fleet.folder}/go ]; do sleep 0.1; done; echo whole; exit 3"
+    wanted = ["--cluster", fleet.cluster, "--cpu-milli", "100", "--policy", FIRST_FIT]
+    command = [MOORAGE, "run", *wanted, "--", "sh", "-c", loop]
+    running, state = fleet.server.running, str(fleet.folder / "leases.json")
+    urls = {"MOORAGE_URL": running.ws, "MOORAGE_HTTP_URL": running.http, "MOORAGE_TOKEN": "of-ops"}
+    pipe, variables = subprocess.PIPE, {**serve_variables(), **urls, "MOORAGE_STATE": state}
+    with Popen(command, stdout=pipe, stderr=pipe, env=variables, text=True) as run:
+        fleet.stack.callback(run.kill)
+        assert run.stdout is not None
+        assert run.stderr is not None
+        assert run.stdout.readline() == "begun\n"
+        agent.kill()
+        assert any("waiting: the machine box is not heard of since" in line for line in run.stderr)
+        (fleet.folder / "go").touch()
+        fleet.agent("box")
+        assert (run.stdout.read(), run.wait(60)) == ("whole\n", 3)
+
+
+def test_an_agent_that_gets_many_signals_to_end_ends_cleanly(fleet: Fleet) -> None:
+    agent = fleet.agent("box", fleet.token())
+    while agent.poll() is None:
+        agent.terminate()
+    assert "Traceback" not in (fleet.folder / "box.log").read_text()
 
 
 def test_a_command_outlives_its_killed_agent_and_its_output_is_whole(fleet: Fleet) -> None:
@@ -249,6 +276,7 @@ def test_a_lost_machine_is_forgotten_and_may_join_again(fleet: Fleet) -> None:
     until(lambda: not fleet.listed()["box"]["connected"])
     assert fleet.state(lease) == "ending"  # It may still run.
     assert fleet.state(fails) == "active"
+    assert "expected CLUSTER/NODE" in fleet.server.moorage("fleet", "forget", "box").stderr
     done = fleet.server.moorage("fleet", "forget", name)
     there = f"{lease['id']}, {fails['id']}"
     assert done.stdout == f"{name} is forgotten; 2 leases there: {there}\n"

@@ -289,6 +289,8 @@ def forget(
 
     Only where nothing runs there any more: a workload of a lease that ends so is not stopped.
     """
+    if "/" not in node:
+        raise typer.BadParameter(f"expected CLUSTER/NODE, as `moored agent list` has it: {node}")
 
     async def work(client: "Client") -> JsonValue:
         return await client.forget(*await _node(client, node))

@@ -16,6 +16,7 @@ from msgspec import Struct
 from moorage.model import Code
 from moorage.records.fields import ATTEMPTS_MAX, TTL_SECONDS, StartNumber
 from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.leases import Lease
 from moorage.records.replies import ExecutionAnswer, OutputPart
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.asking import (
@@ -42,6 +43,8 @@ END_SECONDS_MAX: Final = 30.0
 """How long a lease may take to end after its workload."""
 LEAVE_SECONDS: Final = 2.0
 """After a first Ctrl-C, from when on the next one leaves at once."""
+_OVER: Final = frozenset({"succeeded", "failed", "stopped"})
+"""Phases of workloads that run no more."""
 SPARE_SECONDS: Final = 30.0
 """Beyond what a command may take, for its answer to come."""
 REQUEUES_MAX: Final = ATTEMPTS_MAX - 1
@@ -395,12 +398,26 @@ class _Reader:
             self._go_on(part)
 
     async def follow(self) -> int:
-        """Print the output until the workload ends; return the workload's exit code."""
+        """Print the output until the workload ends; return the workload's exit code.
+
+        Raises:
+            LeaseLost: It was never started, or its end was not seen; the reason says what is known.
+
+        """
+        trouble = ""
         while True:
             try:
                 part = await self._next(FOLLOW_SECONDS, skip=True)
             except NotFound as error:
-                raise await self._loss(str(error)) from error
+                raise await self._lost(str(error)) from error
+            except RequestRefused as error:  # What runs on a machine that is away runs on.
+                if error.code != Code.ENGINE_FAILED or not await self._runs():
+                    raise
+                if error.reason != trouble:
+                    trouble = error.reason
+                    note(f"moorage: waiting: {trouble}")
+                await asyncio.sleep(LOOK_SECONDS)
+                continue
             if part.over:
                 if part.exit_code is None:  # It never ran, or its end was not seen.
                     raise await self._loss("it is not known how it ended")
@@ -432,7 +449,12 @@ class _Reader:
             note(f"attempt {self.attempt} failed; this is attempt {part.attempt}")
         self.attempt, self.offset = part.attempt, part.offset
 
-    async def _loss(self, otherwise: str) -> LeaseLost:
+    async def _runs(self) -> bool:
+        lease = read_as(Lease, await self._client.status(self._lease))
+        phase = "" if lease.workload is None else lease.workload.phase
+        return lease.state != "ended" and phase not in _OVER
+
+    async def _lost(self, otherwise: str) -> LeaseLost:
         state = await self._client.status(self._lease)
         return LeaseLost(self._lease, state.get("reason") or otherwise)
 

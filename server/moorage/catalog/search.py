@@ -168,9 +168,8 @@ class DocumentSearch:
 
         None if it is another one, which the thread has to look into.
         """
-        name = text_at(condition, key)
-        entry = entries.get(name) if name and not self._closed else None
-        return [name] if entry is not None and entry.document.get(key) == name else None
+        name = text_at(condition, key)  # Documents are stored under what they have there.
+        return [name] if name in entries and not self._closed else None
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run `work` in the thread, after an update of the indexes.

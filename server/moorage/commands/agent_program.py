@@ -180,7 +180,9 @@ class _Agent:
         main = asyncio.current_task()
         assert main is not None
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, main.cancel)
+            asyncio.get_running_loop().add_signal_handler(
+                number, lambda: main.cancelling() or main.cancel()
+            )
         shortest, longest = PAUSE_SECONDS_OF_SEVERAL if self._addresses.several else PAUSE_SECONDS
         pause = shortest
         try:
@@ -190,9 +192,10 @@ class _Agent:
                 await asyncio.sleep(random.uniform(0.5, 1.5) * pause)  # noqa: S311  # No secret.
                 pause = min(2 * pause, longest)
         except asyncio.CancelledError:
-            main.uncancel()
+            pass
         finally:
             await host.close()
+        main.uncancel()  # Now: a second signal would break off the close.
 
     async def _round(self, host: AgentHost) -> bool:
         """Try each address until one connection worked; return whether one did."""

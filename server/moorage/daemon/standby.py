@@ -274,7 +274,7 @@ class Standby:
     def _refuse(self, to: Address, message: Request, no: ServiceError) -> None:
         self._gateway.tell(to, failure(no.code, no.reason, details=no.details, id=message.id))
 
-    def admits(self, secret: str | None) -> bool:
+    async def admits(self, secret: str | None) -> bool:
         """Accept every agent's connection, since only the leader can check its key."""
         return secret is not None
 

@@ -424,6 +424,7 @@ async def _lead(
     core = _core(stores, entrance, prepared, measures, tasks)
     runners = await _open_runners(config, stores, core, prepared, trust, stack)
     agents = _agents(config, stores, runners, trust.epoch)
+    stack.callback(agents.close)
     core.history.agents = agents.now
     core.history.path = config.data_dir / "history.jsonl"
     stamp: Callable[[], Shared] | None = None

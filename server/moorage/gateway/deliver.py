@@ -24,7 +24,7 @@ class AgentDoor(Protocol):
     The gateway carries their frames, and knows nothing of them.
     """
 
-    def admits(self, secret: str | None) -> bool | None:
+    async def admits(self, secret: str | None) -> bool | None:
         """Return whether a token or key is worth a handshake; None: that cannot be read now."""
 
     async def serve(self, secret: str, address: str, socket: AgentSocket) -> None:

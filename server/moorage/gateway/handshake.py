@@ -95,15 +95,20 @@ class Doorman:
         bearer, readable = self._bearer(request)
         # Under one name for both doors, a proxy passes on `/ws` before it.
         if request.path.endswith(AGENT_PATH) and self.agents is not None:
-            admitted = self.agents.admits(bearer) if readable else False
-            if admitted is None:
-                return self._unverifiable(connection)
-            connection.is_agent, connection.bearer = admitted, bearer
-            return None if admitted else self._refuse_unauthorized(connection)
+            return self._let_agent_in(connection, self.agents, bearer if readable else None)
         waiting = self._pending(bearer) if readable else None
         if waiting is not None:
             return self._let_in_later(connection, request, bearer, waiting)
         return self._let_in(connection, request, bearer, readable=readable)
+
+    async def _let_agent_in(
+        self, connection: GatewayConnection, agents: AgentDoor, bearer: str | None
+    ) -> Response | None:
+        admitted = await agents.admits(bearer)
+        if admitted is None:
+            return self._unverifiable(connection)
+        connection.is_agent, connection.bearer = admitted, bearer
+        return None if admitted else self._unauthorized(connection)
 
     async def _let_in_later(
         self,

@@ -4,12 +4,16 @@ from contextlib import suppress
 from typing import Final
 
 from websockets.asyncio.connection import Connection
+from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request
 
 AGENT_PATH: Final = "/agent"
 """Where agents connect, on the port of the WebSocket."""
 FRAME_BYTES_MAX: Final = 8 << 20
 """One frame; the largest is what a command wrote, or a machine of very many devices."""
+_NO_REQUEST: Final = Request("", Headers())
+"""In the place of one that was answered: the library takes its absence for a handshake to come."""
 
 
 class AgentSocket:
@@ -23,6 +27,14 @@ class AgentSocket:
     def own_address(self) -> str:
         """By which address of this machine the other side is reached."""
         return str(self._connection.local_address[0])
+
+    def rely_on_beats(self) -> None:
+        """Let go of the handshake and of the pings: a server has thousands of these connections."""
+        connection = self._connection
+        connection.request, connection.response = _NO_REQUEST, None
+        if connection.keepalive_task is not None:
+            connection.keepalive_task.cancel()
+            connection.keepalive_task = None
 
     async def send(self, frame: bytes) -> None:
         """Send a frame; where the connection is gone, do nothing."""

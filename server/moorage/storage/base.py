@@ -494,7 +494,7 @@ class AgentRows(Protocol):
     def version(self) -> object:
         """Return a value that differs after each change; None: there are none yet."""
 
-    def rows(self) -> dict[str, bytes]:
+    def rows(self) -> Mapping[str, bytes]:
         """Return all documents by key."""
 
     def change(self) -> AbstractContextManager[dict[str, bytes]]:

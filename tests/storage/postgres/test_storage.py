@@ -289,6 +289,11 @@ def test_agents_are_changed_whole_or_not_at_all(address: str, tmp_path):
                 documents["b"] = b"3"
                 del documents["a"]
             assert mine.rows() == other.rows() == {"b": b"3"}
+            for number, writer in enumerate((mine, mine, other, mine, other, other)):
+                with writer.change() as documents:
+                    assert len(documents) == number + 1
+                    documents[f"c{number}"] = b"4"
+                assert mine.rows() == other.rows()
             assert mine.version() is not None
 
 

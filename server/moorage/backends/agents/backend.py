@@ -77,7 +77,7 @@ class AgentMachine:
         self._latest: AgentLink | None = None  # It need not be in use yet, or any more.
         self._measured = b"", 0.0
         self._is_known = False  # Since this server started, its workloads have been looked at.
-        self._change = asyncio.Event()
+        self._change: asyncio.Event | None = None  # None waits: a fleet has thousands of machines.
 
     @property
     def link(self) -> AgentLink | None:
@@ -120,8 +120,9 @@ class AgentMachine:
         """Change attributes, and wake all who wait for a change."""
         for name, value in changes.items():
             setattr(self, name, value)
-        change, self._change = self._change, asyncio.Event()
-        change.set()
+        if self._change is not None:
+            self._change.set()
+            self._change = None
 
     def hear(self, link: AgentLink) -> None:
         """Note that its agent was heard, over a connection that carries no orders yet."""
@@ -237,6 +238,7 @@ class AgentMachine:
             in_vain = self.gone or self.idle or (unless_lost and self.lost)
             if in_vain or (left is not None and left <= 0):
                 raise BackendError(self.absence)
+            self._change = self._change or asyncio.Event()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._change.wait(), left)
         return link

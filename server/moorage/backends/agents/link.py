@@ -104,6 +104,10 @@ class AgentLink:
                     waiting.set_exception(LinkLost())
                     waiting.exception()  # A call that was given up does not look at it.
 
+    def rely_on_beats(self) -> None:
+        """Have its owner notice by `heard_at` that the agent is away, not the socket by pings."""
+        self._socket.rely_on_beats()
+
     def abort(self) -> None:
         """End the connection; `run` returns."""
         self._socket.abort()

@@ -21,6 +21,10 @@ from moorage.catalog.values import Document
 from moorage.records.json_values import JsonValue
 
 
+_Stored = tuple[DocumentEntry, Document, bool]
+"""What is kept, the document, and whether it is new."""
+
+
 class EmbeddedMetrics:
     """`protocol.registry.Metrics` over the catalog's file.
 
@@ -36,16 +40,13 @@ class EmbeddedMetrics:
     async def put(self, document: Document) -> tuple[Document, bool]:
         """See `Metrics.put`."""
 
-        def work(database: Database) -> tuple[DocumentEntry, bool]:
+        def work(database: Database) -> _Stored:
             encoded, given = snapshot(document)
             cluster_id, read = read_metrics_document(given)
             created = not database.has("metrics", cluster_id)
-            return write(database, "metrics", cluster_id, encoded, read), created
+            return write(database, "metrics", cluster_id, encoded, read), read, created
 
-        entry, created = await self._store.run(
-            work, lambda result: self._memory.keep_metrics(result[0]), durable=False
-        )
-        return entry.document, created
+        return (await self._store.run(work, self._publish, durable=False))[1:]
 
     async def get(self, cluster_id: str) -> Document:
         """See `Metrics.get`."""
@@ -54,18 +55,18 @@ class EmbeddedMetrics:
     async def update(self, cluster_id: str, change: Document) -> tuple[Document, bool]:
         """See `Metrics.update`."""
 
-        def work(database: Database) -> tuple[DocumentEntry, bool]:
+        def work(database: Database) -> _Stored:
             created = not database.has("metrics", cluster_id)
             encoded, given, _ = change_document(
                 database, "metrics", cluster_id, change, "clusterId", upsert=True
             )
             known_id, read = read_metrics_document(given)
-            return write(database, "metrics", known_id, encoded, read), created
+            return write(database, "metrics", known_id, encoded, read), read, created
 
-        entry, created = await self._store.run(
-            work, lambda result: self._memory.keep_metrics(result[0]), durable=False
-        )
-        return entry.document, created
+        return (await self._store.run(work, self._publish, durable=False))[1:]
+
+    def _publish(self, result: _Stored) -> None:
+        self._memory.keep_metrics(result[0])
 
     async def delete(self, cluster_id: str) -> Document:
         """See `Metrics.delete`."""

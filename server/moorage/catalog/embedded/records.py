@@ -71,14 +71,22 @@ BLOCK_KINDS: Final[tuple[BlockKind, ...]] = ("block", "block_metrics")
 class DocumentEntry:
     """A cluster or metrics document: complete, packed for the cells, and its size as JSON.
 
-    It has an owner, too; empty if that was not noted.
+    It has an owner, too; empty if that was not noted. Metrics are parsed when someone reads them:
+    the parsed form takes three times as much memory, and most are replaced before that.
     """
 
     id: ClusterId
-    document: Document
+    parsed: Document | None
     packed: bytes
     size: int
     owner: str = ""
+
+    @property
+    def document(self) -> Document:
+        """The complete document, for readers."""
+        if self.parsed is not None:
+            return self.parsed
+        return msgspec.msgpack.decode(self.packed, type=Document)
 
 
 def blob_of(entry: DocumentEntry, metrics: Mapping[str, DocumentEntry]) -> bytes:
@@ -151,7 +159,7 @@ def _cluster(row: StoredRow) -> tuple[DocumentEntry, bool, Cluster]:
 
 def _metrics(row: StoredRow) -> DocumentEntry:
     cluster_id, document = read_metrics_document(decode(row.document))
-    return DocumentEntry(cluster_id, document, pack(document), len(row.document), owner_of(row))
+    return DocumentEntry(cluster_id, None, pack(document), len(row.document), owner_of(row))
 
 
 def _block(row: StoredRow) -> DocumentEntry:
@@ -202,7 +210,8 @@ def write(
 ) -> DocumentEntry:
     """Store a document unchanged; return it with all defaults."""
     owner = database.put(kind, StoredRow(record_id, encoded, owner.encode()))
-    return DocumentEntry(record_id, document, pack(document), len(encoded), owner)
+    parsed = None if kind == "metrics" else document
+    return DocumentEntry(record_id, parsed, pack(document), len(encoded), owner)
 
 
 def write_policy(database: Database, record: PolicyRecord) -> PolicyEntry:

@@ -6,14 +6,16 @@ Only digests of tokens and keys are stored.
 import contextlib
 import secrets
 from collections.abc import Iterator, Mapping
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from moorage.backends.agents.backend import Place
 from moorage.daemon.access.lease_tokens import digest
 from moorage.model import ClusterId, NodeId
-from moorage.storage.base import AgentRows, StorageError
+from moorage.storage.base import AgentRows, StorageError, changed_rows
+
+__all__ = ["USED", "AgentRecord", "AgentStore", "AgentStoreError", "JoiningToken", "Shown"]
 
 TOKEN_PREFIX: Final = "moor_join_"  # noqa: S105  # By it, scanners for leaked secrets know a token.
 KEY_PREFIX: Final = "moor_agent_"
@@ -46,6 +48,14 @@ class JoiningToken(msgspec.Struct, frozen=True):
     agent: str = ""
 
 
+class Shown(NamedTuple):
+    """What an agent shows when it connects; see `AgentRecord`."""
+
+    address: str
+    release: str
+    unheard_seconds: float
+
+
 class AgentRecord(msgspec.Struct, frozen=True):
     """An agent that has joined.
 
@@ -59,8 +69,9 @@ class AgentRecord(msgspec.Struct, frozen=True):
         connected: Whether it is.
         address: The address from which the agent last connected.
         release: Of its program.
-        revoked: Whether its key is refused.
         unheard_seconds: How long what it runs goes on unheard; 0: as long as it likes.
+        revoked: Whether its key is refused.
+
     """
 
     cluster_id: str
@@ -72,8 +83,8 @@ class AgentRecord(msgspec.Struct, frozen=True):
     connected: bool = False
     address: str = ""
     release: str = ""
-    revoked: bool = False
     unheard_seconds: float = 0.0
+    revoked: bool = False
 
     @property
     def place(self) -> Place:
@@ -96,15 +107,23 @@ class Reclaim(msgspec.Struct, frozen=True):
     epoch: int
 
 
+AnyRecord = AgentRecord | JoiningToken | Reclaim
+_KINDS: Final[dict[str, type[AnyRecord]]] = {
+    each.__name__: each for each in (AgentRecord, JoiningToken, Reclaim)
+}
+
+
 class AgentStore:
     """Agents of one server."""
 
     def __init__(self, rows: AgentRows) -> None:
         self._rows = rows
         self._version: object = None
-        self._tokens: dict[str, JoiningToken] = {}
+        self._documents: Mapping[str, bytes] = {}
+        self._records: dict[str, AnyRecord] = {}
         self._agents: dict[Place, AgentRecord] = {}
-        self._reclaimed = 0
+        self._by_digest: dict[str, AgentRecord] = {}
+        self._transaction: dict[str, bytes] | None = None
 
     def agents(self) -> Mapping[Place, AgentRecord]:
         """Return all agents, including revoked ones.
@@ -115,19 +134,23 @@ class AgentStore:
         with self._errors():
             version = self._rows.version()
             if version != self._version:
-                documents = self._rows.rows()
-                self._agents = {each.place: each for each in _read(documents, AgentRecord)}
-                self._tokens = {each.digest: each for each in _read(documents, JoiningToken)}
-                self._reclaimed = max((e.epoch for e in _read(documents, Reclaim)), default=0)
+                self._read_changes(self._rows.rows())
                 self._version = version
         return self._agents
 
-    def has_changed(self) -> bool:
-        """Return whether there may be a change that `agents` has not read."""
-        try:
-            return self._rows.version() != self._version
-        except StorageError:
-            return True
+    def _read_changes(self, documents: Mapping[str, bytes]) -> None:
+        """Decode the documents that have changed: a thousand machines join one by one."""
+        put, gone = changed_rows(self._documents, documents)
+        for (key,) in gone:
+            self._records.pop(key, None)
+        for key, document in put:
+            kind = _KINDS.get(key.partition(_SEPARATOR)[0])
+            if kind is not None:  # Else a later release knows it.
+                self._records[key] = msgspec.json.decode(document, type=kind)
+        self._documents = documents
+        agents = [each for each in self._records.values() if isinstance(each, AgentRecord)]
+        self._agents = {each.place: each for each in agents}
+        self._by_digest = {each.digest: each for each in agents if not each.revoked}
 
     def reclaimed(self) -> int:
         """Return the increment of the server's epoch; see `Reclaim`.
@@ -136,7 +159,8 @@ class AgentStore:
             AgentStoreError: It cannot be read.
         """
         self.agents()
-        return self._reclaimed
+        known = self._records.get(_key(Reclaim(0)))
+        return known.epoch if isinstance(known, Reclaim) else 0
 
     def find(self, secret: str, now: float) -> AgentRecord | JoiningToken | None:
         """Return the agent of this key, or the joining token; None where it is neither.
@@ -144,11 +168,12 @@ class AgentStore:
         Raises:
             AgentStoreError: They cannot be read.
         """
-        agents, shown = self.agents(), digest(secret)
+        self.agents()
+        shown = digest(secret)
         if secret.startswith(KEY_PREFIX):
-            return next((a for a in agents.values() if a.digest == shown and not a.revoked), None)
-        token = self._tokens.get(shown)
-        return None if token is None or token.expires_at <= now else token
+            return self._by_digest.get(shown)
+        token = self._records.get(_key(JoiningToken(shown, "", 0.0)))
+        return token if isinstance(token, JoiningToken) and token.expires_at > now else None
 
     def create_token(self, cluster_id: str, now: float, expires_at: float) -> str:
         """Store a new joining token and return it; forget those that have expired.
@@ -164,8 +189,8 @@ class AgentStore:
             _put(documents, JoiningToken(digest(token), cluster_id, expires_at))
         return token
 
-    def join(self, token: JoiningToken, place: Place, agent: str, now: float) -> str:
-        """Note that an agent has used its token; return its key.
+    def join(self, token: JoiningToken, place: Place, agent: str, shown: Shown, now: float) -> str:
+        """Note that an agent has used its token, and is connected; return its key.
 
         Raises:
             AgentStoreError: Another one used the token, or it cannot be stored.
@@ -176,12 +201,11 @@ class AgentStore:
             if found is None or found.agent not in {"", agent}:
                 raise AgentStoreError(USED)
             _put(documents, msgspec.structs.replace(found, agent=agent))
-            _put(documents, AgentRecord(*place, agent, digest(key), now, now))
+            own = AgentRecord(*place, agent, digest(key), now, now, connected=True)
+            _put(documents, msgspec.structs.replace(own, **shown._asdict()))
         return key
 
-    def note_connection(
-        self, place: Place, address: str, release: str, unheard_seconds: float, now: float
-    ) -> None:
+    def note_connection(self, place: Place, shown: Shown, now: float) -> None:
         """Note that an agent is connected.
 
         Raises:
@@ -190,8 +214,7 @@ class AgentStore:
         with self._change() as documents:
             found = _get(documents, AgentRecord, *place)
             if found is not None:
-                news = {"connected": True, "address": address, "release": release}
-                news |= {"unheard_seconds": unheard_seconds, "changed_at": now}
+                news = {"connected": True, "changed_at": now, **shown._asdict()}
                 _put(documents, msgspec.structs.replace(found, **news))
 
     def note_disconnection(self, place: Place | None, now: float) -> None:
@@ -250,9 +273,31 @@ class AgentStore:
         self._rows.close()
 
     @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Make the changes of a block in one transaction; one that fails changes nothing.
+
+        Raises:
+            AgentStoreError: None of them can be stored.
+
+        """
+        with self._errors(), self._rows.change() as self._transaction:
+            try:
+                yield
+            finally:
+                self._transaction = None
+
+    @contextlib.contextmanager
     def _change(self) -> Iterator[dict[str, bytes]]:
-        with self._errors(), self._rows.change() as documents:
+        if self._transaction is None:
+            with self._errors(), self._rows.change() as documents:
+                yield documents
+            return
+        with self._errors():
+            documents = dict(self._transaction)
             yield documents
+        for key in self._transaction.keys() - documents.keys():
+            del self._transaction[key]
+        self._transaction.update(documents)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -264,7 +309,7 @@ class AgentStore:
             raise AgentStoreError(f"{self._rows.place}: {error}") from error
 
 
-def _key(record: AgentRecord | JoiningToken | Reclaim) -> str:
+def _key(record: AnyRecord) -> str:
     if isinstance(record, Reclaim):
         return _SEPARATOR.join(("Reclaim", ""))
     if isinstance(record, AgentRecord):
@@ -272,7 +317,7 @@ def _key(record: AgentRecord | JoiningToken | Reclaim) -> str:
     return _SEPARATOR.join(("JoiningToken", record.digest))
 
 
-def _put(documents: dict[str, bytes], record: AgentRecord | JoiningToken | Reclaim) -> None:
+def _put(documents: dict[str, bytes], record: AnyRecord) -> None:
     documents[_key(record)] = msgspec.json.encode(record)
 
 

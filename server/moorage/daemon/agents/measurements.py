@@ -60,28 +60,38 @@ class AgentMeasurements:
         pause = max(PUBLISH_SECONDS, PUBLISH_SECONDS_A_MACHINE * len(machines))
         self._next = time.monotonic() + pause
         now = time.time()
-        trees: dict[str, list[Tree]] = {cluster: [] for cluster in self._published}
+        clusters: dict[str, list[AgentMachine]] = {cluster: [] for cluster in self._published}
         for machine in machines:
-            measured = machine.measured
-            if measured is not None:
-                tree = _tree(machine.place[1], *measured)
-                tree["stale"] = machine.link is None or now - measured[1] > STALE_SECONDS
-                trees.setdefault(machine.place[0], []).append(tree)
-        if self.own is not None:
-            place, metrics, at = self.own
-            tree = {**_tree(place[1], metrics, at), "stale": now - at > STALE_SECONDS}
-            if not await self._has_other(place):
-                trees.setdefault(place[0], []).append(tree)
-        for cluster, found in trees.items():
-            marks = sorted((each["id"], each["timestamp"], each["stale"]) for each in found)
-            if marks != self._published.get(cluster):
-                try:
-                    await self._put(cluster, found, now)
-                except ServiceError as error:
-                    self._complain(f"{cluster}: {error}")
-                    continue
-                self._published[cluster] = marks
-        for cluster in [each for each, found in trees.items() if not found]:
+            clusters.setdefault(machine.place[0], []).append(machine)
+        own = None if self.own is None or await self._has_other(self.own[0]) else self.own
+        if own is not None:
+            clusters.setdefault(own[0][0], [])
+        for cluster, there in clusters.items():  # One after the other: each is large.
+            found = [
+                _tree(
+                    machine.place[1],
+                    *measured,
+                    stale=machine.link is None or now - measured[1] > STALE_SECONDS,
+                )
+                for machine in there
+                if (measured := machine.measured) is not None
+            ]
+            if own is not None and own[0][0] == cluster:
+                place, metrics, at = own
+                found.append(_tree(place[1], metrics, at, stale=now - at > STALE_SECONDS))
+            await self._publish(cluster, found, now)
+
+    async def _publish(self, cluster: str, trees: list[Tree], now: float) -> None:
+        marks = sorted((each["id"], each["timestamp"], each["stale"]) for each in trees)
+        if marks != self._published.get(cluster, []):
+            try:
+                await self._put(cluster, trees, now)
+            except ServiceError as error:
+                self._complain(f"{cluster}: {error}")
+                return
+        if marks:
+            self._published[cluster] = marks
+        else:
             self._published.pop(cluster, None)
 
     async def _has_other(self, place: Place) -> bool:
@@ -128,14 +138,15 @@ def _measures(tree: Tree) -> Tree:
     return {name: value for name, value in tree.items() if name not in {"source", "stale"}}
 
 
-def _tree(node: str, metrics: AgentMetrics, at: float) -> Tree:
+def _tree(node: str, metrics: AgentMetrics, at: float, *, stale: bool) -> Tree:
     """Return a node of a metrics document, with the numbers of documented groups alone."""
     groups: Tree = {
         name: _numbers(metrics.groups[name]) for name in _GROUPS if name in metrics.groups
     }
     gpus = [_numbers(each) for each in metrics.gpus[:GPUS_MAX]]
     whole = {"gpus": [{**each, "gpu_id": int(each.get("gpu_id", 0))} for each in gpus]}
-    return {"id": node, "source": SOURCE, **groups, **(whole if gpus else {}), "timestamp": at}
+    about = {"id": node, "source": SOURCE, "timestamp": at, "stale": stale}
+    return {**about, **groups, **(whole if gpus else {})}
 
 
 def _numbers(group: Mapping[str, float]) -> dict[str, float]:

@@ -7,7 +7,7 @@ its key opens this door and no other.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from importlib.metadata import version
 from typing import Final
@@ -19,23 +19,24 @@ from moorage.backends.agents import wire
 from moorage.backends.agents.backend import AgentMachine, FleetBackend, Place
 from moorage.backends.agents.link import AgentLink, LinkLost
 from moorage.backends.base import BackendError
-from moorage.catalog.ports import Catalog
+from moorage.daemon.agents.agent_nodes import AgentNodes
 from moorage.daemon.agents.agent_store import (
     USED,
     AgentRecord,
     AgentStore,
     AgentStoreError,
     JoiningToken,
+    Shown,
 )
 from moorage.daemon.agents.measurements import AgentMeasurements, with_busy, without_busy
+from moorage.daemon.agents.store_thread import StoreThread
 from moorage.model import LOST, ClusterId, Code, NodeId
 from moorage.protocol.agent_socket import AgentSocket
-from moorage.protocol.cluster_documents import nodes_of
 from moorage.protocol.faults import ServiceError
 from moorage.records.audit import AuditEntry
 from moorage.records.history import AbsentAgent, AgentsNow
 from moorage.records.json_values import JsonObject
-from moorage.records.rights import SERVER_ITSELF, Caller
+from moorage.records.rights import Caller
 
 HELLO_SECONDS_MAX: Final = 10.0
 """How long an agent may take to say who it is."""
@@ -86,9 +87,10 @@ class AgentRoster:
         audit: Callable[[AuditEntry], None],
     ) -> None:
         self._store = store
-        self._epoch = 0
+        self._thread = StoreThread(store)
+        self._epoch = self._reclaimed = 0
         self._fleet = fleet
-        self._clusters, self._owner = catalog.clusters, catalog.memory.owner
+        self._registry = AgentNodes(clusters)
         self._lost_seconds = lost_seconds
         self._audit = audit
         self._measurements = AgentMeasurements(catalog.metrics)
@@ -97,7 +99,6 @@ class AgentRoster:
         self._beat_seconds = min(BEAT_SECONDS_MAX, lost_seconds / (2 * BEATS_MISSED_MAX))
         self._coming: set[Place] = set()
         self._shown_lost: set[Place] = set()
-        self._changing = asyncio.Lock()  # Nodes of a document are read, changed and put back.
 
     def open(self, epoch: int) -> None:
         """Make known which machines have agents, before leases are looked at.
@@ -115,6 +116,10 @@ class AgentRoster:
             for place in records:
                 self._fleet.machine(place)
 
+    def close(self) -> None:
+        """Make the changes of the store that wait."""
+        self._thread.close()
+
     def now(self) -> AgentsNow:
         """Return the number of connected agents, and the names of the others."""
         machines = [each for each in self._fleet.machines() if not each.gone] if self._fleet else []
@@ -125,40 +130,39 @@ class AgentRoster:
         lost = sum(each.lost for each in absent)
         return AgentsNow(len(machines) - len(absent), len(absent), lost, first)
 
-    def maintains(self, cluster_id: str) -> bool:
-        """Return whether machines with agents are in a cluster, which only the server changes."""
-        machines = self._fleet.machines() if self._fleet is not None else ()
-        return any(each.place[0] == cluster_id and not each.gone for each in machines)
-
-    def admits(self, secret: str | None) -> bool | None:
+    async def admits(self, secret: str | None) -> bool | None:
         """Return whether a token or key is known; None where the store cannot be read now."""
         try:
-            return secret is not None and self._store.find(secret, time.time()) is not None
+            return secret is not None and await self._find(secret) is not None
         except AgentStoreError as error:
             log.error("agent_store_failed", reason=str(error))  # noqa: TRY400  # It has no more to say.
             return None
+
+    async def _find(self, secret: str) -> AgentRecord | JoiningToken | None:
+        return await self._thread.read(self._store.find, secret, time.time())
 
     async def serve(self, secret: str, address: str, socket: AgentSocket) -> None:
         """Serve an agent's machine as a part of the fleet until the connection is gone."""
         try:
             hello = await self._hello(socket)
-            fleet, machine, key = await self._let_in(secret, hello)
+            shown = Shown(address, hello.release, hello.unheard_seconds)
+            fleet, machine, key = await self._let_in(secret, hello, shown)
         except _Refusal as refusal:
             log.warning("agent_refused", address=address, reason=refusal.farewell.reason)
             await socket.send(wire.encode(refusal.farewell))
             return
         try:
-            shown = address, hello.release, hello.unheard_seconds
+            epoch = self._epoch + self._reclaimed
+            link = AgentLink(socket, partial(fleet.tell, machine), epoch)
+            machine.hear(link)  # First: what it says from now on holds from its hello on.
             if key:
                 about = {"cluster": machine.place[0], "node": machine.place[1]}
                 self._audit(
                     AuditEntry(time.time(), "agent.joined", "moored", remote=address, about=about)
                 )
-            epoch = self._epoch + self._store.reclaimed()
-            link = AgentLink(socket, partial(fleet.tell, machine), epoch)
-            machine.hear(link)  # First: what it says from now on holds from its hello on.
-            come = self._store.note_connection
-            await asyncio.to_thread(come, machine.place, *shown, time.time())
+            else:
+                come = self._store.note_connection
+                await self._thread.change(come, machine.place, shown, time.time())
             welcome = wire.AgentWelcome(*machine.place, key, epoch, self._beat_seconds)
             await socket.send(wire.encode(welcome))
             await self._take_part(fleet, machine, link, hello)
@@ -169,34 +173,44 @@ class AgentRoster:
             if machine.link is None and not machine.gone:
                 with contextlib.suppress(AgentStoreError):  # Only `moored agent list` shows it.
                     note = self._store.note_disconnection
-                    await asyncio.to_thread(note, machine.place, time.time())
+                    await self._thread.change(note, machine.place, time.time())
 
     async def _take_part(
         self, fleet: FleetBackend, machine: AgentMachine, link: AgentLink, hello: wire.AgentHello
     ) -> None:
         name = "/".join(machine.place)
-        running = asyncio.ensure_future(link.run())
-        attaching = asyncio.ensure_future(fleet.attach(machine, link))
+        attaching = asyncio.create_task(self._attach(fleet, machine, link, hello))
+        attaching.add_done_callback(lambda done: link.abort() if _failure(done) else None)
+        failure: BaseException | None = None
         try:
-            await asyncio.wait([running, attaching], return_when=asyncio.FIRST_COMPLETED)
-            if attaching.done():
-                await attaching
-                self._coming.discard(machine.place)
-                self._nodes[machine.place] = wire.encode(hello.node)
-                hello.node = {}  # It is large, and this connection may last.
-                await self._describe(machine, hello.busy)
-                log.info("agent_connected", machine=name)
-            await running
-        except LinkLost:
-            pass
-        except (msgspec.MsgspecError, ServiceError, BackendError, TimeoutError) as error:
-            log.warning("agent_failed", machine=name, reason=str(error))
+            await link.run()
+        except msgspec.MsgspecError as error:
+            failure = error
         finally:
             link.abort()
             attaching.cancel()
-            await asyncio.gather(running, attaching, return_exceptions=True)
+            await asyncio.wait([attaching])
             machine.disconnect(link)
             log.info("agent_disconnected", machine=name)
+        match failure or _failure(attaching):
+            case None | LinkLost():
+                pass
+            case msgspec.MsgspecError() | ServiceError() | BackendError() | TimeoutError() as error:
+                log.warning("agent_failed", machine=name, reason=str(error))
+            case defect:
+                raise defect
+
+    async def _attach(
+        self, fleet: FleetBackend, machine: AgentMachine, link: AgentLink, hello: wire.AgentHello
+    ) -> None:
+        """Have the machine take part in placement."""
+        await fleet.attach(machine, link)
+        link.rely_on_beats()
+        self._coming.discard(machine.place)
+        self._nodes[machine.place] = wire.encode(hello.node)
+        hello.node = {}  # It is large, and this connection may last.
+        await self._describe(machine, hello.busy)
+        log.info("agent_connected", machine="/".join(machine.place))
 
     async def _hello(self, socket: AgentSocket) -> wire.AgentHello:
         try:
@@ -230,13 +244,14 @@ class AgentRoster:
         return self._lost_seconds >= unheard_seconds + UNHEARD_MARGIN_SECONDS
 
     async def _let_in(
-        self, secret: str, hello: wire.AgentHello
+        self, secret: str, hello: wire.AgentHello, shown: Shown
     ) -> tuple[FleetBackend, AgentMachine, str]:
         """Return the machine of an agent, and the key that it gets; empty: it has one."""
         if self._fleet is None:
             raise _Refusal("agents are of the backend local, which this server's `backends` lacks")
         try:
-            known = self._store.find(secret, time.time())
+            known = await self._find(secret)
+            self._reclaimed = await self._thread.read(self._store.reclaimed)
             if known is None:
                 reason = "this token or key is not known, has expired, or is revoked"
                 raise _Refusal(f"{reason}; `moored agent token` makes a new token", final=True)
@@ -244,36 +259,40 @@ class AgentRoster:
                 if known.agent != hello.agent:
                     reason = f"this key is that of {known.name}, whose data folder is another one"
                     raise _Refusal(reason, final=True)
-                machine = await self._take_over(self._fleet, known.place, hello)
+                machine, _ = await self._take_over(self._fleet, known.place, hello)
                 return self._fleet, machine, ""
             if known.agent not in {"", hello.agent}:
                 raise _Refusal(USED, final=True)
-            return self._fleet, *await self._join(self._fleet, known, hello)
-        except (AgentStoreError, ServiceError) as error:
+            return self._fleet, *await self._join(self._fleet, known, hello, shown)
+        except AgentStoreError as error:
             raise _Refusal(str(error)) from error
+        except ServiceError as error:
+            reason = str(error)
+            if error.code == Code.CONFLICT:
+                reason = reason.removeprefix(f"{error.field}: ")
+                reason += "; or start this agent with --no-machine-id"
+            raise _Refusal(reason) from error
 
     async def _join(
-        self, fleet: FleetBackend, token: JoiningToken, hello: wire.AgentHello
+        self, fleet: FleetBackend, token: JoiningToken, hello: wire.AgentHello, shown: Shown
     ) -> tuple[AgentMachine, str]:
         """Return the machine of a new agent, registered, and its key."""
         name = hello.node.get("id")
         if not isinstance(name, str) or not name.strip() or "/" in name or not name.isprintable():
             raise _Refusal(f"the name of a machine is a text without `/`, not {str(name)[:40]!r}")
         place = ClusterId(token.cluster_id), NodeId(name)
-        machine = await self._take_over(fleet, place, hello)
-        is_new, by_hand = place not in self._store.agents(), None
+        machine, is_new = await self._take_over(fleet, place, hello)
         try:
             if is_new:
-                by_hand = await self._node_by_hand(place)
-            await self._register(place, without_busy(hello.node, hello.busy))
-            key = await asyncio.to_thread(self._store.join, token, place, hello.agent, time.time())
+                await self._check_name(place)
+            await self._registry.put(place, without_busy(hello.node, hello.busy))
+            join = self._store.join
+            key = await self._thread.change(join, token, place, hello.agent, shown, time.time())
         except BaseException as error:
             if is_new:
                 fleet.forget(machine)
-                if by_hand is not None:
-                    await self._register(place, by_hand)
-                elif not isinstance(error, _Refusal):
-                    await self._take_out(place)
+                if not isinstance(error, _Refusal):
+                    await self._registry.take_out(place)
             self._coming.discard(place)
             raise
         if by_hand is not None:
@@ -282,20 +301,28 @@ class AgentRoster:
 
     async def _take_over(
         self, fleet: FleetBackend, place: Place, hello: wire.AgentHello
-    ) -> AgentMachine:
-        """Return the machine of a node if no other agent is connected as it."""
-        record = self._store.agents().get(place)
+    ) -> tuple[AgentMachine, bool]:
+        """Return the machine of a node, and whether it is new, if no other agent is its own."""
+        taken = place in self._coming
+        self._coming.add(place)
+        try:
+            return await self._claim(fleet, place, hello, taken=taken)
+        except BaseException:
+            if not taken:
+                self._coming.discard(place)
+            raise
+
+    async def _claim(
+        self, fleet: FleetBackend, place: Place, hello: wire.AgentHello, *, taken: bool
+    ) -> tuple[AgentMachine, bool]:
         name = "/".join(place)
+        record = (await self._thread.read(self._store.agents)).get(place)
         if record is not None and record.agent != hello.agent:
             reason = f"{name} is another machine already; give this one a --name of its own, or "
             raise _Refusal(f"{reason}`moored agent forget {name}` if it takes that one's place")
-        taken = place in self._coming
-        if not taken:
-            self._coming.add(place)
-            machine = fleet.machine(place)
-            if not await self._answers(machine):
-                return machine
-            self._coming.discard(place)
+        machine = fleet.machine(place)
+        if not taken and not await self._answers(machine):
+            return machine, record is None
         reason = f"an agent is connected as {name}"
         if record is not None and record.address:
             reason += f" from {record.address}"
@@ -314,77 +341,19 @@ class AgentRoster:
         (answer,) = await asyncio.gather(asking, return_exceptions=True)
         return answers and not isinstance(answer, LinkLost)
 
-    async def _node_by_hand(self, place: Place) -> JsonObject | None:
-        """Return a node that a tenant registered under the name of a new agent; None: none did."""
-        node = await self._node(place)
-        if node is not None and not self._is_by_hand(place):
+    async def _check_name(self, place: Place) -> None:
+        """Refuse the name of a node that is registered already."""
+        if await self._registry.get(place) is not None:
             reason = f"{'/'.join(place)} is registered, and has no agent"
             raise _Refusal(f"{reason}; give this machine a --name of its own, or take that one out")
         return node
-
-    async def _node(self, place: Place) -> JsonObject | None:
-        try:
-            document = await self._clusters.get(place[0])
-        except ServiceError as error:
-            if error.code != Code.NOT_FOUND:
-                raise
-            return None
-        return next((each for each in nodes_of(document) if each.get("id") == place[1]), None)
-
-    def _is_by_hand(self, place: Place) -> bool:
-        """Return whether a tenant has registered a node, which is no agent's, nor the server's."""
-        own = self._fleet.look.place() if self._fleet is not None and self._fleet.look else None
-        by_tenant = self._owner(place[0]) not in {"", SERVER_ITSELF}
-        return by_tenant and place not in self._store.agents() and place != own
-
-    async def _register(self, place: Place, node: JsonObject) -> None:
-        """Put a machine's node into its cluster, as it is; what tenants say it is gives way."""
-        async with self._changing:
-            for _ in range(DISPLACED_MAX):
-                try:
-                    return await self._put(place, {**node, "id": place[1]})
-                except ServiceError as error:
-                    await self._displace(place, error)
-        raise ServiceError(Code.CONFLICT, f"the devices of {'/'.join(place)} are registered again")
-
-    async def _displace(self, place: Place, conflict: ServiceError) -> None:
-        """Take a node out that a tenant has registered for the machine of an agent."""
-        for name in ("registered_as", "node"):
-            cluster, _, node = str(conflict.details.get(name, "")).partition("/")
-            other = ClusterId(cluster), NodeId(node)
-            if node and other != place and self._is_by_hand(other):
-                await self._clusters.remove_nodes(cluster, (node,))
-                self._note_displaced(place, other)
-                return
-        raise conflict
-
-    def _note_displaced(self, place: Place, other: Place) -> None:
-        about: JsonObject = {"cluster": place[0], "node": place[1], "tenant": self._owner(other[0])}
-        entry = AuditEntry(time.time(), "agent.displaced", "moored", about=about)
-        entry.before, entry.why = "/".join(other), "the agent of this machine has registered it"
-        self._audit(entry)
-        log.warning("agent_displaced", machine="/".join(place), before=entry.before)
 
     async def _describe(self, machine: AgentMachine, busy: dict[str, str]) -> None:
         """Put a connected machine's node into its cluster, without devices that others use."""
         self._busy[machine.place] = busy
         node: JsonObject = msgspec.msgpack.decode(self._nodes[machine.place])
-        await self._register(machine.place, without_busy(node, busy))
+        await self._registry.put(machine.place, without_busy(node, busy))
         self._shown_lost.discard(machine.place)
-
-    async def _put(self, place: Place, node: JsonObject) -> None:
-        if await self._node(place) == node:
-            return
-        metadata = {"name": place[0], "description": "Machines with agents"}
-        document = {
-            "id": place[0],
-            "status": "live",
-            "nodes": {"count": 1, "nodeData": [node]},
-            "tags": ["agents"],
-            "clusterMetadata": metadata,
-            "config": {"publicHostname": "localhost"},
-        }
-        await self._clusters.add_nodes(place[0], document, SERVER_ITSELF)
 
     async def watch(self) -> None:
         """Follow the store and the machines, until cancelled."""
@@ -397,17 +366,14 @@ class AgentRoster:
                 continue
             due = time.monotonic() + _WATCH_SECONDS
             try:
-                records = self._store.agents()
+                records = await self._thread.read(self._store.agents)
             except AgentStoreError:
                 continue  # `admits` says so.
-            for machine in self._fleet.machines() if self._fleet is not None else ():
-                try:
-                    await self._look(machine, records.get(machine.place))
-                except ServiceError as error:
-                    log.warning("agent_failed", machine="/".join(machine.place), reason=str(error))
-            await self._measurements.publish(
-                self._fleet.machines() if self._fleet is not None else ()
-            )
+            machines = self._fleet.machines() if self._fleet is not None else ()
+            due = ((each, self._look(each, records.get(each.place))) for each in machines)
+            changes = [self._change(each, change) for each, change in due if change is not None]
+            await asyncio.gather(*changes)
+            await self._measurements.publish(machines)
 
     async def watch_own(self) -> None:
         """Look at the server's own machine as agents look at theirs, until cancelled."""
@@ -429,40 +395,49 @@ class AgentRoster:
     async def _mark_own(self, place: Place, busy: dict[str, str]) -> None:
         """Have no device of the server's own machine given out that others use."""
         try:
-            async with self._changing:
-                node = await self._node(place)
-                if node is not None and (marked := with_busy(node, busy)) != node:
-                    await self._put(place, marked)
+            await self._registry.change(place, lambda node: node and with_busy(node, busy))
         except ServiceError as error:
             log.warning("agent_failed", machine="/".join(place), reason=str(error))
 
-    async def _look(self, machine: AgentMachine, record: AgentRecord | None) -> None:
+    def _look(
+        self, machine: AgentMachine, record: AgentRecord | None
+    ) -> Coroutine[object, object, None] | None:
+        """Look at a machine; return the change that is due, if there is one."""
         link, now = machine.link, time.monotonic()
         if record is None and machine.place not in self._coming:
-            await self._drop(machine)
-        elif link is not None:
+            return self._drop(machine)
+        if link is not None:
             silent = now - link.heard_at > BEATS_MISSED_MAX * self._beat_seconds
             if silent or record is None or record.revoked:
                 link.abort()
             elif link.busy is not None and link.busy != self._busy.get(machine.place):
-                await self._describe(machine, link.busy)
+                return self._describe(machine, link.busy)
         elif now - machine.heard_at > self._lost_seconds:
             if machine.place not in self._shown_lost:
-                await self._lose(machine)
+                return self._lose(machine)
             if record is not None and not machine.idle:
                 self._give_up(machine, record.unheard_seconds)
+        return None
+
+    async def _change(self, machine: AgentMachine, change: Coroutine[object, object, None]) -> None:
+        try:
+            await change
+        except ServiceError as error:
+            log.warning("agent_failed", machine="/".join(machine.place), reason=str(error))
 
     async def _lose(self, machine: AgentMachine) -> None:
         """Take a machine out of placement; its workloads go on."""
         machine.note(lost=True)
-        async with self._changing:
-            node = await self._node(machine.place)
+
+        def lost(node: JsonObject | None) -> JsonObject | None:
             if machine.link is not None:  # It has come meanwhile, and puts its node in next.
-                return
-            if node is not None:
-                reason = f"{LOST}{machine.absence}"
-                await self._put(machine.place, {**node, "unavailable": reason})
-            self._shown_lost.add(machine.place)
+                return None
+            return node and {**node, "unavailable": f"{LOST}{machine.absence}"}
+
+        await self._registry.change(machine.place, lost)
+        if machine.link is not None:
+            return
+        self._shown_lost.add(machine.place)
         if self._fleet is not None:
             self._fleet.lose(machine)
         log.warning("agent_lost", machine="/".join(machine.place), reason=machine.absence)
@@ -483,11 +458,10 @@ class AgentRoster:
         """
         name = "/".join(place)
         try:
-            known = self._store.agents().get(place)
-            if known is None:
+            if place not in await self._thread.read(self._store.agents):
                 reason = f"{name}: no machine with an agent is called so."
                 raise ServiceError(Code.NOT_FOUND, reason, field="node")
-            await asyncio.to_thread(self._store.forget, name)
+            await self._thread.change(self._store.forget, name)
         except AgentStoreError as error:
             raise ServiceError(Code.CONFLICT, f"{error}.") from error
         about = {"cluster": place[0], "node": place[1]}
@@ -506,13 +480,12 @@ class AgentRoster:
         self._fleet.forget(machine)
         if machine.link is not None:
             machine.link.abort()
-        await self._take_out(machine.place)
+        await self._registry.take_out(machine.place)
 
-    async def _take_out(self, place: Place) -> None:
-        """Take a machine's node out of its cluster."""
-        async with self._changing:
-            if await self._node(place) is not None:
-                await self._clusters.remove_nodes(place[0], (place[1],))
+
+def _failure(done: "asyncio.Task[None]") -> BaseException | None:
+    """Return why a task failed; None: it did not, or was cancelled."""
+    return None if done.cancelled() else done.exception()
 
 
 def _absent_longest(machine: AgentMachine) -> tuple[bool, float]:

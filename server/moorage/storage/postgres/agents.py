@@ -16,25 +16,40 @@ SQL: Final = read_statements(Path(__file__).with_name("agents.sql"))
 class PostgresAgents(SharedTable):
     """`storage.base.AgentRows` in PostgreSQL. Read the contract there."""
 
-    counter = "agents"
+    Args:
+        address: As libpq takes it.
+
+    """
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, "agents")
+        self._rows: dict[str, bytes] = {}
+        self._rows_of = -1
 
     def rows(self) -> dict[str, bytes]:
         """See `AgentRows.rows`."""
         with self.connection() as connection:
-            return _rows(connection)
+            return self._at(self.count(connection), connection)
+
+    def _at(self, count: int, connection: Connection) -> dict[str, bytes]:
+        """Return all documents; read them only where others have written since."""
+        if count != self._rows_of:
+            rows = connection.execute(SQL["rows"])
+            self._rows = {key: bytes(document) for key, document in rows}
+            self._rows_of = count
+        return self._rows
 
     @contextlib.contextmanager
     def change(self) -> Iterator[dict[str, bytes]]:
         """See `AgentRows.change`."""
-        with self.transaction() as connection:
-            before = _rows(connection)
-            after = dict(before)
-            yield after
-            put, gone = diff_rows(before, after)
-            with connection.cursor() as cursor:
-                cursor.executemany(SQL["put"], put)
-                cursor.executemany(SQL["delete"], gone)
-
-
-def _rows(connection: Connection) -> dict[str, bytes]:
-    return {key: bytes(document) for key, document in connection.execute(SQL["rows"])}
+        with self.connection():  # None else may change what is remembered meanwhile.
+            with self.transaction() as connection:
+                count = self.count(connection)
+                before = self._at(count - 1, connection)
+                after = dict(before)
+                yield after
+                put, gone = changed_rows(before, after)
+                with connection.cursor() as cursor:
+                    cursor.executemany(SQL["put"], put)
+                    cursor.executemany(SQL["delete"], gone)
+            self._rows, self._rows_of = after, count

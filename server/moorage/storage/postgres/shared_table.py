@@ -46,11 +46,15 @@ class SharedTable:
         looked_at, version = self._version
         if not looked_at or time.monotonic() - looked_at > FRESH_SECONDS:
             with self.connection() as connection:
-                row = connection.execute(_VERSION, (self.counter,)).fetchone()
-                assert row is not None
-                version = int(row[0])
+                version = self.count(connection)
             self._version = (time.monotonic(), version)
         return version or None
+
+    def count(self, connection: Connection) -> int:
+        """Return the number of changes."""
+        row = connection.execute(_VERSION, (self._counter,)).fetchone()
+        assert row is not None
+        return int(row[0])
 
     def close(self) -> None:
         """See `TokenRows.close`."""

@@ -1,0 +1,118 @@
+"""Nodes of machines with agents, in the documents of their clusters.
+
+A write takes time in the size of the whole document. So what is to change while one is written
+shares the next write: a rack that loses or gets its power takes a few of them.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from moorage.backends.agents.backend import Place
+from moorage.model import Code
+from moorage.protocol.cluster_documents import nodes_of
+from moorage.protocol.faults import ServiceError
+from moorage.protocol.registry import ClusterDocuments
+from moorage.records.json_values import JsonObject
+from moorage.records.rights import SERVER_ITSELF
+
+__all__ = ["AgentNodes"]
+
+Change = Callable[[JsonObject | None], JsonObject | None]
+"""Returns what becomes of a node, which may not be there; None: it stays."""
+
+
+class _Waiting(NamedTuple):
+    place: Place
+    change: Change
+    outcome: asyncio.Future[ServiceError | None]
+
+
+class AgentNodes:
+    """See the module.
+
+    Args:
+        clusters: Documents of the registry.
+
+    """
+
+    def __init__(self, clusters: ClusterDocuments) -> None:
+        self._clusters = clusters
+        self._waiting: dict[_Waiting, None] = {}
+        self._writing = asyncio.Lock()
+
+    async def get(self, place: Place) -> JsonObject | None:
+        """Return a node as it is registered; None: it is not."""
+        return (await self._registered(place[0])).get(place[1])
+
+    async def _registered(self, cluster: str) -> dict[str, JsonObject]:
+        try:
+            document = await self._clusters.get(cluster)
+        except ServiceError as error:
+            if error.code != Code.NOT_FOUND:
+                raise
+            return {}
+        return {str(each.get("id")): each for each in nodes_of(document)}
+
+    async def put(self, place: Place, node: JsonObject) -> None:
+        """Put a node into its cluster, as it is; see `change`."""
+        await self.change(place, lambda _: node)
+
+    async def change(self, place: Place, change: Change) -> None:
+        """Change a node; none else does between the look at it and the write.
+
+        Raises:
+            ServiceError: The registry refuses it.
+
+        """
+        mine = _Waiting(place, change, asyncio.get_running_loop().create_future())
+        self._waiting[mine] = None
+        try:
+            async with self._writing:
+                if not mine.outcome.done():
+                    await self._change_all(place[0])
+        finally:
+            del self._waiting[mine]
+        if (error := mine.outcome.result()) is not None:
+            raise error
+
+    async def _change_all(self, cluster: str) -> None:
+        """Make all changes of a cluster that wait; one by one where they are refused together."""
+        batch = [e for e in self._waiting if e.place[0] == cluster and not e.outcome.done()]
+        refusal = await self._refusal(cluster, batch)
+        for each in batch:
+            alone = await self._refusal(cluster, [each]) if refusal and batch[1:] else refusal
+            if not each.outcome.done():
+                each.outcome.set_result(alone)
+
+    async def _refusal(self, cluster: str, batch: Sequence[_Waiting]) -> ServiceError | None:
+        try:
+            await self._write(cluster, batch)
+        except ServiceError as error:
+            return error
+        return None
+
+    async def _write(self, cluster: str, batch: Sequence[_Waiting]) -> None:
+        before = await self._registered(cluster)
+        after = {**before}
+        for (_, name), change, _ in batch:
+            if (node := change(after.get(name))) is not None:
+                after[name] = {**node, "id": name}
+        changed = [node for name, node in after.items() if before.get(name) != node]
+        if not changed:
+            return
+        document = {
+            "id": cluster,
+            "status": "live",
+            "nodes": {"count": len(changed), "nodeData": changed},
+            "tags": ["agents"],
+            "clusterMetadata": {"name": cluster, "description": "Machines with agents"},
+            "config": {"publicHostname": "localhost"},
+        }
+        await self._clusters.add_nodes(cluster, document, SERVER_ITSELF)
+
+    async def take_out(self, place: Place) -> None:
+        """Take a node out of its cluster, if it is there."""
+        async with self._writing:
+            if await self.get(place) is not None:
+                await self._clusters.remove_nodes(place[0], (place[1],))
