@@ -84,6 +84,8 @@ def compare(
         display.print_json(report)
     else:
         display.show(table(report.rows.values()))
+    if report.failed:
+        raise typer.Exit(1)
 
 
 def _choose(names: list[str]) -> list[Peer]:
@@ -95,12 +97,16 @@ def _choose(names: list[str]) -> list[Peer]:
 
 
 def _round(report: PeersReport, chosen: list[Peer], fleet: Nodes, console: Console) -> None:
-    """Run Moorage and then the peers of a group, group by group."""
-    extent = Extent.of(fleet)
+    """Run Moorage and then the peers of a group, group by group; one that fails stops no other."""
     for group in dict.fromkeys(peer.group for peer in chosen):
-        ours = _run(moorage_itself.PEER, fleet, extent, console)
+        ours = _run(moorage_itself.PEER, fleet, console)
         for peer in (peer for peer in chosen if peer.group == group):
-            found = _run(peer, fleet, extent, console)
+            try:
+                found = _run(peer, fleet, console)
+            except (CommandError, TimeoutError, ExceptionGroup) as error:
+                report.failed[peer.name] = repr(error)
+                console.print(f"  {peer.name}: failed: {error!r}")
+                continue
             version = peer.version() or ""
             row = report.rows.setdefault(
                 peer.name, Row(today(), group, peer.title, version, peer.decides, peer.stores)
@@ -109,8 +115,9 @@ def _round(report: PeersReport, chosen: list[Peer], fleet: Nodes, console: Conso
             row.moorage.append(ours)
 
 
-def _run(peer: Peer, fleet: Nodes, extent: Extent, console: Console) -> Figures:
-    found = uvloop.run(measure(peer, fleet, extent))
+def _run(peer: Peer, fleet: Nodes, console: Console) -> Figures:
+    nodes = peer.part(fleet)
+    found = uvloop.run(measure(peer, nodes, Extent.of(nodes)))
     console.print(
         f"  {peer.name}: {found.per_second:,.0f}/s, single {found.single_ms:.2f} ms, "
         f"wake {found.wake_ms:.2f} ms, load {found.load:.1f}"

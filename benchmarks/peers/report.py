@@ -42,11 +42,12 @@ class Row(msgspec.Struct):
 
 
 class PeersReport(msgspec.Struct):
-    """All of it: the machine, a row per peer, and how to install what was skipped."""
+    """All of it: the machine, a row per peer, how to install what was skipped, and what failed."""
 
     machine: str
     rows: dict[str, Row] = msgspec.field(default_factory=dict[str, Row])
     skipped: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    failed: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
 def machine() -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol
@@ -66,6 +67,8 @@ class Peer:
         install: The command that installs what it needs.
         version: Returns the version, or nothing where something is missing.
         run: Runs it over a fleet until the block ends.
+        gpus_max: How many GPUs of the fleet it gets, where it does not end with all of them.
+
     """
 
     name: str
@@ -76,6 +79,14 @@ class Peer:
     install: str
     version: Callable[[], str | None]
     run: Callable[[Nodes], contextlib.AbstractAsyncContextManager[PeerSession]]
+    gpus_max: int | None = None
+
+    def part(self, fleet: Nodes) -> Nodes:
+        """Return the first nodes of a fleet, with at most `gpus_max` GPUs."""
+        if self.gpus_max is None:
+            return fleet
+        sums = itertools.accumulate(node.gpus for node in fleet)
+        return [node for node, gpus in zip(fleet, sums, strict=True) if gpus <= self.gpus_max]
 
 
 def devices(nodes: Nodes) -> list[tuple[str, str]]:
