@@ -75,8 +75,8 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
     def demand(self) -> model.Demand:
         """Return it as the core knows it."""
-        *amounts, _ = astuple(self)  # The fields of both are in the same order.
-        return model.Demand(*amounts, self.requirements())
+        amounts = astuple(self)[:-1]  # The fields of both are in the same order.
+        return model.Demand(*(*amounts, self.requirements()))
 
 
 def resources_of(demand: model.Demand) -> JsonObject:
