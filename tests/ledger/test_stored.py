@@ -1,15 +1,24 @@
 import asyncio
 import sqlite3
 import stat
+import threading
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from moorage.core.state.facts import Fact, Renewed
-from moorage.ledger.base import CHECKPOINTS_KEPT, PENDING_FACTS_MAX, LedgerCorrupt, LedgerError
+from moorage.ledger import stored
+from moorage.ledger.base import (
+    CHECKPOINTS_KEPT,
+    PENDING_FACTS_MAX,
+    LedgerCorrupt,
+    LedgerError,
+    LedgerFailed,
+)
 from moorage.ledger.stored import CHECKPOINT_PART_FACTS, StoredLedger
 from moorage.ledger.walk import walk
+from moorage.ledger.writer import WriteJob
 from moorage.model import RequestId
 from moorage.storage.sqlite.fact_tables import ROWS_PER_STATEMENT, SQL, connect_to_write
 from moorage.storage.sqlite.facts import SqliteFacts
@@ -102,6 +111,26 @@ async def test_facts_beyond_the_limit_wait_for_room_in_order(path: Path):
     ]
     assert [entry.fact for entry in await ledger.read(last - 3)] == numbered_facts(last - 2, last)
     await ledger.close()
+
+
+async def test_a_commit_that_takes_too_long_fails_the_ledger(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ledger = StoredLedger(SqliteFacts(path))
+    await ledger.open()
+    monkeypatch.setattr(stored, "COMMIT_SECONDS_MAX", 0.05)
+    go_on = threading.Event()
+    ledger._usable().submit(
+        WriteJob(asyncio.get_running_loop().create_future(), work=lambda _: go_on.wait(30))
+    )
+    with pytest.raises(LedgerFailed, match="took longer than"):
+        await ledger.append([Renewed(RequestId("r"), 1.0)], 1.0)
+    with pytest.raises(LedgerFailed):
+        ledger.check()
+    monkeypatch.undo()
+    go_on.set()
+    with pytest.raises(LedgerFailed):
+        await ledger.close()
 
 
 async def test_only_the_newest_checkpoints_stay(path: Path):

@@ -5,9 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.model import Demand
 from moorage.records.leases import Lease, NodeName
 from moorage.records.reading import read_record
 from moorage.records.replies import DecisionRow, ExecutionAnswer, QueuedWaiter
+from moorage.records.requests import Resources
 
 
 def test_an_older_server_leaves_fields_empty() -> None:
@@ -65,3 +67,7 @@ def test_a_node_is_a_pair_for_programs_of_users() -> None:
     cluster, node = name
     assert (name, name[1], hash(name)) == ((cluster, node), "n", hash(("c", "n")))
     assert name != ("c", "m")
+
+
+def test_resources_and_a_demand_have_the_same_fields_in_the_same_order() -> None:
+    assert Resources.__struct_fields__ == Demand.__struct_fields__

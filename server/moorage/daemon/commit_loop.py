@@ -317,14 +317,14 @@ class CommitLoop:
         if turn.facts and not self._inbox:
             self._hand_over()  # First: a cell that begins to work may take our processor.
         for effect in turn.effects:
-            if isinstance(effect, EARLY):
+            if type(effect) in EARLY:
                 self._effects.carry_out(effect)
         if not held:
             self._let_go(turn)
 
     def _let_go(self, turn: Turn) -> None:
         for effect in turn.effects:
-            if not isinstance(effect, EARLY):
+            if type(effect) not in EARLY:
                 self._effects.carry_out(effect)
 
     def _set_timer(self) -> None:

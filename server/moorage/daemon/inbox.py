@@ -35,17 +35,19 @@ AHEAD_MAX: Final = 8
 """Events taken ahead of others in a row, while others wait: renewals alone must not stop grants."""
 READERS_PER_BATCH: Final = 64
 """Clients read on after a batch of the commit loop; each may cost a refusal."""
-_AHEAD: Final = (
-    Proposed,
-    ConsultFailed,
-    ReleaseAsked,
-    RenewAsked,
-    WorkloadEnded,
-    WorkloadFailed,
-    WorkloadKept,
-    WorkloadStarted,
-    WorkloadStopped,
-    Tick,  # After the renewals that have arrived.
+_AHEAD: Final = frozenset(
+    {
+        Proposed,
+        ConsultFailed,
+        ReleaseAsked,
+        RenewAsked,
+        WorkloadEnded,
+        WorkloadFailed,
+        WorkloadKept,
+        WorkloadStarted,
+        WorkloadStopped,
+        Tick,  # After the renewals that have arrived.
+    }
 )
 
 
@@ -82,7 +84,7 @@ class Inbox:
             event: What happened.
             tenant: Whose client sent it; None: it is the server's own.
         """
-        if isinstance(event, _AHEAD) or (
+        if type(event) in _AHEAD or (
             isinstance(event, CancelAsked) and event.request not in self._requests
         ):
             self._ahead.append(event)

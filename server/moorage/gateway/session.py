@@ -77,17 +77,12 @@ class Counts:
     refused_foreign_total: int = 0
 
 
-_LISTINGS: Final = (
-    DecisionFleet,
-    DecisionListing,
-    FleetListing,
-    LeaseListing,
-    PastFleet,
-    QueueListing,
+_LISTINGS: Final = frozenset(
+    {DecisionFleet, DecisionListing, FleetListing, LeaseListing, PastFleet, QueueListing}
 )
 """What a session asks for one after the other."""
 
-_READS: Final = (*_LISTINGS, Logs, QuotaListing, ReservationListing, Status, WhatIf, Why)
+_READS: Final = _LISTINGS | {Logs, QuotaListing, ReservationListing, Status, WhatIf, Why}
 """What changes nothing."""
 
 _BINARY = failure(
@@ -306,9 +301,9 @@ class Session:
             self._refuse(number, error.id, failure_from(error))
             return None
         # It has no reader; of a session that goes on, lists alone are too large to be buffered.
-        if self._gone and isinstance(message, _LISTINGS if self.lasts else _READS):
+        if self._gone and type(message) in (_LISTINGS if self.lasts else _READS):
             return None
-        if isinstance(message, _LISTINGS):
+        if type(message) in _LISTINGS:
             self._listing = number
         self._expect(number, message.id)
         if isinstance(message, AllocationRequest) and message.lease and message.lease.wait_seconds:

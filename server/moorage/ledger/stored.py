@@ -180,7 +180,7 @@ class StoredLedger(StoredHistory):
             async with asyncio.timeout(COMMIT_SECONDS_MAX):
                 await writer.stop()
         except TimeoutError:
-            raise self._fail(f"the disk took longer than {COMMIT_SECONDS_MAX:g} s") from None
+            raise self._late_failure() from None
         finally:
             self._store.close()
         if self._failure is not None:
@@ -242,11 +242,18 @@ class StoredLedger(StoredHistory):
         return await self._durable(job)
 
     async def _durable(self, job: WriteJob) -> object:
+        late = job.done.get_loop().call_later(COMMIT_SECONDS_MAX, self._give_up, job)
         try:
-            async with asyncio.timeout(COMMIT_SECONDS_MAX):
-                return await job.done
-        except TimeoutError:
-            raise self._fail(f"the disk took longer than {COMMIT_SECONDS_MAX:g} s") from None
+            return await job.done
+        finally:
+            late.cancel()
+
+    def _give_up(self, job: WriteJob) -> None:
+        if not job.done.done():
+            job.done.set_exception(self._late_failure())
+
+    def _late_failure(self) -> LedgerFailed:
+        return self._fail(f"the disk took longer than {COMMIT_SECONDS_MAX:g} s")
 
     def _fail(self, finding: str) -> LedgerFailed:
         self._failure = LedgerFailed(

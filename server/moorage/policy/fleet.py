@@ -96,7 +96,8 @@ class Fleet(NodeInventory):
 
     def capacity(self, row: int) -> tuple[int, int, list[int]]:
         """Return the free amounts of a node: CPU milli, memory MiB, milli per device."""
-        return int(self.cpu_free[row]), int(self.memory_free[row]), self.gpu_free[row].tolist()
+        cpu, memory = self.cpu_free.item(row), self.memory_free.item(row)
+        return cpu, memory, self.gpu_free[row].tolist()
 
     def set_capacity(self, row: int, cpu: int, memory: int, gpus: Sequence[int]) -> None:
         """Overwrite the free amounts of a node (for a replica)."""

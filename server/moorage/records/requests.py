@@ -6,7 +6,7 @@
 from typing import Annotated
 
 from msgspec import Meta, Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, astuple
 
 from moorage import model
 from moorage.records import fields as f
@@ -69,11 +69,12 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
     def requirements(self) -> tuple[model.Requirement, ...]:
         """Return `where` as the core knows it."""
-        return tuple(model.Requirement(w.key, w.operator, w.values) for w in self.where)
+        return tuple([model.Requirement(w.key, w.operator, w.values) for w in self.where])
 
     def demand(self) -> model.Demand:
         """Return it as the core knows it."""
-        return model.Demand(**asdict(self) | {"where": self.requirements()})
+        amounts = astuple(self)[:-1]  # The fields of both are in the same order.
+        return model.Demand(*(*amounts, self.requirements()))
 
 
 def resources_of(demand: model.Demand) -> JsonObject:

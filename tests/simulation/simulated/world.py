@@ -224,7 +224,7 @@ class World:
         turn = self.allocator.step(event, self.now)
         self.witness.after(event, turn)
         for effect in turn.effects:
-            if isinstance(effect, EARLY):
+            if type(effect) in EARLY:
                 self.deliver(effect)
         if turn.facts or self.turns or self.writing:
             self.turns.append(turn)
@@ -258,7 +258,7 @@ class World:
     def let_go(self, turns: list[Turn]) -> None:
         for turn in turns:
             for effect in turn.effects:
-                if not isinstance(effect, EARLY):
+                if type(effect) not in EARLY:
                     self.deliver(effect)
 
     def deliver(self, effect: Effect) -> None:

@@ -149,14 +149,13 @@ def _on_node(
         if ask.demand is not None and len(columns) != ask.demand.gpus:
             wanted = refusals.counted(ask.demand.gpus, "GPU")
             return _unsound(f"{path}gpus", wanted, f"{len(columns)} proposed")
-        able = fleet.eligible_gpus(need)[row].tolist()
-        if not all(able[column] for column in columns):
-            return _unsound(
-                f"{path}gpus", "GPUs that `resources` accepts", f"{list(proposed.gpus)}"
-            )
-        if not _one_group(fleet, row, columns, need):
-            return _unsound(f"{path}gpus", f"GPUs of one {need.topology} group", f"{proposed.gpus}")
     free = fleet.takes(row, need, columns)
+    if not (free or fleet.eligible_gpus(need)[row, columns].all()):
+        return _unsound(
+            f"{path}gpus", "GPUs that `resources` accepts", f"{list(proposed.gpus or ())}"
+        )
+    if not _one_group(fleet, row, columns, need):
+        return _unsound(f"{path}gpus", f"GPUs of one {need.topology} group", f"{proposed.gpus}")
     return fleet.share(row, need, columns) if free else _stale(fleet, row, need, path)
 
 

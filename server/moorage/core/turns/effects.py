@@ -120,5 +120,5 @@ class Recall(msgspec.Struct, frozen=True, gc=False):
 Effect = Respond | Consult | Forget | Look | Start | Stop | KeepWarm | Recall
 
 
-EARLY: Final = (Consult, Forget, Look)
+EARLY: Final = frozenset({Consult, Forget, Look})
 """Effects that may leave before the facts of their turn are durable: no client sees them."""

@@ -4,6 +4,7 @@ The allocator begins a turn at every event, and the daemon commits it. `record` 
 make a fact true and keep it.
 """
 
+from collections import OrderedDict
 from typing import Final
 
 import msgspec
@@ -43,8 +44,8 @@ class TurnWriter:
         self.state = State()
         self.now = 0.0
         self.turn = Turn()
-        self.decisions: dict[str, JsonObject] = {}
-        self._by_tenant = TenantMemory[RequestId]()
+        # Of a plain `dict`, the oldest is found behind the places of all that were deleted.
+        self.decisions: OrderedDict[str, JsonObject] = OrderedDict()
         self.wakes = False
 
     def begin(self, now: float) -> Turn:
@@ -67,7 +68,7 @@ class TurnWriter:
 
     def explain(self, ask: Ask, record: JsonObject) -> None:
         """Remember why a request was answered as it was."""
-        self.decisions[ask.id] = record
-        self._by_tenant.add(ask.tenant, ask.id)
+        self.decisions[request] = record
+        self.decisions.move_to_end(request)
         if len(self.decisions) > DECISIONS_MAX:
-            del self.decisions[self._by_tenant.forget()]
+            self.decisions.popitem(last=False)

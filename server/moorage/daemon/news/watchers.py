@@ -222,24 +222,27 @@ class Watchers:
         self.progress.durable(facts)
         leases = self._watching["leases"]
         for fact in facts:
-            if isinstance(fact, ClusterSet | ClusterRemoved | Cordoned | Uncordoned):
+            if isinstance(fact, Granted):  # Nearly all that there are.
+                if leases:
+                    self.tell("leases", "granted", LeaseAnswer.of(fact.lease), fact.lease.tenant)
+            elif isinstance(fact, ClusterSet | ClusterRemoved | Cordoned | Uncordoned):
                 self.tell("fleet", *_about_fleet(fact))
-                continue
-            if isinstance(fact, Finished) and fact.outcome.phase == "failed":
-                self._note_failure(fact)
-            if not leases:
-                continue
-            if isinstance(fact, Granted):
-                self.tell("leases", "granted", LeaseAnswer.of(fact.lease), fact.lease.tenant)
-            elif isinstance(fact, _AboutLease):
-                # Only what the fact says: the state may be ahead of what is durable.
-                lease = self.lease(fact.lease)
-                if lease is not None:
-                    self.tell("leases", *_about_lease(fact), lease.tenant)
-            elif isinstance(fact, ClockMoved):
-                for each in self._leases.values():
-                    renewed = Renewed(each.id, each.expires_at)
-                    self.tell("leases", *_about_lease(renewed), each.tenant)
+            else:
+                if isinstance(fact, Finished) and fact.outcome.phase == "failed":
+                    self._note_failure(fact)
+                if leases:
+                    self._tell_of_lease(fact)
+
+    def _tell_of_lease(self, fact: Fact) -> None:
+        if isinstance(fact, _AboutLease):
+            # Only what the fact says: the state may be ahead of what is durable.
+            lease = self.lease(fact.lease)
+            if lease is not None:
+                self.tell("leases", *_about_lease(fact), lease.tenant)
+        elif isinstance(fact, ClockMoved):
+            for each in self._leases.values():
+                renewed = Renewed(each.id, each.expires_at)
+                self.tell("leases", *_about_lease(renewed), each.tenant)
 
     def _note_failure(self, fact: Finished) -> None:
         """Remember that a workload failed, without its output."""
