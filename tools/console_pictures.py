@@ -322,7 +322,7 @@ def enter(page: Any, console: str, name: str) -> None:
     page.goto(console)
     page.get_by_label("Token").fill(f"of-{name}")
     page.keyboard.press("Enter")
-    page.get_by_role("heading", level=1).wait_for()
+    page.get_by_role("main").get_by_role("heading", name="Overview").wait_for()
 
 
 def save(page: Any, path: Path, *, whole: bool = False) -> None:

@@ -109,8 +109,7 @@ export function Reasons({ why }) {
 			rows=${Object.entries(misfits).map(([name, nodes]) => [count(nodes), WORDS.get(name) || name])} /><//>` : null}
 		${binding || changes.length ? html`<${Section} title="What would have changed it">
 			${changes.length ? html`<ul>${changes.map((each) => html`<li>${changeWords(each)}</li>`)}</ul>`
-				: html`<p>${EASED[binding] || "Ease it"}: the nodes that come closest ${WORDS.get(binding) || `lack ${binding}`}.</p>`}
-			${binding ? html`<p>What rules out most nodes: they ${WORDS.get(binding) || `lack ${binding}`}.</p>` : null}<//>` : null}
+				: html`<p>${EASED[binding] || "Ease it"}: the nodes that come closest ${WORDS.get(binding) || `lack ${binding}`}.</p>`}<//>` : null}
 		<${Facts} pairs=${[
 			["at", why.at ? when(why.at) : ""], ["wanted", why.resources ? shape(why.resources) : ""], ["code", why.code], ["field", why.field], ["expected", why.expected],
 			["policy", policy && html`<${Policy} name=${policy} />`],
