@@ -51,6 +51,8 @@ SMALL: Final = ("porto", 2, "T4")
 SIZES: Final = (1, 1, 1, 1, 1, 1, 1, 2, 2, 4, 8)
 CHANGES: Final = (("Drain", (("Cluster", "porto"), ("Node (none: all of it)", "porto-000"))),)
 """Beside the example that What-if begins with."""
+MADE_UP: Final = {"step=5": (5, 24 * 12), "minutes=60&step=1": (1, 60)}
+"""What a question for the history has: a point each so many minutes, and how many."""
 SHARES: Final = 0.15
 """Of the requests for one GPU, those that take half of it."""
 SEED: Final = 7
@@ -209,10 +211,9 @@ def join_agents(running: Running, folder: Path, stack: ExitStack) -> None:
     process.kill()
 
 
-def lengthened(document: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer of `/history` with a day before it, made up, that ends as it stands."""
+def lengthened(document: dict[str, Any], step: int, points: int) -> dict[str, Any]:
+    """Return an answer of `/history` with made-up points before it, that ends as it stands."""
     now = document["data"]["now"]
-    points = 24 * 12
     hours = [24 * (n + 1) / points for n in range(points)]
     day = [math.sin((hour - 9) / 24 * 2 * math.pi) for hour in hours]
     scale = [(0.85 + 0.12 * each) / (0.85 + 0.12 * day[-1]) for each in day]
@@ -231,8 +232,8 @@ def lengthened(document: dict[str, Any]) -> dict[str, Any]:
         "p99": [0.03 + each / 20 for each in busy],
     }
     document["data"] |= {
-        "at": [now["at"] - 300 * (points - 1 - n) for n in range(points)],
-        "minutes": [5] * points,
+        "at": [now["at"] - 60 * step * (points - 1 - n) for n in range(points)],
+        "minutes": [step] * points,
         "models": {
             name: {"total": [each["total"]] * points, "used": like(each["used"], each["total"])}
             for name, each in now["models"].items()
@@ -257,9 +258,11 @@ def lengthened(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def made_up(route: Any) -> None:
-    """Answer `/history` of the last day with `lengthened`: no one waits a day for a picture."""
+    """Answer `/history` with `lengthened`: no one waits a day for a picture."""
     answer = route.fetch()
-    route.fulfill(response=answer, json=lengthened(answer.json()))
+    route.fulfill(
+        response=answer, json=lengthened(answer.json(), *MADE_UP[route.request.url.split("?")[1]])
+    )
 
 
 def shown(page: Any, url: str) -> None:
@@ -341,7 +344,8 @@ def take(browser: Any, running: Running, subjects: Subjects, folder: Path | None
         look, console = {"viewport": size, "color_scheme": theme}, f"{running.http}/console"
         page = browser.new_page(**look)
         enter(page, console, OPERATOR)
-        page.route("**/history?step=5", made_up)
+        for query in MADE_UP:
+            page.route(f"**/history?{query}", made_up)
         for name in views(page, console, subjects):
             if folder is not None:
                 save(page, folder / f"{prefix}{name}.png", whole=name != "dialog")
