@@ -38,6 +38,7 @@ def test_the_timeline_by_keys_and_its_brush(page: Any, served: Seeded) -> None:
     page.get_by_text("of local, ").wait_for()
     page.get_by_role("combobox", name="Lines by").select_option("tenant")
     page.get_by_role("img", name="by tenant").wait_for()
+    legend.get_by_text("local").wait_for()  # An area of a tenant is of all models.
     page.mouse.move(box["x"] + box["width"] - 200, box["y"] + 50)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] - 100, box["y"] + 50)

@@ -20,7 +20,6 @@ const TICKS = [60, 300, 900, 1800, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, 24 * HOU
 const FIRST = { ends: "what ends next", load: "most GPUs held", name: "name" };
 const STATES = { warm: "s-w", failing: "s-x", ending: "s-u", starting: "s-c" };
 
-/** What a lease is coloured by. */
 const COLOURED = {
 	tenant: (row) => row.tenant || "kept warm",
 	policy: (row) => row.policy_rule_uri,
@@ -75,7 +74,8 @@ function laned(line) {
 export function Timeline({ drawn, models, chosen, choose: setLines, open, brushed }) {
 	const { leases: rows, total, by, order, cut } = drawn;
 	const canvas = useRef(null);
-	const [colour, setColour] = useState("tenant");
+	const [picked, setColour] = useState("tenant");
+	const colour = by === "tenant" ? by : picked;
 	const [width, setWidth] = useState(0);
 	const [range, setRange] = useState(null);
 	const [brush, setBrush] = useState(null);
@@ -172,7 +172,7 @@ export function Timeline({ drawn, models, chosen, choose: setLines, open, brushe
 	const ending = rows.filter((row) => row.expires_at > now && row.expires_at < now + HOUR);
 	const known = cut && drawn.ending;
 	const [ends, milli] = known ? [known.leases, known.gpu_milli] : [ending.length, ending.reduce((sum, row) => sum + heldMilli(row.placement), 0)];
-	const shown = by === "node" && all.length > lines.length ? `the first ${lines.length} nodes, by ${FIRST[order]}` : cut ? `the ${count(rows.length)} that end next, without what ends later` : "all";
+	const shown = by === "node" && all.length > lines.length ? `the first ${lines.length} nodes, by ${FIRST[order]}` : cut ? `the ${count(rows.length)} that end next, not what ends later` : "all";
 	return html`<section aria-label="Timeline"><p class="tools">
 			<${Choice} label="Lines by" value=${chosen.by} set=${(each) => setLines({ ...chosen, by: each })} options=${["node", "tenant"]} />
 			<${Choice} label="Order" value=${chosen.order} set=${(each) => setLines({ ...chosen, order: each })} options=${[["ends", "what ends next"], ["load", "most GPUs held"], "name"]} />
