@@ -51,6 +51,8 @@ SMALL: Final = ("porto", 2, "T4")
 SIZES: Final = (1, 1, 1, 1, 1, 1, 1, 2, 2, 4, 8)
 CHANGES: Final = (("Drain", (("Cluster", "porto"), ("Node (none: all of it)", "porto-000"))),)
 """Beside the example that What-if begins with."""
+MADE_UP: Final = {"step=5": (5, 24 * 12), "minutes=60&step=1": (1, 60)}
+"""What a question for the history has: a point each so many minutes, and how many."""
 SHARES: Final = 0.15
 """Of the requests for one GPU, those that take half of it."""
 SEED: Final = 7
@@ -208,10 +210,9 @@ def join_agents(running: Running, folder: Path, stack: ExitStack) -> None:
     process.kill()
 
 
-def lengthen(document: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer of `/history` with a day before it, made up, that ends as it stands."""
+def lengthened(document: dict[str, Any], step: int, points: int) -> dict[str, Any]:
+    """Return an answer of `/history` with made-up points before it, that ends as it stands."""
     now = document["data"]["now"]
-    points = 24 * 12
     hours = [24 * (n + 1) / points for n in range(points)]
     day = [math.sin((hour - 9) / 24 * 2 * math.pi) for hour in hours]
     scale = [(0.85 + 0.12 * each) / (0.85 + 0.12 * day[-1]) for each in day]
@@ -230,8 +231,8 @@ def lengthen(document: dict[str, Any]) -> dict[str, Any]:
         "p99": [0.03 + each / 20 for each in busy],
     }
     document["data"] |= {
-        "at": [now["at"] - 300 * (points - 1 - n) for n in range(points)],
-        "minutes": [5] * points,
+        "at": [now["at"] - 60 * step * (points - 1 - n) for n in range(points)],
+        "minutes": [step] * points,
         "models": {
             name: {"total": [each["total"]] * points, "used": like(each["used"], each["total"])}
             for name, each in now["models"].items()
@@ -255,10 +256,12 @@ def lengthen(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def answer_with_long_history(route: Any) -> None:
-    """Answer `/history` of the last day with `lengthened`: no one waits a day for a picture."""
+def made_up(route: Any) -> None:
+    """Answer `/history` with `lengthened`: no one waits a day for a picture."""
     answer = route.fetch()
-    route.fulfill(response=answer, json=lengthen(answer.json()))
+    route.fulfill(
+        response=answer, json=lengthened(answer.json(), *MADE_UP[route.request.url.split("?")[1]])
+    )
 
 
 def show_view(page: Any, url: str) -> None:
@@ -321,7 +324,7 @@ def enter(page: Any, console: str, name: str) -> None:
     page.goto(console)
     page.get_by_label("Token").fill(f"of-{name}")
     page.keyboard.press("Enter")
-    page.get_by_role("heading", level=1).wait_for()
+    page.get_by_role("main").get_by_role("heading", name="Overview").wait_for()
 
 
 def save(page: Any, path: Path, *, whole: bool = False) -> None:
@@ -340,7 +343,8 @@ def take(browser: Any, running: Running, subjects: Subjects, folder: Path | None
         look, console = {"viewport": size, "color_scheme": theme}, f"{running.http}/console"
         page = browser.new_page(**look)
         enter(page, console, OPERATOR)
-        page.route("**/history?step=5", answer_with_long_history)
+        for query in MADE_UP:
+            page.route(f"**/history?{query}", made_up)
         for name in views(page, console, subjects):
             if folder is not None:
                 save(page, folder / f"{prefix}{name}.png", whole=name != "dialog")

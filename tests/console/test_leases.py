@@ -33,9 +33,12 @@ def test_the_timeline_by_keys_and_its_brush(page: Any, console_server: Seeded) -
     legend.get_by_text("local").wait_for()
     page.get_by_role("combobox", name="Colour").select_option("model")
     page.get_by_role("list", name="Colours by model").get_by_text("A100").wait_for()
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + 150 + (box["width"] - 154) / 9 + 8, box["y"] + 40)
+    page.get_by_text("of local, ").wait_for()
     page.get_by_role("combobox", name="Lines by").select_option("tenant")
     page.get_by_role("img", name="by tenant").wait_for()
-    box = canvas.bounding_box()
+    legend.get_by_text("local").wait_for()  # An area of a tenant is of all models.
     page.mouse.move(box["x"] + box["width"] - 200, box["y"] + 50)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] - 100, box["y"] + 50)

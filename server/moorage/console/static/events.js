@@ -36,7 +36,7 @@ const OTHERS = {
 	examples_failed: (d) => html`<${Policy} name=${d.policy_rule_uri} /> fails its examples: ${d.reason}`,
 };
 
-/** What is not in the table, by its name and what it is about. */
+/** An event in words. */
 export function sentence(name, data) {
 	if (OF_LEASES[name]) return html`Lease ${lease(data)} ${OF_LEASES[name](data)}`;
 	if (OF_WORKLOADS[name]) return html`The workload of lease ${lease(data)} ${OF_WORKLOADS[name](data)}`;

@@ -1,4 +1,4 @@
-// Numbers and times as people read them.
+// Numbers and times as people read them; points in time are seconds since the epoch.
 
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 const day = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium", hour12: false });
@@ -7,17 +7,15 @@ const tickDay = new Intl.DateTimeFormat(undefined, { month: "short", day: "numer
 const counts = new Intl.NumberFormat();
 
 export const count = (n) => counts.format(n);
-/** `seconds`: Since the epoch. */
 export const time = (seconds) => clock.format(new Date(seconds * 1000));
-/** `seconds`: Since the epoch. */
 export const moment = (seconds) => day.format(new Date(seconds * 1000));
 
-/** A time of day for an axis; a date at midnight. `seconds`: Since the epoch. */
+/** A time of day for an axis; a date at midnight. */
 export function clockTick(seconds) {
 	const at = new Date(seconds * 1000);
 	return at.getHours() || at.getMinutes() ? tickClock.format(at) : tickDay.format(at);
 }
-/** A short date and time, without this year. `seconds`: Since the epoch. */
+/** A short date and time, without this year. */
 export function when(seconds) {
 	const at = new Date(seconds * 1000);
 	const near = at.getFullYear() === new Date().getFullYear();
@@ -31,7 +29,7 @@ export const gpus = (milli) => tenths(milli / 1000);
 /** With one digit behind the point at most. */
 export const tenths = (n) => counts.format(Math.round(n * 10) / 10);
 /** A part of a whole. */
-export const percent = (part) => `${(part * 100).toFixed(part > 0.0995 && part < 1 && Math.round(part * 1000) % 10 ? 1 : 0)} %`;
+export const percent = (part) => `${(part * 100).toFixed(part > 0.0995 && part < 1 && Math.round(part * 1000) % 10 ? 1 : 0)} %`;
 /** How long something took. */
 export const duration = (seconds) => (seconds === 0 ? "0" : seconds < 0.00995 ? `${Number((seconds * 1000).toPrecision(2))} ms` : seconds < 0.9995 ? `${Math.round(seconds * 1000)} ms` : seconds < 10 ? `${seconds.toFixed(1)} s` : short(seconds));
 /** One or more of something. */
@@ -99,5 +97,5 @@ export const heldMilli = (placement) => (placement || []).reduce((sum, share) =>
 /** The same as `places`, in one line also for a gang. */
 export const placesBrief = (placement) => ((placement || []).length < 3 ? places(placement) : `${placement.length} nodes, from ${placement[0].cluster_id}/${placement[0].node_id} to ${placement.at(-1).node_id}`);
 
-/** How far a time is from now. `at`: Since the epoch. */
+/** How far a time is from now. */
 export const until = (at) => span(at - Date.now() / 1000);

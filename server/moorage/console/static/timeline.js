@@ -1,7 +1,7 @@
 // Leases over time on a canvas: a line for each node or tenant.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ticks } from "./charts.js";
-import { clockTick, count, gpus, heldMilli, placesBrief, some, until, when, zone } from "./format.js";
+import { clockTick, count, gpus, heldMilli, placesBrief, some, until as left, when, zone } from "./format.js";
 import { keyed, painted } from "./palette.js";
 import { useSignal } from "./signal.js";
 import { theme } from "./theme.js";
@@ -20,7 +20,6 @@ const TICKS = [60, 300, 900, 1800, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, 24 * HOU
 const FIRST = { ends: "what ends next", load: "most GPUs held", name: "name" };
 const STATES = { warm: "s-w", failing: "s-x", ending: "s-u", starting: "s-c" };
 
-/** What a lease is coloured by. */
 const COLOURED = {
 	tenant: (row) => row.tenant || "kept warm",
 	policy: (row) => row.policy_rule_uri,
@@ -75,7 +74,8 @@ function laned(line) {
 export function Timeline({ drawn, models, chosen, choose: setLines, open, brushed }) {
 	const { leases: rows, total, by, order, cut } = drawn;
 	const canvas = useRef(null);
-	const [colour, setColour] = useState("tenant");
+	const [picked, setColour] = useState("tenant");
+	const colour = by === "tenant" ? by : picked;
 	const [width, setWidth] = useState(0);
 	const [range, setRange] = useState(null);
 	const [brush, setBrush] = useState(null);
@@ -120,6 +120,8 @@ export function Timeline({ drawn, models, chosen, choose: setLines, open, brushe
 		const ink = { text: style.color, line: style.outlineColor, ground: style.backgroundColor };
 		scale(context, { x, from, until, width, height, ink, now });
 		lines.forEach((line, n) => {
+			context.fillStyle = ink.line;
+			context.fillRect(0, tops[n] - 1, width, 1);
 			context.fillStyle = ink.text;
 			context.fillText(line.name.length > 22 ? `…${line.name.slice(-21)}` : line.name, 0, tops[n] + 12, LEFT - 8);
 			context.save();
@@ -159,7 +161,7 @@ export function Timeline({ drawn, models, chosen, choose: setLines, open, brushe
 	};
 	const hover = (event) => {
 		const row = hit(event);
-		setUnder(row ? `${row.id} of ${row.tenant || "no one, kept warm"}, ${row.state}, on ${placesBrief(row.placement)}, until ${when(row.expires_at)} (${row.expires_at > now ? `in ${until(row.expires_at)}` : "over"})` : event.offsetX > LEFT ? when(at(event.offsetX)) : "");
+		setUnder(row ? `${row.id} of ${row.tenant || "no one, kept warm"}, ${row.state}, on ${placesBrief(row.placement)}, until ${when(row.expires_at)} (${row.expires_at > now ? `in ${left(row.expires_at)}` : "over"})` : event.offsetX > LEFT ? when(at(event.offsetX)) : "");
 	};
 	const press = (event) => {
 		const done = { "+": () => zoom(0.5), "-": () => zoom(2), ArrowLeft: () => pan(-0.25), ArrowRight: () => pan(0.25), 0: () => setRange(null) }[event.key];
@@ -170,7 +172,7 @@ export function Timeline({ drawn, models, chosen, choose: setLines, open, brushe
 	const ending = rows.filter((row) => row.expires_at > now && row.expires_at < now + HOUR);
 	const known = cut && drawn.ending;
 	const [ends, milli] = known ? [known.leases, known.gpu_milli] : [ending.length, ending.reduce((sum, row) => sum + heldMilli(row.placement), 0)];
-	const shown = by === "node" && all.length > lines.length ? `the first ${lines.length} nodes, by ${FIRST[order]}` : cut ? `the ${count(rows.length)} that end next` : "all";
+	const shown = by === "node" && all.length > lines.length ? `the first ${lines.length} nodes, by ${FIRST[order]}` : cut ? `the ${count(rows.length)} that end next, not what ends later` : "all";
 	return html`<section aria-label="Timeline"><p class="tools">
 			<${Choice} label="Lines by" value=${chosen.by} set=${(each) => setLines({ ...chosen, by: each })} options=${["node", "tenant"]} />
 			<${Choice} label="Order" value=${chosen.order} set=${(each) => setLines({ ...chosen, order: each })} options=${[["ends", "what ends next"], ["load", "most GPUs held"], "name"]} />

@@ -205,9 +205,9 @@ export function useEvery(work, ms, needs) {
 /** Take what is typed. */
 export const typed = (set) => (e) => set(e.target.value);
 
-/** A table; the first cell of each row is its head. `wordy`: the last has sentences. */
-export const Grid = ({ label, heads, rows, current, wordy }) => html`<table aria-label=${label} class=${wordy ? "wordy" : ""}><thead><tr>${heads.map((each) => html`<th scope="col">${each}</th>`)}</tr></thead>
-	<tbody>${rows.map(([first, ...cells], row) => html`<tr class=${row === current ? "current" : ""}><th scope="row">${first}</th>${cells.map((each, at) => html`<td>${each}</td>`)}</tr>`)}</tbody></table>`;
+/** A table; the first cell of each row is its head. `wordy`: the last has sentences */
+export const Grid = ({ label, heads, rows, current, wordy }) => html`<table aria-label=${label} class=${wordy === true ? "wordy" : wordy}><thead><tr>${heads.map((each) => html`<th scope="col">${each}</th>`)}</tr></thead>
+	<tbody>${rows.map(([first, ...cells], row) => html`<tr class=${row === current ? "current" : ""}><th scope="row">${first}</th>${cells.map((each, at) => html`<td data-head=${heads[at + 1]}>${each}</td>`)}</tr>`)}</tbody></table>`;
 
 /** What scrolls by itself, also by keys. */
 export const Scroll = ({ label, few, children }) => html`<div class=${few ? "scroll few" : "scroll"} tabindex="0" role="region" aria-label=${`${label}, scrollable`}>${children}</div>`;

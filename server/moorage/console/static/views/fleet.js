@@ -89,7 +89,7 @@ function Numbers({ it }) {
 			<li><b>${count(all.partly)}</b> of these on nodes that are partly taken (fragmentation ${percent(all.free ? all.partly / all.free : 0)})</li>
 			${it.bare ? html`<li><b>${some(it.bare, "node")}</b> without GPUs</li>` : null}</ul>
 		<details class="by-model" open=${rows.size < 7}><summary>By model</summary><${Scroll} label="By model"><${Grid} label="By model" heads=${["model", "used", "GPUs", "free", "on partly taken nodes", "empty nodes", "most on one node"]}
-			rows=${[...rows].map(([name, row]) => [name, used(row), count(row.gpus), count(row.free), count(row.partly), `${count(row.empty)} of ${count(row.nodes)}`, count(row.most)])} /><//></details>`;
+			rows=${[...rows].sort().map(([name, row]) => [name, used(row), count(row.gpus), count(row.free), count(row.partly), `${count(row.empty)} of ${count(row.nodes)}`, count(row.most)])} /><//></details>`;
 }
 
 /** Find a node by a part of its name, and go there. */

@@ -78,7 +78,6 @@ export function Leases({ rest, query }) {
 			refresh.current();
 		}, NEWS_MS);
 	}), []);
-	const now = Date.now() / 1000;
 	const columns = rest[0] ? COLUMNS.length - 3 : COLUMNS.length; // Beside one lease there is less room.
 	const shown = listing.rows && brush ? { ...listing, rows: listing.rows.filter((row) => row.granted_at <= brush[1] && row.expires_at >= brush[0]) } : listing;
 	const pick = (keys, on) => setPicked((old) => new Set(on ? [...old, ...keys].slice(0, PICKED_MAX) : [...old].filter((each) => !keys.includes(each))));

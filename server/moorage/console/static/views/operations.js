@@ -8,7 +8,7 @@ import { samples, total } from "../metrics.js";
 import { http, may, missing, session } from "../session.js";
 import { useSignal } from "../signal.js";
 import { ask, listen, revision } from "../socket.js";
-import { Choice, Command, Empty, Facts, Grid, Loaded, Loading, Policy, Raw, Refused, Scroll, Section, html, typed, useGet, useLoaded } from "../ui.js";
+import { Choice, Command, Empty, Facts, Grid, Loading, Policy, Raw, Refused, Scroll, Section, html, typed, useGet, useLoaded } from "../ui.js";
 
 const EVENTS_MAX = 200;
 const EVERY_MS = 5000;
@@ -100,6 +100,6 @@ function Metrics({ all, error }) {
 	const shown = (all || []).filter((each) => !each.name.endsWith("_created") && `${each.name}${each.labels}`.includes(part));
 	return html`<${Section} title="Metrics"><${Refused} error=${error} />
 		<p class="tools"><label>Name contains <input value=${part} onInput=${typed(setPart)} /></label></p>
-		<${Scroll} label="Metrics"><${Grid} label="Metrics" heads=${["metric", "of", "value"]} rows=${shown.slice(0, 300).map((each) => [each.name, each.labels, each.value])} /><//>
+		<${Scroll} label="Metrics"><${Grid} wordy="rows" label="Metrics" heads=${["metric", "of", "value"]} rows=${shown.slice(0, 300).map((each) => [each.name, each.labels, each.value])} /><//>
 		<p class="buttons"><${Command} words=${["curl", "-f", `${location.origin}/metrics`]} /></p><//>`;
 }

@@ -113,7 +113,7 @@ function Changed({ it }) {
 	const held = (n) => sum(Object.values(it.models).map((each) => each.used[n] || 0));
 	const refused = Object.entries(it.refusals).map(([code, all]) => [code, sum(all.slice(from))]).filter(([, n]) => n);
 	return html`<${Section} title="Changed within the hour">
-		<p><b>${count(sum(it.grants.slice(from)))}</b> granted, <b>${count(sum(refused.map(([, n]) => n)))}</b> refused${refused.length ? ` (${refused.map(([code, n]) => `${count(n)} ${code}`).join(", ")})` : ""}; GPUs in use from ${gpus(held(from))} to ${gpus(sum(Object.values(it.now.models).map((each) => each.used)))}, waiting from ${count(it.waiting[from] || 0)} to ${count(it.now.waiting)}.</p>
+		<p><b>${count(sum(it.grants.slice(from)))}</b> granted, <b>${count(sum(refused.map(([, n]) => n)))}</b> refused${refused.length ? ` (${refused.map(([code, n]) => `${count(n)} ${code.replaceAll("_", " ")}`).join(", ")})` : ""}; GPUs in use from ${gpus(held(from))} to ${gpus(sum(Object.values(it.now.models).map((each) => each.used)))}, waiting from ${count(it.waiting[from] || 0)} to ${count(it.now.waiting)}.</p>
 		${events.length ? html`<${History} of=${events.slice(0, 6).map((each) => ({ at: each.at, more: sentence(each.event, each.data) }))} />${events.length > 6 ? html`<p><a href=${to("operations")}>${events.length - 6} more in Operations</a></p>` : null}`
 			: html`<${Empty}>Neither the fleet nor a policy was changed.<//>`}<//>`;
 }
@@ -154,10 +154,10 @@ function Answers({ it }) {
 	if (!at.length) return null;
 	const rate = (values) => values.map((each, n) => each / it.minutes[n]);
 	const codes = Object.entries(it.refusals).slice(0, 6);
-	return html`<${Section} title="Answers"><p class="note">A point every 5 minutes. The server stores one day.</p><div class="charts">
+	return html`<${Section} title="Answers"><div class="charts">
 		<${Line} title="Grants a minute" at=${at} href=${to("leases")} said=${tenths} name="grants" values=${rate(it.grants)} />
 		<${Chart} title="From a request to its grant" at=${at} href=${to("why")} said=${duration} series=${quantiles(it.grant)} />
-		<${Chart} title="Refusals a minute" at=${at} href=${to("why") + "?state=refused"} said=${tenths} series=${codes.length ? codes.map(([name, values], n) => ({ name, key: `k${n}`, values: rate(values) })) : [{ name: "refusals", key: "k0", values: at.map(() => 0) }]} />
+		<${Chart} title="Refusals a minute" at=${at} href=${to("why") + "?state=refused"} said=${tenths} series=${codes.length ? codes.map(([name, values], n) => ({ name: name.replaceAll("_", " "), key: `k${n}`, values: rate(values) })) : [{ name: "refusals", key: "k0", values: at.map(() => 0) }]} />
 		<${Line} title="Failing workloads" at=${at} href=${to("leases") + "?state=failing"} said=${tenths} name="failing" values=${it.failing} />
 	</div><//>`;
 }

@@ -26,7 +26,7 @@ export function Policies({ rest }) {
 	const [subject] = rest;
 	return html`<div class="split"><div>
 		<${Section} title="Aliases" found=${aliases} what="the aliases">${(all) => (!all.length ? html`<${Empty}>No alias is set. Activate a version to make one.<//>`
-			: html`<${Grid} label="Aliases" heads=${["alias", "means", "since", "by", "canary", "shadow"]} current=${all.findIndex((each) => each.alias === subject)}
+			: html`<${Grid} wordy="rows" label="Aliases" heads=${["alias", "means", "since", "by", "canary", "shadow"]} current=${all.findIndex((each) => each.alias === subject)}
 				rows=${all.map((each) => [html`<${Policy} row name=${each.alias} />`, each.policy_rule_uri, each.at ? moment(each.at) : "–", each.who || "–",
 					each.canary ? `${each.canary.percent} % ${each.canary.version}` : "–", each.shadow || "–"])} />`)}<//>
 		<${Section} title="Versions">

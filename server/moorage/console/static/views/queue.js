@@ -5,7 +5,7 @@ import { ListingTable, useListing } from "../listing.js";
 import { to } from "../router.js";
 import { session } from "../session.js";
 import { ask } from "../socket.js";
-import { Action, Command, Copies, Empty, Facts, Id, Loaded, Loading, Policy, Section, filters, html, useEvery, useLoaded } from "../ui.js";
+import { Action, Command, Copies, Empty, Facts, Id, Loading, Policy, Section, filters, html, useEvery, useLoaded } from "../ui.js";
 import { Awaited, Reasons, turn, waitingWords } from "./reasons.js";
 
 const EXPLAINED_MAX = 12;
@@ -37,7 +37,6 @@ function holder(why) {
 export function Queue({ rest, query }) {
 	const cluster = query.get("cluster") || "";
 	const listing = useListing({ op: "queue", ...(cluster ? { cluster } : {}) }, "waiting", (row) => row.request, 10000);
-	const now = Date.now() / 1000;
 	const whys = useWhys(listing.rows);
 	const shown = listing.rows ? { ...listing, rows: [...listing.rows].sort((a, b) => a.position - b.position) } : listing;
 	const columns = rest[0] ? 6 : 9;
@@ -65,7 +64,6 @@ function Waiter({ id, done }) {
 		why.again();
 	}, 5000, [id]);
 	const it = status.error ? null : status.value;
-	const now = Date.now() / 1000;
 	return html`<aside aria-label=${`Request ${id}`}><h2>${id}</h2>
 		${!it && !status.error ? html`<${Loading} what=${id} />` : null}
 		${it?.state === "waiting" ? html`

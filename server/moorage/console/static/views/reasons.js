@@ -100,6 +100,7 @@ export function Reasons({ why }) {
 	const most = steps[0]?.[1] || 1;
 	const { misfits = {} } = counted(why);
 	const { binding, fits_if: changes = [] } = why;
+	const bound = WORDS.get(binding) || `lack ${binding}`;
 	const policy = why.policy_rule_uri || why.lease?.policy_rule_uri;
 	return html`
 		<p class="reason">${why.state ? html`<${State} state=${why.state} /> ` : null}${why.reason || ""}</p>
@@ -109,8 +110,8 @@ export function Reasons({ why }) {
 			rows=${Object.entries(misfits).map(([name, nodes]) => [count(nodes), WORDS.get(name) || name])} /><//>` : null}
 		${binding || changes.length ? html`<${Section} title="What would have changed it">
 			${changes.length ? html`<ul>${changes.map((each) => html`<li>${changeWords(each)}</li>`)}</ul>`
-				: html`<p>${EASED[binding] || "Ease it"}: the nodes that come closest ${WORDS.get(binding) || `lack ${binding}`}.</p>`}
-			${binding ? html`<p>What rules out most nodes: they ${WORDS.get(binding) || `lack ${binding}`}.</p>` : null}<//>` : null}
+				: html`<p>${EASED[binding] || "Ease it"}: the nodes that come closest ${bound}.</p>`}
+			${binding ? html`<p>What rules out most nodes: they ${bound}.</p>` : null}<//>` : null}
 		<${Facts} pairs=${[
 			["at", why.at ? when(why.at) : ""], ["wanted", why.resources ? shape(why.resources) : ""], ["code", why.code], ["field", why.field], ["expected", why.expected],
 			["policy", policy && html`<${Policy} name=${policy} />`],

@@ -163,7 +163,7 @@ function Told({ it, spread: measured, waits }) {
 	const rows = [
 		...it.granted.map((each) => ["starts", each.request, places(each.placement)]),
 		...it.preempted.map((each) => ["gives way", each.lease, `to ${each.by || "another tenant"}`]),
-		...it.drained.map((each) => ["is drained", each.lease, each.becomes + (each.placement ? ` to ${places(each.placement)}` : "")]),
+		...it.drained.map((each) => ["is drained", each.lease, each.becomes + (each.placement ? ` to ${places(each.placement)}` : each.becomes === "stays" ? " until it ends" : "")]),
 	];
 	const starts = it.granted.find((each) => each.request === waits);
 	return html`<${Section} title="What would happen">
@@ -172,7 +172,7 @@ function Told({ it, spread: measured, waits }) {
 		${answer ? html`<p><${State} state=${answer.state} /> ${answer.reason || ""}</p><${Facts} pairs=${[["placement", answer.placement && places(answer.placement)], ["place in the queue", answer.position], ["code", answer.code], ["data", answer.data && JSON.stringify(answer.data)]]} />` : null}
 		${rows.length ? html`<${Grid} label="What would differ" heads=${["what", "lease or request", "what becomes of it"]} rows=${rows.map(([what, id, then]) => [what, html`<a href=${to("why", id)}>${id}</a>`, then])} />`
 			: html`<${Empty}>Nothing that you may see would differ for others.<//>`}
-		${measured ? html`<${Grid} label="Allocation and fragmentation" heads=${["when", "GPUs", "taken", "free", "free on partly taken nodes"]} rows=${measured.map(([name, { all, free, partly }]) => [name, count(all), percent(all ? 1 - free / all : 0), count(free), `${count(partly)} (fragmentation ${percent(free ? partly / free : 0)})`])} />` : null}
+		${measured ? html`<${Grid} label="Allocation and fragmentation" heads=${["when", "GPUs", "taken in whole or part", "free", "free on partly taken nodes"]} rows=${measured.map(([name, { all, free, partly }]) => [name, count(all), percent(all ? 1 - free / all : 0), count(free), `${count(partly)} (fragmentation ${percent(free ? partly / free : 0)})`])} />` : null}
 		${Object.entries(others).map(([kind, many]) => html`<p>Of others: ${many} ${kind}.</p>`)}
 		${tenants ? html`<p>They are of ${tenants} other tenants.</p>` : null}
 		<${Raw} value=${it} />

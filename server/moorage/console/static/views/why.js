@@ -21,6 +21,7 @@ export function Why({ rest, query }) {
 	const policy = query.get("policy") || "";
 	const given = { ...(state ? { state } : {}), ...(policy ? { policy_rule_uri: policy } : {}) };
 	const listing = useListing({ op: "decisions", filters: given }, "decisions", (row) => `${row.request} ${row.seq ?? ""}`, 4000);
+	const columns = rest[0] ? 4 : 5;
 	const show = (event) => {
 		event.preventDefault();
 		const id = event.currentTarget.subject.value.trim();
@@ -35,8 +36,8 @@ export function Why({ rest, query }) {
 		<div class="split">
 			<div>${state || policy ? null : html`<${Unserved} /><h2>All decisions</h2>`}
 			<${ListingTable} label="Decisions" listing=${listing} keyed=${(row) => `${row.request} ${row.seq ?? ""}`} current=${rest[0]}
-				heads=${["request", "when", "state", "wanted, and why", "policy"]}
-				cells=${(row) => [row.request, html`<span class="nowrap">${when(row.at)}</span>`, html`<${State} state=${row.state} />`, reasoned(row), row.policy_rule_uri]}
+				heads=${["request", "when", "state", "wanted, and why", "policy"].slice(0, columns)}
+				cells=${(row) => [row.request, html`<span class="nowrap">${when(row.at)}</span>`, html`<${State} state=${row.state} />`, reasoned(row), row.policy_rule_uri].slice(0, columns)}
 				address=${(row) => to("why", row.request)} empty="The ledger has no such decision." /></div>
 			${rest[0] ? html`<${Decision} key=${rest[0]} id=${rest[0]} />` : null}
 		</div>`;
