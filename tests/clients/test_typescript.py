@@ -191,7 +191,7 @@ def test_it_makes_no_pause_where_a_server_stops(
 ) -> None:
     """The first one refuses since it stops; the second one closes its sockets with 1012."""
     harbour.refusals["first:1-x"] = {"code": "shutting_down", "reason": "It stops."}
-    with started(built, STOPPING, URLS=f"{harbour.url},{other.url}", LAST=other.url) as node:
+    with start_program(built, STOPPING, URLS=f"{harbour.url},{other.url}", LAST=other.url) as node:
         other.wait_for(lambda: other.count("ask") == 2)
         harbour.take_over(other)
         harbour.gate.set()
@@ -209,7 +209,9 @@ def test_it_goes_on_at_the_standby_that_takes_over(built: Path, postgres, tmp_pa
     ):
         services.put_cluster({"id": "lab", "nodes": {"nodeData": [MACHINE]}})
         services.publish_policy(catalog.document("first_fit"))
-        with started(built, HANDED_OVER, URLS=f"{second.ws},{first.ws}", LAST=second.ws) as node:
+        with start_program(
+            built, HANDED_OVER, URLS=f"{second.ws},{first.ws}", LAST=second.ws
+        ) as node:
             assert node.stdout is not None
             assert [node.stdout.readline() for _ in range(10)] == ["granted\n"] * 10
             os.kill(first.pid, signal.SIGTERM)

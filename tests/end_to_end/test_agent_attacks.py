@@ -123,7 +123,7 @@ def test_a_token_used_by_two_at_the_same_time_lets_one_in(fleet: Fleet) -> None:
 
 
 def test_a_machine_that_has_joined_under_another_name_is_refused_with_what_to_do(fleet: Fleet):
-    with dialled(fleet, fleet.token()) as first, dialled(fleet, fleet.token()) as second:
+    with dial(fleet, fleet.token()) as first, dial(fleet, fleet.token()) as second:
         first.send(hello({**NODE, "id": "m1", "machineId": "m"}, "m1"))
         assert isinstance(answer(first), wire.AgentWelcome)
         second.send(hello({**NODE, "id": "m2", "machineId": "m"}, "m2"))
@@ -134,7 +134,7 @@ def test_a_machine_that_has_joined_under_another_name_is_refused_with_what_to_do
 
 
 def test_what_an_agent_says_of_a_workload_is_bounded(fleet: Fleet) -> None:
-    with dialled(fleet, fleet.token()) as raw:
+    with dial(fleet, fleet.token()) as raw:
         join(fleet, raw, "talker")
         where = [{"key": "moorage/node", "operator": "In", "values": ["talker"]}]
         lease = fleet.server.ask(
@@ -236,7 +236,7 @@ def test_an_agent_gets_its_machine_from_who_registered_it_by_hand(apart: Fleet, 
     mine = f"mine-{apart.cluster}"
     squat = {"id": "x", **same}
     assert register(apart, "of-ann", mine, {"id": "own"}, squat)[0] == 201
-    with dialled(apart, apart.token()) as raw:
+    with dial(apart, apart.token()) as raw:
         join(apart, raw, "box", **same)
         assert (names(apart, mine), names(apart, apart.cluster)) == ({"own"}, {"box"})
         assert displaced(apart) == [(f"{mine}/x", "ann")]
@@ -252,7 +252,7 @@ def test_an_agent_gets_its_name_and_its_cluster_from_who_took_them(apart: Fleet)
     here, ann = f"/clusters/{apart.cluster}", bearing("of-ann")
     squats = [{"id": "box", "machineId": "false"}, {"id": "x", "machineId": "m2"}, {"id": "y"}]
     assert register(apart, "of-ann", apart.cluster, *squats)[0] == 201
-    with dialled(apart, apart.token()) as raw, dialled(apart, apart.token()) as other:
+    with dial(apart, apart.token()) as raw, dial(apart, apart.token()) as other:
         join(apart, raw, "box", machineId="m2", gpus=GPU)
         join(apart, other, "y")
         assert names(apart, apart.cluster) == {"box", "y"}
@@ -276,7 +276,7 @@ def test_a_lease_on_a_machine_that_an_agent_gets_holds_until_it_ends(apart: Flee
     register(apart, "of-ann", mine, {"id": "x", "machineId": "m3"})
     whole = {"resources": {"memory_mib": 1024}, "lease": {"ttl_seconds": 600}}
     lease = apart.server.ask(clusters=[mine], **whole)["lease"]
-    with dialled(apart, apart.token()) as raw:
+    with dial(apart, apart.token()) as raw:
         join(apart, raw, "box", machineId="m3")
         assert displaced(apart) == [(f"{mine}/x", "ann")]
         assert apart.state(lease) == "granted"
@@ -288,11 +288,11 @@ def test_a_lease_on_a_machine_that_an_agent_gets_holds_until_it_ends(apart: Flee
 
 def test_an_agent_gets_devices_that_it_finds_later(apart: Fleet) -> None:
     mine = f"mine-{apart.cluster}"
-    with dialled(apart, apart.token()) as raw:
+    with dial(apart, apart.token()) as raw:
         key = join(apart, raw, "box")
     until(lambda: not apart.listed()["box"]["connected"])
     assert register(apart, "of-ann", mine, {"id": "x", "machineId": "m4"})[0] == 201
-    with dialled(apart, key) as raw:
+    with dial(apart, key) as raw:
         join(apart, raw, "box", machineId="m4")
         until(lambda: names(apart, mine) == set())
         until(lambda: apart.node("box").get("machineId") == "m4")
@@ -300,7 +300,7 @@ def test_an_agent_gets_devices_that_it_finds_later(apart: Fleet) -> None:
 
 def test_no_agent_gets_the_machine_of_another_one(apart: Fleet, tmp_path: Path) -> None:
     register(apart, "of-ann", apart.cluster, {"id": "hers"})  # The cluster is hers, too.
-    with dialled(apart, apart.token()) as raw:
+    with dial(apart, apart.token()) as raw:
         join(apart, raw, "box", machineId="m5")
     until(lambda: not apart.listed()["box"]["connected"])
     with apart.apart(tmp_path, f"other-{apart.cluster}") as other:
@@ -309,7 +309,7 @@ def test_no_agent_gets_the_machine_of_another_one(apart: Fleet, tmp_path: Path) 
             (apart, "box", "is another machine already"),
             (other, "box", f"registered as {apart.cluster}/box"),
         ):
-            with dialled(fleet, fleet.token()) as raw:
+            with dial(fleet, fleet.token()) as raw:
                 raw.send(hello({**NODE, "id": name, "machineId": "m5"}, "thief"))
                 farewell = answer(raw)
             assert isinstance(farewell, wire.AgentFarewell), farewell

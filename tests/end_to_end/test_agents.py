@@ -18,7 +18,7 @@ from subprocess import Popen
 from typing import NamedTuple
 
 import pytest
-from fleets import Fleet, served
+from fleets import Fleet, serve_fleet
 from served import FIRST_FIT, MOORAGE, bearing, invoke, until
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus

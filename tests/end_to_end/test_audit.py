@@ -71,7 +71,10 @@ def entries_about(entries: list[dict], what: str) -> list[dict]:
 
 
 def test_servers_and_leases_are_logged_from_begin_to_end(entries: list[dict]) -> None:
-    (granted, over_http), (ended,) = found(entries, "lease.granted"), found(entries, "lease.ended")
+    (granted, over_http), (ended,) = (
+        entries_about(entries, "lease.granted"),
+        entries_about(entries, "lease.ended"),
+    )
     assert over_http["remote"].startswith("127.0.0.1:")
     assert (granted["who"], granted["role"]) == ("ann", "author")
     assert granted["remote"].startswith("127.0.0.1:")
@@ -93,7 +96,7 @@ def test_changes_are_logged_with_their_operator(entries: list[dict]) -> None:
     assert (back["before"]["reason"], back["before"]["who"]) == ("new fans", "ops")
     assert (cordoned["who"], cordoned["why"]) == ("ops", "new fans")
     assert cordoned["about"]["cluster"] == "east"
-    over_http, first, second = found(entries, "quota.set")
+    over_http, first, second = entries_about(entries, "quota.set")
     assert over_http["remote"].startswith("127.0.0.1:")
     assert first["who"] == second["who"] == "ops"
     assert first.get("before") is None

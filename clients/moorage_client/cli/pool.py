@@ -15,7 +15,7 @@ from moorage.model import Code
 from moorage.records.json_values import JsonObject
 from moorage_client.answers import read_as
 from moorage_client.cli.output import local_time, note, print_json, say, table
-from moorage_client.cli.server_program import become_server, check_installation
+from moorage_client.cli.server_program import become_server
 from moorage_client.cli.session import CommandSession
 from moorage_client.errors import refusal
 

@@ -278,7 +278,7 @@ def _search(services: WebServices, bodies: BodyReader) -> HttpRouter:
             if error.code is not Code.BUSY and not fault:
                 error.status = 400  # The one status that its clients know (8.2).
             raise
-        return _warned(documents, warnings)
+        return _with_warnings(documents, warnings)
 
     async def filter_clusters(request: Request) -> Response:
         """Return matching cluster documents, by id; bodies may be bare or enveloped."""
@@ -297,7 +297,7 @@ def _search(services: WebServices, bodies: BodyReader) -> HttpRouter:
     return router
 
 
-def _with_warnings(data: Document | list[Document], warnings: Sequence[str]) -> Response:
+def _with_warnings(data: JsonValue, warnings: Sequence[str]) -> Response:
     answer = {"success": True, "data": data}
     return json_response(answer | {"warnings": warnings} if warnings else answer)
 
@@ -424,7 +424,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
     async def dry_run(request: Request) -> Response:
         """Return the chosen cluster with its score and node, without reserving it."""
         body, tenant = await _document(request, bodies), who_of(request)
-        return _warned(*await services.block_actions.dry_run(body, tenant))
+        return _with_warnings(*await services.block_actions.dry_run(body, tenant))
 
     @router.post(
         "/blockActions/allocate",

@@ -93,7 +93,7 @@ def test_a_change_of_any_line_is_found(log_folder: Path, place: int, change: str
 
 
 def test_a_change_of_any_byte_is_found(written: Path) -> None:
-    (path,) = stored(written)
+    (path,) = log_files(written)
     whole = path.read_bytes()
     for place, byte in enumerate(whole):
         path.write_bytes(whole[:place] + bytes([byte ^ 1]) + whole[place + 1 :])
@@ -102,7 +102,7 @@ def test_a_change_of_any_byte_is_found(written: Path) -> None:
 
 
 def test_a_torn_line_is_cut_off_and_the_chain_goes_on(written: Path) -> None:
-    (path,) = stored(written)
+    (path,) = log_files(written)
     with path.open("ab") as file:
         file.write(b'{"number":6,"at"')
     assert len(list(read_lines(log_folder))) == 5
@@ -133,7 +133,7 @@ def test_a_follower_reads_no_full_file_again(
     writer = files(tmp_path)
     for number in range(1, 4):
         writer.append([entry(number)], 0)
-    first, second, _ = stored(tmp_path)
+    first, second, _ = log_files(tmp_path)
     first.write_text("garbage\n")
     assert [line["number"] for line in read_lines(tmp_path, after=1)] == [2, 3]
     second.write_text("garbage\n")

@@ -143,7 +143,7 @@ async def test_a_cancelled_wait_for_a_standby_is_no_success(
     cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     while not await asyncio.to_thread(postgres.execute, cancel):
         if appending.done():  # PostgreSQL takes a while to read its settings again.
-            appending = asyncio.ensure_future(ledger.append(numbered(1, 1), NOW))
+            appending = asyncio.ensure_future(ledger.append(numbered_facts(1, 1), NOW))
     with pytest.raises(LedgerFailed, match="canceling wait for synchronous replication"):
         await appending
     with pytest.raises(LedgerFailed):

@@ -20,7 +20,6 @@ from moorage.catalog.filters import parse_filter
 from moorage.catalog.values import Document
 from moorage.records.json_values import JsonValue
 
-
 _Stored = tuple[DocumentEntry, Document, bool]
 """What is kept, the document, and whether it is new."""
 

@@ -18,12 +18,9 @@ from moorage.catalog.filters import compile_filter, parse_filter
 from moorage.catalog.mirrored.clusters import ClusterMirror, MetricsMirror
 from moorage.catalog.mirrored.policies import PolicyMirror
 from moorage.catalog.mirrored.refusals import Refused, refuse_change_at
-from moorage.catalog.mirrored.services import SearchService
-from moorage.catalog.search import DocumentSearch
-from moorage.catalog.values import Document, PreparedPolicy, SearchAction
-from moorage.model import ClusterId
-from moorage.query import Filter, text_at
-from moorage.records.json_values import JsonMapping, JsonValue
+from moorage.catalog.values import Document, PreparedPolicy
+from moorage.query import text_at
+from moorage.records.json_values import JsonValue
 
 __all__ = ["MirroredClusters", "MirroredMetrics", "MirroredPolicies", "MirroredSearch"]
 

@@ -11,9 +11,8 @@ import msgspec
 
 from moorage.core.state.facts import Fact
 from moorage.core.state.state import State, apply
-from moorage.core.state.tenant_memory import TenantMemory
 from moorage.core.turns.effects import Address, Effect, Respond, Response
-from moorage.model import Ask, RequestId
+from moorage.model import Ask
 from moorage.records.json_values import JsonObject
 
 

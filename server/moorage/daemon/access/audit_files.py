@@ -19,9 +19,6 @@ from moorage.daemon.access.audit_chain import (
     ChainEnd,
     ChainError,
     Sealed,
-    chained,
-    check_noted,
-    checked,
     is_beyond_end,
 )
 from moorage.records.audit import AuditEntry

@@ -3,7 +3,6 @@
 Siblings do not meet; they meet here. What HTTP reads and writes as it is, `daemon` hands through.
 """
 
-import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Final, assert_never
 from urllib.parse import urlsplit

@@ -14,11 +14,10 @@ SQL: Final = read_statements(Path(__file__).with_name("agents.sql"))
 
 
 class PostgresAgents(SharedTable):
-    """`storage.base.AgentRows` in PostgreSQL. Read the contract there."""
+    """`storage.base.AgentRows` in PostgreSQL. Read the contract there.
 
     Args:
         address: As libpq takes it.
-
     """
 
     def __init__(self, address: str) -> None:
@@ -42,13 +41,13 @@ class PostgresAgents(SharedTable):
     @contextlib.contextmanager
     def change(self) -> Iterator[dict[str, bytes]]:
         """See `AgentRows.change`."""
-        with self.connection():  # None else may change what is remembered meanwhile.
+        with self.connection():  # No other thread changes the remembered rows meanwhile.
             with self.transaction() as connection:
                 count = self.count(connection)
                 before = self._at(count - 1, connection)
                 after = dict(before)
                 yield after
-                put, gone = changed_rows(before, after)
+                put, gone = diff_rows(before, after)
                 with connection.cursor() as cursor:
                     cursor.executemany(SQL["put"], put)
                     cursor.executemany(SQL["delete"], gone)

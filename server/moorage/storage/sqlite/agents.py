@@ -14,11 +14,10 @@ SQL: Final = read_statements(Path(__file__).with_name("agents.sql"))
 
 
 class SqliteAgents(SharedFile):
-    """`storage.base.AgentRows` in a file. Read the contract there."""
+    """`storage.base.AgentRows` in a file. Read the contract there.
 
     Args:
         path: Where there is no file yet, the first change makes it.
-
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,12 +41,12 @@ class SqliteAgents(SharedFile):
     @contextlib.contextmanager
     def change(self) -> Iterator[dict[str, bytes]]:
         """See `AgentRows.change`."""
-        with self.connection():  # None else may change what is remembered meanwhile.
+        with self.connection():  # No other thread changes the remembered rows meanwhile.
             with self.transaction() as connection:
                 before = self._current(connection)
                 after = dict(before)
                 yield after
-                put, gone = changed_rows(before, after)
+                put, gone = diff_rows(before, after)
                 connection.executemany(SQL["put"], put)
                 connection.executemany(SQL["delete"], gone)
             self._rows = after
