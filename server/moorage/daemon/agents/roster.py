@@ -198,8 +198,8 @@ class AgentRoster:
         match failure or _failure(attaching):
             case None | LinkLost():
                 pass
-            case msgspec.MsgspecError() | ServiceError() | BackendError() | TimeoutError() as error:
-                log.warning("agent_failed", machine=name, reason=str(error))
+            case msgspec.MsgspecError() | ServiceError() | BackendError() | TimeoutError() as known:
+                log.warning("agent_failed", machine=name, reason=str(known))
             case defect:
                 raise defect
 
