@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from moorage.daemon.agents.agent_store import (
+    AgentOrigin,
     AgentRecord,
     AgentStore,
     AgentStoreError,
     JoiningToken,
-    Shown,
 )
 from moorage.model import ClusterId, NodeId
 from moorage.storage.sqlite.storage import SqliteStorage
 
 NOW = 1_763_647_000.0
-SHOWN = Shown("10.0.0.1", "1.0", 0.0)
+SHOWN = AgentOrigin("10.0.0.1", "1.0", 0.0)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from moorage.daemon.access.lease_tokens import digest
 from moorage.model import ClusterId, NodeId
 from moorage.storage.base import AgentRows, StorageError, changed_rows
 
-__all__ = ["USED", "AgentRecord", "AgentStore", "AgentStoreError", "JoiningToken", "Shown"]
+__all__ = ["USED", "AgentOrigin", "AgentRecord", "AgentStore", "AgentStoreError", "JoiningToken"]
 
 TOKEN_PREFIX: Final = "moor_join_"  # noqa: S105  # By it, scanners for leaked secrets know a token.
 KEY_PREFIX: Final = "moor_agent_"
@@ -48,7 +48,7 @@ class JoiningToken(msgspec.Struct, frozen=True):
     agent: str = ""
 
 
-class Shown(NamedTuple):
+class AgentOrigin(NamedTuple):
     """What an agent shows when it connects; see `AgentRecord`."""
 
     address: str
@@ -189,7 +189,9 @@ class AgentStore:
             _put(documents, JoiningToken(digest(token), cluster_id, expires_at))
         return token
 
-    def join(self, token: JoiningToken, place: Place, agent: str, shown: Shown, now: float) -> str:
+    def join(
+        self, token: JoiningToken, place: Place, agent: str, shown: AgentOrigin, now: float
+    ) -> str:
         """Note that an agent has used its token, and is connected; return its key.
 
         Raises:
@@ -205,7 +207,7 @@ class AgentStore:
             _put(documents, msgspec.structs.replace(own, **shown._asdict()))
         return key
 
-    def note_connection(self, place: Place, shown: Shown, now: float) -> None:
+    def note_connection(self, place: Place, shown: AgentOrigin, now: float) -> None:
         """Note that an agent is connected.
 
         Raises:

@@ -22,11 +22,11 @@ from moorage.backends.base import BackendError
 from moorage.daemon.agents.agent_nodes import AgentNodes
 from moorage.daemon.agents.agent_store import (
     USED,
+    AgentOrigin,
     AgentRecord,
     AgentStore,
     AgentStoreError,
     JoiningToken,
-    Shown,
 )
 from moorage.daemon.agents.measurements import AgentMeasurements, with_busy, without_busy
 from moorage.daemon.agents.store_thread import StoreThread
@@ -145,7 +145,7 @@ class AgentRoster:
         """Serve an agent's machine as a part of the fleet until the connection is gone."""
         try:
             hello = await self._hello(socket)
-            shown = Shown(address, hello.release, hello.unheard_seconds)
+            shown = AgentOrigin(address, hello.release, hello.unheard_seconds)
             fleet, machine, key = await self._let_in(secret, hello, shown)
         except _Refusal as refusal:
             log.warning("agent_refused", address=address, reason=refusal.farewell.reason)
@@ -195,8 +195,8 @@ class AgentRoster:
         match failure or _failure(attaching):
             case None | LinkLost():
                 pass
-            case msgspec.MsgspecError() | ServiceError() | BackendError() | TimeoutError() as error:
-                log.warning("agent_failed", machine=name, reason=str(error))
+            case msgspec.MsgspecError() | ServiceError() | BackendError() | TimeoutError() as known:
+                log.warning("agent_failed", machine=name, reason=str(known))
             case defect:
                 raise defect
 
@@ -244,7 +244,7 @@ class AgentRoster:
         return self._lost_seconds >= unheard_seconds + UNHEARD_MARGIN_SECONDS
 
     async def _let_in(
-        self, secret: str, hello: wire.AgentHello, shown: Shown
+        self, secret: str, hello: wire.AgentHello, shown: AgentOrigin
     ) -> tuple[FleetBackend, AgentMachine, str]:
         """Return the machine of an agent, and the key that it gets; empty: it has one."""
         if self._fleet is None:
@@ -274,7 +274,7 @@ class AgentRoster:
             raise _Refusal(reason) from error
 
     async def _join(
-        self, fleet: FleetBackend, token: JoiningToken, hello: wire.AgentHello, shown: Shown
+        self, fleet: FleetBackend, token: JoiningToken, hello: wire.AgentHello, shown: AgentOrigin
     ) -> tuple[AgentMachine, str]:
         """Return the machine of a new agent, registered, and its key."""
         name = hello.node.get("id")
