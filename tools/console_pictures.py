@@ -163,7 +163,8 @@ def fill(sockets: dict[str, ClientConnection]) -> Subjects:
         give_back(sockets[tenant], each)
     held = leases[RELEASED:]
     lease = max(held, key=lambda each: len(each[1]["placement"][0]["gpus"]))[1]["id"]
-    released = next(each for each in held if is_whole_node(each[1]["placement"][0]))
+    whole = [each for each in held if is_whole_node(each[1]["placement"][0])]
+    released = max(whole, key=lambda each: each[1]["expires_at"])  # Outlives the last picture.
     for number in range(40):
         wanted = {"gpus": 8, "models": ["H100" if number % 3 else "H200"], "nodes": 200}
         request = {"inputs": {}, "resources": wanted, "lease": {}, "policy_rule_uri": POLICY}
