@@ -47,9 +47,9 @@ def test_a_failure_has_the_words_of_the_service():
     [
         (401, "{}", "credentials"),
         (500, "oops", "answered 500"),
-        (200, "<html>", "no JSON document"),
+        (200, "<html>", "without a JSON document"),
         (200, '{"success":true}', "without `data`"),
-        (200, "[1", "no JSON of the expected form"),
+        (200, "[1", "an unexpected form of JSON"),
     ],
 )
 def test_an_answer_in_an_unknown_form_is_an_error(status, body, what):

@@ -88,13 +88,13 @@ FAILURES = {
     "packed": (answer("x", 200, content_encoding="gzip"), "sent its answer as 'gzip'", 1),
     "403": (answer({}, 403), "refuses this server's credentials (403)", 1),
     "teapot": (answer("short and stout", 418), "answered 418: 'short and stout'", 1),
-    "HTML": (answer("<html>hello</html>"), "no JSON document: '<html>hello</html>'", 1),
+    "HTML": (answer("<html>hello</html>"), "without a JSON document: '<html>hello</html>'", 1),
     "HTML 404": (answer("<html>no</html>", 404), "answered 404 without a JSON", 1),
-    "truncated JSON": (answer('[{"id": "a"'), "no JSON of the expected form", 1),
-    "empty": (answer(""), "no JSON document", 1),
-    "a number": (answer("7"), "no JSON document", 1),
+    "truncated JSON": (answer('[{"id": "a"'), "an unexpected form of JSON", 1),
+    "empty": (answer(""), "without a JSON document", 1),
+    "a number": (answer("7"), "without a JSON document", 1),
     "success without data": (answer({"success": True}), "`success` without `data`", 1),
-    "Latin-1": (answer('{"\udce9":true,"data":[]}'), "no JSON of the expected form", 1),
+    "Latin-1": (answer('{"\udce9":true,"data":[]}'), "an unexpected form of JSON", 1),
     "success false": (answer({"success": False, "message": "no"}), "failed: no", 1),
     "error text": (answer({"error": "db down"}), "failed: db down", 1),
     "success with an error in it": (
@@ -337,7 +337,9 @@ async def test_one_invalid_document_does_not_affect_the_others(faulty, service):
 
 async def test_json_too_deep_to_be_read_is_no_answer(faulty, service):
     faulty.behave = answer("[" * 100_000 + "]" * 100_000)
-    assert "no JSON" in await unavailable(ClusterRegistry(service).everything({}, ""))
+    assert "an unexpected form of JSON" in await unavailable(
+        ClusterRegistry(service).everything({}, "")
+    )
 
 
 async def test_only_changed_documents_are_decoded(faulty, service):

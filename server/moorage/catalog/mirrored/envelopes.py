@@ -121,7 +121,7 @@ def object_of(raw: msgspec.Raw | bytes, expected: str) -> Document:
     """Return the only object of an answer; raise `WrongAnswer` if it is not one object."""
     document = decode(bytes(raw), JsonValue)
     if not isinstance(document, dict):
-        raise WrongAnswer(f"answered with something else than {expected}")
+        raise WrongAnswer(f"answered with a value that is not {expected}")
     check_depth(document)
     return document
 
