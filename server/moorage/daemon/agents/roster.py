@@ -19,6 +19,7 @@ from moorage.backends.agents import wire
 from moorage.backends.agents.backend import AgentMachine, FleetBackend, Place
 from moorage.backends.agents.link import AgentLink, LinkLost
 from moorage.backends.base import BackendError
+from moorage.catalog.ports import Catalog
 from moorage.daemon.agents.agent_nodes import AgentNodes
 from moorage.daemon.agents.agent_store import (
     USED,
@@ -36,7 +37,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.records.audit import AuditEntry
 from moorage.records.history import AbsentAgent, AgentsNow
 from moorage.records.json_values import JsonObject
-from moorage.records.rights import Caller
+from moorage.records.rights import SERVER_ITSELF, Caller
 
 HELLO_SECONDS_MAX: Final = 10.0
 """How long an agent may take to say who it is."""
@@ -56,6 +57,8 @@ _WATCH_SECONDS: Final = 0.5
 """Between two looks at the machines, unless the store of agents changes."""
 _LOOK_SECONDS: Final = 0.1
 """Between two looks whether it has. SQLite has no other news of a change."""
+DISPLACED_MAX: Final = 100
+"""Nodes that give way to one machine: each has one of its devices or ids at least."""
 
 log = structlog.get_logger("moored")
 
@@ -75,7 +78,6 @@ class AgentRoster:
         catalog: Has the documents of clusters, and of what they are doing.
         lost_seconds: How long a machine may be unheard of before it counts as lost.
         audit: Takes entries of the audit log.
-
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class AgentRoster:
         self._thread = StoreThread(store)
         self._epoch = self._reclaimed = 0
         self._fleet = fleet
-        self._registry = AgentNodes(clusters)
+        self._registry, self._owner = AgentNodes(catalog.clusters), catalog.memory.owner
         self._lost_seconds = lost_seconds
         self._audit = audit
         self._measurements = AgentMeasurements(catalog.metrics)
@@ -129,6 +131,11 @@ class AgentRoster:
         ]
         lost = sum(each.lost for each in absent)
         return AgentsNow(len(machines) - len(absent), len(absent), lost, first)
+
+    def maintains(self, cluster_id: str) -> bool:
+        """Return whether machines with agents are in a cluster, which only the server changes."""
+        machines = self._fleet.machines() if self._fleet is not None else ()
+        return any(each.place[0] == cluster_id and not each.gone for each in machines)
 
     async def admits(self, secret: str | None) -> bool | None:
         """Return whether a token or key is known; None where the store cannot be read now."""
@@ -282,16 +289,19 @@ class AgentRoster:
             raise _Refusal(f"the name of a machine is a text without `/`, not {str(name)[:40]!r}")
         place = ClusterId(token.cluster_id), NodeId(name)
         machine, is_new = await self._take_over(fleet, place, hello)
+        by_hand: JsonObject | None = None
         try:
             if is_new:
-                await self._check_name(place)
-            await self._registry.put(place, without_busy(hello.node, hello.busy))
+                by_hand = await self._read_node_by_hand(place)
+            await self._register(place, without_busy(hello.node, hello.busy))
             join = self._store.join
             key = await self._thread.change(join, token, place, hello.agent, shown, time.time())
         except BaseException as error:
             if is_new:
                 fleet.forget(machine)
-                if not isinstance(error, _Refusal):
+                if by_hand is not None:
+                    await self._register(place, by_hand)
+                elif not isinstance(error, _Refusal):
                     await self._registry.take_out(place)
             self._coming.discard(place)
             raise
@@ -341,31 +351,69 @@ class AgentRoster:
         (answer,) = await asyncio.gather(asking, return_exceptions=True)
         return answers and not isinstance(answer, LinkLost)
 
-    async def _check_name(self, place: Place) -> None:
-        """Refuse the name of a node that is registered already."""
-        if await self._registry.get(place) is not None:
+    async def _read_node_by_hand(self, place: Place) -> JsonObject | None:
+        """Return the node that a tenant registered under a new agent's name; None: there is none.
+
+        Raises:
+            _Refusal: The server itself has registered it.
+        """
+        node = await self._registry.get(place)
+        if node is not None and not await self._is_by_hand(place):
             reason = f"{'/'.join(place)} is registered, and has no agent"
             raise _Refusal(f"{reason}; give this machine a --name of its own, or take that one out")
         return node
+
+    async def _is_by_hand(self, place: Place) -> bool:
+        """Return whether a tenant registered a node, which is no agent's, nor the server's."""
+        own = self._fleet.look.place() if self._fleet is not None and self._fleet.look else None
+        by_tenant = self._owner(place[0]) not in {"", SERVER_ITSELF}
+        return by_tenant and place != own and place not in await self._thread.read(self._store.agents)
+
+    async def _register(self, place: Place, node: JsonObject) -> None:
+        """Put a machine's node into its cluster, as it is; a tenant's node of it gives way."""
+        for _ in range(DISPLACED_MAX):
+            try:
+                return await self._registry.put(place, node)
+            except ServiceError as error:
+                await self._displace(place, error)
+        raise ServiceError(Code.CONFLICT, f"the devices of {'/'.join(place)} are registered again")
+
+    async def _displace(self, place: Place, conflict: ServiceError) -> None:
+        """Take a node out that a tenant has registered for the machine of an agent."""
+        for name in ("registered_as", "node"):
+            cluster, _, node = str(conflict.details.get(name, "")).partition("/")
+            other = ClusterId(cluster), NodeId(node)
+            if node and other != place and await self._is_by_hand(other):
+                await self._registry.take_out(other)
+                self._note_displaced(place, other)
+                return
+        raise conflict
+
+    def _note_displaced(self, place: Place, other: Place) -> None:
+        about: JsonObject = {"cluster": place[0], "node": place[1], "tenant": self._owner(other[0])}
+        entry = AuditEntry(time.time(), "agent.displaced", "moored", about=about)
+        entry.before, entry.why = "/".join(other), "the agent of this machine has registered it"
+        self._audit(entry)
+        log.warning("agent_displaced", machine="/".join(place), before=entry.before)
 
     async def _describe(self, machine: AgentMachine, busy: dict[str, str]) -> None:
         """Put a connected machine's node into its cluster, without devices that others use."""
         self._busy[machine.place] = busy
         node: JsonObject = msgspec.msgpack.decode(self._nodes[machine.place])
-        await self._registry.put(machine.place, without_busy(node, busy))
+        await self._register(machine.place, without_busy(node, busy))
         self._shown_lost.discard(machine.place)
 
     async def watch(self) -> None:
         """Follow the store and the machines, until cancelled."""
-        changed, due = False, 0.0
+        changed, due_at = False, 0.0
         while True:
             # A revocation is followed at once; agents that come all the time change the store, too.
             await asyncio.sleep(_WATCH_SECONDS if changed else _LOOK_SECONDS)
-            changed = self._store.has_changed()
-            if not changed and time.monotonic() < due:
-                continue
-            due = time.monotonic() + _WATCH_SECONDS
             try:
+                changed = await self._thread.read(self._store.has_changed)
+                if not changed and time.monotonic() < due_at:
+                    continue
+                due_at = time.monotonic() + _WATCH_SECONDS
                 records = await self._thread.read(self._store.agents)
             except AgentStoreError:
                 continue  # `admits` says so.
