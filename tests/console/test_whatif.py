@@ -121,7 +121,7 @@ def test_the_form_begins_with_an_example_of_the_fleet(page: Any, it: Seeded) -> 
     shown = ask(page)
     shown.get_by_text("east/east-n0000+1 GPU").wait_for()
     rows = shown.get_by_role("table", name="Allocation and fragmentation").get_by_role("row")
-    now, then = rows.all_inner_texts()[1:]
+    now, then = (each.replace("\xa0", " ") for each in rows.all_inner_texts()[1:])
     assert "6 (fragmentation 100 %)" in now
     assert "8\t" in now
     assert "16\t" in then

@@ -15,7 +15,7 @@ from moorage.model import Code
 from moorage.records.json_values import JsonObject
 from moorage_client.answers import read_as
 from moorage_client.cli.output import local_time, note, print_json, say, table
-from moorage_client.cli.server_program import become_server
+from moorage_client.cli.server_program import become_server, check_installation
 from moorage_client.cli.session import CommandSession
 from moorage_client.errors import refusal
 
@@ -101,7 +101,7 @@ def serve(
         "slots_per": slots | _amounts(slots_per, "--slots-per"),
         "oversubscribe": _amounts(oversubscribe, "--oversubscribe"),
     }
-    check_installed()
+    check_installation()
     job: JsonObject = {
         "config": config if resource_pool_file else config | {"gpu_ids": _gpu_ids()},
         "file": resource_pool_file and str(resource_pool_file),

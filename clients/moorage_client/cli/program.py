@@ -169,7 +169,7 @@ def audit(
     ] = None,
 ) -> None:
     """Read who did what at the server of this machine, as `moored audit` does."""
-    server_program.check_installed()
+    server_program.check_installation()
     shared: CommandSession = context.ensure_object(CommandSession)
     given = [*(options or ()), *(["--json"] if shared.json else ())]
     server_program.become_server("moorage.__main__", "audit", *given)

@@ -420,7 +420,7 @@ class _Reader:
                 continue
             if part.over:
                 if part.exit_code is None:  # It never ran, or its end was not seen.
-                    raise await self._loss("it is not known how it ended")
+                    raise await self._lost("it is not known how it ended")
                 return part.exit_code
             self._go_on(part)
 

@@ -108,7 +108,7 @@ class Doorman:
         if admitted is None:
             return self._unverifiable(connection)
         connection.is_agent, connection.bearer = admitted, bearer
-        return None if admitted else self._unauthorized(connection)
+        return None if admitted else self._refuse_unauthorized(connection)
 
     async def _let_in_later(
         self,
@@ -144,7 +144,7 @@ class Doorman:
         return None
 
     def _refuse_unauthorized(self, connection: GatewayConnection) -> Response:
-        self._counts.refused_unauthorized += 1
+        self._counts.refused_unauthorized_total += 1
         self._on_stranger(connection.address)
         answer = connection.respond(
             http.HTTPStatus.UNAUTHORIZED, "Send a valid token: `Authorization: Bearer <token>`.\n"

@@ -22,8 +22,6 @@ from moorage.catalog.values import Document, PreparedPolicy
 from moorage.query import text_at
 from moorage.records.json_values import JsonValue
 
-__all__ = ["MirroredClusters", "MirroredMetrics", "MirroredPolicies", "MirroredSearch"]
-
 
 class MirroredClusters:
     """`protocol.registry.ClusterDocuments` of an external registry.

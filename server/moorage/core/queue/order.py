@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from moorage.core.queue.alternatives import loosest
 from moorage.core.queue.ranking import Rank, Ranking, WakeLimits
-from moorage.core.state.accounts import Account, Amounts, accounts_of
+from moorage.core.state.accounts import Account, Amounts, accounts_of, demand_amounts
 from moorage.core.state.facts import (
     ClockMoved,
     Dequeued,

@@ -4,6 +4,7 @@ It is the oldest of the tenant with most, so that no tenant's push out those of 
 `State` asks about ended leases, `TurnWriter` about decisions, `daemon.history` about refusals.
 """
 
+from collections import OrderedDict
 from typing import Generic, TypeVar
 
 from moorage.model import Tenant
@@ -15,14 +16,15 @@ class TenantMemory(Generic[T]):
     """The names of remembered values, by tenant."""
 
     def __init__(self) -> None:
-        self._of: dict[Tenant, dict[T, None]] = {}
+        # Of a plain `dict`, the oldest is found behind the places of all that were deleted.
+        self._of: dict[Tenant, OrderedDict[T, None]] = {}
         self._holding: dict[int, dict[Tenant, None]] = {}
         """The tenants that have as many."""
         self._most = 0
 
     def add(self, tenant: Tenant, name: T) -> None:
         """Note what is remembered from now on; what is known already is the newest again."""
-        its = self._of.setdefault(tenant, {})
+        its = self._of.setdefault(tenant, OrderedDict())
         known = its.pop(name, 0) is None
         its[name] = None
         if known:

@@ -4,15 +4,15 @@ The allocator begins a turn at every event, and the daemon commits it. `record` 
 make a fact true and keep it.
 """
 
-from collections import OrderedDict
 from typing import Final
 
 import msgspec
 
 from moorage.core.state.facts import Fact
 from moorage.core.state.state import State, apply
+from moorage.core.state.tenant_memory import TenantMemory
 from moorage.core.turns.effects import Address, Effect, Respond, Response
-from moorage.model import Ask
+from moorage.model import Ask, RequestId
 from moorage.records.json_values import JsonObject
 
 
@@ -43,8 +43,8 @@ class TurnWriter:
         self.state = State()
         self.now = 0.0
         self.turn = Turn()
-        # Of a plain `dict`, the oldest is found behind the places of all that were deleted.
-        self.decisions: OrderedDict[str, JsonObject] = OrderedDict()
+        self.decisions: dict[str, JsonObject] = {}
+        self._by_tenant = TenantMemory[RequestId]()
         self.wakes = False
 
     def begin(self, now: float) -> Turn:
@@ -67,7 +67,7 @@ class TurnWriter:
 
     def explain(self, ask: Ask, record: JsonObject) -> None:
         """Remember why a request was answered as it was."""
-        self.decisions[request] = record
-        self.decisions.move_to_end(request)
+        self.decisions[ask.id] = record
+        self._by_tenant.add(ask.tenant, ask.id)
         if len(self.decisions) > DECISIONS_MAX:
-            self.decisions.popitem(last=False)
+            del self.decisions[self._by_tenant.forget()]

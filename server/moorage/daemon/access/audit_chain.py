@@ -14,8 +14,6 @@ import msgspec
 
 from moorage.records.audit import AuditEntry
 
-__all__ = ["ChainEnd", "ChainError", "Sealed", "chained", "check_noted", "checked", "is_beyond_end"]
-
 _HASH_CHARS: Final = 64
 _NO_HASH: Final = "0" * _HASH_CHARS
 _HASH_FIELD: Final = b',"hash":"'

@@ -19,6 +19,9 @@ from moorage.daemon.access.audit_chain import (
     ChainEnd,
     ChainError,
     Sealed,
+    chain_entries,
+    check_line,
+    check_note,
     is_beyond_end,
 )
 from moorage.records.audit import AuditEntry

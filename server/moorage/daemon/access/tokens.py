@@ -123,14 +123,14 @@ class Tokens:
         Args:
             expel: Closes the sessions of callers who are no longer let in.
         """
-        before, named, due = self._ended(), self._read_named(), 0.0
+        before, named, due = self._find_ended(), self._read_named_tokens(), 0.0
         while True:
             # A database that does not answer holds up the event loop at each look.
             await asyncio.sleep(FOLLOW_SECONDS if self._failure else LOOK_SECONDS)
-            if (latest := self._read_named()) is named and time.monotonic() < due:
+            if (latest := self._read_named_tokens()) is named and time.monotonic() < due:
                 continue
             named, due = latest, time.monotonic() + FOLLOW_SECONDS
-            now = self._ended()
+            now = self._find_ended()
             if self._failure:  # What cannot be read has not ended: the database is restarting, say.
                 continue
             if now != before or (self._issuer is not None and self._issuer.ended()):

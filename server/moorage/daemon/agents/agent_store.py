@@ -13,7 +13,7 @@ import msgspec
 from moorage.backends.agents.backend import Place
 from moorage.daemon.access.lease_tokens import digest
 from moorage.model import ClusterId, NodeId
-from moorage.storage.base import AgentRows, StorageError, changed_rows
+from moorage.storage.base import AgentRows, StorageError, diff_rows
 
 __all__ = ["USED", "AgentOrigin", "AgentRecord", "AgentStore", "AgentStoreError", "JoiningToken"]
 
@@ -140,7 +140,7 @@ class AgentStore:
 
     def _read_changes(self, documents: Mapping[str, bytes]) -> None:
         """Decode the documents that have changed: a thousand machines join one by one."""
-        put, gone = changed_rows(self._documents, documents)
+        put, gone = diff_rows(self._documents, documents)
         for (key,) in gone:
             self._records.pop(key, None)
         for key, document in put:
@@ -151,6 +151,13 @@ class AgentStore:
         agents = [each for each in self._records.values() if isinstance(each, AgentRecord)]
         self._agents = {each.place: each for each in agents}
         self._by_digest = {each.digest: each for each in agents if not each.revoked}
+
+    def has_changed(self) -> bool:
+        """Return whether there may be a change that `agents` has not read."""
+        try:
+            return self._rows.version() != self._version
+        except StorageError:
+            return True
 
     def reclaimed(self) -> int:
         """Return the increment of the server's epoch; see `Reclaim`.

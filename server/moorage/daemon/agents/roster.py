@@ -367,7 +367,9 @@ class AgentRoster:
         """Return whether a tenant registered a node, which is no agent's, nor the server's."""
         own = self._fleet.look.place() if self._fleet is not None and self._fleet.look else None
         by_tenant = self._owner(place[0]) not in {"", SERVER_ITSELF}
-        return by_tenant and place != own and place not in await self._thread.read(self._store.agents)
+        return (
+            by_tenant and place != own and place not in await self._thread.read(self._store.agents)
+        )
 
     async def _register(self, place: Place, node: JsonObject) -> None:
         """Put a machine's node into its cluster, as it is; a tenant's node of it gives way."""

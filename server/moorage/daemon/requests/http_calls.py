@@ -39,6 +39,11 @@ class HttpCalls:
         self._waiting[to], self._origins[to] = future, (caller, remote)
         return to, future
 
+    @staticmethod
+    def has(to: Address) -> bool:
+        """Return whether an address is, or was, that of a call."""
+        return to.session.startswith(_PREFIX)
+
     def origin(self, to: Address) -> tuple[Caller | None, str]:
         """Return the caller who awaits a reply, and from where; None and "" if none does."""
         return self._origins.get(to, (None, ""))
@@ -46,7 +51,7 @@ class HttpCalls:
     def leave(self, to: Address) -> None:
         """Forget a call whose caller has left."""
         self._waiting.pop(to, None)
-        self._callers.pop(to, None)
+        self._origins.pop(to, None)
 
     def reply(self, to: Address, reply: bytes) -> None:
         """Hand a reply to its waiter, if there still is one."""

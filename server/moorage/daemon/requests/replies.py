@@ -262,7 +262,7 @@ class Replies:
 
     def origin(self, to: Address) -> tuple[Caller | None, str]:
         """Return the caller who awaits an answer, and the address."""
-        if to.session == HttpCalls.SESSION:
+        if HttpCalls.has(to):
             return self._calls.origin(to)
         return self._gateway.origin(to.session)
 

@@ -14,14 +14,12 @@ SQL: Final = read_statements(Path(__file__).with_name("agents.sql"))
 
 
 class PostgresAgents(SharedTable):
-    """`storage.base.AgentRows` in PostgreSQL. Read the contract there.
+    """`storage.base.AgentRows` in PostgreSQL. Read the contract there."""
 
-    Args:
-        address: As libpq takes it.
-    """
+    counter = "agents"
 
     def __init__(self, address: str) -> None:
-        super().__init__(address, "agents")
+        super().__init__(address)
         self._rows: dict[str, bytes] = {}
         self._rows_of = -1
 

@@ -52,7 +52,7 @@ class SharedTable:
 
     def count(self, connection: Connection) -> int:
         """Return the number of changes."""
-        row = connection.execute(_VERSION, (self._counter,)).fetchone()
+        row = connection.execute(_VERSION, (self.counter,)).fetchone()
         assert row is not None
         return int(row[0])
 

@@ -14,14 +14,12 @@ SQL: Final = read_statements(Path(__file__).with_name("agents.sql"))
 
 
 class SqliteAgents(SharedFile):
-    """`storage.base.AgentRows` in a file. Read the contract there.
+    """`storage.base.AgentRows` in a file. Read the contract there."""
 
-    Args:
-        path: Where there is no file yet, the first change makes it.
-    """
+    schema = SQL["schema"]
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, SQL["schema"])
+        super().__init__(path)
         self._rows: dict[str, bytes] = {}
         self._rows_of: tuple[sqlite3.Connection, int] | None = None
 
