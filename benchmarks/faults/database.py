@@ -183,7 +183,6 @@ class PostgresServer:
 
         Raises:
             FileNotFoundError: It is not installed.
-
         """
         port, file = free_port(), self.folder / "pgbouncer.ini"
         file.write_text(

@@ -15,7 +15,6 @@ def small_disk(place: Path, mebibytes: int) -> Iterator[None]:
 
     Raises:
         CalledProcessError: Someone else than root wants that.
-
     """
     options = ["-t", "tmpfs", "-o", f"size={mebibytes}m,mode=700"]
     subprocess.run(["mount", *options, "none", str(place)], check=True, capture_output=True)  # noqa: S603, S607  # The machine's own.

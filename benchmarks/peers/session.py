@@ -68,7 +68,6 @@ class Peer:
         version: Returns the version, or nothing where something is missing.
         run: Runs it over a fleet until the block ends.
         gpus_max: How many GPUs of the fleet it gets, where it does not end with all of them.
-
     """
 
     name: str

@@ -78,7 +78,6 @@ def read_lease(document: JsonValue) -> Lease:
 
     Raises:
         UnreadableError: The object breaks the protocol.
-
     """
     try:
         return read_record(Lease, document)

@@ -367,7 +367,6 @@ def _open_error(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
         endpoint: Where to.
         error: What `connect` raised; an ImportError: the package that SOCKS needs is missing.
         seconds_max: The time limit that a TimeoutError exceeded.
-
     """
     url = endpoint.shown
     match error:

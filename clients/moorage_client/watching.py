@@ -85,7 +85,6 @@ class Watch:
         Raises:
             RequestRefused: It does not tell these.
             ConnectionFailed: None does, or none that could be reached.
-
         """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._reconnect_seconds

@@ -24,7 +24,6 @@ class ProcessKubelet:
         plane: Has the pods.
         folder: An empty one, for the data of the servers.
         storage: The database of all of them.
-
     """
 
     def __init__(self, plane: Plane, folder: Path, storage: str) -> None:

@@ -95,9 +95,7 @@ class _View:
 
 
 def _watch(
-    session: CommandSession,
-    fetch: Callable[["Client"], Awaitable[list[JsonObject]]],
-    view: _View,
+    session: CommandSession, fetch: Callable[["Client"], Awaitable[list[JsonObject]]], view: _View
 ) -> None:
     terminal = sys.stdout.isatty() and not session.json
     show = _Drawn(view) if terminal else _Printed(view, as_json=session.json)

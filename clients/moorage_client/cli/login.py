@@ -82,10 +82,7 @@ def _discover(issuer: str, ca_file: str) -> JsonObject:
 
 
 def _authorize(
-    found: JsonMapping,
-    form: dict[str, str],
-    offered: JsonMapping,
-    ca_file: str,
+    found: JsonMapping, form: dict[str, str], offered: JsonMapping, ca_file: str
 ) -> JsonObject:
     """Show URL and code, and wait for the person; return the issuer's answer with tokens."""
     audience = str(offered["audience"])

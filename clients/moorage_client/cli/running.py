@@ -402,7 +402,6 @@ class _Reader:
 
         Raises:
             LeaseLost: It was never started, or its end was not seen; the reason says what is known.
-
         """
         trouble = ""
         while True:

@@ -132,11 +132,7 @@ class _AsyncRun:
     ) -> None:
         self._settings = settings
         tasks = add_gates(
-            tasks,
-            settings.gates,
-            settings.callbacks,
-            lambda: self._execution.trace,
-            _is_async,
+            tasks, settings.gates, settings.callbacks, lambda: self._execution.trace, _is_async
         )
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()

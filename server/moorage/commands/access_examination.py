@@ -28,13 +28,7 @@ _ROUNDS: Final = 4
 
 def examine_access(config: Config) -> list[DoctorFinding]:
     """Examine each part; a part that is not configured has no finding."""
-    return [
-        *_tls(config),
-        _tokens(config),
-        *_issuer(config),
-        _audit_log(config),
-        _disk(config),
-    ]
+    return [*_tls(config), _tokens(config), *_issuer(config), _audit_log(config), _disk(config)]
 
 
 def serves_certificate(config: Config, host: str, port: int, seconds_max: float) -> bool:
@@ -67,7 +61,6 @@ def _peer(tls: ServerTls, certificate: Path) -> dict[str, str]:
 
     Raises:
         OSError: It does not take it: it is over, say.
-
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

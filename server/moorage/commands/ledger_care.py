@@ -72,7 +72,6 @@ def _refuse_renamed_file(data: Path) -> None:
 
     Raises:
         LedgerError: It has.
-
     """
     for file in sorted(data.iterdir()):
         if file.name != LEDGER and file.suffix != ".new" and is_ledger(file):

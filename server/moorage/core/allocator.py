@@ -168,7 +168,6 @@ class Allocator:
         Args:
             inquiry: The question.
             now: Seconds since the epoch.
-
         """
         self._index_all()
         turn = self._turn.begin(now)

@@ -19,12 +19,7 @@ from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId
 from moorage.protocol.agent_socket import AGENT_PATH
 from moorage.protocol.codes import SESSION_HEADER
-from moorage.protocol.credentials import (
-    SUBPROTOCOL,
-    console_cookies,
-    read_subprotocols,
-    token_of,
-)
+from moorage.protocol.credentials import SUBPROTOCOL, console_cookies, read_subprotocols, token_of
 from moorage.protocol.logins import Logins, Tickets
 from moorage.protocol.peers import Peers, most_of_one
 from moorage.records.rights import Caller, Right

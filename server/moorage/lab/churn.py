@@ -145,10 +145,7 @@ def _means(pods: Sequence[TracePod], churn: Churn) -> npt.NDArray[np.float64]:
 
 
 def _mean_leases(
-    pods: Sequence[TracePod],
-    means: npt.NDArray[np.float64],
-    capacity_milli: int,
-    churn: Churn,
+    pods: Sequence[TracePod], means: npt.NDArray[np.float64], capacity_milli: int, churn: Churn
 ) -> float:
     """Return the mean number of simultaneous leases if all requests fitted."""
     demand = np.array([pod.demand_milli for pod in pods], np.float64)

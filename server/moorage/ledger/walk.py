@@ -9,12 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from moorage.core.state.facts import (
-    Carried,
-    Counted,
-    Fact,
-    Granted,
-)
+from moorage.core.state.facts import Carried, Counted, Fact, Granted
 from moorage.ledger.base import FactUnknown, LedgerCorrupt, LedgerError, translate_errors
 from moorage.ledger.codec import FACTS, link, unseal
 from moorage.ledger.contents import ContentChange, changes_of

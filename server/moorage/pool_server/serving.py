@@ -156,7 +156,6 @@ def _remove_stale_socket(path: Path) -> None:
 
     Raises:
         OSError: It is no socket, or another program's.
-
     """
     try:
         seen = path.lstat()

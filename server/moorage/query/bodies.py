@@ -49,7 +49,6 @@ class Filter:
         condition: What its documents must meet.
         companions: Conditions on other documents, by their kind, in the order to ask them; what
             they find limits the answer (`restrict`). Without a hit, nothing is found.
-
     """
 
     match_type: MatchType

@@ -21,13 +21,7 @@ from moorage.slices.records import ActorPoolMember, DegradedSlice, MultisliceInf
 from moorage.slices.reservations import Reservation, Reservations
 from moorage.slices.results import HostCall, collect
 from moorage.slices.settings import SliceSettings
-from moorage.slices.shapes import (
-    GpuSlices,
-    Shape,
-    TpuSlices,
-    find_degraded,
-    slices_possible,
-)
+from moorage.slices.shapes import GpuSlices, Shape, TpuSlices, find_degraded, slices_possible
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 SCALE_UP_SECONDS_MIN: Final = 60

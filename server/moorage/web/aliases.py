@@ -11,14 +11,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.protocol.registry import Activation, CanaryStart, Document
 from moorage.records.json_values import JsonValue
 from moorage.records.policies import AliasDocument, CanaryOutcomes, PolicyOutput, ShadowComparison
-from moorage.web.bodies import (
-    BodyReader,
-    caller_of,
-    read_as,
-    read_document,
-    success,
-    who_of,
-)
+from moorage.web.bodies import BodyReader, caller_of, read_as, read_document, success, who_of
 from moorage.web.changes import note_change
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import ManagementCall, VersionChoice, operation

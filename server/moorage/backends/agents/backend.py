@@ -231,7 +231,6 @@ class AgentMachine:
 
         Raises:
             BackendError: There is none.
-
         """
         while (link := self._link) is None:
             left = None if end is None else end - time.monotonic()

@@ -207,7 +207,6 @@ class Meeting(msgspec.Struct):
     Args:
         address: Of the machine.
         port: A free one.
-
     """
 
     address: str

@@ -170,7 +170,6 @@ def _why_outdated(inventory: ClusterInventory, seconds: float) -> str:
     Args:
         inventory: What is known.
         seconds: For how long it has been followed.
-
     """
     health = inventory.health()
     broken = "; ".join(

@@ -38,13 +38,7 @@ from moorage.backends.base import (
     WorkloadReport,
 )
 from moorage.backends.completion import finish
-from moorage.backends.local import (
-    container_reaper,
-    marks,
-    readiness,
-    supervisor,
-    workload_store,
-)
+from moorage.backends.local import container_reaper, marks, readiness, supervisor, workload_store
 from moorage.backends.local.container_api import ContainerApi, Events, Seen
 from moorage.backends.local.container_mounts import shows
 from moorage.backends.local.container_plans import (

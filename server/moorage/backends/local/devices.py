@@ -267,7 +267,6 @@ def _leased_gpus(order: Order, share: Share | None) -> list[JsonObject]:
 
     Raises:
         BackendError: This machine has not got one of them.
-
     """
     if share is None:
         return []

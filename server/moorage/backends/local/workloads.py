@@ -209,7 +209,6 @@ class LocalWorkloads(abc.ABC):
 
         Raises:
             UnknownWorkloadError: There is none.
-
         """
         log = self._store.log(workload, offset, attempt)
         if log is None:

@@ -224,7 +224,6 @@ def _is_being_written(line: bytes, path: Path, files: Sequence[Path], count: int
 
     Raises:
         ChainError: It never gets one, since a file follows, or had another one.
-
     """
     if line.endswith(b"\n"):
         return False

@@ -33,7 +33,6 @@ class AgentNodes:
 
     Args:
         clusters: Documents of the registry.
-
     """
 
     def __init__(self, clusters: ClusterDocuments) -> None:
@@ -63,7 +62,6 @@ class AgentNodes:
 
         Raises:
             ServiceError: The registry refuses it.
-
         """
         mine = _Waiting(place, change, asyncio.get_running_loop().create_future())
         self._waiting[mine] = None

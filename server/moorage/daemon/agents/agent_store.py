@@ -71,7 +71,6 @@ class AgentRecord(msgspec.Struct, frozen=True):
         release: Of its program.
         unheard_seconds: How long what it runs goes on unheard; 0: as long as it likes.
         revoked: Whether its key is refused.
-
     """
 
     cluster_id: str
@@ -287,7 +286,6 @@ class AgentStore:
 
         Raises:
             AgentStoreError: None of them can be stored.
-
         """
         with self._errors(), self._rows.change() as self._transaction:
             try:

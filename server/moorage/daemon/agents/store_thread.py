@@ -23,7 +23,6 @@ class StoreThread:
 
     Args:
         store: Which one.
-
     """
 
     def __init__(self, store: AgentStore) -> None:

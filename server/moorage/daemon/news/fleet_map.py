@@ -221,7 +221,6 @@ class FleetMap:
 
         Args:
             viewer: As for `delta`.
-
         """
         state, milli, tenant, ends = (column.copy() for column in self._columns)
         names: Iterable[str] = tuple(self.tenants)

@@ -425,7 +425,6 @@ def _count_broken(placement: Placement, held: Placement, state: State) -> tuple[
         placement: Where it would go.
         held: What the active version was granted for the same request, and holds by now.
         state: As it is now.
-
     """
     gpus = nodes = 0
     for share in placement:

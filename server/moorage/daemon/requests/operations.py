@@ -58,7 +58,6 @@ class Lookups:
         decisions: Lists what was decided.
         fleets: Has the fleet as it was then.
         whatifs: Predicts the effects of a change.
-
     """
 
     agents: AgentRoster

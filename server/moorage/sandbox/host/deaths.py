@@ -106,7 +106,6 @@ class CellsAndDeaths(ABC):
 
         Returns:
             False if it is none of a worker, or the head may not be done again: nothing was done.
-
         """
         group, works = self._group_of.get(cell), list(cell.sent)
         if not cell.worker or not works or not self._again_here(cell, group, works):

@@ -35,11 +35,7 @@ class Managed:
             self._changes[uri, digest, tenant] = changes
 
     def merge(
-        self,
-        ref: PolicyRef,
-        tenant: str,
-        settings: JsonMapping,
-        parameters: JsonMapping,
+        self, ref: PolicyRef, tenant: str, settings: JsonMapping, parameters: JsonMapping
     ) -> tuple[JsonMapping, JsonMapping]:
         """Return a request's overrides of defaults, on top of the changes."""
         changes = self._changes.get((ref.uri, ref.digest, tenant)) if self._changes else None

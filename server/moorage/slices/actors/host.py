@@ -9,12 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from moorage.slices.cluster import draining
-from moorage.slices.devices import (
-    DEVICE_ORDER,
-    METADATA_SECONDS_MAX,
-    is_reclaimed,
-    release_devices,
-)
+from moorage.slices.devices import DEVICE_ORDER, METADATA_SECONDS_MAX, is_reclaimed, release_devices
 from moorage.slices.errors import HostUnhealthyError, SlicesError, SliceTimeoutError
 from moorage.slices.lazy_ray import RemoteClass, ray
 from moorage.slices.ray_values import RayValue, UserFunction

@@ -33,7 +33,6 @@ class _Reader:
 
         Raises:
             StorageError: The database cannot be read, or a newer release made its tables.
-
         """
         with self._guard, translate_errors(self.place):
             if self._connection is None or self._connection.closed:

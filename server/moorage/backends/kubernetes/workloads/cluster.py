@@ -98,9 +98,7 @@ class ClusterWorkloads:
             connection, Kind("pods", "/api/v1/pods", pod_state, labels=ours), self._note_pod
         )
         self._claims = ObjectWatcher(
-            connection,
-            Kind("resourceclaims", claims, claim_state, labels=ours),
-            self._note_claim,
+            connection, Kind("resourceclaims", claims, claim_state, labels=ours), self._note_claim
         )
         self._nodes = ObjectWatcher(
             connection, Kind("nodes", "/api/v1/nodes", node_trouble), self._note_node

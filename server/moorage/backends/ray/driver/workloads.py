@@ -190,12 +190,7 @@ class Workloads:
                     del self._given_up[workload]
 
     def _start(
-        self,
-        workload: str,
-        plans: Sequence[JsonMapping],
-        given_up: threading.Event,
-        *,
-        new: bool,
+        self, workload: str, plans: Sequence[JsonMapping], given_up: threading.Event, *, new: bool
     ) -> Report | None:
         members = self._all().get(workload, [])
         if not members and not new:
