@@ -119,10 +119,10 @@ def _policy(policy: str) -> tuple[str, bool, dict[str, Any]]:
     described = name == policy
     more: dict[str, Any] = {"prices": False} if name.endswith(UNPRICED) else {}
     name = name.removesuffix(UNPRICED)
-    known = name in catalog.read_policies()
+    known = name in catalog.shipped()
     if not known or not more.keys() <= catalog.document(name)["policy_parameters"].keys():
         raise CommandError(
-            f"churn knows no policy {policy}; there are {', '.join(catalog.read_policies())}, "
+            f"churn knows no policy {policy}; there are {', '.join(catalog.shipped())}, "
             f"expected_fill{UNPRICED}, and each with {LEARNING} behind"
         )
     return name, described, more

@@ -29,7 +29,7 @@ def packing_costs(
         seeds: How many, from 42 on.
     """
     machines, wanted = read_trace(nodes, pods)
-    runs = [(name, name, typical_of(name, wanted)) for name in catalog.read_policies()]
+    runs = [(name, name, typical_of(name, wanted)) for name in catalog.shipped()]
     runs += [(f"{name}_learning", name, {}) for name, _, typical in runs if typical]
     capacity = capacity_milli(machines)
     figures: dict[str, float] = {}

@@ -107,9 +107,9 @@ def waiting(
     """
     if pods is None:
         raise CommandError("waiting needs --pods, the jobs of a trace (timestamp,duration,…)")
-    if rule not in catalog.read_policies():
+    if rule not in catalog.shipped():
         raise CommandError(
-            f"waiting knows no policy {rule}; there are {', '.join(catalog.read_policies())}"
+            f"waiting knows no policy {rule}; there are {', '.join(catalog.shipped())}"
         )
     if load <= 0:
         raise CommandError(f"--load {load:g}; expected a number above 0")

@@ -235,7 +235,7 @@ export interface DecisionFleetReply {
   leader?: string;
 }
 
-/** List recent decisions, newest first: the tenant's own; for operators, all. */
+/** What was decided of late, newest first: the tenant's own; for operators, all. */
 export interface DecisionListing {
   op: "decisions";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
@@ -448,7 +448,7 @@ export interface FilesReply {
   leader?: string;
 }
 
-/** List total and free capacity: of all clusters, or of the nodes of `cluster`. */
+/** What there is and what of it is free: the clusters, or the nodes of `cluster`. */
 export interface FleetListing {
   op: "fleet";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
@@ -609,7 +609,7 @@ export interface LeaseAnswer {
   project?: string;
 }
 
-/** List leases: the tenant's own; for operators, all. With `sort`, also their total number. */
+/** Who holds what: the tenant's own; for operators, all. With `sort`, and how many in all. */
 export interface LeaseListing {
   op: "leases";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
@@ -694,7 +694,7 @@ export interface LeftOutFile {
 }
 
 /**
- * Read the output of a lease's workload from a byte offset; a negative one counts from the end.
+ * What the workload of a lease wrote, from a byte offset on; a negative one is from the end.
  *
  * Where nothing has been written there yet, the reply waits for it, up to `wait_seconds`. The
  * offset counts in what the start number `attempt` wrote, and starts again with the next one; 0
@@ -895,7 +895,7 @@ export interface ProvisionRequest {
   keep_warm_seconds?: number;
 }
 
-/** List waiting requests: the tenant's own; for operators, all. */
+/** Who waits: the tenant's own; for operators, all. */
 export interface QueueListing {
   op: "queue";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
@@ -971,7 +971,7 @@ export interface QuotaAmounts {
   memory_mib?: number | null;
 }
 
-/** List the quotas of tenants and projects, and how much each of them holds. */
+/** What tenants and projects may hold, and what they hold of it. */
 export interface QuotaListing {
   op: "quotas";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
@@ -1181,7 +1181,7 @@ export interface ReservationAnswer {
   used: boolean;
 }
 
-/** List reservations and their times: the tenant's own; for operators, all. */
+/** What is reserved, and when: the tenant's own; for operators, all. */
 export interface ReservationListing {
   op: "reservations";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */

@@ -131,7 +131,7 @@ _RULES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
 }
 
 
-def read_policies() -> dict[str, str]:
+def shipped() -> dict[str, str]:
     """Return the source text of every shipped policy, by its name."""
     folder = resources.files("moorage_policies")
     return {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in _RULES}
@@ -167,7 +167,7 @@ def document(
         "description": description,
         "tags": "shipped,placement",
         "metadata": {"author": "Moorage"},
-        "code": read_policies()[name],
+        "code": shipped()[name],
         "code_file": f"{name}.py",
         "policy_parameters_schema": schema,
         "policy_parameters": {**defaults, **(parameters or {})},

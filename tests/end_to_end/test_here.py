@@ -29,7 +29,7 @@ def run(server: Server, folder: Path, *words: str) -> tuple[int, str, str]:
 
 
 def test_run_works_right_after_serve_and_again_after_a_second_start(tmp_path):
-    node, shipped = platform.node(), catalog.read_policies()
+    node, shipped = platform.node(), catalog.shipped()
     for start in (1, 2):
         with serving(
             tmp_path / "data", options=["--here"], environment=TOKENS | LOG, bearer="sesame"

@@ -29,12 +29,12 @@ def server():
         for name in NAMES:
             server.register(cluster(name))
             server.http.post("/cluster", json=metrics(name, 90)).raise_for_status()
-        server.publish(*map(catalog.document, catalog.read_policies()))
+        server.publish(*map(catalog.document, catalog.shipped()))
         yield server
         assert server.log() == "", "the daemon had something to complain about"
 
 
-@pytest.mark.parametrize("policy", catalog.read_policies())
+@pytest.mark.parametrize("policy", catalog.shipped())
 def test_each_proposal_is_granted(server, policy):
     resources = {"gpus": 1, "gpu_milli": 500, "cpu_milli": 1000, "nodes": 2}
     reply = server.ask(f"{policy}:1.0-stable", resources=resources, lease={"ttl_seconds": 60})

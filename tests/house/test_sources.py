@@ -540,7 +540,7 @@ def missing_policies(file, prose: list[str]) -> list[str]:
         f"{file.name}: {name}:{version}"
         for text in prose
         for name, version in URI.findall(text)
-        if not (name in catalog.read_policies() and version == SHIPPED)
+        if not (name in catalog.shipped() and version == SHIPPED)
         and f"--uri {name}:" not in file.text
     ]
 

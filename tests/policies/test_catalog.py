@@ -14,7 +14,7 @@ from moorage.policy import Fleet, FleetView
 from moorage_policies import catalog
 
 FOLDER = Path(moorage_policies.__file__).parent
-POLICIES = list(catalog.read_policies())
+POLICIES = list(catalog.shipped())
 
 
 def a_fleet():
@@ -30,7 +30,7 @@ def test_every_file_of_the_folder_is_shipped_or_serves_the_shipping():
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_imports_only_modules_of_a_cell(name):
-    for node in ast.walk(ast.parse(catalog.read_policies()[name])):
+    for node in ast.walk(ast.parse(catalog.shipped()[name])):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -49,7 +49,7 @@ def test_the_source_alone_is_a_working_policy(name):
     namespace = {"__name__": "function"}
     sys.modules["function"] = type(sys)("function")  # As the cell gives every policy a module.
     try:
-        exec(compile(catalog.read_policies()[name], "function.py", "exec"), namespace)  # noqa: S102  # Our own source, as a cell runs it.
+        exec(compile(catalog.shipped()[name], "function.py", "exec"), namespace)  # noqa: S102  # Our own source, as a cell runs it.
         document = catalog.document(name)
         policy = namespace["AIOSv1PolicyRule"](document["policy_rule_uri"], {}, {})
         fleet = a_fleet()

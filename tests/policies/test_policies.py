@@ -12,7 +12,7 @@ from moorage.model import Cluster, Demand, Gpu, Node
 from moorage.policy import Fleet, FleetView, best_rows, parse_proposal
 from moorage_policies import catalog
 
-POLICIES = list(catalog.read_policies())
+POLICIES = list(catalog.shipped())
 
 
 # Characters ------------------------------------------------------------------------------------

@@ -149,9 +149,9 @@ def prepare(
 ) -> str:
     """Register the cluster and publish the policy; return the policy's URI."""
     parameters = typical_of(policy, pods)
-    if policy not in catalog.read_policies():
+    if policy not in catalog.shipped():
         raise CommandError(
-            f"no shipped policy {policy!r}; there are {', '.join(catalog.read_policies())}"
+            f"no shipped policy {policy!r}; there are {', '.join(catalog.shipped())}"
         )
     with httpx.Client(base_url=running.http, timeout=60, trust_env=False) as client:
         for path, body in (

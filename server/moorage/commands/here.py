@@ -40,7 +40,7 @@ def stock(config: Config, url: str, token: str) -> None:
             log.warning("here", finding=f"this machine is not registered: {error}")
         try:
             known = {each["policy_rule_uri"] for each in services.policies()}
-            for document in map(shipped.document, shipped.read_policies()):
+            for document in map(shipped.document, shipped.shipped()):
                 if (uri := document["policy_rule_uri"]) not in known:
                     services.publish_policy(document)
                     published.append(uri)

@@ -228,9 +228,9 @@ def _document(policy: JsonObject, line: timeline.Timeline) -> JsonObject:
     name = policy.get("shipped")
     if name is None:
         return policy
-    if name not in shipped.read_policies():
+    if name not in shipped.shipped():
         raise CommandError(
-            f"{unknown(name, shipped.read_policies())} A policy on a server is named by its URI,"
+            f"{unknown(name, shipped.shipped())} A policy on a server is named by its URI,"
             f" or by an alias with its word, as {name}:stable"
         )
     return shipped.document(name, typical_of(name, line.pods))

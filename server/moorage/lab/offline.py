@@ -49,8 +49,8 @@ def _whatif(packed: bytes) -> JsonValue:
 
 def _read_shipped(text: bytes) -> JsonValue:
     name = msgspec.json.decode(text)["name"]
-    if name not in shipped.read_policies():
-        raise CommandError(unknown(name, shipped.read_policies()))
+    if name not in shipped.shipped():
+        raise CommandError(unknown(name, shipped.shipped()))
     return shipped.document(name)
 
 

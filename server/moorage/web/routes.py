@@ -291,9 +291,9 @@ def _search(services: WebServices, bodies: BodyReader) -> HttpRouter:
     filters = operation(list[JsonObject], (FilterQuery, QueryEnvelope))
     rankings = operation(list[JsonObject], (RankingQuery, QueryEnvelope))
     for path in ("/api/filter-data", "/api/no-ir/filter", "/api/filter"):
-        router.post(path, summary="Filter clusters", **filters)(filter_clusters)
+        router.post(path, "Filter clusters", filters)(filter_clusters)
     for path in ("/api/similarity-search", "/api/no-ir/similarity-search", "/api/search"):
-        router.post(path, summary="Rank clusters", **rankings)(rank_clusters)
+        router.post(path, "Rank clusters", rankings)(rank_clusters)
     return router
 
 
