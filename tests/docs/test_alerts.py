@@ -27,7 +27,7 @@ def text() -> str:
 
 
 @pytest.fixture(scope="module")
-def served(text: str) -> set[str]:
+def metric_names(text: str) -> set[str]:
     """Names of the metrics that a new server has; its histograms have three samples each."""
     names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     return names | {f"{name}_{part}" for name in names for part in ("bucket", "count", "sum")}

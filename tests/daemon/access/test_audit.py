@@ -92,17 +92,17 @@ def test_a_change_of_any_line_is_found(log_folder: Path, place: int, change: str
         verify(log_folder)
 
 
-def test_a_change_of_any_byte_is_found(written: Path) -> None:
-    (path,) = log_files(written)
+def test_a_change_of_any_byte_is_found(log_folder: Path) -> None:
+    (path,) = log_files(log_folder)
     whole = path.read_bytes()
     for place, byte in enumerate(whole):
         path.write_bytes(whole[:place] + bytes([byte ^ 1]) + whole[place + 1 :])
         with pytest.raises(ChainError, match=path.name):
-            verify(written)
+            verify(log_folder)
 
 
-def test_a_torn_line_is_cut_off_and_the_chain_goes_on(written: Path) -> None:
-    (path,) = log_files(written)
+def test_a_torn_line_is_cut_off_and_the_chain_goes_on(log_folder: Path) -> None:
+    (path,) = log_files(log_folder)
     with path.open("ab") as file:
         file.write(b'{"number":6,"at"')
     assert len(list(read_lines(log_folder))) == 5

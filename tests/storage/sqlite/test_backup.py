@@ -32,8 +32,8 @@ NOW = 1_763_647_000.125
 STAGING = """
 import sys
 from pathlib import Path
-from moorage.storage.sqlite.backup import staged
-with staged(Path(sys.argv[1])) as new:
+from moorage.storage.sqlite.backup import stage
+with stage(Path(sys.argv[1])) as new:
     (new / "ledger.db").write_bytes(b"half")
     print("half", flush=True)
     input()
