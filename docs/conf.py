@@ -11,7 +11,7 @@ from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
-from reference import expand, relinked
+from reference import expand, relink
 
 project = "Moorage"
 author = copyright = "The Moorage authors"  # noqa: A001  # Sphinx's own name.
@@ -31,7 +31,7 @@ autodoc_typehints_format = "short"
 
 
 def _fill(_: Sphinx, name: str, content: list[str]) -> None:
-    content[0] = relinked(expand(content[0]), f"{name}.md")
+    content[0] = relink(expand(content[0]), f"{name}.md")
 
 
 def _quote(
