@@ -37,6 +37,7 @@ from moorage.daemon.history.recalled_fleets import RecalledFleets
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.news.watchers import Watchers
 from moorage.daemon.publishing.management import Management
+from moorage.daemon.requests.http_calls import HttpCalls
 from moorage.daemon.requests.replies import Replies, ReplyContext
 from moorage.daemon.requests.whatif import WhatIfs
 from moorage.daemon.workloads.access import WorkloadAccess
@@ -320,8 +321,8 @@ class Operations:
         self._inbox.post(QuotaAsked(to, who, tenant, message.project, quota), who)
         done = "set_quota" if quota else "remove_quota"
         about = {"what": done, "tenant": tenant, "project": message.project or ""}
-        if remote := self._replies.remote(to):  # `web.notes` tells of HTTP.
-            _note(who, remote, about)
+        if not HttpCalls.has(to):  # `web.notes` logs those over HTTP.
+            _note(who, self._replies.remote(to), about)
 
     def _watch(self, to: Address, caller: Caller, message: wire.WatchTopics) -> Response:
         most = self._watchers_max

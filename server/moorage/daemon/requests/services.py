@@ -3,6 +3,7 @@
 Siblings do not meet; they meet here. What HTTP reads and writes as it is, `daemon` hands through.
 """
 
+import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Final, assert_never
 from urllib.parse import urlsplit
@@ -262,10 +263,14 @@ class AllocationServices:
         if self._calls.draining:
             return status_of(STOPPING.code), encode(STOPPING, message_id=message.id)
         to, future = self._calls.open(caller, remote)
-        taking = self._router.request(to, caller, message, warnings)
-        if isinstance(taking, Coroutine):  # No next message waits for a future.
-            await taking
-        reply = await future
+        try:
+            taking = self._router.request(to, caller, message, warnings)
+            if isinstance(taking, Coroutine):  # No next message waits for a future.
+                await taking
+            reply = await future
+        except asyncio.CancelledError:
+            self._router.leave(to, caller)
+            raise
         verdict = msgspec.json.decode(reply, type=_Verdict)
         if verdict.error is None:
             return 200, reply
