@@ -116,7 +116,7 @@ MUTANTS = [
         "no quota is exceeded|only a quota is a reason", 3),
     Mutant("takes the loosest demands of two for the same", "WaiterClass.shape",
         Replace("(X, Y, self.alternatives)", "(X, Y, ())"),
-        "no request sleeps that could be served", 2000337),
+        "no request sleeps that could be served", 2002090),
     Mutant("wakes who has alternatives where all of them fit", "Ranking._open",
         Replace("X[Y].any(axis=1)", "X[Y].all(axis=1)"), "no request sleeps that could be served",
         2000010),
