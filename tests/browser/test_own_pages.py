@@ -73,10 +73,12 @@ def test_a_ticket_lets_a_page_in_once(page, server, site_port):
     assert page.evaluate(SOCKET, [server.ws, issued["protocols"]]) == "refused"
 
 
-def test_the_typescript_client_lets_a_page_in_or_says_why_not(page, server, site_port, built):
+def test_the_typescript_client_lets_a_page_in_or_says_why_not(
+    page, server, site_port, client_folder
+):
     def record_page(route):
         name = route.request.url.rpartition("/")[2]
-        route.fulfill(path=built / "dist" / name, content_type="text/javascript")
+        route.fulfill(path=client_folder / "dist" / name, content_type="text/javascript")
 
     page.route("**/dist/*", record_page)
     page.goto(f"http://ours.example:{site_port}/")

@@ -143,7 +143,7 @@ console.log("open");
 
 @pytest.fixture(scope="module")
 def client_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The client, built in a folder of its own."""
+    """The client, made in a folder of its own."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("no Node here: apt-get install nodejs npm")
     folder = tmp_path_factory.mktemp("typescript")
@@ -187,11 +187,13 @@ def test_the_typescript_client_finds_the_leader_and_repeats_no_request(
 
 
 def test_it_makes_no_pause_where_a_server_stops(
-    built: Path, harbour: Harbour, other: Harbour
+    client_folder: Path, harbour: Harbour, other: Harbour
 ) -> None:
     """The first one refuses since it stops; the second one closes its sockets with 1012."""
     harbour.refusals["first:1-x"] = {"code": "shutting_down", "reason": "It stops."}
-    with start_program(built, STOPPING, URLS=f"{harbour.url},{other.url}", LAST=other.url) as node:
+    with start_program(
+        client_folder, STOPPING, URLS=f"{harbour.url},{other.url}", LAST=other.url
+    ) as node:
         other.wait_for(lambda: other.count("ask") == 2)
         harbour.take_over(other)
         harbour.gate.set()
@@ -200,7 +202,9 @@ def test_it_makes_no_pause_where_a_server_stops(
     assert said == "l-1 true 0\nl-2 false 0\n"
 
 
-def test_it_goes_on_at_the_standby_that_takes_over(built: Path, postgres, tmp_path: Path) -> None:
+def test_it_goes_on_at_the_standby_that_takes_over(
+    client_folder: Path, postgres, tmp_path: Path
+) -> None:
     shared = {"MOORAGE_STORAGE": postgres.database()}
     with (
         daemon(tmp_path / "a", environment=shared) as first,
@@ -210,7 +214,7 @@ def test_it_goes_on_at_the_standby_that_takes_over(built: Path, postgres, tmp_pa
         services.put_cluster({"id": "lab", "nodes": {"nodeData": [MACHINE]}})
         services.publish_policy(catalog.document("first_fit"))
         with start_program(
-            built, HANDED_OVER, URLS=f"{second.ws},{first.ws}", LAST=second.ws
+            client_folder, HANDED_OVER, URLS=f"{second.ws},{first.ws}", LAST=second.ws
         ) as node:
             assert node.stdout is not None
             assert [node.stdout.readline() for _ in range(10)] == ["granted\n"] * 10
@@ -254,7 +258,7 @@ def test_the_typescript_client_refreshes_its_token(client_folder: Path, tmp_path
     assert said == "lost\n"
 
 
-def test_the_typescript_client_talks_with_a_daemon(built: Path) -> None:
+def test_the_typescript_client_talks_with_a_daemon(client_folder: Path) -> None:
     with daemon(environment={"MOORAGE_TOKENS": "ann:s3cret~?"}) as running:
         url = running.http
         known = {"Authorization": "Bearer s3cret~?"}

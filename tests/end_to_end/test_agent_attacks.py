@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from disks import fill
-from fleets import Fleet, served
+from fleets import Fleet, serve_fleet
 from served import bearing, invoke, until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
@@ -30,7 +30,7 @@ NODE = {"vcpus": {"count": 1}, "memory": 1024}
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     tokens = {"MOORAGE_TOKENS": "ann:of-ann,ops:of-ops", "MOORAGE_OPERATORS": "ops"}
     more = {**tokens, "MOORAGE_BACKENDS": "local,memory"}
-    with served(tmp_path_factory.mktemp("attacks"), bearer="of-ops", **more) as fleet:
+    with serve_fleet(tmp_path_factory.mktemp("attacks"), bearer="of-ops", **more) as fleet:
         yield fleet
 
 

@@ -25,7 +25,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from moorage.backends.agents import wire
-from moorage.protocol import operations
+from moorage.protocol import messages
 from moorage.protocol.agent_socket import AGENT_PATH
 from moorage.testing.daemon_process import serve_variables
 
@@ -180,7 +180,7 @@ def test_an_agent_may_not_send_requests_of_clients(fleet: Fleet) -> None:
     for token in ("of-ann", "of-ops"):
         with pytest.raises(InvalidStatus, match="401"):
             connect(door, additional_headers=bearing(token))
-    kinds = [each for each in vars(operations).values() if isinstance(each, type)]
+    kinds = [each for each in vars(messages).values() if isinstance(each, type)]
     tags = {each.__struct_config__.tag for each in kinds if hasattr(each, "__struct_config__")}
     for op in sorted(filter(None, tags)):
         with connect(door, additional_headers=bearing(fleet.token())) as raw:
