@@ -110,14 +110,19 @@ def test_a_torn_line_is_cut_off_and_the_chain_goes_on(log_folder: Path) -> None:
     assert verify(log_folder)[1].number == 6
 
 
+def write_three_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Write a log of three files with one entry each."""
+    monkeypatch.setattr(audit_files, "FILE_BYTES_MAX", 1)
+    writer = files(folder)
+    for number in range(1, 4):
+        writer.append([entry(number)], 0)
+    return log_files(folder)
+
+
 def test_a_file_that_lost_its_end_hides_none_of_those_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit_files, "FILE_BYTES_MAX", 1)
-    writer = files(tmp_path)
-    for number in range(1, 4):
-        writer.append([entry(number)], 0)
-    first, second, _ = log_files(tmp_path)
+    first, second, _ = write_three_files(tmp_path, monkeypatch)
     first.write_bytes(first.read_bytes().removesuffix(b"\n"))
     second.write_bytes(second.read_bytes().replace(b'"ann"', b'"bob"'))
     with pytest.raises(ChainError, match=f"{first.name}:1: the line has no end"):
@@ -129,11 +134,7 @@ def test_a_file_that_lost_its_end_hides_none_of_those_after_it(
 def test_a_follower_reads_no_full_file_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit_files, "FILE_BYTES_MAX", 1)
-    writer = files(tmp_path)
-    for number in range(1, 4):
-        writer.append([entry(number)], 0)
-    first, second, _ = log_files(tmp_path)
+    first, second, _ = write_three_files(tmp_path, monkeypatch)
     first.write_text("garbage\n")
     assert [line["number"] for line in read_lines(tmp_path, after=1)] == [2, 3]
     second.write_text("garbage\n")

@@ -87,7 +87,7 @@ class WaitingQueue:
             pass
 
     def index(self) -> Iterator[None]:
-        """Index all waiters, piece by piece; none may come or leave meanwhile."""
+        """Index all waiters, piece by piece. The caller adds and removes no waiter meanwhile."""
         self._begin()
         for number, waiter in enumerate(self._state.waiting.values()):
             if not waiter.pauses:

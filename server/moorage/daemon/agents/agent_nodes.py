@@ -58,7 +58,7 @@ class AgentNodes:
         await self.change(place, lambda _: node)
 
     async def change(self, place: Place, change: Change) -> None:
-        """Change a node; none else does between the look at it and the write.
+        """Change a node. No other change comes between the read and the write.
 
         Raises:
             ServiceError: The registry refuses it.
