@@ -113,9 +113,9 @@ def _check_usage(state: State) -> None:
         accounts.set_quota(account, quota)
     for lease in state.leases.values():
         accounts.add(lease, 1, None)
-    assert state.accounts.held() == accounts.held(), "usage drifted from the lease rows"
+    assert state.accounts.usages() == accounts.usages(), "usage drifted from the lease rows"
     rooms, again = (
-        {each: known.row(each) for each in state.accounts.held()}
+        {each: known.row(each) for each in state.accounts.usages()}
         for known in (state.accounts, accounts)
     )
     assert rooms == again, "what quotas leave drifted from the lease rows"
