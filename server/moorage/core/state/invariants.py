@@ -37,6 +37,7 @@ def check(state: State) -> None:
     assert state.warm.keys() == {n for n, each in state.leases.items() if each.state == "warm"}
     released = {n for n, each in state.leases.items() if each.reason == RELEASED and each.likeness}
     assert state.resetting.keys() == released - state.warm.keys()
+    assert state.noticed.keys() == {n for n, each in state.leases.items() if each.notice}
     workloads = [each.workload for each in state.leases.values() if each.provision is not None]
     assert len(set(workloads)) == len(workloads), "a workload has two leases"
     assert state.leases.keys().isdisjoint(state.ended)
