@@ -59,19 +59,19 @@ class Addresses:
             return turned
         return [self._leader, *(each for each in turned if each.url != self._leader.url)]
 
-    def opened(self, at: Endpoint) -> None:
+    def note_open(self, at: Endpoint) -> None:
         """Note that a server answers at this address: try it first from now on."""
         self._said.pop(at.shown, None)
         if at in self._named:
             self._first = self._named.index(at)
 
-    def failed(self, at: Endpoint, error: MoorageError) -> None:
+    def note_failure(self, at: Endpoint, error: MoorageError) -> None:
         """Note the error of an address."""
         self._said[at.shown] = error.reason if isinstance(error, ConnectionFailed) else str(error)
 
-    def lost(self, at: Endpoint, error: MoorageError) -> None:
+    def note_loss(self, at: Endpoint, error: MoorageError) -> None:
         """Note that a connection to a server was lost: try the next address first from now on."""
-        self.failed(at, error)
+        self.note_failure(at, error)
         self._leader = None
         self._pass_over(at)
 

@@ -67,10 +67,10 @@ class Dialer:
             if connection.ended:  # It came when another one served.
                 raise connection.end
         except (ConnectionFailed, RequestRefused) as error:
-            self._addresses.failed(at, error)
+            self._addresses.note_failure(at, error)
             problems.append(error)
             return None
-        self._addresses.opened(at)
+        self._addresses.note_open(at)
         return connection
 
     def _failure(self, problems: list[MoorageError]) -> MoorageError:

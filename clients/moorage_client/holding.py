@@ -121,7 +121,7 @@ class HeldLease:
         """Block for at most `timeout` seconds; return whether the lease is lost."""
         return self._lost.wait(timeout)
 
-    def renewed(self, lease: Lease, deadline: float) -> None:
+    def note_renewal(self, lease: Lease, deadline: float) -> None:
         """Store a renewal. Called by the keeper."""
         self._lease = replace(lease, token=self._lease.token)
         self._deadline = deadline
@@ -175,7 +175,7 @@ async def renew_until_lost(renewer: Renewer, held: HeldLease, on_lost: Callable[
             if lease.state in OVER:
                 held.lose(lease.reason or f"the server says that it is {lease.state}")
                 break
-            held.renewed(lease, sent + lease.lasts_seconds)
+            held.note_renewal(lease, sent + lease.lasts_seconds)
             pause = _until_next(lease, period)
             if lease.ttl_max_seconds is not None:
                 problem = "what it holds is reserved for others, or drained"

@@ -280,7 +280,7 @@ class Link:
             if self._connection is None or self._connection.ended:
                 if self._connection is not None:
                     self._lost = self._lost or self._connection
-                    self._addresses.lost(self._connection.endpoint, self._connection.end)
+                    self._addresses.note_loss(self._connection.endpoint, self._connection.end)
                 await self.disconnect()
                 self._connection = await self._open()
             return self._connection
@@ -297,7 +297,7 @@ class Link:
                 self._lost = None
         except BaseException as error:
             if isinstance(error, ConnectionFailed):
-                self._addresses.lost(connection.endpoint, error)
+                self._addresses.note_loss(connection.endpoint, error)
             self._spawn(connection.close())
             raise
         if self._addresses.several:

@@ -441,14 +441,14 @@ class Services:
                 ).may_have_reached(error)
                 if not self._addresses.several or (was_sent and not repeats):
                     raise
-                self._addresses.failed(at, error)
+                self._addresses.note_failure(at, error)
                 errors.append(error)
             except RequestRefused:
                 self._at = at
                 raise
             else:
                 self._at = at
-                self._addresses.opened(at)
+                self._addresses.note_open(at)
                 return answer
         if all(isinstance(each, Unauthorized) for each in errors):
             raise errors[0]

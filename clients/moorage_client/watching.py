@@ -61,7 +61,7 @@ class Watch:
             error = await self._connection.wait_end()
             if self._closed or not self._addresses.several:
                 return error
-            self._addresses.lost(self._connection.endpoint, error)
+            self._addresses.note_loss(self._connection.endpoint, error)
             try:
                 self._connection = await self._subscribe_and_settle(is_new=False)
             except MoorageError as problem:

@@ -101,7 +101,7 @@ async def test_a_search_sees_more_changes_than_the_buffer_holds(catalog):
     assert await catalog.search.matching(filter_of(clusterQuery=gpus(8))) == ["c8"]
     await catalog.clusters.delete("c8")
     for number in range(CHANGED_MAX + 1):  # As if so many had come and gone.
-        catalog.memory.index.changed(f"gone-{number}")
+        catalog.memory.index.note_change(f"gone-{number}")
     await catalog.clusters.create(cluster("c9", 9))
     assert await catalog.search.matching(filter_of(clusterQuery=gpus(4))) == ["c4", "c9"]
 

@@ -84,7 +84,7 @@ class Log:
     def observe_commit(self, *_: object) -> None:
         """See `Effects`."""
 
-    def durable(self, facts: Sequence[Fact]) -> None:
+    def note_durable(self, facts: Sequence[Fact]) -> None:
         self._ledger.log += [f"durable {type(fact).__name__}" for fact in facts]
         self.changed.set()
 
@@ -152,7 +152,7 @@ async def play(folder: Path = Path(), ttl_seconds: float = 60.0) -> AsyncIterato
         await it.until(f"consult {name}")
         it.effects.propose(str(number))
         await it.until(f"answer {number}")
-    await it.loop.settled()
+    await it.loop.settle()
     it.ledger.log.clear()
     it.ledger.is_fast = False
     yield it
@@ -165,7 +165,7 @@ async def test_facts_of_a_release_reach_the_disk_before_the_waiter_reaches_its_p
         it.ask("waiter", 2, wait_seconds=60.0)
         await it.rest()
         it.ledger.sync()
-        await it.loop.settled()
+        await it.loop.settle()
         it.ledger.log.clear()
         it.release("a", 3)
         await it.rest()
@@ -179,7 +179,7 @@ async def test_grant_of_a_waiter_follows_the_release_without_a_pause_of_the_disk
         it.ask("waiter", 2, wait_seconds=60.0)
         await it.rest()
         it.ledger.sync()
-        await it.loop.settled()
+        await it.loop.settle()
         it.release("a", 3)
         await it.until("consult waiter")
         it.ledger.log.clear()
@@ -241,7 +241,7 @@ async def test_checkpoint_beside_commits_is_written_once_it_returns(waits: bool)
         it.ledger.sync()
         await written
         assert it.ledger.checkpoint_seq >= it.ledger.last_seq - 2
-        await it.loop.settled()
+        await it.loop.settle()
 
 
 async def test_leases_have_a_grace_after_a_stall_of_the_disk() -> None:
@@ -268,5 +268,5 @@ async def test_a_calendar_that_was_set_before_the_start_is_followed_first(tmp_pa
         fact = Renewed(lease.id, lease.expires_at)
         await it.ledger.append([fact], lease.granted_at + 86_400.0)
         await it.loop.follow_calendar()
-        await it.loop.settled()
+        await it.loop.settle()
         assert max(it.left()) < 14_000.0

@@ -60,7 +60,7 @@ def fill(storage: Storage) -> None:
 
     def condense(tables: Facts) -> None:
         tables.insert_part(1, 0, body)
-        tables.finish_checkpoint(Checkpoint.finished(1, 200, 1, zlib.crc32(body)), 2)
+        tables.finish_checkpoint(Checkpoint.of_parts(1, 200, 1, zlib.crc32(body)), 2)
         tables.prune(50, NOW + 100, 1 << 40)
 
     facts.commit([], 0, [condense])

@@ -57,16 +57,16 @@ class Harbour:
         self.changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def opened(self, session: SessionId, caller: Caller) -> None:
+    def open_session(self, session: SessionId, caller: Caller) -> None:
         self.sessions[session] = caller.tenant
         self.ever.append(session)
         self._notify()
 
-    def lost(self, session: SessionId, caller: Caller) -> None:
+    def drop_session(self, session: SessionId, caller: Caller) -> None:
         del self.sessions[session]
         self._notify()
 
-    def failed(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         self.defects.append(error)
         self._notify()
 

@@ -282,7 +282,7 @@ def renew(
 
     renewed = session.run(work)
     if lease_token is None:
-        TokenFile(state_path()).renewed(renewed)
+        TokenFile(state_path()).note_renewal(renewed)
     session.say(renewed.document(), f"lease {lease} now ends in {ends_in(renewed.expires_at)}")
 
 

@@ -64,7 +64,7 @@ class TokenFile:
 
         self._file.change(add)
 
-    def renewed(self, lease: Lease) -> None:
+    def note_renewal(self, lease: Lease) -> None:
         """Store the new end of a stored lease. Errors as `keep`."""
 
         def note(entries: Entries) -> Entries:

@@ -341,7 +341,7 @@ class _AsyncRun:
         self._taking = False  # Before looking: what comes from now on is announced again.
         while self._returns:
             node, value, error = self._returns.popleft()
-            self._crew.left(node)
+            self._crew.note_return(node)
             if error is None and is_awaitable(value):
                 self._execution.free()
                 self._await(node, value)
@@ -379,7 +379,7 @@ class _Crew:
             self._threads += 1
             threading.Thread(target=self._work, name="moorage-workflow", daemon=True).start()
 
-    def left(self, node: RunningNode) -> None:
+    def note_return(self, node: RunningNode) -> None:
         """Note that a function returned."""
         self._busy.discard(node)
 

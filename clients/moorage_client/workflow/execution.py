@@ -157,7 +157,7 @@ class Execution:
             self._settings.pool.resume(journal)
         for name, value in done.items():
             number = self._shape.numbers[name]
-            self._schedule.restored(number)
+            self._schedule.note_restored(number)
             self._results[number] = NodeResult(name, NodeStatus.CACHE_HIT, value)
             self._add(EventType.CACHE_HIT, name)
         return self._skip(self._schedule.start())
@@ -178,7 +178,7 @@ class Execution:
             if self._news:
                 claim = self._news.popleft()
                 del self._claims[claim.number]
-                self._schedule.granted(claim.number)
+                self._schedule.note_grant(claim.number)
                 return self._running(claim.number, claim.grant, claim.error)
             releases = self._settings.pool.releases
             number = self._schedule.pick(self._admit)
@@ -215,7 +215,7 @@ class Execution:
                 result = self._grow(node, node.growth, result, skipped)
             self._results[node.number] = result
             well = result.status is NodeStatus.COMPLETED
-            skipped += self._skip(self._schedule.ended(node.number, well=well))
+            skipped += self._skip(self._schedule.note_end(node.number, well=well))
         self._put_best_in_line()
         self.release(node)
         return skipped
@@ -313,8 +313,8 @@ class Execution:
         for claim in list(self._claims.values()):
             if self._settings.pool.withdraw(claim):
                 del self._claims[claim.number]
-                self._schedule.granted(claim.number)
-                self._schedule.ended(claim.number, well=False)
+                self._schedule.note_grant(claim.number)
+                self._schedule.note_end(claim.number, well=False)
                 self._give_up(claim.number)
 
     def result(self) -> ExecutionResult:

@@ -170,11 +170,11 @@ class RunJournal:
             key = f"{self._history.run}-{name}-{node.asks + 1}"
         return key, self._tell(event="asked", node=node_name, key=key)
 
-    def granted(self, node_name: str, key: str, lease: str, token: str) -> Future[None]:
+    def write_grant(self, node_name: str, key: str, lease: str, token: str) -> Future[None]:
         """Record the lease that was granted for a key."""
         return self._tell(event="granted", node=node_name, key=key, lease=lease, token=token)
 
-    def released(self, node_name: str, key: str) -> Future[None]:
+    def write_release(self, node_name: str, key: str) -> Future[None]:
         """Record that a key's lease has ended or was refused."""
         return self._tell(event="released", node=node_name, key=key)
 

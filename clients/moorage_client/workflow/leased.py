@@ -328,7 +328,7 @@ class LeasedPool:
                 raise
             else:
                 if journal is not None:
-                    journal.granted(claim.node_name, key, lease.id, lease.token)
+                    journal.write_grant(claim.node_name, key, lease.id, lease.token)
                 return _Held(lease, key, _counts(claim.requirements))
 
     async def _recall(
@@ -426,7 +426,7 @@ async def _key(claim: Claim) -> str:
 
 async def _note_release(journal: RunJournal | None, node_name: str, key: str) -> None:
     if journal is not None:
-        await asyncio.wrap_future(journal.released(node_name, key))
+        await asyncio.wrap_future(journal.write_release(node_name, key))
 
 
 def _counts(requirements: ResourceRequirements) -> dict[str, int]:

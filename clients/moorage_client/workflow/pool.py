@@ -339,7 +339,7 @@ class ResourcePool:
     def _free(self, amounts: Amounts, node_name: str | None, by: Callable[[], None] | None) -> bool:
         """Free amounts and wake the nodes that now fit; False if less is held."""
         with self._lock:
-            if not self._account.held(amounts):
+            if not self._account.has_taken(amounts):
                 return False
             served = self._account.give_back(amounts)
             self._releases += 1

@@ -134,7 +134,7 @@ class Schedule:
     def reserve(
         self, eligible: Callable[[int], bool], outsized: Callable[[int, int], bool]
     ) -> int | None:
-        """Return the first blocked node, which then queues at the pool until `granted`.
+        """Return the first blocked node, which then queues for a grant.
 
         That is the best one, unless another has been passed over `PASSED_MAX` times for its size.
 
@@ -154,7 +154,7 @@ class Schedule:
         return node
 
     def reserve_of(self, group: int) -> int:
-        """Return the best ready node of a group, which then queues at the pool until `granted`."""
+        """Return the best ready node of a group, which then queues for a grant."""
         ready = self._ready[group]
         node = self._nodes[heappop(ready)]
         self._states[node] = _RUNNING
@@ -199,7 +199,7 @@ class Schedule:
         """Return the node with the lowest rank."""
         return max(reserved, key=self._ranks.__getitem__)
 
-    def granted(self, node: int) -> None:
+    def note_grant(self, node: int) -> None:
         """Note that a queued node runs from now on."""
         self._run(node)
 
@@ -208,7 +208,7 @@ class Schedule:
         self.running -= 1
         self._push(node)
 
-    def ended(self, node: int, *, well: bool) -> list[int]:
+    def note_end(self, node: int, *, well: bool) -> list[int]:
         """Note the end of a node; return the nodes skipped for it, in order."""
         self.running -= 1
         self._finish(node)
@@ -216,7 +216,7 @@ class Schedule:
             return self._resolve(node)
         return self._skip_after(node)
 
-    def restored(self, node: int) -> None:
+    def note_restored(self, node: int) -> None:
         """Note, before `start`, that a node completed in an earlier run."""
         self._finish(node)
         for successor in self._successors[node]:

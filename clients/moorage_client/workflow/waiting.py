@@ -79,7 +79,7 @@ class Account:
         """
         self._line[ticket] = None
 
-    def held(self, amounts: Amounts) -> bool:
+    def has_taken(self, amounts: Amounts) -> bool:
         """Return whether at least these amounts are taken."""
         for number, count in amounts:
             if self.free[number] + count > self.capacities[number]:

@@ -105,7 +105,7 @@ class DocumentSearch:
         self._waiting = 0
         self._closed = False
 
-    def changed(self, document_id: str) -> None:
+    def note_change(self, document_id: str) -> None:
         """Note that a cluster document or its metrics have changed."""
         if self._changed is not None:
             self._changed.add(document_id)

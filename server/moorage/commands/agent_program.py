@@ -274,12 +274,14 @@ class _Agent:
             match None if answer is None else wire.decode_instruction(answer):
                 case wire.AgentWelcome() as welcome:
                     self._note_welcome(welcome)
-                    self._addresses.opened(at)
+                    self._addresses.note_open(at)
                     if self._deadline.passed:  # What was begun may begin elsewhere by now.
                         await host.cancel_starts()
                     self._deadline.note_agreement(sent_at)
                     await host.serve(socket, welcome.beat_seconds, welcome.epoch)
-                    self._addresses.lost(at, ConnectionFailed(at.shown, "the server went away"))
+                    self._addresses.note_loss(
+                        at, ConnectionFailed(at.shown, "the server went away")
+                    )
                 case wire.AgentFarewell(reason, final):
                     raise _Refused(reason, final=final)
                 case None:

@@ -95,7 +95,7 @@ def _from_database(address: str, folder: Path) -> CopyReport:
 
 def _refuse_gaps(source: Contents) -> None:
     pruned = source.facts.pruned_seq()
-    for first, last in source.facts.lost():
+    for first, last in source.facts.lost_ranges():
         if last > pruned:
             raise StorageError(
                 f"{source.place} lacks {run(first, last)}, whose loss was accepted in a repair. "

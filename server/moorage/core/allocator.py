@@ -228,13 +228,13 @@ class Allocator:
             case SessionLost(session):
                 self.requests.drop_session_requests(session)
             case WorkloadStarted():
-                self._leases.started(event)
+                self._leases.note_start(event)
             case WorkloadFailed():
-                self._leases.failed(event)
+                self._leases.note_failure(event)
             case WorkloadEnded():
                 self._leases.over(event)
             case WorkloadStopped():
-                self._leases.stopped(event)
+                self._leases.note_stop(event)
             case WorkloadKept():
                 self._warm.add(event)
             case FlushAsked(to, tenant, cluster):
@@ -246,7 +246,7 @@ class Allocator:
             case ReserveAsked():
                 self._reservations.apply(event)
             case UnreserveAsked():
-                self._reservations.ended(event)
+                self._reservations.end(event)
             case QuotaAsked():
                 self._quotas.apply(event)
             case HalfLifeConfigured(seconds):
@@ -271,7 +271,7 @@ class Allocator:
 
     def _record_cluster(self, cluster: Cluster) -> None:
         """Record a cluster as it is, unless its machines belong to another one."""
-        decided = self.state.identities.decided(cluster, self.state.places_with_leases)
+        decided = self.state.identities.with_decisions(cluster, self.state.places_with_leases)
         if self.state.clusters.get(cluster.id) != decided:
             self._change(cluster.id, ClusterSet(decided))
 

@@ -57,10 +57,10 @@ class Effects(Protocol):
     def observe_commit(self, facts: Sequence[Fact], last: int, seconds: float) -> None:
         """Note facts up to the `last` seq that became durable, and how long that took.
 
-        This comes before what `durable` says of each turn, and before any effect of the group.
+        This comes before what `note_durable` says of each turn, and before any effect of the group.
         """
 
-    def durable(self, facts: Sequence[Fact]) -> None:
+    def note_durable(self, facts: Sequence[Fact]) -> None:
         """Note the facts of a turn once they are on the disk, before its effects."""
 
     def carry_out(self, effect: Effect) -> None:
@@ -139,7 +139,7 @@ class CommitLoop:
         """Events not yet stepped, and facts not yet durable."""
         return len(self._inbox) + self._facts_waiting
 
-    async def settled(self) -> None:
+    async def settle(self) -> None:
         """Return when every event is stepped and every effect carried out."""
         while not self._is_idle():  # What was posted between the bell and here counts too.
             self._idle.clear()
@@ -195,7 +195,7 @@ class CommitLoop:
                 self._effects.observe_commit(group.facts, last, time.monotonic() - group.began)
                 until = time.monotonic() + BATCH_SECONDS_MAX
                 for turn in group.turns:  # News of one turn go before news of the next.
-                    self._effects.durable(turn.facts)
+                    self._effects.note_durable(turn.facts)
                     self._let_go(turn)
                     if time.monotonic() > until:  # A slow disk makes groups of thousands.
                         await asyncio.sleep(0)

@@ -81,7 +81,7 @@ class Daemon:
             await self.gateway.drain()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_SECONDS_MAX):
-                    await self.commit_loop.settled()
+                    await self.commit_loop.settle()
                     if election is None or not election.standbys:
                         await self.commit_loop.checkpoint()
             if election is not None:

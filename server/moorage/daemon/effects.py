@@ -90,9 +90,9 @@ class EffectCarrier:
         """
         for fact in turn.facts:
             if isinstance(fact, Queued):
-                self._replies.queued(fact.ask.id)
+                self._replies.note_queued(fact.ask.id)
         if isinstance(event, CONSULTED):
-            self._consultations.decided(event, turn)
+            self._consultations.note_decision(event, turn)
         self._measures.observe_step(event, turn)
         self._watchers.observe_step(event)
         self._decisions.observe_step(event, turn)
@@ -106,11 +106,11 @@ class EffectCarrier:
         self._durations.observe_commit(seconds)
         self._trail.observe_commit(facts, last)
 
-    def durable(self, facts: Sequence[Fact]) -> None:
+    def note_durable(self, facts: Sequence[Fact]) -> None:
         """Pass on facts that are on the disk."""
         if self._traces is not None:
-            self._traces.durable(facts)
-        self._watchers.durable(facts)
+            self._traces.note_durable(facts)
+        self._watchers.note_durable(facts)
 
     def carry_out(self, effect: Effect) -> None:
         """Hand an effect to the part that carries it out."""

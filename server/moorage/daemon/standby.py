@@ -87,7 +87,7 @@ class Standby:
         self._found = asyncio.Event()
         """Another server leads, or this one is ready to."""
         self._heir: Deliver | None = None
-        self.failed = tasks.fail
+        self.fail = tasks.fail
         self._broken = tasks.broken
         self._election = election
         self._gateway = gateway
@@ -202,7 +202,7 @@ class Standby:
         self.reading = reading
         if reading is not None:
             for session, caller in self._sessions.items():
-                reading.router.opened(session, caller)
+                reading.router.open_session(session, caller)
 
     def _addresses(self) -> dict[str, str | None]:
         leader = self._election.leader
@@ -211,18 +211,18 @@ class Standby:
             "leader_http": None if leader is None else leader.seat.http,
         }
 
-    def opened(self, session: SessionId, caller: Caller) -> None:
+    def open_session(self, session: SessionId, caller: Caller) -> None:
         """Note that a session exists."""
         self._sessions[session] = caller
         if self.reading is not None:
-            self.reading.router.opened(session, caller)
+            self.reading.router.open_session(session, caller)
 
-    def lost(self, session: SessionId, caller: Caller) -> None:
+    def drop_session(self, session: SessionId, caller: Caller) -> None:
         """Note that a session is over."""
         self._sessions.pop(session, None)
         self._have_read.discard(session)
         if self.reading is not None:
-            self.reading.router.lost(session, caller)
+            self.reading.router.drop_session(session, caller)
 
     def request(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()

@@ -364,7 +364,7 @@ async def _read(
         )
     )
     for work in (
-        following.run(core.watchers.durable),
+        following.run(core.watchers.note_durable),
         following.run_catalog(),
         core.map_news.run(_nothing),
         core.shape_news.run(),
@@ -808,7 +808,7 @@ async def _run_core(
     tasks.spawn(commit_loop.commit_forever())
     tasks.spawn(commit_loop.step_forever())
     tasks.spawn(commit_loop.watch_clocks())
-    settled = asyncio.ensure_future(commit_loop.settled())
+    settled = asyncio.ensure_future(commit_loop.settle())
     await asyncio.wait([settled, tasks.broken], return_when=asyncio.FIRST_COMPLETED)
     settled.cancel()
     if tasks.broken.done():  # It never settles then.
@@ -932,7 +932,7 @@ def _follow_clusters(
     inventory = Inventory(
         config.data_dir,
         catalog.clusters,
-        catalog.memory.known,
+        catalog.memory.knows,
         catalog.memory.is_live,
         stores.allocator.state,
         core.tasks.spawn,

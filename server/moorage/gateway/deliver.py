@@ -36,10 +36,10 @@ class Deliver(Protocol):
 
     Every request that was handed over must be answered with exactly one `Gateway.tell`; from within
     the call, or at any time after it. It may not raise: an exception is a defect, which the gateway
-    passes to `failed`.
+    passes to `fail`.
     """
 
-    def opened(self, session: SessionId, caller: Caller) -> None:
+    def open_session(self, session: SessionId, caller: Caller) -> None:
         """Note that a session exists. It comes before its first request."""
 
     def request(
@@ -65,8 +65,8 @@ class Deliver(Protocol):
         vain.
         """
 
-    def lost(self, session: SessionId, caller: Caller) -> None:
+    def drop_session(self, session: SessionId, caller: Caller) -> None:
         """Note that a session is over, and not resumed. Nothing of it comes after this."""
 
-    def failed(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """Report a defect, an exception where none may be. The daemon ends the process."""

@@ -182,7 +182,7 @@ class Gateway:
         for session in self._sessions.values():
             if goes_on(session.id):
                 session.deliver = deliver
-                deliver.opened(session.id, session.caller)
+                deliver.open_session(session.id, session.caller)
             else:
                 self._drop(session, Close.RESTART, "another server answers from now on")
         self._deliver, self._doorman.agents = deliver, agents
@@ -340,7 +340,7 @@ class Gateway:
         self._sessions[session.id] = session
         self._opening.remove(connection)
         self._open.add(connection, connection.address)
-        self._deliver.opened(session.id, session.caller)
+        self._deliver.open_session(session.id, session.caller)
         self._expel_stranger(session)  # Tokens may have changed since the handshake began.
         try:
             while (message := await session.serve()) is not None:
@@ -358,7 +358,7 @@ class Gateway:
         try:
             await door.serve(secret, connection.address, AgentSocket(connection))
         except Exception as error:  # noqa: BLE001  # A defect; the daemon ends the process.
-            self._deliver.failed(error)
+            self._deliver.fail(error)
 
     def _resume(self, session: Session, message: Resume) -> Session:
         """Return the session that goes on over the connection of `session`."""
@@ -402,7 +402,7 @@ class Gateway:
             session.ends.cancel()
         self._resumable.remove(session)
         del self._sessions[session.id]
-        self._deliver.lost(session.id, session.caller)
+        self._deliver.drop_session(session.id, session.caller)
 
     def _drop(self, session: Session, code: int, reason: str) -> None:
         session.lasts = False

@@ -332,7 +332,7 @@ class Session:
     ) -> asyncio.Future[None] | None:
         try:
             taking = self.deliver.request(to, self.caller, message, warnings)
-        except Exception as error:  # noqa: BLE001  # Every one is a defect, and goes to `failed`.
+        except Exception as error:  # noqa: BLE001  # Every one is a defect, and goes to `fail`.
             self._defect(error)
             return None
         if taking is None or isinstance(taking, asyncio.Future):
@@ -363,7 +363,7 @@ class Session:
         self.tell(number, reply)
 
     def _defect(self, error: BaseException) -> None:
-        self.deliver.failed(error)
+        self.deliver.fail(error)
         self._drop(self, Close.DEFECT, "the server met a defect")
 
     # Out -----------------------------------------------------------------------------------

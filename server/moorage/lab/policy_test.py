@@ -348,7 +348,7 @@ def ask_of(record: PolicyRecord, request: JsonObject, number: int, seed: int) ->
     parameters: JsonMapping = message.parameters or {}
     settings: JsonMapping = message.settings or {}
     if record.schemas is not None and number >= 0:
-        inputs = record.schemas.given(inputs)
+        inputs = record.schemas.complete(inputs)
         parameters, settings = record.schemas.overrides(parameters, settings)
     return Ask(
         id=RequestId(f"request-{number}"),

@@ -181,7 +181,7 @@ def _fill(new: FactTables, found: LedgerWalk, left: Salvage) -> None:
     new.write_lost(left.lost, time.time())
     new.write_pruned_seq(found.pruned)
     if left.checkpoint is None:
-        new.finish_checkpoint(Checkpoint.finished(1, left.last[0], 0, 0), CHECKPOINTS_KEPT)
+        new.finish_checkpoint(Checkpoint.of_parts(1, left.last[0], 0, 0), CHECKPOINTS_KEPT)
     for finished, parts in reversed(found.checkpoints):
         if finished.seq <= left.last[0] or finished.seq == left.checkpoint:
             for number, body in enumerate(parts):

@@ -162,7 +162,7 @@ class StoredLedger(StoredHistory):
                 await self._work(_part_writer(number, parts, body))
                 checksum = zlib.crc32(body, checksum)
                 parts += 1
-            finished = Checkpoint.finished(number, seq, parts, checksum)
+            finished = Checkpoint.of_parts(number, seq, parts, checksum)
             await self._work(lambda facts: facts.finish_checkpoint(finished, CHECKPOINTS_KEPT))
             self._checkpoint_seq = seq
 
@@ -201,7 +201,7 @@ class StoredLedger(StoredHistory):
                     else:
                         finished = facts.checkpoints()
                         checkpoint, parts, damaged = finished[0] if finished else None, [], []
-                    number, lost = facts.last_checkpoint_number(), facts.lost()
+                    number, lost = facts.last_checkpoint_number(), facts.lost_ranges()
                     chain = facts.chain_of(last_seq) or 0
                 if damaged:
                     self._store.commit([], 0, [_drop(each) for each in damaged])

@@ -144,7 +144,7 @@ def _look_at(tables: FactTables, ledger: Path, found: LedgerWalk) -> None:
             found.say(f"{ledger.name}: {line}.")
     found.pruned = _check_pruned(tables, ledger, found)
     with _continue_after_errors(ledger, found):
-        found.lost = tables.lost()
+        found.lost = tables.lost_ranges()
     with _continue_after_errors(ledger, found):
         _walk_facts(tables, ledger, found)
     with _continue_after_errors(ledger, found):

@@ -152,7 +152,7 @@ class FieldSchema:
         if not any(_is_a(value, kind) for kind in self.kinds) or not self._allows(value, budget):
             raise SchemaError("", self.expected, f"found {quote(value)}")
         if self.properties is not None and isinstance(value, dict):
-            return self.properties.checked(value, budget)
+            return self.properties.check_value(value, budget)
         if self.items is None or not isinstance(value, list | tuple):
             return value
         given = cast("Sequence[JsonValue]", value)
@@ -233,7 +233,7 @@ class Schema:
             SchemaError: It is not what the schema says.
         """
         try:
-            return self.checked(value, Budget(), known)
+            return self.check_value(value, Budget(), known)
         except SchemaError as error:
             raise error.within(path) from None
 
@@ -252,11 +252,13 @@ class Schema:
             SchemaError: As `check`.
         """
         try:
-            return list(_each(values, self.checked, Budget(), first))
+            return list(_each(values, self.check_value, Budget(), first))
         except SchemaError as error:
             raise error.within(path) from None
 
-    def checked(self, value: JsonValue, budget: Budget, known: Collection[str] = ()) -> JsonMapping:
+    def check_value(
+        self, value: JsonValue, budget: Budget, known: Collection[str] = ()
+    ) -> JsonMapping:
         """As `check`, of a part of a larger value; the path of an error starts at this part."""
         if not isinstance(value, Mapping):
             raise SchemaError("", "an object", f"found {quote(value)}")

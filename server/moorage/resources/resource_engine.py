@@ -177,7 +177,7 @@ class ResourceEngine:
             NotImplementedError: It is of a user's own kind, which has no `reset`.
             BackendError: It could not be; end it.
         """
-        return await self._store.held(id).reset(*args, **kwargs)
+        return await self._store.resource(id).reset(*args, **kwargs)
 
     @_OnClassToo
     async def get_status(self, /, id: str) -> ResourceStatus:  # noqa: A002  # As above.
@@ -186,7 +186,7 @@ class ResourceEngine:
         Raises:
             ValueError: The id has no resource, or not yet.
         """
-        return await self._store.held(id).get_status()
+        return await self._store.resource(id).get_status()
 
     @_OnClassToo
     async def control(self, /, id: str, **kwargs: Any) -> None:  # noqa: A002  # As above.
@@ -196,7 +196,7 @@ class ResourceEngine:
             ValueError: The id has no resource, or not yet.
             BackendError: It names the limit that this kind does not have.
         """
-        await self._store.held(id).control(**kwargs)
+        await self._store.resource(id).control(**kwargs)
 
     @_OnClassToo
     async def end(self, /, id: str) -> None:  # noqa: A002  # As above.

@@ -184,7 +184,7 @@ class ResourceStore:
             pool = self._pools[key] = SpecPool(key, backend, spec, runner)
         return pool
 
-    def held(self, name: str) -> BaseResource:
+    def resource(self, name: str) -> BaseResource:
         """Return the resource of an id.
 
         Raises:

@@ -191,7 +191,7 @@ class Checkpoint(NamedTuple):
     checksum: int
 
     @classmethod
-    def finished(cls, number: int, seq: int, parts: int, checksum: int) -> "Checkpoint":
+    def of_parts(cls, number: int, seq: int, parts: int, checksum: int) -> "Checkpoint":
         """Return a finished checkpoint, given the CRC-32 of its parts."""
         return cls(number, seq, parts, zlib.crc32(f"{number} {seq} {parts}".encode(), checksum))
 
@@ -216,7 +216,7 @@ class Facts(Protocol):
     def chain_of(self, seq: int) -> int | None:
         """Return the chain of a fact; 0 before the first one, None if the fact is not there."""
 
-    def lost(self) -> list[tuple[int, int]]:
+    def lost_ranges(self) -> list[tuple[int, int]]:
         """Return the first and the last of each run of facts whose loss was accepted, in order."""
 
     def page(

@@ -118,7 +118,7 @@ def _authentication(
         client = request.client
         if caller is None:
             services.audit.note_failed_login(client.host if client else "", "http")
-            await services.audit.written()
+            await services.audit.flush()
             raise ServiceError(
                 Code.UNAUTHORIZED,
                 "the request has no valid token; send `Authorization: Bearer <token>`",
@@ -133,7 +133,7 @@ def _authentication(
             what = f"{request.method} {request.scope[ROUTE]}"
             reason = caller.refusal(right)
             services.audit.note_refusal(caller, remote_of(request.scope), what, reason)
-            await services.audit.written()
+            await services.audit.flush()
             raise missing_right(caller, right)
         if reads is not None and request.scope[ROUTE] != "/metrics":
             no = reads.doubt() if is_read(request.method, request.scope[ROUTE]) else reads.refusal()

@@ -71,7 +71,7 @@ class Noted:
         async def send_and_watch(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] < _FAILURES:
                 self._note(scope)
-                await self._audit.written()
+                await self._audit.flush()
             await send(message)
 
         changing = scope["type"] == "http" and scope["method"] in _CHANGING

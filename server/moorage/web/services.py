@@ -112,7 +112,7 @@ class AuditNotes(Protocol):
     def note_failed_login(self, remote: str, door: str) -> None:
         """Note a token that was wrong or missing."""
 
-    async def written(self) -> None:
+    async def flush(self) -> None:
         """Wait until all entries are written."""
 
 

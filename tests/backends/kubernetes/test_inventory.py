@@ -52,7 +52,7 @@ async def wait_nodes(inventory: ClusterInventory, happened: Callable[[dict[str, 
             nodes = {each["id"]: each for each in inventory.document()["nodes"]["nodeData"]}
             if answer := happened(nodes):
                 return answer
-            await inventory.changed(version)
+            await inventory.wait_for_change(version)
 
 
 def used(nodes: dict[str, Any], name: str) -> dict[str, Any]:
@@ -117,7 +117,7 @@ async def test_our_own_pods_do_not_change_the_document(fresh_plane: Plane) -> No
         await wait_nodes(inventory, lambda nodes: "unavailable" not in nodes["n1"])
         made, heard = inventory.remade, inventory.version
         fresh_plane.create(pod("own", node_name="n1", labels={SERVER_LABEL: "ours"}))
-        await inventory.changed(heard)
+        await inventory.wait_for_change(heard)
         assert used(await wait_nodes(inventory, lambda nodes: nodes), "n1") == {}
         assert inventory.remade == made
 

@@ -111,8 +111,8 @@ def test_only_readable_parts_of_a_schema_are_enforced():
         "policy_parameters.a",
     ]
     schemas = found.record.schemas
-    assert schemas.given({"n": 1}) == {"n": 1}
-    assert refusal(schemas.given, {"n": "x"}).field == "inputs.n"
+    assert schemas.complete({"n": 1}) == {"n": 1}
+    assert refusal(schemas.complete, {"n": "x"}).field == "inputs.n"
     schemas.judge("anything")
     assert schemas.command("anything", 7) == 7
     assert found.record.parameters == {"a": 7}
@@ -120,8 +120,8 @@ def test_only_readable_parts_of_a_schema_are_enforced():
 
 def test_inputs_are_checked_and_completed():
     found = schemas(policy_input_schema={"size": SIZE, "zone": ZONE})
-    assert found.given({"zone": "a"}) == {"zone": "a", "size": 2}
-    error = refusal(found.given, {"size": 1})
+    assert found.complete({"zone": "a"}) == {"zone": "a", "size": 2}
+    error = refusal(found.complete, {"size": 1})
     assert error.reason == ("inputs.zone: expected a text; it is missing (the schema of a:1-b)")
     assert (error.code, error.field, error.expected) == (Code.BAD_MESSAGE, "inputs.zone", "a text")
 

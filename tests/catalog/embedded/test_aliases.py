@@ -21,7 +21,7 @@ from moorage.storage.sqlite.records import SqliteRecords
 
 def swap(alias: Alias, version: str, standing: str, digest: str = "") -> Alias:
     change = AliasChange(0.0, "me", "activated", version, alias.version, standing, digest)
-    return alias.changed(change, version=version)
+    return alias.replace(change, version=version)
 
 
 def ways(alias: Alias) -> list[str]:

@@ -217,7 +217,7 @@ async def test_a_cancelled_change_leaves_memory_and_disk_equal(open_place):
     await asyncio.gather(creating, return_exceptions=True)
     with expect_refusal(Code.NOT_FOUND):
         await open_place.catalog.clusters.update("none", {})  # A later job: the first one is done.
-    assert open_place.catalog.memory.known("c1")
+    assert open_place.catalog.memory.knows("c1")
     assert [type(change) for change in open_place.changes] == [ClusterPut]
 
 
@@ -301,8 +301,8 @@ async def test_only_live_clusters_may_be_candidates(catalog):
     await catalog.clusters.create(cluster("down", status="maintenance"))
     assert catalog.memory.live_ids() == ("a", "b")
     assert [found.id for found in catalog.memory.models()] == ["a", "b"]
-    assert catalog.memory.known("down")
-    assert not catalog.memory.known("nobody")
+    assert catalog.memory.knows("down")
+    assert not catalog.memory.knows("nobody")
     await catalog.clusters.update("down", {"$set": {"status": "Live"}})
     await catalog.clusters.update("b", {"$set": {"status": "down"}})
     assert catalog.memory.live_ids() == ("a", "down")
@@ -383,7 +383,7 @@ async def test_a_damaged_record_is_named_at_start(open_place):
     await open_place.catalog.close()
     open_place.place.spoil(b'{"id": 7}')
     await open_place.open()
-    assert not open_place.catalog.memory.known("c1")
+    assert not open_place.catalog.memory.knows("c1")
     (warning,) = open_place.catalog.warnings
     assert "the cluster c1 in" in warning
     assert "was set aside" in warning
@@ -394,7 +394,7 @@ async def test_the_limits_of_the_catalog_are_enforced(catalog):
         await catalog.clusters.create(cluster("c1", blob="x" * (16 * 1024 * 1024)))
     with expect_refusal(Code.TOO_LARGE, "nodes.nodeData"):
         await catalog.clusters.create({"id": "c1", "nodes": {"nodeData": [{}] * 20_001}})
-    assert not catalog.memory.known("c1")
+    assert not catalog.memory.knows("c1")
 
 
 async def test_a_change_invalidates_documents_read_at_start(tmp_path):

@@ -211,8 +211,8 @@ async def test_clusters_that_are_not_known_yet_are_looked_up_in_bulk(site, open_
     assert await have(catalog, ["a", *late, "nowhere", "../../admin"]) == []
     assert [each.path for each in site.requests] == ["/clusters/query", "/cluster/query"]
     assert site.requests[0].body == {"query": {"id": {"$in": sorted([*late, "nowhere"])}}}
-    assert catalog.memory.known("late49")
-    assert not catalog.memory.known("nowhere")
+    assert catalog.memory.knows("late49")
+    assert not catalog.memory.knows("nowhere")
     assert {each.cluster.id for each in open_place.changes if isinstance(each, ClusterPut)} == {
         *late
     }

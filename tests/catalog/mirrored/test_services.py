@@ -243,16 +243,16 @@ def test_the_breaker_opens_and_closes_with_time():
     breaker = Breaker()
     for _ in range(FAILURES_MAX):
         assert breaker.wait_seconds(0) == 0
-        breaker.failed(0, 1.0)
+        breaker.note_failure(0, 1.0)
     assert breaker.wait_seconds(0) == pytest.approx(OPEN_SECONDS_FIRST)
     assert breaker.wait_seconds(OPEN_SECONDS_FIRST) == 0  # The one probe.
     assert breaker.wait_seconds(OPEN_SECONDS_FIRST) > 0  # All others wait for its outcome.
     breaker.abandoned()
     assert breaker.wait_seconds(OPEN_SECONDS_FIRST) == 0
-    breaker.failed(10, 1.0)
+    breaker.note_failure(10, 1.0)
     assert breaker.wait_seconds(10) == pytest.approx(2 * OPEN_SECONDS_FIRST)
     for _ in range(100):
-        breaker.failed(10, 1.0)
+        breaker.note_failure(10, 1.0)
     assert breaker.wait_seconds(10) == pytest.approx(OPEN_SECONDS_MAX)
     breaker.succeeded()
     assert breaker.wait_seconds(10) == 0

@@ -165,3 +165,15 @@ def test_a_release_costs_the_same_beside_any_number_that_keep_apart_by_node(alon
             count, turn = steps(lambda hand=hand: hand.step(Tick()))  # type: ignore[misc]  # As above.
             found[many] = max(found[many], count)
     assert found[most] < 2 * found[most // 10]
+
+
+def test_head_is_not_looked_at_when_capacity_grows_in_other_clusters(hand: Hand) -> None:
+    node = Node(NodeId("far"), 64_000, 99_999, (Gpu("0", "A100", 80),))
+    hand.see(Cluster(ClusterId("d"), (node,)))
+    hand.grant(ask("away", ONE, terms={"ttl_seconds": 9e5}), place("far", "0", cluster_id="d"))
+    hand.ask(ask("head", ONE, 600.0, candidates=(ClusterId("c"),)))
+    hand.ask(ask("next", Demand(gpus=2), 600.0, candidates=(ClusterId("c"),)))
+    many, turn = release(hand, "away")
+    assert (many, consults(turn)) == (0, [])
+    many, turn = release(hand, "n50")
+    assert consults(turn) == ["head"]

@@ -207,7 +207,7 @@ def test_shares_are_bitwise_equal_however_they_are_computed() -> None:
         hand.now += number * 1.7
         hold(hand, f"t{number % 3}", f"l{number}", gpu)
     accounts = hand.allocator.state.accounts
-    names = list(accounts.held())
+    names = list(accounts.usages())
     numbers = [accounts.number(each) for each in names]
     import numpy as np  # noqa: PLC0415  # For this comparison alone.
 
@@ -233,7 +233,7 @@ def test_setting_the_same_quota_twice_writes_one_fact(hand: Hand) -> None:
     allow(hand, "ann", None)
     assert hand.inquire("quotas")["quotas"] == []
     assert STEPS == 64
-    assert Accounts().held() == {}
+    assert Accounts().usages() == {}
 
 
 KEPT = Provision("memory", keep_warm_seconds=60.0)

@@ -225,12 +225,12 @@ async def test_awaited_entries_are_on_the_disk(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 1, 32)
     for number in range(1, 4):
         log.note(entry(number))
-        await log.written()
+        await log.flush()
         assert verify(tmp_path)[1].number == number
     (tmp_path / "audit").rename(tmp_path / "aside")
     (tmp_path / "audit").write_text("no folder")
     log.note(entry(4))
-    await log.written()  # No answer waits for a disk that fails.
+    await log.flush()  # No answer waits for a disk that fails.
     (tmp_path / "audit").unlink()
     log.close()
 
@@ -241,11 +241,11 @@ async def test_under_load_more_is_gathered_unless_someone_waits(
     monkeypatch.setattr(audit_log, "GATHER_SECONDS_MAX", 1e6)
     log = AuditLog(tmp_path, 1, 32)
     log.note_all([entry(number) for number in range(100)])
-    await log.written()
+    await log.flush()
     log.note(entry(100))
     await asyncio.sleep(20 * audit_log.GATHER_SECONDS)  # And nothing is to happen.
     assert verify(tmp_path)[1].number == 100
-    await log.written()
+    await log.flush()
     assert verify(tmp_path)[1].number == 101
     log.close()
 
@@ -281,7 +281,7 @@ async def test_entries_during_recovery_follow_the_recovered_ones(tmp_path: Path)
     log = AuditLog(tmp_path, 1, 32)
     log.hold()
     log.note(AuditEntry(3.0, "new", seq=9))
-    waits = asyncio.create_task(log.written())
+    waits = asyncio.create_task(log.flush())
     log.let_go([AuditEntry(1.0, "old", seq=8)], 8)
     await waits
     log.close()

@@ -58,6 +58,6 @@ def test_refusals_of_a_tenant_do_not_push_out_those_of_another() -> None:
         one, to = replace(ONE, id=f"r{number}", tenant=tenant), Address(SessionId("s"), 1)
         refused = Turn([], [Respond(to, Refusal(Code.NO_CAPACITY, "full"))])
         decisions.observe_step(Asked(to, one), refused)
-    assert decisions.refused("r0") is not None
-    assert decisions.refused("r1") is None
-    assert decisions.refused("r2") is not None
+    assert decisions.refusal("r0") is not None
+    assert decisions.refusal("r1") is None
+    assert decisions.refusal("r2") is not None

@@ -46,7 +46,7 @@ class Heard:
     def grant(self, tenant: str, number: int) -> None:
         who = RequestId(f"r{number}"), Tenant(tenant), ""
         terms, policy = LeaseTerms(ttl_seconds=60.0), PolicyRef("p", "d")
-        self.watchers.durable([Granted(Lease(*who, policy, (), number, 0.0, 60.0, terms))])
+        self.watchers.note_durable([Granted(Lease(*who, policy, (), number, 0.0, 60.0, terms))])
 
 
 def test_an_operator_hears_of_the_leases_of_all() -> None:
@@ -71,9 +71,9 @@ def test_an_operator_gets_the_number_of_dropped_news() -> None:
 
 def test_the_last_news_of_the_fleet_are_remembered_without_watchers() -> None:
     heard = Heard()
-    heard.watchers.lost(ANN)
-    heard.watchers.lost(OPS)
-    heard.watchers.durable([ClusterSet(Cluster(ClusterId("c"), ()))])
+    heard.watchers.drop_session(ANN)
+    heard.watchers.drop_session(OPS)
+    heard.watchers.note_durable([ClusterSet(Cluster(ClusterId("c"), ()))])
     heard.watchers.tell("policies", "rests", {}, Tenant("ann"))
     assert [each.event for each in heard.watchers.recent(None)] == ["rests", "cluster_set"]
     assert [each.event for each in heard.watchers.recent("bob")] == ["cluster_set"]
@@ -81,14 +81,14 @@ def test_the_last_news_of_the_fleet_are_remembered_without_watchers() -> None:
 
 def test_failures_of_workloads_are_remembered_without_watchers() -> None:
     heard = Heard()
-    heard.watchers.lost(ANN)
-    heard.watchers.lost(OPS)
+    heard.watchers.drop_session(ANN)
+    heard.watchers.drop_session(OPS)
     terms, policy = LeaseTerms(ttl_seconds=60.0), PolicyRef("p", "d")
     lease = Lease(RequestId("r1"), Tenant("ann"), "", policy, (), 1, 0.0, 60.0, terms)
     heard.watchers.lease = {lease.id: lease}.get
     for phase in ("succeeded", "failed"):
         outcome = Outcome(1, phase, "it died", 3.0, (), 1, ("its output",))
-        heard.watchers.durable([Finished(lease.id, outcome)])
+        heard.watchers.note_durable([Finished(lease.id, outcome)])
     (event,) = heard.watchers.recent("ann")
     assert (event.topic, event.event, event.data["id"]) == ("leases", "finished", "r1")
     assert event.data["outcome"].log_tail == ()

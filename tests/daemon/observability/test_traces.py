@@ -45,7 +45,7 @@ def test_a_refusal_is_followed_from_its_socket_to_its_code(lines) -> None:
 def test_a_lost_session_ends_its_traces(lines) -> None:
     follower = RequestTraces(None)
     follower.begin(address(1), TENANT, MESSAGE)
-    follower.lost(address(1))
+    follower.forget(address(1))
     assert [each.get("lost") for each in lines] == [None, None, True]
     follower.admitted(address(1), RequestId("r1"))
     assert len(lines) == 3

@@ -195,12 +195,12 @@ async def test_waiting_readers_are_bounded_and_others_read_at_once(silent):
 async def test_a_wait_ends_with_its_session_and_the_looks_with_the_last_wait(silent):
     ours, theirs = silent.read("ours"), silent.read("theirs")
     await silent.wait_looks(4)
-    silent.access.lost(SessionId("ours"))
+    silent.access.drop_session(SessionId("ours"))
     with pytest.raises(asyncio.CancelledError):
         await ours
     await silent.wait_looks(2)
     assert not theirs.done()
-    silent.access.lost(SessionId("theirs"))
+    silent.access.drop_session(SessionId("theirs"))
     with pytest.raises(asyncio.CancelledError):
         await theirs
     readers = silent.access._readers

@@ -75,7 +75,7 @@ class House:
                 await self._heard.wait()
         return next(event for event in self.events if isinstance(event, kind))
 
-    async def settled(self) -> None:
+    async def settle(self) -> None:
         """Wait until all orders are over: nothing more comes of them."""
         async with asyncio.timeout(60):
             await asyncio.gather(*self.tasks._running)
@@ -122,7 +122,7 @@ async def test_a_look_says_at_once_that_a_workload_is_ready_and_its_start_says_n
     said = [WorkloadStarted(second.id, second.fencing, "memory://first")]
     assert house.events == said, "before anything was waited for"
     house.room.start(second)
-    await house.settled()
+    await house.settle()
     assert house.events == said
 
 
@@ -132,7 +132,7 @@ async def test_a_death_after_the_look_is_reported_to_the_new_lease(house):
     ended = await house.heard(WorkloadEnded)
     assert (ended.lease, ended.fencing, ended.exit_code) == (second.id, second.fencing, 3)
     house.room.start(second)  # Durable at last; it has got the news.
-    await house.settled()
+    await house.settle()
     assert len(house.events) == 2
 
 

@@ -565,7 +565,7 @@ class Witness:
         things = len(allocator.state.leases) + len(allocator.state.waiting)
         law(len(allocator.state.deadlines) <= 1_001 + 2 * things, "deadlines are swept")
         requests = allocator.requests
-        closed = [name for name in requests.listeners if requests.known(name) is None]
+        closed = [name for name in requests.listeners if requests.find(name) is None]
         law(not closed, "only open requests have listeners", closed)
         sessions = {to.session for heard in requests.listeners.values() for to in heard}
         law(sessions == requests._of_session.keys(), "sessions know their own requests")
@@ -823,4 +823,4 @@ def same_state(one: State, other: State) -> None:
 def _shares(state: State) -> Any:
     accounts = state.accounts
     shares = {each: accounts.share(each) for each, _ in accounts.past()}
-    return accounts.quotas, accounts.half_life, accounts.held(), dict(accounts.past()), shares
+    return accounts.quotas, accounts.half_life, accounts.usages(), dict(accounts.past()), shares

@@ -114,7 +114,7 @@ class ClusterFollower:
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_SECONDS):
-                        seen = await inventory.changed(seen)
+                        seen = await inventory.wait_for_change(seen)
                 started = time.monotonic()
                 listed = inventory.is_listed
                 stale = self._no_answer or _why_outdated(inventory, started - began)

@@ -7,7 +7,7 @@
         seen = await inventory.listed()
         while True:
             document = inventory.document()
-            seen = await inventory.changed(seen)
+            seen = await inventory.wait_for_change(seen)
 
 Nodes, pods, ResourceSlices and ResourceClaims are watched; only a record of each object is stored
 (`records`). A change rebuilds the documents of the nodes that it touches, and no others.
@@ -154,7 +154,7 @@ class ClusterInventory:
         """Whether the cluster was read for the first time."""
         return all(each.listed.is_set() for each in self._watchers)
 
-    async def changed(self, seen: int) -> int:
+    async def wait_for_change(self, seen: int) -> int:
         """Wait until the version is another than the one last seen, and return it."""
         while self.version == seen:
             self._moved.clear()

@@ -55,7 +55,7 @@ class PolicySchemas:
     settings_completed: JsonMapping = field(default_factory=JsonObject)
     parameters_completed: JsonMapping = field(default_factory=JsonObject)
 
-    def given(self, inputs: JsonValue) -> JsonValue:
+    def complete(self, inputs: JsonValue) -> JsonValue:
         """Return a request's inputs with the schema's defaults, or raise `bad_message`."""
         return self._check(self.inputs, inputs, "inputs")
 
@@ -102,7 +102,7 @@ class PolicySchemas:
             ServiceError: `bad_message`.
         """
         parameters, settings = self.overrides(ask.parameters, ask.settings)
-        inputs = self.given(ask.inputs)
+        inputs = self.complete(ask.inputs)
         return replace(ask, inputs=inputs, parameters=parameters, settings=settings)
 
     def judge(self, value: JsonValue) -> None:

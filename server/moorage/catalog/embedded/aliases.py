@@ -159,7 +159,7 @@ class Alias(Struct, frozen=True, omit_defaults=True):
             if found == standing
         ]
 
-    def changed(self, change: AliasChange, **fields: object) -> "Alias":
+    def replace(self, change: AliasChange, **fields: object) -> "Alias":
         """Return the alias with changed fields, and with this change in its history."""
         return replace(self, **fields, history=(*self.history, change)[-HISTORY_MAX:])
 

@@ -56,7 +56,7 @@ class EmbeddedBlocks:
             del self._entries[kind][name]
         self._entries[kind].update((entry.id, entry) for entry in entries)
         for name in (*gone, *(entry.id for entry in entries)):
-            self._search.changed(name)
+            self._search.note_change(name)
 
     def keep_metrics(self, found: dict[str, DocumentEntry]) -> None:
         """Replace the metrics of all blocks."""
@@ -65,7 +65,7 @@ class EmbeddedBlocks:
         metrics.clear()
         metrics.update(found)
         for block_id in changed:
-            self._search.changed(block_id)
+            self._search.note_change(block_id)
 
     def close(self) -> None:
         """Wait for the end of running jobs."""
@@ -135,7 +135,7 @@ class EmbeddedBlocks:
 
         def drop(name: str) -> None:
             del self._entries[kind][name]
-            self._search.changed(name)
+            self._search.note_change(name)
 
         return await remove(self._store, kind, block_id, self._entries[kind], drop)
 
@@ -178,7 +178,7 @@ class EmbeddedBlocks:
     def _publisher(self, kind: BlockKind) -> Callable[[DocumentEntry], None]:
         def publish(entry: DocumentEntry) -> None:
             self._entries[kind][entry.id] = entry
-            self._search.changed(entry.id)
+            self._search.note_change(entry.id)
 
         return publish
 

@@ -122,7 +122,7 @@ class Memory:
 
     def _touch(self, cluster_id: str) -> None:
         self.version += 1
-        self.index.changed(cluster_id)
+        self.index.note_change(cluster_id)
         self._loaded.pop(cluster_id, None)
         self._blobs.pop(cluster_id, None)
         if cluster_id in self.clusters:  # Metrics may be those of an unknown cluster.
@@ -146,7 +146,7 @@ class Memory:
         """Return whether the cluster exists and is live, so that it may be a candidate."""
         return cluster_id in self._live
 
-    def known(self, cluster_id: str) -> bool:
+    def knows(self, cluster_id: str) -> bool:
         """Return whether the cluster exists, live or not."""
         return cluster_id in self.clusters
 

@@ -154,7 +154,7 @@ class ClusterMirror:
 
     def _unknown(self, ids: Sequence[str]) -> list[str]:
         """Return unknown ids, which may be clusters added since the last reading."""
-        known = self._memory.known
+        known = self._memory.knows
         return [name for name in ids if not known(name) and _is_cluster_id(name)]
 
     def _is_fresh(self) -> bool:

@@ -134,7 +134,7 @@ class Breaker:
         self.failures = 0
         self.probing = False
 
-    def failed(self, now: float, chance: float) -> None:
+    def note_failure(self, now: float, chance: float) -> None:
         """Note that the service did not answer.
 
         Args:
@@ -224,7 +224,7 @@ class Service:
                 value = await self._attempt(request, read, deadline, patience)
             except WrongAnswer as wrong:
                 self._last = wrong.what
-                self._breaker.failed(loop.time(), _CHANCE.random())
+                self._breaker.note_failure(loop.time(), _CHANCE.random())
                 pause = BACKOFF_SECONDS * 2 ** (attempt - 1) * _CHANCE.random()
                 late = loop.time() + pause >= deadline
                 if not wrong.again or late or attempt == ATTEMPTS_MAX:

@@ -68,7 +68,7 @@ class MirroredMetrics:
     async def get(self, cluster_id: str) -> Document:
         """See `Metrics.get`."""
         name = cluster_id_of(cluster_id, "id")
-        if self._memory.known(name):
+        if self._memory.knows(name):
             await self._mirror.require(name)
             return entry_of(self._memory.metrics, name, "metrics").document
         # Nothing is remembered of unknown clusters: there is no end of their ids.
@@ -81,7 +81,7 @@ class MirroredMetrics:
         """See `Metrics.query`; a query that names one cluster works like `get`."""
         condition = parse_filter(query)  # Nothing that it refuses is passed on.
         name = text_at(condition, "clusterId")
-        if name and self._memory.known(name):
+        if name and self._memory.knows(name):
             await self._mirror.require(name)
             entry = self._memory.metrics.get(name)
             return [] if entry is None else [entry.document]

@@ -278,8 +278,9 @@ class Feasibility:
             allowed = np.ones(len(fleet), np.bool_)
         else:
             wanted = set(candidates)
-            numbers = [n for n, name in enumerate(fleet.cluster_ids) if name in wanted]
-            allowed = np.isin(fleet.cluster, numbers)
+            allowed = np.array([name in wanted for name in fleet.cluster_ids], np.bool_)[
+                fleet.cluster
+            ]
         for cluster_id, node_id in reserved:
             row = fleet.row(cluster_id, node_id)
             if row is not None:

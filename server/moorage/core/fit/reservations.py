@@ -72,7 +72,7 @@ class AdvanceReservations:
             self._turn.wakes = True  # The reservation of the queue's head may change.
         self._turn.respond(event.to, Information(row(reservation)))
 
-    def ended(self, event: UnreserveAsked) -> None:
+    def end(self, event: UnreserveAsked) -> None:
         """End a reservation before its time."""
         known = self._state.reserved.by_id.get(event.reservation)
         if known is None:

@@ -4,6 +4,7 @@ The allocator is the only caller: at the end of each turn in which capacity may 
 """
 
 from collections import Counter
+from collections.abc import Collection
 from itertools import islice
 from typing import Final
 
@@ -14,9 +15,10 @@ from moorage.core.queue import alternatives
 from moorage.core.queue.open_requests import OpenRequests, Pending
 from moorage.core.queue.order import CONSULTED_MAX
 from moorage.core.queue.ranking import WakeLimits
+from moorage.core.state.growth import GrownPlace
 from moorage.core.state.state import State
 from moorage.core.state.waiters import WaiterLine
-from moorage.model import Nodes, PolicyRef, Tenant
+from moorage.model import Ask, Nodes, PolicyRef, Tenant
 
 LOOKS_MAX: Final = 64
 """Looks at waiters of one tenant in one turn; the other ones are looked at in the next turns."""
@@ -49,6 +51,8 @@ class Backfill:
         self._asks = asks
         self._preemption = preemption
         self._reserved_at = (-1, 0)
+        self._led_at = -1
+        """`queue.changes` when the head was last looked at, and nodes were reserved for it."""
         self._looks = Counter[Tenant]()
         self._spent = frozenset[Tenant]()
 
@@ -70,10 +74,11 @@ class Backfill:
     def _any_took_over(self) -> bool:
         """Wake the lines in order; stop and return True if one took over a warm lease."""
         queue = self._requests.queue
-        queue.grew(self._state.growth.take())
+        grown = self._state.growth.take()
+        queue.grew(grown)
         if not queue:
             return False
-        if (self._state.warm and self._any_before_head_took_over()) or self._lead():
+        if (self._state.warm and self._any_before_head_took_over()) or self._lead(grown):
             return True
         queue.rethink()
         if queue.is_head_alone:
@@ -99,8 +104,12 @@ class Backfill:
                 return True
         return False
 
-    def _lead(self) -> bool:
-        """Wake the head of the queue, and reserve nodes for it while it waits."""
+    def _lead(self, grown: Collection[GrownPlace] | None) -> bool:
+        """Wake the head of the queue, and reserve nodes for it while it waits.
+
+        Args:
+            grown: Where capacity grew since the last call; None: everywhere.
+        """
         queue = self._requests.queue
         head = queue.first()
         if head is None:
@@ -109,6 +118,12 @@ class Backfill:
         gains = self._state.gains
         ask = self._state.waiting[next(iter(head.waiters))].ask
         is_new = head is not queue.head  # What was closed to it until now is open to it.
+        judged = not is_new and head.refused_at == self._led_at
+        judged = judged and self._reserved_at[1] == self._preemption.spared
+        if judged and self._grew_for_others(ask, grown):
+            head.refused_at = self._led_at = queue.changes
+            self._reserved_at = gains, self._preemption.spared
+            return False
         if (is_new or head.refused_at != queue.changes) and self._wake_line(head, ()):
             return True
         own = self._asks.exclusions.find_on_empty(ask).by_others
@@ -120,7 +135,20 @@ class Backfill:
                 capacity = self._preemption.capacity(ask)
             queue.reserve(head, self._asks.nodes_to_reserve(ask, (), capacity))
             self._reserved_at = self._state.gains, self._preemption.spared
+        self._led_at = queue.changes
         return self._state.gains != gains  # Who gave way and ran nothing has left at once.
+
+    def _grew_for_others(self, ask: Ask, grown: Collection[GrownPlace] | None) -> bool:
+        """Return whether capacity grew only in clusters where a request cannot be placed.
+
+        Where quotas, warm leases or reservations of nodes may help it or not, this is not known.
+        """
+        state = self._state
+        if grown is None or ask.candidates is None or ask.alternatives:
+            return False
+        if state.warm or state.resetting or state.reserved or state.accounts.quotas:
+            return False
+        return all(cluster not in ask.candidates for cluster, _ in grown)
 
     def _wake_line(self, line: WaiterLine, reserved: Nodes) -> bool:
         oldest = (self._state.waiting[name] for name in islice(line.waiters, CONSULTED_MAX))

@@ -90,7 +90,7 @@ class DryRuns:
 
     def _cancel(self, event: CancelAsked) -> Response:
         request = self._requests.first_with(event.tenant, event.request) or event.request
-        waiter, ask = self._state.waiting.get(request), self._requests.known(request)
+        waiter, ask = self._state.waiting.get(request), self._requests.find(request)
         if ask is None or ask.tenant != event.tenant:
             return refusals.not_waiting(event.request)
         row = {"request": request} if waiter is None else waiter_row(waiter)

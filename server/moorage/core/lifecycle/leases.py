@@ -241,13 +241,13 @@ class LeaseLifecycle:
             # It is in the way of no reservation any more, so others may have what is free there.
             self._turn.wakes = self._turn.wakes or bool(self._turn.state.reserved)
 
-    def started(self, news: WorkloadStarted) -> None:
+    def note_start(self, news: WorkloadStarted) -> None:
         """Note that the workload of a lease runs."""
         lease = self.engaged(news.lease, news.fencing)
         if lease is not None and lease.state == "starting":
             self._turn.record(Started(lease.id, self._turn.now, news.endpoint))
 
-    def failed(self, news: WorkloadFailed) -> None:
+    def note_failure(self, news: WorkloadFailed) -> None:
         """Note that the workload of a lease did not start, and that nothing of it is left."""
         lease = self.engaged(news.lease, news.fencing)
         if lease is None:
@@ -271,7 +271,7 @@ class LeaseLifecycle:
         else:
             self.end(lease, _failure(lease) or news.reason)
 
-    def stopped(self, news: WorkloadStopped) -> None:
+    def note_stop(self, news: WorkloadStopped) -> None:
         """Note that nothing is left of the workload of a lease: only now is it free."""
         lease = self.engaged(news.lease, news.fencing)
         if lease is not None and news.unfit and lease.reason == RELEASED:

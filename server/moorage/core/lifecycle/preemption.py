@@ -78,10 +78,11 @@ class Preemption:
             help, or none has to, and then none gets a notice.
         """
         given, until = self._who_may(ask)
-        coming = [each for each in self._state.leases.values() if self._comes(each, ask)]
-        waits = any(each.notice for each in coming)
+        leases = self._state.leases
+        waits = any(self._comes(leases[name], ask) for name in self._state.noticed)
         if ask.demand is None or not (given or waits):
             return None
+        coming = [each for each in leases.values() if self._comes(each, ask)]
         at = max([self._turn.now, *(each.notice.until for each in coming if each.notice)])
         attempt = self._attempt(ask, ask.demand, at)
         chosen = attempt.choose(coming, given)

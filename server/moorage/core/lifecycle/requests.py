@@ -177,7 +177,7 @@ class Requests:
 
     def _immediate_refusal(self, ask: Ask) -> Refusal | None:
         """Return why a request is refused at once, or None."""
-        if self._requests.known(ask.id) or self._state.lease(ask.id):
+        if self._requests.find(ask.id) or self._state.lease(ask.id):
             return refusals.duplicate_id(ask.id)
         if not self._pending.has_capacity(ask):
             return refusals.too_many_undecided(PENDING_MAX, ASKS_BYTES_MAX)
@@ -190,7 +190,7 @@ class Requests:
         if first is None:
             return False
         lease = self._state.lease(first)
-        refusal = mismatch(ask, first, self._requests.known(first), lease)
+        refusal = mismatch(ask, first, self._requests.find(first), lease)
         if refusal is not None:
             self._turn.respond(to, refusal)
         elif lease is not None:
@@ -507,7 +507,7 @@ class Requests:
     def cancel(self, to: Address, name: RequestId, tenant: Tenant) -> None:
         """Cancel an undecided ask, named by its id or by its idempotency key."""
         request = self._requests.first_with(tenant, name) or name
-        waiter, ask = self._state.waiting.get(request), self._requests.known(request)
+        waiter, ask = self._state.waiting.get(request), self._requests.find(request)
         if ask is None or ask.tenant != tenant:
             self._turn.respond(to, refusals.not_waiting(name))
             return

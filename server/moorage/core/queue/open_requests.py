@@ -146,10 +146,10 @@ class OpenRequests:
     def policy_of(self, tenant: Tenant, idempotency_key: str) -> str:
         """Return the URI of the policy that the first request with this key went to, or ""."""
         first = self.first_with(tenant, idempotency_key) or RequestId("")
-        known, lease = self.known(first), self._state.lease(first)
+        known, lease = self.find(first), self._state.lease(first)
         return known.policy.uri if known else lease.policy.uri if lease else ""
 
-    def known(self, request: RequestId) -> Ask | None:
+    def find(self, request: RequestId) -> Ask | None:
         """Return the request with this id, if it is open."""
         found = self.undecided.get(request) or self._state.waiting.get(request)
         return found.ask if found else None

@@ -286,7 +286,7 @@ class WaitingQueue:
         if not reserved:
             line.refused_at = self.changes
         if not excluded:
-            self._ranking.refused(its.row, self.changes, reserved)
+            self._ranking.note_refusal(its.row, self.changes, reserved)
         elif len(its.ready) == 1 and its.ready[0][2] is line:
             its.alone = True
             self._ranking.note_refused_class(its.row, self.changes)

@@ -287,7 +287,7 @@ class Ranking:
         """Note that all ready waiters of a class have been considered."""
         self._classes["fresh"][row] = False
 
-    def refused(self, row: int, changes: int, reserved: Nodes) -> None:
+    def note_refusal(self, row: int, changes: int, reserved: Nodes) -> None:
         """Note that the demand of a class did not fit at a count of changes (see `servable`)."""
         shapes = self._classes["shape"]
         alike: Bools | int = row

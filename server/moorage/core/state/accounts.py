@@ -395,7 +395,7 @@ class Accounts:
         """Return the amounts that an account holds."""
         return tuple(self["held"][self.number(account)].tolist())
 
-    def held(self) -> dict[Account, Amounts]:
+    def usages(self) -> dict[Account, Amounts]:
         """Return the amounts that each account holds, without accounts that hold nothing."""
         self._count()
         rows = ((name, self["held"][n]) for n, name in enumerate(self._names))

@@ -62,7 +62,7 @@ class _Holder:
         places: list[Place] = [(share.cluster_id, share.node_id) for share in self.shares]
         return places.index(place)
 
-    def known(self, at: int, names: _Names) -> list[DeviceId]:
+    def device_ids(self, at: int, names: _Names) -> list[DeviceId]:
         """Return which devices a share holds: as noted, else as the node has named them so far."""
         gpus = self.shares[at].gpus
         noted = self.devices[at] or [_UNKNOWN] * len(gpus)
@@ -89,7 +89,7 @@ def _rename(holders: list[_Holder], place: Place, were: _Names, are: _Names) -> 
     """
     where = {device.uuid.lower(): name for name, device in are.items() if device.uuid}
     indices = [holder.index(place) for holder in holders]
-    known = [holder.known(at, were) for holder, at in zip(holders, indices, strict=True)]
+    known = [holder.device_ids(at, were) for holder, at in zip(holders, indices, strict=True)]
     taken = {where.get(each.uuid.lower()) for devices in known for each in devices}
     for holder, at, devices in zip(holders, indices, known, strict=True):
         for each in holder.devices[at]:

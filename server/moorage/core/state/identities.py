@@ -35,7 +35,7 @@ class Identities:
     _left: set[Place] = field(default_factory=set[Place])
     """Nodes that left the inventory under leases: the workloads there may still run."""
 
-    def decided(self, cluster: Cluster, leased: Leased) -> Cluster:
+    def with_decisions(self, cluster: Cluster, leased: Leased) -> Cluster:
         """Return a cluster with its duplicates marked: nodes whose machine counts elsewhere."""
         if not any(node.identity for node in cluster.nodes):
             return cluster

@@ -37,6 +37,7 @@ def check(state: State) -> None:
     assert state.warm.keys() == {n for n, each in state.leases.items() if each.state == "warm"}
     released = {n for n, each in state.leases.items() if each.reason == RELEASED and each.likeness}
     assert state.resetting.keys() == released - state.warm.keys()
+    assert state.noticed.keys() == {n for n, each in state.leases.items() if each.notice}
     workloads = [each.workload for each in state.leases.values() if each.provision is not None]
     assert len(set(workloads)) == len(workloads), "a workload has two leases"
     assert state.leases.keys().isdisjoint(state.ended)
@@ -113,9 +114,9 @@ def _check_usage(state: State) -> None:
         accounts.set_quota(account, quota)
     for lease in state.leases.values():
         accounts.add(lease, 1, None)
-    assert state.accounts.held() == accounts.held(), "usage drifted from the lease rows"
+    assert state.accounts.usages() == accounts.usages(), "usage drifted from the lease rows"
     rooms, again = (
-        {each: known.row(each) for each in state.accounts.held()}
+        {each: known.row(each) for each in state.accounts.usages()}
         for known in (state.accounts, accounts)
     )
     assert rooms == again, "what quotas leave drifted from the lease rows"

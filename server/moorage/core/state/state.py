@@ -97,6 +97,7 @@ class State:
         warm: The leases that no tenant owns and whose workloads wait for the next request.
         resetting: Those that were released and whose workloads are made fit for that.
         preemptible: The leases that may give way to requests of higher priority.
+        noticed: Those that have notice to do so.
         groups: The leases that keep apart from each other.
         places: What leases hold of each node that they hold something of.
         fencing: The last fencing number given out.
@@ -130,6 +131,7 @@ class State:
     warm: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     resetting: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     preemptible: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
+    noticed: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     groups: LeaseGroups = field(default_factory=LeaseGroups, compare=False)
     places: _Places = field(default_factory=_Places, compare=False)
     fencing: int = 0
@@ -266,6 +268,8 @@ class State:
             self.places.setdefault((share.cluster_id, share.node_id), {})[lease.id] = share
         if lease.terms.preemptible:
             self.preemptible[lease.id] = None
+        if lease.notice is not None:
+            self.noticed[lease.id] = None
         self.accounts.add(lease, 1, at)
         for share in lease.placement:
             if share.cluster_id not in self._fleet_behind:
@@ -277,6 +281,7 @@ class State:
 
     def _free(self, lease: Lease, at: float) -> None:
         self.preemptible.pop(lease.id, None)
+        self.noticed.pop(lease.id, None)
         self.groups.remove(lease)
         places = [(share.cluster_id, share.node_id) for share in lease.placement]
         for place in places:
@@ -492,6 +497,10 @@ def _notify(state: State, request: RequestId, notice: Notice | None) -> None:
     lease = state.leases[request]
     assert lease.state in {"granted", "starting", "active"}
     state.leases[request] = replace(lease, notice=notice)
+    if notice is None:
+        del state.noticed[request]
+    else:
+        state.noticed[request] = None
     state._due(request)  # noqa: SLF001  # Called by apply().
 
 
@@ -566,6 +575,7 @@ def _ending(state: State, request: RequestId, at: float, reason: str) -> None:
     assert lease.state != "ending" or given_up
     state.durations.add(lease, at)
     state.leases[request] = replace(lease, state="ending", reason=reason, notice=None)
+    state.noticed.pop(request, None)
     state.warm.pop(request, None)
     state.resetting.pop(request, None)
     if reason == RELEASED and lease.likeness:

@@ -83,7 +83,7 @@ class AuditLog:
         """Queue an entry; it is written soon."""
         self.note_all([entry])
 
-    async def written(self) -> None:
+    async def flush(self) -> None:
         """Wait until all entries queued so far are written, or cannot be."""
         await self._goes_on.wait()
         if self._thread is not None:

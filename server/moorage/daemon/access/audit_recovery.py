@@ -41,4 +41,4 @@ async def _recover(audit: AuditLog, trail: AuditTrail, ledger: Ledger, until: in
         # The server serves also where its log is damaged, or a fact that nothing else reads.
         log.error("audit_failed", reason=f"what a kill took is not noted again: {error}")  # noqa: TRY400  # It has no more to say.
     audit.let_go(found, until)
-    await audit.written()
+    await audit.flush()

@@ -108,7 +108,7 @@ class Decisions:
             oldest = self._refused.pop(self._by_tenant.forget())
             self._by_request.pop(oldest.ask.id, None)
 
-    def refused(self, request: str) -> RefusedAtOnce | None:
+    def refusal(self, request: str) -> RefusedAtOnce | None:
         """Return a request that was refused at once, if it is one of the last."""
         return self._by_request.get(request)
 

@@ -128,7 +128,7 @@ class RecalledFleets:
             self._recalling += Counter()  # Drops counts of 0.
 
     async def _find_decision(self, request: str, caller: Caller) -> DecidedAt:
-        may_see_all, refused = caller.may(Right.READ_ALL), self._decisions.refused(request)
+        may_see_all, refused = caller.may(Right.READ_ALL), self._decisions.refusal(request)
         if refused is not None and (may_see_all or refused.ask.tenant == caller.tenant):
             return DecidedAt(refused.place.seq + 1, refused.at, refused.ask)
         for entry in await self._ledger.history(request):

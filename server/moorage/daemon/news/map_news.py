@@ -75,11 +75,11 @@ class MapNews:
         self._watching[session] = _Watching(viewer)
         self._wanted.set()
 
-    def lost(self, session: SessionId) -> None:
+    def drop_session(self, session: SessionId) -> None:
         """Forget a session."""
         self._watching.pop(session, None)
 
-    def durable(self, facts: Iterable[Fact]) -> None:
+    def note_durable(self, facts: Iterable[Fact]) -> None:
         """Note facts that are on the disk. On the hot path."""
         if not self._watching:
             return

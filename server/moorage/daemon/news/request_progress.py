@@ -72,14 +72,14 @@ class RequestProgress:
         self._streamed[request] = _Streamed(to.session, message_id)
         self._by_address[to] = request
 
-    def lost(self, session: SessionId) -> None:
+    def drop_session(self, session: SessionId) -> None:
         """Forget a session."""
         for to in [each for each in self._by_address if each.session == session]:
             del self._by_address[to]
         for name in [name for name, each in self._streamed.items() if each.session == session]:
             del self._streamed[name]
 
-    def durable(self, facts: Sequence[Fact]) -> None:
+    def note_durable(self, facts: Sequence[Fact]) -> None:
         """Note facts that are on the disk. On the hot path."""
         if not self._streamed:
             return

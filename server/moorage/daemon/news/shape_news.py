@@ -55,7 +55,7 @@ class ShapeNews:
         self._watching[session] = (None if caller.may(Right.READ_ALL) else caller.tenant, None)
         self._wanted.set()
 
-    def lost(self, session: SessionId) -> None:
+    def drop_session(self, session: SessionId) -> None:
         """Forget a session."""
         self._watching.pop(session, None)
 

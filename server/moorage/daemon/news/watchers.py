@@ -161,13 +161,13 @@ class Watchers:
         """Send a resumed session the whole map and all shapes again; return its topics."""
         return self.add(session, caller, self._topics_of(session))
 
-    def lost(self, session: SessionId) -> None:
+    def drop_session(self, session: SessionId) -> None:
         """Forget a session."""
         for watching in self._watching.values():
             watching.pop(session, None)
-        self._map.lost(session)
-        self._shapes.lost(session)
-        self.progress.lost(session)
+        self._map.drop_session(session)
+        self._shapes.drop_session(session)
+        self.progress.drop_session(session)
 
     def observe_step(self, event: Event) -> None:
         """Count the demand of a request. On the hot path."""
@@ -216,10 +216,10 @@ class Watchers:
         shown = [each for tenant, each in all_news if viewer is None or tenant in seen]
         return sorted(shown, key=lambda each: each.at, reverse=True)
 
-    def durable(self, facts: Sequence[Fact]) -> None:
+    def note_durable(self, facts: Sequence[Fact]) -> None:
         """Pass on facts that are on the disk, to those who watch. On the hot path."""
-        self._map.durable(facts)
-        self.progress.durable(facts)
+        self._map.note_durable(facts)
+        self.progress.note_durable(facts)
         leases = self._watching["leases"]
         for fact in facts:
             if isinstance(fact, Granted):  # Nearly all that there are.

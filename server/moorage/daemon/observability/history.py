@@ -278,7 +278,7 @@ class HistoryRing:
 
     def _now(self, at: float) -> HistoryNow:
         state = self._state
-        held = state.accounts.held().items()
+        held = state.accounts.usages().items()
         tenants = {tenant or WARM: amounts[0] for (tenant, part), amounts in held if part is None}
         since = min((each.at for each in state.waiting.values()), default=at)
         return HistoryNow(

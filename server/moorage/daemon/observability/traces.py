@@ -113,7 +113,7 @@ class RequestTraces:
             error = msgspec.json.decode(reply, type=_Verdict).error
             self._close(followed, **({} if error is None else {"code": error.code}))
 
-    def lost(self, to: Address) -> None:
+    def forget(self, to: Address) -> None:
         """Note that no one reads the reply any more."""
         followed = self._open.pop(to, None)
         if followed is not None:
@@ -137,7 +137,7 @@ class RequestTraces:
         for fact in turn.facts:
             self._note(fact)
 
-    def durable(self, facts: Sequence[Fact]) -> None:
+    def note_durable(self, facts: Sequence[Fact]) -> None:
         """Note which grants are on the disk."""
         for fact in facts:
             if isinstance(fact, Granted):

@@ -85,7 +85,7 @@ class Consultations:
         if self._executor is not None:
             self._executor.forget(effect.request, effect.consultation)
 
-    def decided(self, event: Proposed | ConsultFailed, turn: Turn) -> None:
+    def note_decision(self, event: Proposed | ConsultFailed, turn: Turn) -> None:
         """Pass on the core's decision on an answer, before the policy's next consultation."""
         self._progress.note_evaluation(event.request)
         granted = False
@@ -93,4 +93,4 @@ class Consultations:
             granted = granted or (isinstance(fact, Granted) and fact.lease.id == event.request)
         self._sandbox.settle(event.request, granted)
         if self._shadows:
-            self._shadows.decided(event, turn)
+            self._shadows.note_decision(event, turn)

@@ -183,7 +183,7 @@ def _to_rank(of: Searched, ids: Sequence[str], warnings: list[str]) -> list[Docu
 
 async def _alike(search: Search, of: Searched, ids: Sequence[str], place: str) -> list[str]:
     """Return the ids in the order of the built-in ranking."""
-    if isinstance(search.like, str) and not of.known(search.like):
+    if isinstance(search.like, str) and not of.knows(search.like):
         expected = f"the id of a registered {search.match_type}, or a part of such a document"
         raise ServiceError.wrong_field(f"{place}.parameters.like", expected)
     among = frozenset(ids)

@@ -33,8 +33,8 @@ class SchemaGuard:
         except ServiceError as error:
             raise PolicyFault(refusal_of(error)) from error
 
-    async def given(self, input_data: JsonValue) -> JsonValue:
-        """See `Guard.given`; the event loop serves others between two parts of a long list."""
+    async def complete(self, input_data: JsonValue) -> JsonValue:
+        """See `Guard.complete`; the event loop serves others between two parts of a long list."""
         try:
             if not isinstance(input_data, list) or self._schemas.inputs is None:
                 return self._schemas.completed_input(input_data)

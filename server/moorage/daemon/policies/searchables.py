@@ -39,7 +39,7 @@ class Searched(Protocol):
     ) -> Sequence[str]:
         """Return all ids, the most alike first; None: the kind's own weights."""
 
-    def known(self, name: str) -> bool:
+    def knows(self, name: str) -> bool:
         """Return whether there is such a document."""
 
     def documents(self, names: Sequence[str]) -> list[Document]:
@@ -79,7 +79,7 @@ class SearchedClusters:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self.known = catalog.memory.known
+        self.knows = catalog.memory.knows
 
     async def matching(self, wanted: Filter) -> Sequence[str]:
         """See `Searched.matching`."""
@@ -112,8 +112,8 @@ class SearchedBlocks:
         self._blocks = catalog.blocks
         self.documents = self.ranked = self._blocks.documents
 
-    def known(self, name: str) -> bool:
-        """See `Searched.known`."""
+    def knows(self, name: str) -> bool:
+        """See `Searched.knows`."""
         return self._blocks.owner("block", name) is not None
 
     def ranking_bytes(self, names: Sequence[str]) -> int:
@@ -151,8 +151,8 @@ class SearchedPolicies:
             if isinstance(uri := each.get("policy_rule_uri"), str)
         }
 
-    def known(self, name: str) -> bool:
-        """See `Searched.known`."""
+    def knows(self, name: str) -> bool:
+        """See `Searched.knows`."""
         return name in self._documents
 
     async def matching(self, wanted: Filter) -> Sequence[str]:

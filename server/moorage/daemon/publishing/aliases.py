@@ -192,7 +192,7 @@ class Publishing:
 
         def change(alias: Alias | None) -> Alias:
             if alias is None:
-                return Alias(name, uri, owner=who).changed(AliasChange(time.time(), who, what, uri))
+                return Alias(name, uri, owner=who).replace(AliasChange(time.time(), who, what, uri))
             if alias.version == uri or (expected and alias.version != expected):
                 return alias
             # What is fallen back from was failing, also where one answer came in between.
@@ -200,7 +200,7 @@ class Publishing:
             entry = AliasChange(time.time(), who, what, uri, alias.version, stood, digest, reason)
             canary = alias.canary if alias.canary and alias.canary.version != uri else None
             shadow = alias.shadow if alias.shadow != uri else ""
-            return alias.changed(entry, version=uri, canary=canary, shadow=shadow)
+            return alias.replace(entry, version=uri, canary=canary, shadow=shadow)
 
         after = await self._put(name, change, ref)
         if after.history[-1:] != (before.history[-1:] if before else ()):
@@ -297,7 +297,7 @@ class Publishing:
         def change(alias: Alias | None) -> Alias:
             if alias is None:
                 raise unknown_alias(name, (each.name for each in self.aliases.all()))
-            return alias.changed(
+            return alias.replace(
                 AliasChange(time.time(), who, what, version, reason=reason), **fields
             )
 
@@ -311,7 +311,7 @@ class Publishing:
         """Change an alias, if its new target is still the loaded one."""
         async with self._changing:
             if ref is not None:
-                self._versions.registered(ref.uri, ref.digest)
+                self._versions.record(ref.uri, ref.digest)
             return await self.aliases.change(name, change)
 
     def _log_change(self, alias: Alias) -> None:

@@ -121,7 +121,7 @@ class ExampleRehearsal:
         inputs = request.inputs
         parameters, settings = request.parameters or {}, request.settings or {}
         if schemas is not None:
-            inputs = schemas.given(inputs)
+            inputs = schemas.complete(inputs)
             parameters, settings = schemas.overrides(parameters, settings)
         ask = Ask(
             id=RequestId(f"example-{number}"),

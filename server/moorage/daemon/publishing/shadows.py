@@ -322,7 +322,7 @@ class Shadows:
             answer = self._sandbox.ask_aside(question, code_of(record))
             self._tasks.spawn(self._hear(shadow, key, pair, answer))
 
-    def decided(self, event: Proposed | ConsultFailed, turn: Turn) -> None:
+    def note_decision(self, event: Proposed | ConsultFailed, turn: Turn) -> None:
         """A live policy answered, and the core decided: that is `turn`."""
         key = (event.request, event.consultation)
         for shadow in self._by_alias.values():

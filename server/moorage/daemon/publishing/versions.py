@@ -42,7 +42,7 @@ class Versions:
     async def require(self, uri: str, who: str, digest: str = "") -> PolicyRef:
         """Return a version that is registered and loads, for `who` as above."""
         await self._catalog.freshness.fetch(uri, (), Allowance())
-        record = self.registered(uri, digest)
+        record = self.record(uri, digest)
         try:
             async with self._sandbox.rechecks.turn(who):
                 found = await self._sandbox.check(code_of(record))
@@ -53,7 +53,7 @@ class Versions:
             raise ServiceError(Code.BAD_POLICY, reason, field="policy_rule_uri")
         return record.ref
 
-    def registered(self, uri: str, digest: str) -> PolicyRecord:
+    def record(self, uri: str, digest: str) -> PolicyRecord:
         """Return a version, if it is registered and unchanged; an empty digest is any."""
         record = self._catalog.memory.policy(uri)
         if record is None or record.ref.uri != uri:

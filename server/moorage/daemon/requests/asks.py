@@ -111,7 +111,7 @@ class Asks:
         demands = alternatives or (demand,)
         if provision is not None:
             most = max(1 if each is None else each.nodes for each in demands)
-            settled = self._workloads.settled(provision, most)
+            settled = self._workloads.resolve_provision(provision, most)
             if isinstance(settled, Refusal):
                 return settled
             provision = settled
@@ -127,7 +127,7 @@ class Asks:
         settings: JsonMapping = message.settings or {}
         if record.schemas is not None:
             try:
-                inputs = record.schemas.given(inputs)
+                inputs = record.schemas.complete(inputs)
                 parameters, settings = record.schemas.overrides(parameters, settings)
             except ServiceError as error:
                 return refusal_of(error)
@@ -218,8 +218,8 @@ class Asks:
         missing = [name for name in named if not memory.is_live(name)]
         if not missing:
             return named
-        gone = [name for name in missing if not memory.known(name)]
-        asleep = [name for name in missing if memory.known(name)]
+        gone = [name for name in missing if not memory.knows(name)]
+        asleep = [name for name in missing if memory.knows(name)]
         for names, what in ((gone, "Unknown clusters"), (asleep, "Clusters that are not live")):
             if names:
                 warnings.append(f"{what} were left out: {self._list(names)}.")
@@ -237,7 +237,7 @@ class Asks:
         memory = self._catalog.memory
         shown: list[str] = list(missing[:WARNED_MAX])
         for number, name in enumerate(shown[:NEAREST]):
-            if not memory.known(missing[number]):
+            if not memory.knows(missing[number]):
                 find = nearest if number else nearest_or_known  # Those there are, once.
                 shown[number] += find(name, memory.live_ids())
         more = f" and {len(missing) - WARNED_MAX} more" if len(missing) > WARNED_MAX else ""

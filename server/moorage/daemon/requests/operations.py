@@ -129,10 +129,10 @@ class Operations:
         self._watchers_max = bounds.watchers_max
         self._cluster_owner = bounds.cluster_owner
 
-    def lost(self, session: SessionId, tenant: Tenant) -> None:
+    def drop_session(self, session: SessionId, tenant: Tenant) -> None:
         """Note that a session of a tenant is over."""
-        self._watchers.lost(session)
-        self._lookups.access.lost(session)
+        self._watchers.drop_session(session)
+        self._lookups.access.drop_session(session)
         self._inbox.leave(session, tenant)
 
     def leave(self, to: Address, tenant: Tenant) -> None:

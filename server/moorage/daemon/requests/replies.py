@@ -121,17 +121,17 @@ class Replies:
         self._numbers: dict[SessionId, set[Address]] = {}
         self._granted: dict[SessionId, dict[RequestId, MessageId]] = {}
 
-    def opened(self, session: SessionId) -> None:
+    def open_session(self, session: SessionId) -> None:
         """Note that a session exists."""
         self._numbers[session] = set()
         self._granted[session] = {}
 
-    def lost(self, session: SessionId) -> None:
+    def drop_session(self, session: SessionId) -> None:
         """Note that a session is over: its answers are not read any more."""
         for to in tuple(self._numbers.pop(session, ())):
             self._forget(to)
             if self.traces is not None:
-                self.traces.lost(to)
+                self.traces.forget(to)
         self._granted.pop(session, None)
 
     def leave(self, to: Address) -> None:
@@ -139,7 +139,7 @@ class Replies:
         self._calls.leave(to)
         self._forget(to)
         if self.traces is not None:
-            self.traces.lost(to)
+            self.traces.forget(to)
 
     def expect(self, to: Address, context: ReplyContext) -> None:
         """Note the context of the answer at an address, before anything answers it."""
@@ -163,7 +163,7 @@ class Replies:
                 return context.request
         return RequestId(name)
 
-    def queued(self, request: RequestId) -> None:
+    def note_queued(self, request: RequestId) -> None:
         """Note that a request waits in the queue.
 
         Its message is in flight no longer, and how long it takes says nothing of its policy.
@@ -200,7 +200,7 @@ class Replies:
             request=context.request if context.shown else "",
             warnings=context.warnings,
             version=context.version,
-            workload=self._workloads.seen(lease) if lease else None,
+            workload=self._workloads.report(lease) if lease else None,
             token=self._token(context, lease) if lease else "",
             stamp=stamp,
         )
@@ -237,7 +237,7 @@ class Replies:
                 del granted[next(iter(granted))]
 
     def _show(self, lease: Lease) -> LeaseAnswer:
-        return lease_answer(lease, self._workloads.seen(lease), token=self._tokens.of(lease))
+        return lease_answer(lease, self._workloads.report(lease), token=self._tokens.of(lease))
 
     def answer_later(self, to: Address, work: Awaitable[Response]) -> None:
         """Answer with what this returns, or with the `ServiceError` that it raises."""

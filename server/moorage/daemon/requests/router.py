@@ -49,17 +49,17 @@ class Router:
         self._replies = replies
         self._audit = audit
         self._rates = rates
-        self.failed = replies.fail
+        self.fail = replies.fail
 
-    def opened(self, session: SessionId, caller: Caller) -> None:
+    def open_session(self, session: SessionId, caller: Caller) -> None:
         """Note that a session exists."""
         del caller  # Every request brings it along.
-        self._replies.opened(session)
+        self._replies.open_session(session)
 
-    def lost(self, session: SessionId, caller: Caller) -> None:
+    def drop_session(self, session: SessionId, caller: Caller) -> None:
         """Note that a session is over."""
-        self._replies.lost(session)
-        self._operations.lost(session, caller.tenant)
+        self._replies.drop_session(session)
+        self._operations.drop_session(session, caller.tenant)
 
     def leave(self, to: Address, caller: Caller) -> None:
         """Note that a caller over HTTP has left; see `SessionLost`."""
@@ -95,5 +95,5 @@ class Router:
 
     async def _note_answer(self, answer: bytes) -> bytes:
         """Return an answer once its entry of the audit log is written."""
-        await self._audit.written()
+        await self._audit.flush()
         return answer

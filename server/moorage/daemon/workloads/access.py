@@ -59,7 +59,7 @@ class WorkloadAccess:
         self._executing_of: Counter[Tenant] = Counter()
         self._file_turns = FairSemaphore(FILE_READS_MAX)
         self._readers = Readers()
-        self.lost = self._readers.lost
+        self.drop_session = self._readers.drop_session
 
     def stop_seconds(self, lease: Lease) -> float | None:
         """Return the most that the workload of a lease has to end; None: that is not known."""
@@ -73,7 +73,7 @@ class WorkloadAccess:
         Args:
             message: The operation; without a token, the lease must be of the tenant.
             tenant: Who asks.
-            session: Over which session; once it is `lost`, nothing is waited for.
+            session: Over which session; once it is over, nothing is waited for.
         """
         lease = self._find_owned(message, tenant)
         if isinstance(lease, Refusal):

@@ -162,7 +162,7 @@ class WorkloadControl:
             else:
                 return
 
-    def settled(self, provision: Provision, nodes: int) -> Provision | Refusal:
+    def resolve_provision(self, provision: Provision, nodes: int) -> Provision | Refusal:
         """Return a provision with its spec in the one form that all equal specs have.
 
         Args:
@@ -256,7 +256,7 @@ class WorkloadControl:
             name = lease.workload if attempt == lease.attempt else lease.id
         return name, attempt if name == lease.id else 0
 
-    def seen(self, lease: Lease) -> WorkloadReport | None:
+    def report(self, lease: Lease) -> WorkloadReport | None:
         """Return the last report of a workload that starts or runs; None if there is none."""
         running = self._running.get(lease.workload)
         return self._seen.get(lease.workload) if running and running.id == lease.id else None

@@ -107,7 +107,7 @@ class Readers:
             if not ours:
                 del self._of_session[session]
 
-    def lost(self, session: SessionId) -> None:
+    def drop_session(self, session: SessionId) -> None:
         """End the waits of a session that is over."""
         for task in self._of_session.get(session, ()):
             task.cancel()

@@ -235,14 +235,14 @@ class Policy:
         return found[0], _decode(found[1])
 
     def snapshot(self, overrides: bytes) -> dict[str, JsonObject]:
-        """Return the values that `changed` compares, before `management` changes them in place."""
-        found = self.changed(overrides, {})
+        """Return the values that `changes` compares, before `management` changes them in place."""
+        found = self.changes(overrides, {})
         return {
             name: {key: _copy(value) for key, value in values.items()}
             for name, values in found.items()
         }
 
-    def changed(self, overrides: bytes, before: Mapping[str, JsonMapping]) -> dict[str, JsonObject]:
+    def changes(self, overrides: bytes, before: Mapping[str, JsonMapping]) -> dict[str, JsonObject]:
         """Return the settings and parameters that an instance has, was not given and had not.
 
         A policy keeps them as `self.settings` and `self.parameters`, as the documents do, or
@@ -272,7 +272,7 @@ class Policy:
 
     def forget(self, overrides: bytes, before: Mapping[str, JsonMapping]) -> None:
         """Construct the policy for these overrides again, if `management` changed their values."""
-        if self.changed(overrides, before):
+        if self.changes(overrides, before):
             del self._instances[overrides], self._given[overrides]
 
     def _inspect_archive(self) -> None:

@@ -259,7 +259,7 @@ class Worker:
             before = self._policy.snapshot(frame.overrides)
             try:
                 _, answer = self._answer(management(*arguments))
-                changed = self._policy.changed(frame.overrides, before)
+                changed = self._policy.changes(frame.overrides, before)
                 changes = self._answer(changed)[1] if changed else b""
             finally:  # The next request finds what it may: the host says whose changes these are.
                 self._policy.forget(frame.overrides, before)

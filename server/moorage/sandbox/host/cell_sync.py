@@ -97,7 +97,7 @@ class CellSync:
             return self._apply(work)
         return frames.RunManagement(work.nonce, work.action, work.data, work.overrides)
 
-    def sent(self, work: Work) -> None:
+    def note_sent(self, work: Work) -> None:
         """Note that the frame of this work is on its way: the next one need not repeat it."""
         if work.consult is not None:
             self._settled.clear()

@@ -69,10 +69,10 @@ class Owner(Protocol):
     def take_answer(self, cell: "Cell", work: Work, frame: frames.Result, value: JsonValue) -> None:
         """The work at the head of the pipe returned a value."""
 
-    def failed(self, cell: "Cell", work: Work, frame: frames.Failed) -> None:
+    def fail_work(self, cell: "Cell", work: Work, frame: frames.Failed) -> None:
         """The work at the head of the pipe failed."""
 
-    def lost(self, cell: "Cell", cause: str) -> None:
+    def drop_cell(self, cell: "Cell", cause: str) -> None:
         """The cell is gone; `cause` is `exit`, or how it broke the protocol."""
 
 
@@ -161,7 +161,7 @@ class Cell(asyncio.Protocol):
             return Refusal(Code.BAD_MESSAGE, f"the request cannot be packed: {error}", "inputs")
         if len(data) > HOST_FRAME_BYTES_MAX:
             return Refusal(Code.TOO_LARGE, f"{len(data)} bytes for one evaluation")
-        self._sync.sent(work)
+        self._sync.note_sent(work)
         if self._sync.behind:
             data = self._sync.news(self._services(work)) + data
         self._push(work, data)
@@ -317,7 +317,7 @@ class Cell(asyncio.Protocol):
         del exc
         late = self._traceback is not None  # It is past its deadline, whatever it died of.
         if self.alive and not (late and self._process.in_touch):
-            self._owner.lost(self, "exit")
+            self._owner.drop_cell(self, "exit")
 
     def data_received(self, data: bytes) -> None:
         """As in asyncio.Protocol."""
@@ -332,11 +332,11 @@ class Cell(asyncio.Protocol):
                     return
                 self._take(frames.decode_from_cell(body))
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-            self._owner.lost(self, f"it broke the protocol: {error}"[:200])
+            self._owner.drop_cell(self, f"it broke the protocol: {error}"[:200])
         except answers.BreachError as error:
-            self._owner.lost(self, f"it broke the protocol: {error}")
+            self._owner.drop_cell(self, f"it broke the protocol: {error}")
         if self._reader.error and self.alive:
-            self._owner.lost(self, f"it broke the protocol: {self._reader.error}")
+            self._owner.drop_cell(self, f"it broke the protocol: {self._reader.error}")
 
     def _take(self, frame: frames.FromCell) -> None:
         # The first two come all the time, the others seldom or once.
@@ -349,7 +349,7 @@ class Cell(asyncio.Protocol):
         elif isinstance(frame, frames.Failed):
             head = self._head(frame, closes=True)
             self._pop()
-            self._owner.failed(self, head, frame)
+            self._owner.fail_work(self, head, frame)
         elif isinstance(frame, frames.PolicyLoaded) and self.sent and self.sent[0].kind == "load":
             head = self.sent[0]
             self._pop()

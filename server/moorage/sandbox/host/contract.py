@@ -78,7 +78,7 @@ class Guard(Protocol):
     ) -> tuple[JsonMapping, JsonMapping]:
         """Return the caller's overrides of defaults, completed, or raise `PolicyFault`."""
 
-    async def given(self, input_data: JsonValue) -> JsonValue:
+    async def complete(self, input_data: JsonValue) -> JsonValue:
         """Return the argument of a plain call of `eval`, completed, or raise `PolicyFault`."""
 
     def command(self, action: str, data: JsonValue) -> JsonValue:

@@ -44,7 +44,7 @@ class CellsAndDeaths(ABC):
     def _mark(self, group: Group) -> None:
         """Mark a group for a look at the end of this turn of the loop."""
 
-    def lost(self, cell: Cell, cause: str) -> None:
+    def drop_cell(self, cell: Cell, cause: str) -> None:
         """As in `Owner`: the channel closed, or the cell broke the protocol and is killed."""
         home = self._home_of[cell]
         if home.handle_closed_channel(cell):

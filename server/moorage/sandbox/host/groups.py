@@ -178,7 +178,7 @@ class Group:
         if not self._shared and self._quick_answers[work.tenant] >= QUICK_ANSWERS_MIN:
             del self._heavy[work.tenant], self._quick_answers[work.tenant]
 
-    def settled(self, cells_max: int, *, granted: bool) -> None:
+    def settle(self, cells_max: int, *, granted: bool) -> None:
         """Note that a proposal for a lease was settled, where such evaluations take long."""
         if self._heavy:
             deciders = min(self._deciders, cells_max)

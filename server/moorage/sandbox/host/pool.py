@@ -201,10 +201,10 @@ class CellPool(CellsAndDeaths):
             self.watch_soon()
         return refusal
 
-    def settled(self, cell: Cell, *, granted: bool) -> None:
+    def settle(self, cell: Cell, *, granted: bool) -> None:
         """Note what became of a proposal of a cell for a lease."""
         if (group := self._group_of.get(cell)) is not None:
-            group.settled(self._supply.cells_per_policy_max, granted=granted)
+            group.settle(self._supply.cells_per_policy_max, granted=granted)
 
     def withdraw(self, work: Work) -> None:
         """Take back work, if it was not sent yet."""
@@ -436,7 +436,7 @@ class CellPool(CellsAndDeaths):
         self._finish(work, value, None, cell)
         self._after_answer(cell, work)
 
-    def failed(self, cell: Cell, work: Work, frame: frames.Failed) -> None:
+    def fail_work(self, cell: Cell, work: Work, frame: frames.Failed) -> None:
         """As in `Owner`."""
         self.counters["evaluations"] += 1
         self.counters["failures"] += 1

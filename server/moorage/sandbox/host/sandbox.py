@@ -236,7 +236,7 @@ class Sandbox:
         work.future = asyncio.get_running_loop().create_future()
         refusal = self._beyond(work) or self._submit(work, aside=True)
         if refusal is not None:
-            work.failed(refusal)
+            work.fail(refusal)
         return work.future
 
     def forget(self, request: RequestId, consultation: int) -> None:
@@ -257,7 +257,7 @@ class Sandbox:
         cell = self._proposers.pop(request, None)
         if cell is not None:
             self._pool.counters["granted" if granted else "not_granted"] += 1
-            self._pool.settled(cell, granted=granted)
+            self._pool.settle(cell, granted=granted)
             cell.settle(request)
             if cell.worker and not granted:
                 self._declined[request] = cell.worker
@@ -332,7 +332,7 @@ class Sandbox:
         if refusal is None and guard is not None and work.judged:
             refusal = guard.judge(value)
             self._pool.counters["failures"] += refusal is not None
-        event = work.succeeded(value) if refusal is None else work.failed(refusal)
+        event = work.succeed(value) if refusal is None else work.fail(refusal)
         if event is not None:
             self._deliver(event)
 
@@ -416,7 +416,7 @@ class Sandbox:
         """
         if code.guard is not None:
             parameters, settings = code.guard.overrides(parameters, settings)
-            input_data = await code.guard.given(input_data)
+            input_data = await code.guard.complete(input_data)
         try:
             packed = msgspec.msgpack.encode(input_data)
             settings, parameters = self.managed.merge(code.ref, tenant, settings, parameters)

@@ -168,7 +168,7 @@ class Work(msgspec.Struct, eq=False):
         most = max(limits.evaluation_seconds, limits.evaluation_seconds_max)
         return min(named, most) if named else limits.evaluation_seconds
 
-    def failed(self, refusal: Refusal) -> ConsultFailed | None:
+    def fail(self, refusal: Refusal) -> ConsultFailed | None:
         """Return the event of a failure; futures are resolved here instead."""
         if self.consult is not None and self.future is None:
             return ConsultFailed(self.consult.ask.id, self.consult.consultation, refusal)
@@ -176,7 +176,7 @@ class Work(msgspec.Struct, eq=False):
             self.future.set_exception(PolicyFault(refusal))
         return None
 
-    def succeeded(self, value: JsonValue) -> Proposed | None:
+    def succeed(self, value: JsonValue) -> Proposed | None:
         """Return the event of a success; futures are resolved here instead."""
         if self.consult is not None and self.future is None:
             return Proposed(self.consult.ask.id, self.consult.consultation, value)

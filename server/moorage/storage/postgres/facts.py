@@ -58,8 +58,8 @@ class PostgresFactTables:
         row = self._run("chain", seq).fetchone()
         return None if row is None else int(row[0])
 
-    def lost(self) -> list[tuple[int, int]]:
-        """See `Facts.lost`. A database is not repaired without its lost facts."""
+    def lost_ranges(self) -> list[tuple[int, int]]:
+        """See `Facts.lost_ranges`. A database is not repaired without its lost facts."""
         return []
 
     def page(
@@ -99,7 +99,7 @@ class PostgresFactTables:
         for part in parts:
             checksum = zlib.crc32(part, checksum)
         number, seq, _, _ = finished
-        return parts if Checkpoint.finished(number, seq, len(parts), checksum) == finished else None
+        return parts if Checkpoint.of_parts(number, seq, len(parts), checksum) == finished else None
 
     def last_checkpoint_number(self) -> int:
         """See `Facts.last_checkpoint_number`."""

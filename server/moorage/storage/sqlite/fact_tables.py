@@ -91,8 +91,8 @@ class FactTables:
         row = self._execute(SQL["chain"], (seq,)).fetchone()
         return None if row is None else row[0]
 
-    def lost(self) -> list[tuple[int, int]]:
-        """See `Facts.lost`."""
+    def lost_ranges(self) -> list[tuple[int, int]]:
+        """See `Facts.lost_ranges`."""
         return list(self._execute(SQL["lost"]))
 
     def write_lost(self, runs: Iterable[tuple[int, int]], at: float) -> None:
@@ -170,7 +170,7 @@ class FactTables:
                 return None
             checksum = zlib.crc32(part, checksum)
         number, seq, _, _ = finished
-        return parts if Checkpoint.finished(number, seq, len(parts), checksum) == finished else None
+        return parts if Checkpoint.of_parts(number, seq, len(parts), checksum) == finished else None
 
     def last_checkpoint_number(self) -> int:
         """See `Facts.last_checkpoint_number`."""

@@ -383,7 +383,7 @@ class ClusterWorkloads:
         if not _watched_paths([path]):
             self._forget_object(workload, path)
 
-    def left(self, workload: str) -> list[str]:
+    def leftovers(self, workload: str) -> list[str]:
         """Return the remaining paths of a workload whose end was ordered.
 
         What the watch still shows counts: a start that came next would take it for its own.
@@ -392,7 +392,7 @@ class ClusterWorkloads:
 
     async def look_for(self, workload: str) -> None:
         """Look for workloads that were ordered to end and sent no news."""
-        for path in self.left(workload):
+        for path in self.leftovers(workload):
             try:
                 await self.connection.call("GET", path)
             except RefusedError as error:

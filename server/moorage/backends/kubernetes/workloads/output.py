@@ -97,7 +97,7 @@ class PodOutput:
         """Return the output of a pod from an offset on; a negative one counts from the end."""
         if pod.over:
             await self.keep(pod)
-            return self.stored(pod.workload, offset, pod.attempt)
+            return self.stored_log(pod.workload, offset, pod.attempt)
         if offset < 0 and pod.uid not in self._followers:
             return (await self._whole(pod)).read(offset, over=False, code=None)
         if pod.uid not in self._followers:  # The first to ask gets what is there by now.
@@ -126,10 +126,10 @@ class PodOutput:
                     tail = await self._whole(pod)
             tail.cut()
             self._write(place, pod, tail)
-        text = self.stored(pod.workload, -LOG_BYTES_MAX, pod.attempt).text
+        text = self.stored_log(pod.workload, -LOG_BYTES_MAX, pod.attempt).text
         return tuple(text.splitlines()[-LOG_TAIL_LINES:])
 
-    def stored(self, workload: str, offset: int, attempt: int) -> Log:
+    def stored_log(self, workload: str, offset: int, attempt: int) -> Log:
         """Return the stored output of a start that has ended; attempt 0 is the last one.
 
         Raises:

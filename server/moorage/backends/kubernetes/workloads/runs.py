@@ -143,10 +143,10 @@ class WorkloadRuns:
         try:
             cluster, pod = await self._first_pod(workload)
         except UnknownWorkloadError:
-            return self._output().stored(workload, offset, attempt)
+            return self._output().stored_log(workload, offset, attempt)
         if attempt not in {0, pod.attempt}:
             try:
-                return cluster.output.stored(workload, offset, attempt)
+                return cluster.output.stored_log(workload, offset, attempt)
             except UnknownAttemptError as error:
                 raise UnknownAttemptError(workload, (*error.attempts, pod.attempt)) from None
             except UnknownWorkloadError:
@@ -436,7 +436,7 @@ class WorkloadRuns:
         async with self._locks[workload]:
             ended = await known.end(workload, stop_seconds_max)
             give_up_at = time.monotonic() + STOP_SECONDS_MAX
-            while left := known.left(workload):
+            while left := known.leftovers(workload):
                 if time.monotonic() > give_up_at:
                     names = ", ".join(each.rpartition("/")[2] for each in left)
                     advice = "a pod ends when its kubelet says so, or when its Node is deleted"

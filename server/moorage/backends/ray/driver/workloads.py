@@ -399,7 +399,7 @@ class Workloads:
             ended = self._ends.setdefault(workload, {}) if known else {}
             self._ends[workload] = ended
             self._watched[workload] = watched | {
-                each.handle.ended.remote(LOOK_SECONDS): each
+                each.handle.wait_for_end.remote(LOOK_SECONDS): each
                 for each in members
                 if each.name not in known and each.index not in ended
             }
@@ -469,7 +469,7 @@ class Workloads:
             if member is None:
                 return  # It is being stopped.
             if end is None:
-                again = member.handle.ended.remote(LOOK_SECONDS)
+                again = member.handle.wait_for_end.remote(LOOK_SECONDS)
                 self._watched[workload][again] = member
                 return
             end = _place_report(end, self._shapes.get(workload), member.index)

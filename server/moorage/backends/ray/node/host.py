@@ -155,7 +155,7 @@ class WorkloadHost:
         """Return the plan that it was started with."""
         return {name: self._plan[name] for name in ("workload", "attempt", "stop_seconds")}
 
-    async def ended(self, seconds: float) -> Report | None:
+    async def wait_for_end(self, seconds: float) -> Report | None:
         """Return the report of its end, as soon as it ends; None if it lasts for `seconds`."""
         if self._over is None:
             await asyncio.sleep(seconds)
