@@ -13,8 +13,6 @@ from typing import TypeVar
 
 from moorage.daemon.agents.agent_store import AgentStore, AgentStoreError
 
-__all__ = ["StoreThread"]
-
 T = TypeVar("T")
 
 
