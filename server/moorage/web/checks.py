@@ -129,11 +129,7 @@ class RequestChecks:
 
 
 class HeadAsGet:
-    """Answers HEAD for every path with GET, for load balancers and monitors.
-
-    Args:
-        app: The application behind it.
-    """
+    """Answers HEAD for every path with GET, for load balancers and monitors."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -169,12 +165,7 @@ def is_read(method: str, path: str) -> bool:
 
 
 class Dated:
-    """Adds the age headers to each answer.
-
-    Args:
-        app: The application.
-        reads: Say it.
-    """
+    """Adds the age headers to each answer."""
 
     def __init__(self, app: ASGIApp, reads: StandbyReads) -> None:
         self._app = app

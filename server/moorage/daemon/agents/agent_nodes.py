@@ -27,11 +27,7 @@ class _Waiting(NamedTuple):
 
 
 class AgentNodes:
-    """See the module.
-
-    Args:
-        clusters: Documents of the registry.
-    """
+    """See the module."""
 
     def __init__(self, clusters: ClusterDocuments) -> None:
         self._clusters = clusters
