@@ -12,25 +12,23 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.backend_costs import engines
-from benchmarks.candidates import candidates
 from benchmarks.churn import ChurnJob, churn
 from benchmarks.churn_report import table as churn_table
 from benchmarks.command_line import run_command
 from benchmarks.consoles import consoles
 from benchmarks.credentials import REQUESTS, credentials
-from benchmarks.first_lease import first_lease
 from benchmarks.fleet import fleet
 from benchmarks.floods import floods
 from benchmarks.floods import table as floods_table
 from benchmarks.kills import kills as kill
 from benchmarks.observation import observation
-from benchmarks.packing_costs import packing_costs
+from benchmarks.packing import packing_costs
 from benchmarks.placement import placement
 from benchmarks.policy_costs import policies
 from benchmarks.query import query
 from benchmarks.queue_costs import queue
 from benchmarks.slot_costs import slots
-from benchmarks.startup import startup
+from benchmarks.startup import first_lease, startup
 from benchmarks.waiting import tables as waiting_tables
 from benchmarks.waiting import waiting
 from benchmarks.workflow import workflow
@@ -44,7 +42,6 @@ from moorage_client.cli.offline import Stays as StayLength
 BENCHMARKS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
     "startup": startup,
     "first_lease": first_lease,
-    "candidates": candidates,
     "workflow": workflow,
     "fleet": fleet,
     "slots": slots,
@@ -74,7 +71,7 @@ ON_REQUEST: Final = frozenset(
 Names = Annotated[
     list[str] | None,
     typer.Argument(
-        help="startup, first_lease, candidates, workflow, fleet, slots, queue, query, engines, "
+        help="startup, first_lease, workflow, fleet, slots, queue, query, engines, "
         "rules; only where they are named: packing, placement, churn, waiting, kills, floods, "
         "credentials, observation, consoles."
     ),

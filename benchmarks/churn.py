@@ -23,7 +23,7 @@ from moorage.core.turns.events import Asked, Event, Tick
 from moorage.lab import plots, trace
 from moorage.lab.churn import MEAN_STAY_SECONDS, STAYS, Arrival, Churn, Stays, arrivals, size_of
 from moorage.lab.errors import CommandError
-from moorage.lab.typical import typical_of
+from moorage.lab.trace import typical_of
 from moorage.model import LeaseTerms, SessionId
 from moorage.policy import Rule
 from moorage_policies import catalog

@@ -209,7 +209,6 @@ class _Shown:
         self._tasks: list[asyncio.Task[None]] = []
 
     def stop(self) -> None:
-        """Close all."""
         for each in self._tasks:
             each.cancel()
 

@@ -339,7 +339,6 @@ class Issuer:
 
 @contextmanager
 def _issuer() -> Iterator[Issuer]:
-    """Run an issuer on loopback."""
     from cryptography.hazmat.primitives import serialization  # noqa: PLC0415  # An extra.
     from jwt.algorithms import RSAAlgorithm  # noqa: PLC0415  # An extra.
 

@@ -124,7 +124,6 @@ class _Bystander:
         self._pings = await connect(self._running.ws, ignore, "b1", self._note_pong)
 
     async def close(self) -> None:
-        """Close them."""
         await self._open.close()
         await self._pings.close()
 

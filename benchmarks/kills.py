@@ -30,8 +30,7 @@ import httpx
 from benchmarks.kill_load import KillLoad, Kind, fleet, leases
 from moorage.backends.base import BackendError
 from moorage.backends.local import container_reaper
-from moorage.backends.local.container_api import ContainerApi
-from moorage.backends.local.container_sockets import find_socket
+from moorage.backends.local.container_api import ContainerApi, find_socket
 from moorage.backends.local.machine import this_node
 from moorage.backends.local.supervisor import PR_SET_CHILD_SUBREAPER, descendants
 from moorage.lab.errors import CommandError

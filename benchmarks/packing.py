@@ -11,19 +11,32 @@ Called by `placement`, `packing_costs` and the tests of the shipped policies; `c
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 import msgspec
 
+from moorage.bench.grants import read_trace
 from moorage.catalog.documents.clusters import read_cluster_document
 from moorage.core.allocator import Allocator
 from moorage.core.state.facts import Fact, Refusal
 from moorage.core.turns.effects import Address, Consult, LeaseNews, Respond
 from moorage.core.turns.events import Asked, ClusterSeen, Event, Proposed
-from moorage.lab.trace import TraceNode, TracePod, cluster_document, permute_names
+from moorage.lab.trace import (
+    TraceNode,
+    TracePod,
+    arrivals,
+    capacity_milli,
+    cluster_document,
+    permute_names,
+    typical_of,
+)
 from moorage.model import Ask, Code, Demand, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
 from moorage.policy import FleetView, Rule
 from moorage.sandbox.cell.cluster_data import ClusterData
+from moorage_policies import catalog
 
 LEASE_SECONDS: Final = 1e9
 """Nothing departs: the clock of a packing stands still."""
@@ -31,6 +44,9 @@ FOR_EVER: Final = LeaseTerms(ttl_seconds=LEASE_SECONDS)
 FULL: Final = frozenset({Code.NO_CAPACITY, Code.NEVER_FITS})
 """Refusals that say that there is no room; others say that something is wrong."""
 _NOW: Final = 0.0
+
+
+FIRST_SEED: Final = 42
 
 
 @dataclass
@@ -205,3 +221,32 @@ def request(number: int, pod: TracePod, seed: int, terms: LeaseTerms = FOR_EVER)
         inputs={},
         seed=(seed << 32) + number,
     )
+
+
+def packing_costs(
+    nodes: Path | None = None, pods: Path | None = None, seeds: int = 5
+) -> dict[str, float]:
+    """Run every shipped policy over a trace, once per seed.
+
+    Args:
+        nodes: Node file of a trace; a made-up fleet of openb's shape where none is given.
+        pods: Its request file, likewise.
+        seeds: How many, from 42 on.
+    """
+    machines, wanted = read_trace(nodes, pods)
+    runs = [(name, name, typical_of(name, wanted)) for name in catalog.shipped()]
+    runs += [(f"{name}_learning", name, {}) for name, _, typical in runs if typical]
+    capacity = capacity_milli(machines)
+    figures: dict[str, float] = {}
+    baseline = 0.0
+    for label, name, parameters in runs:
+        outcomes = []
+        for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+            policy = import_module(f"moorage_policies.{name}").AIOSv1PolicyRule("", {}, parameters)
+            order = arrivals(wanted, capacity, 1.3, seed)
+            outcomes.append(pack(policy, openb(machines, seed), order, parameters, seed))
+        each = fmean(outcome.microseconds_per_decision for outcome in outcomes)
+        baseline = baseline or each
+        figures[f"{label}_to_first_fit"] = each / baseline
+        figures[f"{label}_allocated_percent"] = fmean(one.allocated_percent for one in outcomes)
+    return figures

@@ -21,7 +21,7 @@ from benchmarks import packing
 from benchmarks.published_order import read_published_order
 from moorage.lab import trace
 from moorage.lab.errors import CommandError
-from moorage.lab.typical import typical_of
+from moorage.lab.trace import typical_of
 from moorage.policy import Rule
 
 PUBLISHED: Final = "published_allocation.csv"

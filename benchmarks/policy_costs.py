@@ -22,7 +22,7 @@ from moorage.core.turns.events import Asked, ConsultFailed, Proposed
 from moorage.core.turns.turn import Turn
 from moorage.lab import trace
 from moorage.lab.errors import CommandError
-from moorage.lab.typical import typical_of
+from moorage.lab.trace import typical_of
 from moorage.model import Ask, Demand, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
 from moorage.sandbox.host.processes import cpu_seconds
 from moorage.sandbox.host.sandbox import Document, PolicyCode, Sandbox

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from moorage.lab.trace import TraceNode, TracePod
 
-__all__ = ["GoRandom", "read_published_order"]
-
 _LENGTH: Final = 607
 _TAP: Final = 273
 _WARM_UP: Final = 7_800_000_000_000

@@ -7,18 +7,22 @@ the CPU time of the same event beside many waiters, as a multiple of that beside
 a large fleet and a small one.
 """
 
+import asyncio
 import statistics
 import time
 import tracemalloc
 from collections.abc import Callable
 from typing import Any, Final
 
-from benchmarks.explained import measure_explanations
-from benchmarks.overload import overload
+import msgspec
+from websockets.sync.client import ClientConnection, connect
+
+from benchmarks.overload import overload, prepare
 from moorage.core.allocator import Allocator
 from moorage.core.turns.effects import Address, Consult
 from moorage.core.turns.events import Asked, ClusterSeen, Event, Proposed, ReleaseAsked, SessionLost
 from moorage.core.turns.turn import Turn
+from moorage.lab.errors import CommandError
 from moorage.model import (
     Ask,
     Cluster,
@@ -33,6 +37,7 @@ from moorage.model import (
     SessionId,
     Tenant,
 )
+from moorage.testing.daemon_process import daemon
 
 NODES: Final = 100
 GPUS_EACH: Final = 8
@@ -45,6 +50,11 @@ TIMES: Final = 9
 """Events of each kind; the median counts."""
 POLICY: Final = PolicyRef("bench:1.0", "digest")
 OWNER: Final = SessionId("owner")
+
+
+PAIRS: Final = 2_000
+WARM_PAIRS: Final = 200
+"""Asked first, and not counted."""
 
 
 class _Queue:
@@ -171,3 +181,38 @@ def _seconds(event: Callable[[], object], times: int = TIMES) -> float:
         event()
         taken.append(time.thread_time() - started)
     return statistics.median(taken)
+
+
+def measure_explanations() -> dict[str, Any]:
+    """Measure how long a grant takes without reasons, and with them as a multiple of that."""
+    with daemon() as running, connect(running.ws, proxy=None) as socket:
+        uri = asyncio.run(prepare(running))
+        pairs = [(_grant(socket, uri), _grant(socket, uri, explain=True)) for _ in range(PAIRS)]
+    plain, reasoned = (statistics.median(each) for each in zip(*pairs[WARM_PAIRS:], strict=True))
+    return {"grant_seconds": plain, "explained_to_grant": reasoned / plain}
+
+
+def _grant(socket: ClientConnection, uri: str, *, explain: bool = False) -> float:
+    """Return the seconds from a request to its lease, which is then released."""
+    request = {
+        "adhoc": True,
+        "policy_rule_uri": uri,
+        "inputs": {},
+        "resources": {"gpus": 1},
+        "lease": {"ttl_seconds": 600},
+        "explain": explain,
+    }
+    started = time.perf_counter()
+    reply = _say(socket, request)
+    seconds = time.perf_counter() - started
+    lease = reply["lease"]
+    _say(socket, {"op": "release", "lease": lease["id"], "token": lease["token"]})
+    return seconds
+
+
+def _say(socket: ClientConnection, message: dict[str, Any]) -> Any:
+    socket.send(msgspec.json.encode(message).decode())
+    reply = msgspec.json.decode(socket.recv(60))
+    if not reply["success"]:
+        raise CommandError(f"the daemon refused: {reply['message']}")
+    return reply

@@ -2,12 +2,16 @@
 
 import asyncio
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from moorage.core.state.checkpoint import condense
 from moorage.core.state.facts import ClusterSet, Ended, Fact, Granted
@@ -110,3 +114,21 @@ def _lease(number: int) -> Lease:
         expires_at=number + 4e9,
         terms=LeaseTerms(ttl_seconds=4e9),
     )
+
+
+def first_lease() -> dict[str, Any]:
+    """Measure `moored demo` up to its first lease, against an interpreter with its imports."""
+    base, first = [], []
+    for _ in range(STARTS):
+        started = time.perf_counter()
+        imports = "import moorage.daemon.start, moorage_client"
+        subprocess.run([sys.executable, "-P", "-c", imports], check=True)  # noqa: S603  # Ours.
+        base.append(time.perf_counter() - started)
+        command = [sys.executable, "-P", "-m", "moorage", "demo", "--json"]
+        output = subprocess.run(command, check=True, capture_output=True).stdout  # noqa: S603  # Ours.
+        first.append(msgspec.json.decode(output)["first_lease_seconds"])
+    return {
+        "imports_seconds": min(base),
+        "first_lease_seconds": min(first),
+        "first_lease_to_imports": min(first) / min(base),
+    }

@@ -178,7 +178,6 @@ class _Running:
             self._step(Tick(), due)
 
     def come(self, number: int) -> None:
-        """Take a job."""
         self._pass(self._jobs[number].at)
         self._wants[self._jobs[number].cluster] += 1
         if self._line is None:
@@ -226,7 +225,6 @@ class _Running:
         )
 
     def fits(self, number: int) -> bool:
-        """Return whether a job fits now."""
         return self._allocator.feasibility.fits(needs(self._jobs[number].gpus), None, ())
 
     def _note(self, request: RequestId, sign: int) -> None:

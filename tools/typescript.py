@@ -1,7 +1,7 @@
 """TypeScript types of the messages, made of the AsyncAPI document."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 _PLAIN: Final = {
@@ -17,6 +17,22 @@ _HEAD: Final = """\
 /** Any JSON value. */
 export type Json = null | boolean | number | string | Json[] | { [name: string]: Json };
 """
+Schema = dict[str, Any]
+
+
+def _is_operation(schema: Schema) -> bool:
+    return "op" in schema.get("properties", ())
+
+
+_BASES: Final[dict[str, tuple[str, Callable[[str, Schema], bool]]]] = {
+    "AnyReply": ("The fields of all replies that succeed.", lambda name, _: name.endswith("Reply")),
+    "AnyOperation": ("The fields of all operations.", lambda _, each: _is_operation(each)),
+    "AnyListing": (
+        "The fields of all operations that list.",
+        lambda name, each: _is_operation(each) and name.endswith("Listing"),
+    ),
+}
+"""Interfaces with the fields that several others share, and which others extend them."""
 
 
 def types(document: dict[str, Any]) -> str:
@@ -26,10 +42,11 @@ def types(document: dict[str, Any]) -> str:
 
 def _lines(document: dict[str, Any]) -> Iterator[str]:
     yield _HEAD
-    for name, schema in document["components"]["schemas"].items():
+    for name, (base, schema) in _extending(document["components"]["schemas"]).items():
         yield from _comment(schema, "")
         if schema.get("type") == "object":
-            yield f"export interface {name} {_object(schema, '')}"
+            extends = f" extends {base}" if base else ""
+            yield f"export interface {name}{extends} {_object(schema, '')}"
         else:
             yield f"export type {name} = {_type(schema, '')};"
         yield ""
@@ -40,6 +57,32 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
             said = _name(operation["messages"][0])
             yield f"  {name}: {{ message: {said}; reply: {said}Reply }};"
     yield "}\n"
+
+
+def _extending(schemas: dict[str, Schema]) -> dict[str, tuple[str, Schema]]:
+    """Return the schemas and bases by name: what each extends, and its own fields."""
+    found = {name: ("", schema) for name, schema in schemas.items()}
+    for base, (text, fits) in _BASES.items():
+        members = {name: found[name] for name in schemas if fits(name, schemas[name])}
+        ((parent, first), *others) = members.values()
+        shared = {
+            field: each
+            for field, each in first["properties"].items()
+            if all(_has(schema, field, each, first) for _, schema in others)
+        }
+        found[base] = parent, {**first, "description": text, "properties": shared}
+        for name, (_, schema) in members.items():
+            own = {f: each for f, each in schema["properties"].items() if f not in shared}
+            found[name] = base, {**schema, "properties": own}
+    return dict(sorted(found.items()))
+
+
+def _has(schema: Schema, field: str, described: Schema, other: Schema) -> bool:
+    """Return whether a schema has a field as another schema has it."""
+    is_required = field in schema.get("required", ())
+    return schema["properties"].get(field) == described and is_required == (
+        field in other.get("required", ())
+    )
 
 
 def _name(reference: dict[str, str]) -> str:

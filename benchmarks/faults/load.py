@@ -53,11 +53,7 @@ class Target:
 
 
 class Load:
-    """Some clients, each a task.
-
-    Attributes:
-        history: What they saw.
-    """
+    """Some clients, each a task."""
 
     def __init__(self, target: Target, clients: int, seed: int) -> None:
         self.history = FaultHistory()

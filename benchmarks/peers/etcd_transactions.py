@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.peers.probes import Probes
 from benchmarks.peers.servers import find_program, folder, free_port, library, program, version_of
-from benchmarks.peers.session import CONNECTIONS, Booking, Nodes, Peer, devices
+from benchmarks.peers.session import CONNECTIONS, Booking, Nodes, Peer, Probes, devices
 
 LEASE_SECONDS: Final = 3_600
 _PREFIX: Final = b"gpu/"

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from benchmarks.peers import redis_server
-from benchmarks.peers.probes import Probes
-from benchmarks.peers.session import Booking, Nodes, Peer, devices
+from benchmarks.peers.session import Booking, Nodes, Peer, Probes, devices
 
 LOCK_MILLISECONDS: Final = 3_600_000
 POLL_SECONDS: Final = 0.1

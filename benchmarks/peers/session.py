@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -18,6 +20,10 @@ MEMORY_MIB: Final = 1_024
 """What a placement takes beside one whole GPU, where the peer knows of them."""
 
 Group = Literal["home-made", "schedulers"]
+
+
+TRIES: Final = 16
+"""GPUs that are tried blindly; after those, a client reads which are free."""
 
 
 class Booking(NamedTuple):
@@ -91,3 +97,24 @@ class Peer:
 def devices(nodes: Nodes) -> list[tuple[str, str]]:
     """Return each GPU as its node and its number there."""
     return [(node.name, str(number)) for node in nodes for number in range(node.gpus)]
+
+
+class Probes:
+    """Random places among `count`, each once."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._random = random.Random(7)
+
+    def __call__(self) -> Iterator[int]:
+        """Yield the first few of them, in an order of chance."""
+        place = self._random.randrange(self._count)
+        step = self._random.randrange(1, self._count)
+        while math.gcd(step, self._count) != 1:
+            step = self._random.randrange(1, self._count)
+        for number in range(min(TRIES, self._count)):
+            yield (place + number * step) % self._count
+
+    def shuffled(self, places: list[int]) -> list[int]:
+        """Return places in an order of chance."""
+        return self._random.sample(places, len(places))

@@ -24,19 +24,6 @@ if TYPE_CHECKING:
 else:
     ssl = LazyModule("ssl")
 
-__all__ = [
-    "ADDRESSES_MAX",
-    "HTTP_URL_DEFAULT",
-    "URL_DEFAULT",
-    "Endpoint",
-    "check_token",
-    "read_token",
-    "read_token_file",
-    "setting",
-    "socks_advice",
-    "split_addresses",
-]
-
 URL_DEFAULT: Final = "ws://127.0.0.1:8765"
 HTTP_URL_DEFAULT: Final = "http://127.0.0.1:8080"
 """Where `moored serve` answers HTTP; it stands in for the documents' `http://<server-url>:3000`

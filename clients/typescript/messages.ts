@@ -53,9 +53,45 @@ export interface AllocationRequest {
 }
 
 /** The reply to `AllocationRequest`, where it succeeds. */
-export interface AllocationRequestReply {
-  success: true;
+export interface AllocationRequestReply extends AnyReply {
   data: Json;
+}
+
+/** `anti_affinity` of a lease: the domain that no two leases of its tenant and group share. */
+export interface AntiAffinityRequest {
+  /** Any name; it is the tenant's own. Expected: a string of 1 to 128 characters. */
+  group: string;
+  /** What is not shared, as `topologyKey` of Kubernetes says it. Expected: "node", "rack" or "zone". */
+  topology?: "node" | "rack" | "zone";
+}
+
+/** The fields of all operations that list. */
+export interface AnyListing extends AnyOperation {
+  /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
+  min_revision?: number;
+  /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
+  filters?: { [name: string]: string | number | number | boolean };
+  /** The id of a cluster. Expected: a string of at most 256 characters. */
+  cluster?: string;
+  /** The `next` of the page before. Expected: a string of at most 256 characters. */
+  after?: string;
+  /** Another name of `after`. Expected: a string of at most 256 characters. */
+  next?: string;
+  /** The most objects on a page. Expected: a whole number between 1 and 1000. */
+  limit?: number;
+}
+
+/** The fields of all operations. */
+export interface AnyOperation {
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
+  id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
+}
+
+/** The fields of all replies that succeed. */
+export interface AnyReply {
+  success: true;
   id?: string | number | null;
   request?: string;
   lease?: LeaseAnswer;
@@ -65,14 +101,6 @@ export interface AllocationRequestReply {
   revision?: number;
   as_of?: number;
   leader?: string;
-}
-
-/** `anti_affinity` of a lease: the domain that no two leases of its tenant and group share. */
-export interface AntiAffinityRequest {
-  /** Any name; it is the tenant's own. Expected: a string of 1 to 128 characters. */
-  group: string;
-  /** What is not shared, as `topologyKey` of Kubernetes says it. Expected: "node", "rack" or "zone". */
-  topology?: "node" | "rack" | "zone";
 }
 
 /** A lease whose end a request waits for, with its deadline; `lease` where you may see it. */
@@ -97,12 +125,8 @@ export interface BlockRequest {
 }
 
 /** Give up waiting. */
-export interface Cancel {
+export interface Cancel extends AnyOperation {
   op: "cancel";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** The id of the request. Expected: a string of 1 to 128 characters. */
   request: string;
   /** Say what would come of it, and change nothing. Expected: true or false. */
@@ -110,18 +134,8 @@ export interface Cancel {
 }
 
 /** The reply to `Cancel`, where it succeeds. */
-export interface CancelReply {
-  success: true;
+export interface CancelReply extends AnyReply {
   data: CancelledRequest;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** A request that was given up; the fields of a waiter where it waited. */
@@ -178,12 +192,8 @@ export interface Consequences {
 }
 
 /** Place nothing new there. */
-export interface Cordon {
+export interface Cordon extends AnyOperation {
   op: "cordon";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** The id of a cluster. Expected: a string of 1 to 256 characters. */
   cluster: string;
   /** The id of a node of the cluster; left out: all of it. Expected: a string of at most 256 characters. */
@@ -195,80 +205,30 @@ export interface Cordon {
 }
 
 /** The reply to `Cordon`, where it succeeds. */
-export interface CordonReply {
-  success: true;
+export interface CordonReply extends AnyReply {
   data: OutOfService;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** The fleet as it was when a request was decided, and the request. */
-export interface DecisionFleet {
+export interface DecisionFleet extends AnyOperation {
   op: "decision_fleet";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** The id of the request. Expected: a string of 1 to 128 characters. */
   request: string;
 }
 
 /** The reply to `DecisionFleet`, where it succeeds. */
-export interface DecisionFleetReply {
-  success: true;
+export interface DecisionFleetReply extends AnyReply {
   data: RecalledFleet;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** What was decided of late, newest first: the tenant's own; for operators, all. */
-export interface DecisionListing {
+export interface DecisionListing extends AnyListing {
   op: "decisions";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
-  /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
-  min_revision?: number;
-  /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
-  filters?: { [name: string]: string | number | number | boolean };
-  /** The id of a cluster. Expected: a string of at most 256 characters. */
-  cluster?: string;
-  /** The `next` of the page before. Expected: a string of at most 256 characters. */
-  after?: string;
-  /** Another name of `after`. Expected: a string of at most 256 characters. */
-  next?: string;
-  /** The most objects on a page. Expected: a whole number between 1 and 1000. */
-  limit?: number;
 }
 
 /** The reply to `DecisionListing`, where it succeeds. */
-export interface DecisionListingReply {
-  success: true;
+export interface DecisionListingReply extends AnyReply {
   data: DecisionPage;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** One page of decisions. `kept_since`: older decisions are pruned; null: none are. */
@@ -295,12 +255,8 @@ export interface DecisionRow {
 }
 
 /** Place nothing new there, and end or move what runs there, within `seconds` where given. */
-export interface Drain {
+export interface Drain extends AnyOperation {
   op: "drain";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** The id of a cluster. Expected: a string of 1 to 256 characters. */
   cluster: string;
   /** The id of a node of the cluster; left out: all of it. Expected: a string of at most 256 characters. */
@@ -314,27 +270,13 @@ export interface Drain {
 }
 
 /** The reply to `Drain`, where it succeeds. */
-export interface DrainReply {
-  success: true;
+export interface DrainReply extends AnyReply {
   data: OutOfService;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** Run a command inside of the workload of a lease; about `token` as `logs`. */
-export interface Exec {
+export interface Exec extends AnyOperation {
   op: "exec";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease: string;
   /** That of the lease, from the reply that granted it. */
@@ -352,18 +294,8 @@ export interface Exec {
 }
 
 /** The reply to `Exec`, where it succeeds. */
-export interface ExecReply {
-  success: true;
+export interface ExecReply extends AnyReply {
   data: ExecutionAnswer;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** The result of a command inside a workload. */
@@ -415,12 +347,8 @@ export interface FilePart {
  * Without `path` the reply lists them; with it, the reply is a piece of that file from `offset`
  * on. `attempt` and `token` are as with `logs`.
  */
-export interface Files {
+export interface Files extends AnyOperation {
   op: "files";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease: string;
   /** That of the lease, from the reply that granted it. */
@@ -434,63 +362,23 @@ export interface Files {
 }
 
 /** The reply to `Files`, where it succeeds. */
-export interface FilesReply {
-  success: true;
+export interface FilesReply extends AnyReply {
   data: RunFileList | FilePart;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** What there is and what of it is free: the clusters, or the nodes of `cluster`. */
-export interface FleetListing {
+export interface FleetListing extends AnyListing {
   op: "fleet";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
-  /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
-  min_revision?: number;
-  /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
-  filters?: { [name: string]: string | number | number | boolean };
-  /** The id of a cluster. Expected: a string of at most 256 characters. */
-  cluster?: string;
-  /** The `next` of the page before. Expected: a string of at most 256 characters. */
-  after?: string;
-  /** Another name of `after`. Expected: a string of at most 256 characters. */
-  next?: string;
-  /** The most objects on a page. Expected: a whole number between 1 and 1000. */
-  limit?: number;
 }
 
 /** The reply to `FleetListing`, where it succeeds. */
-export interface FleetListingReply {
-  success: true;
+export interface FleetListingReply extends AnyReply {
   data: ClusterPage | NodePage;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** End your warm leases, in one cluster or everywhere. */
-export interface Flush {
+export interface Flush extends AnyOperation {
   op: "flush";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** The id of a cluster. Expected: a string of at most 256 characters. */
   cluster?: string;
   /** Say what would come of it, and change nothing. Expected: true or false. */
@@ -498,18 +386,8 @@ export interface Flush {
 }
 
 /** The reply to `Flush`, where it succeeds. */
-export interface FlushReply {
-  success: true;
+export interface FlushReply extends AnyReply {
   data: FlushedLeases;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** The ids of the warm leases that end. */
@@ -518,12 +396,8 @@ export interface FlushedLeases {
 }
 
 /** Give up a machine whose agent will not come back: its leases fail, and its node goes. */
-export interface ForgetMachine {
+export interface ForgetMachine extends AnyOperation {
   op: "forget";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** The id of a cluster. Expected: a string of 1 to 256 characters. */
   cluster: string;
   /** The id of a node of the cluster; left out: all of it. Expected: a string of 1 to 256 characters. */
@@ -531,18 +405,8 @@ export interface ForgetMachine {
 }
 
 /** The reply to `ForgetMachine`, where it succeeds. */
-export interface ForgetMachineReply {
-  success: true;
+export interface ForgetMachineReply extends AnyReply {
   data: OutOfService;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** One label of a node, as Kubernetes' `matchExpressions` say it. */
@@ -610,24 +474,8 @@ export interface LeaseAnswer {
 }
 
 /** Who holds what: the tenant's own; for operators, all. With `sort`, and how many in all. */
-export interface LeaseListing {
+export interface LeaseListing extends AnyListing {
   op: "leases";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
-  /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
-  min_revision?: number;
-  /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
-  filters?: { [name: string]: string | number | number | boolean };
-  /** The id of a cluster. Expected: a string of at most 256 characters. */
-  cluster?: string;
-  /** The `next` of the page before. Expected: a string of at most 256 characters. */
-  after?: string;
-  /** Another name of `after`. Expected: a string of at most 256 characters. */
-  next?: string;
-  /** The most objects on a page. Expected: a whole number between 1 and 1000. */
-  limit?: number;
   /** Those in this state alone. Expected: a string of at most 256 characters. */
   state?: string;
   /** What leases are ordered by, on all pages; left out: as they were granted. Expected: one of granted_at, expires_at and gpus, each also with - before it for the largest first, state, tenant, project, policy_rule_uri, place; node by node: node, node_ends, node_gpus; or "". */
@@ -635,18 +483,8 @@ export interface LeaseListing {
 }
 
 /** The reply to `LeaseListing`, where it succeeds. */
-export interface LeaseListingReply {
-  success: true;
+export interface LeaseListingReply extends AnyReply {
   data: LeasePage;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** One page of leases. `total`: how many there are on all pages, where `sort` was given. */
@@ -701,12 +539,8 @@ export interface LeftOutFile {
  * means the last start. Text that is no UTF-8 comes unaltered as `base64` only. Without `token`,
  * the lease is one of the caller's own tenant.
  */
-export interface Logs {
+export interface Logs extends AnyOperation {
   op: "logs";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease: string;
   /** That of the lease, from the reply that granted it. */
@@ -722,27 +556,13 @@ export interface Logs {
 }
 
 /** The reply to `Logs`, where it succeeds. */
-export interface LogsReply {
-  success: true;
+export interface LogsReply extends AnyReply {
   data: OutputPart;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** Call `management` of a policy. */
-export interface Manage {
+export interface Manage extends AnyOperation {
   op: "manage";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** The policy, or an alias of it. Expected: a policy's URI, `name:version-tag`, of at most 512 characters. */
   policy_rule_uri: string;
   /** What `management` is called with. Expected: a string of 1 to 256 characters. */
@@ -752,18 +572,8 @@ export interface Manage {
 }
 
 /** The reply to `Manage`, where it succeeds. */
-export interface ManageReply {
-  success: true;
+export interface ManageReply extends AnyReply {
   data: Json;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /**
@@ -848,12 +658,8 @@ export interface OutputPart {
 }
 
 /** The fleet as it was at a time. */
-export interface PastFleet {
+export interface PastFleet extends AnyOperation {
   op: "past_fleet";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** When. Expected: a time, in seconds since the epoch. */
   at: number;
 }
@@ -867,18 +673,8 @@ export interface PastFleetAnswer {
 }
 
 /** The reply to `PastFleet`, where it succeeds. */
-export interface PastFleetReply {
-  success: true;
+export interface PastFleetReply extends AnyReply {
   data: PastFleetAnswer;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** `provision` of a request: which backend starts what, and what becomes of it if that fails. */
@@ -896,39 +692,13 @@ export interface ProvisionRequest {
 }
 
 /** Who waits: the tenant's own; for operators, all. */
-export interface QueueListing {
+export interface QueueListing extends AnyListing {
   op: "queue";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
-  /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
-  min_revision?: number;
-  /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
-  filters?: { [name: string]: string | number | number | boolean };
-  /** The id of a cluster. Expected: a string of at most 256 characters. */
-  cluster?: string;
-  /** The `next` of the page before. Expected: a string of at most 256 characters. */
-  after?: string;
-  /** Another name of `after`. Expected: a string of at most 256 characters. */
-  next?: string;
-  /** The most objects on a page. Expected: a whole number between 1 and 1000. */
-  limit?: number;
 }
 
 /** The reply to `QueueListing`, where it succeeds. */
-export interface QueueListingReply {
-  success: true;
+export interface QueueListingReply extends AnyReply {
   data: QueuePage;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** One page of the queue. */
@@ -972,39 +742,13 @@ export interface QuotaAmounts {
 }
 
 /** What tenants and projects may hold, and what they hold of it. */
-export interface QuotaListing {
+export interface QuotaListing extends AnyListing {
   op: "quotas";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
-  /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
-  min_revision?: number;
-  /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
-  filters?: { [name: string]: string | number | number | boolean };
-  /** The id of a cluster. Expected: a string of at most 256 characters. */
-  cluster?: string;
-  /** The `next` of the page before. Expected: a string of at most 256 characters. */
-  after?: string;
-  /** Another name of `after`. Expected: a string of at most 256 characters. */
-  next?: string;
-  /** The most objects on a page. Expected: a whole number between 1 and 1000. */
-  limit?: number;
 }
 
 /** The reply to `QuotaListing`, where it succeeds. */
-export interface QuotaListingReply {
-  success: true;
+export interface QuotaListingReply extends AnyReply {
   data: QuotaPage;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** One page of quotas. */
@@ -1071,12 +815,8 @@ export interface RecalledFleet {
  * With `dry_run`, `reasons` of the reply say which requests then have their turn; leases of
  * `beside` are taken to end, too.
  */
-export interface Release {
+export interface Release extends AnyOperation {
   op: "release";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease: string;
   /** That of the lease, from the reply that granted it. */
@@ -1088,27 +828,13 @@ export interface Release {
 }
 
 /** The reply to `Release`, where it succeeds. */
-export interface ReleaseReply {
-  success: true;
+export interface ReleaseReply extends AnyReply {
   data: ShareObject | ShareObject[];
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** Remove the quota of a tenant, or of one of its projects: that of all holds then. */
-export interface RemoveQuota {
+export interface RemoveQuota extends AnyOperation {
   op: "remove_quota";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** Whose. Expected: a string of 1 to 256 characters. */
   tenant: string;
   /** A project of the tenant; left out: the tenant as a whole. */
@@ -1116,27 +842,13 @@ export interface RemoveQuota {
 }
 
 /** The reply to `RemoveQuota`, where it succeeds. */
-export interface RemoveQuotaReply {
-  success: true;
+export interface RemoveQuotaReply extends AnyReply {
   data: QuotaState;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** Let a lease last longer: `ttl_seconds` from now, by default the TTL of its request. */
-export interface Renew {
+export interface Renew extends AnyOperation {
   op: "renew";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease: string;
   /** That of the lease, from the reply that granted it. Expected: a string of 1 to 128 characters. */
@@ -1146,18 +858,8 @@ export interface Renew {
 }
 
 /** The reply to `Renew`, where it succeeds. */
-export interface RenewReply {
-  success: true;
+export interface RenewReply extends AnyReply {
   data: ShareObject | ShareObject[];
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** One change of a request that would make it fit. */
@@ -1182,39 +884,13 @@ export interface ReservationAnswer {
 }
 
 /** What is reserved, and when: the tenant's own; for operators, all. */
-export interface ReservationListing {
+export interface ReservationListing extends AnyListing {
   op: "reservations";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
-  /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
-  min_revision?: number;
-  /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
-  filters?: { [name: string]: string | number | number | boolean };
-  /** The id of a cluster. Expected: a string of at most 256 characters. */
-  cluster?: string;
-  /** The `next` of the page before. Expected: a string of at most 256 characters. */
-  after?: string;
-  /** Another name of `after`. Expected: a string of at most 256 characters. */
-  next?: string;
-  /** The most objects on a page. Expected: a whole number between 1 and 1000. */
-  limit?: number;
 }
 
 /** The reply to `ReservationListing`, where it succeeds. */
-export interface ReservationListingReply {
-  success: true;
+export interface ReservationListingReply extends AnyReply {
   data: ReservationPage;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** One page of reservations. */
@@ -1225,12 +901,8 @@ export interface ReservationPage {
 }
 
 /** Keep nodes for a tenant, from one moment to another: such as `resources` fits on. */
-export interface ReserveNodes {
+export interface ReserveNodes extends AnyOperation {
   op: "reserve";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** What must fit. */
   resources: Resources;
   /** When it begins. Expected: a time, in seconds since the epoch. */
@@ -1248,18 +920,8 @@ export interface ReserveNodes {
 }
 
 /** The reply to `ReserveNodes`, where it succeeds. */
-export interface ReserveNodesReply {
-  success: true;
+export interface ReserveNodesReply extends AnyReply {
   data: ReservationAnswer;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** The reserved part of a node: all of it if `whole`, else devices and amounts. */
@@ -1305,29 +967,15 @@ export interface Resources {
 }
 
 /** Go on with a session that lost its connection; the first message of a connection. */
-export interface Resume {
+export interface Resume extends AnyOperation {
   op: "resume";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** What the header `Moorage-Session` of its handshake said. Expected: a string of 1 to 128 characters. */
   session: string;
 }
 
 /** The reply to `Resume`, where it succeeds. */
-export interface ResumeReply {
-  success: true;
+export interface ResumeReply extends AnyReply {
   data: ResumedSession;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** A lease that the session was granted and that holds; `message` requested it. */
@@ -1375,12 +1023,8 @@ export interface RunFileList {
 }
 
 /** Set the quota of a tenant or of one of its projects. A field left out is as at first. */
-export interface SetQuota {
+export interface SetQuota extends AnyOperation {
   op: "set_quota";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** Whose. Expected: a string of 1 to 256 characters. */
   tenant: string;
   /** A project of the tenant; left out: the tenant as a whole. */
@@ -1398,18 +1042,8 @@ export interface SetQuota {
 }
 
 /** The reply to `SetQuota`, where it succeeds. */
-export interface SetQuotaReply {
-  success: true;
+export interface SetQuotaReply extends AnyReply {
   data: QuotaState;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** One node's part of a placement. */
@@ -1429,12 +1063,8 @@ export interface ShareObject {
 }
 
 /** Return the state of a lease or request. */
-export interface Status {
+export interface Status extends AnyOperation {
   op: "status";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
   min_revision?: number;
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
@@ -1444,27 +1074,13 @@ export interface Status {
 }
 
 /** The reply to `Status`, where it succeeds. */
-export interface StatusReply {
-  success: true;
+export interface StatusReply extends AnyReply {
   data: ShareObject | ShareObject[] | WaiterStatus;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** Place something there again. */
-export interface Uncordon {
+export interface Uncordon extends AnyOperation {
   op: "uncordon";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** The id of a cluster. Expected: a string of 1 to 256 characters. */
   cluster: string;
   /** The id of a node of the cluster; left out: all of it. Expected: a string of at most 256 characters. */
@@ -1474,44 +1090,20 @@ export interface Uncordon {
 }
 
 /** The reply to `Uncordon`, where it succeeds. */
-export interface UncordonReply {
-  success: true;
+export interface UncordonReply extends AnyReply {
   data: OutOfService;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** End a reservation before its time. */
-export interface UnreserveNodes {
+export interface UnreserveNodes extends AnyOperation {
   op: "unreserve";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** Its id. Expected: a string of 1 to 128 characters. */
   reservation: string;
 }
 
 /** The reply to `UnreserveNodes`, where it succeeds. */
-export interface UnreserveNodesReply {
-  success: true;
+export interface UnreserveNodesReply extends AnyReply {
   data: ReservationAnswer;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** How a request stands that is no lease yet. */
@@ -1531,29 +1123,15 @@ export interface WaiterStatus {
 }
 
 /** Get the news of these topics from now on. */
-export interface WatchTopics {
+export interface WatchTopics extends AnyOperation {
   op: "watch";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** Their names. Expected: a list of 1 to 64 topics. */
   topics: string[];
 }
 
 /** The reply to `WatchTopics`, where it succeeds. */
-export interface WatchTopicsReply {
-  success: true;
+export interface WatchTopicsReply extends AnyReply {
   data: WatchedTopics;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** All topics that the session watches now. */
@@ -1562,12 +1140,8 @@ export interface WatchedTopics {
 }
 
 /** The answer that `request` would get if `change` had happened, and what else would differ. */
-export interface WhatIf {
+export interface WhatIf extends AnyOperation {
   op: "whatif";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** The id of the request. */
   request?: AllocationRequest;
   /** Nodes, cordons, drains, quotas, weights and policies. Expected: an object. */
@@ -1586,27 +1160,13 @@ export interface WhatIfAnswer {
 }
 
 /** The reply to `WhatIf`, where it succeeds. */
-export interface WhatIfReply {
-  success: true;
+export interface WhatIfReply extends AnyReply {
   data: Consequences;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** The reasons for what became of a lease or request; `nodes`: and what each node lacks now. */
-export interface Why {
+export interface Why extends AnyOperation {
   op: "why";
-  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
-  id?: string | number | null;
-  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
-  strict?: boolean;
   /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
   min_revision?: number;
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
@@ -1622,18 +1182,8 @@ export interface Why {
 }
 
 /** The reply to `Why`, where it succeeds. */
-export interface WhyReply {
-  success: true;
+export interface WhyReply extends AnyReply {
   data: Reasons;
-  id?: string | number | null;
-  request?: string;
-  lease?: LeaseAnswer;
-  warnings?: string[];
-  reasons?: { [name: string]: Json };
-  policy_rule_uri?: string;
-  revision?: number;
-  as_of?: number;
-  leader?: string;
 }
 
 /** How the workload of a lease is. */

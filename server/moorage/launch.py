@@ -14,15 +14,6 @@ TYPE_CHECKING = False  # As `typing` has it, which is slow to import.
 if TYPE_CHECKING:
     from typing import Any, Final, NoReturn
 
-__all__ = [
-    "EXIT_INTERRUPTED",
-    "EXIT_UNWRITABLE",
-    "command",
-    "find_hidden_modules",
-    "reason_of",
-    "run_program",
-]
-
 EXIT_INTERRUPTED: "Final" = 130
 EXIT_UNWRITABLE: "Final" = 74
 """`EX_IOERR` of sysexits.h."""

@@ -13,8 +13,6 @@ from typing import Any, Final, TypeAlias
 
 import ray
 
-__all__ = ["DeviceError", "DeviceHolder", "Holders", "device_names", "devices_of_actor"]
-
 RayHandle: TypeAlias = Any
 """An actor or a reference: Ray has no types for their methods and values."""
 FREE_SECONDS_MAX: Final = 10.0

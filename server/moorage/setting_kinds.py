@@ -10,25 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args, get_type_hints
 
-__all__ = [
-    "FILE",
-    "FOLDER",
-    "NAME",
-    "NAMES",
-    "NAME_CHARS_MAX",
-    "PREFIX",
-    "SWITCH",
-    "Setting",
-    "SettingKind",
-    "choice",
-    "choices",
-    "plain",
-    "read_list",
-    "read_settings",
-    "seconds",
-    "whole",
-]
-
 PREFIX: Final = "MOORAGE_"
 """A setting's name in the environment is this and its own name in capitals."""
 NAME_CHARS_MAX: Final = 253

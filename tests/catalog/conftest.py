@@ -43,7 +43,7 @@ class PostgresPlace:
         return PostgresStorage(self.address).records()
 
     def followed(self) -> RecordStore:
-        from moorage.storage.postgres.followed import (  # noqa: PLC0415  # An extra.
+        from moorage.storage.postgres.storage import (  # noqa: PLC0415  # An extra.
             PostgresFollowedRecords,
         )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moorage.catalog.addresses import is_public
+from moorage.catalog.documents.sources import is_public
 
 PUBLIC = """
 1.1.1.1 8.8.8.8 93.184.216.34 100.63.255.255 100.128.0.1 172.32.0.1 223.255.255.255

@@ -9,7 +9,7 @@ from served import Server, here, until
 from test_backends import run
 
 from moorage.backends.local import confinement
-from moorage.backends.local.container_mounts import shows
+from moorage.backends.local.containers import shows
 from moorage.testing.daemon_process import child, serve_command, serve_variables
 
 pytestmark = pytest.mark.heavy

@@ -8,8 +8,7 @@ import pytest
 
 from benchmarks.packing import openb, pack
 from benchmarks.placement import compare, run
-from moorage.lab.trace import arrivals, capacity_milli, read_nodes, read_pods
-from moorage.lab.typical import typical_of
+from moorage.lab.trace import arrivals, capacity_milli, read_nodes, read_pods, typical_of
 from moorage_policies.fgd import AIOSv1PolicyRule as Fgd
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "openb"

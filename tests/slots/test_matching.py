@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.slots.matching import matched
+from moorage.slots.nodes import matched
 
 
 @given(

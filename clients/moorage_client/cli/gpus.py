@@ -43,7 +43,6 @@ class _Model:
     clusters: dict[str, None] = field(default_factory=dict[str, None])
 
     def add(self, cluster: str, node: NodeCapacity) -> None:
-        """Count a node."""
         self.total += len(node.gpus)
         self.clusters[cluster] = None
         if node.unavailable:

@@ -145,7 +145,6 @@ class _Drawn:
         self.began = False
 
     def rows(self, rows: list[JsonObject]) -> None:
-        """Draw these rows."""
         self.began = True
         self._view.last = rows
         self._draw(f"as of {local_time(time.time())}")

@@ -154,7 +154,6 @@ class _AsyncRun:
         self._pausing: dict[RunningNode, asyncio.TimerHandle] = {}
 
     async def play(self) -> ExecutionResult:
-        """Run to the end."""
         self._execution.report_skipped_nodes(self._execution.start())
         self._pump()
         cancelled: asyncio.CancelledError | None = None

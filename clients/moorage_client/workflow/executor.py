@@ -195,7 +195,6 @@ class _Run:
         self._defect: BaseException | None = None  # Of this module; tasks cannot cause one.
 
     def play(self) -> ExecutionResult:
-        """Run to the end."""
         with self._lock:
             skipped = self._execution.start()
         self._execution.report_skipped_nodes(skipped)

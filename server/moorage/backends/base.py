@@ -427,3 +427,29 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Close the backend. Workloads go on running."""
+
+
+class CommonBackend:
+    """The parts of a `Backend` that are alike in most of them."""
+
+    _listener: Listener | None = None
+
+    def listen(self, listener: Listener | None) -> None:
+        """Call `listener` at every change; see `Backend.listen`."""
+        self._listener = listener
+
+    def _tell(self, workload: WorkloadReport) -> None:
+        if self._listener is not None:
+            self._listener(workload)
+
+    def glance(self, workload: str) -> WorkloadReport | None:
+        """Return None: only a call of what runs the workload knows; see `Backend.glance`."""
+        del workload
+        return None
+
+    async def control(self: Backend, workload: str, limits: JsonMapping) -> None:
+        """Refuse: no limit can be changed; see `Backend.control`."""
+        await self.status(workload)
+        if limits:
+            names = ", ".join(sorted(limits))
+            raise UnsupportedSpecError(f"the backend {self.name} has no limit named {names}")

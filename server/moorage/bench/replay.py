@@ -19,7 +19,7 @@ from moorage.bench.load import LoadResult, drive
 from moorage.lab import trace
 from moorage.lab.errors import CommandError
 from moorage.lab.event_loop import run_until_sigterm
-from moorage.lab.typical import typical_of
+from moorage.lab.trace import typical_of
 from moorage.records.json_values import JsonObject
 from moorage.testing.daemon_process import Running, daemon
 from moorage_policies import catalog

@@ -5,11 +5,13 @@ everything itself.
 """
 
 import contextlib
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import msgspec
 
+from moorage.catalog.allowances import Allowance
 from moorage.catalog.changes import CatalogChange, ClusterDeleted, ClustersListed
 from moorage.catalog.documents.sources import CodeSources
 from moorage.catalog.embedded.aliases import Aliases
@@ -18,7 +20,6 @@ from moorage.catalog.embedded.clusters import EmbeddedClusters
 from moorage.catalog.embedded.contexts import KeptContexts
 from moorage.catalog.embedded.executors import Executors
 from moorage.catalog.embedded.following import FollowedRecords, marks_of
-from moorage.catalog.embedded.freshness import AlwaysFresh
 from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.embedded.metrics import EmbeddedMetrics
 from moorage.catalog.embedded.policies import EmbeddedPolicies, prepare_policy
@@ -40,11 +41,9 @@ from moorage.catalog.mirrored.services import (
 )
 from moorage.catalog.ports import Catalog
 from moorage.catalog.search import ClusterSearch
-from moorage.catalog.values import Document, PolicyRecord
+from moorage.catalog.values import Document, Examine, PolicyRecord
 from moorage.protocol.faults import ServiceError
 from moorage.storage.base import RecordStore
-
-__all__ = ["External", "open_catalog"]
 
 
 async def open_catalog(
@@ -220,3 +219,27 @@ class _Mirrors:
         if self._clusters is not None:
             with contextlib.suppress(ServiceError):  # Every request says so until it answers.
                 await self._clusters.read_soon()
+
+
+class AlwaysFresh:
+    """`catalog.ports.Freshness` of a catalog that mirrors no service."""
+
+    registry_known = True
+
+    async def keep_fresh(self, examine: Examine) -> None:
+        del examine
+
+    def at_hand(self, uri: str, cluster_ids: Sequence[str] | None) -> list[str] | None:
+        del uri, cluster_ids
+        return []
+
+    async def fetch(
+        self,
+        uri: str,
+        cluster_ids: Sequence[str] | None,
+        allowance: Allowance,
+        *,
+        searching: bool = False,
+    ) -> list[str]:
+        del uri, cluster_ids, allowance, searching
+        return []

@@ -22,7 +22,6 @@ from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.daemon.access.tls import ServerTls
 from moorage.daemon.access.token_store import TokenStore
 from moorage.daemon.access.tokens import IssuerTokens, Tokens
-from moorage.daemon.requests.origins import names
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.trust import Trust
 from moorage.extras import install_command
@@ -31,7 +30,7 @@ from moorage.gateway.server import Gateway
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import Code, SessionId
 from moorage.protocol.faults import ServiceError
-from moorage.protocol.origins import is_loopback
+from moorage.protocol.origins import Origins, is_loopback
 from moorage.storage.base import Seat, Storage
 from moorage.web.server import WebServer
 from moorage.web.services import SignInFlow, StandbyServices, WebServices
@@ -92,7 +91,7 @@ class Doors:
         config, context = self._config, None if self._tls is None else self._tls.context
         limits = descriptors.connection_limits()
         self._web = web = WebServer(
-            services, origins=names(config), connections_max=limits.web, trusts=self._trusts
+            services, origins=origin_names(config), connections_max=limits.web, trusts=self._trusts
         )
         with naming("set http_port (MOORAGE_HTTP_PORT, --http-port) to another; 0: a free one"):
             self.http_port = await web.start(config.http_host, config.http_port, context)
@@ -160,7 +159,7 @@ def make_entrance(
         message_bytes_max=config.message_bytes_max,
         deflate=config.deflate,
         resume_seconds=config.session_resume_seconds,
-        origins=names(config),
+        origins=origin_names(config),
     )
     if settings.sessions_max > settings.connections_max:
         log.warning("sessions", finding=descriptors.too_few(config.sessions_max))
@@ -243,3 +242,9 @@ def naming(advice: str) -> Iterator[None]:
     except OSError as error:
         advice = f"stop what listens there, or {advice}" if error.errno == EADDRINUSE else advice
         raise OSError(error.errno, f"{error.strerror or error}: {advice}") from error
+
+
+def origin_names(config: Config) -> Origins:
+    """Return the names under which the ports answer."""
+    hosts = (config.host, config.http_host, *config.allowed_hosts)
+    return Origins(hosts, config.allowed_origins)

@@ -70,7 +70,6 @@ class Inbox:
         self._readers: deque[asyncio.Future[None]] = deque()
 
     def __len__(self) -> int:
-        """Return the number of waiting events."""
         return len(self._ahead) + self._others
 
     def requests(self, tenant: Tenant) -> int:

@@ -23,7 +23,7 @@ from moorage.lab.churn import Churn, Stays, by_size, size_of
 from moorage.lab.errors import CommandError, unknown
 from moorage.lab.progress import Progress
 from moorage.lab.rehearsal import Decision, Rehearsal
-from moorage.lab.typical import typical_of
+from moorage.lab.trace import typical_of
 from moorage.model import Ask, Demand, Placement
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError

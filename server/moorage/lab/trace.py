@@ -40,6 +40,10 @@ TYPICAL_SHARE: Final = 0.95
 _Class = tuple[int, int, int, tuple[str, ...]]
 
 
+TYPICAL_SHARES: Final = {"fgd": TYPICAL_SHARE, "expected_fill": 1.0}
+"""Policies that take the typical requests of the trace as a parameter, and how many of all."""
+
+
 @dataclass(frozen=True, slots=True)
 class TracePod:
     """One request: `gpus` devices with `gpu_milli` each, of one of `models` (or of any)."""
@@ -193,3 +197,9 @@ def permute_names(nodes: Sequence[TraceNode], seed: int = 42) -> dict[str, str]:
 def capacity_milli(nodes: Sequence[TraceNode]) -> int:
     """Return the GPU milli of all nodes together."""
     return sum(node.gpus for node in nodes) * GPU_MILLI
+
+
+def typical_of(policy: str, pods: Sequence[TracePod]) -> JsonObject:
+    """Return the parameters that describe the requests of a trace to a policy."""
+    share = TYPICAL_SHARES.get(policy)
+    return {} if share is None else {"typical": typical_classes(pods, share)}

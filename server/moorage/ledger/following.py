@@ -85,11 +85,9 @@ class FollowedLedger(StoredHistory):
     async def history(
         self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
     ) -> list[LedgerEntry]:
-        """See `LedgerHistory.history`."""
         return self._entries_taken(await super().history(subject, after, limit))
 
     async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[LedgerEntry]:
-        """See `LedgerHistory.read`."""
         return self._entries_taken(await super().read(after, limit))
 
     def _entries_taken(self, entries: list[LedgerEntry]) -> list[LedgerEntry]:

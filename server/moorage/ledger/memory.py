@@ -59,25 +59,21 @@ class MemoryLedger:
 
     @property
     def last_seq(self) -> int:
-        """See `Ledger.last_seq`."""
         return self._storage.rows[-1].seq if self._storage.rows else 0
 
     @property
     def checkpoint_seq(self) -> int:
-        """See `Ledger.checkpoint_seq`."""
         checkpoints = self._storage.checkpoints
         return checkpoints[-1][0] if checkpoints else 0
 
     @property
     def is_full(self) -> bool:
-        """See `Ledger.is_full`."""
         return False
 
     def check(self) -> None:
         """See `Ledger.check`."""
 
     async def open(self) -> Recovery:
-        """See `Ledger.open`."""
         if self._open:
             raise LedgerError(f"{_PLACE} is open already.")
         if self._storage.taken:
@@ -89,7 +85,6 @@ class MemoryLedger:
         return Recovery(facts, last_seq, seq, tuple(warnings))
 
     def append(self, facts: Sequence[Fact], at: float) -> Coroutine[Any, Any, int]:
-        """See `Ledger.append`."""
         self._check_open()
         rows: list[FactRow] = []
         chain = self._storage.rows[-1].chain if self._storage.rows else 0
@@ -100,7 +95,6 @@ class MemoryLedger:
         return asyncio.sleep(0, self.last_seq)
 
     async def checkpoint(self, seq: int, facts: Iterable[Fact]) -> None:
-        """See `Ledger.checkpoint`."""
         self._check_open()
         checkpoints, oldest = self._storage.checkpoints, self.checkpoint_seq
         if not oldest <= seq <= self.last_seq:
@@ -116,20 +110,17 @@ class MemoryLedger:
     async def history(
         self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
     ) -> list[LedgerEntry]:
-        """See `Ledger.history`."""
         await asyncio.sleep(0)
         self._check_open()
         return self._page((row for row in self._after(after) if row.subject == subject), limit)
 
     async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[LedgerEntry]:
-        """See `Ledger.read`."""
         await asyncio.sleep(0)
         self._check_open()
         after = max(after, self._storage.pruned)
         return self._page(self._gapless(after), limit)
 
     async def prune(self, before: float, bytes_max: int) -> bool:
-        """See `Ledger.prune`."""
         self._check_open()
         await asyncio.sleep(0)
         storage = self._storage
@@ -144,13 +135,11 @@ class MemoryLedger:
         return False
 
     async def history_start(self) -> float | None:
-        """See `Ledger.history_start`."""
         self._check_open()
         await asyncio.sleep(0)
         return self._storage.rows[0].at if self._storage.pruned else None
 
     async def close(self) -> None:
-        """See `Ledger.close`."""
         if self._open:
             self._open = self._storage.taken = False
 

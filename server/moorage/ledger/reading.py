@@ -35,15 +35,12 @@ class StoredHistory:
     async def history(
         self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
     ) -> list[LedgerEntry]:
-        """See `LedgerHistory.history`."""
         return await self._read(after, limit, subject)
 
     async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[LedgerEntry]:
-        """See `LedgerHistory.read`."""
         return await self._read(after, limit, None)
 
     async def history_start(self) -> float | None:
-        """See `LedgerHistory.history_start`."""
         async with self._asking:
             self._check_readable()
             return await asyncio.to_thread(self._start)

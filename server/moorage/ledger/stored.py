@@ -62,21 +62,17 @@ class StoredLedger(StoredHistory):
 
     @property
     def last_seq(self) -> int:
-        """See `Ledger.last_seq`."""
         return self._durable_seq
 
     @property
     def checkpoint_seq(self) -> int:
-        """See `Ledger.checkpoint_seq`."""
         return self._checkpoint_seq
 
     @property
     def is_full(self) -> bool:
-        """See `Ledger.is_full`."""
         return self._store.is_full
 
     def check(self) -> None:
-        """See `Ledger.check`."""
         if self._failure is not None:
             raise LedgerFailed(str(self._failure))
 
@@ -100,7 +96,6 @@ class StoredLedger(StoredHistory):
         return recovery
 
     def append(self, facts: Sequence[Fact], at: float) -> Coroutine[Any, Any, int]:
-        """See `Ledger.append`."""
         if self._failure or self._writer is None or self._late or self._lacks_room(facts):
             self._late += 1
             return self._append_later(facts, at)
@@ -143,7 +138,6 @@ class StoredLedger(StoredHistory):
         return seq
 
     async def checkpoint(self, seq: int, facts: Iterable[Fact]) -> None:
-        """See `Ledger.checkpoint`."""
         async with self._checkpointing:
             self._usable()
             if not self._checkpoint_seq <= seq <= self._given_seq:
@@ -167,11 +161,9 @@ class StoredLedger(StoredHistory):
             self._checkpoint_seq = seq
 
     async def prune(self, before: float, bytes_max: int) -> bool:
-        """See `Ledger.prune`."""
         return bool(await self._work(lambda facts: _prune(facts, before, bytes_max)))
 
     async def close(self) -> None:
-        """See `Ledger.close`."""
         writer, self._writer = self._writer, None
         if writer is None:
             return

@@ -328,7 +328,6 @@ class NodeInventory:
         self._renew()
 
     def __len__(self) -> int:
-        """Return the number of nodes."""
         return len(self.node_ids)
 
     def rows_of(self, cluster_id: str) -> range:

@@ -101,7 +101,6 @@ class FleetView:
         return [each for each in {*super().__dir__(), *dir(self._fleet)} if each not in _CHANGING]
 
     def __len__(self) -> int:
-        """Return the number of nodes."""
         return len(self._fleet)
 
     @property

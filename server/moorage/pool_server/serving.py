@@ -128,7 +128,6 @@ def _listening(address: Uds | Tcp) -> Iterator[tuple[socket.socket, Uds | Tcp]]:
 
 @contextlib.contextmanager
 def _hold_lock(path: Path) -> Iterator[None]:
-    """Hold the lock beside a socket's file."""
     # The file stays: were it removed, two servers could each hold the lock of another file. It is
     # never written to, and no link is followed: its name can be guessed.
     lock = path.with_name(f"{path.name}.lock")

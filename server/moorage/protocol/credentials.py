@@ -15,15 +15,6 @@ import binascii
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = [
-    "CONSOLE_COOKIE",
-    "SUBPROTOCOL",
-    "TICKET_PREFIX",
-    "console_cookies",
-    "read_subprotocols",
-    "token_of",
-]
-
 SUBPROTOCOL: Final = "moorage"
 """What the server chooses of the subprotocols that a client offers."""
 BEARER_PREFIX: Final = "moorage.bearer."

@@ -11,27 +11,6 @@ from typing import Final, Literal, Protocol
 from moorage.query.values import number_in
 from moorage.records.json_values import JsonValue
 
-__all__ = [
-    "EVERYTHING",
-    "AllOf",
-    "Among",
-    "AnyOf",
-    "Condition",
-    "Exists",
-    "Fold",
-    "FoldName",
-    "Leaf",
-    "Matches",
-    "Not",
-    "OrderName",
-    "Ordered",
-    "Path",
-    "Source",
-    "TextPattern",
-    "restrict",
-    "text_at",
-]
-
 FoldName = Literal["count", "avg", "sum", "min", "max"]
 OrderName = Literal[">", ">=", "<", "<="]
 

@@ -8,8 +8,6 @@ from moorage.query.limits import PATTERN_CHARS_MAX
 from moorage.query.values import number_in
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 
-__all__ = ["a_list", "a_number", "a_text", "an_object", "check_keys", "one_of", "only"]
-
 
 def an_object(value: JsonValue, place: str, expected: str = "an object") -> JsonObject:
     """Return the value if it is an object, else refuse it."""

@@ -41,7 +41,6 @@ class NodeName(Struct, frozen=True):
         return isinstance(other, NodeName | tuple) and tuple(self) == tuple(other)
 
     def __hash__(self) -> int:
-        """Return the hash of the pair."""
         return hash(tuple(self))
 
 

@@ -18,8 +18,6 @@ from moorage.backends.base import Backend, BackendError
 from moorage.backends.registry import kinds
 from moorage.launch import command
 
-__all__ = ["BEGUN", "NOTHING", "main", "open_backend", "watch"]
-
 BEGUN: Final = b"+"
 """Said to the other process: something is about to be started."""
 NOTHING: Final = b"-"

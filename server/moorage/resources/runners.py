@@ -388,7 +388,6 @@ class _CaredForRunner(ModelRunner):
         resource_id: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
     ) -> BaseResource:
-        """Start a resource and wait until it is ready; see `Runner`."""
         self._count(1)
         try:
             resource = await super().start_resource(spec, resource_id, timeout)
@@ -405,7 +404,6 @@ class _CaredForRunner(ModelRunner):
         return resource
 
     async def end_resource(self, resource: BaseResource) -> None:
-        """End a resource; see `Runner`."""
         await super().end_resource(resource)
         with contextlib.suppress(KeyError):  # A second time says nothing.
             self._started.remove(resource)

@@ -7,8 +7,6 @@ import urllib.request
 from pathlib import Path
 from typing import Final
 
-__all__ = ["DEVICE_ORDER", "METADATA_SECONDS_MAX", "is_reclaimed", "release_devices"]
-
 DEVICE_ORDER: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """As Ray counts GPUs; CUDA by itself puts the fastest one first."""
 METADATA_SECONDS_MAX: Final = 1.0

@@ -13,8 +13,6 @@ from typing import Final
 from moorage.slices.cluster import NODE_ID_LABEL, SLICE_LABEL, RayNode, largest_resources
 from moorage.slices.records import DegradedSlice
 
-__all__ = ["CHIPS_ASSUMED", "GpuSlices", "Shape", "TpuSlices", "find_degraded", "slices_possible"]
-
 CHIPS_ASSUMED: Final = 4
 """Chips of a TPU host that does not say how many it has."""
 _SPREAD: Final = "STRICT_SPREAD"

@@ -27,17 +27,6 @@ from moorage.slots.requests import Member
 from moorage.slots.specification import Instance, documents, parse_resources
 from moorage.slots.views import FreeResources, ResourceOwner
 
-__all__ = [
-    "AllocationTransaction",
-    "Allocator",
-    "Inventory",
-    "allocate",
-    "check_slots",
-    "insufficient",
-    "merged",
-    "rewritten",
-]
-
 
 class _Place:
     """An instance, with its free slots.

@@ -31,8 +31,6 @@ from moorage.slots.specification import (
 )
 from moorage.slots.views import FreeResources, ResourceOwner, Totals, refuse_totals
 
-__all__ = ["ResourcePool", "cpus_here", "instances_of"]
-
 ALWAYS: Final = "gpus"
 """A type that every pool has, with no instances if need be: jobs may ask for 0 of it."""
 

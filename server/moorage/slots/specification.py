@@ -26,24 +26,6 @@ from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.slots.amounts import ONE, SLOTS_MAX, Amount, exact, plain
 from moorage.slots.errors import InvalidSpecification, SchemaMissingKeyError
 
-__all__ = [
-    "INSTANCES_MAX",
-    "MISSPELT",
-    "Format",
-    "Instance",
-    "JsonObject",
-    "Specification",
-    "count_instances",
-    "documents",
-    "format_pool",
-    "only_keys",
-    "parse_resources",
-    "parse_specification",
-    "properties_of",
-    "read_specification",
-    "unwrap",
-]
-
 Format = Literal["yaml", "json"]
 
 INSTANCES_MAX: Final = 1_000_000

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from msgspec import field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -14,42 +15,43 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moorage.model import Code
-from moorage.protocol.credentials import token_of
+from moorage.protocol.credentials import SUBPROTOCOL, TICKET_PREFIX, token_of
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.logins import Tickets
 from moorage.protocol.on_behalf import ON_BEHALF_OF
+from moorage.records.history import History
 from moorage.web.bodies import (
     CALLER,
     ENCODING,
     TENANT,
     BodyReader,
     CountedBodies,
+    caller_of,
     failure,
     json_response,
+    success,
 )
-from moorage.web.checks import HeadAsGet
+from moorage.web.checks import Dated, HeadAsGet, is_read
 from moorage.web.console import console_routes, login_of, playground_routes
 from moorage.web.console_sign_in import console_sign_in_routes
-from moorage.web.history import history_routes
 from moorage.web.notes import Noted, remote_of
 from moorage.web.rights import missing_right, right_of
 from moorage.web.router import ROUTE, HttpRouter
 from moorage.web.routes import service_routes
-from moorage.web.schemas import HealthAnswer, ReadinessAnswer, operation, text_operation
-from moorage.web.services import StandbyServices, WebServices
+from moorage.web.schemas import HealthAnswer, ReadinessAnswer, WebType, operation, text_operation
+from moorage.web.services import Console, StandbyServices, WebServices
 from moorage.web.sign_in import sign_in_routes, wait_for_issuer
 from moorage.web.specifications import specification_routes
-from moorage.web.standby import Dated, is_read
-from moorage.web.tickets import ticket_routes
 
 _WRONG_METHOD: Final = 405
 
 
-def create_app(services: WebServices | StandbyServices) -> Starlette:
-    """Return the application.
+MINUTES_MAX: Final = 24 * 60
+STEP_MAX: Final = 60
 
-    Args:
-        services: What it serves.
-    """
+
+def create_app(services: WebServices | StandbyServices) -> Starlette:
+    """Return the application."""
     standby = services if isinstance(services, StandbyServices) else None
     router = _few(services) if isinstance(services, StandbyServices) else _endpoints(services)
 
@@ -207,3 +209,55 @@ def _fault_of(error: Exception) -> ServiceError:
             return ServiceError(
                 Code.INTERNAL, "the server failed on this request; its log says where"
             )
+
+
+def history_routes(services: WebServices) -> HttpRouter:
+    """Return the router of this endpoint."""
+    router = HttpRouter("about")
+
+    @router.get("/history", "The last day in numbers", operation(History))
+    async def history(request: Request, minutes: int = MINUTES_MAX, step: int = 5) -> Response:
+        """Return the current figures, and those of the last minutes in points of `step` minutes.
+
+        It is at most a day long, and goes on over a restart of the server.
+        """
+        for name, given, most in (("minutes", minutes, MINUTES_MAX), ("step", step, STEP_MAX)):
+            if not 1 <= given <= most:
+                raise ServiceError.wrong_field(f"query.{name}", f"a whole number from 1 to {most}")
+        return success(services.history(caller_of(request), minutes, step))
+
+    return router
+
+
+class SocketTicket(WebType):
+    """A ticket, which opens one WebSocket until `expires_at`.
+
+    `protocols`: what the page passes as the second argument of `new WebSocket(url, protocols)`.
+    """
+
+    ticket: str
+    protocols: list[str]
+    expires_at: float = field(name="expires_at")
+
+
+def ticket_routes(tickets: Tickets, console: Console | None) -> HttpRouter:
+    """Return the endpoint, which needs a token.
+
+    Args:
+        tickets: Issues them.
+        console: Knows who is logged in to it; None: no one.
+    """
+    router = HttpRouter("about")
+
+    @router.post("/websocket-ticket", "Let a page open a WebSocket", operation(SocketTicket))
+    async def issue(request: Request) -> Response:
+        """Return a ticket with which a page can open one WebSocket within ten seconds."""
+        token, _ = token_of(request.headers.getlist("authorization"))
+        if token is None and (login := login_of(console, request)) is not None:
+            token = login.token
+        secret, ticket = tickets.issue(token)
+        protocols = [SUBPROTOCOL, TICKET_PREFIX + secret]
+        document = {"ticket": secret, "protocols": protocols, "expires_at": ticket.expires_at}
+        return success(document)
+
+    return router

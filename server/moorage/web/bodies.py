@@ -32,25 +32,6 @@ from moorage.query import QueryError, parse_page
 from moorage.records.json_values import JsonObject, JsonValue
 from moorage.records.rights import Caller
 
-__all__ = [
-    "BODY_BYTES_MAX",
-    "TENANT",
-    "BodyReader",
-    "CountedBodies",
-    "caller_of",
-    "failure",
-    "find",
-    "is_of_clusters",
-    "json_response",
-    "pipeline_of",
-    "query_in_url",
-    "query_of",
-    "read_as",
-    "read_document",
-    "success",
-    "who_of",
-]
-
 T = TypeVar("T", bound=msgspec.Struct)
 ENCODING: Final = "encoding"
 """Where `web.app` keeps, in its own state, the lock that large answers take turns with."""
@@ -229,11 +210,7 @@ def _decode(body: bytes, decode: Callable[[bytes], JsonValue]) -> JsonValue:
 
 
 class CountedBodies:
-    """Releases the budget of a request's body when the request is answered.
-
-    Args:
-        app: The application.
-    """
+    """Releases the budget of a request's body when the request is answered."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -18,11 +18,26 @@ from moorage.protocol.origins import Origins
 from moorage.records.rights import Caller
 from moorage.web.bodies import failure
 from moorage.web.connections import HEALTH, Connections
+from moorage.web.services import StandbyReads
 from moorage.web.sign_in import CALLBACK
 
 REQUEST_SECONDS: Final = 0.001
 """What a request is taken to cost the event loop, which has a share for each tenant in a turn."""
 _LENGTHS: Final = frozenset({"content-length", "transfer-encoding"})
+
+
+_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_POSTED: Final = ("/query", "/aggregate", "/websocket-ticket")
+"""Ends of the paths that are posted to, and answered from documents alone."""
+_OF_THE_WRITER: Final = frozenset(
+    {
+        "/api/tasks/{task_id}",
+        "/policy/{uri}/logs",
+        "/policy-alias/{alias}/canary",
+        "/policy-alias/{alias}/shadow",
+    }
+)
+"""What only the server knows that did it."""
 
 
 class RequestChecks:
@@ -114,11 +129,7 @@ class RequestChecks:
 
 
 class HeadAsGet:
-    """Answers HEAD for every path with GET, for load balancers and monitors.
-
-    Args:
-        app: The application behind it.
-    """
+    """Answers HEAD for every path with GET, for load balancers and monitors."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -141,3 +152,32 @@ def _last(fault: ServiceError, path: str, status: int = 0) -> Response:
     answer.status_code = status or answer.status_code
     answer.headers["connection"] = "close"
     return answer
+
+
+def is_read(method: str, path: str) -> bool:
+    """Return whether a standby can answer a request, which only reads.
+
+    Args:
+        method: Of the request.
+        path: Template of its route, such as `/policy/{uri}`.
+    """
+    return path.endswith(_POSTED) if method not in _READING else path not in _OF_THE_WRITER
+
+
+class Dated:
+    """Adds the age headers to each answer."""
+
+    def __init__(self, app: ASGIApp, reads: StandbyReads) -> None:
+        self._app = app
+        self._reads = reads
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        headers = self._reads.headers()  # What comes meanwhile may be in the answer, or not.
+
+        async def send_with_age(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *headers]
+            await send(message)
+
+        await self._app(scope, receive, send_with_age)

@@ -5,7 +5,7 @@ docs/reference/allocation-server.md, "Services" and "Decisions".
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Literal
 
 from starlette.requests import Request
@@ -14,8 +14,10 @@ from starlette.responses import Response
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
-from moorage.records.json_values import JsonObject, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.records.policies import PolicyHistoryEntry
+from moorage.records.replies import QuotaPage, QuotaState
+from moorage.records.requests import QuotaChange
 from moorage.web.aliases import alias_routes
 from moorage.web.block_documents import block_document_routes
 from moorage.web.bodies import (
@@ -25,22 +27,23 @@ from moorage.web.bodies import (
     json_response,
     pipeline_of,
     query_in_url,
+    read_document,
+    success,
     who_of,
 )
 from moorage.web.bodies import read_document as _document
 from moorage.web.bodies import success as _success
 from moorage.web.changes import find_former, note_change
 from moorage.web.connections import LEFT
-from moorage.web.elsewhere import elsewhere_routes
-from moorage.web.executors import executor_routes
 from moorage.web.notes import remote_of
-from moorage.web.quotas import quota_routes
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import (
     AllocationAnswer,
     BlockPlacementRequest,
     ClusterDocument,
     DocumentChange,
+    ExecutionRequest,
+    ExecutorDocument,
     FilterQuery,
     JoiningNodes,
     MetricsDocument,
@@ -63,13 +66,41 @@ SERVER_ERRORS: Final = 500
 """The first status that means that the server, not the request, is at fault."""
 
 
-def service_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
-    """Return the router with all service endpoints.
+_JOBS: Final = "jobs are run by the policy service; ask for a lease with `provision`"
+_FUNCTIONS: Final = "stateful functions are run by the policy service; `context` keeps state here"
+_GRAPHS: Final = "policy graphs are run by the policy service; one policy decides a placement here"
+_SCALING: Final = "blocks are scaled by their cluster's controller; ask for each instance here"
+_CHECKS: Final = "pre-check policies are run by the cluster's controller; see `/blockActions`"
+_PARSER: Final = "the parser parses specifications; send what it makes to `/api/filter-data`"
+_ACTIONS: Final = (
+    "of the parser's actions, `filter` and `search` are served; clusters are added at `/clusters`,"
+    " nodes at `/clusters/ID/nodes`, and blocks are placed at `/blockActions/allocate`"
+)
+_GROUPS: Final = "clusters have no groups here; filter them by `tags` or any other field"
+_PATHS: Final = (
+    ("/jobs/{rest:path}", _JOBS),
+    ("/function/{rest:path}", _FUNCTIONS),
+    ("/graph/{rest:path}", _GRAPHS),
+    ("/graphs", _GRAPHS),
+    ("/graphs/{rest:path}", _GRAPHS),
+    ("/controller/{rest:path}", _SCALING),
+    ("/pre-check-policies/{rest:path}", _CHECKS),
+    ("/api/with-spec/{rest:path}", _PARSER),
+    ("/api/{action}", _ACTIONS),
+    ("/api/tasks", "there is no list of tasks; read one at `/api/tasks/ID`"),
+    ("/api/reinitiate/{rest:path}", "tasks are not made again; send the block again"),
+    ("/groups", _GROUPS),
+    ("/groups/{rest:path}", _GROUPS),
+)
 
-    Args:
-        services: What answers them.
-        bodies: Reads their bodies.
-    """
+
+_NO_CHANGE: Final[JsonMapping] = {}
+_OF_THE_PATH: Final = frozenset({"op", "id", "strict", "tenant", "project"})
+"""Fields of `set_quota` that a body does not say."""
+
+
+def service_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
+    """Return the router with all service endpoints."""
     router = HttpRouter()
     groups = (
         _clusters,
@@ -442,3 +473,125 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
         return _success(await services.block_actions.task(task_id, who_of(request)))
 
     return router
+
+
+def elsewhere_routes() -> HttpRouter:
+    """Return the router of endpoints of other services around the allocator.
+
+    Existing programs may call them, so the refusal says which service does that; a 404 would look
+    like a wrong address.
+    """
+    router = HttpRouter()
+    for path, sentence in _PATHS:
+        refuse = _refusing(path.partition("/{")[0], sentence)
+        router.add(path, refuse, ["GET", "POST", "PUT", "DELETE"])
+    return router
+
+
+def _refusing(path: str, sentence: str) -> Callable[[], Awaitable[Response]]:
+    async def refuse() -> Response:
+        raise ServiceError(Code.UNSUPPORTED, f"{path}: {sentence}")
+
+    return refuse
+
+
+def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
+    """Return the router of these endpoints; arguments as `service_routes`."""
+    router = HttpRouter("quotas")
+
+    async def answer_change(
+        request: Request, name: str, change: JsonMapping = _NO_CHANGE, **fields: object
+    ) -> Response:
+        given = {key: value for key, value in fields.items() if value is not None}
+        said = {**change, **given}
+        origin = caller_of(request), remote_of(request.scope)
+        status, answer = await services.operate({**said, "op": name}, *origin)
+        return Response(answer, status, media_type="application/json")
+
+    @router.get("/quotas", "List quotas", operation(QuotaPage))
+    async def list_quotas(
+        request: Request, tenant: str | None = None, after: str = "", limit: int = 100
+    ) -> Response:
+        """Return one page of quotas and their use: the caller's own; operators get all."""
+        filters = {"tenant": tenant} if tenant is not None else {}
+        return await answer_change(request, "quotas", filters=filters, after=after, limit=limit)
+
+    @router.put("/quotas/{tenant}", "Set a quota", operation(QuotaState, QuotaChange))
+    async def set_quota(tenant: str, request: Request, project: str | None = None) -> Response:
+        """Set the quota of a tenant or, with `?project=`, of one of its projects."""
+        change = await read_document(request, bodies)
+        for name in change.keys() & _OF_THE_PATH:
+            known = ", ".join(QuotaChange.__struct_fields__)
+            raise ServiceError.wrong_field(name, f"one of {known}")
+        return await answer_change(request, "set_quota", change, tenant=tenant, project=project)
+
+    @router.delete("/quotas/{tenant}", "Remove a quota", operation(QuotaState))
+    async def remove_quota(tenant: str, request: Request, project: str | None = None) -> Response:
+        """Remove the quota of a tenant, or with `?project=` of one of its projects."""
+        return await answer_change(request, "remove_quota", tenant=tenant, project=project)
+
+    return router
+
+
+def executor_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
+    """Return the router of these endpoints; arguments as `service_routes`."""
+    router = HttpRouter("executors")
+    _documents(router, services, bodies)
+
+    @router.post(
+        "/executor/{executor}/execute_policy",
+        "Execute a policy",
+        operation(JsonValue, ExecutionRequest),
+    )
+    async def execute(executor: str, request: Request) -> Response:
+        """Evaluate a policy of this server on the given input, and return the result."""
+        body = await read_document(request, bodies)
+        return success(await services.execute(executor, body, who_of(request)))
+
+    @router.post("/executor/{executor}/create-infra", "Not needed here", operation(JsonObject))
+    @router.delete("/executor/{executor}/remove-infra", "Not needed here", operation(JsonObject))
+    async def infrastructure(executor: str) -> Response:
+        """Refuse the request: executors of this server run in its own sandbox."""
+        reason = f"the executor {executor[:100]} runs in this server's own sandbox and needs none"
+        raise ServiceError(Code.UNSUPPORTED, reason)
+
+    return router
+
+
+def _documents(router: HttpRouter, services: WebServices, bodies: BodyReader) -> None:
+    one = operation(ExecutorDocument)
+
+    @router.post("/executor", "Register an executor", operation(ExecutorDocument, ExecutorDocument))
+    async def create(request: Request) -> Response:
+        """Store a new executor document, which is the caller's, and answer it."""
+        document = await read_document(request, bodies)
+        created = await services.executors.create(document, who_of(request))
+        return success(await note_change(request, None, created))
+
+    @router.post("/executor/query", "Find executors", operation(list[ExecutorDocument], MongoQuery))
+    async def query(request: Request) -> Response:
+        """Return the list of matching documents; `{}` matches all."""
+        return success(await find(request, bodies, services.executors.query))
+
+    @router.get("/executor/{executor}", "Read an executor", one)
+    async def read(executor: str) -> Response:
+        """Return the executor document."""
+        return success(await services.executors.get(executor))
+
+    @router.put(
+        "/executor/{executor}", "Change an executor", operation(ExecutorDocument, DocumentChange)
+    )
+    async def update(executor: str, request: Request) -> Response:
+        """Change the named fields, as for clusters. For the owner and operators."""
+        change = await read_document(request, bodies)
+        await services.ownership.check_executor(caller_of(request), executor)
+        before = await find_former(services.executors.get(executor))
+        after = await services.executors.update(executor, change)
+        return success(await note_change(request, before, after))
+
+    @router.delete("/executor/{executor}", "Remove an executor", one)
+    async def delete(executor: str, request: Request) -> Response:
+        """Answer the document that was removed."""
+        await services.ownership.check_executor(caller_of(request), executor)
+        removed = await services.executors.delete(executor)
+        return success(await note_change(request, removed, None))

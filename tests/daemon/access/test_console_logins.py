@@ -12,7 +12,7 @@ from moorage.daemon.access.console_logins import ConsoleLogins
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.records.rights import Caller, Role
-from moorage.storage.sqlite.logins import SqliteLogins
+from moorage.storage.sqlite.shared_file import SqliteLogins
 
 Open = Callable[..., ConsoleLogins]
 

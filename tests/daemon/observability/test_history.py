@@ -17,8 +17,7 @@ from moorage.core.turns.turn import Turn
 from moorage.daemon.observability import history
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.observability.durations import DurationMetrics, quantile
-from moorage.daemon.observability.history import HistoryRing
-from moorage.daemon.observability.history_file import HistoryFile
+from moorage.daemon.observability.history import HistoryFile, HistoryRing
 from moorage.model import (
     Ask,
     Cluster,

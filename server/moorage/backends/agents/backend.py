@@ -24,6 +24,7 @@ from moorage.backends.base import (
     Backend,
     BackendError,
     CommandExecution,
+    CommonBackend,
     FilePiece,
     FileSource,
     Listener,
@@ -246,7 +247,7 @@ class AgentMachine:
 Member = AgentMachine | OwnMachine
 
 
-class FleetBackend:
+class FleetBackend(CommonBackend):
     """See the module.
 
     Args:
@@ -270,7 +271,6 @@ class FleetBackend:
         self._own = own
         self._lease = lease
         self._address = address
-        self._listener: Listener | None = None
         self._machines: dict[Place, AgentMachine] = {}
         self._own_machines: dict[Place, OwnMachine] = {}
         self._own_gangs: dict[str, tuple[OwnMachine, asyncio.AbstractEventLoop]] = {}
@@ -366,11 +366,10 @@ class FleetBackend:
         if is_found or state.phase in _OWN_NEWS:
             self._tell(state)
 
-    def _tell(self, report: WorkloadReport) -> None:
-        if report.phase is not Phase.LOST:
-            self._lost.discard(report.id)
-        if self._listener is not None:
-            self._listener(report)
+    def _tell(self, workload: WorkloadReport) -> None:
+        if workload.phase is not Phase.LOST:
+            self._lost.discard(workload.id)
+        super()._tell(workload)
 
     async def _end(self, link: AgentLink, workload: str) -> None:
         """Stop a workload that no lease stands for."""
@@ -397,18 +396,15 @@ class FleetBackend:
 
     @property
     def support(self) -> Support:
-        """See `Backend.support`."""
         own = self._own.support
         nodes = own.nodes | self._nodes if own.nodes else own.nodes
         return replace(own, nodes=nodes, gangs=bool(self._machines))
 
     def listen(self, listener: Listener | None) -> None:
-        """Call `listener` at every change; see `Backend.listen`."""
-        self._listener = listener
+        super().listen(listener)
         self._own.listen(None if listener is None else self._hear_own)
 
     def refuse(self, spec: BaseResourceSpec) -> None:
-        """Refuse a spec that cannot be started, before anything is held; see `Backend.refuse`."""
         self._own.refuse(spec)
 
     async def discover(self) -> Collection[WorkloadReport]:
@@ -428,7 +424,6 @@ class FleetBackend:
         return [*here, *(join_reports(each) for each in found.values())]
 
     async def start(self, order: Order) -> WorkloadReport:
-        """Start a workload; see `Backend.start`."""
         if len(order.placement) > 1:
             return await self._start_gang(order)
         places = [(each.cluster_id, each.node_id) for each in order.placement]
@@ -510,7 +505,6 @@ class FleetBackend:
         return [each for each, there in zip(machines, seen, strict=True) if there]
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
-        """Stop a workload; see `Backend.stop`."""
         machines = self._machines_of(workload)
         if not machines:
             await self._own.stop(workload, stop_seconds_max)
@@ -521,14 +515,12 @@ class FleetBackend:
             self._tell(WorkloadReport(workload, Phase.STOPPED))
 
     async def status(self, workload: str) -> WorkloadReport:
-        """Look at a workload; see `Backend.status`."""
         machines = self._machines_of(workload)
         if not machines:
             return await self._own.status(workload)
         return await self._look_at_all(machines, wire.StatusOrder(workload))
 
     async def probe(self, workload: str) -> WorkloadReport:
-        """Look at a workload and ask whether it answers; see `Backend.probe`."""
         machines = self._machines_of(workload)
         if not machines:
             return await self._own.probe(workload)
@@ -547,7 +539,6 @@ class FleetBackend:
         return None if self._machines_of(workload) else self._own.glance(workload)
 
     async def control(self, workload: str, limits: JsonMapping) -> None:
-        """Change limits of a workload; see `Backend.control`."""
         machines = self._machines_of(workload)
         if not machines:
             await self._own.control(workload, limits)
@@ -555,7 +546,6 @@ class FleetBackend:
         await asyncio.gather(*(each.look(order, type(None)) for each in machines))
 
     async def reset(self, workload: str) -> JsonValue:
-        """Make a used workload as new; see `Backend.reset`."""
         machines = self._machines_of(workload)
         if not machines:
             return await self._own.reset(workload)
@@ -573,7 +563,6 @@ class FleetBackend:
         user: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> CommandExecution:
-        """Run a command inside of a workload; see `Backend.execute`."""
         machines = self._machines_of(workload)
         if not machines:
             return await self._own.execute(
@@ -589,7 +578,6 @@ class FleetBackend:
         return await machines[0].look(order, CommandExecution, again=False)
 
     async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
-        """Read a workload's output; see `Backend.logs`."""
         machines = self._machines_of(workload)
         if not machines:
             return await self._own.logs(workload, offset, attempt)
@@ -605,7 +593,6 @@ class FleetBackend:
     async def read_file(
         self, workload: str, path: str, offset: int = 0, attempt: int = 0
     ) -> FilePiece:
-        """Read a file of a run; see `FileSource.read_file`."""
         machines = self._machines_of(workload)
         if not machines:
             return await self._source().read_file(workload, path, offset, attempt)

@@ -11,8 +11,6 @@ from typing import Final
 from moorage.backends.agents.wire import Meeting
 from moorage.backends.base import Order, Phase, WorkloadReport
 
-__all__ = ["join_reports", "member_orders"]
-
 _ORDER: Final = (
     *(Phase.FAILED, Phase.STOPPED, Phase.PENDING, Phase.PULLING, Phase.STARTING, Phase.READY),
 )

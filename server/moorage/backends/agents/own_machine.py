@@ -56,7 +56,6 @@ class OwnMachine:
         return cast("T", await carry_out(self._backend, order))
 
     async def start(self, order: Order) -> WorkloadReport:
-        """Start a workload; see `Backend.start`."""
         return await self._backend.start(order)
 
     async def has(self, order: Order) -> bool:
@@ -68,7 +67,6 @@ class OwnMachine:
         return True
 
     async def stop(self, workload: str, stop_seconds_max: float | None) -> None:
-        """Stop a workload; see `Backend.stop`."""
         await self._backend.stop(workload, stop_seconds_max)
 
     def meeting(self, address: str) -> wire.Meeting:

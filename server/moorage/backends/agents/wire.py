@@ -26,43 +26,6 @@ from moorage.backends.specs import SpecError
 from moorage.model import DeviceId, Placement
 from moorage.records.json_values import JsonObject
 
-__all__ = [
-    "VERSION",
-    "AgentBeat",
-    "AgentCall",
-    "AgentCancel",
-    "AgentDone",
-    "AgentFailure",
-    "AgentFarewell",
-    "AgentHeard",
-    "AgentHello",
-    "AgentMetrics",
-    "AgentNews",
-    "AgentWelcome",
-    "AnyHello",
-    "ControlOrder",
-    "DiscoverOrder",
-    "ExecuteOrder",
-    "FileOrder",
-    "FilesOrder",
-    "Instruction",
-    "LogsOrder",
-    "MeetOrder",
-    "Meeting",
-    "ProbeOrder",
-    "ReadFileOrder",
-    "Report",
-    "ResetOrder",
-    "StartOrder",
-    "StatusOrder",
-    "StopOrder",
-    "cut_to_bounds",
-    "decode_hello",
-    "decode_instruction",
-    "decode_report",
-    "encode",
-]
-
 VERSION: Final = 3
 """Of these frames. An agent of another version is refused with a sentence."""
 SENTENCE_CHARS_MAX: Final = 4_000

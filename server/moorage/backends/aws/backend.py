@@ -7,17 +7,19 @@ now and then, and tells of those that ended by themselves.
 
 import asyncio
 import contextlib
+import json
+import os
 import threading
+import uuid
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NoReturn, TypeVar
+from typing import Final, TypeVar
 
 from moorage.backends.aws import catalogue, commands, containers, orders
 from moorage.backends.aws.calls import AwsCalls, AwsError, Meaning
-from moorage.backends.aws.identity import Identity
 from moorage.backends.aws.instances import Ec2Instance, Instances
 from moorage.backends.aws.launches import LaunchPlan, launch
 from moorage.backends.aws.specs import InstanceResourceSpec
@@ -26,7 +28,7 @@ from moorage.backends.base import (
     LOG_BYTES_MAX,
     BackendError,
     CommandExecution,
-    Listener,
+    CommonBackend,
     Log,
     Order,
     Phase,
@@ -39,7 +41,7 @@ from moorage.backends.completion import finish
 from moorage.backends.local.readiness import accepts
 from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
 from moorage.model import Node, Share
-from moorage.records.json_values import JsonMapping, JsonValue
+from moorage.records.json_values import JsonValue
 
 THREADS_MAX: Final = 16
 """Calls of AWS at the same time; further ones wait for a thread."""
@@ -50,6 +52,73 @@ PROBE_SECONDS_MAX: Final = 2.0
 """Of one try to reach the readiness port."""
 
 T = TypeVar("T")
+
+
+_FILE: Final = "server.json"
+
+
+class Identity:
+    """A folder that outlives the daemon. Two backends over one: a daemon before and after a crash.
+
+    Args:
+        folder: Made when something is first written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._server = ""
+        self._regions: set[str] = set()
+
+    @property
+    def server(self) -> str:
+        """The server's id in tags; drawn at its first use."""
+        with self._lock:
+            if not self._server:
+                self._read()
+            return self._server
+
+    def regions(self) -> list[str]:
+        """Return the regions where something may run."""
+        with self._lock:
+            if not self._server:
+                self._read()
+            return sorted(self._regions)
+
+    def enter(self, region: str) -> None:
+        """Note a region before anything is started there; durable when it returns."""
+        with self._lock:
+            if not self._server:
+                self._read()
+            if region not in self._regions:
+                self._write(self._regions | {region})
+
+    def _read(self) -> None:
+        path = self.folder / _FILE
+        try:
+            document = json.loads(path.read_text())
+            self._server, self._regions = str(document["server"]), set(document["regions"])
+        except FileNotFoundError:
+            self._server = uuid.uuid4().hex
+            self._write(set())
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = "it says which instances at AWS are this server's; restore it from a backup"
+            raise BackendError(f"{path} cannot be read ({error}): {reason}") from error
+
+    def _write(self, regions: set[str]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = self.folder / f"{_FILE}.draft"
+        with draft.open("w") as file:
+            json.dump({"server": self._server, "regions": sorted(regions)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self.folder / _FILE)
+        entry = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(entry)
+        finally:
+            os.close(entry)
+        self._regions = regions
 
 
 def _nowhere(share: Share) -> Node | None:
@@ -67,7 +136,7 @@ def _check_allowed(field: str, wanted: Collection[str], allowed: Collection[str]
             raise UnsupportedSpecError(f"{field}: {reason}")
 
 
-class AwsBackend:
+class AwsBackend(CommonBackend):
     """Instances of EC2.
 
     Args:
@@ -106,16 +175,10 @@ class AwsBackend:
         self._pool: ThreadPoolExecutor | None = None
         self._made: Instances | None = None
         self._watching: InstanceWatch | None = None
-        self._listener: Listener | None = None
 
     # Looking -----------------------------------------------------------------------------------
 
-    def listen(self, listener: Listener | None) -> None:
-        """Call `listener` at every change; see `Backend.listen`."""
-        self._listener = listener
-
     def refuse(self, spec: BaseResourceSpec) -> None:
-        """Refuse a spec that cannot be started, before anything is held; see `Backend.refuse`."""
         wanted = _instance_spec(spec)
         orders.check(wanted)
         profile = [wanted.instance_profile] if wanted.instance_profile else []
@@ -123,7 +186,6 @@ class AwsBackend:
         _check_allowed("security_groups", wanted.security_groups, self._groups)
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return the workloads here; see `Backend.discover`."""
         found = await self._in_thread(lambda _: self._all())
         named: dict[str, Ec2Instance] = {}
         for each in found:
@@ -145,13 +207,7 @@ class AwsBackend:
         answers = await accepts(instance.address, port, PROBE_SECONDS_MAX)
         return seen if answers else replace(seen, phase=Phase.STARTING, endpoint="")
 
-    def glance(self, workload: str) -> WorkloadReport | None:
-        """Return None: only a call of AWS knows; see `Backend.glance`."""
-        del workload
-        return None
-
     async def status(self, workload: str) -> WorkloadReport:
-        """Look at a workload; see `Backend.status`."""
         return (await self._in_thread(lambda _: self._current(workload))).as_workload(
             self._watch().port(workload)
         )
@@ -182,7 +238,6 @@ class AwsBackend:
     # Starting ----------------------------------------------------------------------------------
 
     async def start(self, order: Order) -> WorkloadReport:
-        """Start an instance and wait until it is ready; see `Backend.start`."""
         spec = _instance_spec(order.spec)
         self.refuse(spec)
         if len(order.placement) > 1:
@@ -319,7 +374,6 @@ class AwsBackend:
         workload: str,
         stop_seconds_max: float | None = None,  # noqa: ARG002  # AWS alone says how long one has.
     ) -> None:
-        """Stop an instance; see `Backend.stop`."""
         self._watch().forget(workload)
         try:
             async with asyncio.timeout(STOP_SECONDS_MAX):
@@ -359,16 +413,10 @@ class AwsBackend:
 
     # What AWS has not --------------------------------------------------------------------------
 
-    async def control(self, workload: str, limits: JsonMapping) -> None:
-        """Refuse: the limits of an instance are those of its type; see `Backend.control`."""
-        await self.status(workload)
-        if limits:
-            names = ", ".join(sorted(limits))
-            raise UnsupportedSpecError(f"the backend aws has no limit named {names}")
-
     async def reset(self, workload: str) -> JsonValue:
         """Refuse: only a new machine undoes the changes of a user."""
-        await self._refuse(workload, "an instance cannot be reset; end it and start another")
+        await self.status(workload)
+        raise UnsupportedSpecError("an instance cannot be reset; end it and start another")
 
     async def execute(
         self,
@@ -409,10 +457,6 @@ class AwsBackend:
         part = data[start:][:LOG_BYTES_MAX]
         return Log.of(part, start, over=instance.over and start + len(part) >= len(data))
 
-    async def _refuse(self, workload: str, reason: str) -> NoReturn:
-        await self.status(workload)
-        raise UnsupportedSpecError(reason)
-
     # Threads -----------------------------------------------------------------------------------
 
     async def _in_thread(self, work: Callable[[threading.Event], T]) -> T:
@@ -452,10 +496,6 @@ class AwsBackend:
 
     def _swept(self, workload: str) -> None:
         self._end(workload)
-
-    def _tell(self, workload: WorkloadReport) -> None:
-        if self._listener is not None:
-            self._listener(workload)
 
 
 def _instance_spec(spec: BaseResourceSpec) -> InstanceResourceSpec:

@@ -48,7 +48,6 @@ class AwsKind(BackendKind[AwsSettings]):
     engine_names = ("aws",)
 
     def open(self, settings: AwsSettings, surroundings: Surroundings) -> "Backend":
-        """Open it; see `BackendKind.open`."""
         from moorage.backends.aws.backend import AwsBackend  # noqa: PLC0415  # It needs an extra.
 
         def node(share: Share) -> Node | None:
@@ -65,14 +64,13 @@ class AwsKind(BackendKind[AwsSettings]):
         )
 
     def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
-        """Open it as boto3 finds credentials and region; see `BackendKind.open_alone`."""
+        """Open it with the credentials and the region that boto3 finds."""
         from moorage.backends.aws.backend import AwsBackend  # noqa: PLC0415  # It needs an extra.
 
         del environment  # boto3 reads it.
         return AwsBackend(folder)
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
-        """Return its spec; see `BackendKind.specs`."""
         from moorage.backends.aws.specs import InstanceResourceSpec  # noqa: PLC0415  # See registry.
 
         return (InstanceResourceSpec,)

@@ -9,11 +9,11 @@ import contextlib
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NoReturn, TypeVar
+from typing import Final, TypeVar
 
 from moorage.backends.base import (
     CommandExecution,
-    Listener,
+    CommonBackend,
     Log,
     Order,
     Phase,
@@ -31,12 +31,12 @@ from moorage.backends.kubernetes.specs import (
 from moorage.backends.kubernetes.workloads.runs import WorkloadRuns
 from moorage.backends.kubernetes.workloads.translation import CATEGORIES, pod_order
 from moorage.backends.specs import BaseResourceSpec
-from moorage.records.json_values import JsonMapping, JsonValue
+from moorage.records.json_values import JsonValue
 
 _T = TypeVar("_T")
 
 
-class KubernetesBackend:
+class KubernetesBackend(CommonBackend):
     """Pods of Kubernetes.
 
     Args:
@@ -61,22 +61,15 @@ class KubernetesBackend:
     ) -> None:
         self._namespace = namespace
         self._clusters = frozenset(each.cluster_id for each in clusters)
-        self._listener: Listener | None = None
         self._thread = EventLoopThread("kubernetes")
         self._arguments = (root, clusters, namespace, self._tell)
         self._runs: WorkloadRuns | None = None
 
     @property
     def support(self) -> Support:
-        """See `Backend.support`."""
         return replace(self._support, clusters=self._clusters)
 
-    def listen(self, listener: Listener | None) -> None:
-        """Call `listener` at every change; see `Backend.listen`."""
-        self._listener = listener
-
     def refuse(self, spec: BaseResourceSpec) -> None:
-        """Refuse a spec that cannot be started, before anything is held; see `Backend.refuse`."""
         wanted = pod_order(spec).namespace
         if wanted and wanted != self._namespace:
             reason = f"expected nothing: this server starts everything in {self._namespace}"
@@ -85,20 +78,16 @@ class KubernetesBackend:
             raise UnsupportedSpecError("namespace: expected nothing: each tenant has its own")
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return the workloads here; see `Backend.discover`."""
         return await self._run(self._open().discover())
 
     async def start(self, order: Order) -> WorkloadReport:
-        """Start a workload and wait until it is ready; see `Backend.start`."""
         self.refuse(order.spec)
         return await self._run(self._open().start(order))
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
-        """Stop a workload; see `Backend.stop`."""
         await self._run(self._open().stop(workload, stop_seconds_max))
 
     async def status(self, workload: str) -> WorkloadReport:
-        """Look at a workload; see `Backend.status`."""
         return await self._run(self._open().status(workload))
 
     async def probe(self, workload: str) -> WorkloadReport:
@@ -106,24 +95,13 @@ class KubernetesBackend:
         return await self.status(workload)
 
     def glance(self, workload: str) -> WorkloadReport | None:
-        """Look at a workload at once; see `Backend.glance`."""
         seen = self._runs.reports.get(workload) if self._runs else None
         return seen if seen is not None and seen.phase is Phase.READY else None
 
-    async def control(self, workload: str, limits: JsonMapping) -> None:
-        """Refuse: a pod has the limits that it was made with; see `Backend.control`."""
-        await self.status(workload)
-        if limits:
-            names = ", ".join(sorted(limits))
-            raise UnsupportedSpecError(f"the backend kubernetes has no limit named {names}")
-
     async def reset(self, workload: str) -> JsonValue:
         """Refuse: only a new container undoes the changes of a user."""
-        await self._refuse(workload, "a pod cannot be reset; end it and start another")
-
-    async def _refuse(self, workload: str, reason: str) -> NoReturn:
         await self.status(workload)
-        raise UnsupportedSpecError(reason)
+        raise UnsupportedSpecError("a pod cannot be reset; end it and start another")
 
     async def execute(
         self,
@@ -164,7 +142,3 @@ class KubernetesBackend:
 
     async def _run(self, work: Coroutine[object, object, _T]) -> _T:
         return await self._thread.run(work)
-
-    def _tell(self, workload: WorkloadReport) -> None:
-        if self._listener is not None:
-            self._listener(workload)

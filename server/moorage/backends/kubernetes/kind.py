@@ -87,7 +87,6 @@ class KubernetesKind(BackendKind[KubernetesSettings]):
     engine_names = ("kubernetes", "k8s")
 
     def open(self, settings: KubernetesSettings, surroundings: Surroundings) -> "Backend":
-        """Open it; see `BackendKind.open`."""
         from moorage.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415  # It needs an extra.
         from moorage.backends.kubernetes.following import ClusterSource  # noqa: PLC0415  # As above.
 
@@ -99,7 +98,7 @@ class KubernetesKind(BackendKind[KubernetesSettings]):
         return KubernetesBackend(folder, clusters, settings.kubernetes_namespace)
 
     def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
-        """Open the cluster of `KUBECONFIG`, or around this pod; see `BackendKind.open_alone`."""
+        """Open the cluster of `KUBECONFIG`, or around this pod."""
         from moorage.backends.kubernetes.backend import KubernetesBackend  # noqa: PLC0415  # It needs an extra.
         from moorage.backends.kubernetes.following import ClusterSource  # noqa: PLC0415  # As above.
 
@@ -109,7 +108,6 @@ class KubernetesKind(BackendKind[KubernetesSettings]):
         return KubernetesBackend(folder, [source], namespace)
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
-        """Return its specs; see `BackendKind.specs`."""
         from moorage.backends.kubernetes.specs import (  # noqa: PLC0415  # See registry.
             JobResourceSpec,
             PodResourceSpec,
@@ -121,7 +119,6 @@ class KubernetesKind(BackendKind[KubernetesSettings]):
     def follow(
         self, settings: KubernetesSettings, backend: "Backend | None", inventory: Inventory
     ) -> None:
-        """Keep the documents of its clusters; see `BackendKind.follow`."""
         del backend  # Clusters are followed without it, too.
         if not settings.kubernetes_clusters:
             return

@@ -13,8 +13,8 @@ import structlog
 from moorage.backends.base import (
     BackendError,
     CommandExecution,
+    CommonBackend,
     FilePiece,
-    Listener,
     Log,
     Order,
     RunFiles,
@@ -51,7 +51,7 @@ def _plain() -> Iterator[None]:
         raise BackendError(f"{type(error).__name__}: {error}") from error
 
 
-class LocalBackend:
+class LocalBackend(CommonBackend):
     """Processes, services and, where a container engine answers, containers of this machine.
 
     Args:
@@ -84,7 +84,6 @@ class LocalBackend:
     ) -> None:
         self._root = root
         self._nodes = frozenset(nodes)
-        self._listener: Listener | None = None
         folders, boxes = WorkloadStore(root), WorkloadStore(root.absolute() / "containers")
         self._folders, self._boxes = folders, boxes
         for finding in (*folders.quarantined, *boxes.quarantined):
@@ -100,15 +99,9 @@ class LocalBackend:
 
     @property
     def support(self) -> Support:
-        """See `Backend.support`."""
         return replace(self._support, nodes=self._nodes)
 
-    def listen(self, listener: Listener | None) -> None:
-        """Call `listener` at every change; see `Backend.listen`."""
-        self._listener = listener
-
     def refuse(self, spec: BaseResourceSpec) -> None:
-        """Refuse a spec that cannot be started, before anything is held; see `Backend.refuse`."""
         if spec.category not in self.support.categories:
             known = ", ".join(sorted(self.support.categories))
             reason = f"the backend local starts {known}, not {spec.category}"
@@ -117,12 +110,10 @@ class LocalBackend:
             self._containers.refuse(spec)
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return the workloads here; see `Backend.discover`."""
         with _plain():
             return [*await self._processes.discover(), *await self._containers.discover()]
 
     async def start(self, order: Order) -> WorkloadReport:
-        """Start a workload; see `Backend.start`."""
         self.refuse(order.spec)
         if len(order.placement) > 1:
             raise UnsupportedSpecError("the backend local starts on one machine, not on a gang")
@@ -136,17 +127,14 @@ class LocalBackend:
             return await part.start(order)
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
-        """Stop a workload; see `Backend.stop`."""
         with _plain():
             await self._part(workload).stop(workload, stop_seconds_max)
 
     async def status(self, workload: str) -> WorkloadReport:
-        """Look at a workload; see `Backend.status`."""
         with _plain():
             return await self._part(workload).status(workload)
 
     async def probe(self, workload: str) -> WorkloadReport:
-        """Look at a workload and ask whether it answers; see `Backend.probe`."""
         with _plain():
             return await self._part(workload).probe(workload)
 
@@ -155,12 +143,10 @@ class LocalBackend:
         return self._processes.glance(workload)
 
     async def control(self, workload: str, limits: JsonMapping) -> None:
-        """Change limits of a workload; see `Backend.control`."""
         with _plain():
             await self._part(workload).control(workload, limits)
 
     async def reset(self, workload: str) -> JsonValue:
-        """Make a used workload as new; see `Backend.reset`."""
         with _plain():
             await self._part(workload).reset(workload)
 
@@ -174,7 +160,6 @@ class LocalBackend:
         user: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> CommandExecution:
-        """Run a command inside of a workload; see `Backend.execute`."""
         with _plain():
             return await self._part(workload).execute(
                 workload,
@@ -186,21 +171,17 @@ class LocalBackend:
             )
 
     async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
-        """Read a workload's output; see `Backend.logs`."""
         with _plain():
             part = self._containers if self._containers.keeps(workload) else self._processes
             return await part.logs(workload, offset, attempt)
 
     async def files(self, workload: str, attempt: int = 0) -> RunFiles:
-        """List the files of a run; see `FileSource.files`."""
         with _plain():
             return await asyncio.to_thread(self._in_folder, workload, attempt, list_files)
 
     async def read_file(
         self, workload: str, path: str, offset: int = 0, attempt: int = 0
     ) -> FilePiece:
-        """Read a file of a run; see `FileSource.read_file`."""
-
         def read(folder: int) -> FilePiece:
             return piece(folder, path, offset)
 
@@ -231,7 +212,3 @@ class LocalBackend:
     def _part(self, workload: str) -> LocalWorkloads:
         """Return the part of the backend that runs a workload."""
         return self._containers if self._containers.has(workload) else self._processes
-
-    def _tell(self, workload: WorkloadReport) -> None:
-        if self._listener is not None:
-            self._listener(workload)

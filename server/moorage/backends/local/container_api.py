@@ -8,8 +8,11 @@ own words.
 
 import contextlib
 import importlib
+import importlib.util
 import math
+import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +23,7 @@ from typing import Any, Final
 
 from moorage.backends.base import LOG_BYTES_MAX, BackendError, Log, UnsupportedSpecError
 from moorage.backends.local.container_plans import ContainerPlan, is_shell
+from moorage.extras import install_command
 from moorage.records.json_values import JsonMapping, JsonObject
 
 ANSWER_SECONDS_MAX: Final = 60.0
@@ -35,6 +39,10 @@ _KILL: Final = signal.SIGKILL
 _LIBPOD: Final = "/v4.0.0/libpod"
 _ENDS: Final = frozenset({"die", "destroy", "remove"})
 """Events after which a container may have ended; one that is removed at once may miss the first."""
+
+
+CONNECT_SECONDS_MAX: Final = 0.5
+"""How long a socket that is there may take to be connected to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,3 +475,41 @@ def _limits(cpu_count: float | None, memory_bytes: int | None) -> JsonObject:
         quota = max(1000, int(cpu_count * _PERIOD_MICROSECONDS))
         limits["cpu"] = {"quota": quota, "period": _PERIOD_MICROSECONDS}
     return limits
+
+
+def find_socket() -> Path:
+    """Return the socket of a container engine that takes connections.
+
+    `DOCKER_HOST` alone where it is set; else Docker's and Podman's usual places.
+
+    Raises:
+        UnsupportedSpecError: There is none, or no library to speak with it.
+    """
+    if importlib.util.find_spec("docker") is None:
+        reason = f"containers need the Docker SDK: {install_command('containers')}"
+        raise UnsupportedSpecError(reason)
+    tried = []
+    for place in _places():
+        try:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(CONNECT_SECONDS_MAX)
+                probe.connect(os.fspath(place))
+        except OSError as error:
+            tried.append(f"{place}: {error.strerror or error}")
+        else:
+            return place
+    reason = f"no container engine is reachable ({'; '.join(tried)})"
+    raise UnsupportedSpecError(f"{reason}: start Docker, or `podman system service`")
+
+
+def _places() -> list[Path]:
+    given = os.environ.get("DOCKER_HOST")
+    if given:
+        scheme, _, path = given.rpartition("://")
+        if scheme not in {"", "unix"}:
+            reason = f"DOCKER_HOST is {given}, and the backend local takes unix://PATH"
+            raise UnsupportedSpecError(f"{reason}: its containers run on this machine")
+        return [Path(path)]
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    mine = [Path(own) / "docker.sock", Path(own) / "podman" / "podman.sock"] if own else []
+    return [Path("/var/run/docker.sock"), Path("/run/podman/podman.sock"), *mine]

@@ -36,7 +36,6 @@ class _Connection(http.client.HTTPConnection):
         self._place = place
 
     def connect(self) -> None:
-        """Connect to the socket."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(ANSWER_SECONDS_MAX)
         self.sock.connect(self._place)

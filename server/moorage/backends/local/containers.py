@@ -21,7 +21,7 @@ import threading
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -39,8 +39,7 @@ from moorage.backends.base import (
 )
 from moorage.backends.completion import finish
 from moorage.backends.local import container_reaper, marks, readiness, supervisor, workload_store
-from moorage.backends.local.container_api import ContainerApi, Events, Seen
-from moorage.backends.local.container_mounts import shows
+from moorage.backends.local.container_api import ContainerApi, Events, Seen, find_socket
 from moorage.backends.local.container_plans import (
     ContainerPlan,
     mounts,
@@ -48,7 +47,6 @@ from moorage.backends.local.container_plans import (
     probe_port,
     reachable_host,
 )
-from moorage.backends.local.container_sockets import find_socket
 from moorage.backends.local.deadline import HEARD
 from moorage.backends.local.devices import DeviceBinding, Devices
 from moorage.backends.local.workloads import LocalWorkloads
@@ -108,7 +106,6 @@ class Containers(LocalWorkloads):
         return self._store.keeps(workload)
 
     def refuse(self, spec: ContainerResourceSpec) -> None:
-        """Refuse a spec that cannot be started, before anything is held; see `Backend.refuse`."""
         for outside, _, _ in mounts(spec):
             if self._hidden is not None and shows(outside, os.fspath(self._hidden)):
                 reason = f"mount: {outside} would show the data folder of this server"
@@ -121,7 +118,6 @@ class Containers(LocalWorkloads):
         return await asyncio.to_thread(self._discover)
 
     async def _bring_up(self, order: Order) -> WorkloadReport:
-        """Start a container and wait until it is ready; see `LocalWorkloads`."""
         spec = order.spec
         assert isinstance(spec, ContainerResourceSpec)
         given_up = threading.Event()
@@ -133,14 +129,12 @@ class Containers(LocalWorkloads):
         return await self._until_ready(order.id, spec)
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
-        """Stop a container and remove it; see `Backend.stop`."""
         if not self.has(workload):
             return
         await finish(asyncio.to_thread(self._stop, workload, stop_seconds_max))
         self._tell(WorkloadReport(workload, Phase.STOPPED))
 
     async def status(self, workload: str) -> WorkloadReport:
-        """Look at a container; see `Backend.status`."""
         return await asyncio.to_thread(self._look, workload)
 
     def _limit(
@@ -166,7 +160,6 @@ class Containers(LocalWorkloads):
         user: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> CommandExecution:
-        """Run a command in a container; see `Backend.execute`."""
         self._order(workload)
         name, mark = self._name(workload), uuid.uuid4().hex
         begun = asyncio.ensure_future(
@@ -293,7 +286,6 @@ class Containers(LocalWorkloads):
         return news
 
     async def _answers(self, workload: str, order: JsonMapping, probe: Readiness | None) -> bool:
-        """Look whether a container runs, and ask it whether it is ready; see `LocalWorkloads`."""
         seen = await asyncio.to_thread(lambda: self._api().inspect(self._name(workload)))
         if seen is None or seen.state != "running" or probe is None:
             return seen is not None and seen.state == "running"
@@ -305,7 +297,6 @@ class Containers(LocalWorkloads):
     # Looking -----------------------------------------------------------------------------------
 
     def _look(self, workload: str) -> WorkloadReport:
-        """Return the state of a container."""
         folder = self._store.folder(workload)
         if not self.has(workload):
             raise UnknownWorkloadError(workload)
@@ -497,3 +488,57 @@ def _end_report(workload: str, seen: Seen, lines: tuple[str, ...]) -> WorkloadRe
     if seen.error:
         detail = f"{detail}: {seen.error}"
     return WorkloadReport(workload, phase, detail=detail, exit_code=code, log_tail=lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    place: str
+    device: str
+    root: str
+
+
+def shows(outside: str, hidden: str) -> bool:
+    """Return whether a folder that is mounted would show one that is hidden, or a part of it.
+
+    Links are followed. One folder may be mounted in several places, so the devices and the
+    folders there are compared, not the paths. All mounts below count, too.
+    """
+    mounts = _mounts()
+    secret, shown = (
+        _lies(os.path.realpath(hidden), mounts),
+        _lies(os.path.realpath(outside), mounts),
+    )
+    below = [each for each in mounts if _leads(os.path.realpath(outside), each.place)]
+    return any(_overlap(each, secret) for each in (shown, *below))
+
+
+def _mounts() -> list[_Mount]:
+    """Return all mounts, the latest first."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
+        _, _, device, root, place = line.split(" ")[:5]
+        found.append(_Mount(_unescape(place), device, _unescape(root)))
+    return found[::-1]
+
+
+def _unescape(text: str) -> str:
+    for number in (0o40, 0o11, 0o12, 0o134):  # The kernel writes these in octal, the last one too.
+        text = text.replace(f"\\{number:03o}", chr(number))
+    return text
+
+
+def _lies(path: str, mounts: list[_Mount]) -> _Mount:
+    """Return the mount of a path, and the path on its device."""
+    over = [each for each in mounts if _leads(each.place, path)]
+    mount = max(over, key=lambda each: len(each.place))  # The first of these is the latest.
+    inside = os.path.relpath(path, mount.place)
+    return _Mount(path, mount.device, os.path.normpath(os.path.join(mount.root, inside)))  # noqa: PTH118  # Text of the kernel's.
+
+
+def _overlap(one: _Mount, other: _Mount) -> bool:
+    same = one.device == other.device
+    return same and (_leads(one.root, other.root) or _leads(other.root, one.root))
+
+
+def _leads(folder: str, place: str) -> bool:
+    return f"{place}/".startswith(f"{folder.rstrip('/')}/")

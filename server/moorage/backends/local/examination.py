@@ -8,8 +8,7 @@ from pathlib import Path
 
 from moorage.backends.base import BackendError
 from moorage.backends.local import confinement, control_groups
-from moorage.backends.local.container_api import ContainerApi
-from moorage.backends.local.container_sockets import find_socket
+from moorage.backends.local.container_api import ContainerApi, find_socket
 from moorage.backends.registry import Examination
 from moorage.records.findings import DoctorFinding
 

@@ -47,7 +47,6 @@ class LocalKind(BackendKind[LocalSettings]):
     by_default = True
 
     def open(self, settings: LocalSettings, surroundings: Surroundings) -> "Backend":
-        """Open it; see `BackendKind.open`."""
         from moorage.backends.agents.backend import FleetBackend  # noqa: PLC0415  # See registry.
         from moorage.backends.agents.own_machine import OwnLook  # noqa: PLC0415  # See registry.
         from moorage.backends.local.backend import LocalBackend  # noqa: PLC0415  # See registry.
@@ -60,7 +59,6 @@ class LocalKind(BackendKind[LocalSettings]):
         return FleetBackend(own, surroundings.lease, settings.local_address, look)
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
-        """Return its specs; see `BackendKind.specs`."""
         from moorage.backends import specs  # noqa: PLC0415  # See registry.
 
         return (
@@ -72,7 +70,6 @@ class LocalKind(BackendKind[LocalSettings]):
         )
 
     def examine(self, examination: Examination) -> Iterable[DoctorFinding]:
-        """Return findings about this machine; see `BackendKind.examine`."""
         from moorage.backends.local.examination import examine  # noqa: PLC0415  # See registry.
 
         return examine(examination)

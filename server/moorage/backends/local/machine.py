@@ -15,15 +15,6 @@ from moorage.model import Cluster, ClusterId
 from moorage.protocol.cluster_documents import machine_key
 from moorage.records.json_values import JsonObject
 
-__all__ = [
-    "RegisteredNode",
-    "names_of",
-    "place_of",
-    "read_registration",
-    "this_node",
-    "write_registration",
-]
-
 NAMES_MAX: Final = 16
 """Names that are remembered: the first one, and the last ones."""
 _MACHINE_ID: Final = Path("/etc/machine-id")

@@ -15,8 +15,6 @@ from typing import Any, Final, NamedTuple
 
 from moorage.backends.local.gpus import nvml_here
 
-__all__ = ["Measurement", "measure"]
-
 _MIB: Final = 1 << 20
 _SHOWN_MAX: Final = 3
 """Processes of a GPU that are named."""

@@ -109,7 +109,6 @@ class Processes(LocalWorkloads):
         return found
 
     async def _bring_up(self, order: Order) -> WorkloadReport:
-        """Start a process and wait until it is ready; see `LocalWorkloads`."""
         spec = orders.process(order.spec)
         if order.id in self._lost:
             await self.stop(order.id)
@@ -164,7 +163,6 @@ class Processes(LocalWorkloads):
         self._tell(WorkloadReport(workload, Phase.STOPPED))
 
     async def status(self, workload: str) -> WorkloadReport:
-        """Look at a process; see `Backend.status`."""
         found = await asyncio.to_thread(self._look, workload)
         if found is None:
             raise UnknownWorkloadError(workload)
@@ -327,7 +325,6 @@ class Processes(LocalWorkloads):
         return self._note_ready(ready)
 
     async def _answers(self, workload: str, order: JsonMapping, probe: Readiness | None) -> bool:
-        """Ask a service whether it is ready; see `LocalWorkloads`."""
         if probe is None:
             return self._command_lives(workload)
         inside = self._inside(workload)
@@ -395,7 +392,6 @@ class Processes(LocalWorkloads):
         return seen
 
     def _tail(self, workload: str) -> tuple[str, ...]:
-        """Return the last lines that a process wrote; see `LocalWorkloads`."""
         return workload_store.tail(self._store.folder(workload))
 
     def _sweep(self, workload: str, group: str) -> None:

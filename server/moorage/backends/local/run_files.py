@@ -17,8 +17,6 @@ from moorage.backends.base import (
     UnknownFileError,
 )
 
-__all__ = ["list_files", "piece"]
-
 _DEPTH_MAX: Final = 32
 _LEFT_OUT_MAX: Final = 100
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

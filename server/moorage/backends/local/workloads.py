@@ -66,7 +66,6 @@ class LocalWorkloads(abc.ABC):
         self._beginning: dict[str, threading.Lock] = {}
 
     async def start(self, order: Order) -> WorkloadReport:
-        """Start a workload and wait until it is ready; see `Backend.start`."""
         fencing = order.environment.get("MOORAGE_FENCING", "")
         try:
             if fencing:  # Or it is no start that may be ordered again.
@@ -91,7 +90,6 @@ class LocalWorkloads(abc.ABC):
             raise
 
     async def control(self, workload: str, limits: JsonMapping) -> None:
-        """Change limits of a workload while it runs; see `Backend.control`."""
         order = self._order(workload)
         if unknown := limits.keys() - LIMITS:
             names = ", ".join(sorted(unknown))
@@ -139,7 +137,6 @@ class LocalWorkloads(abc.ABC):
         """Look at a workload; see `Backend.status`."""
 
     async def probe(self, workload: str) -> WorkloadReport:
-        """Look at a workload and ask whether it answers; see `Backend.probe`."""
         seen = await self.status(workload)
         order = self._order(workload)
         if seen.phase is not Phase.READY:
@@ -221,7 +218,6 @@ class LocalWorkloads(abc.ABC):
         return log
 
     def _order(self, workload: str) -> JsonObject:
-        """Return the order of a workload."""
         order = self._store.order(workload)
         if order is None:
             raise UnknownWorkloadError(workload)

@@ -14,7 +14,7 @@ from typing import Final
 from moorage.backends.base import (
     BackendError,
     CommandExecution,
-    Listener,
+    CommonBackend,
     Log,
     Order,
     Phase,
@@ -41,7 +41,7 @@ class _Entry:
     faults: list[threading.Timer] = field(default_factory=list[threading.Timer])
 
 
-class MemoryBackend:
+class MemoryBackend(CommonBackend):
     """Workloads in memory. Two backends over one `machine` are a daemon before and after a crash.
 
     Args:
@@ -56,22 +56,15 @@ class MemoryBackend:
     def __init__(self, machine: dict[str, _Entry] | None = None) -> None:
         self._machine = {} if machine is None else machine
         self._lock = threading.Lock()
-        self._listener: Listener | None = None
-
-    def listen(self, listener: Listener | None) -> None:
-        """Call `listener` at every change; see `Backend.listen`."""
-        self._listener = listener
 
     def refuse(self, spec: BaseResourceSpec) -> None:
         """Take every spec; see `Backend.refuse`."""
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return the workloads here; see `Backend.discover`."""
         with self._lock:
             return [entry.workload for entry in self._machine.values()]
 
     async def start(self, order: Order) -> WorkloadReport:
-        """Start a workload; see `Backend.start`."""
         spec = order.spec if isinstance(order.spec, MemoryResourceSpec) else MemoryResourceSpec()
         with self._lock:
             there = self._machine.get(order.id)
@@ -102,7 +95,6 @@ class MemoryBackend:
         return ready
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
-        """Stop a workload; see `Backend.stop`."""
         entry = self._machine.get(workload)
         if entry is None:
             return
@@ -119,7 +111,6 @@ class MemoryBackend:
             self._tell(replace(entry.workload, phase=Phase.STOPPED, endpoint=""))
 
     async def status(self, workload: str) -> WorkloadReport:
-        """Look at a workload; see `Backend.status`."""
         return self._entry(workload).workload
 
     async def probe(self, workload: str) -> WorkloadReport:
@@ -127,14 +118,12 @@ class MemoryBackend:
         return self._entry(workload).workload
 
     def glance(self, workload: str) -> WorkloadReport | None:
-        """Look at a workload at once; see `Backend.glance`."""
         with self._lock:
             entry = self._machine.get(workload)
         ready = entry is not None and entry.workload.phase is Phase.READY
         return entry.workload if entry is not None and ready else None
 
     async def control(self, workload: str, limits: JsonMapping) -> None:
-        """Note new limits of a workload; see `Backend.control`."""
         entry = self._entry(workload)
         if unknown := limits.keys() - _LIMITS:
             names = ", ".join(sorted(unknown))
@@ -142,7 +131,6 @@ class MemoryBackend:
         entry.limits.update(limits)
 
     async def reset(self, workload: str) -> JsonValue:
-        """Reset a workload; see `Backend.reset`."""
         spec = self._entry(workload).spec
         if not spec.resettable:
             raise UnsupportedSpecError(f"{workload} cannot be reset")
@@ -192,7 +180,3 @@ class MemoryBackend:
                 return
             entry.workload = end
         self._tell(end)
-
-    def _tell(self, workload: WorkloadReport) -> None:
-        if self._listener is not None:
-            self._listener(workload)

@@ -19,14 +19,12 @@ class MemoryKind(BackendKind[NoSettings]):
     among_tenants = True
 
     def open(self, settings: NoSettings, surroundings: Surroundings) -> "Backend":
-        """Open it; see `BackendKind.open`."""
         from moorage.backends.memory.backend import MemoryBackend  # noqa: PLC0415  # See registry.
 
         del settings, surroundings  # It needs nothing.
         return MemoryBackend()
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
-        """Return its spec; see `BackendKind.specs`."""
         from moorage.backends.specs import MemoryResourceSpec  # noqa: PLC0415  # See registry.
 
         return (MemoryResourceSpec,)

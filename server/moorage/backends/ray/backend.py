@@ -18,7 +18,7 @@ from moorage.backends.base import (
     LOG_BYTES_MAX,
     BackendError,
     CommandExecution,
-    Listener,
+    CommonBackend,
     Log,
     Order,
     Phase,
@@ -45,7 +45,7 @@ STOP_SECONDS_MAX: Final = 3660.0
 _GONE: Final = "Ray no longer knows its actor: its node or the cluster was lost"
 
 
-class RayBackend:
+class RayBackend(CommonBackend):
     """Commands, services, jobs and actors on the nodes of a Ray cluster.
 
     Args:
@@ -69,7 +69,6 @@ class RayBackend:
         self._leased = leased
         self._records = Records(root)
         self._nodes = frozenset[str]()
-        self._listener: Listener | None = None
         self.on_failure: Callable[[], None] = lambda: None
         """Called by any thread when a workload has failed: its node may be lost."""
         self._unwanted: set[str] = set()
@@ -86,19 +85,12 @@ class RayBackend:
 
     @property
     def support(self) -> Support:
-        """See `Backend.support`."""
         return replace(self._support, nodes=self._nodes)
 
-    def listen(self, listener: Listener | None) -> None:
-        """Call `listener` at every change; see `Backend.listen`."""
-        self._listener = listener
-
     def refuse(self, spec: BaseResourceSpec) -> None:
-        """Refuse a spec that cannot be started, before anything is held; see `Backend.refuse`."""
         orders.check(spec, leased=self._leased)
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return the workloads here; see `Backend.discover`."""
         found = await self._discover()
         known = {name: _report(name, each) for name, each in found.items()}
         for name in self._records.ready() - known.keys():
@@ -113,7 +105,6 @@ class RayBackend:
         return found
 
     async def start(self, order: Order) -> WorkloadReport:
-        """Start a workload and wait until it is ready; see `Backend.start`."""
         self.refuse(order.spec)
         plans = orders.plans(order, self._records.server())
         if order.id in self._records.ready():
@@ -159,7 +150,6 @@ class RayBackend:
             self._records.forget(workload)
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
-        """Stop a workload; see `Backend.stop`."""
         with self._in_hand(workload):
             left = await self.connection.call(
                 "stop", STOP_SECONDS_MAX, workload=workload, stop_seconds_max=stop_seconds_max
@@ -174,11 +164,9 @@ class RayBackend:
             self._tell(WorkloadReport(workload, Phase.STOPPED))
 
     async def status(self, workload: str) -> WorkloadReport:
-        """Look at a workload; see `Backend.status`."""
         return await self._look(workload, probe=False)
 
     async def probe(self, workload: str) -> WorkloadReport:
-        """Look at a workload and ask whether it answers; see `Backend.probe`."""
         return await self._look(workload, probe=True)
 
     async def _look(self, workload: str, *, probe: bool) -> WorkloadReport:
@@ -195,18 +183,6 @@ class RayBackend:
                 return _gone_report(workload)
             raise
         return _report(workload, seen)
-
-    def glance(self, workload: str) -> WorkloadReport | None:
-        """Return None: only a call of Ray knows; see `Backend.glance`."""
-        del workload
-        return None
-
-    async def control(self, workload: str, limits: JsonMapping) -> None:
-        """Refuse: an actor's share of Ray cannot change; see `Backend.control`."""
-        await self.status(workload)
-        if limits:
-            names = ", ".join(sorted(limits))
-            raise UnsupportedSpecError(f"the backend ray has no limit named {names}")
 
     async def reset(self, workload: str) -> JsonValue:
         """Refuse: nothing on Ray says how; see `Backend.reset`."""
@@ -332,8 +308,7 @@ class RayBackend:
     def _tell(self, workload: WorkloadReport) -> None:
         if workload.phase is Phase.FAILED:
             self.on_failure()
-        if self._listener is not None:
-            self._listener(workload)
+        super()._tell(workload)
 
 
 def _report(workload: str, seen: JsonMapping) -> WorkloadReport:

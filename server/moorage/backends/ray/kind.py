@@ -53,7 +53,6 @@ class RayKind(BackendKind[RaySettings]):
     engine_names = ("ray",)
 
     def open(self, settings: RaySettings, surroundings: Surroundings) -> "Backend":
-        """Open it; see `BackendKind.open`."""
         from moorage.backends.ray.backend import RayBackend  # noqa: PLC0415  # See registry.
 
         if importlib.util.find_spec("ray") is None:  # Another process imports it.
@@ -61,14 +60,13 @@ class RayKind(BackendKind[RaySettings]):
         return RayBackend(surroundings.data_dir / self.name, settings.ray_address)
 
     def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
-        """Open the cluster of `RAY_ADDRESS`, or of this machine; see `BackendKind.open_alone`."""
+        """Open the cluster of `RAY_ADDRESS`, or of this machine."""
         from moorage.backends.ray.backend import RayBackend  # noqa: PLC0415  # See registry.
 
         address = environment.get("RAY_ADDRESS") or environment.get("MOORAGE_RAY_ADDRESS") or "auto"
         return RayBackend(folder, address, leased=False)
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
-        """Return its specs; see `BackendKind.specs`."""
         from moorage.backends.ray.specs import RayActorResourceSpec, RayJobResourceSpec  # noqa: PLC0415  # See registry.
 
         return RayActorResourceSpec, RayJobResourceSpec
@@ -76,7 +74,6 @@ class RayKind(BackendKind[RaySettings]):
     def follow(
         self, settings: RaySettings, backend: "Backend | None", inventory: Inventory
     ) -> None:
-        """Keep the document of its cluster; see `BackendKind.follow`."""
         if backend is None:  # Ray takes long to import.
             return
         from moorage.backends.ray.backend import RayBackend  # noqa: PLC0415  # See registry.

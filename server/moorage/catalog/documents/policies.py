@@ -25,18 +25,6 @@ from moorage.policy.requirements import REQUIREMENTS
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonMapping, JsonValue
 
-__all__ = [
-    "complete_policy_document",
-    "differing_fields",
-    "digest_of",
-    "entry_name",
-    "is_policy_uri",
-    "make_prepared",
-    "pack_files",
-    "record_from",
-    "unpack_files",
-]
-
 URI_CHARS_MAX: Final = 255
 SERVER_FIELDS: Final = frozenset({"digest", "policy_rule_uri", "name", "version", "release_tag"})
 """Fields that follow from the others."""

@@ -30,14 +30,12 @@ from moorage.protocol.faults import ServiceError
 from moorage.query import Filter
 from moorage.records.json_values import JsonMapping, JsonValue
 
-__all__ = ["EmbeddedBlocks", "check_block"]
-
 ID_FIELDS: Final[Mapping[BlockKind, str]] = {"block": "id", "block_metrics": "blockId"}
 """Where a document of each kind says which block it is about."""
 
 
 class EmbeddedBlocks:
-    """All block documents, and all block metrics documents."""
+    """`catalog.ports.Blocks` over the catalog's file."""
 
     def __init__(self, store: DocumentStore) -> None:
         self._store = store
@@ -72,13 +70,10 @@ class EmbeddedBlocks:
         self._search.close()
 
     async def fetch(self, allowance: Allowance) -> list[str]:
-        """See `Blocks.fetch`."""
         del allowance
         return []
 
     async def create(self, document: Document, owner: str = "") -> Document:
-        """See `Blocks.create`."""
-
         def work(database: Database) -> DocumentEntry:
             encoded, given = snapshot(bare_block(document))
             block_id = check_block("block", given)
@@ -94,7 +89,6 @@ class EmbeddedBlocks:
         return (await self._store.run(work, self._publisher("block"))).document
 
     async def put_metrics(self, document: Document) -> tuple[Document, bool]:
-        """See `Blocks.put_metrics`."""
         created = False
 
         def work(database: Database) -> DocumentEntry:
@@ -110,13 +104,11 @@ class EmbeddedBlocks:
         return entry.document, created
 
     async def get(self, kind: BlockKind, block_id: str) -> Document:
-        """See `Blocks.get`."""
         return entry_of(self._entries[kind], block_id, kind).document
 
     async def update(
         self, kind: BlockKind, block_id: str, change: Document
     ) -> tuple[Document, bool]:
-        """See `Blocks.update`."""
         created = False
 
         def work(database: Database) -> DocumentEntry:
@@ -131,8 +123,6 @@ class EmbeddedBlocks:
         return (await self._store.run(work, self._publisher(kind))).document, created
 
     async def delete(self, kind: BlockKind, block_id: str) -> Document:
-        """See `Blocks.delete`."""
-
         def drop(name: str) -> None:
             del self._entries[kind][name]
             self._search.note_change(name)
@@ -140,7 +130,6 @@ class EmbeddedBlocks:
         return await remove(self._store, kind, block_id, self._entries[kind], drop)
 
     async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
-        """See `Blocks.query`."""
         condition = parse_filter(query)
         search = self._search.clusters if kind == "block" else self._search.metrics
         entries = self._entries[kind]
@@ -149,29 +138,24 @@ class EmbeddedBlocks:
         )
 
     async def aggregate_metrics(self, stages: JsonValue) -> list[Document]:
-        """See `Blocks.aggregate_metrics`."""
         entries = self._entries["block_metrics"]
         taken = [entries[name].document for name in sorted(entries)]
         return await self._search.run(lambda: aggregate(stages, taken))
 
     async def matching(self, wanted: Filter) -> list[str]:
-        """See `Blocks.matching`."""
         return [str(name) for name in await self._search.matching(wanted)]
 
     async def alike(
         self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> list[str]:
-        """See `Blocks.alike`."""
         return [str(name) for name in await self._search.alike(like, weights)]
 
     def owner(self, kind: BlockKind, block_id: str) -> str | None:
-        """See `BlockDocuments.owner`."""
         entries = self._entries
         entry = entries["block"].get(block_id) or entries[kind].get(block_id)
         return None if entry is None else entry.owner
 
     def documents(self, block_ids: Sequence[str]) -> list[Document]:
-        """See `Blocks.documents`."""
         blocks, metrics = self._entries["block"], self._entries["block_metrics"]
         return with_metrics([blocks[name] for name in block_ids if name in blocks], metrics)
 

@@ -43,8 +43,6 @@ class EmbeddedClusters:
         self._machines = machines
 
     async def create(self, document: Document, owner: str = "") -> Document:
-        """See `ClusterDocuments.create`."""
-
         def work(database: Database) -> tuple[DocumentEntry, CheckedCluster]:
             encoded, given = snapshot(document)
             read = self._machines.read(database, given)
@@ -60,12 +58,9 @@ class EmbeddedClusters:
         return (await self._store.run(work, self._publish))[0].document
 
     async def get(self, cluster_id: str) -> Document:
-        """See `DocumentCollection.get`."""
         return entry_of(self._memory.clusters, cluster_id, "cluster").document
 
     async def update(self, cluster_id: str, change: Document) -> Document:
-        """See `DocumentCollection.update`."""
-
         def work(database: Database) -> tuple[DocumentEntry, CheckedCluster]:
             encoded, given, owner = change_document(database, "cluster", cluster_id, change, "id")
             read = self._machines.read(database, given)
@@ -76,7 +71,6 @@ class EmbeddedClusters:
     async def add_nodes(
         self, cluster_id: str, document: Document, owner: str = ""
     ) -> tuple[Document, bool]:
-        """See `ClusterDocuments.add_nodes`."""
         known = {self._memory.owner(cluster_id), owner}
 
         def work(database: Database) -> tuple[DocumentEntry, CheckedCluster, bool]:
@@ -104,8 +98,6 @@ class EmbeddedClusters:
         return entry.document, new
 
     async def remove_nodes(self, cluster_id: str, names: Collection[str]) -> Document:
-        """See `ClusterDocuments.remove_nodes`."""
-
         def work(database: Database) -> tuple[DocumentEntry, CheckedCluster]:
             row = database.get("cluster", cluster_id)
             if row is None:
@@ -117,14 +109,12 @@ class EmbeddedClusters:
         return (await self._store.run(work, self._publish))[0].document
 
     async def delete(self, cluster_id: str) -> Document:
-        """See `DocumentCollection.delete`."""
         memory = self._memory
         return await remove(
             self._store, "cluster", cluster_id, memory.clusters, memory.drop_cluster
         )
 
     async def query(self, query: Document) -> list[Document]:
-        """See `DocumentCollection.query`."""
         entries = self._memory.clusters
         found = await self._memory.index.clusters(parse_filter(query))
         return answer_documents([entries[name] for name in found if name in entries])

@@ -9,8 +9,6 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.storage.base import RecordRow, RecordTable, StorageCorrupt, StorageError
 
-__all__ = ["check_tallies", "checksum", "damage_error", "is_intact", "unavailable"]
-
 
 def checksum(kind: str, record_id: str, document: bytes, files: bytes) -> int:
     """Return the checksum of a record."""

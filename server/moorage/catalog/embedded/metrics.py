@@ -37,8 +37,6 @@ class EmbeddedMetrics:
         self._memory = memory
 
     async def put(self, document: Document) -> tuple[Document, bool]:
-        """See `Metrics.put`."""
-
         def work(database: Database) -> _Stored:
             encoded, given = snapshot(document)
             cluster_id, read = read_metrics_document(given)
@@ -48,12 +46,9 @@ class EmbeddedMetrics:
         return (await self._store.run(work, self._publish, durable=False))[1:]
 
     async def get(self, cluster_id: str) -> Document:
-        """See `Metrics.get`."""
         return entry_of(self._memory.metrics, cluster_id, "metrics").document
 
     async def update(self, cluster_id: str, change: Document) -> tuple[Document, bool]:
-        """See `Metrics.update`."""
-
         def work(database: Database) -> _Stored:
             created = not database.has("metrics", cluster_id)
             encoded, given, _ = change_document(
@@ -68,18 +63,15 @@ class EmbeddedMetrics:
         self._memory.keep_metrics(result[0])
 
     async def delete(self, cluster_id: str) -> Document:
-        """See `Metrics.delete`."""
         memory = self._memory
         return await remove(self._store, "metrics", cluster_id, memory.metrics, memory.drop_metrics)
 
     async def query(self, query: Document | None = None) -> list[Document]:
-        """See `Metrics.query`."""
         entries = self._memory.metrics
         found = await self._memory.index.metrics(parse_filter(query))
         return answer_documents([entries[name] for name in found if name in entries])
 
     async def aggregate(self, stages: JsonValue) -> list[Document]:
-        """See `Metrics.aggregate`."""
         entries = self._memory.metrics
         taken = [entries[name].document for name in sorted(entries)]
         return await self._memory.index.run(lambda: aggregate(stages, taken))

@@ -58,11 +58,9 @@ class EmbeddedPolicies:
         self._sources = sources
 
     async def prepare(self, document: Document) -> PreparedPolicy:
-        """See `Policies.prepare`."""
         return await prepare_policy(self._sources, document)
 
     async def register(self, prepared: PreparedPolicy, who: str = "") -> PolicyRecord:
-        """See `Policies.register`."""
         record = prepared.record
         uri = record.ref.uri
 
@@ -84,12 +82,9 @@ class EmbeddedPolicies:
         return entry.record if entry else entry_of(self._memory.policies, uri, "policy").record
 
     async def get(self, uri: str) -> Document:
-        """See `Policies.get`."""
         return entry_of(self._memory.policies, self._aliases.meaning(uri), "policy").document
 
     async def update(self, uri: str, change: Document, who: str = "") -> Document:
-        """See `Policies.update`."""
-
         def work(database: Database) -> PolicyEntry:
             row = database.get("policy", uri)
             if row is None:
@@ -109,7 +104,6 @@ class EmbeddedPolicies:
         return (await self._store.run(work, self._memory.keep_policy)).document
 
     async def delete(self, uri: str, who: str = "") -> Document:
-        """See `Policies.delete`."""
         policies = self._memory.policies
 
         def remove_and_note(database: Database) -> None:
@@ -120,11 +114,9 @@ class EmbeddedPolicies:
         )
 
     async def history(self, uri: str) -> list[Document]:
-        """See `Policies.history`."""
         return await self._store.run(lambda database: history_of(database, uri))
 
     async def query(self, query: Document | None = None) -> list[Document]:
-        """See `Policies.query`."""
         matches = compile_filter(query)
         taken = list(self._memory.policies.values())  # The thread must not see changes.
 

@@ -25,26 +25,6 @@ from moorage.protocol.faults import ServiceError
 from moorage.query import QueryError, parse_pipeline
 from moorage.records.json_values import JsonValue
 
-__all__ = [
-    "READERS",
-    "CatalogEntry",
-    "DocumentEntry",
-    "PolicyEntry",
-    "StoredRecords",
-    "aggregate",
-    "answer_documents",
-    "change_document",
-    "entry_of",
-    "load",
-    "owner_of",
-    "read_files",
-    "refuse_differences",
-    "remove",
-    "unknown_id_error",
-    "write",
-    "write_policy",
-]
-
 
 class CatalogEntry(Protocol):
     """The fields that every kind of record has in memory."""

@@ -6,7 +6,7 @@ The block documents lie here all the same; only their metrics are read from the 
 from moorage.catalog.embedded.blocks import EmbeddedBlocks
 from moorage.catalog.filters import parse_filter
 from moorage.catalog.mirrored.block_metrics import BlockMetricsMirror
-from moorage.catalog.mirrored.refusals import Refused, refuse_change_at
+from moorage.catalog.mirrored.parts import Refused, refuse_change_at
 from moorage.catalog.values import BlockKind, Document
 from moorage.records.json_values import JsonValue
 
@@ -32,7 +32,6 @@ class MirroredBlocks:
         self.documents = embedded.documents
 
     async def get(self, kind: BlockKind, block_id: str) -> Document:
-        """See `Blocks.get`."""
         if kind == "block_metrics":
             await self._mirror.require()
         return await self._embedded.get(kind, block_id)
@@ -40,24 +39,20 @@ class MirroredBlocks:
     async def update(
         self, kind: BlockKind, block_id: str, change: Document
     ) -> tuple[Document, bool]:
-        """See `Blocks.update`."""
         if kind == "block_metrics":
             await self._refuse()
         return await self._embedded.update(kind, block_id, change)
 
     async def delete(self, kind: BlockKind, block_id: str) -> Document:
-        """See `Blocks.delete`."""
         if kind == "block_metrics":
             await self._refuse()
         return await self._embedded.delete(kind, block_id)
 
     async def aggregate_metrics(self, stages: JsonValue) -> list[Document]:
-        """See `Blocks.aggregate_metrics`."""
         await self._mirror.require()
         return await self._embedded.aggregate_metrics(stages)
 
     async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
-        """See `Blocks.query`."""
         parse_filter(query)  # What it refuses asks no service.
         if kind == "block_metrics":
             await self._mirror.require()

@@ -15,19 +15,6 @@ from moorage.catalog.mirrored.http import ServiceReply, WrongAnswer, quote_body
 from moorage.catalog.values import Document
 from moorage.records.json_values import JsonValue
 
-__all__ = [
-    "DEPTH_MAX",
-    "UNKNOWN",
-    "Denied",
-    "check_depth",
-    "decode",
-    "document_of",
-    "documents_of",
-    "leave_out",
-    "object_of",
-    "payload_of",
-]
-
 DEPTH_MAX: Final = 64
 """Objects and lists within each other in one document."""
 UNKNOWN: Final = frozenset({400, 404})

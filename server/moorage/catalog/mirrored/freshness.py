@@ -34,7 +34,6 @@ class MirroredFreshness:
     searches: bool
 
     async def keep_fresh(self, examine: Examine) -> None:
-        """See `Freshness.keep_fresh`."""
         async with asyncio.TaskGroup() as group:
             if self.clusters is not None:
                 group.create_task(self.clusters.run())
@@ -44,11 +43,9 @@ class MirroredFreshness:
 
     @property
     def registry_known(self) -> bool:
-        """See `Freshness.registry_known`."""
         return self.clusters is None or self.clusters.read_at is not None
 
     def at_hand(self, uri: str, cluster_ids: Sequence[str] | None) -> list[str] | None:
-        """See `Freshness.at_hand`."""
         uri, warnings = self.aliases.meaning(uri), list[str]()
         wanted = cluster_ids is None or len(cluster_ids) > 0
         if self.policies is not None and is_policy_uri(uri):
@@ -76,7 +73,6 @@ class MirroredFreshness:
         *,
         searching: bool = False,
     ) -> list[str]:
-        """See `Freshness.fetch`."""
         uri, warnings = self.aliases.meaning(uri), list[str]()
         clusters, metrics = self.clusters, self.metrics
         wanted = cluster_ids is None or len(cluster_ids) > 0

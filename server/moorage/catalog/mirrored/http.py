@@ -20,16 +20,6 @@ from moorage.catalog.limits import DOCUMENT_BYTES_MAX, RESULT_BYTES_MAX
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
-__all__ = [
-    "Breaker",
-    "Service",
-    "ServiceReply",
-    "ServiceRequest",
-    "WrongAnswer",
-    "quote_body",
-    "without_credentials",
-]
-
 ATTEMPTS_MAX: Final = 3
 """Times one question is put; only while its deadline allows, and only where it changes nothing."""
 BACKOFF_SECONDS: Final = 0.05

@@ -6,6 +6,9 @@ what differs is how they get there (`catalog.mirrored.clusters`, `catalog.mirror
 that they are changed at their service, not here.
 """
 
+from collections.abc import Callable, Coroutine
+from typing import NoReturn
+
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.encoding import cluster_id_of
 from moorage.catalog.documents.policies import is_policy_uri
@@ -16,11 +19,29 @@ from moorage.catalog.embedded.policies import prepare_policy
 from moorage.catalog.embedded.records import aggregate, answer_documents, entry_of, unknown_id_error
 from moorage.catalog.filters import compile_filter, parse_filter
 from moorage.catalog.mirrored.clusters import ClusterMirror, MetricsMirror
+from moorage.catalog.mirrored.http import Service
 from moorage.catalog.mirrored.policies import PolicyMirror
-from moorage.catalog.mirrored.refusals import Refused, refuse_change_at
 from moorage.catalog.values import Document, PreparedPolicy
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
 from moorage.query import text_at
 from moorage.records.json_values import JsonValue
+
+Refused = Callable[..., Coroutine[object, object, NoReturn]]
+"""Stands for every method that would change something."""
+
+
+def refuse_change_at(service: Service, part: str) -> Refused:
+    """Return a method that refuses a change and names the service where to make it."""
+
+    async def refuse(*_: object, **__: object) -> NoReturn:
+        raise ServiceError(
+            Code.UNSUPPORTED,
+            f"This server reads its {part} from {service.url}; change them there.",
+            expected=f"a request to {service.url}",
+        )
+
+    return refuse
 
 
 class MirroredClusters:
@@ -39,12 +60,10 @@ class MirroredClusters:
         self.add_nodes = self.remove_nodes = self.create
 
     async def get(self, cluster_id: str) -> Document:
-        """See `DocumentCollection.get`."""
         await self._mirror.fetch([cluster_id_of(cluster_id, "id")], Allowance())
         return entry_of(self._memory.clusters, cluster_id, "cluster").document
 
     async def query(self, query: Document) -> list[Document]:
-        """See `DocumentCollection.query`."""
         await self._mirror.fetch(None, Allowance())
         entries = self._memory.clusters
         found = await self._memory.index.clusters(parse_filter(query))
@@ -66,7 +85,6 @@ class MirroredMetrics:
         self.put = self.update = self.delete = refuse_change_at(mirror.service.service, "metrics")
 
     async def get(self, cluster_id: str) -> Document:
-        """See `Metrics.get`."""
         name = cluster_id_of(cluster_id, "id")
         if self._memory.knows(name):
             await self._mirror.require(name)
@@ -88,7 +106,6 @@ class MirroredMetrics:
         return await self._mirror.service.matching(query or {})
 
     async def aggregate(self, stages: JsonValue) -> list[Document]:
-        """See `Metrics.aggregate`."""
         documents = await self._mirror.service.matching({})
         return await self._memory.index.run(lambda: aggregate(stages, documents))
 
@@ -116,17 +133,14 @@ class MirroredPolicies:
         )
 
     async def prepare(self, document: Document) -> PreparedPolicy:
-        """See `Policies.prepare`."""
         return await prepare_policy(self._sources, document)
 
     async def get(self, uri: str) -> Document:
-        """See `Policies.get`."""
         uri = self._aliases.meaning(uri)
         if is_policy_uri(uri):
             await self._mirror.fetch(uri, Allowance(), 0)
         return entry_of(self._memory.policies, uri, "policy").document
 
     async def query(self, query: Document | None = None) -> list[Document]:
-        """See `Policies.query`."""
         compile_filter(query or {})
         return await self._mirror.store.matching(query or {})

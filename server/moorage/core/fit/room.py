@@ -16,22 +16,6 @@ from moorage.core.state.state import State
 from moorage.model import Lease, Nodes, Placement, RequestId, Share, Tenant
 from moorage.policy import Fleet
 
-__all__ = [
-    "Amounts",
-    "amounts",
-    "amounts_reserved_at",
-    "before",
-    "begins",
-    "drain_of",
-    "keeps_to_itself",
-    "leaves_by",
-    "parts_reserved_by_others",
-    "room",
-    "set_free",
-    "shares",
-    "total",
-]
-
 Amounts = Counter[tuple[str, str]]
 """CPU in milli, memory in MiB, and milli of each device, by kind and device."""
 _HOLDS: Final = frozenset({"granted", "starting", "active"})

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from moorage.core.fit.room import begins, drain_of, leaves_by
 from moorage.core.queue.alternatives import choice
 from moorage.core.queue.open_requests import OpenRequests
-from moorage.core.reports.lost_machines import lost_machine_finder
+from moorage.core.reports.explain import lost_machine_finder
 from moorage.core.state import refusals
 from moorage.core.state.deadlines import Grace
 from moorage.core.state.facts import (

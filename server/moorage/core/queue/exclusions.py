@@ -22,8 +22,6 @@ from moorage.core.turns.turn import TurnWriter
 from moorage.model import Ask, Code, Demand, Lease, Nodes, Placement, Tenant
 from moorage.policy import Fleet
 
-__all__ = ["NONE", "ExclusionRules", "Exclusions", "shortest_ttl"]
-
 
 class Exclusions(msgspec.Struct, frozen=True, gc=False):
     """The nodes, amounts and times that one request may not use.

@@ -65,7 +65,6 @@ class Undecided:
         self._keys: dict[tuple[Tenant, str], RequestId] = {}
 
     def __len__(self) -> int:
-        """Return the number of open requests."""
         return len(self._asks)
 
     def get(self, request: RequestId) -> Pending | None:

@@ -19,7 +19,6 @@ from moorage.core.fit.feasibility import Candidates, Feasibility
 from moorage.core.queue import quotas
 from moorage.core.queue.order import WaitingQueue
 from moorage.core.reports.estimates import Estimates
-from moorage.core.reports.lost_machines import lost_machine_finder
 from moorage.core.state import refusals
 from moorage.core.state.accounts import Column
 from moorage.core.state.facts import Refusal
@@ -27,7 +26,7 @@ from moorage.core.state.state import State
 from moorage.core.state.waiters import Seniority, Waiter
 from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
 from moorage.core.turns.events import Inquired
-from moorage.model import ClusterId, Code, Demand, Lease, LeaseState, NodeId, RequestId, Share
+from moorage.model import LOST, ClusterId, Code, Demand, Lease, LeaseState, NodeId, RequestId, Share
 from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.replies import AwaitedLease, ClusterCapacity, NodeCapacity
@@ -541,3 +540,27 @@ def _matches(row: JsonValue, key: str, value: JsonValue) -> bool:
         return any(getattr(share, at) == value for share in row.placement)
     field = row.get(key) if isinstance(row, dict) else getattr(row, key, None)
     return bool(field == value)
+
+
+def lost_machine_finder(state: State) -> Callable[[Lease], str]:
+    """Return a function that says which machine of a lease is lost; empty: none is."""
+    lost: dict[ClusterId, dict[NodeId, str]] = {}
+
+    def of(lease: Lease) -> str:
+        found: list[str] = []
+        for share in lease.placement:
+            row = state.fleet.row(share.cluster_id, share.node_id)
+            if row is None or not state.fleet.closed[row]:
+                continue
+            if share.cluster_id not in lost:
+                nodes = state.clusters[share.cluster_id].nodes
+                lost[share.cluster_id] = {
+                    each.id: each.unavailable.removeprefix(LOST)
+                    for each in nodes
+                    if each.unavailable.startswith(LOST)
+                }
+            if why := lost[share.cluster_id].get(share.node_id):
+                found.append(f"node {share.cluster_id}/{share.node_id} is lost: {why}")
+        return "; ".join(found)
+
+    return of

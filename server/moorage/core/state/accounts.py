@@ -117,7 +117,6 @@ class Accounts:
         never read them: no quota is set, and no request waits for a fair share."""
 
     def __getitem__(self, name: str) -> Column:
-        """Return a column."""
         if self._uncounted:
             self._count()
         return self._columns[name]

@@ -29,7 +29,6 @@ class Deadlines:
         self._due: list[tuple[float, RequestId]] = []
 
     def __len__(self) -> int:
-        """Return the number of deadlines, outdated ones included."""
         return len(self._due)
 
     def first(self) -> tuple[float, RequestId] | None:

@@ -16,8 +16,6 @@ from moorage.protocol.registry import ClusterDocuments
 from moorage.records.json_values import JsonObject
 from moorage.records.rights import SERVER_ITSELF
 
-__all__ = ["AgentNodes"]
-
 Change = Callable[[JsonObject | None], JsonObject | None]
 """Returns what becomes of a node, which may not be there; None: it stays."""
 
@@ -29,11 +27,7 @@ class _Waiting(NamedTuple):
 
 
 class AgentNodes:
-    """See the module.
-
-    Args:
-        clusters: Documents of the registry.
-    """
+    """See the module."""
 
     def __init__(self, clusters: ClusterDocuments) -> None:
         self._clusters = clusters

@@ -15,8 +15,6 @@ from moorage.daemon.access.lease_tokens import digest
 from moorage.model import ClusterId, NodeId
 from moorage.storage.base import AgentRows, StorageError, diff_rows
 
-__all__ = ["USED", "AgentOrigin", "AgentRecord", "AgentStore", "AgentStoreError", "JoiningToken"]
-
 TOKEN_PREFIX: Final = "moor_join_"  # noqa: S105  # By it, scanners for leaked secrets know a token.
 KEY_PREFIX: Final = "moor_agent_"
 _SECRET_BYTES: Final = 24

@@ -13,17 +13,11 @@ from typing import TypeVar
 
 from moorage.daemon.agents.agent_store import AgentStore, AgentStoreError
 
-__all__ = ["StoreThread"]
-
 T = TypeVar("T")
 
 
 class StoreThread:
-    """Calls methods of a store; any of them may raise `AgentStoreError`.
-
-    Args:
-        store: Which one.
-    """
+    """Calls methods of a store; any of them may raise `AgentStoreError`."""
 
     def __init__(self, store: AgentStore) -> None:
         self._store = store

@@ -242,7 +242,6 @@ class BlockRun:
     async def _evaluate(
         self, spec: PolicySpec, given: JsonMapping, size: int, *, returned_max: int = 0
     ) -> JsonValue:
-        """Run a named policy."""
         if size > INPUT_BYTES_MAX:  # Before they are copied, which `evaluate` does first.
             raise _too_large(spec.at)
         record = self._records[spec.role]

@@ -217,11 +217,7 @@ class FleetMap:
         return {"slots": slots, **dict(columns), **names}
 
     def snapshot(self, viewer: Tenant | None) -> JsonObject:
-        """Return all that is shown as of the last `take_changes`, as values of their own.
-
-        Args:
-            viewer: As for `delta`.
-        """
+        """Return all that is shown as of the last `take_changes`, as values of their own."""
         state, milli, tenant, ends = (column.copy() for column in self._columns)
         names: Iterable[str] = tuple(self.tenants)
         if viewer is not None:

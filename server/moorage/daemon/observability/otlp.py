@@ -34,7 +34,6 @@ class _Session(requests.Session):
     """Reads a bounded part of a receiver's answer, and follows no redirect."""
 
     def send(self, request: requests.PreparedRequest, **how: Any) -> requests.Response:
-        """Send a batch."""
         answer = super().send(request, **{**how, "stream": True})
         answer.raw.read(ANSWER_BYTES_MAX)  # Else the connection is not used again.
         answer.close()

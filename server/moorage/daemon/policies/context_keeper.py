@@ -7,7 +7,7 @@ from typing import Final
 import structlog
 
 from moorage.catalog.embedded.contexts import KeptContexts
-from moorage.daemon.publishing.managed import read_changes_entry
+from moorage.daemon.publishing.management import read_changes_entry
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import Sandbox
 

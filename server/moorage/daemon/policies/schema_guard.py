@@ -27,7 +27,6 @@ class SchemaGuard:
     def overrides(
         self, parameters: JsonMapping, settings: JsonMapping
     ) -> tuple[JsonMapping, JsonMapping]:
-        """See `Guard.overrides`."""
         try:
             return self._schemas.overrides(parameters, settings)
         except ServiceError as error:
@@ -47,14 +46,12 @@ class SchemaGuard:
         return completed
 
     def command(self, action: str, data: JsonValue) -> JsonValue:
-        """See `Guard.command`."""
         try:
             return self._schemas.command(action, data)
         except ServiceError as error:
             raise PolicyFault(refusal_of(error)) from error
 
     def judge(self, value: JsonValue) -> Refusal | None:
-        """See `Guard.judge`."""
         try:
             self._schemas.judge(value)
         except ServiceError as error:

@@ -75,37 +75,32 @@ async def find_searched(catalog: Catalog, match_type: MatchType, field: str) -> 
 
 
 class SearchedClusters:
-    """The registry, live clusters and others."""
+    """`Searched` of the cluster registry, live clusters and others."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self.knows = catalog.memory.knows
 
     async def matching(self, wanted: Filter) -> Sequence[str]:
-        """See `Searched.matching`."""
         return await self._catalog.search.matching(wanted)
 
     async def alike(
         self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> Sequence[str]:
-        """See `Searched.alike`."""
         return await self._catalog.search.alike(like, weights)
 
     def documents(self, names: Sequence[str]) -> list[Document]:
-        """See `Searched.documents`."""
         return self._catalog.memory.documents(names)
 
     def ranked(self, names: Sequence[str]) -> list[Document]:
-        """See `Searched.ranked`."""
         return self._catalog.memory.measured(names)
 
     def ranking_bytes(self, names: Sequence[str]) -> int:
-        """See `Searched.ranking_bytes`."""
         return self._catalog.memory.measured_bytes(names)
 
 
 class SearchedBlocks:
-    """The blocks that were registered; a filter may ask for their clusters and metrics first."""
+    """`Searched` of blocks; a filter may ask for their clusters and metrics first."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -113,16 +108,13 @@ class SearchedBlocks:
         self.documents = self.ranked = self._blocks.documents
 
     def knows(self, name: str) -> bool:
-        """See `Searched.knows`."""
         return self._blocks.owner("block", name) is not None
 
     def ranking_bytes(self, names: Sequence[str]) -> int:
-        """See `Searched.ranking_bytes`."""
         del names
         return 0
 
     async def matching(self, wanted: Filter) -> Sequence[str]:
-        """See `Searched.matching`."""
         condition: Condition = wanted.condition
         companions = dict(wanted.companions)
         clusters = companions.pop("cluster", EVERYTHING)
@@ -134,7 +126,6 @@ class SearchedBlocks:
     async def alike(
         self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> Sequence[str]:
-        """See `Searched.alike`."""
         if weights is None:
             like_document = self.documents([like])[0] if isinstance(like, str) else like
             weights = _equal_weights(like_document)
@@ -142,7 +133,7 @@ class SearchedBlocks:
 
 
 class SearchedPolicies:
-    """The policies that are registered, or known to the external store."""
+    """`Searched` of policies, registered or known to the external store."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
         self._documents = {
@@ -152,12 +143,9 @@ class SearchedPolicies:
         }
 
     def knows(self, name: str) -> bool:
-        """See `Searched.knows`."""
         return name in self._documents
 
     async def matching(self, wanted: Filter) -> Sequence[str]:
-        """See `Searched.matching`."""
-
         def work() -> list[str]:
             test = predicate(wanted.condition)
             return sorted(name for name, each in self._documents.items() if test(each))
@@ -167,7 +155,6 @@ class SearchedPolicies:
     async def alike(
         self, like: str | JsonMapping, weights: Mapping[str, float] | None
     ) -> Sequence[str]:
-        """See `Searched.alike`."""
         reference = self._documents[like] if isinstance(like, str) else like
         weights = _equal_weights(reference) if weights is None else weights
         try:
@@ -177,13 +164,11 @@ class SearchedPolicies:
         return [name for name, _ in found]
 
     def documents(self, names: Sequence[str]) -> list[Document]:
-        """See `Searched.documents`."""
         return [self._documents[name] for name in names if name in self._documents]
 
     ranked = documents
 
     def ranking_bytes(self, names: Sequence[str]) -> int:
-        """See `Searched.ranking_bytes`."""
         del names
         return 0
 

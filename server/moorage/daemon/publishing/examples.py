@@ -38,7 +38,6 @@ class _Services:
     async def call(
         self, client: str, method: contract.Method, arguments: tuple[JsonValue, ...]
     ) -> JsonValue:
-        """See `sandbox.host.contract.HostServices`."""
         clusters = {str(each.id): each.document for each in self.example.fleet}
         known = clusters if client == "cluster_client" else self.example.metrics
         match method:
@@ -63,7 +62,6 @@ class _Services:
         return {}
 
     def documents(self, cluster_ids: Sequence[str]) -> Sequence[contract.Document]:
-        """See `sandbox.host.contract.HostServices`."""
         clusters = {str(each.id): each.document for each in self.example.fleet}
         return [
             contract.Document(

@@ -2,19 +2,28 @@
 
 from typing import Final
 
+import msgspec
+
 from moorage.catalog.allowances import Allowance
+from moorage.catalog.embedded.contexts import ContextEntry
 from moorage.catalog.embedded.records import unknown_id_error
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
 from moorage.daemon.policies.finder import code_of
-from moorage.daemon.publishing.managed import changes_entry, read_changes
-from moorage.model import Code, Tenant
+from moorage.model import Code, PolicyRef, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.records.json_values import JsonObject, JsonValue
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 
 UNDO: Final = "moorage:undo"
 """The action that no policy sees: it undoes what `management` changed for a tenant."""
+
+
+CHANGES_BYTES_MAX: Final = 256 << 10
+"""Of one version and tenant, packed."""
+_MARK: Final = "managed "
+_read: Final = msgspec.json.Decoder(dict[str, JsonObject]).decode
+_unpack: Final = msgspec.msgpack.Decoder(dict[str, JsonObject]).decode
 
 
 class Management:
@@ -105,3 +114,39 @@ class Management:
         if record is None:
             raise unknown_id_error("policy", uri, self._catalog.memory.policy_uris())
         return record
+
+
+def read_changes(packed: bytes) -> dict[str, JsonObject]:
+    """Return the changes by a policy, from a cell's frame.
+
+    Raises:
+        ServiceError: `policy_bad_output`: it cannot be read.
+    """
+    try:
+        changes = _read(packed)
+    except msgspec.MsgspecError as error:
+        reason = f"what the policy changed cannot be stored: {error}"
+        raise ServiceError(Code.POLICY_BAD_OUTPUT, reason) from error
+    return {name: changes[name] for name in ("settings", "parameters") if changes.get(name)}
+
+
+def changes_entry(ref: PolicyRef, tenant: Tenant, changes: dict[str, JsonObject]) -> ContextEntry:
+    """Return changes as the disk has them; empty bytes where there are none any more.
+
+    Raises:
+        ServiceError: `too_large`.
+    """
+    packed = msgspec.msgpack.encode(changes) if changes else b""
+    if len(packed) > CHANGES_BYTES_MAX:
+        reason = f"the policy's changes have {len(packed)} bytes, packed"
+        raise ServiceError(Code.TOO_LARGE, reason, expected=f"at most {CHANGES_BYTES_MAX} bytes")
+    return (f"{_MARK}{ref.uri} {ref.digest}", tenant), 0, packed
+
+
+def read_changes_entry(entry: ContextEntry) -> tuple[str, str, str, dict[str, JsonObject]] | None:
+    """Return URI, digest, tenant and changes; None for a context."""
+    (version, tenant), _, packed = entry
+    if not version.startswith(_MARK):
+        return None
+    uri, _, digest = version.removeprefix(_MARK).rpartition(" ")
+    return uri, digest, tenant, _unpack(packed)

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from moorage.core.fit.verification import Stale, Unsound, verify
 from moorage.core.state.facts import Refusal
-from moorage.model import Code, PolicyRef, Tenant
-from moorage.policy import Fleet
+from moorage.model import Cluster, Code, PolicyRef, Tenant
+from moorage.policy import Fleet, ProposalError, parse_proposal
 from moorage.records.json_values import JsonValue
 from moorage.sandbox.host import work as outcomes
 from moorage.sandbox.host.cell_sync import World
@@ -30,7 +31,6 @@ from moorage.sandbox.host.contract import (
     WorkerSettings,
 )
 from moorage.sandbox.host.deaths import CellsAndDeaths, Finish
-from moorage.sandbox.host.doubtful import doubtful
 from moorage.sandbox.host.groups import Group, GroupKey
 from moorage.sandbox.host.processes import CellProcess
 from moorage.sandbox.host.spawner import Spawner
@@ -471,3 +471,28 @@ class CellPool(CellsAndDeaths):
             self._mark(group)
         elif not cell.sent and (cell.worker or len(self._group_of) + 1 >= self.limits.cells_max):
             self._wake_starving()
+
+
+def doubtful(work: Work, value: JsonValue, fleet: Fleet) -> bool:
+    """Return whether an answer would be refused in any state of the fleet.
+
+    Then the policy or the worker is at fault; the evaluation is repeated where the daemon is, which
+    shows which of them.
+    """
+    guard = work.code.guard
+    if guard is not None and work.judged and guard.judge(value) is not None:
+        return True
+    ask = work.consult.ask if work.consult is not None else None
+    if ask is None or work.consult is None or (ask.terms is None and ask.demand is None):
+        return False
+    try:
+        shares = parse_proposal(value, ask.demand)
+    except ProposalError:
+        return True
+    if not shares:
+        return False
+    named = {share.cluster_id for share in shares}
+    known = {name: Cluster(name, ()) for name in named if fleet.part(name) is not None}
+    verdict = verify(ask, shares, fleet, known, work.consult.reserved)
+    seen = work.fleet_version == fleet.version  # It was taken already when the policy began.
+    return isinstance(verdict, Unsound) or (isinstance(verdict, Stale) and seen)

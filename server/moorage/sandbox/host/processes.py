@@ -72,7 +72,6 @@ class LocalProcess:
         self._channel: socket.socket | None = channel
 
     async def join(self, cell: asyncio.Protocol) -> None:
-        """As in `CellProcess`."""
         channel, self._channel = self._channel, None
         assert channel is not None  # It is joined once.
         channel.settimeout(0)
@@ -87,16 +86,13 @@ class LocalProcess:
             self._channel.close()
 
     def ask_where(self) -> None:
-        """As in `CellProcess`."""
         with contextlib.suppress(ProcessLookupError):  # It has just died: it has nothing to say.
             signal.pidfd_send_signal(self._pidfd, WHERE_SIGNAL)
 
     def cpu_seconds(self) -> float:
-        """As in `CellProcess`."""
         return cpu_seconds(self.pid)
 
     def demote(self) -> bool:
-        """As in `CellProcess`."""
         return priority.demote(self.pid)
 
     def restore(self, niceness: int) -> bool:
@@ -104,5 +100,4 @@ class LocalProcess:
         return priority.restore(self.pid, niceness)
 
     def step_aside(self) -> None:
-        """As in `CellProcess`."""
         priority.step_aside(self.pid)

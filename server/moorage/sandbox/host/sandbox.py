@@ -11,7 +11,7 @@ about it and before the effects of that step are carried out.
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -23,7 +23,7 @@ from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.model import Code, PolicyRef, RequestId, Tenant
 from moorage.policy import Fleet
 from moorage.protocol.fair_semaphore import FairSemaphore
-from moorage.records.json_values import JsonMapping, JsonValue
+from moorage.records.json_values import JsonMapping, JsonObject, JsonValue
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.contexts import ContextEntry, Key
 from moorage.sandbox.host.contract import (
@@ -45,14 +45,15 @@ from moorage.sandbox.host.contract import (
     SandboxReport,
     WorkerSettings,
 )
-from moorage.sandbox.host.managed import Managed
 from moorage.sandbox.host.pool import CellPool
-from moorage.sandbox.host.samples import check_once
-from moorage.sandbox.host.self_attack import attack_self
-from moorage.sandbox.host.work import Work, overrides
+from moorage.sandbox.host.spawner import attack_self
+from moorage.sandbox.host.work import Work, crash_refusal, overrides, work_of
 from moorage.sandbox.host.zygote import SpawnError
+from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import (
+    FINDINGS_MAX,
     INPUT_BYTES_MAX,
+    MESSAGE_CHARACTERS_MAX,
     OUTPUT_RING_BYTES_MAX,
     OUTPUT_RINGS_MAX,
     Limits,
@@ -91,6 +92,52 @@ _UNSAFE_WARNING: Final = (
     "UNSAFE: policies run without seccomp and Landlock; a user who may register a policy owns this "
     "server. Start it with --sandbox jail."
 )
+
+
+Changes = Mapping[str, JsonMapping]
+"""`settings` and `parameters`, by name; what is missing is unchanged."""
+_NONE: Final[JsonObject] = {}
+
+
+class Managed:
+    """Settings and parameters that `management` of a policy has changed, by version and tenant.
+
+    `Sandbox` puts them between the policy's defaults and those of a request, at every evaluation,
+    so all cells agree. `daemon.publishing.management` stores them.
+    """
+
+    def __init__(self) -> None:
+        self._changes: dict[tuple[str, str, str], Changes] = {}
+
+    def of(self, ref: PolicyRef, tenant: str) -> Changes:
+        """Return the changes of a version for a tenant."""
+        return self._changes.get((ref.uri, ref.digest, tenant), {})
+
+    def put(self, uri: str, digest: str, tenant: str, changes: Changes) -> None:
+        """Put changes in force, in place of earlier ones; {}: none."""
+        self._changes.pop((uri, digest, tenant), None)
+        if changes:
+            self._changes[uri, digest, tenant] = changes
+
+    def merge(
+        self, ref: PolicyRef, tenant: str, settings: JsonMapping, parameters: JsonMapping
+    ) -> tuple[JsonMapping, JsonMapping]:
+        """Return a request's overrides of defaults, on top of the changes."""
+        changes = self._changes.get((ref.uri, ref.digest, tenant)) if self._changes else None
+        if not changes:
+            return settings, parameters
+        return (
+            {**changes.get("settings", _NONE), **settings},
+            {**changes.get("parameters", _NONE), **parameters},
+        )
+
+    def apply(self, consult: Consult, ref: PolicyRef) -> Consult:
+        """Return a consultation whose ask has the changes, too."""
+        if not self._changes:
+            return consult
+        ask = consult.ask
+        settings, parameters = self.merge(ref, ask.tenant, ask.settings, ask.parameters)
+        return replace(consult, ask=replace(ask, settings=settings, parameters=parameters))
 
 
 class Sandbox:
@@ -507,3 +554,69 @@ class Sandbox:
         self._output[key] = text_before[-OUTPUT_RING_BYTES_MAX:]
         if len(self._output) > OUTPUT_RINGS_MAX:
             self._output.popitem(last=False)
+
+
+async def check_once(pool: CellPool, code: PolicyCode, samples: Sequence[Sample]) -> CheckResult:
+    """Check a policy once; see `sandbox.host.sandbox.Sandbox.check`.
+
+    Raises:
+        PolicyFault: No cell could be started, or it was killed from outside (UNAVAILABLE).
+    """
+    try:
+        cell = await pool.spawner.blank()
+    except (SpawnError, JailError) as error:
+        refusal = Refusal(Code.UNAVAILABLE, f"no cell can be started: {error}")
+        raise PolicyFault(refusal) from error
+    future: asyncio.Future[frames.PolicyLoaded] = asyncio.get_running_loop().create_future()
+    try:
+        cell.load(Work("load", code, "", future=future), pool.limits.output_bytes_max, check=True)
+        cell.flush()
+        pool.watch_soon()
+        loaded = await future
+        outcomes = await _try(cell, code, () if loaded.faults else samples, pool.watch_soon)
+    except PolicyFault as fault:
+        if fault.refusal.code in {Code.UNAVAILABLE, Code.SHUTTING_DOWN}:
+            raise
+        return CheckResult((CodeFinding(fault.refusal.reason, code.entry),))
+    finally:
+        pool.spawner.destroy(cell)
+    # The cell obeys these bounds too, but a policy may have spoken in its place.
+    findings = tuple(
+        CodeFinding(
+            fault.message[:MESSAGE_CHARACTERS_MAX],
+            fault.file[:MESSAGE_CHARACTERS_MAX],
+            fault.line,
+            fault.column,
+            fault.text[:MESSAGE_CHARACTERS_MAX],
+        )
+        for fault in loaded.faults[:FINDINGS_MAX]
+    )
+    warnings = tuple(each[:MESSAGE_CHARACTERS_MAX] for each in loaded.warnings[:FINDINGS_MAX])
+    return CheckResult(findings, loaded.management, loaded.output, tuple(outcomes), warnings)
+
+
+async def _try(
+    cell: Cell, code: PolicyCode, samples: Sequence[Sample], watch_soon: Callable[[], None]
+) -> Sequence[SampleOutcome]:
+    """Run samples in a loaded cell, one after the other, until the cell does not outlive one."""
+    outcomes: list[SampleOutcome] = []
+    for sample in samples:
+        if not cell.alive:
+            lost = SampleOutcome(refusal=crash_refusal("it ended once it was loaded", code.ref))
+            outcomes.append(outcomes[-1] if outcomes else lost)
+            continue
+        work = work_of(sample, code)
+        work.future = asyncio.get_running_loop().create_future()
+        refusal = cell.put(work)
+        if refusal is None:
+            cell.flush()
+            watch_soon()
+            try:
+                outcomes.append(SampleOutcome(await work.future))
+                continue
+            except PolicyFault as fault:
+                refusal = fault.refusal
+                if refusal.code is Code.UNAVAILABLE:
+                    raise
+        outcomes.append(SampleOutcome(refusal=refusal))
+    return outcomes

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Final, Protocol
 
+from moorage.sandbox.cell import self_test
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.contract import JailError, Mode
 from moorage.sandbox.host.processes import CellProcess
@@ -364,3 +365,32 @@ class Spawner:
             tell, timer = end_report
             timer.cancel()
             tell(death)
+
+
+async def attack_self(spawner: Spawner) -> dict[str, str]:
+    """Let fresh cells attack their wall; return how each attack was stopped.
+
+    Raises:
+        JailError: One got through, or the kernel does not know of a filter.
+    """
+    probes: dict[str, str] = {}
+    if not await spawner.filter_from_outside():
+        raise JailError(
+            "seccomp",
+            "the kernel does not confirm a filter on a cell (/proc/PID/status); nothing is "
+            "served. Run `moored doctor`, or accept the risk with --sandbox unsafe",
+        )
+    names = (*self_test.REFUSED, *self_test.DEADLY)
+    for name in names:
+        outcome = await spawner.attack(name)
+        expected = "refused" if name in self_test.REFUSED else "killed"
+        # A kernel without the call at all refuses it with ENOSYS, which is as good.
+        if not outcome.startswith((expected, "refused")) or outcome.startswith("BREACH"):
+            raise JailError(
+                name,
+                f"the self-test attack was not stopped ({outcome}). Nothing is served: run "
+                "`moored doctor`, use a kernel with seccomp filters, or accept the risk with "
+                "--sandbox unsafe",
+            )
+        probes[name] = outcome
+    return probes

@@ -56,11 +56,9 @@ class RemoteProcess:
 
     @property
     def in_touch(self) -> bool:
-        """As in `CellProcess`."""
         return self._worker.last_pong >= self._pinged
 
     async def join(self, cell: asyncio.Protocol) -> None:
-        """As in `CellProcess`."""
         self.cell = cell
         cell.connection_made(self._transport)
         early, self._early = self._early, []
@@ -78,12 +76,10 @@ class RemoteProcess:
             self.cell.data_received(message.data)
 
     def kill(self) -> None:
-        """As in `CellProcess`."""
         self._worker.forget(self.pid)
         self._worker.send(relay.Kill(self.pid))
 
     def ask_where(self) -> None:
-        """As in `CellProcess`."""
         self._worker.send(relay.AskWhere(self.pid))
         self._pinged = self._worker.ping()
 
@@ -92,11 +88,9 @@ class RemoteProcess:
         return 0.0
 
     def demote(self) -> bool:
-        """As in `CellProcess`; see `cpu_seconds`."""
         return True
 
     def restore(self, niceness: int) -> bool:
-        """As in `CellProcess`."""
         del niceness
         return True
 

@@ -172,7 +172,6 @@ class _RunningAgent:
                 say(relay.Carry(self.name, bodies))
 
     def drop(self, reason: str) -> None:
-        """End it."""
         if not self._dropped.done():
             self._dropped.set_result(reason)
 

@@ -58,7 +58,6 @@ class _Warm:
         return [ref for refs in nested for ref in refs] if self._flatten else nested
 
     def run(self, call: SliceCall) -> list[RayValue]:
-        """Run a call, and return the results."""
         job = self._open()
         return job.collect(job.start(call), flatten=self._flatten)
 
@@ -90,7 +89,6 @@ class _WarmFunction:
         return self._warm.start(self._call(args, kwargs))
 
     def close(self) -> None:
-        """Give the slices back."""
         self._warm.close()
 
     def _call(self, args: tuple[RayValue, ...], kwargs: dict[str, RayValue]) -> SliceCall:
@@ -124,5 +122,4 @@ class _WarmObject:
         return _WarmFunction(self._warm, method, *self._made)
 
     def close(self) -> None:
-        """Give the slices back."""
         self._warm.close()

@@ -20,14 +20,12 @@ class PostgresAudit(SharedTable):
     def append(
         self, now: float, make: Callable[[AuditEnd], tuple[Sequence[bytes], AuditEnd]]
     ) -> None:
-        """See `AuditRows.append`."""
         with self.connection() as connection, connection.transaction():
             before = _end(connection, "lock_end")
             lines, after = make(before)
             insert_lines(connection, before.number, now, lines, after)
 
     def lines(self, after: int) -> Iterator[tuple[int, bytes]]:
-        """See `AuditRows.lines`."""
         while True:
             with self.connection() as connection:
                 page = page_of(connection, after)
@@ -37,12 +35,10 @@ class PostgresAudit(SharedTable):
             after = page[-1][0]
 
     def end(self) -> AuditEnd:
-        """See `AuditRows.end`."""
         with self.connection() as connection:
             return _end(connection, "end")
 
     def prune(self, before: float, bytes_max: int) -> None:
-        """See `AuditRows.prune`."""
         with self.connection() as connection:
             for statement, bound in (("prune_old", before), ("prune_more", bytes_max)):
                 while connection.execute(SQL[statement], (bound,)).rowcount > 0:

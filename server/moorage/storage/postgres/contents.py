@@ -10,15 +10,13 @@ from typing import Final
 import msgspec
 
 from moorage.storage.base import AuditEnd, Contents, TokenRow
-from moorage.storage.postgres.agents import SQL as AGENTS
 from moorage.storage.postgres.audit import insert_lines, page_of
 from moorage.storage.postgres.connection import Connection, translate_errors
 from moorage.storage.postgres.facts import SQL as FACTS
 from moorage.storage.postgres.facts import PostgresFactTables, insert_facts
 from moorage.storage.postgres.leadership import SQL, Leadership
 from moorage.storage.postgres.records import PostgresRecordTable
-from moorage.storage.postgres.shared_table import COUNT_CHANGE
-from moorage.storage.postgres.tokens import SQL as TOKENS
+from moorage.storage.postgres.shared_table import AGENTS_SQL, COUNT_CHANGE, TOKENS_SQL
 
 _UNHURRIED: Final = "SET LOCAL idle_in_transaction_session_timeout = 0"
 """The other side may take its time."""
@@ -91,8 +89,8 @@ def _contents(connection: Connection, place: str) -> Contents:
         place,
         PostgresFactTables(connection),
         PostgresRecordTable(connection),
-        [TokenRow(*row) for row in connection.execute(TOKENS["rows"])],
-        {key: bytes(document) for key, document in connection.execute(AGENTS["rows"])},
+        [TokenRow(*row) for row in connection.execute(TOKENS_SQL["rows"])],
+        {key: bytes(document) for key, document in connection.execute(AGENTS_SQL["rows"])},
         b"" if secret is None else bytes(secret[0]),
         int(fencing[0]),
         partial(_audit, connection),
@@ -138,8 +136,8 @@ def _write(connection: Connection, leadership: Leadership, source: Contents, fen
     for kind, row in source.records_by_age():
         records.put(kind, row)
     with connection.cursor() as cursor:
-        cursor.executemany(TOKENS["insert"], source.tokens)
-        cursor.executemany(AGENTS["put"], list(source.agents.items()))
+        cursor.executemany(TOKENS_SQL["insert"], source.tokens)
+        cursor.executemany(AGENTS_SQL["put"], list(source.agents.items()))
     for counter, is_used in (("tokens", source.tokens), ("agents", source.agents)):
         if is_used:
             connection.execute(COUNT_CHANGE, (counter,))

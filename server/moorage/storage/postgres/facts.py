@@ -40,19 +40,15 @@ class PostgresFactTables:
         self._connection = connection
 
     def last_seq(self) -> int:
-        """See `Facts.last_seq`."""
         return int(self._value("last"))
 
     def pruned_seq(self) -> int:
-        """See `Facts.pruned_seq`."""
         return int(self._value("pruned"))
 
     def oldest_at(self) -> float:
-        """See `Facts.oldest_at`."""
         return float(self._value("oldest_at"))
 
     def chain_of(self, seq: int) -> int | None:
-        """See `Facts.chain_of`."""
         if seq == 0:
             return 0
         row = self._run("chain", seq).fetchone()
@@ -65,7 +61,6 @@ class PostgresFactTables:
     def page(
         self, after: int, limit: int, bytes_max: int, subject: str | None = None
     ) -> list[FactRow]:
-        """See `Facts.page`."""
         rows = (
             self._run("after", after, limit, bytes_max)
             if subject is None
@@ -77,7 +72,6 @@ class PostgresFactTables:
         ]
 
     def prune(self, limit: int, before: float, bytes_max: int) -> bool:
-        """See `Facts.prune`."""
         oldest = self._run("oldest", limit, PRUNED_PER_STEP).fetchall()
         if int(self._value("used_bytes")) <= bytes_max:
             oldest = list(takewhile(lambda row: row[1] < before, oldest))
@@ -89,11 +83,9 @@ class PostgresFactTables:
         return len(oldest) == PRUNED_PER_STEP
 
     def checkpoints(self) -> list[Checkpoint]:
-        """See `Facts.checkpoints`."""
         return [Checkpoint(*row) for row in self._run("checkpoints")]
 
     def checkpoint_parts(self, finished: Checkpoint) -> list[bytes] | None:
-        """See `Facts.checkpoint_parts`."""
         parts = [bytes(body) for (body,) in self._run("parts", finished.number)]
         checksum = 0
         for part in parts:
@@ -102,24 +94,19 @@ class PostgresFactTables:
         return parts if Checkpoint.of_parts(number, seq, len(parts), checksum) == finished else None
 
     def last_checkpoint_number(self) -> int:
-        """See `Facts.last_checkpoint_number`."""
         return int(self._value("last_checkpoint_number") or 0)
 
     def insert_part(self, checkpoint: int, number: int, body: bytes) -> None:
-        """See `Facts.insert_part`."""
         self._run("insert_part", checkpoint, number, body)
 
     def finish_checkpoint(self, finished: Checkpoint, keep: int) -> None:
-        """See `Facts.finish_checkpoint`."""
         self._run("insert_checkpoint", *finished)
         self._run("delete_old_checkpoints", keep)
 
     def drop_checkpoint(self, finished: Checkpoint) -> None:
-        """See `Facts.drop_checkpoint`."""
         self._run("delete_checkpoint", finished.number)
 
     def sweep(self) -> bool:
-        """See `Facts.sweep`."""
         return bool(self._run("sweep", PARTS_PER_SWEEP).rowcount > 0)
 
     def _run(self, name: str, *values: object) -> "psycopg.Cursor[SqlRow]":
@@ -142,7 +129,6 @@ class PostgresFacts:
 
     @property
     def place(self) -> str:
-        """See `FactStore.place`."""
         return self._leadership.place
 
     @property
@@ -151,7 +137,6 @@ class PostgresFacts:
         return False
 
     def open(self) -> OpenedFacts:
-        """See `FactStore.open`."""
         self._leadership.take()
         try:
             with translate_errors(self.place):
@@ -168,7 +153,6 @@ class PostgresFacts:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Facts]:
-        """See `FactStore.reading`."""
         with self._reading, translate_errors(self.place):
             if self._reader is None:
                 raise StorageError(f"{self.place} is not open.")
@@ -181,7 +165,6 @@ class PostgresFacts:
     def commit(
         self, rows: Sequence[FactRow], fencing: int, works: Sequence[Callable[[Facts], object]]
     ) -> list[object]:
-        """See `FactStore.commit`."""
         self._leadership.check_failure()
         assert self._writer is not None
         try:
@@ -225,12 +208,10 @@ class PostgresFacts:
             raise self._leadership.deposition()
 
     def upkeep(self) -> float | None:
-        """See `FactStore.upkeep`."""
         self._leadership.look()
         return LOOK_SECONDS
 
     def end_writing(self, *, clean: bool) -> None:
-        """See `FactStore.end_writing`."""
         if clean and self._writer is not None and self._used_fencing < self._fencing:
             with contextlib.suppress(psycopg.Error):  # Numbers then stay reserved, and unused.
                 values = (self._leadership.epoch, self._used_fencing)
@@ -243,7 +224,6 @@ class PostgresFacts:
             self._writer = None
 
     def close(self) -> None:
-        """See `FactStore.close`."""
         with self._reading:
             if self._reader is not None:
                 self._reader.close()

@@ -54,7 +54,7 @@ _TRIES_MAX: Final = 20
 
 
 class Leadership:
-    """The right to write one database, of all parts of one server.
+    """The right to write one database, of all parts of one server; a `storage.base.Election`.
 
     Attributes:
         place: What the database is called in messages.
@@ -133,7 +133,6 @@ class Leadership:
             self._users += 1
 
     def stand(self, seat: Seat) -> bool:
-        """See `Election.stand`."""
         with self._guard:
             try:
                 with translate_errors(self.place):
@@ -183,7 +182,6 @@ class Leadership:
         self.leader, self._noted_at = None, 0.0
 
     def beat(self) -> bool:
-        """See `Election.beat`."""
         with self._guard:
             if self._connection is None:
                 raise Deposed(f"{self.place} is led by another server: this one has resigned.")
@@ -198,13 +196,11 @@ class Leadership:
         return bool(row[0])
 
     def announce(self) -> None:
-        """See `Election.announce`."""
         with self._guard, contextlib.suppress(psycopg.Error):  # Then they see it a little later.
             if self._connection is not None:
                 self._connection.execute(SQL["announce"], (str(self.epoch),))
 
     def resign(self) -> None:
-        """See `Election.resign`."""
         with self._guard:
             if self._connection is not None:
                 with contextlib.suppress(psycopg.Error):  # Then its lock is lost already.

@@ -24,60 +24,46 @@ class PostgresRecordTable:
         self._connection = connection
 
     def get(self, kind: str, record_id: str) -> RecordRow | None:
-        """See `RecordTable.get`."""
         row = self._run("get", kind, record_id.encode()).fetchone()
         return None if row is None else _row(*row)
 
     def has(self, kind: str, record_id: str) -> bool:
-        """See `RecordTable.has`."""
         return self._run("has", kind, record_id.encode()).fetchone() is not None
 
     def ids(self, kind: str) -> list[str]:
-        """See `RecordTable.ids`."""
         return [each.decode() for (each,) in self._run("ids", kind)]
 
     def rows(self, kind: str) -> list[tuple[int, RecordRow]]:
-        """See `RecordTable.rows`."""
         return [(number, _row(*values)) for number, *values in self._run("rows", kind)]
 
     def put(self, kind: str, row: RecordRow) -> None:
-        """See `RecordTable.put`."""
         self._run("put", kind, row.id.encode(), *row[1:])
 
     def remove(self, kind: str, record_id: str) -> bool:
-        """See `RecordTable.remove`."""
         return bool(self._run("remove", kind, record_id.encode()).rowcount > 0)
 
     def number_of(self, kind: str, record_id: str) -> int:
-        """See `RecordTable.number_of`."""
         return self._number("number", kind, record_id.encode())
 
     def set_aside(self, number: int, why: str) -> None:
-        """See `RecordTable.set_aside`."""
         self._run("set_aside", number, why.replace("\0", " "))
 
     def count(self, kind: str) -> int:
-        """See `RecordTable.count`."""
         return self._number("count", kind)
 
     def usage(self) -> dict[str, tuple[int, int]]:
-        """See `RecordTable.usage`."""
         return {kind: (records, size) for kind, records, size in self._run("usage")}
 
     def marks(self) -> dict[str, object]:
-        """See `RecordTable.marks`."""
         return {kind: tuple(mark) for kind, *mark in self._run("marks")}
 
     def checksums(self, kind: str) -> dict[str, int]:
-        """See `RecordTable.checksums`."""
         return {each.decode(): checksum for each, checksum in self._run("checksums", kind)}
 
     def tallies(self) -> dict[str, RecordTally]:
-        """See `RecordTable.tallies`."""
         return {kind: RecordTally(*numbers) for kind, *numbers in self._run("tallies")}
 
     def take_tally(self, kind: str) -> None:
-        """See `RecordTable.take_tally`."""
         self._run("take_tally", kind)
 
     def _run(self, name: str, *values: object) -> "psycopg.Cursor[SqlRow]":
@@ -102,11 +88,9 @@ class PostgresRecords:
 
     @property
     def place(self) -> str:
-        """See `RecordStore.place`."""
         return self._leadership.place
 
     def open(self) -> list[str]:
-        """See `RecordStore.open`."""
         self._leadership.take()
         try:
             self._connection = self._leadership.open_writer("catalog")
@@ -116,7 +100,6 @@ class PostgresRecords:
         return []
 
     def transact(self, work: Callable[[RecordTable], T], *, durable: bool) -> T:
-        """See `RecordStore.transact`."""
         connection = self._connection
         assert connection is not None
         self._leadership.check_failure()
@@ -139,7 +122,6 @@ class PostgresRecords:
         return None
 
     def close(self) -> None:
-        """See `RecordStore.close`."""
         if self._connection is not None:
             with contextlib.suppress(psycopg.Error):
                 self._connection.close()

@@ -6,22 +6,28 @@ They need no leadership. A counter in `meta` changes with each change.
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import ClassVar, Final
 
 import psycopg
 
+from moorage.storage.base import TokenRow, diff_rows
 from moorage.storage.postgres.connection import Connection, connect, place_of, translate_errors
 from moorage.storage.postgres.leadership import check_server, make_tables
+from moorage.storage.statements import read_statements
 
 _VERSION: Final = "SELECT value FROM meta WHERE name = %s"
 COUNT_CHANGE: Final = "UPDATE meta SET value = value + 1 WHERE name = %s"
 FRESH_SECONDS: Final = 0.25
 """How old the version may be: a server looks at it for each token that a client shows."""
+TOKENS_SQL: Final = read_statements(Path(__file__).with_name("tokens.sql"))
+LOGINS_SQL: Final = read_statements(Path(__file__).with_name("logins.sql"))
+AGENTS_SQL: Final = read_statements(Path(__file__).with_name("agents.sql"))
 
 
 class SharedTable:
-    """The table.
+    """The common part of `storage.base.TokenRows` and others: one table and its counter of changes.
 
     Args:
         address: Of the database, as libpq takes it.
@@ -38,11 +44,9 @@ class SharedTable:
 
     @property
     def place(self) -> str:
-        """See `TokenRows.place`."""
         return place_of(self._address)
 
     def version(self) -> object:
-        """See `TokenRows.version`."""
         looked_at, version = self._version
         if not looked_at or time.monotonic() - looked_at > FRESH_SECONDS:
             with self.connection() as connection:
@@ -57,7 +61,6 @@ class SharedTable:
         return int(row[0])
 
     def close(self) -> None:
-        """See `TokenRows.close`."""
         with self._guard:
             if self._connection is not None:
                 self._connection.close()
@@ -100,3 +103,81 @@ class SharedTable:
                 raise
             self._connection = connection
         return self._connection
+
+
+class PostgresTokens(SharedTable):
+    """`storage.base.TokenRows` in PostgreSQL. Read the contract there."""
+
+    counter = "tokens"
+
+    def rows(self) -> list[TokenRow]:
+        with self.connection() as connection:
+            return [TokenRow(*row) for row in connection.execute(TOKENS_SQL["rows"])]
+
+    def insert(self, row: TokenRow) -> bool:
+        with self.transaction() as connection:
+            return bool(connection.execute(TOKENS_SQL["insert"], row).rowcount > 0)
+
+    def revoke(self, name: str, at: float) -> bool | None:
+        with self.transaction() as connection:
+            if connection.execute(TOKENS_SQL["revoke"], (at, name)).rowcount > 0:
+                return True
+            known = connection.execute(TOKENS_SQL["has"], (name,)).fetchone() is not None
+            return False if known else None
+
+
+class PostgresLogins(SharedTable):
+    """`storage.base.LoginRows` in PostgreSQL. Read the contract there."""
+
+    counter = "logins"
+
+    def rows(self) -> dict[str, bytes]:
+        with self.connection() as connection:
+            rows = connection.execute(LOGINS_SQL["rows"])
+            return {digest: bytes(document) for digest, document in rows}
+
+    def insert(self, digest: str, document: bytes, gone: Collection[str] = ()) -> None:
+        with self.transaction() as connection:
+            connection.execute(LOGINS_SQL["insert"], (digest, document))
+            connection.execute(LOGINS_SQL["delete"], (list(gone),))
+
+    def delete(self, digests: Collection[str]) -> None:
+        with self.transaction() as connection:
+            connection.execute(LOGINS_SQL["delete"], (list(digests),))
+
+
+class PostgresAgents(SharedTable):
+    """`storage.base.AgentRows` in PostgreSQL. Read the contract there."""
+
+    counter = "agents"
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self._rows: dict[str, bytes] = {}
+        self._rows_of = -1
+
+    def rows(self) -> dict[str, bytes]:
+        with self.connection() as connection:
+            return self._at(self.count(connection), connection)
+
+    def _at(self, count: int, connection: Connection) -> dict[str, bytes]:
+        """Return all documents; read them only where others have written since."""
+        if count != self._rows_of:
+            rows = connection.execute(AGENTS_SQL["rows"])
+            self._rows = {key: bytes(document) for key, document in rows}
+            self._rows_of = count
+        return self._rows
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[dict[str, bytes]]:
+        with self.connection():  # No other thread changes the remembered rows meanwhile.
+            with self.transaction() as connection:
+                count = self.count(connection)
+                before = self._at(count - 1, connection)
+                after = dict(before)
+                yield after
+                put, gone = diff_rows(before, after)
+                with connection.cursor() as cursor:
+                    cursor.executemany(AGENTS_SQL["put"], put)
+                    cursor.executemany(AGENTS_SQL["delete"], gone)
+            self._rows, self._rows_of = after, count

@@ -1,27 +1,123 @@
 """A PostgreSQL database with everything that a server must not lose."""
 
+import contextlib
 import secrets
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Final, LiteralString
+from typing import Final, LiteralString, TypeVar
 
 import psycopg
 from psycopg import sql
 
-from moorage.storage.base import SECRET_BYTES, Followed, StorageError
-from moorage.storage.postgres.agents import PostgresAgents
+from moorage.storage.base import SECRET_BYTES, Facts, Followed, RecordTable, StorageError
 from moorage.storage.postgres.audit import PostgresAudit
-from moorage.storage.postgres.connection import connect, place_of, translate_errors
-from moorage.storage.postgres.facts import PostgresFacts
-from moorage.storage.postgres.followed import PostgresFollowedFacts, PostgresFollowedRecords
-from moorage.storage.postgres.leadership import SQL, Leadership, make_tables
-from moorage.storage.postgres.logins import PostgresLogins
-from moorage.storage.postgres.records import PostgresRecords
-from moorage.storage.postgres.tokens import PostgresTokens
+from moorage.storage.postgres.connection import Connection, connect, place_of, translate_errors
+from moorage.storage.postgres.facts import SQL, PostgresFacts, PostgresFactTables
+from moorage.storage.postgres.leadership import FORMAT, Leadership, check_server, make_tables
+from moorage.storage.postgres.leadership import SQL as SCHEMA
+from moorage.storage.postgres.records import PostgresRecords, PostgresRecordTable
+from moorage.storage.postgres.shared_table import PostgresAgents, PostgresLogins, PostgresTokens
 
 _GRANTS: Final[tuple[LiteralString, ...]] = (
     "GRANT USAGE ON SCHEMA moorage TO {}",
     "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA moorage TO {}",
 )
+
+
+T = TypeVar("T")
+
+
+class _Reader:
+    """One connection that reads, opened again where it broke."""
+
+    def __init__(self, address: str, purpose: str) -> None:
+        self.place = place_of(address)
+        self._address = address
+        self._purpose = purpose
+        self._guard = threading.Lock()
+        self._connection: Connection | None = None
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """Give the connection, alone.
+
+        Raises:
+            StorageError: The database cannot be read, or a newer release made its tables.
+        """
+        with self._guard, translate_errors(self.place):
+            if self._connection is None or self._connection.closed:
+                self._connection = self._open()
+            yield self._connection
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """Give the connection in a transaction that sees one moment."""
+        with self.connection() as connection, connection.transaction():
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            yield connection
+
+    def _open(self) -> Connection:
+        connection = connect(self._address, self._purpose)
+        try:
+            connection.execute("SET statement_timeout = '30s'")
+            check_server(connection, self.place)
+            found, writer = (
+                connection.execute(SCHEMA[name]).fetchone() for name in ("format", "writer")
+            )
+        except BaseException:
+            connection.close()
+            raise
+        assert found is not None
+        assert writer is not None
+        if refusal := FORMAT.refusal(int(found[0]), str(writer[0])):
+            connection.close()
+            raise StorageError(f"{self.place} {refusal}.")
+        return connection
+
+    def close(self) -> None:
+        with self._guard, contextlib.suppress(psycopg.Error):
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+
+class PostgresFollowedFacts(_Reader):
+    """`storage.base.FollowedFacts` in PostgreSQL. Read the contract there."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, "follower")
+
+    def last_seq(self) -> int:
+        with self.connection() as connection:
+            row = connection.execute(SQL["last"]).fetchone()
+            assert row is not None
+            return int(row[0])
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Facts]:
+        with self.snapshot() as connection:
+            yield PostgresFactTables(connection)
+
+
+class PostgresFollowedRecords(_Reader):
+    """`storage.base.RecordStore` that another server writes. Read the contract there."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, "catalog follower")
+
+    def open(self) -> list[str]:
+        with self.connection():
+            return []
+
+    def transact(self, work: Callable[[RecordTable], T], *, durable: bool) -> T:
+        """See `RecordStore.transact`. What writes is refused by the database."""
+        del durable
+        with self.snapshot() as connection:
+            return work(PostgresRecordTable(connection))
+
+    def upkeep(self) -> float | None:
+        return None
 
 
 class PostgresStorage:
@@ -37,35 +133,27 @@ class PostgresStorage:
         return self._leadership.place
 
     def facts(self) -> PostgresFacts:
-        """See `Storage.facts`."""
         return PostgresFacts(self._leadership)
 
     def records(self) -> PostgresRecords:
-        """See `Storage.records`."""
         return PostgresRecords(self._leadership)
 
     def tokens(self) -> PostgresTokens:
-        """See `Storage.tokens`."""
         return PostgresTokens(self._address)
 
     def agents(self) -> PostgresAgents:
-        """See `Storage.agents`."""
         return PostgresAgents(self._address)
 
     def logins(self) -> PostgresLogins:
-        """See `Storage.logins`."""
         return PostgresLogins(self._address)
 
     def audit(self) -> PostgresAudit:
-        """See `Storage.audit`."""
         return PostgresAudit(self._address)
 
     def election(self) -> Leadership:
-        """See `Storage.election`."""
         return self._leadership
 
     def followed(self) -> Followed:
-        """See `Storage.followed`."""
         return Followed(
             PostgresFollowedFacts(self._address), PostgresFollowedRecords(self._address)
         )
@@ -75,10 +163,9 @@ class PostgresStorage:
         return True
 
     def secret(self) -> bytes:
-        """See `Storage.secret`."""
         with closing(self._leadership.open("secret")) as connection, translate_errors(self.place):
-            connection.execute(SQL["insert_secret"], (secrets.token_bytes(SECRET_BYTES),))
-            row = connection.execute(SQL["secret"]).fetchone()
+            connection.execute(SCHEMA["insert_secret"], (secrets.token_bytes(SECRET_BYTES),))
+            row = connection.execute(SCHEMA["secret"]).fetchone()
             assert row is not None
             return bytes(row[0])
 

@@ -18,15 +18,14 @@ from moorage.storage.sqlite import (
     facts,
     records,
 )
-from moorage.storage.sqlite.agents import SqliteAgents
 from moorage.storage.sqlite.fact_tables import FactTables
 from moorage.storage.sqlite.fencing import LABEL as FENCING
 from moorage.storage.sqlite.fencing import fencing_path
 from moorage.storage.sqlite.files import OWNER_ONLY, translate_errors
 from moorage.storage.sqlite.lock import WriterLock
 from moorage.storage.sqlite.marks import Found, read_mark
+from moorage.storage.sqlite.shared_file import SqliteAgents, SqliteTokens
 from moorage.storage.sqlite.storage import read_secret, write_secret
-from moorage.storage.sqlite.tokens import SqliteTokens
 
 
 @contextlib.contextmanager

@@ -65,7 +65,6 @@ class FactTables:
         return check_pages(self._connection, findings_max)
 
     def last_seq(self) -> int:
-        """See `Facts.last_seq`."""
         return int(self._execute(SQL["last"]).fetchone()[0])
 
     def first_seq(self) -> int:
@@ -73,7 +72,6 @@ class FactTables:
         return int(self._execute(SQL["first"]).fetchone()[0])
 
     def pruned_seq(self) -> int:
-        """See `Facts.pruned_seq`."""
         return int(self._execute(SQL["pruned"]).fetchone()[0])
 
     def write_pruned_seq(self, seq: int) -> None:
@@ -81,18 +79,15 @@ class FactTables:
         self._execute(SQL["set_pruned"], (seq,))
 
     def oldest_at(self) -> float:
-        """See `Facts.oldest_at`."""
         return float(self._execute(SQL["oldest_at"]).fetchone()[0])
 
     def chain_of(self, seq: int) -> int | None:
-        """See `Facts.chain_of`."""
         if seq == 0:
             return 0
         row = self._execute(SQL["chain"], (seq,)).fetchone()
         return None if row is None else row[0]
 
     def lost_ranges(self) -> list[tuple[int, int]]:
-        """See `Facts.lost_ranges`."""
         return list(self._execute(SQL["lost"]))
 
     def write_lost(self, runs: Iterable[tuple[int, int]], at: float) -> None:
@@ -114,7 +109,6 @@ class FactTables:
     def page(
         self, after: int, limit: int, bytes_max: int, subject: str | None = None
     ) -> list[FactRow]:
-        """See `Facts.page`."""
         cursor = (
             self._execute(SQL["after"], (after, limit))
             if subject is None
@@ -138,7 +132,6 @@ class FactTables:
         return [FactRow._make(row) for row in self._execute(SQL["between"], (after, last))]
 
     def prune(self, limit: int, before: float, bytes_max: int) -> bool:
-        """See `Facts.prune`."""
         oldest = self._execute(SQL["oldest"], (limit, PRUNED_PER_STEP)).fetchall()
         if self._used_bytes() <= bytes_max:
             oldest = list(takewhile(lambda row: row[1] < before, oldest))
@@ -158,11 +151,9 @@ class FactTables:
         return int((pages - free) * size)
 
     def checkpoints(self) -> list[Checkpoint]:
-        """See `Facts.checkpoints`."""
         return [Checkpoint._make(row) for row in self._execute(SQL["checkpoints"])]
 
     def checkpoint_parts(self, finished: Checkpoint) -> list[bytes] | None:
-        """See `Facts.checkpoint_parts`."""
         parts = [body for (body,) in self._execute(SQL["parts"], (finished.number,))]
         checksum = 0
         for part in parts:
@@ -173,24 +164,19 @@ class FactTables:
         return parts if Checkpoint.of_parts(number, seq, len(parts), checksum) == finished else None
 
     def last_checkpoint_number(self) -> int:
-        """See `Facts.last_checkpoint_number`."""
         return max(number or 0 for (number,) in self._execute(SQL["checkpoint_numbers"]))
 
     def insert_part(self, checkpoint: int, number: int, body: bytes) -> None:
-        """See `Facts.insert_part`."""
         self._execute(SQL["insert_part"], (checkpoint, number, body))
 
     def finish_checkpoint(self, finished: Checkpoint, keep: int) -> None:
-        """See `Facts.finish_checkpoint`."""
         self._execute(SQL["insert_checkpoint"], finished)
         self._execute(SQL["delete_old_checkpoints"], (keep,))
 
     def drop_checkpoint(self, finished: Checkpoint) -> None:
-        """See `Facts.drop_checkpoint`."""
         self._execute(SQL["delete_checkpoint"], (finished.number,))
 
     def sweep(self) -> bool:
-        """See `Facts.sweep`."""
         return self._execute(SQL["sweep"], (PARTS_PER_SWEEP,)).rowcount > 0
 
 

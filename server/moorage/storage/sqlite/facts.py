@@ -75,16 +75,13 @@ class SqliteFacts:
 
     @property
     def place(self) -> str:
-        """See `FactStore.place`."""
         return place_of(self._path)
 
     @property
     def is_full(self) -> bool:
-        """See `FactStore.is_full`."""
         return self._writing is not None and self._writing.reserve.is_full
 
     def open(self) -> OpenedFacts:
-        """See `FactStore.open`."""
         with ExitStack() as opened:
             self._make_file(opened)
             with translate_errors(self.place):
@@ -136,7 +133,6 @@ class SqliteFacts:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Facts]:
-        """See `FactStore.reading`."""
         with self._reading:
             if self._reader is None:
                 raise StorageError(f"{self.place} is not open.")
@@ -150,7 +146,6 @@ class SqliteFacts:
     def commit(
         self, rows: Sequence[FactRow], fencing: int, works: Sequence[Callable[[Facts], object]]
     ) -> list[object]:
-        """See `FactStore.commit`."""
         assert self._writing
         connection, mark, numbers, reserve = self._writing
         with translate_errors(self.place):
@@ -168,7 +163,6 @@ class SqliteFacts:
         return results
 
     def upkeep(self) -> float | None:
-        """See `FactStore.upkeep`."""
         assert self._writing
         with translate_errors(self.place):
             sync_seconds = self._writing.mark.sync_in_time()
@@ -176,7 +170,6 @@ class SqliteFacts:
         return look_seconds if sync_seconds is None else min(sync_seconds, look_seconds)
 
     def end_writing(self, *, clean: bool) -> None:
-        """See `FactStore.end_writing`."""
         assert self._writing
         connection, mark, fencing, reserve = self._writing
         connection.close()
@@ -186,7 +179,6 @@ class SqliteFacts:
             reserve.close()
 
     def close(self) -> None:
-        """See `FactStore.close`."""
         with self._reading:
             if self._reader is not None:
                 self._reader.close()

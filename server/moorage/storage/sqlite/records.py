@@ -61,25 +61,20 @@ class RecordTables:
         self._execute = connection.execute
 
     def get(self, kind: str, record_id: str) -> RecordRow | None:
-        """See `RecordTable.get`."""
         found = self._execute(SQL["get"], (kind, record_id)).fetchone()
         return None if found is None else RecordRow(*found)
 
     def has(self, kind: str, record_id: str) -> bool:
-        """See `RecordTable.has`."""
         return self._execute(SQL["has"], (kind, record_id)).fetchone() is not None
 
     def ids(self, kind: str) -> list[str]:
-        """See `RecordTable.ids`."""
         return [each for (each,) in self._execute(SQL["ids"], (kind,))]
 
     def rows(self, kind: str) -> list[tuple[int, RecordRow]]:
-        """See `RecordTable.rows`."""
         found = self._execute(SQL["rows"], (kind,))
         return [(number, RecordRow(*values)) for number, *values in found]
 
     def put(self, kind: str, row: RecordRow) -> None:
-        """See `RecordTable.put`."""
         self._execute(SQL["put"], (kind, *row))
 
     def insert(self, rows: Iterable[SqlRow]) -> None:
@@ -87,40 +82,31 @@ class RecordTables:
         self._connection.executemany(SQL["insert"], rows)
 
     def remove(self, kind: str, record_id: str) -> bool:
-        """See `RecordTable.remove`."""
         return self._execute(SQL["remove"], (kind, record_id)).rowcount > 0
 
     def number_of(self, kind: str, record_id: str) -> int:
-        """See `RecordTable.number_of`."""
         return int(self._execute(SQL["number"], (kind, record_id)).fetchone()[0])
 
     def set_aside(self, number: int, why: str) -> None:
-        """See `RecordTable.set_aside`."""
         self._execute(SQL["copy_damaged"], (why, number))
         self._execute(SQL["remove_number"], (number,))
 
     def count(self, kind: str) -> int:
-        """See `RecordTable.count`."""
         return int(self._execute(SQL["count"], (kind,)).fetchone()[0])
 
     def usage(self) -> dict[str, tuple[int, int]]:
-        """See `RecordTable.usage`."""
         return {kind: (records, size) for kind, records, size in self._execute(SQL["usage"])}
 
     def marks(self) -> dict[str, object]:
-        """See `RecordTable.marks`."""
         return {kind: tuple(mark) for kind, *mark in self._execute(SQL["marks"])}
 
     def checksums(self, kind: str) -> dict[str, int]:
-        """See `RecordTable.checksums`."""
         return dict(self._execute(SQL["checksums"], (kind,)))
 
     def tallies(self) -> dict[str, RecordTally]:
-        """See `RecordTable.tallies`."""
         return {kind: RecordTally(*numbers) for kind, *numbers in self._execute(SQL["tallies"])}
 
     def take_tally(self, kind: str) -> None:
-        """See `RecordTable.take_tally`."""
         self._execute(SQL["take_tally"], (kind,))
 
     def format(self) -> int:
@@ -169,11 +155,9 @@ class SqliteRecords:
 
     @property
     def place(self) -> str:
-        """See `RecordStore.place`."""
         return place_of(self._path)
 
     def open(self) -> list[str]:
-        """See `RecordStore.open`."""
         try:
             owner_only(self._path)
             with translate_errors(self.place):
@@ -212,7 +196,6 @@ class SqliteRecords:
         return []
 
     def transact(self, work: Callable[[RecordTable], T], *, durable: bool) -> T:
-        """See `RecordStore.transact`."""
         connection, mark = self._connection, self._mark
         assert connection
         assert mark
@@ -238,14 +221,12 @@ class SqliteRecords:
         return result
 
     def upkeep(self) -> float | None:
-        """See `RecordStore.upkeep`."""
         if self._mark is None:
             return None
         with translate_errors(self.place):
             return self._mark.sync_in_time()
 
     def close(self) -> None:
-        """See `RecordStore.close`."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -254,7 +235,6 @@ class SqliteRecords:
 
 
 def _make(connection: sqlite3.Connection) -> None:
-    """Make the tables of a catalog."""
     connection.executescript(
         f"BEGIN EXCLUSIVE;\n{SQL['schema']};\nPRAGMA user_version = {FORMAT.current};\nCOMMIT;"
     )

@@ -8,22 +8,25 @@ import contextlib
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import ClassVar, Final
 
-from moorage.storage.base import StorageError
+from moorage.storage.base import StorageError, TokenRow, diff_rows
 from moorage.storage.sqlite.files import OWNER_ONLY
+from moorage.storage.statements import read_statements
 
 _FORMAT: Final = 1
 _BUSY_SECONDS: Final = 10.0
+TOKENS_SQL: Final = read_statements(Path(__file__).with_name("tokens.sql"))
+LOGINS_SQL: Final = read_statements(Path(__file__).with_name("logins.sql"))
+AGENTS_SQL: Final = read_statements(Path(__file__).with_name("agents.sql"))
 
 
 class SharedFile:
-    """The file, used from several threads; the first change makes it.
+    """The common part of `storage.base.TokenRows` and others: one file, used from several threads.
 
-    Args:
-        path: Where it is.
+    The first change makes the file.
     """
 
     schema: ClassVar[str]
@@ -37,11 +40,9 @@ class SharedFile:
 
     @property
     def place(self) -> str:
-        """See `TokenRows.place`."""
         return str(self._path)
 
     def version(self) -> tuple[int, int] | None:
-        """See `TokenRows.version`."""
         if self._connection is None and not self._path.exists():
             return None
         with self.connection() as connection:
@@ -49,7 +50,6 @@ class SharedFile:
         return version, self._changes  # The version tells of changes by other connections alone.
 
     def close(self) -> None:
-        """See `TokenRows.close`."""
         with self._guard:
             if self._connection is not None:
                 self._connection.close()
@@ -105,3 +105,80 @@ class SharedFile:
         if not version:
             connection.execute(self.schema)
             connection.execute(f"PRAGMA user_version = {_FORMAT}")
+
+
+class SqliteTokens(SharedFile):
+    """`storage.base.TokenRows` in a file. Read the contract there."""
+
+    schema = TOKENS_SQL["schema"]
+
+    def rows(self) -> list[TokenRow]:
+        with self.connection() as connection:
+            return [TokenRow(*row) for row in connection.execute(TOKENS_SQL["rows"])]
+
+    def insert(self, row: TokenRow) -> bool:
+        with self.transaction() as connection:
+            return connection.execute(TOKENS_SQL["insert"], row).rowcount > 0
+
+    def revoke(self, name: str, at: float) -> bool | None:
+        with self.transaction() as connection:
+            row = connection.execute(TOKENS_SQL["revoked_at"], (name,)).fetchone()
+            if row is None:
+                return None
+            if row[0] is None:
+                connection.execute(TOKENS_SQL["revoke"], (at, name))
+            return row[0] is None
+
+
+class SqliteLogins(SharedFile):
+    """`storage.base.LoginRows` in a file. Read the contract there."""
+
+    schema = LOGINS_SQL["schema"]
+
+    def rows(self) -> dict[str, bytes]:
+        with self.connection() as connection:
+            return dict(connection.execute(LOGINS_SQL["rows"]))
+
+    def insert(self, digest: str, document: bytes, gone: Collection[str] = ()) -> None:
+        with self.transaction() as connection:
+            connection.execute(LOGINS_SQL["insert"], (digest, document))
+            connection.executemany(LOGINS_SQL["delete"], [(each,) for each in gone])
+
+    def delete(self, digests: Collection[str]) -> None:
+        with self.transaction() as connection:
+            connection.executemany(LOGINS_SQL["delete"], [(each,) for each in digests])
+
+
+class SqliteAgents(SharedFile):
+    """`storage.base.AgentRows` in a file. Read the contract there."""
+
+    schema = AGENTS_SQL["schema"]
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._rows: dict[str, bytes] = {}
+        self._rows_of: tuple[sqlite3.Connection, int] | None = None
+
+    def rows(self) -> dict[str, bytes]:
+        with self.connection() as connection:
+            return self._current(connection)
+
+    def _current(self, connection: sqlite3.Connection) -> dict[str, bytes]:
+        """Return all documents; read them only where others have written."""
+        (version,) = connection.execute("PRAGMA data_version").fetchone()
+        if self._rows_of != (connection, version):
+            self._rows = dict(connection.execute(AGENTS_SQL["rows"]))
+            self._rows_of = connection, version
+        return self._rows
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[dict[str, bytes]]:
+        with self.connection():  # No other thread changes the remembered rows meanwhile.
+            with self.transaction() as connection:
+                before = self._current(connection)
+                after = dict(before)
+                yield after
+                put, gone = diff_rows(before, after)
+                connection.executemany(AGENTS_SQL["put"], put)
+                connection.executemany(AGENTS_SQL["delete"], gone)
+            self._rows = after

@@ -13,12 +13,10 @@ from moorage.storage.sqlite import (
     SECRET_FILE,
     TOKENS_FILE,
 )
-from moorage.storage.sqlite.agents import SqliteAgents
 from moorage.storage.sqlite.facts import SqliteFacts
 from moorage.storage.sqlite.files import OWNER_ONLY, read_file, sync_directory
-from moorage.storage.sqlite.logins import SqliteLogins
 from moorage.storage.sqlite.records import SqliteRecords
-from moorage.storage.sqlite.tokens import SqliteTokens
+from moorage.storage.sqlite.shared_file import SqliteAgents, SqliteLogins, SqliteTokens
 
 
 class SqliteStorage:
@@ -32,27 +30,21 @@ class SqliteStorage:
         self._folder = folder
 
     def facts(self) -> SqliteFacts:
-        """See `Storage.facts`."""
         return SqliteFacts(self._folder / LEDGER_FILE)
 
     def records(self) -> SqliteRecords:
-        """See `Storage.records`."""
         return SqliteRecords(self._folder / CATALOG_FILE)
 
     def tokens(self) -> SqliteTokens:
-        """See `Storage.tokens`."""
         return SqliteTokens(self._folder / TOKENS_FILE)
 
     def agents(self) -> SqliteAgents:
-        """See `Storage.agents`."""
         return SqliteAgents(self._folder / AGENTS_FILE)
 
     def logins(self) -> SqliteLogins:
-        """See `Storage.logins`."""
         return SqliteLogins(self._folder / LOGINS_FILE)
 
     def audit(self) -> None:
-        """See `Storage.audit`."""
         return
 
     def election(self) -> None:
@@ -62,11 +54,9 @@ class SqliteStorage:
         """See `Storage.followed`."""
 
     def has_records(self) -> bool:
-        """See `Storage.has_records`."""
         return (self._folder / CATALOG_FILE).exists()
 
     def secret(self) -> bytes:
-        """See `Storage.secret`."""
         path = self._folder / SECRET_FILE
         try:
             return read_secret(path)
