@@ -87,7 +87,7 @@ from typing import Any, Final
 from moorage.backends.base import (
     BackendError,
     CommandExecution,
-    CommonBackend,
+    Listener,
     Log,
     Order,
     Support,
@@ -100,11 +100,18 @@ from moorage.backends.specs import BaseResourceSpec
 CATEGORIES: Final = frozenset({"$name"})
 
 
-class ${Name}Backend(CommonBackend):
+class ${Name}Backend:
     """Workloads at $name."""
 
     name: Final = "$name"
     support: Final = Support(categories=CATEGORIES, default="$name")
+
+    def __init__(self) -> None:
+        self._listener: Listener | None = None
+
+    def listen(self, listener: Listener | None) -> None:
+        """Have `listener` told of every change; see `Backend.listen`."""
+        self._listener = listener
 
     def refuse(self, spec: BaseResourceSpec) -> None:
         """Refuse other categories; see `Backend.refuse`."""
@@ -130,6 +137,18 @@ class ${Name}Backend(CommonBackend):
     async def probe(self, workload: str) -> WorkloadReport:
         """Look at a workload; see `Backend.probe`."""
         return await self.status(workload)
+
+    def glance(self, workload: str) -> WorkloadReport | None:
+        """Say nothing; see `Backend.glance`."""
+        del workload
+        return None
+
+    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+        """Refuse: no limit can be changed; see `Backend.control`."""
+        await self.status(workload)
+        if limits:
+            names = ", ".join(sorted(limits))
+            raise UnsupportedSpecError(f"the backend {self.name} has no limit named {names}")
 
     async def reset(self, workload: str) -> Any:
         """Refuse: no workload can be made as new; see `Backend.reset`."""

@@ -53,7 +53,11 @@ class Target:
 
 
 class Load:
-    """Some clients, each a task."""
+    """Some clients, each a task.
+
+    Attributes:
+        history: What they saw.
+    """
 
     def __init__(self, target: Target, clients: int, seed: int) -> None:
         self.history = FaultHistory()

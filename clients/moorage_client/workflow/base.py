@@ -184,7 +184,11 @@ def is_awaitable(value: object) -> bool:
 
 
 class Pools:
-    """The threads and processes in which the tasks of one run are called."""
+    """The threads and processes in which the tasks of one run are called.
+
+    Args:
+        run_in: As of `BaseExecutor`.
+    """
 
     def __init__(self, run_in: Executor | Callable[[], Executor] | None) -> None:
         self._make = run_in if not isinstance(run_in, Executor) else None

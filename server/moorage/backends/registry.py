@@ -193,7 +193,12 @@ class BackendKind(ABC, Generic[S]):
 
 
 class BrokenKind(BackendKind[NoSettings]):
-    """A kind that cannot be loaded: `moored doctor` says so, and so does a server that wants it."""
+    """A kind that cannot be loaded: `moored doctor` says so, and so does a server that wants it.
+
+    Args:
+        name: Of its entry point.
+        reason: Why.
+    """
 
     settings = NoSettings
 

@@ -134,6 +134,9 @@ class Metrics(Protocol):
     async def aggregate(self, stages: JsonValue) -> list[Document]:
         """Return what an aggregation pipeline makes of all metrics documents.
 
+        Args:
+            stages: As `query.parse_pipeline` reads them.
+
         Raises:
             ServiceError: `bad_message` or `unsupported` naming the place; `too_large`; `busy`.
         """

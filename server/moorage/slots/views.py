@@ -179,7 +179,11 @@ def refuse_totals(*_: Any, **__: Any) -> NoReturn:
 
 @in_yaml
 class Totals(Counter[str]):
-    """A read-only counter. A copy of it is a plain counter."""
+    """A read-only counter. A copy of it is a plain counter.
+
+    Args:
+        totals: What it counts.
+    """
 
     def __init__(self, totals: Mapping[str, int]) -> None:
         dict.update(self, totals)

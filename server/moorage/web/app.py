@@ -51,7 +51,11 @@ STEP_MAX: Final = 60
 
 
 def create_app(services: WebServices | StandbyServices) -> Starlette:
-    """Return the application."""
+    """Return the application.
+
+    Args:
+        services: What it serves.
+    """
     standby = services if isinstance(services, StandbyServices) else None
     router = _few(services) if isinstance(services, StandbyServices) else _endpoints(services)
 

@@ -37,7 +37,12 @@ from moorage.web.services import WebServices
 
 
 def block_document_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
-    """Return the router of the endpoints of block documents and block metrics."""
+    """Return the router of the endpoints of block documents and block metrics.
+
+    Args:
+        services: What answers them.
+        bodies: Reads their bodies.
+    """
     router = HttpRouter()
     router.include(_blocks(services, bodies))
     router.include(_metrics(services, bodies))

@@ -129,7 +129,11 @@ class RequestChecks:
 
 
 class HeadAsGet:
-    """Answers HEAD for every path with GET, for load balancers and monitors."""
+    """Answers HEAD for every path with GET, for load balancers and monitors.
+
+    Args:
+        app: The application behind it.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -165,7 +169,12 @@ def is_read(method: str, path: str) -> bool:
 
 
 class Dated:
-    """Adds the age headers to each answer."""
+    """Adds the age headers to each answer.
+
+    Args:
+        app: The application.
+        reads: Say it.
+    """
 
     def __init__(self, app: ASGIApp, reads: StandbyReads) -> None:
         self._app = app

@@ -30,7 +30,11 @@ class SignIn(WebType):
 
 
 def sign_in_routes(sign_in: Document) -> HttpRouter:
-    """Return the endpoint, which needs no token."""
+    """Return the endpoint, which needs no token.
+
+    Args:
+        sign_in: What it answers.
+    """
     router = HttpRouter("about")
 
     @router.get("/sign-in", "How to sign in", operation(SignIn))

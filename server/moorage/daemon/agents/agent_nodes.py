@@ -27,7 +27,11 @@ class _Waiting(NamedTuple):
 
 
 class AgentNodes:
-    """See the module."""
+    """See the module.
+
+    Args:
+        clusters: Documents of the registry.
+    """
 
     def __init__(self, clusters: ClusterDocuments) -> None:
         self._clusters = clusters

@@ -17,7 +17,11 @@ T = TypeVar("T")
 
 
 class StoreThread:
-    """Calls methods of a store; any of them may raise `AgentStoreError`."""
+    """Calls methods of a store; any of them may raise `AgentStoreError`.
+
+    Args:
+        store: Which one.
+    """
 
     def __init__(self, store: AgentStore) -> None:
         self._store = store

@@ -217,7 +217,11 @@ class FleetMap:
         return {"slots": slots, **dict(columns), **names}
 
     def snapshot(self, viewer: Tenant | None) -> JsonObject:
-        """Return all that is shown as of the last `take_changes`, as values of their own."""
+        """Return all that is shown as of the last `take_changes`, as values of their own.
+
+        Args:
+            viewer: As for `delta`.
+        """
         state, milli, tenant, ends = (column.copy() for column in self._columns)
         names: Iterable[str] = tuple(self.tenants)
         if viewer is not None:

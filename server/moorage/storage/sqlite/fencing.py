@@ -21,6 +21,9 @@ def fencing_path(ledger: Path) -> Path:
 class Fencing:
     """The reserved numbers of an open ledger. Used by one thread at a time.
 
+    Attributes:
+        found: What was there.
+
     Raises:
         OSError: The file cannot be read or written.
     """

@@ -27,6 +27,9 @@ class SharedFile:
     """The common part of `storage.base.TokenRows` and others: one file, used from several threads.
 
     The first change makes the file.
+
+    Args:
+        path: Where it is.
     """
 
     schema: ClassVar[str]
