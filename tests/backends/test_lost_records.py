@@ -5,7 +5,7 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from moorage.backends.base import BackendError, Order, Phase
 from moorage.backends.local.backend import LocalBackend
 from moorage.backends.specs import ProcessResourceSpec
+from tests.waiting import async_until as until
 
 pytestmark = pytest.mark.heavy
 
@@ -49,12 +50,6 @@ def supervisor_of(folder: Path) -> int:
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in alive(folder)}
     (found,) = (pid for pid, command in commands.items() if b"supervisor.py" in command)
     return found
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(SEEN_SECONDS_MAX):
-        while not condition():  # noqa: ASYNC110  # Another process is waited for.
-            await asyncio.sleep(0.01)  # Nor a process that it has gone.
 
 
 def without_lock(folder: Path) -> None:
