@@ -60,7 +60,7 @@ test-fast: $(VENV)/dev ## Run the tests that take seconds.
 ON_ALL_CORES := -n auto --dist loadfile --max-worker-restart 0
 
 # What tells one Python from another: cells and their modules, and what reads users' code and files.
-PORTABLE := $(addprefix tests/,clients policies policy query sandbox slots web)
+PORTABLE := $(addprefix tests/,clients policies/test_catalog.py policy query sandbox slots web)
 
 .PHONY: test-portable
 test-portable: demo $(VENV)/dev ## Show the main job, and run the fast tests that tell one Python from another.

@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
@@ -281,6 +282,16 @@ def postgres() -> Iterator[PostgresServer]:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
     with running_postgres(programs) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this tree."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    subprocess.run(build, cwd=_HERE.parent, check=True, capture_output=True)
+    (built,) = folder.glob("moorage-*.whl")
+    return built
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,13 @@ import logging
 import shutil
 import socket
 import tempfile
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 import pytest
+
+from tests.waiting import until
 
 with contextlib.suppress(ImportError):  # An extra, which the fast tests do without.
     import ray
@@ -27,13 +28,6 @@ _SYSTEM: Final = {
     "enable_worker_prestart": False,
     "prestart_worker_first_driver": False,
 }
-
-
-def until(holds: Callable[[], Any], seconds: float = SECONDS_MAX) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "this has not come about"
-        time.sleep(0.05)  # Nothing tells.
 
 
 def free_port() -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -32,17 +32,10 @@ from moorage.model import (
     Tenant,
 )
 from moorage.protocol.agent_socket import AgentSocket
+from tests.waiting import async_until as until
 
 PLACE = (ClusterId("c"), NodeId("n1"))
 PLACEMENT = (Share(*PLACE, cpu_milli=100),)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.01)  # What is waited for has no event.
 
 
 class World:

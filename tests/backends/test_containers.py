@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from moorage.backends.local.devices import Devices
 from moorage.backends.local.readiness import answers
 from moorage.backends.specs import ContainerResourceSpec, Readiness
 from moorage.model import ClusterId, NodeId, Share
+from tests.waiting import until
 
 HEARD_SECONDS_MAX = 60
 GPU = "moorage-test-0"
@@ -434,6 +434,4 @@ def test_containers_of_the_library_end_with_its_process(container_engine, contai
         assert program.stdout.readline() == b"ready\n"
         assert len(container_engine.containers()) == 1
         program.kill()
-    deadline = time.monotonic() + HEARD_SECONDS_MAX
-    while container_engine.containers(all=True):
-        assert time.monotonic() < deadline
+    until(lambda: not container_engine.containers(all=True))

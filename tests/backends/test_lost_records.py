@@ -5,7 +5,7 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from moorage.backends.base import BackendError, Order, Phase
 from moorage.backends.local.backend import LocalBackend
 from moorage.backends.specs import ProcessResourceSpec
+from tests.waiting import async_until as until
 
 pytestmark = pytest.mark.heavy
 
@@ -27,7 +28,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[LocalBackend]:
     for workload in await made.discover():
         await made.stop(workload.id)
     await made.close()
-    assert alive(tmp_path) == set()
+    await check_gone(tmp_path)
 
 
 def forever(*command: str, stop_seconds: float = 0.2) -> ProcessResourceSpec:
@@ -45,16 +46,16 @@ def alive(folder: Path) -> set[int]:
     return found
 
 
-def supervisor_of(folder: Path) -> int:
-    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in alive(folder)}
-    (found,) = (pid for pid, command in commands.items() if b"supervisor.py" in command)
-    return found
+def is_supervisor(pid: int) -> bool:
+    with contextlib.suppress(OSError):  # It has ended meanwhile.
+        return b"supervisor.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return True
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(SEEN_SECONDS_MAX):
-        while not condition():  # noqa: ASYNC110  # Another process is waited for.
-            await asyncio.sleep(0.01)  # Nor a process that it has gone.
+async def check_gone(folder: Path) -> None:
+    """Check that no process of a workload is left; its supervisor ends a moment later."""
+    assert [pid for pid in alive(folder) if not is_supervisor(pid)] == []
+    await until(lambda: not alive(folder))
 
 
 def without_lock(folder: Path) -> None:
@@ -95,7 +96,7 @@ async def test_a_workload_that_empties_its_own_folder_ends_with_its_stop(engine,
             await asyncio.sleep(0.01)  # A file does not report that it has grown.
     assert (await engine.status("a")).phase is Phase.READY, "nothing of its records was in there"
     await engine.stop("a")
-    assert alive(tmp_path) == set()
+    await check_gone(tmp_path)
     assert (await engine.logs("a")).text == "gone\n"
 
 
@@ -107,7 +108,7 @@ async def test_a_workload_can_be_stopped_after_its_records_are_damaged(engine, t
     lose(tmp_path / "running" / "a")
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         await engine.stop("a")
-    assert alive(tmp_path) == set()
+    await check_gone(tmp_path)
     await engine.start(Order("b", ProcessResourceSpec(command=FOREVER, cpu_count=everything)))
 
 
@@ -123,7 +124,7 @@ async def test_the_daemon_after_a_crash_finds_a_workload_without_records(engine,
     assert found.id == "a"
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         await after.stop("a")
-    assert alive(tmp_path) == set()
+    await check_gone(tmp_path)
     assert list(await after.discover()) == []
     await after.close()
 
@@ -138,7 +139,7 @@ async def test_a_start_waits_for_leftovers_of_a_workload_without_records(tmp_pat
     await after.discover()
     with pytest.raises(BackendError, match="records"):
         await after.start(Order("a", forever()))
-    assert alive(tmp_path) == set()
+    await check_gone(tmp_path)
     assert (await after.start(Order("a", forever()))).phase is Phase.READY
     await after.stop("a")
     await after.close()
@@ -161,7 +162,8 @@ async def test_the_end_of_a_workload_without_records_is_reported(engine, tmp_pat
 async def test_a_paused_supervisor_does_not_prevent_a_stop(engine, tmp_path):
     await engine.start(Order("a", forever()))
     await until(lambda: len(alive(tmp_path)) == 3)
-    os.kill(supervisor_of(tmp_path), signal.SIGSTOP)
+    (supervisor,) = filter(is_supervisor, alive(tmp_path))
+    os.kill(supervisor, signal.SIGSTOP)
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         await engine.stop("a")
-    assert alive(tmp_path) == set()
+    await check_gone(tmp_path)

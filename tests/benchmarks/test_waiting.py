@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from benchmarks.waiting import ORDERS, WAYS, play, tables, waiting
 from benchmarks.waiting_jobs import Job, nodes_for, read_jobs
 from moorage.lab.errors import CommandError
 
-PHILLY = Path(__file__).parents[3] / "shared" / "data" / "philly" / "jobs.csv"
 # One node: a long job of 8 GPUs waits for one that holds half of it, a short one may go before it.
 JOBS = [
     Job(0, 100, 4, "a"),
@@ -53,12 +51,6 @@ def test_a_job_of_more_than_a_node_takes_whole_nodes():
     jobs = [Job(0, 10, 16, "a")]
     assert nodes_for(jobs, 1_000.0) == 2
     assert play(jobs, 2, "best_fit", "first_come", "backfill").waits == {0: 0}
-
-
-def test_a_load_makes_the_fleet():
-    jobs = [Job(float(second), 80.0, 8, "a") for second in range(101)]
-    assert nodes_for(jobs, 1.0) == 81
-    assert nodes_for(jobs, 0.5) == 162
 
 
 def test_small_jobs_give_way_after_an_hour_and_lose_their_work():
@@ -120,16 +112,3 @@ def test_errors_name_the_fault_in_a_trace(tmp_path, text, said):
 def test_without_a_trace_the_error_names_the_needed_file():
     with pytest.raises(CommandError, match="--pods"):
         waiting()
-
-
-@pytest.mark.heavy
-@pytest.mark.skipif(not PHILLY.is_file(), reason="the trace shared/data/philly is missing")
-def test_backfill_shortens_the_wait_of_all_on_a_real_cluster():
-    jobs = read_jobs(PHILLY)[:8_000]
-    nodes = nodes_for(jobs, 0.9)
-    first, strict = (
-        play(jobs, nodes, "best_fit", "first_come", way) for way in ("backfill", "strictly")
-    )
-    assert len(first.waits) == len(strict.waits) == len(jobs) == 8_000
-    assert sum(first.waits.values()) < 0.6 * sum(strict.waits.values())
-    assert first.utilisation_percent > strict.utilisation_percent + 5

@@ -60,7 +60,7 @@ class TestWhichAddress:
     ):
         other.token = "of others"  # noqa: S105  # Of the test.
         for unfit in (nowhere, deaf, other.url):
-            async with asyncio.timeout(5), Client(f"{unfit},{harbour.url}") as client:
+            async with asyncio.timeout(60), Client(f"{unfit},{harbour.url}") as client:
                 assert client.url == harbour.url
                 assert await lease_of(client)
 

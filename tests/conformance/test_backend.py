@@ -59,6 +59,7 @@ from moorage.model import (
     Tenant,
 )
 from moorage.protocol.agent_socket import AgentSocket
+from tests.waiting import async_until as until
 
 pytestmark = pytest.mark.heavy
 
@@ -434,17 +435,6 @@ async def backend(bench: Bench) -> AsyncIterator[Backend]:
         await made.stop(workload.id)
     await made.close()
     assert await bench.left() == 0
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(SEEN_SECONDS_MAX):
-        while True:
-            seen = condition()
-            if asyncio.iscoroutine(seen):
-                seen = await seen
-            if seen:
-                return
-            await asyncio.sleep(0.02)  # The machine has no way to say that it is done.
 
 
 async def test_a_start_waits_until_the_workload_is_ready_and_a_stop_until_nothing_is_left(

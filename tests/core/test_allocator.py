@@ -11,7 +11,7 @@ from moorage.core.queue.order import CONSULTED_MAX, PIECE
 from moorage.core.queue.ranking import FILTERS_OF_TENANT_MAX
 from moorage.core.state.checkpoint import condense
 from moorage.core.state.deadlines import SPARE
-from moorage.core.state.facts import Granted, Refusal
+from moorage.core.state.facts import Refusal
 from moorage.core.state.invariants import check
 from moorage.core.state.state import ENDED_MAX
 from moorage.core.turns.effects import Advice, LeaseNews, Recall
@@ -19,7 +19,6 @@ from moorage.core.turns.events import (
     CancelAsked,
     ClusterGone,
     Inquired,
-    Proposed,
     ReleaseAsked,
     RenewAsked,
     SessionLost,
@@ -333,33 +332,6 @@ def test_renewing_for_ever_does_not_fill_the_memory() -> None:
     assert hand.allocator.next_deadline() == hand.now + 60.0
     hand.now += 60.0
     assert len(hand.step(Tick()).facts) == 1
-
-
-def test_a_closed_session_cancels_only_its_undecided_requests() -> None:
-    hand = full()
-    hand.ask(ask("waiter", ONE, wait=600.0), session="gone")
-    undecided = hand.ask(ask("advice", None), session="gone")
-    assert hand.allocator.undecided == 1
-    hand.step(SessionLost(SessionId("gone")))
-    assert hand.allocator.undecided == 0
-    assert "waiter" in hand.allocator.state.waiting
-    assert answers(hand.propose(undecided, {"any": "value"})) == []
-    turn = release(hand, "holder")
-    assert consults(turn) == ["waiter"]
-    turn = hand.propose(turn, place("n000", "0"))
-    assert isinstance(turn.facts[0], Granted)
-    assert answers(turn) == []
-
-
-def test_an_answer_to_an_earlier_consultation_changes_nothing() -> None:
-    hand = Hand()
-    hand.see(nodes(1, 1))
-    hand.ask(ask("r", ONE))
-    for number in (0, 2, 99):
-        turn = hand.step(Proposed(RequestId("r"), number, place("n000", "0")))
-        assert (turn.facts, turn.effects) == ([], [])
-    turn = hand.step(Proposed(RequestId("nobody"), 1, place("n000", "0")))
-    assert (turn.facts, turn.effects) == ([], [])
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])

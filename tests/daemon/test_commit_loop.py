@@ -125,7 +125,7 @@ class Played:
 
     async def until(self, entry: str) -> None:
         """Wait for an entry of the log that is made by an effect."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while entry not in self.ledger.log:
                 self.effects.changed.clear()
                 await self.effects.changed.wait()

@@ -8,8 +8,7 @@ import platform
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import Running, daemon
 from moorage_client.cli.program import run
 from moorage_policies import catalog
+from tests.waiting import until
 
 FIRST_FIT = "first_fit:1.0-stable"
 MOORAGE = Path(sys.executable).with_name("moorage")
@@ -273,14 +273,6 @@ def workload_processes(data: Path) -> dict[str, set[int]]:
                         name = variable.decode().rpartition("/")[2]
                         found.setdefault(name, set()).add(int(folder.name))
     return found
-
-
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    """Wait for something that another process does and does not report."""
-    give_up_at = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.01)  # There is no event to wait for.
 
 
 def ask_message(policy: str = FIRST_FIT, **more) -> dict:

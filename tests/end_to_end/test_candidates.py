@@ -234,17 +234,3 @@ def test_surplus_clusters_yield_a_warning():
         assert warning.startswith("No clusters, filter or search was given: only the first 2 of 4")
         alike = small.ask(search=ranking(like={"gpus": {"count": 8}}), resources={"gpus": 4})
         assert alike["data"]["cluster_id"] == "c3"
-
-
-def test_documents_metrics_and_policies_of_other_services_are_searched_here(server):
-    parts = ("CLUSTER_SERVICE_URL", "GLOBAL_CLUSTER_METRICS_URL", "POLICY_DB_URL")
-    with serving(environment=dict.fromkeys(parts, server.running.http)) as outpost:
-        free = filtering(None, simple("cluster.gpu.totalFreeMem", ">", "20"))
-        assert candidates_seen(outpost, filter=free) == ["north", "south"]
-        search = ranking(CHEAPEST, filterRule=EU, **{"return": 1})
-        assert candidates_seen(outpost, search=search) == ["north"]
-        assert search_ids(outpost, SEARCH, search) == ["north"]
-        assert search_ids(outpost, "/api/filter-data", free) == ["north", "south"]
-        unknown = outpost.ask(SEEN, search=ranking("none:1-x"))
-        assert unknown["error"]["code"] == "unknown_policy"
-        assert outpost.log() == ""

@@ -55,21 +55,6 @@ def test_a_resumed_daemon_reads_renewals_sent_during_its_stop(tmp_path):
             assert read_message(waiting)["success"]
 
 
-def test_a_waiter_is_served_though_the_daemon_stood_still(tmp_path):
-    """The lease ends, and the waiter's time is up, in one moment after the daemon goes on."""
-    with serving(tmp_path, environment={"MOORAGE_RESTART_GRACE_SECONDS": "1"}) as server:
-        server.fill(cluster("east", nodes=1, gpus=1))
-        assert server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 2})["success"]
-        with server.socket() as waiting:
-            terms = {"ttl_seconds": 60, "wait_seconds": 3}
-            waiting.send(json.dumps(ask_message(resources={"gpus": 1}, lease=terms)))
-            until(server.waiting)
-            os.kill(server.pid, signal.SIGSTOP)
-            time.sleep(4)  # It does not run, so it reports nothing.
-            os.kill(server.pid, signal.SIGCONT)
-            assert read_message(waiting)["success"]
-
-
 @pytest.fixture
 def offset(tmp_path: Path) -> Path:
     """A file that says how far off the calendar of a daemon is."""

@@ -25,13 +25,14 @@ DEFAULTS = {"policy_parameters": {"x": 1, "y": 2}, "policy_settings": {"a": "def
 
 def policies() -> list[dict]:
     documents = [policy(body, uri, **DEFAULTS) for uri, body in POLICIES.items()]
+    documents[2]["deadline_seconds"] = 0.3  # Of the one that spins.
     return [*documents, catalog.document("first_fit")]
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Server, Server]]:
     """A daemon that decides and one that executes its policies; the latter knows no machines."""
-    with serving(environment={"MOORAGE_POLICY_DEADLINE_SECONDS": "0.3"}) as executes:
+    with serving() as executes:
         executes.publish(*policies())
         executes.http.post("/executor", json={"executor_id": "e1"}).raise_for_status()
         elsewhere = {

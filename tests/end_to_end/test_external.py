@@ -177,55 +177,6 @@ def test_answers_warn_of_failing_examples_of_a_mirrored_policy():
         assert "which fails its own examples: metadata.examples[1]" in warning
 
 
-NEVER_OLD = {
-    "MOORAGE_METRICS_FRESH_SECONDS": "3600",
-    "MOORAGE_POLICY_FRESH_SECONDS": "3600",
-    "MOORAGE_CLUSTER_REFRESH_SECONDS": "3600",
-}
-ALWAYS_OLD = NEVER_OLD | {
-    "MOORAGE_METRICS_FRESH_SECONDS": "0",
-    "MOORAGE_POLICY_FRESH_SECONDS": "0",
-}
-
-
-@pytest.mark.parametrize(
-    ("age", "search"),
-    [(NEVER_OLD, False), (ALWAYS_OLD, True)],
-    ids=["never old, search here", "always old, search too"],
-)
-def test_no_ask_makes_more_than_two_requests(age, search):
-    names = [f"c{number:03}" for number in range(50)]
-    with FaultyServiceInThread() as faulty:
-        faulty.behave = truth(names)
-        services = (*PARTS, "SEARCH_SERVER_API_URL") if search else PARTS
-        with serving(**dict.fromkeys(services, faulty.url), **age) as here:
-            policies, late = iter(range(1000)), iter(range(1000))
-
-            def candidates(kind):
-                """Return what names the candidates; new clusters are ones that came just now."""
-                if kind == "new":
-                    fresh = [f"late{next(late)}" for _ in range(20)]
-                    names.extend(fresh)
-                    return {"clusters": [*names[:5], *fresh]}
-                like = {"parameters": {"like": {"gpus": {"count": 4}}}}
-                bodies = {"filter": {"filter": {}}, "search": {"rankingPolicyRule": like}}
-                return {kind: {"matchType": "cluster", **bodies[kind]}} if kind in bodies else {}
-
-            for kind in ("all", "new", "filter", "search"):
-                new_policy = f"reads:1.{next(policies)}-metrics"
-                for uri in (new_policy, new_policy, new_policy):
-                    before = len(faulty.requests)
-                    reply = here.ask(uri, **candidates(kind))
-                    requests = faulty.requests[before:]
-                    assert reply["success"], reply
-                    assert len(requests) <= 2, [each.path for each in requests]
-                    unread = [each for each in reply.get("warnings", []) if "not read" in each]
-                    # Whatever was not read is said.
-                    assert bool(unread) == (None in reply["data"].values())
-                if age is NEVER_OLD and kind != "new":
-                    assert not unread
-
-
 # `tests/catalog/mirrored` has more that are found out as these are.
 LIES = {
     "silent": silence,
@@ -243,37 +194,6 @@ LIES = {
     "a header too long": answer([], x_long="a" * 200_000),
     "as before": answer("", 304),
 }
-KNOWS_NOTHING = {"other ids", "numbers", "half a character", "digits"}
-"""Nothing is known of the cluster there: that is no failure."""
-
-
-@pytest.fixture(scope="module")
-def lied_to():
-    """A daemon whose registry is honest, and whose other services are a liar's."""
-    with FaultyServiceInThread() as faulty, FaultyServiceInThread() as registry:
-        registry.behave = truth(["east"])
-        urls = {PARTS[0]: registry.url, PARTS[1]: faulty.url, "SEARCH_SERVER_API_URL": faulty.url}
-        with serving(**urls, **QUICK) as here:
-            here.publish(READS_METRICS)
-            yield here, faulty
-            assert here.log() == ""
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_no_lie_costs_more_than_its_part_of_the_answer(lied_to, lie):
-    here, faulty = lied_to
-    faulty.behave = truth(["east"])
-    honest = {"east": {"gpu": {"totalFreeMem": 5}}}
-    until(lambda: here.ask("reads:1.0-metrics"), lambda r: r["data"] == honest)
-    faulty.behave = LIES[lie]
-    reply = here.ask("reads:1.0-metrics")
-    assert reply["success"], reply
-    assert reply["data"] == {"east": None}
-    if lie not in KNOWS_NOTHING:
-        assert "are null: east" in reply["warnings"][0]
-    found = here.ask("reads:1.0-metrics", filter={"matchType": "cluster"})
-    assert not found["success"]
-    assert found["error"]["code"] in {"unavailable", "bad_message", "unknown_clusters"}
 
 
 @pytest.mark.parametrize("part", [PARTS[0], PARTS[2]])

@@ -1,7 +1,4 @@
-"""The image of the Dockerfile, built and run by Podman as an operator would: without any right.
-
-Its base is a Debian that `debootstrap` makes, once per machine.
-"""
+"""The image of the Dockerfile, built and run by Podman as an operator would: without any right."""
 
 import contextlib
 import importlib.util
@@ -16,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from debian_base import debian_base
 from served import ask_message, bearing, cluster, tell, until
 from websockets.sync.client import connect
 
@@ -26,7 +24,6 @@ from tests.certificates import certificate, pem_of
 pytestmark = [pytest.mark.heavy, pytest.mark.containers]
 
 ROOT: Final = Path(__file__).parents[2]
-CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moorage-tests"
 BASE: Final = "localhost/moorage-base:bookworm"
 IMAGE: Final = "localhost/moorage:test"
 AGENT_IMAGE: Final = "localhost/moorage-agent:test"
@@ -83,24 +80,6 @@ class Podman:
 _BOUNDS: Final = ((resource.RLIMIT_NOFILE, 1024), (resource.RLIMIT_NPROC, 500))
 
 
-def base() -> Path:
-    """Return an archive of a Debian with Python, which is made where it is missing."""
-    archive = CACHE / "debian" / "bookworm-python.tar"
-    if not archive.exists():
-        archive.parent.mkdir(parents=True, exist_ok=True)
-        folder = archive.with_suffix(f".{os.getpid()}")
-        packages = "python3,python3-venv,python-is-python3,ca-certificates"
-        make = ["debootstrap", "--variant=minbase", f"--include={packages}", "bookworm", folder]
-        try:
-            subprocess.run(make, check=True, stdout=subprocess.DEVNULL, timeout=900)
-            packed = folder.with_suffix(".packed")
-            subprocess.run(["tar", "-C", folder, "-cf", packed, "."], check=True)
-            packed.rename(archive)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-    return archive
-
-
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the image's sources, which tests may change."""
@@ -123,7 +102,7 @@ def engine(context: Path) -> Iterator[Podman]:
     folder = Path(tempfile.mkdtemp(prefix="pod-", dir="/tmp"))  # Podman takes 50 characters.
     try:
         made = Podman(folder)
-        made.run("import", base(), BASE)
+        made.run("import", debian_base(), BASE)
         made.build(context)
         yield made
         made.run("rm", "--all", "--force", "--volumes")

@@ -93,17 +93,6 @@ def test_a_daemon_without_standard_streams_serves_and_stops(tmp_path, closed):
     assert (tmp_path / "code").read_text() == "0\n"
 
 
-def test_a_killed_zygote_costs_no_answer(tmp_path):
-    with serving(tmp_path) as server:
-        server.fill(cluster("east", nodes=40, gpus=8))
-        assert server.ask(resources={"gpus": 1})["success"]
-        (zygote,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-        os.kill(int(zygote), signal.SIGKILL)
-        assert server.ask(resources={"gpus": 1})["success"]
-        # A warm cell may have answered while the next zygote still starts.
-        until(lambda: server.http.get("/readyz").status_code == 200)
-
-
 @pytest.mark.skipif(os.getuid() == 0, reason="root may look into every process")
 def test_no_other_looks_into_a_daemon(tmp_path):
     with daemon(tmp_path) as running, pytest.raises(PermissionError):

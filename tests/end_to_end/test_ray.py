@@ -7,11 +7,9 @@ import os
 import random
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +17,6 @@ from pathlib import Path
 import httpx
 import pytest
 import ray
-from moorage_ray_classes import Counter
 from ray.autoscaler._private.constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
 from ray.autoscaler.sdk import request_resources
 from ray.experimental import internal_kv
@@ -37,21 +34,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.ray]
 
 MOORAGE = str(Path(sys.executable).parent / "moorage")
 KILLS = int(os.environ.get("RAY_TEST_KILLS", "4"))
-ROUNDS = 5
-RATIO_MAX = 3
-"""It is little over 1; a busy machine moves it less than a pause of our own would."""
 ASKS = 3
-LEASE = {
-    "adhoc": True,
-    "policy_rule_uri": "first_fit:1.0-stable",
-    "inputs": {},
-    "resources": {"gpus": 1},
-    "lease": {"ttl_seconds": 60},
-    "provision": {
-        "backend": "ray",
-        "spec": {"category": "ray_actor", "actor_cls_path": "moorage_ray_classes.Counter"},
-    },
-}
 
 
 def environment(world: RayWorld) -> dict[str, str]:
@@ -300,42 +283,3 @@ def test_a_gang_that_lost_a_node_is_queued_again_and_then_ends(ray_world, ray_se
     assert lost in json.dumps(status()), "the reason names the node"
     until(lambda: not ray_world.workloads())
     clear(ray_world)
-
-
-def test_a_lease_takes_hardly_longer_than_ray_alone(ray_world, ray_server):
-    """From the ask to the running actor, against Ray's own start of the same class, in turn."""
-    ours: list[float] = []
-    alone: list[float] = []
-    within = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-        ray_world.node(0), soft=False
-    )
-    until(lambda: gpus(ray_server) == 8, 120)
-    with ray_server.socket() as socket:
-
-        def say(message: dict) -> dict:
-            socket.send(json.dumps(message))
-            return json.loads(socket.recv(60))
-
-        for turn in range(ROUNDS):
-            began = time.perf_counter()
-            made = ray.remote(num_cpus=0, num_gpus=1)(Counter).options(
-                name=f"alone-{turn}", lifetime="detached", scheduling_strategy=within
-            )
-            actor = made.remote()
-            assert ray.get(actor.devices.remote(), timeout=60)[0]
-            alone.append(time.perf_counter() - began)
-            ray.kill(actor)
-            until(lambda: gpus(ray_server) == 8)
-            began = time.perf_counter()
-            lease = say(LEASE)["lease"]
-            while say({"op": "status", "lease": lease["id"]})["lease"]["state"] != "active":
-                time.sleep(0.005)  # What is measured ends with this.
-            ours.append(time.perf_counter() - began)
-            say({"op": "release", "lease": lease["id"], "token": lease["token"]})
-            until(lambda: not leases(ray_server))
-    ratio = statistics.median(ours) / statistics.median(alone)
-    print(
-        f"ask to running actor: {statistics.median(ours) * 1000:.0f} ms, Ray alone "
-        f"{statistics.median(alone) * 1000:.0f} ms, {ratio:.2f}x (medians of {ROUNDS})"
-    )
-    assert ratio <= RATIO_MAX

@@ -14,11 +14,6 @@ COUNTS = """
 context["n"] = context.get("n", 0) + 1
 return {"n": context["n"]}
 """
-SHARED = """
-import function
-function.SEEN = getattr(function, "SEEN", 0) + 1
-return {"seen": function.SEEN}
-"""
 SWAPS = """
 class AIOSv1PolicyRule:
     def __init__(self, rule_id, settings, parameters):
@@ -100,21 +95,6 @@ def swap(server: Server, version: int) -> dict:
     data = {"context": {"by": version}, "version": version}
     message = {"op": "manage", "policy_rule_uri": "swaps:1-x", "action": "swap", "data": data}
     return server.say(message)[0]
-
-
-def test_isolation_is_a_setting_and_contexts_never_mix(tmp_path):
-    settings = {"MOORAGE_TOKENS": "one:aa,two:bb", "MOORAGE_ISOLATION": "per_tenant"}
-    with serving(tmp_path, environment=settings, bearer="aa") as server:
-        server.register(cluster("east"))
-        server.publish(policy(SHARED, "shared:1-x"), policy(COUNTS, "counts:1-x"))
-
-        def values(uri: str, name: str) -> list[int]:
-            message = ask_message(uri)
-            replies = [server.say(message, bearer=each)[0] for each in ("aa", "bb", "aa", "bb")]
-            return [data_of(reply)[name] for reply in replies]
-
-        assert values("shared:1-x", "seen") == [1, 1, 2, 2], "each tenant has its own process"
-        assert values("counts:1-x", "n") == [1, 1, 2, 2]
 
 
 def test_swaps_lose_no_change_and_management_shares_the_context(server):

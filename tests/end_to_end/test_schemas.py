@@ -188,37 +188,3 @@ def test_ranked_documents_are_checked_by_the_input_schema(server):
     assert "the schema of schemas.picky:1-t" in error["reason"]
     error = server.ask(search=ranking("schemas.picky:1-t", 2))["error"]
     assert error["field"] == "search.rankingPolicyRule.parameters.return"
-
-
-def test_an_execution_for_another_server_is_checked_by_the_input_schema(server):
-    server.http.post("/executor", json={"executor_id": "mine"}).raise_for_status()
-    body = {
-        "policy_rule_uri": "schemas.echo:1-t",
-        "input_data": {"cluster_data": {}, "inputs": {"jobs": [1]}},
-        "parameters": {"zone": "z1"},
-    }
-    answer = server.http.post("/executor/mine/execute_policy", json=body).json()
-    assert answer["data"]["inputs"] == {"jobs": [1], "size": 2}
-    body["input_data"]["inputs"]["jobs"] = [0]
-    error = server.http.post("/executor/mine/execute_policy", json=body).json()["error"]
-    assert (error["code"], error["field"]) == ("bad_message", "input_data.inputs.jobs[0]")
-
-
-def test_management_commands_are_those_declared(server):
-    code = (
-        "class AIOSv1PolicyRule:\n"
-        "    def __init__(self, rule_id, settings, parameters): ...\n"
-        "    def eval(self, parameters, input_data, context): ...\n"
-        "    def management(self, action, data): return [action, data]\n"
-    )
-    commands = [{"name": "resize", "description": "…", "schema": {"size": SIZE}}]
-    named = {"policy_rule_uri": "schemas.managed:1-t"}
-    server.publish({**named, "code": code, "management_commands_schema": commands})
-    sent = (("resize", {}), ("resize", {"size": 9}), ("drop", {}))
-    good, wrong, unknown = server.say(
-        *({"op": "manage", **named, "action": action, "data": data} for action, data in sent)
-    )
-    assert good["data"] == ["resize", {"size": 2}]
-    assert wrong["error"]["field"] == "data.size"
-    error = unknown["error"]
-    assert (error["field"], error["expected"]) == ("action", "one of resize")

@@ -149,20 +149,6 @@ def test_blocks_are_searched_by_themselves_their_metrics_and_their_clusters(serv
     assert [each["id"] for each in rank(server, "block", like="llama")] == ["whisper"]
 
 
-def test_kinds_that_no_server_stores_are_refused(server):
-    for kind in ("vdag", "component", "policyFunction", "policyGraph"):
-        answer = server.http.post("/api/no-ir/filter", json={"matchType": kind, "filter": {}})
-        assert answer.status_code == 400
-        assert answer.json()["message"] == (
-            f"matchType: this server keeps no {kind} documents; expected cluster or block or policy"
-        )
-    reply = server.ask(filter={"matchType": "block", "filter": {}})
-    assert reply["error"]["code"] == "unsupported"
-    assert reply["error"]["field"] == "filter.matchType"
-    unknown = server.http.post("/api/no-ir/filter", json={"matchType": "exact", "filter": {}})
-    assert "one of cluster, block" in unknown.json()["message"]
-
-
 def test_documents_of_blocks_are_stored_and_deleted(server):
     http = server.http
     assert http.post("/blocks", json={"id": "llama"}).status_code == 409

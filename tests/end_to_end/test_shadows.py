@@ -28,7 +28,7 @@ return {{"cluster_id": cluster_id, "node_id": node_id, "gpus": gpus}}
 
 @pytest.fixture(scope="module")
 def harbour(tmp_path_factory) -> Iterator[Server]:
-    settings = {"MOORAGE_POLICY_DEADLINE_SECONDS": "0.5"}
+    settings = {"MOORAGE_POLICY_DEADLINE_SECONDS": "10"}
     with serving(tmp_path_factory.mktemp("shadows"), environment=settings) as server:
         server.register(cluster("east"))
         server.publish(
@@ -36,7 +36,7 @@ def harbour(tmp_path_factory) -> Iterator[Server]:
             policy(PICKS.format(-1), LAST),
             policy("raise ValueError('no')", RAISES),
             policy('return {"cluster_id": "east", "node_id": "nowhere", "gpus": ["0"]}', LIES),
-            policy("while True: pass", SLEEPS),
+            policy("while True: pass", SLEEPS, deadline_seconds=0.5),
         )
         yield server
 

@@ -1,9 +1,5 @@
 """A policy passes its own examples in a cell before it is registered."""
 
-import base64
-import io
-import json
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -91,40 +87,6 @@ def test_a_policy_that_fails_its_example_is_refused(server, example, said):
     assert (error["code"], error["field"]) == ("bad_policy", "metadata.examples[0]")
     assert said in error["reason"]
     assert server.http.get("/policy/vetted:1-x").status_code == 404
-
-
-@pytest.mark.parametrize(
-    ("body", "cause"),
-    [
-        ("while True: pass", "policy_timeout"),
-        ("import os; os._exit(3)", "policy_crashed"),
-    ],
-)
-def test_an_example_that_kills_its_cell_harms_no_other(server, body, cause):
-    answer = publish(server, {"request": {}}, {"request": {}}, body=body)
-    assert answer.json()["error"]["failure"] == cause
-    assert server.ask(resources={"gpus": 1})["success"]
-
-
-def test_schemas_hold_for_examples_too(server):
-    schema = {"policy_input_schema": {"answer": {"type": "number", "default": 3}}}
-    answer = publish(server, {"request": {}, "output": 3}, **schema)
-    assert answer.status_code == 200, answer.text
-    bad = {"request": {"inputs": {"answer": "x"}}}
-    answer = publish(server, bad, policy_rule_uri="vetted:2-x", **schema)
-    assert "inputs.answer: expected a number" in answer.json()["message"]
-
-
-def test_an_archive_brings_its_examples_along(server):
-    packed = io.BytesIO()
-    examples = [{**ASK_MESSAGE, "output": {"gpus": 7}}]
-    with zipfile.ZipFile(packed, "w") as out:
-        out.writestr("code/function.py", policy(ECHO, "x")["code"])
-        out.writestr("code/examples.json", json.dumps(examples))
-    code = base64.b64encode(packed.getvalue()).decode()
-    document = {"policy_rule_uri": "vetted:1-x", "code": code}
-    answer = server.http.post("/policy", json=document)
-    assert "examples.json[0] fails: expected output.gpus to be 7" in answer.json()["message"]
 
 
 def test_examples_that_come_with_a_change_must_pass_too(server):

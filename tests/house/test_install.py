@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 import tomllib
 import venv
 import zipfile
@@ -62,15 +61,12 @@ def is_installed(name: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def client(root: Path, project: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def client(wheel: Path, project: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Install the wheel where only the direct dependencies and theirs are; return what runs it."""
     folder = tmp_path_factory.mktemp("light")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
-    subprocess.run(command, cwd=root, check=True, capture_output=True)
     venv.create(folder / "venv", with_pip=False)
     (packages,) = (folder / "venv").glob("lib/python3*/site-packages")
-    (built,) = folder.glob("moorage-*.whl")
-    with zipfile.ZipFile(built) as archive:
+    with zipfile.ZipFile(wheel) as archive:
         archive.extractall(packages)
     for name in requirements([name_of(each) for each in project["dependencies"]]):
         files = distribution(name).files or ()

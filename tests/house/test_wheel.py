@@ -5,17 +5,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-
-
-@pytest.fixture(scope="module")
-def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
-    subprocess.run(command, cwd=root, check=True, capture_output=True)
-    (built,) = folder.glob("moorage-*.whl")
-    return built
-
 
 def test_the_wheel_has_every_source_and_nothing_else(wheel: Path, tree) -> None:
     tops = ("server/", "policies/", "clients/moorage_client/")

@@ -39,6 +39,8 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 INVENTORY = "/apis/rbac.authorization.k8s.io/v1/clusterroles/moorage-inventory"
 ACCOUNT = "/api/v1/namespaces/moorage/serviceaccounts/moored"
+USER = "system:serviceaccount:moorage:moored"
+REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 GROUPS = {
     "Deployment": "/apis/apps/v1",
     "NetworkPolicy": "/apis/networking.k8s.io/v1",
@@ -142,11 +144,21 @@ def without(plane: Plane, group: int, resource: str) -> Iterator[None]:
     rules = plane.call("GET", INVENTORY)["rules"]
     fewer = [{**each, "resources": [*each["resources"]]} for each in rules]
     fewer[group]["resources"].remove(resource)
-    plane.call("PATCH", INVENTORY, {"rules": fewer})
+
+    def set_rules(now: list[dict[str, Any]], *, allowed: bool) -> None:
+        """Change the rules, and wait until the API server goes by them."""
+        plane.call("PATCH", INVENTORY, {"rules": now})
+        named = {"group": rules[group]["apiGroups"][0], "resource": resource, "verb": "list"}
+        review = {"spec": {"user": USER, "resourceAttributes": named}}
+        plane.until(
+            lambda: plane.call("POST", REVIEWS, review)["status"]["allowed"] is allowed, resource
+        )
+
+    set_rules(fewer, allowed=False)
     try:
         yield
     finally:
-        plane.call("PATCH", INVENTORY, {"rules": rules})
+        set_rules(rules, allowed=True)
 
 
 async def test_the_inventory_needs_every_right_that_it_has_and_no_other(

@@ -1,9 +1,8 @@
-"""A cluster of 5,000 nodes and 50,000 pods: how soon it is known, and in how much memory."""
+"""A cluster of 1,000 nodes and 10,000 pods, which come in many pages: all of it is known."""
 
 import base64
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +15,7 @@ from moorage_client import BlockingClient
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]
 
-NODES, PODS_PER_NODE = 5_000, 10
+NODES, PODS_PER_NODE = 1_000, 10
 BATCH = 100
 """Objects of one transaction of etcd; it takes 128."""
 CREATED = "2026-01-01T00:00:00Z"
@@ -93,7 +92,4 @@ def test_a_daemon_knows_all_of_it(large: Plane) -> None:
             return rows[0] if rows and rows[0]["nodes"] == NODES else None
 
         row = large.until(find_cluster, "the fleet has all nodes", 300)
-        status = Path(f"/proc/{running.pid}/status").read_text().splitlines()
-        memory = {x.split()[0]: int(x.split()[1]) >> 10 for x in status if x.startswith("Vm")}
-        print({"row": row, "mib": memory["VmRSS:"], "mib_peak": memory["VmHWM:"]})
         assert row["gpus"] == NODES * (8 - PODS_PER_NODE // 5)

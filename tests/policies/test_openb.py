@@ -21,25 +21,16 @@ pytestmark = [
 # Means of ten runs when the policy was found, in another program.
 EXPECTED_FILL = {
     "default": 96.11,
-    "cpu200": 96.26,
-    "gpushare40": 94.92,
-    "gpuspec33": 95.68,
     "multigpu20": 96.49,
 }
 
 
-# One policy is also replayed through a whole daemon, in `end_to_end/test_commands.py`.
 @pytest.mark.parametrize(
     ("trace", "rule"),
     [
         ("default", "fgd"),
-        ("default", "best_fit"),
-        ("default", "random"),
-        ("cpu200", "fgd"),
         ("gpushare40", "dot_product"),
-        ("gpushare40", "gpu_packing"),
         ("gpuspec33", "best_fit"),
-        ("multigpu20", "fgd"),
     ],
 )
 def test_one_run_is_near_the_published_mean(trace, rule):
@@ -73,10 +64,3 @@ def test_expected_fill_packs_more_than_fgd_whether_it_is_given_the_mix_or_learns
 def test_expected_fill_reaches_its_offline_figures(trace, reached):
     packing = run("expected_fill", read_nodes(NODES), read_pods(DATA / f"pods_{trace}.csv"), 42)
     assert packing.allocated_percent == pytest.approx(reached, abs=0.25)
-
-
-def test_ten_runs_give_the_published_figures_to_the_last_digit():
-    (found,) = compare(NODES, [DATA / "pods_default.csv"], ["gpu_clustering"])
-    assert found.reached == pytest.approx(found.published, abs=0.015)
-    assert found.deviation == pytest.approx(found.published_deviation, abs=0.015)
-    assert found.reached_at_100 == pytest.approx(found.published_at_100, abs=0.03)

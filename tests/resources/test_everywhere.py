@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +32,7 @@ from moorage.backends.specs import (
 )
 from moorage.resources import ResourceEngine, ResourceStatus
 from moorage.resources.runners import default_runners
+from tests.waiting import until
 
 pytestmark = pytest.mark.heavy
 
@@ -321,10 +321,7 @@ def test_resources_end_with_their_program(place, end):
         if end == "killed":
             assert place.left() == 1
             program.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + SEEN_SECONDS_MAX
-    while place.left():
-        assert time.monotonic() < deadline, "it goes on"
-        time.sleep(0.05)  # Nothing tells.
+    until(lambda: not place.left())
 
 
 CLOSED = """
@@ -346,7 +343,4 @@ def test_after_close_no_request_is_sent(fresh_plane, tmp_path):
     config.write_bytes(Path(fresh_plane.kubeconfig()).read_bytes())
     given = {**os.environ, "KUBECONFIG": str(config), "TMPDIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", CLOSED], env=given, check=True)
-    deadline = time.monotonic() + SEEN_SECONDS_MAX
-    while list(tmp_path.glob("moorage-kubernetes-*")):  # Its caretaker removes it at its end.
-        assert time.monotonic() < deadline, "it looks for what was ended"
-        time.sleep(0.05)  # Nothing tells.
+    until(lambda: not [*tmp_path.glob("moorage-kubernetes-*")])  # Its caretaker removes it.

@@ -4,15 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from moorage.resources import CloudRunner, K8sRunner, LocalRunner, RayRunner
 from moorage.resources.runners import default_runners
-
-SEEN_SECONDS_MAX = 60
+from tests.waiting import until
 
 SCRIPT = """
 import asyncio, os, signal, sys
@@ -63,10 +61,7 @@ def test_an_unavailable_backend_leaves_no_caretaker(tmp_path):
     )
     assert "there is no kubeconfig ~/.kube/config; set KUBECONFIG" in done.stdout
     assert done.stderr == ""
-    deadline = time.monotonic() + SEEN_SECONDS_MAX
-    while list(tmp_path.glob("moorage-kubernetes-*")):  # Its caretaker removes it at its end.
-        assert time.monotonic() < deadline, "it waits for a cluster that never was"
-        time.sleep(0.05)  # Nothing tells.
+    until(lambda: not [*tmp_path.glob("moorage-kubernetes-*")])  # Its caretaker removes it.
 
 
 KILLED = """

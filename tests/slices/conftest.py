@@ -7,7 +7,6 @@ import contextlib
 import http.server
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ import pytest
 
 from moorage.slices import SlicePoolManager, SliceSettings
 from tests.ray_clusters import SECONDS_MAX, RayCluster, raylets, workers
+from tests.waiting import until
 
 with contextlib.suppress(ImportError):  # An extra, which the fast tests do without.
     import ray
@@ -104,10 +104,7 @@ class World(RayCluster):
 
     def is_clean(self) -> None:
         """Fail unless nothing is left, in a while: Ray ends processes by and by."""
-        deadline = time.monotonic() + SECONDS_MAX
-        while any((left := self.left()).values()):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.1)  # Nothing tells.
+        until(lambda: not any(self.left().values()))
 
 
 @pytest.fixture(scope="module")

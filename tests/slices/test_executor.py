@@ -30,7 +30,7 @@ from moorage.slices import (
     execute_multislice_resumable,
     execute_resumable,
 )
-from tests.ray_clusters import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.ray]
 TYPE = "v4-16"

@@ -12,7 +12,7 @@ from moorage.slices import GpuSlices, InsufficientSlicesError, LeasedHosts, Slic
 from moorage.testing.daemon_process import daemon
 from moorage_client import BlockingClient
 from moorage_policies import catalog
-from tests.ray_clusters import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.ray]
 
@@ -117,7 +117,7 @@ def test_a_lease_that_is_lost_ends_its_slice_and_another_takes_its_place(make_po
 
     def is_dead() -> bool:
         try:
-            ray.get(before.actor.get_info.remote(), timeout=5)
+            ray.get(before.actor.get_info.remote(), timeout=60)
         except ray.exceptions.RayActorError:
             return True
         return False

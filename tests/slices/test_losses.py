@@ -21,7 +21,7 @@ from moorage.slices import (
     handle_ray_error,
 )
 from moorage.slices.jobs.statuses import JobError, JobInfo, JobPreempted
-from tests.ray_clusters import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.ray]
 TYPE = "v4-16"

@@ -17,7 +17,7 @@ from moorage.slices import (
     SliceTimeoutError,
 )
 from moorage.slices.results import collect
-from tests.ray_clusters import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.ray]
 TYPE = "v4-16"

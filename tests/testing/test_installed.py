@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import venv
 from importlib.metadata import distributions
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 
 pytestmark = pytest.mark.heavy
 
-ROOT = Path(__file__).parents[2]
 TESTS = """
 import sys
 
@@ -39,10 +37,7 @@ def test_each_test_has_a_fleet_of_its_own(moorage_server, turn):
 """
 
 
-def test_the_fixture_works_with_an_installed_wheel(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("moorage-*.whl")
+def test_the_fixture_works_with_an_installed_wheel(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
     # What the wheel needs is there already: installing it again would need a network.

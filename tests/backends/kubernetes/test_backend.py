@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,11 @@ from moorage.backends.specs import (
     VLLMModelResourceSpec,
 )
 from moorage.model import ClusterId, NodeId, Share
+from tests.waiting import async_until as until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]
 
 IMAGE = "registry.example/none:1"
-SEEN_SECONDS_MAX = 60
 
 
 def share(node_id: str, *gpus: str, **sizes: int) -> Share:
@@ -55,18 +55,6 @@ def on(spec: BaseResourceSpec, *shares: Share, name: str = "a", fencing: int = 7
 
 def simulated_spec(**variables: str) -> PodResourceSpec:
     return PodResourceSpec(image=IMAGE, environment=variables, stop_seconds=0)
-
-
-async def until(happened: Callable[[], Any]) -> Any:
-    """Return the first true answer; what it reads comes from another thread or program."""
-    async with asyncio.timeout(SEEN_SECONDS_MAX):
-        while True:
-            answer = happened()
-            if asyncio.iscoroutine(answer):
-                answer = await answer
-            if answer:
-                return answer
-            await asyncio.sleep(0.02)  # Threads and API servers say nothing to this loop.
 
 
 class World:

@@ -22,6 +22,7 @@ from moorage.catalog.opening import External, open_catalog
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.storage.sqlite.records import SqliteRecords
+from tests.waiting import async_until as until
 
 POLICY = "class AIOSv1PolicyRule:\n    pass\n"
 URI = "first:1.0-beta"
@@ -161,15 +162,6 @@ async def reply(catalog):
             return warnings
         await asyncio.sleep(0.01)  # As below.
     raise AssertionError("the news never came")
-
-
-async def until(check):
-    """Return what `check` returns as soon as it is true, which must be in time."""
-    for _ in range(2_000):
-        if value := check():
-            return value
-        await asyncio.sleep(0.01)  # What is looked at heals by the clock, without an event.
-    raise AssertionError("it never came true")
 
 
 def read(catalog, name):

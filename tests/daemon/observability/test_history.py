@@ -185,7 +185,7 @@ async def start_history(path: Path) -> Watched:
     it.ring.path = path
     begun = time.time()
     running = asyncio.create_task(it.ring.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not has_stored_since(path, begun):  # noqa: ASYNC110  # No news says that it is written.
             await asyncio.sleep(0.01)  # As above.
     running.cancel()
@@ -225,7 +225,7 @@ async def test_without_a_disk_the_day_begins_with_the_process(tmp_path: Path) ->
     it = Watched()
     it.ring.path = tmp_path / "none" / "history.jsonl"
     running = asyncio.create_task(it.ring.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not it.ring.answer(ALL, 60, 1).at:  # noqa: ASYNC110  # No news says so.
             await asyncio.sleep(0.01)  # As above.
     running.cancel()

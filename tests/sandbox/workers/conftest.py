@@ -1,10 +1,8 @@
 """A real Ray on this machine: a head without processors, and raylets that tests start and kill."""
 
-import asyncio
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,11 +11,11 @@ import pytest
 import moorage
 from moorage.sandbox.host.sandbox import WorkerSettings
 from tests.ray_clusters import RayCluster, raylets, workers
+from tests.waiting import async_until
 
 # Lets the tests of this package import `served`, and that `interface`.
 sys.path[:0] = [str(Path(__file__).parents[2] / name) for name in ("end_to_end", "web")]
 
-SECONDS_MAX: Final = 90.0
 CELLS: Final = 4
 CHANGED: Final = 100
 
@@ -70,18 +68,9 @@ class World(RayCluster):
         path.write_text(text.replace(old, new))
         return folder
 
-    @staticmethod
-    async def until(holds: Callable[[], Any]) -> Any:
-        """Wait until something holds, and return it."""
-        deadline = time.monotonic() + SECONDS_MAX
-        while not (found := holds()):
-            assert time.monotonic() < deadline, "this has not come about"
-            await asyncio.sleep(0.02)  # Nothing tells.
-        return found
-
     async def up(self, bench: Any, count: int) -> None:
         """Wait until `count` workers are up."""
-        await self.until(lambda: bench.sandbox.report().workers_up == count)
+        await async_until(lambda: bench.sandbox.report().workers_up == count)
 
     def workers(self, cells: int) -> WorkerSettings:
         """Return the settings of a sandbox that uses this cluster."""

@@ -19,6 +19,7 @@ from moorage.core.turns.events import Proposed
 from moorage.model import Code, Demand, LeaseTerms
 from moorage.sandbox.host.sandbox import Limits, WorkerSettings
 from tests.ray_clusters import free_port, listens, until
+from tests.waiting import async_until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.ray]
 CELLS = 4
@@ -66,7 +67,7 @@ async def results(bench: Any, count: int, body: str = SLEEPS) -> list[Any]:
 async def at_work(world: Any, bench: Any) -> None:
     """Wait until one more evaluation has been answered: others are under way then."""
     before = len(bench.order)
-    await world.until(lambda: len(bench.order) > before)
+    await async_until(lambda: len(bench.order) > before)
 
 
 def answer_all(outcomes: list[Any]) -> bool:
@@ -153,7 +154,7 @@ async def test_cells_of_two_raylets_work_in_parallel(world, serving) -> None:
     bench = await serving(2, cells=1)
     await results(bench, 4)
     running = asyncio.ensure_future(results(bench, 40, SAYS_WHEN))
-    await world.until(partial(have_cells, bench, 2))
+    await async_until(partial(have_cells, bench, 2))
     assert "" not in places(bench)
     outcomes = await running
     assert answer_all(outcomes)
@@ -191,7 +192,7 @@ async def test_without_live_workers_this_machine_evaluates(world, serving) -> No
     await at_work(world, bench)
     await asyncio.to_thread(world.kill, 0)
     assert answer_all(await running)
-    await world.until(lambda: read_count(bench, "worker_losses"))
+    await async_until(lambda: read_count(bench, "worker_losses"))
     assert answer_all(await results(bench, 4))
     assert places(bench) == {""}
     world.have(1)
@@ -203,7 +204,7 @@ async def test_without_live_workers_this_machine_evaluates(world, serving) -> No
 async def test_a_hanging_worker_causes_one_retry(world, serving) -> None:
     bench = await serving(1)
     await results(bench, 1)
-    (agent,) = await world.until(lambda: world.agents(0))
+    (agent,) = await async_until(lambda: world.agents(0))
     os.kill(agent, signal.SIGSTOP)
     try:
         outcomes = await results(bench, 4)
@@ -217,7 +218,7 @@ async def test_a_hanging_worker_causes_one_retry(world, serving) -> None:
 async def test_a_hanging_cell_on_a_worker_causes_one_retry(world, serving) -> None:
     bench = await serving(1, limits=Limits(evaluation_seconds=2.0))
     await results(bench, 1)
-    (agent,) = await world.until(lambda: world.agents(0))
+    (agent,) = await async_until(lambda: world.agents(0))
     cells = [pid for zygote in children(agent) for pid in children(zygote)]
     for pid in cells:
         os.kill(pid, signal.SIGSTOP)
@@ -264,7 +265,7 @@ async def test_a_node_with_a_failing_jail_gets_no_policy(world, make_bench) -> N
     world.have(0, source)
     bench = await make_bench(workers=world.workers(CELLS))
     # Ray may still name nodes that were killed just before: agents cannot start there either.
-    found = await world.until(lambda: [x for x in world.said if "may run no policies" in x[1]])
+    found = await async_until(lambda: [x for x in world.said if "may run no policies" in x[1]])
     assert "seccomp" in found[0][1]
     assert not found[0][2]
     assert answer_all(await results(bench, 4))

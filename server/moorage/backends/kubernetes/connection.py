@@ -10,11 +10,12 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import aiohttp
 import msgspec
 from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 from kubernetes.aio.config.config_exception import ConfigException
 from yaml import YAMLError
@@ -37,6 +38,27 @@ _STATUS: Final = msgspec.json.Decoder(ApiStatus)
 _PATCH: Final = "application/merge-patch+json"
 
 
+class _Connector(aiohttp.TCPConnector):  # type: ignore[misc]  # The extra may be missing.
+    """Aborts connections that are not used again: a TLS goodbye may outlast their event loop."""
+
+    def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
+        is_last = should_close or protocol.should_close
+        if is_last:
+            protocol.abort()
+        super()._release(key, protocol, should_close=is_last)
+
+
+class _RestClient(RESTClientObject):  # type: ignore[misc]  # As above.
+    def _create_connector(self) -> aiohttp.TCPConnector:
+        return _Connector(limit=self.maxsize, ssl=self.ssl_context)
+
+
+def _open_client(configuration: Configuration) -> ApiClient:
+    api = ApiClient(configuration)
+    api.rest_client = _RestClient(configuration)
+    return api
+
+
 class ClusterConnection:
     """An open connection to a cluster.
 
@@ -49,7 +71,7 @@ class ClusterConnection:
     def __init__(self, configuration: Configuration, kubeconfig: Path | None, context: str) -> None:
         self._configuration = configuration
         self._kubeconfig, self._context = kubeconfig, context
-        self._api = ApiClient(configuration)
+        self._api = _open_client(configuration)
         self._earlier: ApiClient | None = None
         self._logging_in = asyncio.Lock()
         self._logins = 1
@@ -124,13 +146,7 @@ class ClusterConnection:
             None, sock_connect=CONNECT_SECONDS_MAX, sock_read=silence_seconds
         )
         async with self._answer("GET", path, query, None, bound) as response:
-            try:
-                yield response.content
-            finally:
-                # It is used no more; closing it politely would go on when its loop has ended.
-                connection = response.connection
-                if connection is not None and connection.transport is not None:
-                    connection.transport.abort()
+            yield response.content
 
     @contextlib.asynccontextmanager
     async def socket(
@@ -212,7 +228,7 @@ class ClusterConnection:
             # A client reads certificates when it is made; what goes on with the last one may end.
             if self._earlier is not None:
                 await self._earlier.close()  # type: ignore[no-untyped-call]  # The library's.
-            self._earlier, self._api = self._api, ApiClient(self._configuration)
+            self._earlier, self._api = self._api, _open_client(self._configuration)
 
     async def _request(
         self,
