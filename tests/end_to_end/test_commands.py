@@ -21,6 +21,7 @@ from tests.certificates import certificate, pem_of
 pytestmark = pytest.mark.heavy
 
 FREE_PORTS = {"MOORAGE_PORT": "0", "MOORAGE_HTTP_PORT": "0"}
+OPENB = Path(__file__).parents[3] / "shared" / "data" / "openb"
 
 
 def moored(
@@ -182,6 +183,21 @@ def test_replay_names_the_fault_in_a_file(tmp_path):
     bare = write_trace(tmp_path, "a,8000,8192,0,\n", "p,1000,1024,0,0\n")
     assert "nodes.csv, column gpu: expected at least one GPU" in invoke("replay", *bare).stderr
     assert invoke("replay", *bare, "--arrive", "inf").returncode == 2
+
+
+def test_bench_knows_its_names():
+    done = invoke("bench", "nonsense")
+    assert (done.returncode, "grants" in done.stderr) == (1, True)
+
+
+@pytest.mark.trace
+@pytest.mark.skipif(not OPENB.exists(), reason=f"the production traces are not at {OPENB}")
+def test_openb_default_comes_out_as_published():
+    trace = ["--nodes", str(OPENB / "nodes.csv"), "--pods", str(OPENB / "pods_default.csv")]
+    words = ["replay", *trace, "--policy", "expected_fill", "--seeds", "1", "--json"]
+    outcome = json.loads(moored(*words, seconds=900).stdout)
+    assert outcome["answered"] == outcome["requests"] > 10_000
+    assert outcome["allocation_percent"] >= 95.9
 
 
 def test_bench_figures_are_ratios(tmp_path):

@@ -158,6 +158,18 @@ def test_altered_tokens_are_refused(issuer: Provider, serve_issuer: Server) -> N
     assert serve_issuer.http.get("/policy", headers=bearing(good)).status_code == 200
 
 
+def test_a_tenant_reaches_nothing_of_another(issuer: Provider, serve_issuer: Server) -> None:
+    client, rival = (bearing(issuer.token("client", each)) for each in ("research", "rival"))
+    with serve_issuer.socket(client) as ours, serve_issuer.socket(rival) as theirs:
+        message = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 60})
+        lease = tell(ours, message)["lease"]
+        assert tell(theirs, {"op": "leases"})["data"]["leases"] == []
+        for about in ({"op": "release", "token": "guessed"}, {"op": "renew", "token": ""}):
+            assert not tell(theirs, {**about, "lease": lease["id"]})["success"]
+        over = {"op": "release", "lease": lease["id"], "token": lease["token"]}
+        assert tell(ours, over)["success"]
+
+
 def test_a_hanging_issuer_delays_no_token_with_a_known_key(
     issuer: Provider, serve_issuer: Server
 ) -> None:
@@ -175,6 +187,20 @@ def test_a_hanging_issuer_delays_no_token_with_a_known_key(
     finally:
         issuer.go_on()
     assert serve_issuer.http.get("/policy", headers=unknown).status_code == 401
+
+
+def test_while_the_issuer_is_away_callers_are_to_come_again() -> None:
+    away = "http://127.0.0.1:1"
+    environment = {**settings(away), "MOORAGE_TOKENS": "ann:s3cret-s3cret"}
+    with serving(environment=environment, bearer=jwt_of(away)) as server:
+        answer = server.http.get("/policy")
+        assert (answer.status_code, "does not answer" in answer.text) == (503, True), answer.text
+        with pytest.raises(InvalidStatus) as refused, server.socket():
+            pass
+        assert refused.value.response.status_code == 503
+        assert refused.value.response.headers["Retry-After"]
+        known = bearing("s3cret-s3cret")
+        assert server.http.get("/policy", headers=known).status_code == 200
 
 
 @contextlib.contextmanager

@@ -79,6 +79,8 @@ def test_a_what_if_counts_leases_of_others(rights_server: Server, lease: dict) -
 
 CHANGES = [
     ("PUT", cluster("east", nodes=1, gpus=4)),
+    ("PUT", {"$set": {"unavailable": "mine"}}),
+    ("PUT", {"nodes.nodeData": []}),
     ("DELETE", None),
 ]
 
@@ -136,3 +138,28 @@ def test_a_reservation_of_another_tenant_counts_as_a_lease(rights_server: Server
     assert send(rights_server, BOB, "DELETE", "/clusters/later").status_code == 403
     say(rights_server, OPS, {"op": "unreserve", "reservation": made["reservation"]})
     assert send(rights_server, BOB, "DELETE", "/clusters/later").status_code == 200
+
+
+def test_the_command_line_says_which_role_may(rights_server: Server, lease: dict) -> None:
+    for word in ("drain", "delete"):
+        done = rights_server.moorage("fleet", word, "east", MOORAGE_TOKEN=BOB)
+        assert done.returncode != 0
+        assert "MOORAGE_OPERATORS" in done.stderr
+        assert "Say who you are" not in done.stderr, "the caller is known"
+    assert say(rights_server, ANN, {"op": "status", "lease": lease["id"]})["success"]
+
+
+def test_documents_of_a_tenant_belong_to_it(rights_server: Server) -> None:
+    made = [
+        ("/blocks", {"id": "anns"}),
+        ("/block", {"blockId": "anns"}),
+        ("/executor", {"executor_id": "anns"}),
+        ("/cluster", {"clusterId": "anns"}),
+    ]
+    for path, body in made:
+        assert send(rights_server, ANN, "POST", path, body).is_success
+    for path, body in reversed(made):
+        for method, change in (("PUT", body), ("DELETE", None)):
+            answer = send(rights_server, BOB, method, f"{path}/anns", change)
+            assert (answer.status_code, "MOORAGE_OPERATORS" in answer.text) == (403, True)
+        assert send(rights_server, OPS, "DELETE", f"{path}/anns").is_success

@@ -1,5 +1,6 @@
 """Roles, at a real server: each kind of message and endpoint against the table of rights."""
 
+import contextlib
 import json
 import os
 import pwd
@@ -228,6 +229,16 @@ def test_a_revoked_token_ends_its_sessions_and_lets_none_in(
         pass
 
 
+def test_an_expired_token_ends_its_sessions(serve_roles: Server, folder: Path) -> None:
+    headers = bearing(make(folder, "short", "client", "ann", "--expires", "2s"))
+    with contextlib.suppress(InvalidStatus), serve_roles.socket(headers) as socket:
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(30)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 4401
+    assert serve_roles.http.get("/metrics", headers=headers).status_code == 401
+
+
 def test_a_client_goes_on_with_the_new_token_of_its_file(
     serve_roles: Server, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +274,17 @@ def test_a_client_goes_on_with_the_new_token_of_its_file(
     assert (done.returncode, str(file) in done.stderr) == (2, True), done.stderr
     file.write_text(make(folder, f"three-{tag}", "client"))
     assert serve_roles.moorage("leases", **without).returncode == 0
+
+
+def test_the_first_token_closes_an_open_server(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        with server.socket() as socket:
+            assert tell(socket, {"op": "fleet"})["success"]
+            headers = bearing(make(tmp_path, "first", "admin"))
+            with pytest.raises(ConnectionClosed):
+                socket.recv(30)
+        assert server.http.get("/cluster/query").status_code == 401
+        assert server.http.get("/cluster/query", headers=headers).status_code == 200
 
 
 def test_a_server_with_named_tokens_registers_its_own_machine(tmp_path: Path) -> None:

@@ -140,6 +140,15 @@ def clusters_of(url: str, authority: Authority) -> None:
         services.clusters({})
 
 
+def test_with_an_authority_of_clients_both_doors_want_a_certificate(ours: Authority) -> None:
+    with daemon(environment=variables(ours.sign("strict"), ours.file)) as running:
+        assert status(running, ours.context("ann")) == 200
+        assert ask(running, ours.context("ann"), op="fleet")["success"]
+        for door in (status, ask):
+            with pytest.raises((httpx.HTTPError, OSError, WebSocketException)):
+                door(running, ours.context())
+
+
 def test_a_certificate_and_a_token_are_both_wanted_and_neither_stands_for_the_other(
     tmp_path: Path, ours: Authority
 ) -> None:
