@@ -31,7 +31,9 @@ def test_a_cordon_behind_its_dry_run(page: Any, console_server: Seeded) -> None:
 def test_a_drain_says_what_becomes_of_whose_leases(page: Any, console_server: Seeded) -> None:
     page.goto(f"{console_server.console}/fleet/east/east-n0000")
     node = page.get_by_role("region", name="east/east-n0000")
-    leases = node.get_by_role("table", name="Leases here").get_by_role("row").count() - 1
+    here = node.get_by_role("table", name="Leases here")
+    here.wait_for()
+    leases = here.get_by_role("row").count() - 1
     node.get_by_role("button", name="Drain", exact=True).click()
     dialog = page.get_by_role("dialog", name="Drain east/east-n0000")
     held = rf"{leases} leases? with .*: {leases} of local\. .*the last in"

@@ -225,5 +225,7 @@ def test_refusals_of_one_kind_are_one_row(page: Any, console_server: Any) -> Non
     table = by(page, "table", "Refused and waiting")
     row = table.get_by_role("row").filter(has_text="77 GPUs")
     row.get_by_text("3 times").wait_for()
-    page.get_by_text(re.compile(r"Of the last \d+ refused requests, since \d{4}-\d\d-\d\d ")).wait_for()
+    page.get_by_text(
+        re.compile(r"Of the last \d+ refused requests, since \d{4}-\d\d-\d\d ")
+    ).wait_for()
     assert row.count() == 1

@@ -96,7 +96,7 @@ export function ListingTable({ label, listing, heads, cells, address, keyed, cur
 		${rows.length === 0
 			? html`<${Empty}>${empty}<//>`
 			: html`<${Scroll} label=${label}><table aria-label=${label} class="rows">
-					<thead><tr>${picking && html`<td><input type="checkbox" aria-label="Select all that are shown" disabled=${!can.length} title=${can.length ? undefined : picking.note} checked=${can.length > 0 && can.every((each) => picking.picked.has(each))} onChange=${(e) => picking.pick(can, e.target.checked)} /></td>`}
+					<thead><tr>${picking && html`<td><input type="checkbox" aria-label="Select all that are shown" disabled=${!can.length} title=${picking.note} checked=${can.length > 0 && can.every((each) => picking.picked.has(each))} onChange=${(e) => picking.pick(can, e.target.checked)} /></td>`}
 						${heads.map((each) => (Array.isArray(each) ? html`<${Head} name=${each[0]} orders=${each.slice(1)} sort=${sort} order=${order} />` : html`<th scope="col">${each}</th>`))}</tr></thead>
 					<tbody>${rows.map((row) => {
 						const [first, ...others] = cells(row);

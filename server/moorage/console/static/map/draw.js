@@ -303,11 +303,11 @@ export class Painter {
 			if (cell === 1) out[top * width + x] = colour;
 			else for (let y = top; y < top + cell; y++) out.fill(colour, y * width + x, y * width + x + cell);
 		};
-		if (!slots) fill(layout.x[n], palette[2]);
+		if (!slots) fill(layout.x[n], palette[fleet.out[n] || 2]);
 		for (let k = 0; k < slots; k++) {
 			const x = layout.x[n] + k * cell;
 			if (x + cell > width) break;
-			fill(x, this.colour ? packed(this.colour(from + k, n)) : palette[fleet.state[from + k]]);
+			fill(x, this.colour ? packed(this.colour(from + k, n)) : palette[fleet.out[n] || fleet.state[from + k]]);
 		}
 	}
 

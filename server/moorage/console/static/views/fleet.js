@@ -73,7 +73,7 @@ function Out({ it }) {
 
 /** How much is used and free, and how scattered. */
 function Numbers({ it }) {
-	const none = { nodes: 0, gpus: 0, milli: 0, open: 0, free: 0, partly: 0, empty: 0, most: 0 };
+	const none = { nodes: 0, gpus: 0, milli: 0, open: 0, free: 0, partly: 0, empty: 0 };
 	const [all, rows] = [{ ...none }, new Map()];
 	for (let n = 0; n < it.ids.length; n++) {
 		const many = it.first[n + 1] - it.first[n];
@@ -83,10 +83,7 @@ function Numbers({ it }) {
 		const free = it.free[n];
 		const milli = it.milli.subarray(it.first[n], it.first[n + 1]).reduce((sum, each) => sum + each, 0);
 		const more = { nodes: 1, gpus: many, milli, open: it.out[n] ? 0 : many * 1000 - milli, free, partly: free < many ? free : 0, empty: Number(free === many) };
-		for (const row of [all, rows.get(name)]) {
-			for (const key in more) row[key] += more[key];
-			row.most = Math.max(row.most, free);
-		}
+		for (const row of [all, rows.get(name)]) for (const key in more) row[key] += more[key];
 	}
 	const used = (row) => percent(row.gpus ? row.milli / 1000 / row.gpus : 0);
 	return html`<ul class="facts" aria-label="Numbers">
@@ -94,8 +91,8 @@ function Numbers({ it }) {
 			<li><b>${gpus(all.open)}</b> free in whole or part, <b>${count(all.free)}</b> wholly</li>
 			<li><b>${count(all.partly)}</b> of those on nodes that are partly taken (fragmentation ${percent(all.free ? all.partly / all.free : 0)})</li>
 			${it.bare ? html`<li><b>${some(it.bare, "node")}</b> without GPUs</li>` : null}</ul>
-		<details class="by-model" open=${rows.size < 7}><summary>By model</summary><${Scroll} label="By model"><${Grid} label="By model" heads=${["model", "used", "GPUs", "free", "wholly free", "on partly taken nodes", "empty nodes", "most on one node"]}
-			rows=${[...rows].sort().map(([name, row]) => [name, used(row), count(row.gpus), gpus(row.open), count(row.free), count(row.partly), `${count(row.empty)} of ${count(row.nodes)}`, count(row.most)])} /><//></details>`;
+		<details class="by-model" open=${rows.size < 7}><summary>By model</summary><${Scroll} label="By model"><${Grid} label="By model" heads=${["model", "used", "GPUs", "free", "wholly free", "on partly taken nodes", "empty nodes"]}
+			rows=${[...rows].sort().map(([name, row]) => [name, used(row), count(row.gpus), gpus(row.open), count(row.free), count(row.partly), `${count(row.empty)} of ${count(row.nodes)}`])} /><//></details>`;
 }
 
 /** Find a node by a part of its name, and go there. */
@@ -288,10 +285,13 @@ function Cordons({ cluster, node = "", out, done }) {
 
 const BECOMES = { stays: "stays until it ends", moves: "moves to another node, where its workload starts again", waits: "waits for another place, its workload stops", ends: "ends at once" };
 
+/** What would come of a change; the server answers one of a tenant at a time. */
+const foresee = (change) => ask({ op: "whatif", change }).catch((error) => (error.code === "busy" ? new Promise((done) => setTimeout(done, 1000)).then(() => foresee(change)) : Promise.reject(error)));
+
 /** What a cordon, a drain or their end would do: to whose leases, until when, and who then fits. */
 function Leaving({ op, where, at }) {
 	const held = useLoaded(() => collect({ op: "leases", cluster: at.cluster, filters: at.node ? { node_id: at.node } : {}, sort: "expires_at" }, "leases"), []);
-	const then = useAsk({ op: "whatif", change: { [op]: [at] } });
+	const then = useLoaded(() => foresee({ [op]: [at] }), []);
 	return html`<p>${op === "uncordon" ? `Requests may be placed on ${where} again.` : `Nothing new is placed on ${where}${op === "drain" ? ", and it empties" : ""}.`}</p>
 		<${Loaded} found=${held} what="whose leases are there">${(leases) => html`<p>${leases.length ? html`<b>${some(leases.length, "lease")}</b> with ${holding(leases)} and ${some(leases.filter((each) => each.workload).length, "workload")}: ${Object.entries(Object.groupBy(leases, (each) => each.tenant || "kept warm")).map(([name, all]) => `${count(all.length)} of ${name}`).join(", ")}. What stays runs on and may be renewed; if none is, the first ends in ${until(leases[0].expires_at)}, the last in ${until(leases.at(-1).expires_at)}, ${when(leases.at(-1).expires_at)}.` : "No lease is there."}</p>`}<//>
 		<${Loaded} found=${then} what="what becomes of them, and who then fits">${({ drained, granted, others }) => html`<ul>${Object.entries(Object.groupBy(drained, (each) => each.becomes)).map(([name, all]) => html`<li><b>${count(all.length)} ×</b> ${BECOMES[name]}</li>`)}${others.drained && html`<li>${count(others.drained)} more</li>`}</ul>

@@ -96,7 +96,7 @@ export function Leases({ rest, query }) {
 				setPicked(new Set());
 				again();
 			}} /> <${Button} onClick=${() => setPicked(new Set())}>Select none<//></p>` : null}
-			<${ListingTable} label="Leases" things="leases" listing=${shown} keyed=${(row) => row.id} current=${rest[0]} sort=${sort} order=${order} picking=${{ picked, pick, why: unreleasable, note: lacks("lease") || "A grey box: only the lease’s own tenant may release it, or it ends already." }}
+			<${ListingTable} label="Leases" things="leases" listing=${shown} keyed=${(row) => row.id} current=${rest[0]} sort=${sort} order=${order} picking=${{ picked, pick, why: unreleasable, note: lacks("lease") || "Grey boxes: leases of other tenants, or such as end." }}
 				heads=${COLUMNS.slice(0, columns)}
 				cells=${(row) => [row.id, html`<${State} state=${row.gone && !row.moved ? "ended" : row.state} />`, placesBrief(row.placement), gpus(heldMilli(row.placement)), model(row, kinds),
 					row.gone && !row.moved ? "–" : until(row.expires_at), row.tenant || "kept warm", until(row.granted_at), row.project || "–", html`<${Policy} name=${row.policy_rule_uri} />`].slice(0, columns)}

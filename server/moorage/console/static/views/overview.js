@@ -28,7 +28,7 @@ export function Overview() {
 		<${Day} it=${it} />
 		<div class="columns">
 			<div><${Models} it=${it.now} /><${Waiting} now=${it.now} /><${Unserved} title="Refused last" most=${3} /></div>
-			<div><${Tenants} it=${it.now} /><${Ending} every=${EVERY_MS} soon=${it.now.ending} leases=${it.now.leases} />
+			<div><${Tenants} it=${it.now} /><${Ending} every=${EVERY_MS} soon=${it.now.ending} />
 				<${Changed} it=${it} /><${Agents} now=${it.now} /></div>
 		</div>
 		<${Answers} it=${it} />
@@ -92,15 +92,12 @@ function Waiting({ now: { oldest, waiting } }) {
 }
 
 /** What ends next. */
-function Ending({ every, soon, leases: most }) {
+function Ending({ every, soon }) {
 	const found = useAsk({ op: "leases", sort: "expires_at", limit: SHOWN }, every * 3);
-	return html`<${Section} title="Ends next" found=${found} what="what ends">${({ leases, total }) => {
-		const now = Date.now() / 1000;
-		return !leases.length ? html`<${Empty}>There is no lease${session.value?.operator ? "" : " that you may see"}.<//>` : html`
-			<p><a href=${to("leases") + "?sort=expires_at"}><b>${count(soon.leases)}</b> of ${count(total ?? most)} leases end within the hour</a>, with <b>${gpus(soon.gpu_milli)}</b> GPUs, unless they are renewed.</p>
+	return html`<${Section} title="Ends next" found=${found} what="what ends">${({ leases, total }) => (!leases.length ? html`<${Empty}>There is no lease${session.value?.operator ? "" : " that you may see"}.<//>` : html`
+			<p><a href=${to("leases") + "?sort=expires_at"}><b>${count(soon.leases)}</b> of ${count(total)} leases end within the hour</a>, with <b>${gpus(soon.gpu_milli)}</b> GPUs, unless they are renewed.</p>
 			<${Grid} wordy label="Ends next" heads=${["lease", "tenant", "ends", "where"]} rows=${leases.map((each) => [html`<${Id} of=${each.id} />`, each.tenant,
-				`in ${until(each.expires_at)}, ${when(each.expires_at)}`, placesBrief(each.placement)])} />`;
-	}}<//>`;
+				`in ${until(each.expires_at)}, ${when(each.expires_at)}`, placesBrief(each.placement)])} />`)}<//>`;
 }
 
 /** What happened within the last hour. */

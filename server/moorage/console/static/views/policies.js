@@ -9,7 +9,6 @@ import { codeOf, http } from "../session.js";
 import { listen } from "../socket.js";
 import { Action, Command, Copies, Facts, Grid, History, Loaded, Means, Panel, Policy, Raw, Section, Text, html, typed, useAnswer, useEvery, useGet } from "../ui.js";
 
-const SHOWN_MAX = 25;
 const at = (path, ...rest) => [path, ...rest.map(encodeURIComponent)].join("/");
 
 export function Policies({ rest }) {
@@ -31,7 +30,7 @@ export function Policies({ rest }) {
 		<${Section} title="Versions">
 			<p class="tools"><label>Name contains <input value=${part} onInput=${typed(setPart)} /></label>
 				<a class="button" href=${to("playground")}>New policy</a> <${Command} words=${["policy", "list"]} /></p>
-			<${Loaded} found=${versions} what="the versions">${() => html`<p class="above">${some(found.length, "version")}</p><${Grid} label="Versions" most=${SHOWN_MAX} empty=${html`There is no such version. Publish one: <code>moorage policy push</code>.`} heads=${["version", "what it does"]} current=${found.findIndex((each) => each.policy_rule_uri === subject)}
+			<${Loaded} found=${versions} what="the versions">${() => html`<p class="above">${some(found.length, "version")}</p><${Grid} label="Versions" most=${25} empty=${html`There is no such version. Publish one: <code>moorage policy push</code>.`} heads=${["version", "what it does"]} current=${found.findIndex((each) => each.policy_rule_uri === subject)}
 					rows=${found.map((each) => [html`<${Policy} row name=${each.policy_rule_uri} />`, each.description || ""])} />`}<//>
 		<//></div>
 		${!subject ? null : /:.*-/.test(subject) ? html`<${Version} key=${subject} uri=${subject} aliases=${aliases.value || []} changed=${again} />`

@@ -13,7 +13,7 @@ const PRINTING = "\n\nfrom moorage.policy import print_scores\n\nprint_scores()\
 const SCORED = /^(\S+): score (\S+)(?: \((.*)\))?, (.*) free$/;
 const STATES = [["", "all"], "granted", "queued", "refused", "requeued", "ended"];
 
-const reasoned = (row) => html`<b>${shape(row.resources)}</b>: ${row.reason || row.code}`;
+const reasoned = (row) => html`<b>${shape(row.resources)}</b>: ${(row.reason || row.code).replace(/^(.{300}).+/, "$1…")}`;
 
 export function Why({ rest, query }) {
 	const state = query.get("state") || "";
